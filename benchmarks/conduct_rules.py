@@ -1,5 +1,5 @@
-"""The rules of the closed division about how runs are conducted: where the data starts, caches, init, seeds, the
-number of runs. One short function each (``benchmarks/rules.py``)."""
+"""The rules of the closed division about the conduct of runs: initial location of the data, caches, init,
+seeds, the number of runs. One short function each (``benchmarks/rules.py``)."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -14,23 +14,23 @@ _MEMORY = frozenset({"tmpfs", "ramfs", "devtmpfs"})
 _NODE_LOCAL = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "overlay"})
 
 
-# Before the run: where the data is.
+# Before the run: the location of the data.
 
 
 def data_not_in_memory(context: RunContext) -> Iterator[Finding]:
-    """The data set does not start in memory.
+    """The data set is not in memory at the start.
 
     Source: training rules, "Data State at Start of Run" (explicitly excludes RAM).
     """
     if context.data_on in _MEMORY:
-        remedy = f"keep it on durable storage, and give --stage; or {OPEN}"
+        remedy = f"keep it on durable storage and use --stage; or {OPEN}"
         yield violation("--data", "a durable file system", f"{context.data_on}", remedy)
 
 
 def staging_is_timed(context: RunContext) -> Iterator[Finding]:
-    """Up to ruleset 2.0.0 data starts on a shared file system, and copying it to the nodes is timed. How it is
-    copied is free, and so is which node reads it (`staging.read_once`) and whether nodes exchange their shards
-    between epochs (`staging.exchange`), inside the clock.
+    """Up to ruleset 2.0.0 the data set is on a shared file system at the start, and copying it to the nodes
+    is timed. The method of copying is free, including which node reads it (`staging.read_once`) and whether
+    nodes exchange their shards between epochs (`staging.exchange`), inside the clock.
 
     Source: HPC rules of rounds 0.7 to 2.0, "Data State at Start of Run"; lifted in 3.0.
     """
@@ -40,7 +40,7 @@ def staging_is_timed(context: RunContext) -> Iterator[Finding]:
         remedy = "empty it: files of an interrupted run were not copied inside this run's clock"
         yield violation("--stage", "an empty staging target", "one with staged files", remedy)
     if context.data_on in _NODE_LOCAL:
-        remedy = "if that is node-local storage, start from shared storage and give --stage"
+        remedy = "if this is node-local storage, start from shared storage and use --stage"
         yield violation("--data", "a shared file system", f"{context.data_on}", remedy, "warning")
 
 
@@ -50,7 +50,7 @@ def caches(context: RunContext) -> Iterator[Finding]:
     Source: HPC rules of rounds 0.7 to 2.0 and training rules, "Data State at Start of Run".
     """
     if context.evicted is False:
-        remedy = "give --evict, or drop the caches before the run"
+        remedy = "use --evict, or drop the caches before the run"
         yield violation("--evict", "caches dropped", "caches as they were", remedy, "warning")
 
 
@@ -65,15 +65,14 @@ def data_of_benchmark(context: RunContext) -> Iterator[Finding]:
     facts = context.facts or {}
     if facts.get("benchmark", context.run.benchmark) != context.run.benchmark:
         actual = f"of {facts['benchmark']}"
-        yield violation("manifest.json", "the published data set", actual, "give the right --data")
+        yield violation("manifest.json", "the published data set", actual, "pass the right --data")
     if facts.get("simulation"):
         actual = "made by mlhpc data make"
         yield violation("manifest.json", "the published data set", actual, f"or {OPEN}")
 
 
 def codec(context: RunContext) -> Iterator[Finding]:
-    """Samples hold the numbers that were published: another layout or a lossless codec is allowed, a lossy
-    one is not.
+    """Samples contain the published values: another layout or a lossless codec is allowed, a lossy codec is not.
 
     Source: training rules, "Data State at Start of Run" (reformatting may not change the information).
     """
@@ -90,14 +89,12 @@ def codec(context: RunContext) -> Iterator[Finding]:
 
 
 def init_time(context: RunContext) -> Iterator[Finding]:
-    """Init stays under 30 minutes.
+    """Init takes less than 30 minutes.
 
     Source: training rules, "Run Results"; mlperf-logging, hpc_2.0.0/common.yaml, init_stop.
     """
     if context.init_s is not None and context.init_s >= INIT_LIMIT_S:
-        remedy = (
-            "the official checker rejects the log: shorten warm-up or use a compilation cache, and run again"
-        )
+        remedy = "the official checker rejects the log: shorten warm-up or use a compilation cache"
         yield violation(
             "init", f"less than {INIT_LIMIT_S // 60} min", f"{context.init_s / 60:.1f} min", remedy
         )
@@ -107,7 +104,7 @@ def init_time(context: RunContext) -> Iterator[Finding]:
 
 
 def seeds(context: RunContext) -> Iterator[Finding]:
-    """Every run of a score has its own seed.
+    """Every run of a score has a different seed.
 
     Source: training rules, "Random numbers"; HPC rules, "Throughput" (equal seeds are pruned).
     """
@@ -118,11 +115,11 @@ def seeds(context: RunContext) -> Iterator[Finding]:
 
 
 def number_of_runs(context: RunContext) -> Iterator[Finding]:
-    """A score is computed from a fixed number of runs, throughput from at least that number.
+    """A score requires a fixed number of runs, throughput at least that number.
 
     Source: HPC rules, "Benchmark Results".
     """
     needed = runs_of_a_score(context.run.benchmark)
     if context.runs is not None and context.runs < needed:
-        remedy = "a score needs them all; a second campaign with more --runs continues from here"
+        remedy = "a score requires all of them; to continue, run the campaign again with more --runs"
         yield violation("--runs", f"{needed} runs", f"{context.runs}", remedy, "warning")

@@ -20,18 +20,21 @@ class Simulation(schema.FrozenModel):
     cola_steps: int = Field(
         0,
         ge=0,
-        description="COLA particle-mesh steps after 2LPT; 0: 2LPT alone; 10 lose a tenth of the power at 1 h/Mpc",
+        description="COLA particle-mesh steps after 2LPT; 0: only 2LPT; 10 lose a tenth of the power at 1 "
+        "h/Mpc",
     )
-    spread: float = Field(0.3, gt=0, lt=1, description="parameters lie within ±spread of the mean cosmology")
+    spread: float = Field(0.3, gt=0, lt=1, description="parameters are within ±spread of the mean cosmology")
     seed: int = Field(2019, ge=0)
 
 
 class Data(schema.Data):
-    gzip: bool = Field(True, description="how `data make` and `convert` write; readers tell from the bytes")
+    gzip: bool = Field(
+        True, description="format written by `data make` and `convert`; readers detect it from the content"
+    )
     packer: Literal["zlib", "isal"] = Field(
         "zlib",
-        description="what `data make` compresses with: zlib level 6 as the official preparation, or isal level 2, "
-        "25 times faster and a quarter larger",
+        description="compressor of `data make`: zlib level 6 as in the official preparation, or isal level "
+        "2, 25 times faster with files a quarter larger",
     )
     simulation: Simulation | None = None
 
@@ -40,7 +43,7 @@ class Network(schema.Network):
     """The CosmoFlow network: blocks of convolution, leaky ReLU and max pooling, then three dense layers."""
 
     conv_layers: PositiveInt = 5
-    conv_filters: PositiveInt = Field(32, description="filters of the first block; every block doubles them")
+    conv_filters: PositiveInt = Field(32, description="filters of the first block; doubled in every block")
     conv_kernel: PositiveInt = 3
     dense_units: tuple[int, ...] = (128, 64)
     targets: PositiveInt = 4
@@ -49,13 +52,13 @@ class Network(schema.Network):
         description="mean of log(1 + counts) per redshift, subtracted before the first block (open division)",
     )
     input_spread: tuple[PositiveFloat, ...] = Field(
-        (), description="standard deviation per redshift, divided by"
+        (), description="standard deviation per redshift, by which it is divided"
     )
 
     @model_validator(mode="after")
     def _input_lists_match(self) -> "Network":
         if len(self.input_mean) != len(self.input_spread):
-            raise ValueError("input_mean and input_spread must each have one number per redshift, or none")
+            raise ValueError("input_mean and input_spread must each be empty or have one number per redshift")
         return self
 
 
@@ -71,7 +74,7 @@ class Hyperparameters(schema.Hyperparameters):
     )
     opt_learning_rate_decay_boundary_epochs: tuple[PositiveInt, ...] = ()
     opt_learning_rate_decay_factor: tuple[float, ...] = Field(
-        (), description="one per boundary: the fraction of the base rate from there on"
+        (), description="one per boundary: the fraction of the base rate after it"
     )
     opt_learning_rate_schedule: Literal["multistep", "linear"] = Field(
         "multistep", description="linear: down to zero over max_epochs (open division, paper 001)"
@@ -83,9 +86,7 @@ class Hyperparameters(schema.Hyperparameters):
     def unclear(cls, logged: Mapping[str, object]) -> Iterator[tuple[str, str]]:
         factor = logged.get("opt_learning_rate_warmup_factor")
         if isinstance(factor, int | float) and factor < 1:
-            why = (
-                "below 1, a log may mean the share of the rate that warm-up starts from, and not its divisor"
-            )
+            why = "below 1, it may be the fraction of the rate at which warm-up starts instead of the divisor"
             yield "opt_learning_rate_warmup_factor", why
 
     @model_validator(mode="after")
@@ -109,14 +110,16 @@ class Hyperparameters(schema.Hyperparameters):
 class Training(schema.HorovodTraining, schema.DdpTraining):
     cpu_kernels: bool = Field(
         True,
-        description="on a CPU, this suite's own convolutions instead of the framework's; same function",
+        description="on a CPU, use this suite's convolutions instead of the framework's; same function",
         json_schema_extra=schema.only_in("tensorflow"),
     )
-    augment: bool = Field(False, description="the 48 symmetries of the cube (open division, paper 001)")
+    augment: bool = Field(
+        False, description="augment samples by the 48 symmetries of the cube (open division, paper 001)"
+    )
     weights: str = Field(
         "",
-        description="a safetensors file (mlhpc weights) whose weights training starts from, of either framework; "
-        "empty: random ones (open division)",
+        description="initial weights: a safetensors file (mlhpc weights) from either framework; empty: "
+        "random (open division)",
     )
     device: schema.Device = Field(
         "auto", description=schema.DEVICE, json_schema_extra=schema.only_in("pytorch")
@@ -127,7 +130,9 @@ class Training(schema.HorovodTraining, schema.DdpTraining):
         json_schema_extra=schema.only_in("pytorch"),
     )
     compile: bool = Field(
-        False, description="torch.compile the network", json_schema_extra=schema.only_in("pytorch")
+        False,
+        description="compile the network with torch.compile",
+        json_schema_extra=schema.only_in("pytorch"),
     )
     cuda_graphs: bool = Field(
         False,
@@ -136,15 +141,15 @@ class Training(schema.HorovodTraining, schema.DdpTraining):
     )
     spatial: tuple[PositiveInt, PositiveInt, PositiveInt] = Field(
         (1, 1, 1),
-        description="parts along each axis into which a group of ranks cuts every sample (paper 001, section "
-        "4.2.1); same results",
+        description="number of parts along each axis into which a group of ranks divides every sample "
+        "(paper 001, section 4.2.1); same results",
         json_schema_extra=schema.only_in("pytorch"),
     )
 
     coarse_epochs: tuple[NonNegativeInt, ...] = Field(
         (),
-        description="multi-resolution training: the first epochs see coarser samples; [a, b]: a epochs at a "
-        "quarter of the side, then b at half of it (open division, arXiv 2510.25170)",
+        description="multi-resolution training with coarser samples in the first epochs; [a, b]: a epochs "
+        "at a quarter of the resolution, then b at half (open division, arXiv 2510.25170)",
         json_schema_extra=schema.only_in("pytorch"),
     )
 
@@ -159,13 +164,13 @@ class Training(schema.HorovodTraining, schema.DdpTraining):
     def _some_epochs_are_whole(self) -> "Training":
         if self.coarse_epochs and sum(self.coarse_epochs) >= self.max_epochs:
             raise ValueError(
-                f"coarse_epochs {list(self.coarse_epochs)} leave none of max_epochs={self.max_epochs} to "
-                "whole samples; use fewer"
+                f"coarse_epochs {list(self.coarse_epochs)} leave none of max_epochs={self.max_epochs} for "
+                f"full resolution; use fewer"
             )
         if self.coarse_epochs and (self.compile or self.cuda_graphs or self.spatial_size > 1):
             raise ValueError(
-                "coarse_epochs change the sizes inside the network, which compile, cuda_graphs and spatial fix; "
-                "leave these out"
+                "coarse_epochs change the sizes inside the network and cannot be combined with compile, "
+                "cuda_graphs or spatial"
             )
         return self
 
@@ -178,12 +183,13 @@ class Training(schema.HorovodTraining, schema.DdpTraining):
 class Loading(schema.Loading):
     sample_dtype: Literal["int16", "float32", "float16", "bfloat16"] = Field(
         "int16",
-        description="what a sample is delivered to the device as: int16, the counts, whose logarithm the device "
-        "takes; otherwise log(1 + counts), computed in float32 and rounded once",
+        description="type of samples sent to the device: int16: counts, and the device computes the "
+        "logarithm; otherwise log(1 + counts), computed in float32 and rounded once",
     )
     decode: Literal["host", "device"] = Field(
         "host",
-        description="device: of lut and lut-small, keys and tables cross the bus, and the device looks voxels up",
+        description="device: transfer keys and tables of lut and lut-small, and look up the voxels on the "
+        "device",
     )
 
 
@@ -202,7 +208,7 @@ class CosmoFlow(schema.Run):
         stages = len(self.training.coarse_epochs)
         if stages and self.loading.sample_dtype != "int16":
             raise ValueError(
-                "training.coarse_epochs averages particle counts, and loading.sample_dtype="
+                "training.coarse_epochs averages particle counts, but loading.sample_dtype="
                 f"{self.loading.sample_dtype} delivers logarithms; set loading.sample_dtype=int16"
             )
         if stages >= self.network.conv_layers:
@@ -216,16 +222,16 @@ class CosmoFlow(schema.Run):
         group, cut = self.training.spatial_size, list(self.training.spatial)
         if group > 1 and (self.training.compile or self.training.cuda_graphs):
             raise UserError(
-                f"training.spatial={cut} exchanges halos between kernels, which torch.compile and CUDA graphs "
-                "cannot take in; set training.compile and training.cuda_graphs to false"
+                f"training.spatial={cut} exchanges halos between kernels, which torch.compile and CUDA "
+                f"graphs do not support; set training.compile and training.cuda_graphs to false"
             )
         if group > 1 and self.loading.decode == "device":
             raise UserError(
-                f"training.spatial={cut} cuts decoded samples on the host; set loading.decode=host"
+                f"training.spatial={cut} divides decoded samples on the host; set loading.decode=host"
             )
         if ranks % group:
             raise UserError(
-                f"training.spatial={cut} needs groups of {group} ranks, which {count(ranks, 'rank')} cannot form; "
-                f"start a multiple of {group} ranks"
+                f"training.spatial={cut} requires groups of {group} ranks, which {count(ranks, 'rank')} "
+                f"cannot form; start a multiple of {group} ranks"
             )
         super().require_startable(ranks // group, staged=staged)

@@ -13,16 +13,16 @@ class Simulation(schema.FrozenModel):
     """How ``mlhpc data make deepcam`` simulates the weather of a data set."""
 
     seed: NonNegativeInt = 2021
-    test_samples: NonNegativeInt = Field(0, description="samples of test/, which no run reads")
-    cyclones: float = Field(2.5, ge=0, description="tropical cyclones planted in a sample, on average")
-    rivers: float = Field(5.0, ge=0, description="atmospheric rivers planted in a sample, on average")
+    test_samples: NonNegativeInt = Field(0, description="samples in test/, which is not used by runs")
+    cyclones: float = Field(2.5, ge=0, description="mean number of tropical cyclones placed in a sample")
+    rivers: float = Field(5.0, ge=0, description="mean number of atmospheric rivers placed in a sample")
     decoys: float = Field(
         6.0,
         ge=0,
-        description="planted near misses of each kind of storm, on average: the masks leave them out",
+        description="mean number of near misses of each kind of storm, which the masks exclude",
     )
     storm_size: PositiveFloat = Field(
-        1.0, description="factor on the storms' sizes, for grids too coarse for real ones"
+        1.0, description="factor on the size of storms, for grids too coarse for real ones"
     )
 
 
@@ -64,16 +64,18 @@ class Hyperparameters(schema.Hyperparameters):
     opt_grad_averaging: bool = True
     opt_max_grad_norm: PositiveFloat = 1.0
     scheduler_type: Literal["multistep", "cosine_annealing"] = "multistep"
-    scheduler_lr_warmup_steps: NonNegativeInt = Field(0, description="updates")
+    scheduler_lr_warmup_steps: NonNegativeInt = Field(0, description="updates until the end of warm-up")
     scheduler_lr_warmup_factor: float = Field(
-        1.0, ge=1, description="1: warm-up from zero to opt_lr; more: from opt_lr to opt_lr times this"
+        1.0, ge=1, description="1: warm-up from zero to opt_lr; above 1: from opt_lr to opt_lr times this"
     )
     scheduler_milestones: tuple[PositiveInt, ...] = Field(
         (), description="updates after warm-up, for multistep"
     )
-    scheduler_decay_rate: float = Field(0.1, gt=0, le=1, description="for multistep")
+    scheduler_decay_rate: float = Field(
+        0.1, gt=0, le=1, description="factor at each milestone, for multistep"
+    )
     scheduler_t_max: PositiveInt = Field(1, description="updates after warm-up, for cosine_annealing")
-    scheduler_eta_min: float = Field(0.0, ge=0, description="for cosine_annealing")
+    scheduler_eta_min: float = Field(0.0, ge=0, description="final learning rate, for cosine_annealing")
 
     @model_validator(mode="after")
     def _possible(self) -> "Hyperparameters":
@@ -88,7 +90,10 @@ class Hyperparameters(schema.Hyperparameters):
     def unclear(cls, logged: Mapping[str, object]) -> Iterator[tuple[str, str]]:
         passes = logged.get("gradient_accumulation_frequency", 1)
         if passes != 1 and "global_batch_size" in logged:
-            why = f"of one or all of {passes} backward passes per update (the reference logs one, this suite all)"
+            why = (
+                f"per backward pass, as the reference logs it, or per update of {passes} passes, as this "
+                "suite does"
+            )
             yield "global_batch_size", why
 
     def logged(self) -> dict[str, object]:
@@ -105,20 +110,21 @@ class Hyperparameters(schema.Hyperparameters):
 
 class Training(schema.DdpTraining):
     cpu_kernels: bool = Field(
-        True, description="on a CPU, this suite's own convolutions instead of the framework's; same function"
+        True, description="on a CPU, use this suite's convolutions instead of the framework's; same function"
     )
     eval_steps: NonNegativeInt = Field(
         0, description="updates between evaluations within an epoch; 0: only at its end"
     )
     device: schema.Device = Field("auto", description=schema.DEVICE)
     channels_last: bool = Field(True, description="memory layout of activations and weights; same results")
-    compile: bool = Field(False, description="torch.compile the network")
+    compile: bool = Field(False, description="compile the network with torch.compile")
     cuda_graphs: bool = Field(False, description="replay the training step as a CUDA graph")
     freeze_below: float = Field(
         0.0,
         ge=0,
-        description="gradient skipping (open division, paper 001, section 4.2.2): from the input on, stop "
-        "updating blocks whose weights moved by less than this fraction of their norm in an epoch; 0: never",
+        description="gradient skipping (open division, paper 001, section 4.2.2): stop updating the "
+        "leading blocks whose weights changed by less than this fraction of their norm in an "
+        "epoch; 0: never",
     )
 
 
@@ -128,24 +134,24 @@ class Loading(schema.Loading):
     )
     cache: bool = Field(
         False,
-        description="keep the rank's samples in memory once read: only the first epoch reads files",
+        description="keep the rank's samples in memory, so that only the first epoch reads files",
     )
     sample_dtype: Literal["float32", "float16", "bfloat16"] = Field(
         "float32",
-        description="what the normalised field is delivered to the device as; normalised in float32, rounded once",
+        description="type of the normalised field sent to the device; normalised in float32, rounded once",
     )
     decode: Literal["host", "device"] = Field(
         "host",
-        description="device: samples of delta, delta-small and delta-paper cross the bus encoded, and a GPU "
-        "decodes and normalises them",
+        description="device: transfer samples of delta, delta-small and delta-paper encoded, and decode "
+        "and normalise them on the GPU",
     )
 
     @model_validator(mode="after")
     def _cache_needs_threads(self) -> "Loading":
         if self.cache and self.loader != "threads":
             raise ValueError(
-                f"cache keeps samples in the memory of the rank, and loader={self.loader} reads them elsewhere; "
-                "set loading.loader=threads"
+                f"cache keeps samples in the memory of the rank, but loader={self.loader} reads them in "
+                f"other processes; set loading.loader=threads"
             )
         return self
 
@@ -154,8 +160,8 @@ class Loading(schema.Loading):
         if self.decode == "device" and (self.cache or self.loader != "threads"):
             other = "cache=true" if self.cache else f"loader={self.loader}"
             raise ValueError(
-                f"decode=device hands encoded samples to a GPU, and {other} keeps decoded ones on the host; set "
-                "loading.decode=host, or loading.loader=threads and loading.cache=false"
+                f"decode=device decodes samples on a GPU, but {other} requires decoded samples on the "
+                f"host; set loading.decode=host, or loading.loader=threads and loading.cache=false"
             )
         return self
 
@@ -195,9 +201,9 @@ class DeepCam(schema.Run):
         if self.training.cuda_graphs and hparams.gradient_accumulation_frequency > 1:
             # Replayed graphs write gradients where those of the earlier passes are (PyTorch issue 96693).
             raise ValueError(
-                f"training.cuda_graphs would lose all but the last of {hparams.gradient_accumulation_frequency} "
-                "backward passes per update; set it to false, or "
-                "hyperparameters.gradient_accumulation_frequency to 1"
+                f"training.cuda_graphs would discard all but the last of "
+                f"{hparams.gradient_accumulation_frequency} backward passes per update; set it to false, "
+                f"or hyperparameters.gradient_accumulation_frequency to 1"
             )
         if self.training.cuda_graphs and hparams.batchnorm_group_size > 1:
             # Graphs would hold NCCL communicators, whose shutdown waits for the graphs' (PyTorch issue 115388).
@@ -211,8 +217,8 @@ class DeepCam(schema.Run):
         super().require_startable(ranks, staged=staged)
         if self.staging.exchange and self.loading.cache:
             raise UserError(
-                "loading.cache keeps the samples of one shard in memory, and with staging.exchange every epoch "
-                "has another; set one of them to false"
+                "loading.cache keeps the samples of one shard in memory, but staging.exchange changes the "
+                "shard every epoch; set one of them to false"
             )
         group = self.hyperparameters.batchnorm_group_size
         if ranks % group:

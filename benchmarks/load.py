@@ -17,8 +17,8 @@ from mlhpc.errors import UserError, did_you_mean
 
 
 class BadSetting(UserError):
-    """A setting that is unknown or has no valid value. ``key``: its dotted name; empty where several together are
-    at fault."""
+    """An unknown setting, or one with an invalid value. ``key``: its dotted name; empty if several settings
+    conflict."""
 
     def __init__(self, message: str, key: str) -> None:
         super().__init__(message)
@@ -40,8 +40,8 @@ def load(
     """The fully resolved run of a preset, with ``tables`` of settings over it and ``settings``
     (``table.key=value``) on top.
 
-    Raises UserError for an unknown benchmark, preset or key, and for an invalid value. Whether a run may call
-    itself closed is up to ``benchmarks/rules.py``.
+    Raises UserError for an unknown benchmark, preset or key, and for an invalid value.
+    ``benchmarks/rules.py`` checks whether a run qualifies as closed.
     """
     definition = definition_of(benchmark)
     if preset not in definition["presets"]:
@@ -59,27 +59,29 @@ def load_file(
     """The run that a ``config.toml`` describes, such as that of an earlier run, with ``tables`` of settings over
     it and ``settings`` on top.
 
-    Raises UserError when the file cannot be read, is not a run's configuration, or is of another benchmark: with
-    the line of a setting that stands in the file.
+    Raises UserError if the file cannot be read, is not a run's configuration, or belongs to another
+    benchmark; the message has the line of the setting.
     """
     settings = list(settings)
     try:
         text = path.read_text("utf-8")
         own = parse_toml(text)
     except OSError as error:
-        raise UserError(f"{path}: {error.strerror}; --config takes the config.toml of a run") from None
+        raise UserError(f"{path}: {error.strerror}; --config requires the config.toml of a run") from None
     except ValueError as error:
-        raise UserError(f"{path}: invalid TOML ({error}); --config takes the config.toml of a run") from None
+        raise UserError(
+            f"{path}: invalid TOML ({error}); --config requires the config.toml of a run"
+        ) from None
     if own.get("benchmark") != benchmark:
         where = _at(path, text, "benchmark")
-        raise UserError(f"{where}: describes a run of {own.get('benchmark')!r}, not of {benchmark}")
+        raise UserError(f"{where}: is a configuration of {own.get('benchmark')!r}, not of {benchmark}")
     try:
         return _validated(_over(own, dict(tables or {})), settings)
     except BadSetting as error:
         above = [key for key, _ in dotted(dict(tables or {}))]
         above += [setting.partition("=")[0].strip() for setting in settings]
         if any(f"{key}.".startswith(f"{error.key}.") or key in _with_parents(error.key) for key in above):
-            raise  # of what was set over the file, or of both together
+            raise  # the key was set over the file, or conflicts with it
         raise UserError(f"{_at(path, text, error.key)}: {error}") from None
 
 
@@ -140,7 +142,7 @@ def hyperparameter_keys(benchmark: str) -> tuple[str, ...]:
 
 
 def dotted(table: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Every setting of a table and the tables in it, under the dotted name that ``--set`` uses."""
+    """All settings of a table and its subtables, by the dotted name of ``--set``."""
     for key, value in table.items():
         if isinstance(value, dict):
             yield from dotted(value, f"{prefix}{key}.")
@@ -154,14 +156,14 @@ def toml_value(value: Any) -> str:
 
 
 def _at(path: Path, text: str, key: str) -> str:
-    """Where ``key`` stands in the file ``path`` with ``text``, or else the table that it belongs to."""
+    """The position of ``key``, or else of its table, in the file ``path`` with ``text``."""
     lines = toml_lines(text)
     line = next((lines[name] for name in _with_parents(key) if name in lines), None)
     return f"{path}, line {line}" if line else str(path)
 
 
 def _with_parents(key: str) -> Iterator[str]:
-    """``a.b.c``, ``a.b``, ``a``; nothing of an empty key."""
+    """``a.b.c``, ``a.b``, ``a``; nothing for an empty key."""
     while key:
         yield key
         key = key.rpartition(".")[0]
@@ -188,7 +190,7 @@ def _with_framework(tables: dict[str, Any]) -> dict[str, Any]:
     benchmark = registry.find(str(tables["benchmark"]))
     training = tables.get("training", {})
     if not isinstance(training, dict):
-        return tables  # refused as any value of another type
+        return tables  # refused like any value of a wrong type
     chosen = training.get("framework") or benchmark.default_framework
     if not isinstance(chosen, str) or chosen not in benchmark.frameworks:
         options = did_you_mean(str(chosen), benchmark.frameworks)
@@ -209,7 +211,7 @@ def _parse(setting: str) -> dict[str, Any]:
     key, equals, text = setting.partition("=")
     if not equals or not key.strip() or not text.strip():
         raise UserError(
-            f"--set {setting!r} is not of the form table.key=value, such as training.max_epochs=3"
+            f"--set {setting!r} does not have the form table.key=value, such as training.max_epochs=3"
         )
     try:
         value = tomllib.loads(f"value = {text}")["value"]
@@ -222,14 +224,14 @@ def _parse(setting: str) -> dict[str, Any]:
 
 def _first_problem(error: ValidationError, model: type[Run]) -> BadSetting:
     problems = error.errors()
-    # A key that is unknown before one that is missing: it may be that one, misspelt.
+    # An unknown key is reported before a missing one: it may be a misspelling of it.
     problem = next((each for each in problems if each["type"] == "extra_forbidden"), problems[0])
     place = ".".join(str(part) for part in problem["loc"])
     if problem["type"] == "extra_forbidden":
         return BadSetting(f"unknown key {place!r}; {did_you_mean(place, _keys(model))}", place)
     message = problem["msg"].removeprefix("Value error, ")
     got = "" if isinstance(problem["input"], dict) else f"; got {problem['input']!r}"
-    # A message about several tables has no place, and names its keys itself.
+    # A message about several tables has no position, and names its keys itself.
     return BadSetting(f"{place}: {message}{got}" if place else message, place)
 
 

@@ -1,19 +1,19 @@
 """Units and meanings of settings, for ``mlhpc presets BENCHMARK PRESET --explain``.
 
-Fields with a description in ``schema.py`` and in the benchmarks' classes carry their meaning there; here are those
-whose names come from the MLPerf logging rules (mlperf-logging, hpc_*/common.yaml and closed_*.yaml; for ResNet-50
-training_4.0.0/closed_resnet.yaml), and all units.
+Fields with a description in ``schema.py`` and in the benchmarks' classes have their meaning there; this file
+has those whose names come from the MLPerf logging rules (mlperf-logging, hpc_*/common.yaml and closed_*.yaml;
+for ResNet-50 training_4.0.0/closed_resnet.yaml), and all units.
 """
 
 MEANINGS = {
     "benchmark": "the benchmark's name",
     "preset": "the preset's name",
-    "description": "the preset in one line",
-    "division": "closed: under MLPerf's rules; open: anything goes",
-    "target.metric": "the quality metric, as logs name it",
+    "description": "one-line description of the preset",
+    "division": "closed: under MLPerf's rules; open: unrestricted",
+    "target.metric": "the quality metric, by its name in logs",
     "target.label": "its name in reports",
     "target.value": "the quality that ends the run",
-    "target.higher_is_better": "whether the metric has to rise to the target",
+    "target.higher_is_better": "whether higher values of the metric are better",
     "data.train_samples": "size of the training set",
     "data.eval_samples": "size of the evaluation set",
     "data.sample_shape": "shape of one sample as stored",
@@ -21,7 +21,7 @@ MEANINGS = {
     "network.conv_layers": "number of convolution blocks",
     "network.conv_kernel": "width of a convolution's kernel",
     "network.dense_units": "units of the hidden dense layers",
-    "network.targets": "values that are predicted for a sample",
+    "network.targets": "number of predicted values per sample",
     "network.classes": "number of classes",
     "network.name": "the network",
     "opt_name": "the optimizer",
@@ -29,23 +29,23 @@ MEANINGS = {
     "opt_base_learning_rate": "peak learning rate",
     "opt_end_learning_rate": "learning rate at the end of the decay",
     "opt_momentum": "momentum",
-    "opt_betas": "decay of the first and second moment",
+    "opt_betas": "decay rates of the first and second moment",
     "opt_eps": "added to the denominator of the update",
     "opt_bias_correction": "whether the moments' bias is corrected",
     "opt_grad_averaging": "whether gradients are averaged into the first moment",
-    "opt_max_grad_norm": "bound of the gradient's norm",
+    "opt_max_grad_norm": "maximum norm of the gradient",
     "opt_weight_decay": "weight decay (L2)",
     "opt_learning_rate_warmup_epochs": "epochs over which the learning rate rises",
     "opt_learning_rate_decay_boundary_epochs": "epochs at which the learning rate falls",
-    "opt_learning_rate_decay_poly_power": "power of the polynomial decay",
+    "opt_learning_rate_decay_poly_power": "exponent of the polynomial decay",
     "opt_learning_rate_decay_steps": "updates until the end of the decay",
-    "scheduler_type": "how the learning rate changes",
+    "scheduler_type": "learning-rate schedule",
     "dropout": "fraction of units dropped",
-    "training.label_smoothing": "probability given to the other classes",
-    "training.max_epochs": "epochs after which a run ends that has not met its target",
-    "training.precision": "of forward and backward pass; weights stay float32",
-    "submission.org": "the submitting organization, in the log",
-    "submission.platform": "the system's name, in the log",
+    "training.label_smoothing": "probability assigned to the other classes",
+    "training.max_epochs": "maximum number of epochs",
+    "training.precision": "precision of forward and backward pass; weights are float32",
+    "submission.org": "submitting organization, in the log",
+    "submission.platform": "name of the system, in the log",
     "submission.status": "availability of the system, in the log",
 }
 """By dotted name; hyperparameters by their own name, without the prefix ``lars_`` or ``sgd_``."""
@@ -90,7 +90,7 @@ UNITS = {
     "fusion_threshold_mib": "MiB",
     "cycle_time_ms": "ms",
 }
-"""By the dotted name or its last part; what is missing has no unit."""
+"""By dotted name or its last part; settings that are missing have no unit."""
 
 
 def meaning(key: str) -> str:

@@ -1,8 +1,8 @@
 """The benchmarks that mlhpc runs: the three built-in ones, and those of other installed packages.
 
 A package adds a benchmark by an entry point in the group ``mlhpc.benchmarks`` whose object is a
-:class:`Benchmark` (docs/adding_a_benchmark.md). Nothing of a benchmark is imported before it is used: code is
-named as ``"package.module:object"``.
+:class:`Benchmark` (docs/adding_a_benchmark.md). A benchmark's code is imported on first use: it is named as
+``"package.module:object"``.
 """
 
 from collections.abc import Mapping
@@ -38,9 +38,9 @@ class Framework:
 
 @dataclass(frozen=True)
 class Option:
-    """An option of ``mlhpc data make`` or ``mlhpc data convert`` for one benchmark, passed on by ``name`` where
-    the user gives it. A ``type`` of bool is a flag. ``codec``: it is an older way to write ``--codec``, with this
-    value, or, if empty, with its own."""
+    """An option of ``mlhpc data make`` or ``mlhpc data convert`` for one benchmark, passed on as ``name`` if
+    the user sets it. A ``type`` of bool is a flag. ``codec``: it is an older form of ``--codec`` with this
+    value or, if empty, with the option's value."""
 
     name: str
     help: str
@@ -56,9 +56,9 @@ class Option:
 
 @dataclass(frozen=True)
 class DataTool:
-    """A function that makes, converts or compares data, and the options that it has beyond the common ones.
-    ``codecs``: what ``mlhpc data convert --codec`` may name; the first is the default if ``default_codec``.
-    ``archives``: the function takes ``archive``, the number of samples to pack into a file."""
+    """A function that makes, converts or compares data, and its options beyond the common ones. ``codecs``:
+    the values of ``mlhpc data convert --codec``; the first is the default if ``default_codec``. ``archives``:
+    the function takes ``archive``, the number of samples to pack into a file."""
 
     function: str
     help: str = ""
@@ -70,8 +70,8 @@ class DataTool:
 
 @dataclass(frozen=True)
 class LoaderBench:
-    """What ``mlhpc data bench`` runs: in ``module``, ``epoch(way, samples)`` and ``files_of(data, samples)``;
-    with the default number of samples and batch size, the loaders, and the types that they can deliver (none:
+    """The functions of ``mlhpc data bench``: ``epoch(way, samples)`` and ``files_of(data, samples)`` in
+    ``module``; the default number of samples and batch size, the loaders, and their sample types (none: only
     one). Samples of different loaders may differ by ``close`` on average."""
 
     module: str
@@ -84,7 +84,7 @@ class LoaderBench:
 
 @dataclass(frozen=True)
 class Benchmark:
-    """What mlhpc needs to know about a benchmark before it loads any of its code.
+    """What mlhpc must know about a benchmark before loading its code.
 
     ``title``: its name in reports. ``definition``: its TOML file as ``"package:file"``. ``settings``: the class
     of its runs (:class:`mlhpc.benchmarks.schema.Run`, narrowed). ``frameworks``: by name, the default first.
@@ -151,7 +151,7 @@ COSMOFLOW = Benchmark(
     },
     make_data=DataTool(
         "mlhpc.cosmoflow.synthetic.simulate:make",
-        options=(Option("raw", "write whole universes as HDF5, as before preparation", bool),),
+        options=(Option("raw", "write whole universes as HDF5, as in the raw data set", bool),),
     ),
     convert=DataTool(
         "mlhpc.cosmoflow.data.convert:convert",
@@ -161,8 +161,8 @@ COSMOFLOW = Benchmark(
             Option("plain", "the same as --codec plain", bool, codec="plain"),
             Option(
                 "packer",
-                "of gzip files; zlib: as the official preparation (default); isal: 25 times faster, files a "
-                "quarter larger",
+                "compressor of gzip files; zlib: as in the official preparation (default); isal: 25 times "
+                "faster, files a quarter larger",
                 choices=("zlib", "isal"),
             ),
             Option("validation", "fraction of the raw universes held out (default: 1/9)", float),
@@ -207,7 +207,7 @@ DEEPCAM = Benchmark(
             Option("max-error", "bound of a lossy codec (default: 1e-3)", float),
             Option(
                 "error-of",
-                "what the bound is a share of (default: range, of the channel)",
+                "the error is relative to this (default: range, of the channel)",
                 str,
                 ("range", "value"),
             ),
@@ -258,7 +258,7 @@ RESNET50 = Benchmark(
     make_data=DataTool("mlhpc.resnet50.synthetic.simulate:make"),
     convert=DataTool(
         "mlhpc.resnet50.data.convert:convert",
-        "folders of JPEG files, to TFRecord shards, LMDB, or decoded pixels",
+        "folders of JPEG files, into TFRecord shards, LMDB, or decoded pixels",
         (Option("to", "the same as --codec", choices=("tfrecord", "lmdb", "raw"), codec=""),),
         codecs=("tfrecord", "lmdb", "raw"),
         default_codec=False,
@@ -285,8 +285,8 @@ BUILT_IN = (COSMOFLOW, DEEPCAM, RESNET50)
 def benchmarks() -> dict[str, Benchmark]:
     """All benchmarks by name, the built-in ones first.
 
-    Raises UserError when an installed package's entry point cannot be loaded, is not a :class:`Benchmark`, or
-    takes a name that another benchmark has.
+    Raises UserError if an installed package's entry point cannot be loaded, is not a :class:`Benchmark`, or
+    uses the name of another benchmark.
     """
     from importlib.metadata import entry_points  # slow to import, and --help needs only BUILT_IN
 
@@ -295,15 +295,15 @@ def benchmarks() -> dict[str, Benchmark]:
         package = entry.dist.name if entry.dist else entry.value
         try:
             benchmark = entry.load()
-        except Exception as error:  # another package may raise anything while it is imported
+        except Exception as error:  # importing another package may raise any exception
             problem = f"{type(error).__name__}: {error}"
             raise UserError(
-                f"the benchmark {entry.name!r} of package {package} does not load ({problem}); fix or "
+                f"the benchmark {entry.name!r} of package {package} cannot be loaded ({problem}); fix or "
                 "uninstall that package"
             ) from error
         if not isinstance(benchmark, Benchmark) or benchmark.name in by_name:
             problem = (
-                f"its name {benchmark.name!r} is taken"
+                f"the name {benchmark.name!r} is already in use"
                 if isinstance(benchmark, Benchmark)
                 else f"{entry.value} is not an mlhpc Benchmark"
             )

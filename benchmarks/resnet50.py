@@ -13,7 +13,7 @@ class Simulation(schema.FrozenModel):
 
     seed: NonNegativeInt = 2021
     classes: PositiveInt = Field(1000, description="number of classes, equal to network.classes")
-    side: PositiveInt = Field(500, ge=32, description="pixels of the longer side of most images")
+    side: PositiveInt = Field(500, ge=32, description="longer side of most images in pixels")
 
 
 class Data(schema.Data):
@@ -36,15 +36,17 @@ class Network(schema.Network):
 
     name: Literal["resnet50", "resnet101", "alexnet", "lenet"] = "resnet50"
     classes: PositiveInt = 1000
-    width: PositiveFloat = Field(1.0, le=2, description="ResNets: factor on the filters inside their blocks")
+    width: PositiveFloat = Field(
+        1.0, le=2, description="ResNets: factor on the number of filters inside blocks"
+    )
     blocks: tuple[PositiveInt, ...] = Field(
-        (), description="ResNets: number of blocks in each stage; []: all"
+        (), description="ResNets: number of blocks in each stage; []: the standard numbers"
     )
 
     @model_validator(mode="after")
     def _stages(self) -> "Network":
         if len(self.blocks) not in (0, 4):
-            raise ValueError(f"blocks {list(self.blocks)} must be four numbers, one per stage, or none")
+            raise ValueError(f"blocks {list(self.blocks)} must be empty or four numbers, one per stage")
         return self
 
 
@@ -58,7 +60,7 @@ class Hyperparameters(schema.Hyperparameters):
 
     gradient_accumulation_steps: PositiveInt = Field(1, description="backward passes per update")
     opt_name: Literal["sgd", "lars"] = "sgd"
-    opt_learning_rate_warmup_epochs: NonNegativeInt = Field(5, description="for sgd")
+    opt_learning_rate_warmup_epochs: NonNegativeInt = Field(5, description="warm-up of sgd")
     sgd_opt_base_learning_rate: PositiveFloat = 0.1
     sgd_opt_end_learning_rate: float = Field(0.0001, ge=0)
     sgd_opt_learning_rate_decay_poly_power: PositiveFloat = 2
@@ -72,7 +74,7 @@ class Hyperparameters(schema.Hyperparameters):
     lars_opt_learning_rate_warmup_epochs: NonNegativeInt = 5
     lars_opt_weight_decay: float = Field(0.0002, ge=0)
     lars_opt_momentum: float = Field(0.9, ge=0, lt=1)
-    lars_epsilon: float = Field(0.0, ge=0, description="added to the norms that a trust ratio is divided by")
+    lars_epsilon: float = Field(0.0, ge=0, description="added to the denominator of the trust ratio")
 
     def logged(self) -> dict[str, object]:
         """What the rules require in the log: the keys of this optimizer only."""
@@ -90,17 +92,17 @@ class Training(schema.DdpTraining):
     )
     sgd: Literal["mlperf", "pytorch"] = Field(
         "mlperf",
-        description="mlperf: the reference's, whose weight decay is the gradient of decay · w², also for the "
+        description="mlperf: as in the reference, weight decay is the gradient of decay · w², also for the "
         "bias of the dense layer; pytorch: torch.optim.SGD, without decay of biases",
     )
     label_smoothing: float = Field(0.1, ge=0, lt=1)
-    epochs_between_evals: PositiveInt = Field(4, description="epochs from one evaluation to the next")
+    epochs_between_evals: PositiveInt = Field(4, description="epochs between evaluations")
     eval_offset_epochs: NonNegativeInt = Field(
-        0, description="the first evaluation is after this epoch, or after epochs_between_evals when it is 0"
+        0, description="epoch after which the first evaluation takes place; 0: after epochs_between_evals"
     )
     device: schema.Device = Field("auto", description=schema.DEVICE)
     channels_last: bool = Field(True, description="memory layout of activations and weights; same results")
-    compile: bool = Field(False, description="torch.compile the network")
+    compile: bool = Field(False, description="compile the network with torch.compile")
 
     @model_validator(mode="after")
     def _offset(self) -> "Training":
@@ -120,20 +122,20 @@ class Training(schema.DdpTraining):
 class Staging(schema.Staging):
     pack: bool = Field(
         False,
-        description="pack the JPEG files into TFRecord shards while they are copied; for mode replicate",
+        description="pack the JPEG files into TFRecord shards during the copy; requires mode replicate",
     )
 
     @model_validator(mode="after")
     def _pack_needs_replicas(self) -> "Staging":
         if self.pack and self.mode == "shard":
             raise ValueError(
-                "pack and mode=shard exclude each other, since each node packs all images; drop one, or convert "
-                "the data set beforehand"
+                "pack cannot be combined with mode=shard, since each node packs all images; drop one, or "
+                "convert the data set beforehand"
             )
         if self.pack and self.read_once:
             raise ValueError(
-                "pack and read_once exclude each other, since each node packs what it reads; drop one, or convert "
-                "the data set beforehand"
+                "pack cannot be combined with read_once, since each node packs the images it reads; drop "
+                "one, or convert the data set beforehand"
             )
         return self
 
@@ -152,8 +154,8 @@ class Loading(schema.Loading):
     def _skipping_needs_own_decoder(self) -> "Loading":
         if self.broken_images == "skip" and self.loader == "dali":
             raise ValueError(
-                "broken_images=skip: DALI stops at an image that it cannot decode; set loading.loader=threads or "
-                "workers"
+                "broken_images=skip does not work with DALI, which stops at an image that it cannot "
+                "decode; set loading.loader=threads or workers"
             )
         return self
 
@@ -171,8 +173,8 @@ class ResNet50(schema.Run):
         drawn = self.data.simulation.classes if self.data.simulation else self.network.classes
         if drawn != self.network.classes:
             raise ValueError(
-                f"network.classes {self.network.classes} and data.simulation.classes {drawn} differ; "
-                "set both to that of the data set"
+                f"network.classes {self.network.classes} and data.simulation.classes {drawn} differ; set "
+                f"both to the number of classes in the data set"
             )
         return self
 
@@ -183,4 +185,4 @@ class ResNet50(schema.Run):
     def require_startable(self, ranks: int, *, staged: bool) -> None:
         super().require_startable(ranks, staged=staged)
         if self.staging.pack and not staged:
-            raise UserError("staging.pack needs staged data; give --stage, or set staging.pack=false")
+            raise UserError("staging.pack requires --stage; pass it, or set staging.pack=false")

@@ -1,4 +1,4 @@
-"""What the rules of the closed division check, and how they report a violation."""
+"""The input of the closed division's rules, and the reporting of violations."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,12 +13,12 @@ OPEN = "run with --set division=open"
 
 @dataclass(frozen=True)
 class RunContext:
-    """What is known about a run when the rules are checked. None: not known yet, and rules about it are skipped.
+    """Facts about a run when the rules are checked. None: not known yet, so rules about it are skipped.
 
-    ``ruleset``: None means the newest that times staging, the strictest. ``data_on``: type of the file system
-    that holds the data set. ``staged_before``: the staging target holds files of an earlier run. ``facts``:
-    those of the data set's manifest. ``evicted``: page caches dropped before the run. ``init_s``: seconds of
-    init. ``seeds`` and ``runs``: the seeds of a campaign's runs, and their planned number.
+    ``ruleset``: None means the newest that times staging, the strictest. ``data_on``: type of the data set's
+    file system. ``staged_before``: the staging target contains files of an earlier run. ``facts``: those of
+    the data set's manifest. ``evicted``: page caches dropped before the run. ``init_s``: seconds of init.
+    ``seeds`` and ``runs``: the seeds of a campaign's runs, and their planned number.
     """
 
     run: Run
@@ -40,13 +40,13 @@ class RunContext:
 
 
 def default_ruleset(benchmark: str) -> str:
-    """The newest ruleset that times staging: what passes it passes the others."""
+    """The newest ruleset that times staging: runs that pass it also pass the others."""
     results = _results(benchmark)
     return str((results["staging_timed"] or results["rulesets"] or ["none"])[-1])
 
 
 def violation(where: str, expected: str, actual: str, remedy: str, severity: Severity = "error") -> Finding:
-    """The finding of a rule, which ``rules.findings`` names."""
+    """A finding; ``rules.findings`` adds the name of the rule."""
     return Finding("", severity, where, expected, actual, remedy)
 
 

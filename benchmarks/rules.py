@@ -1,9 +1,9 @@
 """The rules of the closed division, most of them checked before a run starts.
 
-The official checker reads logs: it reports after the machine's hours are spent, and only what logs record.
+The official checker reads logs: it reports violations only after the run, and only those visible in logs.
 The numbers are in the benchmark's TOML file (``closed_fixes``, ``closed_free``, ``closed_data``,
 ``closed_results``), the rules in ``setting_rules.py`` and ``conduct_rules.py``. ``docs/rules.md`` is generated
-from these: the first paragraph of a docstring is the requirement, the line ``Source:`` says where it is stated.
+from these: the first paragraph of a docstring is the requirement, the line ``Source:`` states its origin.
 "HPC rules" are the MLPerf HPC training rules 3.0, "training rules" the MLPerf training rules that they build on
 (both mlcommons/training_policies).
 """
@@ -53,7 +53,7 @@ RULES: dict[When, tuple[Rule, ...]] = {
 
 
 def findings(context: RunContext) -> list[Finding]:
-    """Violations of the rules by a run of the closed division, as far as is known; none apply to open runs."""
+    """Violations of the rules by a closed-division run, as far as known; empty for open runs."""
     if context.run.division != "closed":
         return []
     return [
@@ -65,7 +65,7 @@ def findings(context: RunContext) -> list[Finding]:
 
 
 def enforce(context: RunContext) -> list[Finding]:
-    """Raises UserError for the first error, since the run is not a closed one; returns the warnings."""
+    """Raises UserError for the first error, since the run is not closed; returns the warnings."""
     violations = findings(context)
     errors = [finding for finding in violations if finding.severity == "error"]
     if errors:
@@ -88,7 +88,7 @@ def requirement(rule: Rule) -> str:
 
 
 def source(rule: Rule) -> str:
-    """Where a rule is stated."""
+    """The source of a rule."""
     return _paragraphs(rule)[1].removeprefix("Source: ").removesuffix(".")
 
 

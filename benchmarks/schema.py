@@ -2,8 +2,7 @@
 
 What is specific to a benchmark is next to its TOML file: ``benchmarks/cosmoflow.py`` narrows these
 classes for ``benchmarks/cosmoflow.toml``. Every class is frozen and refuses unknown keys. The field names of
-``Hyperparameters`` are the keys of the MLPerf logging rules, so that configuration, logs and rules use
-the same names.
+``Hyperparameters`` are the keys of the MLPerf logging rules, so configuration, logs and rules use the same names.
 """
 
 from collections.abc import Iterator, Mapping
@@ -15,9 +14,10 @@ from mlhpc.errors import UserError, count
 
 Device = Literal["auto", "cpu", "cuda", "rocm", "xpu"]
 DEVICE = (
-    "cpu, cuda (NVIDIA), rocm (AMD), xpu (Intel), or auto: the accelerator that PyTorch sees, else the CPU"
+    "cpu, cuda (NVIDIA), rocm (AMD), xpu (Intel), or auto: the accelerator that PyTorch finds, otherwise "
+    "the CPU"
 )
-"""What ``training.device`` is, for benchmarks in PyTorch."""
+"""Description of ``training.device`` for benchmarks in PyTorch."""
 
 
 class FrozenModel(BaseModel):
@@ -53,18 +53,20 @@ class Data(FrozenModel):
 
     train_samples: PositiveInt
     eval_samples: PositiveInt
-    sample_shape: tuple[int, ...] = Field(description="of one sample as stored, channels last")
-    official: bool = Field(False, description="the published data set, which `data make` cannot make")
+    sample_shape: tuple[int, ...] = Field(description="shape of one sample as stored, channels last")
+    official: bool = Field(False, description="the published data set, which `data make` cannot generate")
 
 
 class Network(FrozenModel):
-    parameters: PositiveInt | None = Field(None, description="trainable parameters, checked before a run")
+    parameters: PositiveInt | None = Field(
+        None, description="number of trainable parameters, checked before a run"
+    )
 
 
 class Hyperparameters(FrozenModel):
     """The names are those of the MLPerf logging rules (mlperf-logging, hpc_*/closed_*.yaml)."""
 
-    global_batch_size: PositiveInt = Field(description="samples of all ranks per update")
+    global_batch_size: PositiveInt = Field(description="samples per update over all ranks")
 
     def logged(self) -> dict[str, object]:
         """Keys and values as they are logged."""
@@ -72,8 +74,8 @@ class Hyperparameters(FrozenModel):
 
     @classmethod
     def unclear(cls, logged: Mapping[str, object]) -> Iterator[tuple[str, str]]:
-        """Keys whose value may mean something else in the log of another implementation, and why. ``logged``: what
-        the log has of the hyperparameters; a value may be of any type."""
+        """Keys whose value may have another meaning in the log of another implementation, with the reason.
+        ``logged``: the hyperparameters in the log; values may have any type."""
         yield from ()
 
 
@@ -85,14 +87,14 @@ def only_in(framework: str) -> dict[str, JsonValue]:
 class Training(FrozenModel):
     """Choices that are neither the rules' hyperparameters nor the network."""
 
-    framework: str = Field("", description="the implementation; empty: the benchmark's first")
+    framework: str = Field("", description="the framework; empty: the benchmark's default")
     max_epochs: PositiveInt
     eval_batch_size: PositiveInt = Field(
         description="samples per rank and evaluation step; no effect on the metric"
     )
     precision: Literal["float32", "mixed_bfloat16", "mixed_float16"] = "float32"
     checkpoint_epochs: int = Field(
-        0, ge=0, description="epochs between checkpoints, which are written inside the clock; 0: none"
+        0, ge=0, description="epochs between checkpoints, which are written inside the timed region; 0: none"
     )
 
     def applicable(self) -> dict[str, object]:
@@ -106,22 +108,22 @@ class Training(FrozenModel):
         for name, field in type(self).model_fields.items():
             if (other := self._of_another_framework(name)) and getattr(self, name) != field.default:
                 raise ValueError(
-                    f"{name} is a setting of {other}; set training.framework={other} as well, or leave it out"
+                    f"{name} is a setting of {other}; set training.framework={other} as well, or omit it"
                 )
         return self
 
     def _of_another_framework(self, name: str) -> str:
-        """The framework that has the setting ``name`` where that is not the one in use; empty otherwise."""
+        """The framework of the setting ``name`` if it is not the selected one; empty otherwise."""
         marks = type(self).model_fields[name].json_schema_extra
         of = str(marks.get("framework", "")) if isinstance(marks, dict) else ""
         return of if of and self.framework and of != self.framework else ""
 
     def exchange(self) -> dict[str, float]:
-        """The settings of the gradients' exchange that are set, for the log: names and values."""
+        """The settings of the gradient exchange that are set, for the log: names and values."""
         return {}
 
     def variables(self) -> dict[str, str]:
-        """Environment variables through which a library takes settings, to be set before it starts."""
+        """Environment variables with settings of a library, to be set before it starts."""
         return {}
 
 
@@ -133,8 +135,8 @@ class DdpTraining(Training):
         gt=0,
         le=1024 * 1024,
         allow_inf_nan=False,
-        description="gradients that DistributedDataParallel sends in one all-reduce, at most; none: PyTorch's 25, "
-        "of which the first holds 1",
+        description="maximum gradient size of one all-reduce of DistributedDataParallel; none: PyTorch's "
+        "default of 25, and 1 for the first",
         json_schema_extra=only_in("pytorch"),
     )
 
@@ -144,16 +146,16 @@ class DdpTraining(Training):
 
 
 class HorovodTraining(Training):
-    """With gradients averaged over ranks by Horovod. A setting given here replaces the site's environment variable
-    of the same purpose (horovod/common/operations.cc, 0.28.1)."""
+    """With gradients averaged over ranks by Horovod. A setting given here overrides the site's environment
+    variable for the same purpose (horovod/common/operations.cc, 0.28.1)."""
 
     fusion_threshold_mib: float | None = Field(
         None,
         ge=0,
         le=1024 * 1024,
         allow_inf_nan=False,
-        description="gradients that Horovod fuses into one all-reduce, at most; 0: none; none: as the environment "
-        "says, or Horovod's 128",
+        description="maximum gradient size that Horovod fuses into one all-reduce; 0: no fusion; none: "
+        "from the environment, or Horovod's default of 128",
         json_schema_extra=only_in("tensorflow"),
     )
     cycle_time_ms: float | None = Field(
@@ -161,13 +163,13 @@ class HorovodTraining(Training):
         ge=0,
         le=60_000,
         allow_inf_nan=False,
-        description="time between two rounds in which Horovod looks for gradients to send; none: as the "
-        "environment says, or Horovod's 1",
+        description="interval in which Horovod checks for gradients to send; none: from the environment, "
+        "or Horovod's default of 1",
         json_schema_extra=only_in("tensorflow"),
     )
     hierarchical_allreduce: bool = Field(
         False,
-        description="reduce inside each node first, by NCCL, then between nodes; no effect on one node",
+        description="reduce within each node first (NCCL), then between nodes; no effect on a single node",
         json_schema_extra=only_in("tensorflow"),
     )
 
@@ -191,40 +193,40 @@ class HorovodTraining(Training):
 
 
 class Staging(FrozenModel):
-    """How the data set is copied to node-local storage when ``--stage`` gives a folder for it."""
+    """How the data set is copied to node-local storage with ``--stage``."""
 
     mode: Literal["replicate", "shard"] = Field(
-        "replicate", description="shard: a node holds only its part of the training set, for the whole run"
+        "replicate", description="shard: each node stores only its part of the data set, for the whole run"
     )
-    workers: PositiveInt = Field(8, description="files that a rank copies at the same time, at most")
+    workers: PositiveInt = Field(8, description="maximum number of files that a rank copies concurrently")
     read_once: bool = Field(
         False,
-        description="what several nodes hold is read from the shared file system by one of them, which passes it "
-        "on over the network",
+        description="files needed by several nodes are read from the shared file system by one of them, "
+        "and forwarded over the network",
     )
     overlap: bool = Field(
         False,
-        description="training starts at once, and reads from the source what is not copied yet; at the end of the "
-        "first epoch it waits for the rest",
+        description="training starts immediately, and reads files from the source until they are copied; "
+        "after the first epoch it waits for the remaining files",
     )
 
     exchange: bool = Field(
         False,
-        description="shard: between epochs nodes exchange training files over the network, so that in every epoch "
-        "each node has a new random share of all of them",
+        description="mode shard: nodes exchange training files over the network between epochs, so that "
+        "each node has a new random share in every epoch",
     )
 
     @model_validator(mode="after")
     def _exchange(self) -> Self:
         if self.exchange and self.mode != "shard":
             raise ValueError(
-                "exchange=true exchanges shards, and with mode=replicate every node has everything; set "
+                "exchange=true exchanges shards, but with mode=replicate every node has all files; set "
                 "staging.mode=shard or staging.exchange=false"
             )
         if self.exchange and self.overlap:
             raise ValueError(
-                "overlap=true reads what is not staged yet, and exchange=true needs whole shards; set "
-                "staging.overlap or staging.exchange to false"
+                "overlap=true trains before staging is complete, but exchange=true requires complete "
+                "shards; set staging.overlap or staging.exchange to false"
             )
         return self
 
@@ -232,21 +234,21 @@ class Staging(FrozenModel):
     def _overlap(self) -> Self:
         if self.overlap and self.read_once:
             raise ValueError(
-                "overlap=true copies while training communicates, so nodes cannot pass files on to each other; "
-                "set staging.overlap or staging.read_once to false"
+                "overlap=true copies while training communicates, so nodes cannot forward files to each "
+                "other; set staging.overlap or staging.read_once to false"
             )
         return self
 
 
 class Loading(FrozenModel):
-    """How a rank reads its samples while training."""
+    """How a rank reads its samples during training."""
 
     workers: NonNegativeInt = Field(
         0,
-        description="threads or processes per rank that read ahead of the training loop; 0: with a GPU one "
-        "per core of the rank, at most 16; otherwise 2",
+        description="threads or processes per rank that read ahead of the training loop; 0: with a GPU, "
+        "one per core of the rank, at most 16; otherwise 2",
     )
-    prefetch: PositiveInt = Field(4, description="batches read ahead, at most")
+    prefetch: PositiveInt = Field(4, description="maximum number of batches read ahead")
 
     def resolved(self, *, gpu: bool, cores: int) -> Self:
         """These settings with the number of workers filled in for a rank with ``cores`` cores."""
@@ -261,19 +263,19 @@ class Study(FrozenModel):
     steps: NonNegativeInt = Field(0, description="steps to measure; 0: train to the target")
     earlier_epochs: NonNegativeInt = Field(
         0,
-        description="epochs that are read before the steps, and not computed: memory then holds what it can",
+        description="epochs that are read but not computed before the steps, to fill caches",
     )
 
     def cut(self, steps: int) -> int:
-        """The training steps to take of an epoch of ``steps``. Raises UserError when it has too few, since reading
-        a sample twice within them would measure the page cache."""
+        """The number of training steps to take in an epoch of ``steps``. Raises UserError if it has too few,
+        since reading a sample twice would measure the page cache."""
         requested = self.warmup_steps + self.steps
         if not self.steps:
             return steps
         if requested > steps:
             raise UserError(
-                f"{count(self.warmup_steps, 'step')} of warm-up and {self.steps} to measure exceed "
-                f"the {steps} of an epoch; take fewer, a smaller batch, or more training samples"
+                f"{count(self.warmup_steps, 'step')} of warm-up and {self.steps} to measure exceed the "
+                f"{steps} of an epoch; use fewer, a smaller batch, or more training samples"
             )
         return requested
 
@@ -282,8 +284,8 @@ Seconds = Annotated[float, Field(ge=0, le=86_400, allow_inf_nan=False)]
 
 
 class Emulation(FrozenModel):
-    """Steps that take up time and compute nothing, so that the input pipeline runs without an accelerator
-    (``mlhpc run --compute``). Such a run trains nothing and is never a result."""
+    """Steps that wait instead of computing, to run the input pipeline without an accelerator (``mlhpc run
+    --compute``). Such a run does not train and is never a result."""
 
     step_s: Seconds | None = Field(None, description="seconds of a training step; none: steps are computed")
     eval_step_s: Seconds = Field(0.0, description="seconds of an evaluation step")
@@ -294,7 +296,7 @@ class Emulation(FrozenModel):
 
 
 class Submission(FrozenModel):
-    """Who submits; goes into the log's submission_* records."""
+    """The submitter, for the log's submission_* records."""
 
     org: str = "unnamed"
     platform: str = "unnamed"
@@ -302,11 +304,11 @@ class Submission(FrozenModel):
 
 
 class HyperparametersSource(FrozenModel):
-    """The log that hyperparameters were taken from (``mlhpc run --hyperparameters-from``)."""
+    """The log from which hyperparameters were taken (``mlhpc run --hyperparameters-from``)."""
 
-    file: str = Field(description="name of the log")
+    file: str = Field(description="file name of the log")
     sha256: str = Field(description="of the log")
-    submitter: str = Field(description="submission_org of the log")
+    submitter: str = Field(description="submission_org in the log")
 
     def __str__(self) -> str:
         return (
@@ -316,14 +318,14 @@ class HyperparametersSource(FrozenModel):
 
 
 class Run(FrozenModel):
-    """One training to target: everything decided before it starts."""
+    """One training run to target: all settings, fixed before it starts."""
 
     reads_while_staging: ClassVar[bool] = False
-    """Whether training can begin before its files are staged: it looks for each file when it reads it, in the
-    source or staged, and the files have checksums of their own."""
+    """Whether training can start before staging is complete: each file is located in the target or the source
+    when it is read, and files contain checksums."""
     exchanges_shards: ClassVar[bool] = False
-    """Whether nodes can exchange their training files: each has as many samples as another, as files or in
-    archives."""
+    """Whether nodes can exchange their training files: all files or archives have the same number of
+    samples."""
 
     benchmark: str
     preset: str
@@ -347,20 +349,21 @@ class Run(FrozenModel):
         return 1
 
     def require_startable(self, ranks: int, *, staged: bool) -> None:
-        """Raise UserError when the run cannot start with this number of ``ranks``, or needs ``staged`` data.
+        """Raise UserError if the run cannot start with this number of ``ranks``, or requires ``staged`` data.
         Called before the output folder is created."""
         batch, passes = self.hyperparameters.global_batch_size, self.backward_passes
         if batch % (ranks * passes):
             accumulated = f" in {passes} backward passes each" if passes > 1 else ""
             raise UserError(
-                f"a global batch of {count(batch, 'sample')} cannot be shared equally by {count(ranks, 'rank')}"
+                f"a global batch of {count(batch, 'sample')} cannot be divided equally among "
+                f"{count(ranks, 'rank')}"
                 f"{accumulated}; use a multiple of {ranks * passes} as hyperparameters.global_batch_size, or "
                 "another number of ranks"
             )
         if self.study.earlier_epochs and not self.study.steps:
             raise UserError(
-                "study.earlier_epochs is for mlhpc study, whose runs measure steps: a run to the target reads the "
-                "data set on its clock; leave it out"
+                "study.earlier_epochs is only for mlhpc study, whose runs measure steps: a run to the "
+                "target must read the data set inside its clock; omit it"
             )
         if self.staging.overlap:
             self._require_overlap(staged)
@@ -368,28 +371,27 @@ class Run(FrozenModel):
             self._require_exchange(staged)
 
     def _require_overlap(self, staged: bool) -> None:
-        """Raise UserError unless training can read while staging goes on, and nothing takes its steps for steps
-        alone."""
+        """Raise UserError unless training can read during staging, and the run is not a study."""
         remedy = "set staging.overlap=false"
         if not self.reads_while_staging:
-            raise UserError(f"staging.overlap is not for {self.benchmark}; {remedy}")
+            raise UserError(f"staging.overlap is not supported for {self.benchmark}; {remedy}")
         if not staged:
-            raise UserError(f"staging.overlap needs staged data; give --stage, or {remedy}")
+            raise UserError(f"staging.overlap requires --stage; pass it, or {remedy}")
         if self.study.steps:
             raise UserError(
-                f"a study measures steps, and with staging.overlap also the copying beside them; {remedy}"
+                f"a study measures steps, and staging.overlap would copy files at the same time; {remedy}"
             )
 
     def _require_exchange(self, staged: bool) -> None:
-        """Raise UserError unless nodes have training files of their own that they can exchange."""
+        """Raise UserError unless nodes have separate training files that they can exchange."""
         remedy = "set staging.exchange=false"
         if not self.exchanges_shards:
-            raise UserError(f"staging.exchange is not for {self.benchmark}; {remedy}")
+            raise UserError(f"staging.exchange is not supported for {self.benchmark}; {remedy}")
         if not staged:
-            raise UserError(f"staging.exchange needs staged data; give --stage, or {remedy}")
+            raise UserError(f"staging.exchange requires --stage; pass it, or {remedy}")
         if self.study.steps:
             raise UserError(
-                f"a study measures steps of an epoch, and shards are exchanged between them; {remedy}"
+                f"a study measures steps within an epoch, but shards are exchanged between epochs; {remedy}"
             )
 
     @classmethod

@@ -24,7 +24,7 @@ def closed_division(context: RunContext) -> Iterator[Finding]:
 
 
 def submitter(context: RunContext) -> Iterator[Finding]:
-    """Logs name the submitting organization and its platform: logs may not be edited afterwards.
+    """Logs name the submitting organization and its platform, since they may not be edited later.
 
     Source: training rules, "Submission"; mlperf-logging, hpc_2.0.0/common.yaml, submission_org.
     """
@@ -35,7 +35,7 @@ def submitter(context: RunContext) -> Iterator[Finding]:
 
 
 def target(context: RunContext) -> Iterator[Finding]:
-    """The run ends at the official quality.
+    """The official target quality.
 
     Source: HPC rules, "Benchmarks".
     """
@@ -51,7 +51,7 @@ def training_set(context: RunContext) -> Iterator[Finding]:
 
 
 def evaluation_set(context: RunContext) -> Iterator[Finding]:
-    """The quality is measured on the whole evaluation set.
+    """The quality is evaluated on the whole evaluation set.
 
     Source: training rules, "Quality measure" (at least as thoroughly as the reference).
     """
@@ -59,7 +59,7 @@ def evaluation_set(context: RunContext) -> Iterator[Finding]:
 
 
 def evaluation_frequency(context: RunContext) -> Iterator[Finding]:
-    """The quality is measured as often as in the reference: after every epoch, of ResNet-50 every fourth.
+    """The quality is evaluated as often as in the reference: after every epoch; for ResNet-50, after every fourth.
 
     Source: training rules, "Quality measure" (at the same frequency as the reference).
     """
@@ -67,7 +67,7 @@ def evaluation_frequency(context: RunContext) -> Iterator[Finding]:
 
 
 def sample(context: RunContext) -> Iterator[Finding]:
-    """Samples have the size of the reference's.
+    """Samples have the same size as in the reference.
 
     Source: training rules, "Data Representation".
     """
@@ -75,7 +75,7 @@ def sample(context: RunContext) -> Iterator[Finding]:
 
 
 def network(context: RunContext) -> Iterator[Finding]:
-    """The reference's network; its number of parameters is compared again once it is built.
+    """The reference's network; its number of parameters is verified again once it is built.
 
     Source: training rules, "Graph Definition".
     """
@@ -83,7 +83,7 @@ def network(context: RunContext) -> Iterator[Finding]:
 
 
 def preprocessing(context: RunContext) -> Iterator[Finding]:
-    """The reference's preprocessing: no crops, resizing, standardisation or augmentation of the submitter's own.
+    """The reference's preprocessing: no other crops, resizing, standardisation or augmentation.
 
     Source: training rules, "Preprocessing During the Run".
     """
@@ -99,7 +99,7 @@ def optimizer(context: RunContext) -> Iterator[Finding]:
 
 
 def momentum(context: RunContext) -> Iterator[Finding]:
-    """SGD has the momentum of the reference. The official checker does not check this.
+    """The momentum of SGD in the reference. Not checked by the official checker.
 
     Source: HPC rules, "Hyperparameters and Optimizer" (sgd_opt_momentum); training rules, "Hyperparameters"
     (that of LARS is free from batches of 32768 on).
@@ -118,7 +118,7 @@ def momentum(context: RunContext) -> Iterator[Finding]:
 
 
 def epsilon(context: RunContext) -> Iterator[Finding]:
-    """The epsilon of Adam and of LARS is that of the reference.
+    """The epsilon of Adam and LARS in the reference.
 
     Source: HPC rules, "Hyperparameters and Optimizer"; mlperf-logging, hpc_2.0.0/closed_deepcam.yaml and
     training_4.0.0/closed_resnet_lars.yaml.
@@ -127,7 +127,7 @@ def epsilon(context: RunContext) -> Iterator[Finding]:
 
 
 def lamb(context: RunContext) -> Iterator[Finding]:
-    """LAMB corrects bias, averages gradients and clips their norm as the reference does.
+    """LAMB with bias correction, gradient averaging and norm clipping as in the reference.
 
     Source: mlperf-logging, hpc_2.0.0/closed_deepcam_lamb.yaml.
     """
@@ -140,7 +140,7 @@ def lamb(context: RunContext) -> Iterator[Finding]:
 
 
 def schedule(context: RunContext) -> Iterator[Finding]:
-    """The learning rate follows the schedule of the reference, unless the rules leave a choice.
+    """The learning-rate schedule of the reference, unless the rules leave a choice.
 
     Source: HPC rules, "Hyperparameters and Optimizer"; mlperf-logging, training_4.0.0/closed_resnet_*.yaml.
     """
@@ -155,7 +155,7 @@ def schedule(context: RunContext) -> Iterator[Finding]:
 
 
 def training_method(context: RunContext) -> Iterator[Finding]:
-    """The training method of the reference: every weight updated in every step, from random ones.
+    """The training method of the reference: random initial weights, and every weight updated in every step.
 
     Source: HPC rules, "Closed Division".
     """
@@ -163,7 +163,7 @@ def training_method(context: RunContext) -> Iterator[Finding]:
 
 
 def free_hyperparameters(context: RunContext) -> Iterator[Finding]:
-    """What may be chosen stays within its bounds, and nothing else is chosen.
+    """Free hyperparameters are within their bounds, and no others are changed.
 
     Source: HPC rules, "Hyperparameters and Optimizer"; training rules, "Hyperparameters" (label
     smoothing 0 or 0.1); mlperf-logging, hpc_2.0.0/closed_*.yaml.
@@ -188,7 +188,7 @@ def free_hyperparameters(context: RunContext) -> Iterator[Finding]:
 
 
 def computed_steps(context: RunContext) -> Iterator[Finding]:
-    """Training computes its steps; a run whose steps only take up time (`--compute`) is no training.
+    """Training computes its steps; a run with emulated steps (`--compute`) is not training.
 
     Source: training rules, "Training Loop" and "Run Results".
     """
@@ -197,7 +197,7 @@ def computed_steps(context: RunContext) -> Iterator[Finding]:
 
 
 def from_the_start(context: RunContext) -> Iterator[Finding]:
-    """A run goes from its first step to the target in one piece.
+    """A run trains from its first step to the target without interruption.
 
     Source: training rules, "Run Results" (the clock may not be paused).
     """

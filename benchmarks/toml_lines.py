@@ -1,12 +1,12 @@
-"""TOML from files that others may have written, and the line of a key, for messages about its value: the standard
-library's parser does not keep it."""
+"""Parses TOML from untrusted files, and finds the line of a key, for messages about its value: the standard
+library's parser does not provide it."""
 
 import re
 import tomllib
 from typing import Any
 
 END = ""
-"""Stands for the text's last line."""
+"""Key of the last line of the text."""
 
 
 def parse_toml(text: str) -> dict[str, Any]:
@@ -18,8 +18,8 @@ def parse_toml(text: str) -> dict[str, Any]:
 
 
 def toml_lines(text: str) -> dict[str, int]:
-    """The line of each ``[table]`` and ``table.key`` of the TOML ``text``, from 1, and of its :data:`END`. Keys
-    inside inline tables have none."""
+    """The line of each ``[table]`` and ``table.key`` of the TOML ``text``, from 1, and of its :data:`END`.
+    Keys in inline tables are missing."""
     rows = text.splitlines()
     lines, table = {END: max(1, len(rows))}, ""
     for number, line in enumerate(rows, 1):

@@ -8,10 +8,10 @@ SCALE = 1.2  # targets lie in [-1, 1]; tanh reaches ±1 only at infinity, 1.2·t
 
 
 def require_divisible(network: Network, sample_shape: tuple[int, ...]) -> None:
-    """Raise UserError when the sides of a sample cannot be halved once per block."""
+    """Raise UserError if the sides of a sample cannot be halved once per block."""
     *sides, _channels = sample_shape
     if len(sides) != 3 or any(side % 2**network.conv_layers for side in sides):
         raise UserError(
             f"sample shape {list(sample_shape)} does not suit a network of {network.conv_layers} blocks: "
-            f"it needs three sides that are multiples of {2**network.conv_layers}, then channels"
+            f"it requires three sides that are multiples of {2**network.conv_layers}, then channels"
         )

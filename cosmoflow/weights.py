@@ -18,7 +18,7 @@ from mlhpc.errors import UserError
 Array = npt.NDArray[np.float32]
 
 LAYOUT = "channels last, kernels [..., in, out]"
-"""Of the neutral form, as a safetensors file names it."""
+"""Name of the framework-neutral layout in safetensors files."""
 
 _TO_PYTORCH = {5: (4, 3, 0, 1, 2), 2: (1, 0), 1: (0,)}
 _FROM_PYTORCH = {5: (2, 3, 4, 1, 0), 2: (1, 0), 1: (0,)}
@@ -48,13 +48,13 @@ def to_pytorch(weights: Sequence[Array], network: Network) -> dict[str, Array]:
 
 
 def from_pytorch(state: Mapping[str, Array], network: Network) -> list[Array]:
-    """The inverse of ``to_pytorch``. Raises KeyError where a weight is missing."""
+    """The inverse of ``to_pytorch``. Raises KeyError if a weight is missing."""
     weights = [np.asarray(state[name]) for name in pytorch_names(network)]
     return [np.ascontiguousarray(w.transpose(_FROM_PYTORCH[w.ndim])) for w in weights]
 
 
 def require_weights(run: CosmoFlow) -> None:
-    """Raise UserError where ``training.weights`` is not a file with weights of this network."""
+    """Raise UserError if ``training.weights`` is not a file with weights of this network."""
     if not run.training.weights:
         return
     path = Path(run.training.weights)
@@ -87,7 +87,7 @@ def shapes(network: Network, sample_shape: Sequence[int]) -> dict[str, tuple[int
 
 
 def load(path: Path, network: Network) -> list[Array]:
-    """The neutral weights of a safetensors file. Raises UserError where it is damaged or of another network."""
+    """The neutral weights of a safetensors file. Raises UserError if it is damaged or of another network."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -101,14 +101,14 @@ def load(path: Path, network: Network) -> list[Array]:
     # The format has no checksums of its own. Other tools write none, but metadata of theirs.
     if facts.keys() & {"benchmark", "layout", "crc32"} and facts.get("crc32") != checksum(found):
         raise UserError(
-            f"{path} is damaged (its arrays are not those of the checksum in its metadata); export the weights "
+            f"{path} is damaged (its arrays do not match the checksum in its metadata); export the weights "
             "again"
         )
     wanted = names(network)
     if sorted(found) != sorted(wanted):
         odd = sorted(set(found) ^ set(wanted))
         raise UserError(
-            f"{path} holds weights of another network ({', '.join(odd[:3])}); use one of this preset"
+            f"{path} contains weights of another network ({', '.join(odd[:3])}); use one of this preset"
         )
     if odd := [
         name for name in wanted if found[name].dtype != np.float32 or not np.isfinite(found[name]).all()

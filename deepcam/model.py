@@ -76,7 +76,7 @@ OLD_NAMES = {
     "decoder.blend.": "decoder.fuse.",
     "decoder.finish.": "decoder.head.",
 }
-"""Prefixes of weight names in checkpoints of version 0.1, and their current names."""
+"""Prefixes of weight names in checkpoints of version 0.1, with their current names."""
 
 
 def current_name(name: str) -> str:

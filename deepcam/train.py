@@ -42,11 +42,11 @@ from mlhpc.deepcam.optim.optimizer import make_optimizer, rate_at, set_rate
 from mlhpc.errors import UserError
 
 ADVICE = "look at them with mlhpc data show deepcam, or lower hyperparameters.opt_lr"
-"""For a loss that is not finite."""
+"""Advice for a loss that is not finite."""
 
 
 def check(run: DeepCam, staged: Path | None, world: World) -> None:
-    """Raise UserError when the run cannot start on these ranks and this machine. No side effects."""
+    """Raise UserError if the run cannot start on these ranks and this machine. No side effects."""
     run.require_startable(world.size, staged=staged is not None)
     device = pick_device(run.training.device, world.local_rank)
     make_scaler(run.training.precision, device)

@@ -64,16 +64,16 @@ def run(
 
 
 def _require_access(workload: Workload, layout: Layout, settings: Settings, world: World) -> None:
-    """Raise UserError when the data cannot be read the way the workload wants."""
+    """Raise UserError if the data cannot be read the way the workload wants."""
     reader = workload.reader
     if layout.place.folder is None:
         if reader.direct or reader.mpi_io:
             key = "reader.direct" if reader.direct else "reader.mpi_io"
             raise UserError(
-                f"{layout.place}: {key} is for file systems; leave it out, or give a folder with --data"
+                f"{layout.place}: {key} is for file systems; omit it, or choose a folder with --data"
             )
         if settings.cache == "warm":
-            raise UserError(f"{layout.place}: there is no page cache to fill; leave out --cache warm")
+            raise UserError(f"{layout.place}: there is no page cache to fill; omit --cache warm")
     elif reader.mpi_io:
         require_mpi(world.size, shared=1 in (layout.files("train"), layout.files("validation")))
 

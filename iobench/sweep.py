@@ -23,10 +23,10 @@ from mlhpc.iobench.definition import load
 from mlhpc.iobench.definition.schema import Workload
 
 OF_A_RUN = {"reader.threads": "loading.workers", "reader.prefetch": "loading.prefetch"}
-"""Settings of a workload, and those of ``mlhpc run`` that mean the same."""
+"""Settings of a workload, and the equivalent settings of ``mlhpc run``."""
 COMPRESSION = "dataset.compression"
 CODECS = {"cosmoflow": {"gzip": "gzip", "none": "plain"}}
-"""``dataset.compression`` of a workload, and what ``mlhpc data convert`` calls it."""
+"""``dataset.compression`` of a workload, and its name in ``mlhpc data convert``."""
 
 
 @dataclass
@@ -99,7 +99,7 @@ class Sweep:
                 continue
             seen.append(workload)
             if workload.dataset is None:
-                raise UserError(f"{workload.name} reads no data: there is nothing to sweep")
+                raise UserError(f"{workload.name} reads no data, so there is nothing to sweep")
             record = workload.dataset.model_dump_json(exclude={"total_bytes"})
             data = folders.setdefault(record, self.folder / f"data-{len(folders)}")
             found.append(Point(chosen, data))
@@ -123,7 +123,7 @@ class Sweep:
 
 
 def advise(sweep: Sweep) -> tuple[list[Point], Comparison | None]:
-    """All points, measured, and the fastest beside the workload's own; None where no other is faster."""
+    """All points, measured, and the fastest beside the workload's own; None if no other is faster."""
     points = sweep.points()
     sweep.measure(points, "run")
     best = max(points, key=lambda point: point.rate)
@@ -135,39 +135,39 @@ def advise(sweep: Sweep) -> tuple[list[Point], Comparison | None]:
 
 
 def require_counterparts(sweep: Sweep, data: Path) -> None:
-    """Raise UserError where ``in_a_run`` could not apply what the sweep may recommend to the data set ``data``."""
+    """Raise UserError if ``in_a_run`` could not apply what the sweep may recommend to the data set ``data``."""
     workload = sweep.workload()
     if workload.suite != "mlhpc":
-        raise UserError(f"mlhpc run has no counterpart of the workload {workload.name}; leave out --confirm")
+        raise UserError(f"mlhpc run has no counterpart of the workload {workload.name}; omit --confirm")
     codecs = CODECS.get(workload.name, {})
     for key, values in sweep.axes.items():
         if key not in OF_A_RUN and not (key == COMPRESSION and codecs.keys() >= set(values)):
-            raise UserError(f"mlhpc run has no counterpart of {key}={','.join(values)}; leave out --confirm")
+            raise UserError(f"mlhpc run has no counterpart of {key}={','.join(values)}; omit --confirm")
     if COMPRESSION in sweep.axes and workload.dataset:
         compressed = workload.dataset.compression != "none"
         dataset = manifest.load(data)
         facts = dataset.facts
         if samples_per_archive(dataset):
-            raise UserError(f"{data}: its samples are in archives; give one without, or leave out --confirm")
+            raise UserError(f"{data}: its samples are in archives; give one without, or omit --confirm")
         # The published files are compressed, though no manifest says so.
         if facts.get("gzip", facts.get("codec", "gzip") == "gzip") is not compressed:
             kind = "GZIP" if compressed else "plain"
             raise UserError(
-                f"{data}: its files are not {kind} TFRecord, as those of the workload are; convert it "
-                "(mlhpc data convert), or leave out --confirm"
+                f"{data}: its files are not {kind} TFRecord like those of the workload; convert it "
+                "(mlhpc data convert), or omit --confirm"
             )
         places = [filesystem_of(path).mount_point for path in (data, sweep.folder)]
         if places[0] != places[1]:
             raise UserError(
-                f"{data} and {sweep.folder} are on two file systems, so converted files would be compared with "
-                "those of another storage; give an --out beside the data, or leave out --confirm"
+                f"{data} and {sweep.folder} are on different file systems, so different storage would be "
+                f"compared; choose an --out next to the data, or omit --confirm"
             )
 
 
 def in_a_run(sweep: Sweep, settings: Sequence[str], data: Path, preset: str) -> Comparison:
     """``mlhpc run`` of the workload's benchmark on its data set ``data``, with its own loading settings and with
     those recommended, on files converted to the recommended compression: one epoch, steps of the workload's
-    length, caches dropped. Raises UserError when a setting has no counterpart there."""
+    length, caches dropped. Raises UserError if a setting has no counterpart there."""
     require_counterparts(sweep, data)
     workload, chosen = sweep.workload(), dict(setting.split("=", 1) for setting in settings)
     converted = data
@@ -208,7 +208,7 @@ def write(folder: Path, sweep: Sweep, points: Sequence[Point], found: dict[str, 
 
 
 def _mlhpc(*words: str) -> None:
-    """A command of the suite in a process of its own. Raises UserError with its last line when it fails."""
+    """A command of the suite in a separate process. Raises UserError with its last line when it fails."""
     done = subprocess.run([sys.executable, "-m", "mlhpc", *words], capture_output=True, text=True)
     if done.returncode:
         lines = done.stderr.strip().splitlines() or [f"status {done.returncode}"]

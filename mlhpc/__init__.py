@@ -1,3 +1,3 @@
-"""mlhpc: end-to-end training benchmarks for HPC systems, data staging included."""
+"""mlhpc: end-to-end training benchmarks for HPC systems, including data staging."""
 
 __version__ = "0.1.0"

@@ -1,6 +1,6 @@
-"""``mlhpc campaign``: all runs that a score needs, one after the other or several at the same time.
+"""``mlhpc campaign``: all runs required for a score, sequential or concurrent.
 
-The folder is the record: a run is done when its directory says so, and a second start continues from there.
+The folder is the record: the state of each run is read from its directory, and a restart continues from there.
 ``campaign.json`` is regenerated from the directories after every run and never read back.
 """
 
@@ -24,16 +24,15 @@ from mlhpc.common.ranks.local import end, signals_as_ctrl_c, status_of
 from mlhpc.run_processes import GRACE_S, in_slurm, is_locked, locked, start_run
 
 ABORTS_IN_A_ROW = 2
-"""Consecutive aborted runs after which the next one is expected to abort too."""
+"""Consecutive aborted runs after which the campaign stops."""
 
 
 def make(campaign: Campaign, number: int | None, console: Console) -> int:
-    """Run what is missing, or only run ``number`` (a task of a job array), and print the state of the campaign.
+    """Run the missing runs, or only run ``number`` (a task of a job array), and print the state of the campaign.
 
-    Returns the exit status: 0 when all runs are done and have a score, 1 when not, 128 plus the number
-    of the signal that interrupted it.
-    Raises UserError when another campaign is running in the folder, when the folder holds runs with other
-    settings, or when the rules of the closed division forbid the runs.
+    Returns the exit status: 0 if all runs are done and have a score, 1 if not, 128 plus the number of the
+    signal that interrupted it. Raises UserError if another campaign is running in the folder, if the folder
+    contains runs with other settings, or if the rules of the closed division forbid the runs.
     """
     if in_slurm(os.environ):
         campaign = replace(campaign, nodes=len(expand_hosts(os.environ["SLURM_JOB_NODELIST"])))
@@ -51,7 +50,7 @@ def make(campaign: Campaign, number: int | None, console: Console) -> int:
             with signals_as_ctrl_c():
                 why = _run_all(campaign, names, lock_fds, console)
         except KeyboardInterrupt as interrupt:
-            status, why = status_of(interrupt), "interrupted; start it again to continue"
+            status, why = status_of(interrupt), "interrupted; restart it to continue"
         states = _read_all(campaign, names)
         score = score_of(campaign, states)
         save(campaign, states, score, why)
@@ -67,12 +66,13 @@ def make(campaign: Campaign, number: int | None, console: Console) -> int:
 
 
 def _run_all(campaign: Campaign, names: Sequence[str], lock_fds: list[int], console: Console) -> str:
-    """Keep ``instances`` runs going until all of ``names`` are done. Returns why it stopped early, or ""."""
+    """Keep ``instances`` runs active until all of ``names`` are done. Returns the reason for stopping early,
+    or ""."""
     states = [read_run(campaign, name) for name in campaign.names]
     queue = [name for name in names if read_run(campaign, name).state in ("to do", "aborted")]
     if campaign.metric == "weak" and 0 < len(queue) < campaign.runs:
         # Throughput counts from the first start to the last end: a pause in between would count too.
-        console.print("throughput needs concurrent runs; restarting all, earlier ones are set aside")
+        console.print("throughput requires concurrent runs; restarting all, earlier runs are moved aside")
         queue = list(names)
     seeds = {state.seed for state in states if state.seed is not None}
     running: dict[int, tuple[str, subprocess.Popen[bytes]]] = {}
@@ -81,7 +81,7 @@ def _run_all(campaign: Campaign, names: Sequence[str], lock_fds: list[int], cons
         while queue or running:
             why = _no_score_possible(campaign) if campaign.metric == "strong" else ""
             if aborted >= ABORTS_IN_A_ROW:
-                why = f"{aborted} runs in a row were aborted: fix the cause, then start again"
+                why = f"{aborted} runs in a row were aborted: fix the cause, then restart"
             if why:
                 queue.clear()
             while queue and len(running) < campaign.instances:
@@ -111,8 +111,8 @@ def _run_all(campaign: Campaign, names: Sequence[str], lock_fds: list[int], cons
 
 
 def _read_all(campaign: Campaign, own: Sequence[str], running: Sequence[str] = ()) -> list[RunState]:
-    """The states of all runs. Of ``own`` those in ``running`` are in progress; the others may be in progress in
-    other tasks of a job array, which hold their locks."""
+    """The states of all runs. Of ``own``, those in ``running`` are in progress; others may be in progress in
+    other tasks of a job array, which have locked them."""
     return [
         read_run(campaign, name, name in running if name in own else is_locked(campaign.out, name))
         for name in campaign.names
@@ -120,12 +120,12 @@ def _read_all(campaign: Campaign, own: Sequence[str], running: Sequence[str] = (
 
 
 def _no_score_possible(campaign: Campaign) -> str:
-    """Why these runs can no longer have a score, or "": one run may miss the target and then counts as the
-    slowest (MLPerf training rules, "Benchmark Results")."""
+    """The reason why these runs can no longer have a score, or "": one run may miss the target and then
+    counts as the slowest (MLPerf training rules, "Benchmark Results")."""
     missed = [name for name in campaign.names if read_run(campaign, name).state == "missed"]
     if len(missed) < 2:
         return ""
-    return f"{' and '.join(missed)} missed the target; only one may, so these runs cannot have a score"
+    return f"{' and '.join(missed)} missed the target; only one run may, so no score is possible"
 
 
 # One run.
@@ -169,7 +169,7 @@ def _clock_seed(used: set[int]) -> int:
 
 
 def _set_aside(out: Path, name: str) -> None:
-    """Move an aborted attempt out of the way, so that no tool takes it for a run of the set."""
+    """Move an aborted attempt to a hidden folder, so that tools do not count it as a run of the set."""
     if (out / name).exists():
         (out / ".aborted").mkdir(exist_ok=True)
         (out / name).rename(out / ".aborted" / f"{name}-{attempts(out, name) + 1}")

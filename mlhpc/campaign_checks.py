@@ -1,4 +1,4 @@
-"""What is checked before the first run of a campaign starts."""
+"""Checks before the first run of a campaign."""
 
 import os
 from collections.abc import Mapping
@@ -16,13 +16,13 @@ from mlhpc.run_processes import in_slurm, require_one_process
 
 
 def check_options(campaign: Campaign, number: int | None) -> None:
-    """Raises UserError for options that contradict each other, or do not fit the Slurm job."""
+    """Raises UserError for options that contradict each other or do not match the Slurm job."""
     require_one_process("campaign")
     for option, value in (("--runs", campaign.runs), ("--instances", campaign.instances)):
         if value < 1:
-            raise UserError(f"{option} {value}: give 1 or more")
+            raise UserError(f"{option} {value}: must be at least 1")
     if campaign.ranks < 0:
-        raise UserError(f"--ranks {campaign.ranks}: give 1 or more")
+        raise UserError(f"--ranks {campaign.ranks}: must be at least 1")
     if campaign.runs < campaign.instances:
         raise UserError(
             f"--instances {campaign.instances} is more than --runs {campaign.runs}; increase --runs to at least "
@@ -30,14 +30,14 @@ def check_options(campaign: Campaign, number: int | None) -> None:
         )
     check_placement(campaign, in_slurm(os.environ), os.environ)
     if number is not None and campaign.metric == "weak":
-        raise UserError("--number starts a single run; with --instances one process starts all runs")
+        raise UserError("--number starts a single run, but --instances starts all runs from one process")
     if number is not None and not 1 <= number <= campaign.runs:
         raise UserError(f"--number {number}: the runs of this campaign are numbered 1 to {campaign.runs}")
 
 
 def rule_context(campaign: Campaign) -> rules.RunContext:
-    """What the rules can check before the first run. The manifest is read here, by a process that is not a
-    run; the runs open it inside their clocks."""
+    """The facts that the rules can check before the first run. The manifest is read by this process, which is
+    not a run; runs open it inside their clocks."""
     paths = RunPaths(data=campaign.data, stage=campaign.stage, out=campaign.out, resume=None)
     states = [read_run(campaign, name) for name in campaign.names]
     return replace(
@@ -49,8 +49,8 @@ def rule_context(campaign: Campaign) -> rules.RunContext:
 
 
 def _dataset_facts(campaign: Campaign) -> dict[str, Any] | None:
-    """The facts of the manifest; None without one. Raises UserError if every run would fail: no data set, an
-    empty one, an invalid manifest, or too few samples."""
+    """The facts of the manifest; None without one. Raises UserError if no run could use the data set: it is
+    missing or empty, its manifest is invalid, or it has too few samples."""
     data, train_samples = campaign.data, campaign.run.data.train_samples
     if (data / manifest.NAME).exists():
         dataset = manifest.load(data)

@@ -1,4 +1,4 @@
-"""Where concurrent runs of a campaign go: nodes and tasks of a Slurm job, or cores and GPUs of this machine."""
+"""Placement of a campaign's concurrent runs: nodes and tasks of a Slurm job, or cores and GPUs of this machine."""
 
 import os
 from collections.abc import Mapping
@@ -35,15 +35,15 @@ def max_ranks(campaign: Campaign, tasks: int) -> int:
 
 
 def check_placement(campaign: Campaign, in_slurm_job: bool, env: Mapping[str, str]) -> None:
-    """Raises UserError if the instances cannot all run at the same time: srun would let some wait, and they
-    would be scored as concurrent."""
+    """Raises UserError if the instances cannot all run concurrently: srun would queue some, and they would be
+    scored as concurrent."""
     if in_slurm_job:
         _check_tasks(campaign, env)
     elif campaign.instances > 1 and (gpus := len(_visible_gpus())):
         ranks = max(1, campaign.ranks)
         if gpus < campaign.instances * ranks:
             raise UserError(
-                f"{campaign.instances} instances of {count(ranks, 'rank')} need one GPU per rank, and this "
+                f"{campaign.instances} instances of {count(ranks, 'rank')} need one GPU per rank, but this "
                 f"machine has {gpus}; start fewer, or set {_variable()}= to train on the CPU"
             )
 
@@ -51,8 +51,8 @@ def check_placement(campaign: Campaign, in_slurm_job: bool, env: Mapping[str, st
 def _check_tasks(campaign: Campaign, env: Mapping[str, str]) -> None:
     if campaign.instances < campaign.nodes and campaign.nodes % campaign.instances:
         raise UserError(
-            f"--instances {campaign.instances} cannot share {count(campaign.nodes, 'node')} equally; choose a "
-            "number that divides the nodes"
+            f"--instances {campaign.instances} cannot divide {count(campaign.nodes, 'node')} equally; "
+            f"choose a number that divides the number of nodes"
         )
     if campaign.instances == 1 and not env.get("SLURM_NTASKS"):
         return  # srun itself refuses more ranks than the nodes have processors
@@ -61,20 +61,22 @@ def _check_tasks(campaign: Campaign, env: Mapping[str, str]) -> None:
     if limit == 0 or campaign.ranks > limit:
         ranks = count(max(1, campaign.ranks), "rank")
         raise UserError(
-            f"--instances {campaign.instances} of {ranks} do not fit into this job of {count(tasks, 'task')} on "
-            f"{count(campaign.nodes, 'node')} at the same time; ask sbatch for more tasks, or start fewer"
+            f"--instances {campaign.instances} of {ranks} do not fit into this job of "
+            f"{count(tasks, 'task')} on "
+            f"{count(campaign.nodes, 'node')} at the same time; request more tasks from sbatch, or start "
+            f"fewer"
         )
 
 
 def bind_environment(campaign: Campaign, env: Mapping[str, str]) -> dict[str, str]:
-    """The variable that leaves an instance unbound, where instances share a node and MLHPC_BIND lists the cores of
-    the whole node's ranks: each would take the first lists. Empty otherwise."""
+    """The variable that leaves instances unbound if they share a node and MLHPC_BIND lists cores for the
+    whole node: all would use the first lists. Empty otherwise."""
     listed = env.get("MLHPC_BIND", "") not in ("", "none", "cores")
     return {"MLHPC_BIND": "none"} if listed and campaign.instances > campaign.nodes else {}
 
 
 def cores_of(campaign: Campaign, slot: int) -> set[int]:
-    """The cores of an instance on this machine; empty if there are too few to give each its own."""
+    """The cores of an instance on this machine; empty if there are too few for separate cores."""
     cores = sorted(os.sched_getaffinity(0))
     share = len(cores) // campaign.instances
     return set(cores[slot * share : (slot + 1) * share]) if campaign.instances > 1 else set()
@@ -95,7 +97,7 @@ def _visible_gpus() -> list[str]:
 
 
 def _variable() -> str:
-    """What hides GPUs from a process: the vendor's variable."""
+    """The vendor's variable that hides GPUs from a process."""
     if "CUDA_VISIBLE_DEVICES" in os.environ:
         return "CUDA_VISIBLE_DEVICES"
     there = accelerators.found()

@@ -30,9 +30,9 @@ State = Literal["converged", "missed", "aborted", "running", "to do"]
 
 @dataclass(frozen=True)
 class Campaign:
-    """``runs`` runs of ``run`` in ``out``, ``instances`` of them at a time, with ``ranks`` ranks each (0: one, or
-    in a Slurm job its tasks divided by the instances), on ``nodes`` nodes in all. ``arguments``: the options
-    passed to every run."""
+    """``runs`` runs of ``run`` in ``out``, ``instances`` of them concurrently, with ``ranks`` ranks each (0:
+    one, or in a Slurm job its tasks divided by the instances), on ``nodes`` nodes in all. ``arguments``: the
+    options passed to every run."""
 
     run: Run
     arguments: tuple[str, ...]
@@ -56,7 +56,7 @@ class Campaign:
 @dataclass(frozen=True)
 class RunState:
     """One run, read from its directory. ``why``: the reason why it did not converge; ``aborted``: number of
-    attempts that were set aside; ``evicted``: whether the page cache was cleared."""
+    aborted attempts; ``evicted``: whether the page cache was cleared."""
 
     name: str
     state: State
@@ -76,8 +76,8 @@ def attempts(out: Path, name: str) -> int:
 
 
 def read_run(campaign: Campaign, name: str, running: bool = False) -> RunState:
-    """The state of a run, from its directory; ``running``: a process is working on it, so that missing
-    records may still appear. A run whose loss diverged has missed its target: to repeat it is cherry-picking."""
+    """The state of a run, from its directory; ``running``: a process is working on it, so missing records may
+    still appear. A run whose loss diverged has missed its target: repeating it would be cherry-picking."""
     folder = campaign.out / name
     aborted = attempts(campaign.out, name)
     if running and not (folder / "result.json").exists():
@@ -129,7 +129,7 @@ def _outcome(
 
 
 def score_of(campaign: Campaign, states: Sequence[RunState]) -> Strong | Weak:
-    """The score of the runs so far, or why there is none."""
+    """The score of the runs so far, or the reason if there is none."""
     target = Target(
         metric=campaign.run.target.metric,
         label=campaign.run.target.label,
@@ -144,7 +144,7 @@ def score_of(campaign: Campaign, states: Sequence[RunState]) -> Strong | Weak:
 
 def _total_scale(campaign: Campaign, logs: Sequence[Log]) -> int | None:
     """T, in the units of S (``instance_scale``): accelerators, or nodes if there are none. Instances that
-    share nodes without accelerators use these nodes and no more."""
+    share nodes without accelerators count only these nodes."""
     scales = {instance_scale(log) for log in logs}
     if len(scales) != 1 or (scale := scales.pop()) is None:
         return None
@@ -155,7 +155,7 @@ def _total_scale(campaign: Campaign, logs: Sequence[Log]) -> int | None:
 
 
 def save(campaign: Campaign, states: Sequence[RunState], score: Strong | Weak, why: str) -> None:
-    """Write campaign.json. ``why``: why the campaign stopped before its end."""
+    """Write campaign.json. ``why``: the reason if the campaign stopped early."""
     run = campaign.run
     content = {
         "mlhpc": mlhpc.__version__,

@@ -1,4 +1,4 @@
-"""The command line. Each command imports what it needs when it runs, so that ``--help`` is quick."""
+"""The command line. Commands import their modules when they run, so that ``--help`` is fast."""
 
 import os
 import sys
@@ -10,15 +10,15 @@ from mlhpc.commands import data, io, models, observe, preflight, results, traini
 from mlhpc.commands.parser import Parser, print_help
 from mlhpc.errors import QUIET, AlreadyReported, Terminated, UserError, did_you_mean, missing_package
 
-INTERRUPTED = 130  # what a shell reports for a command ended by Ctrl-C
+INTERRUPTED = 130  # the status that a shell reports after Ctrl-C
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit status: 0 done, 1 the result is negative (target missed, findings),
-    2 the user has something to fix, 128 plus its number after a signal."""
-    is_program = argv is None  # rather than a call from Python, whose process is not ours
+    """Run one command and return its exit status: 0 done, 1 negative result (target missed, findings), 2 user
+    error, 128 plus its number after a signal."""
+    is_program = argv is None  # not a call from Python, whose process is not ours
     argv = list(sys.argv[1:] if argv is None else argv)
-    debug = False  # a mistake in the command line itself has no traceback worth reading
+    debug = False  # the traceback of a command-line error is not useful
     try:
         parser = _parser()
         options, unknown = parser.parse_known_args([word for word in argv if word != "--debug"])
@@ -33,10 +33,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         options.argv, options.is_program = argv, is_program
         debug = "--debug" in argv
         if options.quiet:
-            os.environ[QUIET] = "1"  # of the environment, so that it reaches all ranks
+            os.environ[QUIET] = "1"  # in the environment, so that it reaches all ranks
         command = options.command
         status: int = (load_object(command) if isinstance(command, str) else command)(options)
-        sys.stdout.flush()  # here, where a closed pipe is no traceback
+        sys.stdout.flush()  # here, where a closed pipe causes no traceback
         return status
     except UserError as error:
         if debug:
@@ -58,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.write("mlhpc: interrupted\n")
         return INTERRUPTED
     except BrokenPipeError:
-        # The reader of our output is gone. What is left in its buffer must not fail again when Python ends.
+        # The reader of our output has closed it. Flushing the buffer must not fail again when Python exits.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
 
@@ -66,12 +66,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> Parser:
     parser = Parser(
         prog="mlhpc",
-        description="Training benchmarks for HPC systems: time to train, data staging included.",
+        description="Training benchmarks for HPC systems: time to train, including data staging.",
         allow_abbrev=False,
     )
     parser.add_argument("-V", "--version", action="version", version=f"mlhpc {__version__}")
-    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
-    parser.add_argument("-q", "--quiet", action="store_true", help="no progress, results and errors only")
+    parser.add_argument("--debug", action="store_true", help="show the traceback of errors")
+    parser.add_argument(
+        "-q", "--quiet", action="store_true", help="print only results and errors, no progress"
+    )
     parser.set_defaults(parser=parser, root=parser, command=print_help)
     commands = parser.add_subparsers(title="commands", metavar="", parser_class=Parser)
     for group in (training, observe, data, io, preflight, models, results):

@@ -1,4 +1,4 @@
-"""``mlhpc run --compute``: how long an emulated step takes, and the run that takes it."""
+"""``mlhpc run --compute``: the duration of emulated steps, and the run that uses it."""
 
 import os
 from pathlib import Path
@@ -10,16 +10,16 @@ from mlhpc.common.timing.breakdown import read_events
 from mlhpc.errors import UserError
 
 FORWARD = 1 / 3
-"""An evaluation's share of a training step of as many samples: forward costs one of three passes of equal size
-(forward, and two products a layer backward)."""
+"""Time of an evaluation step relative to a training step with the same number of samples: forward is one of
+three passes of equal size (forward, and two products per layer backward)."""
 
 
 def emulated(run: Run, compute: str, ranks: int) -> Run:
     """``run`` in the open division with its steps replaced by waiting. ``compute``: seconds of a training step,
-    the folder of a run that measured it, or a machine that ``mlhpc predict`` knows. ``ranks``: of ``--ranks``; a
-    launcher's number counts before it.
+    the folder of a run that measured it, or a machine that ``mlhpc predict`` knows. ``ranks``: of
+    ``--ranks``; the number of a launcher takes precedence.
 
-    Raises UserError when no time follows from ``compute``.
+    Raises UserError if ``compute`` does not determine a time.
     """
     # Ranks that share a sample (training.spatial) count as one.
     together = getattr(run.training, "spatial_size", 1)
@@ -31,9 +31,9 @@ def emulated(run: Run, compute: str, ranks: int) -> Run:
 
 
 def refuse(run: Run, what: str) -> None:
-    """Raise UserError when ``run`` is emulated: ``what`` is made of trainings."""
+    """Raise UserError if ``run`` is emulated: ``what`` requires training."""
     if run.emulation.enabled:
-        raise UserError(f"{what} is made of trainings, and emulation.step_s computes none; leave it out")
+        raise UserError(f"{what} requires training, which emulation.step_s does not do; omit it")
 
 
 def _emulation(run: Run, compute: str, local_batch_size: int, ranks: int) -> Emulation:
@@ -44,7 +44,7 @@ def _emulation(run: Run, compute: str, local_batch_size: int, ranks: int) -> Emu
             return _measured(Path(compute), run, local_batch_size)
         seconds = _predicted(compute, run, local_batch_size, ranks)
     if not 0 <= seconds <= 86_400:
-        raise UserError(f"--compute {compute}: give seconds from 0 to 86400")
+        raise UserError(f"--compute {compute}: must be 0 to 86400 seconds")
     share = FORWARD * run.training.eval_batch_size / local_batch_size
     return Emulation(step_s=seconds, eval_step_s=share * seconds)
 
@@ -56,19 +56,21 @@ def _measured(folder: Path, run: Run, local_batch_size: int) -> Emulation:
     measured = read(folder)
     config, result = measured.config, measured.result
     if config is None or result is None:
-        raise UserError(f"{folder}: has no complete record of a run; give another run, or seconds")
+        raise UserError(f"{folder}: has no complete record of a run; choose another run, or pass seconds")
     if config.benchmark != run.benchmark or config.emulation.enabled:
         kind = "an emulated run" if config.emulation.enabled else f"a run of {config.benchmark}"
-        raise UserError(f"{folder}: is {kind}; give a training of {run.benchmark}, or seconds")
+        raise UserError(f"{folder}: is {kind}; choose a training run of {run.benchmark}, or pass seconds")
     if getattr(config.training, "coarse_epochs", ()):
-        raise UserError(f"{folder}: trained some epochs on coarser samples; give another run, or seconds")
+        raise UserError(
+            f"{folder}: trained some epochs on coarser samples; choose another run, or pass seconds"
+        )
     together = getattr(config.training, "spatial_size", 1)
     sharing = max(1, result.ranks // together) * config.backward_passes
     batch = config.hyperparameters.global_batch_size // sharing
     if batch != local_batch_size:
         raise UserError(
-            f"{folder}: measured steps of {batch} samples per rank, not {local_batch_size}; give a run of the "
-            "same batch, or seconds"
+            f"{folder}: measured steps of {batch} samples per rank, not {local_batch_size}; choose a run "
+            f"with the same batch size, or pass seconds"
         )
     try:
         events = read_events(folder / "events.rank0.jsonl")
@@ -79,21 +81,20 @@ def _measured(folder: Path, run: Run, local_batch_size: int) -> Emulation:
         for name in ("train", "eval")
     }
     if not medians["train"]:
-        raise UserError(f"{folder}: recorded no step times (runs of earlier versions did not); give seconds")
+        raise UserError(f"{folder}: recorded no step times (earlier versions did not); pass seconds")
     step_s = median(medians["train"])
     return Emulation(step_s=step_s, eval_step_s=median(medians["eval"] or [FORWARD * step_s]))
 
 
 def _predicted(name: str, run: Run, local_batch_size: int, ranks: int) -> float:
-    """Seconds of a step (a backward pass) without its wait for input, of a rank with this batch, on as many nodes
-    of the machine ``name`` as hold ``ranks`` accelerators."""
+    """Seconds of a step (a backward pass) without its wait for input, of a rank with this batch, on the nodes
+    of the machine ``name`` needed for ``ranks`` accelerators."""
     from mlhpc.perf.machines import known, machine
     from mlhpc.perf.prediction.model import predict
 
     if name not in known() and not Path(name).is_file():
         raise UserError(
-            f"--compute {name}: neither seconds, nor the folder of a run, nor a machine; machines: "
-            f"{', '.join(known())}"
+            f"--compute {name}: not seconds, the folder of a run or a machine; machines: {', '.join(known())}"
         )
     there = machine(name)
     nodes = -(-ranks // there.per_node)

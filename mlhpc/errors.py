@@ -7,16 +7,16 @@ from collections.abc import Iterable, Sequence
 
 
 class UserError(Exception):
-    """Something outside the program is wrong: a file, a flag, a machine.
+    """An error outside the program: a file, a flag, a machine.
 
-    The message is one line that says what is wrong, where, and what to do. The command line prints it
+    The message is one line: what is wrong, where, and what to do. The command line prints it
     after ``mlhpc: `` and exits with status 2; ``--debug`` adds the traceback.
     """
 
 
 class AlreadyReported(UserError):
-    """A ``UserError`` on a rank that leaves printing it to another: to rank 0 when all ranks raise it, else to the
-    one that reports this rank as lost."""
+    """A ``UserError`` printed by another rank: by rank 0 if all ranks raise it, otherwise by the rank that
+    reports this one as lost."""
 
 
 class Terminated(BaseException):
@@ -50,12 +50,12 @@ def missing_package(error: ModuleNotFoundError, what: str, extra: str = "") -> s
 
 
 QUIET = "MLHPC_QUIET"
-"""Environment variable of ``mlhpc --quiet``: results and errors only, on all ranks."""
+"""Environment variable set by ``mlhpc --quiet``: only results and errors, on all ranks."""
 
 
 def say_at_once(line: str) -> None:
-    """Write ``line`` to standard error past ``sys.stderr``, whose lock another thread may hold. That nobody can
-    read it any more, because a terminal or the reader of a pipe is gone, is no reason not to go on."""
+    """Write ``line`` directly to standard error, because another thread may have locked ``sys.stderr``.
+    Errors are ignored: the terminal or the reader of a pipe may be closed."""
     with contextlib.suppress(OSError):
         os.write(2, f"mlhpc: {line}\n".encode())
 

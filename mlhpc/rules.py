@@ -1,4 +1,4 @@
-"""``mlhpc rules``: the rules of the closed division, and which of them a planned run would violate."""
+"""``mlhpc rules``: the rules of the closed division, and their violations by a planned run."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -37,9 +37,7 @@ def print_rules(benchmark: str, ruleset: str | None, console: Console) -> None:
     free = definition["closed_free"].items()
     _print_words(("free", "bounds"), [(key, bounds(condition)) for key, condition in free], console)
     timed = "timed" if ruleset in definition["closed_results"]["staging_timed"] else "not timed"
-    console.print(
-        f"{runs_of_a_score(benchmark)} runs make a score; under ruleset {ruleset} staging is {timed}"
-    )
+    console.print(f"{runs_of_a_score(benchmark)} runs per score; under ruleset {ruleset} staging is {timed}")
 
 
 def _print_words(head: tuple[str, ...], rows: Sequence[tuple[str, ...]], console: Console) -> None:
@@ -77,7 +75,7 @@ def violations(
     log: Path | None = None,
 ) -> list[Finding] | None:
     """The violations of a planned run, from its settings and the data set's manifest; None in the open division.
-    ``log``: whose hyperparameters it takes.
+    ``log``: the log whose hyperparameters it uses.
 
     Raises UserError for settings that are not valid, and for a ruleset unknown to the benchmark.
     """
@@ -97,10 +95,9 @@ def violations(
 
 
 def print_violations(found: list[Finding] | None, name: str, console: Console) -> int:
-    """Print the violations of the planned run ``name``. Returns the exit status: 0 when nothing keeps it from
-    starting."""
+    """Print the violations of the planned run ``name``. Returns the exit status: 0 if it could start."""
     if found is None:
-        console.print(f"{name}: open division, none of these rules apply")
+        console.print(f"{name}: open division: none of these rules apply")
         return 0
     return print_findings(found, console)
 
@@ -119,8 +116,8 @@ def document() -> str:
         "start; warnings are printed. HPC rules are the MLPerf HPC training rules 3.0, training rules the",
         "MLPerf training rules that they build on (mlcommons/training_policies).",
         "",
-        "A setting in neither table of a benchmark belongs to the system and is free, such as how samples are",
-        "read (`loading`) and how gradients are sent (`training.bucket_cap_mib`, `training.fusion_threshold_mib`,",
+        "Settings that are in neither table of a benchmark are free, for example those for reading samples",
+        "(`loading`) and for sending gradients (`training.bucket_cap_mib`, `training.fusion_threshold_mib`,",
         "`training.cycle_time_ms`, `training.hierarchical_allreduce`).",
         "",
         "| rule | when | requirement | source |",
@@ -140,7 +137,7 @@ def _page(benchmark: str) -> list[str]:
     definition = definition_of(benchmark)
     results = definition["closed_results"]
     return [
-        f"{results['runs']} runs make a score. Rulesets {', '.join(results['rulesets'])}; staging is timed in "
+        f"{results['runs']} runs per score. Rulesets {', '.join(results['rulesets'])}; staging is timed in "
         f"{', '.join(results['staging_timed']) or 'none of them'}.",
         "",
         "| fixed | to |",
@@ -171,7 +168,7 @@ def _known_ruleset(benchmark: str, ruleset: str | None) -> str:
 
 
 def _own_ruleset(benchmark: str, ruleset: str | None) -> str | None:
-    """``ruleset`` as asked for; None, for the benchmark's own, where it is one of HPC and the benchmark belongs to
-    MLPerf Training: as for ``mlhpc check --ruleset``, which takes a folder of both."""
+    """The requested ``ruleset``; None, for the benchmark's default, if it is an HPC ruleset and the benchmark
+    belongs to MLPerf Training: as for ``mlhpc check --ruleset``, which accepts a folder of both."""
     own = registry.find(benchmark).training_ruleset
     return None if own and ruleset in RULESETS else ruleset

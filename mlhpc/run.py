@@ -1,4 +1,4 @@
-"""``mlhpc run``: one training to target, and the folder that records it. Start reading at ``main``."""
+"""``mlhpc run``: trains to target and records the run in its folder. Start reading at ``main``."""
 
 import argparse
 import hashlib
@@ -49,7 +49,7 @@ from mlhpc.submission.logs.hyperparameters import load_run
 
 @dataclass(frozen=True)
 class RunPaths:
-    """Where a run reads and writes. ``stage`` None: the data set is read in place. ``out`` None: the first
+    """The paths of a run. ``stage`` None: the data set is read in place. ``out`` None: the first
     free number under ``results/``."""
 
     data: Path
@@ -59,9 +59,9 @@ class RunPaths:
 
 
 def main(options: argparse.Namespace) -> int:
-    """Prepare, train, conclude. Returns the exit status: 0 when the target was met or steps were emulated.
+    """Prepare, train, conclude. Returns the exit status: 0 if the target was met or steps were emulated.
 
-    Raises UserError for whatever the user has to fix; a run that has begun is then logged as aborted.
+    Raises UserError; a run that has started is then logged as aborted.
     """
     run, paths = requested(options)
     if options.ranks > 1 and "MLHPC_RANK" not in os.environ:
@@ -105,13 +105,13 @@ def _import_trainer(run: Run, framework: registry.Framework) -> ModuleType:
         raise UserError(missing_package(error, what, framework.extra)) from error
 
 
-# Act 1: every mistake that can be detected early is reported before the run has a folder.
+# Act 1: errors are detected as early as possible, before the run has a folder.
 
 
 def requested(options: argparse.Namespace) -> tuple[Run, RunPaths]:
-    """The settings and paths that the command line asks for. Raises UserError."""
+    """The settings and paths from the command line. Raises UserError."""
     if options.ranks < 0:
-        raise UserError(f"--ranks {options.ranks}: give a number of ranks of 1 or more")
+        raise UserError(f"--ranks {options.ranks}: must be at least 1")
     run = load_run(
         options.benchmark,
         options.preset,
@@ -124,8 +124,8 @@ def requested(options: argparse.Namespace) -> tuple[Run, RunPaths]:
     framework = registry.find(run.benchmark).frameworks[run.training.framework]
     if run.emulation.enabled and not framework.emulates:
         raise UserError(
-            f"{run.benchmark} in {run.training.framework} has no emulated steps; leave out --compute and "
-            "emulation.step_s"
+            f"{run.benchmark} in {run.training.framework} does not support emulated steps; omit --compute "
+            f"and emulation.step_s"
         )
     rules.enforce(rules.RunContext(run, resumed=options.resume is not None))
     paths = RunPaths(
@@ -148,12 +148,12 @@ def prepare(
     """The folder of the run with its ``config.toml`` and ``env.json``, the seed, and whether the data set was
     dropped from all page caches. Called by all ranks. ``binding``: of this rank, as the libraries found it.
 
-    Raises UserError when the rules forbid the run, the data set does not exist, or the folder holds results.
+    Raises UserError if the rules forbid the run, the data set does not exist, or the folder contains results.
     """
     _print_findings(on_all_ranks(world, lambda: rules.enforce(context_of(run, paths, evict)))[0], world)
     source = run.hyperparameters_from
     if world.rank == 0 and source and not os.environ.get(QUIET):
-        sys.stderr.write(f"mlhpc: {printable(source)}\n")  # from a config.toml it may be any text
+        sys.stderr.write(f"mlhpc: {printable(source)}\n")  # in a config.toml it may be any text
     on_rank0(world, lambda: manifest.require_folder(paths.data))
     on_all_ranks(world, lambda: _check_stage(paths.stage))
     if resume := paths.resume:
@@ -165,7 +165,7 @@ def prepare(
 
 
 def context_of(run: Run, paths: RunPaths, evict: bool) -> rules.RunContext:
-    """What the rules can check before a run starts. The data set is neither opened nor listed."""
+    """The facts that the rules can check before a run starts. The data set is neither opened nor listed."""
     stage = paths.stage
     return rules.RunContext(
         run,
@@ -178,7 +178,7 @@ def context_of(run: Run, paths: RunPaths, evict: bool) -> rules.RunContext:
 
 def seed_of(directory: Path, run: Run) -> int:
     """The seed of the run in ``directory`` that ``run`` resumes, or extends: ``run`` may have more epochs. Raises
-    UserError when other settings differ, naming them."""
+    UserError if other settings differ, naming them."""
     saved, saved_run = saved_in(directory)
     before, now = (
         dict(load.dotted(each.model_dump(mode="json", exclude={"division"}))) for each in (saved_run, run)
@@ -197,7 +197,7 @@ def seed_of(directory: Path, run: Run) -> int:
 
 
 def saved_in(directory: Path) -> tuple[checkpoint.Checkpoint, Run]:
-    """The checkpoint in a run's directory and its settings. Raises UserError when one cannot be read."""
+    """The checkpoint in a run's directory and its settings. Raises UserError if one cannot be read."""
     saved = checkpoint.load(directory)
     try:
         return saved, load.loads(saved.config)
@@ -221,16 +221,16 @@ def _check_stage(stage: Path | None) -> None:
 
 
 def _warn_of_memory(run: Run, world: World) -> None:
-    """The kernel kills a rank that needs more than there is, and leaves it no time to say so."""
+    """Warn, because the kernel kills ranks that exceed the memory without a message of their own."""
     need = memory_need(run, world.size, world.local_size) if world.rank == 0 else None
     if need and not need.fits:
         sys.stderr.write(f"mlhpc: warning: memory: {need}: the kernel may kill the run; {REMEDY}\n")
 
 
 def _make_out(run: Run, requested: Path | None) -> Path:
-    """A folder for the results. Results are never overwritten: whoever creates ``run.log`` first owns the folder,
-    even when two runs start at the same time."""
-    occupied = "{} holds the results of another run; choose another --out, or move it away"
+    """A folder for the results. Results are never overwritten: the process that creates ``run.log`` first
+    owns the folder, even when two runs start at the same time."""
+    occupied = "{} contains the results of another run; choose another --out, or move it away"
     numbered = (Path("results") / f"{run.benchmark}-{run.preset}-{number}" for number in count(1))
     out = requested or next(path for path in numbered if not path.exists())
     try:
@@ -256,7 +256,7 @@ def _write_evidence(run: Run, data: Path, out: Path, world: World, binding: Mapp
     nodes = [facts for facts in world.gather(environment) if facts]
     place = {"rank": world.rank, "hostname": gethostname(), "local_rank": world.local_rank}
     bindings = world.gather({**place, **binding})
-    for node in nodes:  # what its ranks have together
+    for node in nodes:  # the sum of its ranks
         own = (parse_ranges(each["cores"]) for each in bindings if each["hostname"] == node["hostname"])
         node["cores"] = len({core for cores in own for core in cores})
     if world.rank == 0:
@@ -273,8 +273,8 @@ def _write_evidence(run: Run, data: Path, out: Path, world: World, binding: Mapp
 
 
 def _evict(data: Path, world: World) -> bool:
-    """Drop the data set from every node's page cache before the run, as the rules require, and say so; no file's
-    content is read. Returns whether no page of it is left on any node."""
+    """Drop the data set from every node's page cache before the run, as the rules require, and print the
+    result; no file content is read. Returns whether no page is left on any node."""
     files: list[Path] = []
     kept = 0
     if world.local_rank == 0:
@@ -385,10 +385,10 @@ def removed_on_abort(stage: Path | None, world: World) -> Iterator[None]:
 
 
 def _remove_staged(stage: Path, world: World) -> None:
-    """Remove the staged copy after a complete run, since the next one must start without it. An interrupted run
-    leaves its files for the next attempt."""
+    """Remove the staged copy after a complete run, since the next run must start without it. An interrupted
+    run keeps its files for the next attempt."""
     for turn in (world.rank == 0, world.rank > 0 and world.local_rank == 0):
-        # If the nodes share the folder after all, rank 0 has removed it for everybody.
+        # If the nodes share the folder, rank 0 has removed it for all.
         if turn and (stage / manifest.NAME).exists():
             remove(stage)
         world.barrier()

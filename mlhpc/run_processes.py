@@ -14,10 +14,10 @@ from mlhpc.common.ranks.environment import identify
 from mlhpc.errors import UserError
 
 GRACE_S = 60.0
-"""Seconds that runs have to close their logs after SIGTERM before they are killed."""
+"""Seconds in which runs must close their logs after SIGTERM before they are killed."""
 SRUN_WAIT_S = 120
-"""Seconds after the first exit until srun kills the remaining ranks. Longer than the 60 s of the roll call, which
-has by then named a rank that never connected."""
+"""Seconds after the first exit until srun kills the remaining ranks. Longer than the 60 s of the roll call,
+which has by then named the missing rank."""
 
 
 def in_slurm(env: Mapping[str, str]) -> bool:
@@ -35,8 +35,8 @@ def require_one_process(command: str) -> None:
     rank_info = identify(os.environ)
     if rank_info.size > 1:
         raise UserError(
-            f"{rank_info.launcher} started {rank_info.size} processes of mlhpc {command}; start one process, "
-            "which starts the ranks itself"
+            f"{rank_info.launcher} started {rank_info.size} processes of mlhpc {command}; start a single "
+            f"process, which starts the ranks itself"
         )
 
 
@@ -54,7 +54,7 @@ def start_run(
     """Start ``mlhpc run ARGUMENTS`` with ``ranks`` ranks (0: one, or as many as the allocation has tasks), or
     ``python -m MODULE ARGUMENTS`` on this machine, which starts its ranks itself.
 
-    It gets its own session, so that Ctrl-C reaches only the caller, which stops the run cleanly.
+    It gets a separate session, so that Ctrl-C reaches only the caller, which stops the run cleanly.
     ``srun_options``: its nodes and tasks, inside a Slurm job. ``output``: the file for its output. ``env``: added
     to its environment. ``cores``: the only cores it may use. ``lock_fds``: locks that it inherits, so that the
     same run is not started again while an orphan of a killed caller is still running.
@@ -97,10 +97,10 @@ def _launch_wrap(env: Mapping[str, str]) -> list[str]:
 @contextlib.contextmanager
 def locked(out: Path, name: str | None, command: str) -> Iterator[list[int]]:
     """Create the folder and lock it: all of it, or only the run ``name``, so that other tasks of the same job
-    array can work on the others. Yields the file descriptors of the locks; the kernel releases a lock when the
-    last process that holds it exits.
+    array can work on the others. Yields the file descriptors of the locks; the kernel releases a lock when
+    its last process exits.
 
-    Raises UserError when another ``command`` is running there, or the folder cannot be created.
+    Raises UserError if another ``command`` is running in the folder, or the folder cannot be created.
     """
     files = [(out / ".lock", fcntl.LOCK_EX if name is None else fcntl.LOCK_SH)]
     files += [(_lock_path(out, name), fcntl.LOCK_EX)] if name else []
@@ -114,7 +114,8 @@ def locked(out: Path, name: str | None, command: str) -> Iterator[list[int]]:
             except BlockingIOError:
                 which = f" on {name}" if name and kind == fcntl.LOCK_EX else ""
                 raise UserError(
-                    f"{out}: another {command} is running there{which}; wait for it, or choose another --out"
+                    f"{out}: another {command} is running in this folder{which}; wait for it, or choose "
+                    f"another --out"
                 ) from None
             except OSError:  # the file system has no locks
                 pass

@@ -32,7 +32,7 @@ class Conclusion:
 
     def _lost(self, loss: Loss) -> None:
         self._log.lost(loss)
-        self._turn.acquire()  # never released: the process ends after this, and nobody else may start to write
+        self._turn.acquire()  # never released: the process ends after this, and no other thread may write
         self._write()
 
     def _write(self) -> tuple[list[Event], dict[str, Any]]:
@@ -66,7 +66,8 @@ def summarize(run: Run, events: list[Event]) -> dict[str, Any]:
     except ValueError:
         times = None
     whole = times if status != "aborted" else None
-    # The clock of a resumed run misses its first part, and an emulated one trains nothing: no time to train.
+    # The clock of a resumed run does not include its first part, and an emulated run does not train: no time
+    # to train.
     timed = None if notes["facts"]["resumed"] or status == "emulated" else whole
     return {
         "mlhpc": mlhpc.__version__,
@@ -118,12 +119,13 @@ def last_line(result: dict[str, Any], out: Path) -> str:
     if result["status"] == "emulated":
         steps, waited = (sum(epoch[key] for epoch in result["epochs"]) for key in ("step_s", "data_wait_s"))
         return (
-            f"{result['benchmark']} {result['preset']}: emulated, steps of {result['emulation']['step_s']:.4g} s: "
-            f"{steps:.2f} s of steps, {waited:.2f} s of data wait; not a training; {where}"
+            f"{result['benchmark']} {result['preset']}: emulated, steps of "
+            f"{result['emulation']['step_s']:.4g} s: "
+            f"{steps:.2f} s of steps, {waited:.2f} s of data wait; not a training run; {where}"
         )
     target = result["target"]
     outcome = ("reached" if target["reached"] else "missed") + (", resumed" if result["resumed"] else "")
-    staging = "staging included" if result["staging"] else "nothing was staged"
+    staging = "including staging" if result["staging"] else "nothing was staged"
     best = "nothing evaluated" if target["best"] is None else f"best {target['best']:.4f}"
     seconds = result["time_to_train_s"]
     time = f" in {seconds:.2f} s, {staging}" if seconds is not None else ", no time to train"
@@ -135,11 +137,11 @@ def last_line(result: dict[str, Any], out: Path) -> str:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write the whole file or none of it. Raises UserError."""
+    """Write the file atomically. Raises UserError."""
     try:
         atomic.write_bytes(path, text.encode())
     except OSError as error:
-        raise UserError(f"{path}: cannot be written: {error.strerror}; free some space there") from None
+        raise UserError(f"{path}: cannot be written: {error.strerror}; free some space") from None
 
 
 def _tags(event: Event) -> dict[str, Any]:

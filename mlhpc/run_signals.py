@@ -14,8 +14,8 @@ from mlhpc.errors import Terminated, say_at_once
 
 @contextmanager
 def exit_on_sigterm() -> Iterator[None]:
-    """End the process at once on a terminating signal, while there is no log to close: frameworks that are being
-    loaded do not survive an exception from a signal handler (PyTorch 2.13 aborts with pages of frames)."""
+    """End the process immediately on a terminating signal while there is no log to close: frameworks cannot
+    handle an exception from a signal handler during import (PyTorch 2.13 aborts with pages of frames)."""
 
     def leave(number: int, frame: object) -> None:
         say_at_once(reason(number))
@@ -33,13 +33,13 @@ def exit_on_sigterm() -> Iterator[None]:
 def closing_in_order(world: World, out: Path) -> Iterator[None]:
     """SIGTERM, SIGUSR1 and Ctrl-C while the log of the run in ``out`` is open.
 
-    Rank 0 raises :class:`Terminated` or KeyboardInterrupt, so that everything is closed properly; later signals
-    are ignored, since a launcher may send several, and Ctrl-C also reaches the parent of local ranks, which
-    then ends them. The other ranks have nothing to close: they report it, unless rank 0 does, and exit, from a
-    thread, because the signal may have arrived in the middle of a message to rank 0.
+    Rank 0 raises :class:`Terminated` or KeyboardInterrupt, so that everything is closed properly; later
+    signals are ignored, since a launcher may send several, and Ctrl-C also reaches the parent of local ranks,
+    which then ends them. The other ranks have nothing to close: they report the signal, unless rank 0 does,
+    and exit from a thread, because the signal may have interrupted a message to rank 0.
     """
     received: list[int] = []
-    # A process started with Ctrl-C ignored, as in the background of a script, keeps ignoring it.
+    # A process started with Ctrl-C ignored, as in the background of a script, continues to ignore it.
     ctrl_c = [signal.SIGINT] if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN else []
     numbers = [*TERMINATING, *ctrl_c]
 
@@ -52,7 +52,7 @@ def closing_in_order(world: World, out: Path) -> Iterator[None]:
     def handle(number: int, frame: object) -> None:
         received.append(number)
         if len(received) > 1:
-            return  # rather than SIG_IGN: Python would report a signal that arrived just before with a traceback
+            return  # not SIG_IGN: Python would report a signal that arrived just before with a traceback
         if world.rank != 0:
             threading.Thread(target=leave, args=(number,), daemon=True).start()
         else:
@@ -62,7 +62,7 @@ def closing_in_order(world: World, out: Path) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        if received:  # a framework may have turned it into another exception
+        if received:  # a framework may have converted it into another exception
             raise _exception(received[0], out) from error
         raise
     finally:

@@ -1,7 +1,7 @@
 """``mlhpc study``: training throughput under varied settings, several runs each.
 
-The folder is the record, and grows: a second call with other settings adds cells, one with the same settings
-continues where the first one stopped. ``study.json`` and ``study.html`` are regenerated from the directories.
+The folder is the record and can be extended: a call with other settings adds cells, one with the same
+settings continues. ``study.json`` and ``study.html`` are regenerated from the directories.
 """
 
 import json
@@ -38,10 +38,9 @@ from mlhpc.submission.report.summary import plain
 
 
 def make(sweep: Sweep, number: int | None, console: Console) -> int:
-    """Run what is missing, or only run ``number`` (a task of a job array), write study.json and study.html and
-    print the table. Returns 0 when all runs were measured, 1 when not, 128 plus the number of the signal that
-    interrupted it. Raises
-    UserError as ``plan`` does, and when another study is running in the folder."""
+    """Run the missing runs, or only run ``number`` (a task of a job array), write study.json and study.html
+    and print the table. Returns 0 if all runs were measured, 1 if not, 128 plus the number of the signal that
+    interrupted it. Raises UserError like ``plan``, and if another study is running in the folder."""
     require_one_process("study")
     cells = plan(sweep)
     # Every round runs each cell once, so that drift of the machine affects all cells alike.
@@ -69,20 +68,20 @@ def make(sweep: Sweep, number: int | None, console: Console) -> int:
             save(study)
     show(study, console)
     if status:
-        console.print("interrupted; start it again to continue")
+        console.print("interrupted; restart it to continue")
         return status
     return 1 if failed else 0
 
 
 def _run(sweep: Sweep, cell: PlannedCell, repeat: int, lock_fds: list[int], console: Console) -> str:
-    """Start one run, unless it is measured already. Returns why it was not measured, or ""."""
+    """Start one run, unless it is already measured. Returns the reason if it was not measured, or ""."""
     out = sweep.out / cell.name / f"run-{repeat}"
     try:
         measured(out, cell.settings)
         return ""
     except ValueError:
         pass
-    if out.exists():  # an attempt that was interrupted
+    if out.exists():  # an interrupted attempt
         shutil.rmtree(out)
     output = out.with_suffix(".out")
     output.unlink(missing_ok=True)
@@ -121,11 +120,11 @@ def _run(sweep: Sweep, cell: PlannedCell, repeat: int, lock_fds: list[int], cons
 
 
 def _check_benchmark(sweep: Sweep) -> None:
-    """Raises UserError when the folder holds cells of another benchmark."""
+    """Raises UserError if the folder holds cells of another benchmark."""
     for path in sweep.out.glob(f"*/{CELL}"):
         benchmark = described(path.parent)[0].get("benchmark")
         if benchmark != sweep.benchmark:
-            raise UserError(f"{sweep.out}: holds a study of {benchmark}; choose another --out")
+            raise UserError(f"{sweep.out}: contains a study of {benchmark}; choose another --out")
 
 
 def _describe(sweep: Sweep, cell: PlannedCell) -> None:
@@ -177,7 +176,7 @@ def save(study: Study) -> None:
     """Write study.json and study.html."""
     text = json.dumps(content(study), indent=1) + "\n"
     atomic.write_bytes(study.path / "study.json", text.encode())
-    from mlhpc.submission.report.study_page import page  # Altair takes most of a second
+    from mlhpc.submission.report.study_page import page  # importing Altair takes most of a second
 
     atomic.write_bytes(study.path / "study.html", page(study).encode())
 

@@ -1,4 +1,4 @@
-"""What a study runs: every combination of the varied settings, checked before anything starts."""
+"""The runs of a study: all combinations of the varied settings, checked before anything starts."""
 
 import csv
 import hashlib
@@ -23,12 +23,12 @@ from mlhpc.run_processes import in_slurm
 from mlhpc.submission.report.study import CELL, GLOBAL_BATCH, PLACES, SERVERS, UPDATES, Value, family, flat
 
 STORAGE = ("shared", "staged")
-"""What ``--vary storage`` takes besides folders to stage to."""
+"""Values of ``--vary storage`` other than folders to stage to."""
 KINDS_OF_UPDATES = ("synchronous", "asynchronous")
 NO_SETTINGS = (*PLACES, SERVERS, UPDATES)
-"""What ``--vary`` takes besides the settings of a run."""
+"""Keys of ``--vary`` other than the settings of a run."""
 MAX_NAME = 200
-"""Characters of a cell's folder name that describe its settings; file systems allow 255 bytes in all."""
+"""Maximum length of the description in a cell's folder name; file systems allow 255 bytes in total."""
 
 
 @dataclass(frozen=True)
@@ -62,15 +62,15 @@ class PlannedCell:
 
 
 def parse_axes(texts: Sequence[str]) -> dict[str, list[Value]]:
-    """``KEY=A,B`` as the values of a key. Raises UserError for another form, or a key given twice."""
+    """``KEY=A,B`` as the values of a key. Raises UserError for another format, or a repeated key."""
     axes: dict[str, list[Value]] = {}
     for text in texts:
         key, equals, listed = text.partition("=")
         key = key.strip()
         if not equals or not key or not listed.strip():
-            raise UserError(f"--vary {text!r} is not of the form KEY=A,B, such as batch=8,16")
+            raise UserError(f"--vary {text!r} does not have the form KEY=A,B, such as batch=8,16")
         if key not in NO_SETTINGS and "." not in key:
-            settings = "or any setting as --set names it, such as network.width"
+            settings = "or any setting of --set, such as network.width"
             raise UserError(f"--vary {key}: {did_you_mean(key, NO_SETTINGS)}; {settings}")
         if key in axes:
             raise UserError(f"--vary {key} is given twice; list all values in one")
@@ -96,8 +96,8 @@ def _values(key: str, listed: str) -> list[Value]:
 def plan(sweep: Sweep) -> list[PlannedCell]:
     """All cells, checked before anything runs.
 
-    Raises UserError for an unknown or invalid setting, a batch that the ranks cannot share, and a data set that
-    is missing or too small for the steps.
+    Raises UserError for an unknown or invalid setting, a batch that cannot be divided among the ranks, and a
+    data set that is missing or too small for the steps.
     """
     _check_options(sweep)
     cells = []
@@ -123,13 +123,13 @@ def plan(sweep: Sweep) -> list[PlannedCell]:
 def _check_options(sweep: Sweep) -> None:
     for option, number in (("--repeats", sweep.repeats), ("--steps", sweep.steps)):
         if number < 1:
-            raise UserError(f"{option} {number}: give 1 or more")
+            raise UserError(f"{option} {number}: must be at least 1")
     if sweep.warmup_steps < 0:
-        raise UserError(f"--warmup {sweep.warmup_steps}: give 0 or more")
+        raise UserError(f"--warmup {sweep.warmup_steps}: must be at least 0")
     for key in ("batch", "ranks"):
         for value in sweep.axes.get(key, ()):
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise UserError(f"--vary {key}={value}: give whole numbers of 1 or more")
+                raise UserError(f"--vary {key}={value}: must be whole numbers of at least 1")
     if "batch" in sweep.axes and GLOBAL_BATCH in sweep.axes:
         raise UserError(f"--vary batch and {GLOBAL_BATCH}: each determines the other; vary one of them")
     _check_servers(sweep)
@@ -148,14 +148,14 @@ def _check_servers(sweep: Sweep) -> None:
             raise UserError(f"--vary {UPDATES}={value}: {did_you_mean(str(value), KINDS_OF_UPDATES)}")
     for value in numbers:
         if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-            raise UserError(f"--vary {SERVERS}={value}: give whole numbers of 0 (an all-reduce) or more")
+            raise UserError(f"--vary {SERVERS}={value}: must be whole numbers of at least 0 (an all-reduce)")
     if numbers and not registry.find(sweep.benchmark).servers_study:
         able = " and ".join(b.name for b in registry.benchmarks().values() if b.servers_study)
-        raise UserError(f"--vary {SERVERS}: {sweep.benchmark} has no such study; it is for {able}")
+        raise UserError(f"--vary {SERVERS}: {sweep.benchmark} does not support it; only {able}")
     if numbers and (sweep.stage or any(value != "shared" for value in sweep.axes.get("storage", ()))):
-        raise UserError(f"--vary {SERVERS}: reads the data set in place; leave --stage and storage out")
+        raise UserError(f"--vary {SERVERS}: reads the data set in place; omit --stage and storage")
     if numbers and in_slurm(os.environ):
-        raise UserError(f"--vary {SERVERS}: runs on one machine; start it outside of a Slurm job")
+        raise UserError(f"--vary {SERVERS}: runs on a single machine; start it outside a Slurm job")
 
 
 def _cell(sweep: Sweep, chosen: dict[str, Value]) -> PlannedCell:
@@ -165,20 +165,22 @@ def _cell(sweep: Sweep, chosen: dict[str, Value]) -> PlannedCell:
     tasks = int(os.environ.get("SLURM_NTASKS", 1)) if in_slurm(os.environ) else None
     ranks = int(chosen.get("ranks", tasks or 1))
     if tasks and ranks > tasks:
-        raise UserError(f"--vary ranks={ranks}: this job has {count(tasks, 'task')}; ask sbatch for more")
+        raise UserError(
+            f"--vary ranks={ranks}: this job has {count(tasks, 'task')}; request more from sbatch"
+        )
     if "batch" in chosen:
         settings.append(f"hyperparameters.global_batch_size={int(chosen['batch']) * ranks}")
     run = load.load(sweep.benchmark, sweep.preset, settings)
     refuse(run, "a study")
     if SERVERS in chosen and run.study.earlier_epochs:
-        raise UserError(f"study.earlier_epochs: is for studies without {SERVERS}; leave it out")
+        raise UserError(f"study.earlier_epochs: is only for studies without {SERVERS}; omit it")
     if not run.study.steps:
-        raise UserError("study.steps=0 means a run to the target; give 1 or more")
+        raise UserError("study.steps=0 means a run to the target; must be at least 1")
     batch = divide_batch(run.hyperparameters.global_batch_size, ranks)
     run.study.cut(run.data.train_samples // run.hyperparameters.global_batch_size)
     storage = str(chosen.get("storage", "staged" if sweep.stage else "shared"))
     if storage == "staged" and sweep.stage is None:
-        raise UserError("--vary storage=staged needs a node-local folder to stage to; give --stage")
+        raise UserError("--vary storage=staged requires a node-local folder; pass --stage")
     folder = {"shared": None, "staged": sweep.stage}.get(storage, storage)
     stage = _absolute(folder) if folder else None
     data = Path(_absolute(chosen.get("data", sweep.data)))
@@ -191,7 +193,7 @@ def _cell(sweep: Sweep, chosen: dict[str, Value]) -> PlannedCell:
         "data": Path(family(str(data), codec)).name,
         "storage": "staged" if stage else "shared",
     }
-    if in_slurm(os.environ):  # the same ranks on more nodes are another cell
+    if in_slurm(os.environ):  # the same number of ranks on more nodes is a different cell
         places["ranks_per_node"] = _ranks_per_node(ranks, os.environ)
     if SERVERS in chosen:
         places[SERVERS] = chosen[SERVERS]
@@ -214,13 +216,13 @@ def _cell(sweep: Sweep, chosen: dict[str, Value]) -> PlannedCell:
 
 
 def _absolute(folder: object) -> str:
-    """Of a list after ``--vary`` the shell expands ``~`` at the first place only."""
+    """In a list after ``--vary`` the shell expands only the first ``~``."""
     return os.path.abspath(os.path.expanduser(str(folder)))
 
 
 def _encoded(data: Path, codec: str, benchmark: registry.Benchmark) -> Path:
     """The data set of the origin of ``data`` that is in ``codec``: DIR or DIR-CODEC, where ``data`` is DIR or
-    itself DIR-ANOTHER. Raises UserError when there is none, or it is in another codec."""
+    itself DIR-ANOTHER. Raises UserError if there is none, or it has another codec."""
     makes = benchmark.convert.codecs if benchmark.convert else ()
     known = dict.fromkeys((benchmark.published_codec, *makes))
     if codec not in known:
@@ -235,15 +237,15 @@ def _encoded(data: Path, codec: str, benchmark: registry.Benchmark) -> Path:
             f"{other}: is in {_codec_of(other, benchmark)}; move it away, and convert {data} again"
         )
     if codec == benchmark.published_codec and codec not in makes:
-        raise UserError(f"{origin}: is not in {codec}; give the data set that it was made from as --data")
+        raise UserError(f"{origin}: is not in {codec}; pass its original data set as --data")
     make = f"mlhpc data convert {benchmark.name} {data} {other} --codec {codec}"
-    raise UserError(f"{other}: no such data set; make it with {make}")
+    raise UserError(f"{other}: no such data set; generate it with {make}")
 
 
 def _codec_of(data: Path, benchmark: registry.Benchmark) -> str:
-    """What the manifest of a data set calls its format; without, that of the published data set."""
+    """The codec in the manifest of a data set; without one, that of the published data set."""
     facts = _dataset_facts(data)
-    plain = facts.get("gzip") is False  # CosmoFlow as the suite makes it names no codec
+    plain = facts.get("gzip") is False  # generated CosmoFlow data sets have no codec in the manifest
     return str(facts.get("codec", facts.get("format", "plain" if plain else benchmark.published_codec)))
 
 
@@ -257,7 +259,7 @@ def _scalar(word: str) -> Value:
 
 def _dataset_facts(data: Path) -> dict[str, Any]:
     if not data.is_dir():
-        raise UserError(f"{data}: no such data set; make one with mlhpc data make, or give --data")
+        raise UserError(f"{data}: no such data set; generate one with mlhpc data make, or pass --data")
     return manifest.load(data).facts if (data / manifest.NAME).exists() else {}
 
 

@@ -22,11 +22,10 @@ STATE_DICT = "state_dict() of the PyTorch model"
 
 
 def main(options: argparse.Namespace) -> int:
-    """Raises UserError for a run without a checkpoint, of a benchmark of another package, and for a file that
-    exists."""
+    """Raises UserError for a run without a checkpoint, a benchmark of another package, and an existing file."""
     run, out = options.run, options.out
     if out.suffix != ".safetensors":
-        raise UserError(f"--out {out}: the format is safetensors; give a name that ends in .safetensors")
+        raise UserError(f"--out {out}: must end in .safetensors, since that is the format")
     if out.exists():
         raise UserError(f"{out} already exists; choose another --out, or move it away")
     saved, settings = saved_in(run)
@@ -47,7 +46,7 @@ def _tensors(saved: checkpoint.Checkpoint, run: Run) -> tuple[Tensors, str]:
     if run.benchmark == "cosmoflow":
         cosmoflow = cast(CosmoFlow, run)
         names = weights.names(cosmoflow.network)
-        arrays: list[Any] = list(saved.shared)[: len(names)]  # what a checkpoint of TensorFlow begins with
+        arrays: list[Any] = list(saved.shared)[: len(names)]  # prefix of TensorFlow checkpoints
         if cosmoflow.training.framework == "pytorch":
             arrays = weights.from_pytorch(_state_dict(saved), cosmoflow.network)
         return dict(zip(names, arrays, strict=True)), weights.LAYOUT
@@ -57,7 +56,7 @@ def _tensors(saved: checkpoint.Checkpoint, run: Run) -> tuple[Tensors, str]:
         return {current_name(name): array for name, array in _state_dict(saved).items()}, STATE_DICT
     if run.benchmark == "resnet50":
         return _state_dict(saved), STATE_DICT
-    raise UserError(f"the run is of {run.benchmark}, whose package alone knows what its checkpoints hold")
+    raise UserError(f"a run of {run.benchmark}: only its package can read its checkpoints")
 
 
 def _state_dict(saved: checkpoint.Checkpoint) -> Tensors:
@@ -70,7 +69,7 @@ def save(path: Path, tensors: Tensors, facts: Mapping[str, str]) -> None:
     """Write a safetensors file with ``facts`` and a checksum in its metadata. Raises UserError."""
     from safetensors.numpy import save as encode
 
-    # Not ascontiguousarray, which turns the counters of batch norm into vectors.
+    # Not ascontiguousarray, which converts the scalar counters of batch norm to vectors.
     tensors = {name: np.asarray(array, order="C") for name, array in tensors.items()}
     encoded = encode(tensors, metadata={**facts, "crc32": weights.checksum(tensors)})
     try:

@@ -112,7 +112,7 @@ def _total(row: Published, run: Run, rate: float, epochs: float) -> float:
 
 def baseline(row: Published, sets: Sequence[Published], family: str) -> float | None:
     """The median rate of the other sets with the same benchmark, framework, local batch and accelerator model;
-    where there is none, of the same accelerator family; None where there is none of these either."""
+    where there is none, of the same accelerator family; None if there is none of these either."""
     like = [other for other in sets if other is not row and _like(other, row)]
     alike = [o for o in like if _model(o) == _model(row)] or [o for o in like if _family(o) == family]
     return statistics.median(o.samples_per_s for o in alike) if alike else None

@@ -26,16 +26,16 @@ from mlhpc.perf.networks.registry import network_of
 from mlhpc.perf.published import Published, machine_of, published
 
 SPEEDUP_OF_FOUR = 1.98
-"""Training throughput of 4 accelerators a sample against 1, at the same batch (paper 001, section 4.2.1: Fugaku,
+"""Training throughput of 4 accelerators per sample against 1, at the same batch (paper 001, section 4.2.1: Fugaku,
 16 384 processors, against an extrapolation of 512 to batch 4096)."""
 _UNKNOWN_FACTOR = 3.0
-"""Where no set can be left out, because each is alone in its group."""
+"""If no set can be left out, because each is the only one in its group."""
 _LAUNCHES = [0.0, *(1e-5 * 1.25**n for n in range(20))]
 
 Group = tuple[str, str, str]
 """Accelerator family, framework generation and kind of layer."""
 Kind = str
-"""Layer kind that the efficiency is of, one of ``CALIBRATED``."""
+"""Layer kind of the efficiency, one of ``CALIBRATED``."""
 CALIBRATED: tuple[Kind, ...] = ("2-D convolution", "3-D convolution")
 
 
@@ -57,12 +57,12 @@ class Efficiency:
         if not self.sets:
             return f"{family}, {generation}"
         count = f"{self.sets} published set{'s' * (self.sets != 1)}"
-        return f"{family}, {generation} ({count})" + ("" if self.exact else "; not this accelerator's own")
+        return f"{family}, {generation} ({count})" + ("" if self.exact else "; not for this accelerator")
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """``efficiencies`` by group: the value, the number of sets and their precision. ``launch``: seconds a layer.
+    """``efficiencies`` by group: the value, the number of sets and their precision. ``launch``: seconds per layer.
     ``undivided``: share of a step that several accelerators on one sample do not divide. ``factor``: within which
     measured and predicted step times lie for nine of ten of the ``left_out`` ``fit`` sets, each left out in turn.
     """
@@ -114,8 +114,10 @@ def kind_of(network: Network) -> Kind:
     found = max(flops, key=lambda kind: flops[kind])
     if found not in CALIBRATED:
         raise UserError(
-            f"network {network.name}, layer {largest[found].name!r}: most of the work is in layers of the kind "
-            f"{found!r}, whose efficiency no published set gives; it is known of {' and '.join(CALIBRATED)}s"
+            f"network {network.name}, layer {largest[found].name!r}: most of the work is in layers of the "
+            f"kind "
+            f"{found!r}, whose efficiency is not known from published sets; it is known for "
+            f"{' and '.join(CALIBRATED)}s"
         )
     return found
 
@@ -202,10 +204,10 @@ def _left_out(rows: Sequence[_Row], launch: float) -> list[float]:
 
 
 def fit(sets: Sequence[Published]) -> Calibration:
-    """Of the sets marked ``fit``. Raises UserError where there are none."""
+    """Of the sets marked ``fit``. Raises UserError if there are none."""
     used = [row for row in sets if row.use == "fit" and row.spatial in (1, 4)]
     if not used:
-        raise UserError("no row is marked fit, so that nothing can be calibrated")
+        raise UserError("no row is marked fit, so nothing can be calibrated")
     rows = [_of(row) for row in used]
     launch = min(_LAUNCHES, key=lambda value: _error(rows, value)) if _left_out(rows, 0.0) else 0.0
     off = sorted(abs(math.log(ratio)) for ratio in _left_out(rows, launch))
@@ -214,7 +216,7 @@ def fit(sets: Sequence[Published]) -> Calibration:
 
 
 def _undivided(sets: Sequence[Published], rows: Sequence[_Row]) -> float:
-    """u of T(P) = C·((1−u)/P + u) + all-reduce, from a set with 4 accelerators a sample and its speed-up."""
+    """u of T(P) = C·((1−u)/P + u) + all-reduce, from a set with 4 accelerators per sample and its speed-up."""
     for published_row, row in zip(sets, rows, strict=True):
         if published_row.spatial == 4:
             whole = row.step - row.reduce

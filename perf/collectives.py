@@ -57,7 +57,7 @@ def all_reduce(machine: Machine, size: float, nodes: int, per_node: int) -> AllR
     all cards of a node, since NCCL runs a ring a card. tree: likewise. hierarchical: reduce-scatter within the
     node, a ring over the nodes, all-gather within the node.
 
-    Raises UserError where the machine file has no network and there are several nodes.
+    Raises UserError if the machine file has no network and there are several nodes.
     """
     ranks = nodes * per_node
     if ranks == 1:

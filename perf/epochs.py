@@ -23,7 +23,7 @@ _RULES = {
     "deepcam": ("deepcam", "hpc_2.0.0"),
     "resnet50": ("resnet", "training_4.0.0"),
 }
-"""The name in logs of each benchmark, and the rules whose points it has."""
+"""Each benchmark's name in logs, and the rules with its convergence points."""
 ROUND_07 = "the sets of round 0.7 that the model is fitted to; no reference convergence points exist"
 
 
@@ -105,8 +105,8 @@ def epochs_to_target(benchmark: str, preset: str, batch: int) -> Estimate:
         return _round_07(batch)
     points = convergence_points(benchmark)
     if not points or not (preset.startswith("closed") or preset == "open"):
-        raise UserError(f"{benchmark}, preset {preset}: no convergence is published, so there is no number of "
-                        "epochs; take a closed preset")  # fmt: skip
+        raise UserError(f"{benchmark}, preset {preset}: no convergence is published, so the number of "
+                        f"epochs is unknown; use a closed preset")  # fmt: skip
     middle = carried(points, batch, "batch size", 0.5, (0.0, 1.0))
     scatter = spread(benchmark)
     down, up = scatter.factors

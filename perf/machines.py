@@ -121,9 +121,9 @@ class Machine:
         return self.figures.get(key)
 
     def need(self, key: str, why: str) -> float:
-        """The figure ``key``. Raises UserError where the file leaves it out, with what it is needed for."""
+        """The figure ``key``. Raises UserError if the file leaves it out, with what it is needed for."""
         if key not in self.figures:
-            raise UserError(f"{self.at(key)}: no {key}, which {why} needs")
+            raise UserError(f"{self.at(key)}: no {key}, required for {why}")
         return self.figures[key]
 
     def at(self, key: str) -> str:
@@ -169,13 +169,13 @@ def machine(name: str) -> Machine:
     path = Path(name)
     if not (path.suffix == ".toml" or path.exists()):
         raise UserError(
-            f"no machine {name!r}; {did_you_mean(name, names)}, or give the path of a machine file"
+            f"no machine {name!r}; {did_you_mean(name, names)}, or pass the path of a machine file"
         )
     try:
         return parse(read_text(path), str(path), path.stem)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise UserError(f"{path}: cannot be read ({reason}); give a machine or a machine file") from None
+        raise UserError(f"{path}: cannot be read ({reason}); choose a machine or a machine file") from None
 
 
 def parse(text: str, where: str, name: str) -> Machine:
@@ -240,7 +240,7 @@ def _figure(value: Any, about: _Field) -> tuple[float, str]:
         raise ValueError(f"unknown key {sorted(extra)[0]!r} beside value and source")
     source = value.get("source")
     if not isinstance(source, str) or not source.strip():
-        raise ValueError("a source is missing; say where the figure is from, or 'measured'")
+        raise ValueError("source is missing; state the origin of the figure, or 'measured'")
     number = quantity(value["value"], about.dimension)
     if not about.low <= number <= about.high:
         low, high = written(about.low, about.dimension), written(about.high, about.dimension)
@@ -255,10 +255,10 @@ def _consistent(found: Machine, wrong: Any) -> None:
         if value is not None and value < 0.2 * found.figures["accelerator.float32"]:
             raise wrong(key, f"{key} is far below accelerator.float32; check the unit")
     if found.get("storage.local_read") is not None and found.get("storage.local") is None:
-        raise wrong("storage.local_read", "storage.local is missing: how much the node-local storage holds")
+        raise wrong("storage.local_read", "storage.local is missing: the size of node-local storage")
     for key in found.figures:
         if key.startswith("preparation.") and "host.cores" not in found.facts:
-            raise wrong(key, "host.cores is missing: a rate of preparation is that of one core")
+            raise wrong(key, "host.cores is missing: preparation rates are per core")
     pairs = (("storage.shared_read_node", "storage.shared_read"), ("host.memory", "storage.shared"))
     for small, large in pairs:
         a, b = found.get(small), found.get(large)

@@ -23,7 +23,7 @@ def gap(machine: Machine, bandwidth: float) -> float:
 @dataclass(frozen=True)
 class Costs:
     """Cost of moving one sample's data, in bytes of the accelerator's memory (figure 4). ``sample``: the lower
-    bound, over the host's link, and the upper, from node-local storage; None where the machine has no figure."""
+    bound, over the host's link, and the upper, from node-local storage; None if the machine has no figure."""
 
     activations: float
     sample: tuple[float | None, float | None]
@@ -62,7 +62,7 @@ def required_bandwidth(flops: float, bytes_moved: float, peak: float) -> float:
 def input_seconds(
     machine: Machine, benchmark: str, size: SampleBytes, local: int, tier: Tier
 ) -> dict[str, float]:
-    """Seconds that each stage of the input path takes for a step of ``local`` samples an accelerator, as far as
+    """Seconds that each stage of the input path takes for a step of ``local`` samples per accelerator, as far as
     the machine file has rates; stages overlap. Every accelerator of a group reads the whole sample (paper 001,
     section 4.2.1). What the host does to a sample (inflate, decode, normalise: paper 000, section V-D and figure
     8) takes all cores of the node."""

@@ -30,7 +30,7 @@ _YEARS = {"v0.7": 2020, "v1.0": 2021, "v2.0": 2022, "v3.0": 2023}
 
 @dataclass(frozen=True)
 class Published:
-    """One set. Times in seconds; None where the logs lack it. ``local_batch_size`` below 1: several accelerators
+    """One set. Times in seconds; None if the logs lack it. ``local_batch_size`` below 1: several accelerators
     work on a sample. ``samples_per_s``: training, of one accelerator. ``epochs``: mean, least and most."""
 
     use: str
@@ -116,14 +116,14 @@ def parse(text: str, where: str) -> Iterable[Published]:
     """Raises UserError with the line that is wrong."""
     reader = csv.DictReader(io.StringIO(text))
     if missing := sorted(_WANTED - set(reader.fieldnames or ())):
-        raise UserError(f"{where}, line 1: the column {missing[0]!r} is missing; --against takes the columns of "
-                        "published results")  # fmt: skip
+        raise UserError(f"{where}, line 1: the column {missing[0]!r} is missing; --against requires the "
+                        f"columns of published results")  # fmt: skip
     try:
         rows = [_row(row, f"{where}, line {reader.line_num}") for row in reader]
     except csv.Error as error:
-        raise UserError(f"{where}, line {reader.line_num + 1}: no CSV ({error})") from None
+        raise UserError(f"{where}, line {reader.line_num + 1}: invalid CSV ({error})") from None
     if not rows:
-        raise UserError(f"{where}: no rows below the head; give one a measured set")
+        raise UserError(f"{where}: no rows below the header; add one per measured set")
     return rows
 
 
@@ -151,7 +151,9 @@ def _row(row: dict[str, Any], where: str) -> Published:
         return int(value)
 
     if row["benchmark"] not in KNOWN:
-        raise UserError(f"{where}: benchmark is {row['benchmark']!r}; there are models of {', '.join(KNOWN)}")
+        raise UserError(
+            f"{where}: benchmark is {row['benchmark']!r}; there are models for {', '.join(KNOWN)}"
+        )
     if row.get("use") not in ("fit", "test"):
         raise UserError(f"{where}: use is {row.get('use')!r}; expected fit or test")
     mean, rate = number("epochs_to_converge_mean"), number("train_samples_per_s_per_accel")
@@ -193,4 +195,4 @@ def machine_of(row: Published) -> Machine:
     for found in _machines():
         if any(named.startswith(re.sub(r"\W", "", name.lower())) for name in found.facts.get("systems", ())):
             return found
-    raise UserError(f"{row.where}: no machine file is for the system {row.system!r}; give --machine")
+    raise UserError(f"{row.where}: no machine file for the system {row.system!r}; pass --machine")

@@ -19,7 +19,7 @@ from typing import NamedTuple
 from mlhpc.errors import few
 
 Triple = tuple[float, float, float]
-"""A value with the ends of its range."""
+"""A value and the ends of its range."""
 
 
 class Point(NamedTuple):
@@ -69,7 +69,7 @@ class Measured:
     """The quantities of one set that the model uses. Times are in seconds.
 
     ``epoch_s`` is training and evaluation per epoch without the first epoch's excess; ``staging_s`` includes that
-    excess, because it is staging without a key of its own; ``rest_s`` is everything else inside the clock.
+    excess, because it is staging without a separate key; ``rest_s`` is everything else inside the clock.
     """
 
     name: str

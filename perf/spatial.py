@@ -18,7 +18,7 @@ from mlhpc.perf.networks.registry import network_of
 
 CONVOLUTIONS = ("convolution", "depthwise convolution", "pointwise convolution", "transposed convolution")
 _MOST_PARTS = 16
-"""Accelerators on one sample beyond which nothing is published (paper 001: 4 and 16)."""
+"""Largest published number of accelerators per sample (paper 001: 4 and 16)."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def _of_layer(layer: Layer, splits: tuple[int, ...], width: int) -> tuple[int, i
 
 def divide(batch: int, accelerators: int, plan: SlabPlan | None = None) -> tuple[int, int]:
     """(accelerators on one sample, samples of such a group), as ``plan`` cuts samples where there is one. Raises
-    UserError where it does not come out even."""
+    UserError if it does not come out even."""
     if plan is not None:
         groups = accelerators // plan.size
         if accelerators % plan.size or batch % groups:
@@ -74,7 +74,8 @@ def divide(batch: int, accelerators: int, plan: SlabPlan | None = None) -> tuple
     if batch >= accelerators:
         if batch % accelerators:
             raise UserError(
-                f"a global batch of {batch} cannot be shared equally by {accelerators} accelerators; use a "
+                f"a global batch of {batch} cannot be divided equally among {accelerators} accelerators; "
+                f"use a "
                 f"multiple of {accelerators}, or another number of nodes"
             )
         return 1, batch // accelerators
@@ -101,7 +102,7 @@ def splits_of(parts: int, axes: int) -> tuple[int, ...]:
 
 def halo_seconds(machine: Machine, run: Run, nodes: int, parts: int, local_batch_size: int) -> float:
     """Of a step in which ``parts`` accelerators compute ``local_batch_size`` samples together, on the links within
-    a node where the group fits one. Raises UserError where the machine file has no bandwidth between nodes."""
+    a node where the group fits one. Raises UserError if the machine file has no bandwidth between nodes."""
     if parts == 1:
         return 0.0
     size = 4 if run.training.precision == "float32" else 2
@@ -202,7 +203,7 @@ class Spatial:
 
 
 def slab_plan(run: Run) -> SlabPlan | None:
-    """How ``run`` cuts its samples; None where it does not. Raises UserError for slabs that are too thin."""
+    """How ``run`` cuts its samples; None if it does not. Raises UserError for slabs that are too thin."""
     parts = getattr(run.training, "spatial", (1, 1, 1))
     if math.prod(parts) == 1:
         return None
@@ -212,7 +213,7 @@ def slab_plan(run: Run) -> SlabPlan | None:
 
 
 def spatial_of(run: Run, local_batch_size: int) -> Spatial | None:
-    """``local_batch_size``: samples that a group has at once. None where samples are not cut."""
+    """``local_batch_size``: samples that a group has at once. None if samples are not cut."""
     if (plan := slab_plan(run)) is None:
         return None
     network, precision = network_of(run), run.training.precision

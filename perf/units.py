@@ -14,7 +14,7 @@ UNITS = {
     "a share": {"": 1.0},
     "s": {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9},
 }
-"""By dimension, the units of it and what one is in bytes, bytes/s, FLOP/s, seconds or nothing. Prefixes are
+"""Units by dimension, with their value in bytes, bytes/s, FLOP/s, seconds or 1. Prefixes are
 decimal, those with an i binary."""
 _EXAMPLE = {
     "bytes": "16 GB",
@@ -31,17 +31,17 @@ def quantity(text: str, dimension: str) -> float:
     match = re.fullmatch(r"\s*([-+]?[\d.]+(?:[eE][-+]?\d+)?)\s*([^\s\d]\S*)?\s*", text)
     units = UNITS[dimension]
     if not match:
-        raise ValueError(f"{text!r} is no number with a unit, such as {_EXAMPLE[dimension]!r}")
+        raise ValueError(f"{text!r} is not a number with a unit, such as {_EXAMPLE[dimension]!r}")
     unit = match[2] or ""
     if not unit and unit not in units:
-        raise ValueError(f"{text!r} is no number with a unit, such as {_EXAMPLE[dimension]!r}")
+        raise ValueError(f"{text!r} is not a number with a unit, such as {_EXAMPLE[dimension]!r}")
     if unit not in units:
-        raise ValueError(f"{text!r} has the unit {unit!r}, which is none of {dimension}; "
-                         f"write it as {_EXAMPLE[dimension]!r}")  # fmt: skip
+        raise ValueError(f"{text!r} has the unit {unit!r}, which is not a {dimension} unit; write it as "
+                         f"{_EXAMPLE[dimension]!r}")  # fmt: skip
     try:
         value = float(match[1]) * units[unit]
     except ValueError:
-        raise ValueError(f"{text!r} is no number with a unit, such as {_EXAMPLE[dimension]!r}") from None
+        raise ValueError(f"{text!r} is not a number with a unit, such as {_EXAMPLE[dimension]!r}") from None
     if not (value > 0 and math.isfinite(value)):
         raise ValueError(f"{text!r} must be positive")
     return value

@@ -91,7 +91,9 @@ def require_suitable(run: ResNet50) -> None:
         ("training.compile", run.training.compile, False),
     ):
         if value != needed:
-            raise UserError(f"{setting}={value}: parameter_servers need {load.toml_value(needed)}; set it so")
+            raise UserError(
+                f"{setting}={value}: parameter_servers require {load.toml_value(needed)}; set it so"
+            )
 
 
 def _options(argv: Sequence[str]) -> argparse.Namespace:

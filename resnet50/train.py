@@ -31,11 +31,11 @@ from mlhpc.resnet50.model import build_model
 from mlhpc.resnet50.optim.optimizer import make_optimizer, rate_at, set_rate
 
 ADVICE = "look at them, or lower the base learning rate in hyperparameters"
-"""For a loss that is not finite."""
+"""Advice for a loss that is not finite."""
 
 
 def check(run: ResNet50, staged: Path | None, world: World) -> None:
-    """Raise UserError when the run cannot start on these ranks and this machine. No side effects."""
+    """Raise UserError if the run cannot start on these ranks and this machine. No side effects."""
     run.require_startable(world.size, staged=staged is not None)
     make_scaler(run.training.precision, pick_device(run.training.device, world.local_rank))
 

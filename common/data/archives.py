@@ -1,8 +1,8 @@
-"""Data sets whose samples are packed, many to a file: which sample is in which archive, and writing them.
+"""Data sets with many samples per file: the mapping of samples to archives, and writing archives.
 
-The archives of a folder, in order of name, hold its samples in order of theirs: as many in each as the manifest
-says (``samples_per_archive``), in the last one the rest. So sample i of a data set is the same one packed or not,
-and a run reads the same batches from both.
+The archives of a folder, in order of name, contain its samples in order of their names:
+``samples_per_archive`` (of the manifest) in each, the rest in the last one. So sample i of a data set is the
+same whether packed or not, and a run reads the same batches.
 """
 
 import os
@@ -20,11 +20,11 @@ from mlhpc.common.ranks.world import World
 from mlhpc.errors import UserError, count
 
 FACT = "samples_per_archive"
-"""The fact of a manifest that says how many samples an archive has; absent where samples are files."""
+"""The fact in a manifest with the number of samples per archive; absent if samples are files."""
 
 
 def samples_per_archive(dataset: Manifest) -> int | None:
-    """How many samples an archive of ``dataset`` holds; None where samples are not packed. Raises UserError."""
+    """Number of samples per archive of ``dataset``; None if samples are not packed. Raises UserError."""
     if FACT not in dataset.facts:
         return None
     number = dataset.facts[FACT]
@@ -34,25 +34,25 @@ def samples_per_archive(dataset: Manifest) -> int | None:
 
 
 def require_unpacked(dataset: Manifest) -> None:
-    """Raise UserError when the samples of ``dataset`` are packed: converters read files."""
+    """Raise UserError if the samples of ``dataset`` are packed: converters read files."""
     if samples_per_archive(dataset):
         raise UserError(
-            f"{dataset.root}: its samples are in archives; convert what it was made from, or unpack it: unzip "
-            f"every *{SUFFIX} where it lies, remove it, and run mlhpc data index"
+            f"{dataset.root}: its samples are in archives; convert the original data set, or unpack it: "
+            f"unzip every *{SUFFIX} in its folder, remove the archive, and run mlhpc data index"
         )
 
 
 def require_none(root: Path, files: Sequence[Path]) -> None:
-    """Raise UserError when an archive is among the sample files of a data set whose manifest knows of none."""
+    """Raise UserError if an archive is among the sample files of a data set whose manifest has none."""
     if packed := next((path for path in files if path.suffix == SUFFIX), None):
         raise UserError(
-            f"{packed}: an archive, but no manifest in {root} says how many samples such a file has; copy the "
-            f"{NAME} that was written with it"
+            f"{packed}: an archive, but no manifest in {root} gives its number of samples; copy the {NAME} "
+            f"that was written with it"
         )
 
 
 def described(each: int | None) -> str:
-    """For the last line of a conversion."""
+    """Text for the last line of a conversion."""
     return f", {each} to an archive" if each else ""
 
 
@@ -60,7 +60,7 @@ def members(dataset: Manifest, folder: str, files: Sequence[File], root: Path, s
     """The samples among the first ``samples`` of ``folder`` that are in ``files``, some of its archives, which are
     under ``root``. In order. No archive is opened.
 
-    Raises UserError when the archives of the folder are not those that the manifest's numbers make.
+    Raises UserError if the archives of the folder are not those that the manifest's numbers make.
     """
     each, archives = samples_per_archive(dataset), dataset.folder(folder)
     available = dataset.samples(folder)
@@ -86,7 +86,8 @@ def members(dataset: Manifest, folder: str, files: Sequence[File], root: Path, s
 
 
 def grouped(names: Sequence[str], each: int) -> dict[str, list[str]]:
-    """The samples ``names`` (``folder/file``) of every archive to be written, ``each`` in one, by its name."""
+    """The samples ``names`` (``folder/file``) of every archive to be written, ``each`` per archive, by its
+    name."""
     archives = {}
     for folder, group in groupby(sorted(names), key=lambda name: name.rpartition("/")[0]):
         of_folder = list(group)
@@ -102,8 +103,8 @@ def write_missing(
     world: World,
     workers: int,
 ) -> None:
-    """Write those of ``archives`` (``grouped``) that ``out`` lacks; ``content(name)`` gives the file of a sample.
-    The ranks share the archives, ``workers`` threads in each, which hold one sample each at a time.
+    """Write the ``archives`` (``grouped``) missing in ``out``; ``content(name)`` gives the file of a sample.
+    The ranks divide the archives, with ``workers`` threads in each; a thread keeps one sample in memory at a time.
 
     Called by all ranks. Raises UserError, the same on all ranks: what ``content`` raises, or a full disk.
     """

@@ -1,4 +1,4 @@
-"""Samples that are being staged while training reads them already."""
+"""Samples that training reads during staging."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -8,7 +8,7 @@ from mlhpc.common.formats.archive import Member, Sample, file_of
 
 
 class Arriving(Sequence[Sample]):
-    """``samples`` under ``staged``, each where its file is when it is asked for: there if it ``has_arrived``,
+    """``samples`` under ``staged``, located when they are requested: there if the file ``has_arrived``,
     otherwise in ``source``."""
 
     def __init__(

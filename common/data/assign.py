@@ -1,4 +1,4 @@
-"""Which files of a data set a rank reads: its part of the whole data set, or of the shard that was staged to its
+"""The files of a data set that a rank reads: its part of the whole data set, or of the shard staged to its
 node."""
 
 from collections.abc import Callable, Sequence
@@ -43,11 +43,11 @@ def assign_samples(
     (``archives``).
 
     ``staged`` is the folder that the data set was staged to in ``mode``; None: all ranks read it in place.
-    ``is_sample`` selects the files that count as samples. The ``spatial_size`` ranks of a spatial group share
-    their samples. ``has_arrived``, while staging goes on: whether a sample's file is in ``staged`` already; else
-    it is read from the data set. Called by all ranks.
+    ``is_sample`` selects the files that are samples. The ``spatial_size`` ranks of a spatial group share
+    their samples. ``has_arrived``, during staging: whether a sample's file is already in ``staged``;
+    otherwise it is read from the data set. Called by all ranks.
 
-    Raises UserError when the number of files is not that of the run's samples, when nodes that hold shards have
+    Raises UserError if the number of files is not that of the run's samples, when nodes that hold shards have
     unequal numbers of ranks, when spatial groups do not fill a pool, or when sharding would separate the files
     of a sample.
     """
@@ -86,7 +86,7 @@ def samples_of(
     is_sample: Callable[[Path], bool] = lambda path: True,
 ) -> Sequence[Sample]:
     """The samples of ``folder`` in ``files``, some of the data set's, which are under ``root``. In order.
-    ``needed``: of the whole folder. Raises UserError when archives are not those of the manifest."""
+    ``needed``: of the whole folder. Raises UserError if archives are not those of the manifest."""
     if archives.samples_per_archive(dataset) is not None:
         return archives.members(dataset, folder, files, root, needed)
     paths = [root / file.path for file in files if file.path.startswith(f"{folder}/")]
@@ -95,8 +95,8 @@ def samples_of(
 
 
 def exchangeable(dataset: Manifest) -> int:
-    """How many of the training files nodes can exchange: all, but the last archive, which may have fewer samples
-    than the others."""
+    """Number of training files that nodes can exchange: all except the last archive, which may have fewer
+    samples."""
     return len(dataset.folder("train")) - (archives.samples_per_archive(dataset) is not None)
 
 
@@ -104,15 +104,15 @@ def pool_of(world: World, mode: Mode, spatial_size: int = 1) -> tuple[Mesh, int]
     """This rank's coordinates in its pool, and the pool's number: one pool of all ranks, or one per node for a
     sharded data set. Called by all ranks.
 
-    Raises UserError when nodes that hold shards have unequal numbers of ranks, or spatial groups do not fill a
+    Raises UserError if nodes that hold shards have unequal numbers of ranks, or spatial groups do not fill a
     pool.
     """
     if mode == "replicate":
         return mesh_of(world.rank, world.size, spatial_size), 0
     if len(set(world.gather(world.local_size))) > 1:
         raise UserError(
-            "staging.mode=shard gives nodes equal numbers of samples, but they have unequal numbers of ranks: "
-            "start the same number on each, or set staging.mode=replicate"
+            "staging.mode=shard gives nodes equal numbers of samples, but they have different numbers of "
+            "ranks: start the same number on each, or set staging.mode=replicate"
         )
     return mesh_of(world.local_rank, world.local_size, spatial_size), world.node
 
@@ -124,8 +124,8 @@ def _require_samples(
     samples = [file for file in files if is_sample(Path(file.path))]
     if mode == "shard" and len(samples) < len(files):
         raise UserError(
-            f"{dataset.root / folder}: its samples have more than one file each, which staging.mode=shard "
-            "would place on different nodes; set staging.mode=replicate"
+            f"{dataset.root / folder}: each sample has several files, which staging.mode=shard could place "
+            f"on different nodes; set staging.mode=replicate"
         )
     if len(samples) < needed or (len(samples) != needed and len(samples) == len(files)):
         raise UserError(

@@ -1,4 +1,5 @@
-"""Ways to read data sets side by side: whether their samples agree, and what bounds each."""
+"""Compares combinations of data set, loader and settings: agreement of their samples, and the bottleneck of
+each."""
 
 import multiprocessing
 import statistics
@@ -20,15 +21,15 @@ from mlhpc.errors import UserError
 
 _OTHER = "NO: different samples"
 _HALF = 0.5
-"""Share from which on a resource is named as what binds."""
+"""Share above which a resource is named as the bottleneck."""
 Measured = Mapping[Way, Sequence[Figures]]
 
 
 def run_all(
     ways: Sequence[Way], epoch: Callable[[Way], Figures], rounds: int
 ) -> tuple[dict[Way, list[Figures]], dict[Way, str]]:
-    """``epoch`` of each way, ``rounds`` times, in turn, each in its own process; and for those that raise
-    UserError the reason. ``epoch`` must be picklable. Raises the first UserError if no way can be measured."""
+    """``epoch`` of each way, ``rounds`` times, in turn, each in its own process; and the reason for those
+    that raise UserError. ``epoch`` must be picklable. Raises the first UserError if no way can be measured."""
     results: dict[Way, list[Figures]] = {way: [] for way in ways}
     reasons: dict[Way, str] = {}
     with progress(rounds * len(ways), "bench", "turns") as advance:
@@ -60,7 +61,7 @@ def agreements(measured: Measured, close: float, lossy: Callable[[Path], bool]) 
 
 
 def medians(figures: Sequence[Figures]) -> Figures:
-    """The median of every number over the rounds; what is compared is the first round's."""
+    """The median of every number over the rounds; samples are compared in the first round."""
     numbers = ("warm", "cold", "read", "delivered", "cpu_s", "memory")
     middle: dict[str, Any] = {
         name: statistics.median(getattr(each, name) for each in figures) for name in numbers
@@ -70,14 +71,14 @@ def medians(figures: Sequence[Figures]) -> Figures:
 
 def decoding(figures: Figures, ceilings: Ceilings) -> float | None:
     """The share of a sample's processor time that is not reading its bytes: decoding, checksums, normalising,
-    laying out. None where no bytes are read."""
+    laying out. None if no bytes are read."""
     if not (figures.read and figures.cpu_s):
         return None
     return min(1.0, max(0.0, 1 - figures.read * ceilings.read_cpu_s / figures.cpu_s))
 
 
 def verdict(way: Way, figures: Figures, ceilings: Ceilings, step_s: float) -> str:
-    """What a training whose step takes ``step_s`` seconds waits for with this way to read."""
+    """The bottleneck of training with steps of ``step_s`` seconds."""
     needed = way.local_batch_size / step_s
     if figures.cold >= needed:
         return "compute"
@@ -91,7 +92,7 @@ def verdict(way: Way, figures: Figures, ceilings: Ceilings, step_s: float) -> st
 
 
 def label(way: Way, ways: Sequence[Way]) -> str:
-    """What distinguishes a way from the others."""
+    """The settings in which a combination differs from the others."""
     parts: dict[str, Callable[[Way], str]] = {
         "data": lambda each: each.data.name,
         "loader": lambda each: each.loader,

@@ -1,4 +1,4 @@
-"""Host memory for batches that is used again once nobody holds the batch."""
+"""Host memory for batches, reused once a batch is no longer referenced."""
 
 import mmap
 import weakref
@@ -17,7 +17,7 @@ class Buffers:
         self._free: dict[int, list[mmap.mmap]] = {}
 
     def take(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-        """An uninitialised array, in memory that starts at a page."""
+        """An uninitialised array in page-aligned memory."""
         kind = np.dtype(dtype)
         size = prod(shape) * kind.itemsize
         if not size:

@@ -1,4 +1,4 @@
-"""What reading samples cannot exceed on this machine: copying memory, and reading the same files."""
+"""Upper limits for reading samples on this machine: copying memory, and reading the same files."""
 
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -10,7 +10,7 @@ import numpy as np
 
 from mlhpc.common.files.pagecache import evict
 
-_COPIED = 64 << 20  # bytes a thread: far beyond the caches
+_COPIED = 64 << 20  # bytes per thread: far larger than the caches
 _CHUNK = 4 << 20
 _MOST_READ = 2 << 30
 _ROUNDS = 3

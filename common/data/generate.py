@@ -1,4 +1,4 @@
-"""Generating a data set of many files: by several ranks and processes, resuming after an interruption."""
+"""Generates a data set of many files with several ranks and processes; resumes after an interruption."""
 
 import json
 import multiprocessing
@@ -22,30 +22,30 @@ from mlhpc.common.ranks.collectives import on_all_ranks, on_rank0
 from mlhpc.common.ranks.world import World
 from mlhpc.errors import UserError, count
 
-_LOOKS = 8  # at files, at once: each waits for the file system
+_LOOKS = 8  # concurrent file accesses: each waits for the file system
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 
 SETTINGS = ".simulation.json"
-"""Records how the files beside it were generated, so that a restart never mixes two data sets. Hidden: not
-staged."""
+"""Records how the files in its folder were generated, so that a restart never mixes two data sets. Hidden:
+not staged."""
 
 
 def claim_folder(out: Path, settings: dict[str, object], name: str = SETTINGS) -> None:
     """Make ``out`` the folder of a data set with these ``settings``, recorded in the file ``name``.
 
-    Raises UserError when it holds anything else.
+    Raises UserError if it contains anything else.
     """
     path = out / name
     try:
         if not path.exists():
             if out.exists() and any(out.iterdir()):
-                raise UserError(f"{out}: not empty, and not started by this command; give another folder")
+                raise UserError(f"{out}: not empty and not created by this command; choose another folder")
             out.mkdir(parents=True, exist_ok=True)
             atomic.write_bytes(path, json.dumps(settings, indent=1).encode())
         recorded = json.loads(path.read_bytes())
     except OSError as error:
-        raise UserError(f"{path}: {error.strerror or error}; fix that or give another folder") from error
+        raise UserError(f"{path}: {error.strerror or error}; fix that or choose another folder") from error
     except ValueError as error:
         raise UserError(f"{path}: {error}; give another folder") from error
     # Through JSON, like the recorded settings: tuples become lists.
@@ -54,7 +54,8 @@ def claim_folder(out: Path, settings: dict[str, object], name: str = SETTINGS) -
         keys = recorded.keys() | requested.keys()
         differ = sorted(key for key in keys if recorded.get(key) != requested.get(key))
         raise UserError(
-            f"{out}: holds a data set made with another {', '.join(differ)}; remove it or give another folder"
+            f"{out}: holds a data set made with another {', '.join(differ)}; remove it or choose another "
+            f"folder"
         )
 
 
@@ -67,12 +68,12 @@ def write_missing(
     world: World,
     workers: int,
 ) -> int:
-    """Write the files of a data set that ``out`` lacks; returns how many tasks had some. Called by all ranks.
+    """Write the missing files of a data set to ``out``; returns the number of tasks with missing files.
+    Called by all ranks.
 
-    A task is its key and the files (``folder/file``) that it gives; ``write`` gets the key and those that are
-    missing. The ranks share the tasks (``unit`` names them in the progress bar), each with ``workers``
-    processes. Raises UserError, the same on all ranks: a folder made with other ``settings``, a full disk, a
-    worker that was killed.
+    A task has a key and its files (``folder/file``); ``write`` gets the key and the missing files. The ranks
+    divide the tasks (``unit`` names them in the progress bar), each with ``workers`` processes. Raises
+    UserError, the same on all ranks: a folder created with other ``settings``, a full disk, a killed worker.
     """
 
     def find() -> list[tuple[Task, list[str]]]:
@@ -102,19 +103,19 @@ def write_manifest(out: Path, facts: dict[str, Any], files: int, world: World, w
 def write_manifest_of_converted(
     out: Path, facts: dict[str, Any], files: int, world: World, workers: int
 ) -> Manifest:
-    """``write_manifest`` after a conversion. Raises UserError, the same on all ranks, where ``out`` holds more or
-    fewer than the ``files`` that were converted."""
+    """``write_manifest`` after a conversion. Raises UserError, the same on all ranks, if ``out`` contains
+    more or fewer files than the converted ``files``."""
     converted = write_manifest(out, facts, files, world, workers)
     if len(converted.files) != files:
         raise UserError(
             f"{out}: {count(len(converted.files), 'file')}, but {files} were converted; "
-            "files of another origin are among them: convert into an empty folder"
+            "the folder contains other files: convert into an empty folder"
         )
     return converted
 
 
 def missing(out: Path, names: Sequence[str]) -> list[str]:
-    """The files among ``names`` (``folder/file``) that ``out`` lacks, or has without their ends; creates the
+    """The files among ``names`` (``folder/file``) that are missing or truncated in ``out``; creates the
     folders."""
     folders = {os.path.dirname(name) for name in names}
     for folder in folders:
@@ -128,8 +129,8 @@ def missing(out: Path, names: Sequence[str]) -> list[str]:
 
 
 def is_whole(path: Path) -> bool:
-    """Whether a file that has its name is complete, as far as its size and its ends tell: a power cut may leave a
-    file that was never synced empty or cut short. Raises OSError."""
+    """Whether a file with its final name is complete, judging by its size and its ends: after a power cut, a
+    file that was not synced may be empty or truncated. Raises OSError."""
     if path.suffix == ".mlc":
         return frame.is_whole(path)
     return path.stat().st_size > 0 and (path.suffix != archive.SUFFIX or zipfile.is_zipfile(path))
@@ -153,7 +154,7 @@ def in_processes(
             results.append(work(task))
             advance(1)
         return results
-    # Spawned, not forked: the parent may hold MPI, threads of a framework, locks.
+    # Spawned, not forked: the parent may have MPI, threads of a framework, or locks.
     context = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(workers, mp_context=context, initializer=keep_memory)
     try:
@@ -163,7 +164,7 @@ def in_processes(
             advance(1)
     except BrokenProcessPool as error:
         raise UserError(
-            "a worker process was killed, probably out of memory; run again with fewer --workers"
+            "a worker process was killed, probably out of memory; rerun with fewer --workers"
         ) from error
     finally:
         pool.shutdown(cancel_futures=True)
@@ -199,7 +200,7 @@ def _write(out: Path | str, work: Callable[[], object]) -> None:
     try:
         work()
     except OSError as error:
-        # Failed writes and h5py's errors have no file name: the folder then tells which disk.
+        # Failed writes and h5py's errors have no file name: the folder identifies the disk.
         raise UserError(
             f"{error.filename or out}: cannot be written: {error.strerror or error}; check free space and "
             "permissions"

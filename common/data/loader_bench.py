@@ -1,5 +1,5 @@
-"""One way to read a data set, measured in a process of its own: rates, processor time, memory, and what it
-read."""
+"""Measures one combination of data set, loader and settings in a separate process: rates, processor time,
+memory, and the samples read."""
 
 import contextlib
 import os
@@ -24,7 +24,7 @@ Arrays = tuple[npt.NDArray[Any], npt.NDArray[Any]]
 
 @dataclass(frozen=True)
 class Way:
-    """One way to read: the data set, ``loading.loader`` ("threads, cached" with ``loading.cache``), the local
+    """One combination: the data set, ``loading.loader`` ("threads, cached" with ``loading.cache``), the local
     batch size, ``loading.workers``, and ``loading.sample_dtype`` (empty: the benchmark's default)."""
 
     data: Path
@@ -34,13 +34,13 @@ class Way:
     sample_dtype: str = ""
 
     def loading(self) -> dict[str, Any]:
-        """Its settings of ``Loading``, but for the loader's name."""
+        """Its settings of ``Loading``, except the loader's name."""
         chosen: dict[str, Any] = {"workers": self.workers}
         return chosen | ({"sample_dtype": self.sample_dtype} if self.sample_dtype else {})
 
 
 class Loader(Protocol):
-    """What the loaders of all benchmarks share."""
+    """The interface of the loaders of all benchmarks."""
 
     steps: int
     local_batch_size: int
@@ -75,7 +75,7 @@ def measure(
 ) -> Figures:
     """Read four epochs with ``loader``: one untimed, two timed, and one whose content is compared.
 
-    Called in a process of its own. Before the third epoch ``files`` are dropped from the page cache.
+    Called in a separate process. Before the third epoch ``files`` are dropped from the page cache.
     ``use`` consumes a batch inside the clock, ``wait`` returns when all of that is done, and ``arrays`` returns a
     batch as ``x`` ``[b, ...]`` and ``y``, in the same layout for every loader.
     """
@@ -85,7 +85,7 @@ def measure(
         read, cpu, start = loader.bytes_read, _cpu_seconds(), time.perf_counter()
         for step, batch in enumerate(loader.train_epoch(epoch), 1):
             use(batch)
-            if step == loader.steps:  # everything is read, and the worker processes still exist
+            if step == loader.steps:  # all samples are read, and the worker processes still exist
                 cpu = _cpu_seconds() - cpu
         wait()
         rate = samples / (time.perf_counter() - start)

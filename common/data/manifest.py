@@ -1,6 +1,6 @@
 """``manifest.json``: every file of a data set with its size and checksum, and the facts of the data set.
 
-The checksum (``common/files/checksum.py``) finds truncated, damaged and mixed-up files; it resists no forgery.
+The checksum (``common/files/checksum.py``) detects truncated, damaged and mixed-up files, but not forgery.
 """
 
 import json
@@ -74,8 +74,8 @@ class Manifest:
 def load(root: Path) -> Manifest:
     """Read ``root/manifest.json``.
 
-    Raises UserError when ``root`` is not a folder, has no manifest, or the manifest is malformed: it may come
-    from elsewhere, so nothing in it is trusted, and paths that lead out of the data set are rejected.
+    Raises UserError if ``root`` is not a folder, has no manifest, or the manifest is malformed: it is not
+    trusted, and paths that lead out of the data set are rejected.
     """
     path = root / NAME
     try:
@@ -103,10 +103,10 @@ def load(root: Path) -> Manifest:
 
 
 def _file(path: object, size: object, crc: object) -> File:
-    """A row of a manifest. Raises ValueError when it is malformed."""
+    """A row of a manifest. Raises ValueError if it is malformed."""
     if type(path) is not str or "\0" in path or not _OUTSIDE.isdisjoint(path.split("/")) or path == NAME:
         raise ValueError(f"{path!r:.80} is not a path in the data set")
-    os.fsencode(path)  # raises ValueError for characters that no file name can hold
+    os.fsencode(path)  # raises ValueError for characters not allowed in file names
     if type(size) is not int or not 0 <= size < 1 << 63:
         raise ValueError(f"the size of {path} is {size!r:.80}")
     crc32 = None if crc is None else int(crc, 16) if type(crc) is str else -1
@@ -116,7 +116,7 @@ def _file(path: object, size: object, crc: object) -> File:
 
 
 def _checked_facts(facts: object) -> dict[str, Any]:
-    """The facts of a manifest. Raises ValueError when those that common code reads have the wrong type."""
+    """The facts of a manifest. Raises ValueError if facts used by common code have the wrong type."""
     if not isinstance(facts, dict):
         raise ValueError("facts is not a table")
     samples = facts.get("samples", {})
@@ -130,10 +130,10 @@ def _checked_facts(facts: object) -> dict[str, Any]:
 
 
 def listing(root: Path, world: World, workers: int = 8) -> Manifest:
-    """A manifest without checksums for a data set that has none, from names and sizes only.
+    """A manifest without checksums, from names and sizes only, for a data set without a manifest.
 
     Rank 0 lists the folders; the ranks divide the file size look-ups among them. Hidden files are left out.
-    Called by all ranks. Raises UserError, the same on all, when ``root`` is not a folder or contains no files.
+    Called by all ranks. Raises UserError, the same on all, if ``root`` is not a folder or contains no files.
     """
     names = _names(root, world)[world.rank :: world.size]
     parts = on_all_ranks(
@@ -179,7 +179,7 @@ def index(
     The files are divided among the ranks, with ``workers`` threads in each; ``progress`` is called with the size
     of each file that this rank has read, from any thread. Hidden files and the manifest itself are not listed.
 
-    Called by all ranks; all get the manifest. Raises UserError, the same on all ranks, when ``root`` is not
+    Called by all ranks; all get the manifest. Raises UserError, the same on all ranks, if ``root`` is not
     a folder or contains no files, a file cannot be read, or the manifest cannot be written.
     """
 
@@ -223,10 +223,10 @@ def take(manifest: Manifest, **samples: int) -> Manifest:
     """The part of a data set that a run needs: the first samples of each named folder, sorted by path, and
     no other folders; files outside folders are kept. ``take(manifest, train=2048, validation=512)``.
 
-    Where a folder's files hold more than one sample each, all its files are taken; of archives, of which the fact
-    ``samples_per_archive`` says how many samples each has, only those that hold the first samples.
+    If a folder's files contain more than one sample each, all its files are taken; of archives (fact
+    ``samples_per_archive``), only those with the first samples.
 
-    Raises UserError naming the folder, what it has and what is needed, when it has fewer.
+    Raises UserError naming the folder, the number of its samples and the number needed, if it has fewer.
     """
     files = [file for file in manifest.files if "/" not in file.path]
     selected = {}

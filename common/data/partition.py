@@ -1,4 +1,4 @@
-"""Which files each node holds after staging, and which of those each of its ranks copies: pure functions."""
+"""Assigns files to nodes after staging, and to the ranks that copy them: pure functions."""
 
 from collections.abc import Sequence
 from itertools import groupby
@@ -13,14 +13,14 @@ Mode = Literal["replicate", "shard"]
 ShuffleScope = Literal["sample", "node", "global"]
 Indices = npt.NDArray[np.int64]
 _EXCHANGE = 0x65786368
-"""Keeps this stream of random numbers apart from that of ``sharding`` for the same seed and epoch."""
+"""Separates this stream of random numbers from that of ``sharding`` for the same seed and epoch."""
 
 
 def shuffle_scope(mode: Mode, nodes: int, exchange: bool = False) -> ShuffleScope:
-    """What the samples of an epoch are shuffled among: "sample", the whole data set, sample by sample; "node", the
-    samples of each node, which stay there for the whole run; "global", those of each node too, but nodes
-    ``exchange`` them between epochs. The rules of MLPerf Training ("Training Data Order") allow any sharding while
-    the order is random overall and each datum appears once."""
+    """Scope of the shuffle of an epoch: "sample", the whole data set, sample by sample;
+    "node", the samples of each node, fixed for the whole run; "global", those of each node, but nodes
+    ``exchange`` them between epochs. The rules of MLPerf Training ("Training Data Order") allow any sharding
+    while the order is random overall and each datum appears once."""
     if mode == "replicate" or nodes == 1:
         return "sample"
     return "global" if exchange else "node"
@@ -49,11 +49,11 @@ def balance(sizes: npt.ArrayLike, bins: int) -> npt.NDArray[np.int64]:
 
 
 def files_of_node(files: Sequence[File], node: int, nodes: int, mode: Mode) -> list[File]:
-    """The files that ``node`` of ``nodes`` holds after staging, in the order of ``files``, which are sorted by
+    """The files on ``node`` of ``nodes`` after staging, in the order of ``files``, which are sorted by
     path.
 
-    In mode ``shard`` the parts are disjoint except for files outside folders, which all nodes hold, and their
-    union is everything; each folder is partitioned on its own, so that its parts differ by at most one file.
+    In mode ``shard`` the parts are disjoint except for files outside folders, which are on all nodes, and
+    their union is the data set; each folder is partitioned separately, so its parts differ by at most one file.
     """
     if mode == "replicate" or nodes == 1:
         return list(files)
@@ -67,19 +67,19 @@ def files_of_node(files: Sequence[File], node: int, nodes: int, mode: Mode) -> l
 def files_of_ring(
     files: Sequence[File], ring: int, rings: int, nodes: int
 ) -> tuple[list[File], npt.NDArray[np.int64]]:
-    """The files that nodes pass on to each other in ``ring`` of ``rings``, in the order of ``files``, and for each
-    the node, 0 to ``nodes - 1``, that reads it from the source. Balanced in bytes over rings and nodes."""
+    """The files that nodes forward in ``ring`` of ``rings``, in the order of ``files``, and for each the
+    node, 0 to ``nodes - 1``, that reads it from the source. Balanced in bytes over rings and nodes."""
     bin_of = balance([file.size for file in files], rings * nodes)
     chosen = np.flatnonzero(bin_of // nodes == ring)
     return [files[i] for i in chosen], bin_of[chosen] % nodes
 
 
 class Shards:
-    """Which node holds each file in each epoch, where nodes exchange them; the same on all ranks.
+    """The node of each file in each epoch if nodes exchange files; the same on all ranks.
 
-    ``at_first``: the node of each file after staging, which is epoch 0. Files lie in slots, of which a node has as
-    many as files at first. Each later epoch is a random permutation of its own, by the run's ``seed``: it does not
-    depend on the epochs before it, and a node's share is a random draw from all files.
+    ``at_first``: the node of each file after staging, which is epoch 0. Files are in slots; a node has one
+    slot per initial file. Each later epoch is a separate random permutation seeded by the run's ``seed``: it
+    does not depend on earlier epochs, and a node's share is a random sample of all files.
     """
 
     def __init__(self, at_first: Indices, seed: int) -> None:

@@ -1,4 +1,4 @@
-"""Batches read by a pool of threads, a few ahead of the loop that trains on them."""
+"""Batches read by a pool of threads, a few ahead of the training loop."""
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -14,7 +14,7 @@ Batch = TypeVar("Batch")
 
 @contextmanager
 def reader_threads(threads: int) -> Iterator[ThreadPoolExecutor]:
-    """A thread pool that drops work not yet begun when it is closed."""
+    """A thread pool that cancels pending work when it is closed."""
     pool = ThreadPoolExecutor(threads, thread_name_prefix="reader")
     try:
         yield pool

@@ -1,9 +1,9 @@
-"""Which samples a rank reads, and when.
+"""The samples of a rank, and their order.
 
 Ranks that see the same files share a *pool*: all ranks of the run if every node holds all data, the ranks
-of one node if each node holds a part of it. The same rules serve both. They work on indices into the pool's
-sorted file list, so that an epoch of half a million samples is a few megabytes. A rank here is a data rank:
-the ranks of a spatial group (``common.ranks.mesh``) read the same samples.
+of one node if each node holds a part of it. The same code handles both. It uses indices into the pool's
+sorted file list, so an epoch of half a million samples takes a few megabytes. A rank here is a data rank: the
+ranks of a spatial group (``common.ranks.mesh``) read the same samples.
 """
 
 from collections.abc import Sequence
@@ -27,10 +27,10 @@ class Pool:
 
 
 def divide_batch(global_batch_size: int, ranks: int) -> int:
-    """Samples per rank and step. Raises ``UserError`` when the ranks cannot share a batch equally."""
+    """Samples per rank and step. Raises ``UserError`` if the ranks cannot share a batch equally."""
     if global_batch_size % ranks:
         raise UserError(
-            f"a global batch of {count(global_batch_size, 'sample')} cannot be shared equally by "
+            f"a global batch of {count(global_batch_size, 'sample')} cannot be divided equally among "
             f"{ranks} ranks; choose a multiple of {ranks}, or another number of ranks"
         )
     return global_batch_size // ranks
@@ -40,7 +40,7 @@ def steps_per_epoch(pools: Sequence[Pool], local_batch_size: int) -> int:
     """Training steps per epoch, the same on every rank: as many as the smallest pool can fill.
 
     Ranks train in lockstep: a rank with one step more than the others would wait forever. Raises
-    ``UserError`` when a pool cannot fill one step.
+    ``UserError`` if a pool cannot fill one step.
     """
     for pool in pools:
         if pool.samples < pool.ranks * local_batch_size:
@@ -58,8 +58,8 @@ def train_batches(
     """Sample indices ``[steps, local_batch_size]`` for rank ``pool_rank`` (0 to ``pool.ranks - 1``) of the pool.
 
     The pool is permuted by ``(seed, epoch)``; step k of the whole pool is the k-th slice of the
-    permutation, and each rank takes a contiguous part of it. Hence N ranks at batch B train on exactly the
-    batches of one rank at batch N·B, and results at different rank counts can be compared.
+    permutation, and each rank takes a contiguous part of it. So N ranks at batch B train on exactly the
+    batches of one rank at batch N·B, and results with different numbers of ranks are comparable.
     """
     order = np.random.default_rng([seed, epoch, pool.number]).permutation(pool.samples)
     return order[: steps * pool.ranks * local_batch_size].reshape(steps, pool.ranks, local_batch_size)[

@@ -1,4 +1,4 @@
-"""How the volume of a sample is cut into slabs for the ranks of a spatial group."""
+"""Divides the volume of a sample into slabs for the ranks of a spatial group."""
 
 from dataclasses import dataclass
 from math import prod
@@ -11,8 +11,8 @@ Sides = tuple[int, int, int]
 @dataclass(frozen=True)
 class SlabPlan:
     """``parts`` ranks along each axis. ``bounds``: per axis the first planes of the slabs, and the end, at full
-    resolution. ``split_levels``: how many times the volume is halved before the slabs are put together again; up
-    to there every slab has an even number of planes, so that pooling by two never crosses a boundary."""
+    resolution. ``split_levels``: number of halvings before the slabs are gathered; up to there every slab has
+    an even number of planes, so that pooling by two never crosses a boundary."""
 
     parts: Sides
     bounds: tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
@@ -20,11 +20,11 @@ class SlabPlan:
 
     @property
     def size(self) -> int:
-        """The ranks of a spatial group."""
+        """Number of ranks in a spatial group."""
         return prod(self.parts)
 
     def coordinates(self, spatial_rank: int) -> Sides:
-        """The place of a rank in the group, the last axis fastest."""
+        """The coordinates of a rank in the group, the last axis fastest."""
         _, rows, columns = self.parts
         plane, column = divmod(spatial_rank, columns)
         return plane // rows, plane % rows, column
@@ -50,11 +50,11 @@ class SlabPlan:
 
 
 def plan_slabs(sides: Sides, parts: Sides, levels: int, kernel: int) -> SlabPlan:
-    """Cuts a volume of ``sides`` planes for a network that convolves with ``kernel`` taps and then halves the
+    """Divides a volume of ``sides`` planes for a network that convolves with ``kernel`` taps and then halves the
     volume, ``levels`` times.
 
-    Slabs are equal where that is possible, and stay apart for as many levels as they have even numbers of planes.
-    Raises UserError where a slab would be thinner than the halo that its neighbours need of it.
+    Slabs are equal if possible, and separate for as many levels as they have even numbers of planes. Raises
+    UserError if a slab would be thinner than the halo of its neighbours.
     """
     cut = [_cut(side, number, levels) for side, number in zip(sides, parts, strict=True)]
     split_levels = min(depth for _, depth in cut)
@@ -79,7 +79,7 @@ def plan_slabs(sides: Sides, parts: Sides, levels: int, kernel: int) -> SlabPlan
 
 
 def _cut(side: int, parts: int, levels: int) -> tuple[tuple[int, ...], int]:
-    """The bounds of the slabs of one axis, and for how many halvings they stay apart."""
+    """The bounds of the slabs of one axis, and the number of halvings for which they remain separate."""
     for equal in (True, False):
         for depth in range(levels, 0, -1):
             units = side >> depth

@@ -1,4 +1,4 @@
-"""Whether the files of a data set are those of its manifest."""
+"""Verifies the files of a data set against its manifest."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ def verify(root: Path, workers: int, progress: Callable[[int], None] = lambda si
     """Check every file under ``root`` against its manifest: missing, extra, wrong size, wrong checksum.
 
     Reads all bytes, ``workers`` files at a time; ``progress`` as for ``index``. The list is sorted by path
-    and empty when there is no problem. Raises UserError when there is no manifest.
+    and empty when there is no problem. Raises UserError if there is no manifest.
     """
     manifest = load(root)
 

@@ -14,17 +14,17 @@ from mlhpc.errors import count
 
 Measured = Literal["accelerators", "processors", "node"]
 Read = Callable[[], float]
-"""Joules since some moment in the past."""
+"""Joules since an arbitrary time in the past."""
 Reading = float | str
 """Joules, or why the counter could not be read."""
 
 MOST_W = 1000.0
-"""Watts that nothing behind a counter that wraps exceeds: a package of 2025 draws 500 W (AMD EPYC 9965)."""
+"""Upper limit in watts for devices whose counter wraps: a package of 2025 draws 500 W (AMD EPYC 9965)."""
 AT_ONCE_J = 100.0
-"""Joules by which a counter may move in no time: it is written every so often."""
+"""Joules by which a counter may jump at once, because it is only updated periodically."""
 STILL_S = 10.0
-"""Seconds after which a processor's or a node's counter that has not moved is broken: they move every second, idle
-too."""
+"""Seconds without a change after which a processor's or node's counter counts as broken: they change every
+second, idle too."""
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,7 @@ class Sum:
             return late - early if late >= early else late
         used, most = (late - early) % wrap, gap * MOST_W + AT_ONCE_J
         if most > wrap:
-            self._lost[name] = f"{name} was not read for {gap:.0f} s, in which it may have wrapped unseen"
+            self._lost[name] = f"{name} was not read for {gap:.0f} s, in which it may have wrapped unnoticed"
         elif used > most:
             self._lost[name] = f"{name} counted {used:.0f} J in {gap:.0f} s: it was set back"
         return used

@@ -20,9 +20,9 @@ EVERY_S = 10.0
 """Seconds between two readings: a package at 1 kW passes the smallest range of RAPL, 65.5 kJ, in 65 s, and a
 reading takes less than a millisecond."""
 HALT_S = 5.0
-"""Seconds that the end of a run waits for a reading in progress: a driver may block for ever."""
+"""Seconds that the end of a run waits for a reading in progress: a driver may block forever."""
 Record = Callable[[str, float, bool], None]
-"""What is measured, joules, and whether the counters of the node are all among them."""
+"""Kind of counter, joules, and whether all counters of the node are included."""
 NAMES: dict[Measured, str] = {
     "accelerators": "accelerators",
     "processors": "processors",
@@ -87,8 +87,8 @@ def _with_hidden(found: list[Counters], own: set[str], all_devices: set[str]) ->
     if own >= all_devices:
         return found
     problem = (
-        f"counters of {len(own)} of {len(all_devices)} devices: the others are hidden from the rank that reads "
-        "(srun: give the GPUs to the node, --gpus-per-node, and --gpu-bind=none)"
+        f"counters of {len(own)} of {len(all_devices)} devices: the others are not visible to the rank "
+        f"that reads the counters (srun: use --gpus-per-node and --gpu-bind=none)"
     )
     first = next((each for each in found if each.measured == "accelerators"), Counters("accelerators"))
     others = [each for each in found if each.measured != "accelerators"]
@@ -181,7 +181,7 @@ def figures(gathered: Sequence[Spent], nodes: int) -> dict[Measured, dict[str, A
             problems = named_once((one.host, one.problems) for one in of_kind)
             counted = sum(one.nodes for one in read)
             if read and counted < nodes and not problems:
-                problems = [f"{nodes - counted} of {nodes} nodes have none"]
+                problems = [f"{nodes - counted} of {nodes} nodes have no counter"]
             found[measured] = {
                 "joules": sum(one.joules for one in read) if read else None,
                 "source": " and ".join(dict.fromkeys(one.source for one in read or of_kind[:1])),
@@ -197,7 +197,7 @@ def _warning(measured: Measured, figure: Mapping[str, Any]) -> str:
     if not problems:
         return ""
     more = f" and {len(problems) - 3} more" if len(problems) > 3 else ""
-    what = f"no energy figure of the {NAMES[measured]}"
+    what = f"no energy figure for the {NAMES[measured]}"
     if counters:
-        what = f"the energy figure of the {NAMES[measured]} is of {count(counters, 'counter')} only"
+        what = f"the energy figure for the {NAMES[measured]} covers only {count(counters, 'counter')}"
     return f"{what}: {'; '.join(problems[:3])}{more}"

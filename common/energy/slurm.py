@@ -22,7 +22,7 @@ from mlhpc.common.host.accelerators import output_of
 
 _WHOLE_NODE = ("ipmi", "xcc", "pm_counters")
 MOST_OUTSIDE = 0.05
-"""Largest share of a run by which its samples may be off: the time from a sample to the start, and to the stop."""
+"""Largest deviation, as a share of the run, between the samples and the start and stop of the run."""
 
 
 class Sample(NamedTuple):
@@ -77,17 +77,17 @@ class SlurmNodes:
 
     def _used(self, first: Sample | None, last: Sample | None, stopped: float) -> float | str:
         if first is None or last is None:
-            return "Slurm has no sample of its energy (AcctGatherNodeFreq in slurm.conf)"
+            return "Slurm has no energy samples (AcctGatherNodeFreq in slurm.conf)"
         outside, ran = abs(self._started - first.at) + abs(stopped - last.at), stopped - self._started
         if outside > MOST_OUTSIDE * ran:
-            return f"Slurm samples its energy too seldom for a run of {ran:.0f} s"
+            return f"Slurm's energy samples are too infrequent for a run of {ran:.0f} s"
         if last.joules <= first.joules:
-            return "Slurm's counter stood still, or was set back"
+            return "Slurm's counter did not advance, or was reset"
         return last.joules - first.joules
 
 
 def samples(names: Sequence[str]) -> dict[str, Sample] | None:
-    """The newest sample of each of the nodes, without those that Slurm does not show or that have none; None where
+    """The newest sample of each of the nodes, without those that Slurm does not show or that have none; None if
     scontrol prints no JSON."""
     asked, answer = set(names), output_of("scontrol", "--json", "show", "nodes", ",".join(names))
     try:

@@ -25,7 +25,7 @@ def rapl(root: Path = Path("/")) -> Counters:
     """
     zones, doubled = _zones(root / "sys/class/powercap", one_per_package=_is_amd(root))
     if doubled:
-        problem = f"two counters (RAPL) are called {doubled}, and may count the same energy"
+        problem = f"two counters (RAPL) are named {doubled} and may count the same energy"
         return Counters("processors", "RAPL, packages", problems=(problem,))
     if not zones:
         return Counters("processors")
@@ -34,7 +34,7 @@ def rapl(root: Path = Path("/")) -> Counters:
     )
     if any(_is_denied(folder / "energy_uj") for folder in zones.values()):
         problem = (
-            "the counters (RAPL) are readable by root only: an administrator can let everybody read them with "
+            "the counters (RAPL) are readable only by root: an administrator can make them readable with "
             "chmod a+r /sys/class/powercap/intel-rapl:*/energy_uj"
         )
         return Counters("processors", source, problems=(problem,))
@@ -44,7 +44,7 @@ def rapl(root: Path = Path("/")) -> Counters:
     wraps = {name: joules for name, joules in ranges.items() if isinstance(joules, float) and joules > 0}
     reads: dict[str, Read] = {name: partial(_joules, zones[name] / "energy_uj") for name in wraps}
     found = answering("processors", source, reads, "no counter (RAPL) can be read")
-    unknown = tuple(f"{name} does not say where it wraps" for name in zones if name not in wraps)
+    unknown = tuple(f"{name} does not state its range" for name in zones if name not in wraps)
     return Counters("processors", source, found.reads, found.problems + unknown, wraps)
 
 

@@ -1,9 +1,9 @@
 """The checksum of data sets: CRC-32 (ISO-HDLC, the one of gzip, zip and PNG).
 
-It finds truncated, damaged and mixed-up files; it does not resist forgery. isal computes it at several times the
+It detects truncated, damaged and mixed-up files, but not forgery. isal computes it at several times the
 speed of any disk without holding the interpreter lock, so that staging can verify what it copies; anyone can
-recompute it with ``zlib.crc32``, ``crc32`` or ``rhash``. CRC-32C would serve as well, but its Python binding holds
-the lock; cryptographic hashes run at 1 GB/s per core and would slow down staging.
+recompute it with ``zlib.crc32``, ``crc32`` or ``rhash``. CRC-32C would work as well, but its Python binding
+keeps the lock; cryptographic hashes run at 1 GB/s per core and would slow down staging.
 """
 
 from pathlib import Path
@@ -12,8 +12,8 @@ from isal import isal_zlib
 
 from mlhpc.common.files.regular import open_regular
 
-# Bytes at a time: small enough to be checksummed while in the cache, large enough that threads rarely hand over
-# the interpreter lock, which is slow where cores are shared.
+# Bytes at a time: small enough to stay in the cache while being checksummed, large enough that threads rarely
+# pass on the interpreter lock, which is slow on shared cores.
 BLOCK = 2 << 20
 
 

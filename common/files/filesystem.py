@@ -1,4 +1,4 @@
-"""Which type of file system a path is on, and its free space. Linux; no root."""
+"""The type and free space of the file system of a path. Linux; does not require root."""
 
 import os
 import re
@@ -11,15 +11,15 @@ SHARED_TYPES = frozenset(
      "smb3", "9p", "virtiofs", "glusterfs", "fuse.glusterfs", "fuse.cephfs", "fuse.sshfs", "fuse.juicefs",
      "afs", "dvs", "daos", "fuse.daos", "fuse.dfuse", "vastnfs"}
 )  # fmt: skip
-"""Types of file systems that several nodes share, as /proc/mounts names them."""
+"""Types of shared file systems, as named in /proc/mounts."""
 
 
 @dataclass(frozen=True)
 class FileSystem:
-    """``type`` as in /proc/mounts (``unknown`` without one), ``is_ram`` when files on it are memory.
+    """``type`` as in /proc/mounts (``unknown`` without one), ``is_ram`` if files on it occupy memory.
 
-    ``free_bytes`` is what this process may still write: the free blocks, and on a RAM file system at most
-    the memory that is left in the machine and the control group (version 2).
+    ``free_bytes``: bytes that this process can write: the free blocks, on a RAM file system at most the
+    memory left in the machine and the control group (version 2).
     """
 
     type: str
@@ -29,7 +29,7 @@ class FileSystem:
 
 
 def filesystem_of(path: Path) -> FileSystem:
-    """The file system that ``path`` is on, or will be on once it exists. Raises OSError."""
+    """The file system of ``path``, which need not exist yet. Raises OSError."""
     existing = _nearest_existing(path)
     mount_point, kind, _ = _mount(existing.resolve())
     is_ram = kind in RAM_TYPES
@@ -41,10 +41,10 @@ def filesystem_of(path: Path) -> FileSystem:
 
 
 def flock_reaches_other_nodes(path: Path) -> bool:
-    """Whether a lock by flock(2) on ``path`` is seen by other nodes that mount its file system.
+    """Whether other nodes that mount the file system of ``path`` see locks by flock(2).
 
     Lustre: with the mount option ``flock`` only; ``localflock`` is local to the node (mount.lustre(8)). NFS: not
-    with ``local_lock=flock`` or ``all`` (nfs(5)). Other file systems propagate it, or belong to one node.
+    with ``local_lock=flock`` or ``all`` (nfs(5)). Other file systems propagate locks, or belong to one node.
     """
     _, kind, options = _mount(_nearest_existing(path).resolve())
     if kind == "lustre":

@@ -1,9 +1,10 @@
-"""Which processes use a folder, so that runs sharing one neither fill it twice nor delete each other's files.
+"""Tracks the processes that use a folder, so that runs sharing one neither fill it twice nor delete each
+other's files.
 
 Two kinds of hidden files in the folder record this, with locks that the kernel drops when their process ends:
 ``.lock`` for the process that changes the folder's content, and ``.use.HOST.PID.TOKEN`` for each process that uses
-it. Where locks do not reach other nodes (``flock_reaches_other_nodes``), a file of another node counts as in use:
-a run never loses its files, but those of a killed run must be removed by hand.
+it. Where locks do not reach other nodes (``flock_reaches_other_nodes``), a file of another node counts as in
+use: runs never lose their files, but those of a killed run must be removed by hand.
 """
 
 import contextlib
@@ -15,8 +16,8 @@ from pathlib import Path
 
 from mlhpc.common.files.filesystem import flock_reaches_other_nodes
 
-_TOKEN = secrets.token_hex(4)  # process ids are used again
-_held: dict[Path, int] = {}  # the locks of this process, like its memory its own
+_TOKEN = secrets.token_hex(4)  # process ids are reused
+_held: dict[Path, int] = {}  # the locks of this process; not shared by forks
 _OPEN = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 
 
@@ -74,7 +75,7 @@ def in_use(folder: Path) -> bool:
         with contextlib.suppress(FileNotFoundError):
             try:
                 fd = os.open(path, _OPEN)
-            except OSError as error:  # of another user, so that only they can tell, or not a file of ours
+            except OSError as error:  # of another user, so only they can check, or not one of our files
                 if isinstance(error, FileNotFoundError):
                     raise
                 used = True
@@ -90,7 +91,7 @@ def in_use(folder: Path) -> bool:
 
 
 def _is_dead(path: Path, fd: int) -> bool:
-    """Whether the process that created the use file ``path``, open as ``fd``, has certainly ended."""
+    """Whether the process that created the use file ``path``, open as ``fd``, has definitely ended."""
     host, _, pid = path.name.removeprefix(".use.").rpartition(".")[0].rpartition(".")
     here = host == socket.gethostname()
     try:

@@ -1,7 +1,7 @@
-"""Dropping files from the page cache of this node, without root, and checking that they are gone.
+"""Drops files from the page cache of this node, without root, and checks the result.
 
-This covers the node's memory only: no client can empty the caches in the servers of a parallel file system or in
-a disk.
+This covers only the node's memory: clients cannot empty the caches in the servers of a parallel file system
+or in a disk.
 """
 
 import ctypes
@@ -21,7 +21,7 @@ _MAP_FAILED = ctypes.c_void_p(-1).value
 def evict(paths: Iterable[Path]) -> None:
     """Drop the files' pages. Dirty pages are written first: the kernel skips them (posix_fadvise(2)).
 
-    This is a request to the kernel; ``resident_fraction`` tells whether it was honoured. Raises OSError.
+    This is a request to the kernel; ``resident_fraction`` shows whether it was honoured. Raises OSError.
     """
     for path in paths:
         fd = os.open(path, os.O_RDONLY)

@@ -1,4 +1,4 @@
-"""Opening files that somebody else may have put there: a FIFO or a device must not hang the reader."""
+"""Opens files that another user may have created: a FIFO or a device must not hang the reader."""
 
 import errno
 import os

@@ -1,8 +1,8 @@
-"""Reading files that others wrote: regular files only, of bounded size, with only printable text in the result.
+"""Reads untrusted files: only regular files of bounded size; text in the result is printable.
 
-Logs, result trees and run directories may come from anywhere. What is read here cannot hang the reader (a FIFO, an
-endless file), move the cursor of a terminal (escape sequences), break an encoder (lone surrogates) or
-overflow a calculation (integers that no float holds).
+Logs, result trees and run directories may come from anywhere. They cannot hang the reader (a FIFO, an endless
+file), move the cursor of a terminal (escape sequences), break an encoder (lone surrogates) or overflow a
+calculation (integers beyond the range of floats).
 """
 
 import json
@@ -19,7 +19,7 @@ LARGEST = 64 * 2**20
 """Bytes of a result.json, config.toml, env.json or system description. Those of a run on 100 000 ranks take
 less than 10 MB."""
 LARGEST_INTEGER = 2**128
-"""Beyond any count, seed or checksum; its square still fits a float."""
+"""Larger than any count, seed or checksum; its square still fits a float."""
 
 
 def read_text(path: Path, errors: str = "strict") -> str:
@@ -34,8 +34,8 @@ def read_text(path: Path, errors: str = "strict") -> str:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """The JSON object in a file, cleaned. Raises like :func:`read_text`, and ValueError or RecursionError if it
-    holds something else."""
+    """The JSON object in a file, cleaned. Raises like :func:`read_text`, and ValueError or RecursionError if
+    it contains something else."""
     value = json.loads(read_text(path))
     if not isinstance(value, dict):
         raise ValueError("not a JSON object")
@@ -56,7 +56,7 @@ def clean(value: Any) -> Any:
 
 
 def printable(text: str, keep: str = "") -> str:
-    """``text`` with escapes (``\\x1b``) for characters that do not print, except those in ``keep``: control
+    """``text`` with escapes (``\\x1b``) for non-printable characters, except those in ``keep``: control
     characters, lone surrogates, and marks that change the direction of writing."""
     if text.isprintable():
         return text
@@ -68,7 +68,7 @@ def printable(text: str, keep: str = "") -> str:
 
 
 def finite(value: Any) -> Any:
-    """``value`` for a strict JSON writer: NaN and infinity, which JSON lacks, become None."""
+    """``value`` for a strict JSON writer: NaN and infinity become None."""
     if isinstance(value, Mapping):
         return {str(key): finite(part) for key, part in value.items()}
     if isinstance(value, list | tuple):

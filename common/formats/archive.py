@@ -1,7 +1,7 @@
-"""Archives: many sample files in one ZIP file, stored as they are, each found by the index at the end of it.
+"""Archives: many sample files in one ZIP file, stored without compression and located by the index at its end.
 
-A member is compressed, or not, by its own format, so it is a range of bytes of the archive, and any ZIP tool lists
-and unpacks it. What is read is verified by the CRC-32 in the index.
+A member keeps its own format, so it is a range of bytes of the archive, and any ZIP tool can list and unpack
+it. Reads are verified by the CRC-32 in the index.
 """
 
 import os
@@ -23,7 +23,7 @@ SUFFIX = ".zip"
 _REMEDY = "copy or convert it again"
 # The header of a member ends with the lengths of its name and extra field, which follow (APPNOTE.TXT, 4.3.7).
 _HEADER, _SIGNATURE = struct.Struct("<26xHH"), b"PK\x03\x04"
-_KEPT = 4096  # indexes kept in memory: with 64 members each, some 40 MB
+_KEPT = 4096  # indexes kept in memory: about 40 MB with 64 members each
 
 
 class Member(NamedTuple):
@@ -37,11 +37,11 @@ class Member(NamedTuple):
 
 
 Sample = Path | Member
-"""Where a sample is: a file of its own, or a member of an archive."""
+"""Location of a sample: a single file, or a member of an archive."""
 
 
 class _Entry(NamedTuple):
-    """A line of an index: where the member's header begins, and size in bytes and CRC-32 of its content."""
+    """An entry of an index: start of the member's header, and size in bytes and CRC-32 of its content."""
 
     header: int
     size: int
@@ -49,25 +49,25 @@ class _Entry(NamedTuple):
 
 
 def file_of(sample: Sample) -> Path:
-    """The file that a sample is in."""
+    """The file of a sample."""
     return sample.archive if isinstance(sample, Member) else sample
 
 
 def write(path: Path, members: Iterable[tuple[str, bytes | bytearray | memoryview]]) -> None:
-    """Write the files ``members``, names and contents, in this order; the archive appears when it is complete. The
-    same members give the same bytes. Raises OSError as the file system does."""
+    """Write the files ``members``, names and contents, in this order; the archive appears when it is
+    complete. The same members give the same bytes. Raises OSError."""
     with (
         atomic.writing(path) as fd,
         open(fd, "r+b", closefd=False) as stream,
         zipfile.ZipFile(stream, "w", zipfile.ZIP_STORED) as archive,
     ):
         for name, content in members:
-            archive.writestr(zipfile.ZipInfo(name), content)  # dated 1980-01-01, the earliest there is
+            archive.writestr(zipfile.ZipInfo(name), content)  # dated 1980-01-01, the earliest possible
 
 
 def members(path: Path) -> list[Member]:
-    """The members of an archive in order. Raises UserError when it cannot be read, is no ZIP file, or has members
-    that are compressed by ZIP, encrypted, or beyond its end."""
+    """The members of an archive in order. Raises UserError if it cannot be read, is not a ZIP file, or has
+    members that are compressed by ZIP, encrypted, or beyond its end."""
     return [Member(path, number) for number in range(len(_index(path, *_version(path))))]
 
 
@@ -83,15 +83,15 @@ def list_samples(directory: Path, is_sample: Callable[[str], bool]) -> list[Samp
 
 
 def read(member: Member) -> memoryview:
-    """The content of a member, in memory of its own. Raises UserError like ``members``, and when the archive has
+    """The content of a member, in a separate buffer. Raises UserError like ``members``, and when the archive has
     no such member or its content is damaged."""
     path = member.archive
     entries = _index(path, *_version(path))
     if not 0 <= member.number < len(entries):
-        raise UserError(f"{path}: has {len(entries)} members, and none of number {member.number}; {_REMEDY}")
+        raise UserError(f"{path}: has {len(entries)} members, but no member {member.number}; {_REMEDY}")
     entry = entries[member.number]
     with opened(path) as fd:
-        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)  # its neighbours are not needed now
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)  # no readahead: its neighbours are not needed
         start = _start(fd, member, entry)
         if start + entry.size > os.fstat(fd).st_size:
             raise UserError(f"{member}: ends beyond the archive: truncated or damaged; {_REMEDY}")
@@ -103,7 +103,7 @@ def read(member: Member) -> memoryview:
 
 
 def _version(path: Path) -> tuple[int, int]:
-    """Size and time: another archive of this name has others."""
+    """Size and time, which differ for another archive of this name."""
     with opened(path) as fd:
         status = os.fstat(fd)
         return status.st_size, status.st_mtime_ns
@@ -116,7 +116,7 @@ def _index(path: Path, size: int, mtime_ns: int) -> tuple[_Entry, ...]:
             found = archive.infolist()
     except UserError:
         raise
-    except Exception as error:  # zipfile raises nearly anything for a damaged index
+    except Exception as error:  # zipfile raises almost any exception for a damaged index
         reason = " ".join(str(error).split())[:160] or type(error).__name__
         raise UserError(f"{path}: not a readable ZIP archive ({reason}); {_REMEDY}") from error
     for number, each in enumerate(found):
@@ -126,16 +126,18 @@ def _index(path: Path, size: int, mtime_ns: int) -> tuple[_Entry, ...]:
             or each.flag_bits & 1
             or each.compress_size != each.file_size
         ):
-            raise UserError(f"{what}: compressed or encrypted by ZIP; make archives with mlhpc data convert")
+            raise UserError(f"{what}: compressed or encrypted by ZIP; write archives with mlhpc data convert")
         if not 0 <= each.header_offset <= each.header_offset + each.file_size <= size:
             raise UserError(f"{what}: ends beyond the archive: truncated or damaged; {_REMEDY}")
     return tuple(_Entry(each.header_offset, each.file_size, each.CRC) for each in found)
 
 
 def _start(fd: int, member: Member, entry: _Entry) -> int:
-    """Where the content of a member begins, by the header before it, which any writer may make longer."""
+    """Start of a member's content, from the header before it, whose length depends on the writer."""
     head = os.pread(fd, _HEADER.size, entry.header)
     if len(head) < _HEADER.size or not head.startswith(_SIGNATURE):
-        raise UserError(f"{member}: is not where the index has it, at byte {entry.header}; {_REMEDY}")
+        raise UserError(
+            f"{member}: is not at the position given by the index, byte {entry.header}; {_REMEDY}"
+        )
     name, extra = _HEADER.unpack(head)
     return entry.header + _HEADER.size + int(name) + int(extra)

@@ -1,4 +1,4 @@
-"""An array stored contiguously in a file: its position, and reading it without the library that wrote it."""
+"""An array stored contiguously in a file: its position, and reading it without a library."""
 
 import math
 import os
@@ -30,11 +30,11 @@ class Extent:
 
 @contextmanager
 def opened(path: Path) -> Iterator[int]:
-    """A descriptor to read ``path``. Raises UserError when it cannot be opened, or when reading fails."""
+    """A descriptor to read ``path``. Raises UserError if it cannot be opened, or when reading fails."""
     try:
         fd = open_regular(path)
         try:
-            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_SEQUENTIAL)  # reads further ahead
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_SEQUENTIAL)  # larger readahead
             yield fd
         finally:
             os.close(fd)
@@ -45,7 +45,7 @@ def opened(path: Path) -> Iterator[int]:
 
 
 def read_into(fd: int, path: Path, offset: int, out: npt.NDArray[Any]) -> None:
-    """Fill ``out``, contiguous, with the bytes from ``offset``. Raises UserError when the file ends before."""
+    """Fill ``out``, contiguous, with the bytes from ``offset``. Raises UserError if the file is shorter."""
     remaining = out.reshape(-1).view(np.uint8).data
     while remaining:
         count = os.preadv(fd, [remaining], offset)

@@ -1,10 +1,10 @@
-"""Reading LMDB files without the LMDB library, which a damaged file can make crash or loop forever.
+"""Reads LMDB files without the LMDB library, which can crash or loop forever on a damaged file.
 
 The format (liblmdb, mdb.c: MDB_page, MDB_node, MDB_db, MDB_meta; little-endian, 64-bit): pages of one size, of
 which the first two are meta pages, each with the root of a B+ tree of branch and leaf pages; the one of the newer
 transaction is current. A page begins with a header and an array of the offsets of its nodes. A node is a header of
 8 bytes and a key. In a branch its header has the number of the child page; in a leaf, the length of the value,
-which follows the key. A long value is on overflow pages of its own, whose number follows the key instead.
+which follows the key. A long value is on separate overflow pages, whose number follows the key instead.
 
 LMDB 0.9 writes version 1 of the format; LMDB 1.0 writes version 3, with longer page headers.
 """
@@ -40,12 +40,12 @@ _Int64s = npt.NDArray[np.int64]
 
 
 class LmdbFile:
-    """The keys and values of the main database of an LMDB file, in its order of keys.
+    """The keys and values of the main database of an LMDB file, in key order.
 
     Opening it reads every branch and leaf page once, and no value on overflow pages. The file must not change
     while it is in use. Thread-safe and picklable.
 
-    Raises UserError when the file cannot be read, is not LMDB, is damaged or truncated, or has duplicate keys or
+    Raises UserError if the file cannot be read, is not LMDB, is damaged or truncated, or has duplicate keys or
     named databases.
     """
 
@@ -67,12 +67,12 @@ class LmdbFile:
         return len(self._extents)
 
     def key(self, index: int) -> bytes:
-        """The key of entry ``index``. Raises UserError when it cannot be read."""
+        """The key of entry ``index``. Raises UserError if it cannot be read."""
         offset, length = map(int, self._extents[index, :2])
         return self._read(offset, length).tobytes()
 
     def value(self, index: int) -> npt.NDArray[np.uint8]:
-        """The value of entry ``index``, in writable memory of its own. Raises UserError when it cannot be read."""
+        """The value of entry ``index``, in a separate writable buffer. Raises UserError if it cannot be read."""
         offset, length, page = map(int, self._extents[index, 2:])
         if not page:
             return self._read(offset, length)
@@ -104,7 +104,7 @@ class LmdbFile:
 
 
 class _Damaged(ValueError):
-    """What is wrong with a file, without its name."""
+    """Description of the damage, without the file name."""
 
 
 def _unreadable(reason: str) -> _Damaged:
@@ -113,7 +113,7 @@ def _unreadable(reason: str) -> _Damaged:
 
 @dataclass(frozen=True)
 class _Layout:
-    """``page`` and ``header``: bytes of a page and of its header; ``pages``: how many whole ones the file has;
+    """``page`` and ``header``: bytes of a page and of its header; ``pages``: number of complete pages;
     ``depth``, ``entries`` and ``root`` of the main database."""
 
     version: int
@@ -126,7 +126,7 @@ class _Layout:
 
     @property
     def origin(self) -> int:
-        """Where offsets within a page count from."""
+        """Origin of offsets within a page."""
         return self.header if self.version == 3 else 0
 
     def number_and_kind(self, page: npt.NDArray[np.uint8]) -> tuple[int, int]:
@@ -136,7 +136,7 @@ class _Layout:
 
 
 def _current_layout(fd: int) -> _Layout:
-    """What the meta page of the newer transaction says. LMDB itself refuses a file unless both are sound."""
+    """The layout from the meta page of the newer transaction. LMDB itself refuses a file unless both are valid."""
     size = os.fstat(fd).st_size
     first = _read_meta(fd, 0)
     second = _read_meta(fd, first[2])
@@ -171,8 +171,8 @@ def _read_meta(fd: int, offset: int) -> tuple[int, ...]:
 
 
 def _list_extents(fd: int, layout: _Layout) -> _Int64s:
-    """Where the keys and values are, ``[entries, 5]``: offset and length of the key, offset and length of the
-    value, and the first overflow page, or 0 where the value follows its key."""
+    """Positions of keys and values, ``[entries, 5]``: offset and length of the key, offset and length of the
+    value, and the first overflow page, or 0 if the value follows its key."""
     leaves = list(_leaf_extents(fd, layout))
     extents: _Int64s = np.concatenate([np.empty((0, 5), np.int64), *leaves])
     if len(extents) != layout.entries:
@@ -209,7 +209,7 @@ def _leaf_extents(fd: int, layout: _Layout) -> Iterator[_Int64s]:
 
 
 def _nodes(page: npt.NDArray[np.uint8], number: int, layout: _Layout) -> _Int64s:
-    """Offsets of the nodes in a page; their headers lie within it, and none begins where another does."""
+    """Offsets of the nodes in a page; their headers are inside the page, and no two start at the same offset."""
     words = page.view("<u2")
     lower, upper = (int(words[layout.header // 2 - k]) + layout.origin for k in (2, 1))
     nodes = words[layout.header // 2 : lower // 2].astype(np.int64) + layout.origin
@@ -224,7 +224,7 @@ def _nodes(page: npt.NDArray[np.uint8], number: int, layout: _Layout) -> _Int64s
 def _extents_in_leaf(page: npt.NDArray[np.uint8], number: int, nodes: _Int64s, layout: _Layout) -> _Int64s:
     low, high, flags, key_bytes = (_words_at(page, nodes + k) for k in (0, 2, 4, 6))
     if (flags & ~_ON_OVERFLOW_PAGES).any():
-        raise _Damaged("has duplicate keys or named databases, which are not read")
+        raise _Damaged("has duplicate keys or named databases, which are not supported")
     length = low | high << 16
     key = nodes + _NODE_HEADER_BYTES
     value = key + key_bytes + (key_bytes % 2 if layout.version == 3 else 0)
@@ -260,7 +260,7 @@ def _beyond(size: int, number: int, page: int) -> _Damaged:
 
 
 def _read_into(fd: int, offset: int, data: npt.NDArray[np.uint8]) -> bool:
-    """Fill ``data`` from ``offset``; False where the file ends before. Raises OSError."""
+    """Fill ``data`` from ``offset``; False if the file ends before. Raises OSError."""
     remaining = data.data
     while remaining:
         count = os.preadv(fd, [remaining], offset)

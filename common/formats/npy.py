@@ -18,12 +18,12 @@ _HEADER = 4096  # more than the header of any array without field names
 
 
 def label_path(path: Path) -> Path:
-    """The file of the mask that goes with ``data-*.npy``."""
+    """The mask file of ``data-*.npy``."""
     return path.with_name("label-" + path.name.removeprefix("data-"))
 
 
 def locate(fd: int, path: Path) -> Extent:
-    """Where the array of an open .npy file is. Raises UserError naming ``path`` for a damaged or different
+    """Position of the array in an open .npy file. Raises UserError naming ``path`` for a damaged or different
     file."""
     start = io.BytesIO(os.pread(fd, _HEADER, 0))
     try:
@@ -32,12 +32,14 @@ def locate(fd: int, path: Path) -> Extent:
         shape, fortran, dtype = read(start)
         if any(n < 0 for n in shape):
             raise ValueError(f"shape {shape}")
-    except Exception as error:  # NumPy parses a header as Python source: a damaged one raises nearly anything
+    except (
+        Exception
+    ) as error:  # NumPy parses a header as Python source: a damaged one raises almost any exception
         reason = " ".join(str(error).split())[:200]
         raise UserError(f"{path}: not a .npy file ({reason}); convert the data set again") from error
     if dtype.hasobject or (fortran and len(shape) > 1):
         problem = "holds Python objects" if dtype.hasobject else "is in Fortran order"
-        raise UserError(f"{path}: {problem}, not values in C order; convert the data set again")
+        raise UserError(f"{path}: {problem}, not plain values in C order; convert the data set again")
     extent = Extent(start.tell(), dtype, shape)
     if extent.end > (size := os.fstat(fd).st_size):
         raise UserError(
@@ -47,7 +49,7 @@ def locate(fd: int, path: Path) -> Extent:
 
 
 def write(path: Path, array: npt.NDArray[Any], modified_ns: int | None = None) -> None:
-    """Write an array in C order atomically, with ``modified_ns`` as the file's time of modification if given.
+    """Write an array in C order atomically, with ``modified_ns`` as the file's modification time if given.
 
     Raises OSError.
     """

@@ -1,7 +1,7 @@
 """Protocol buffer messages, read and written field by field without the protobuf library.
 
-Wire format: protobuf.dev/programming-guides/encoding. Only what the files of the benchmarks use is written:
-length-delimited fields and varints.
+Wire format: protobuf.dev/programming-guides/encoding. Only field types used by the benchmarks' files are
+written: length-delimited fields and varints.
 """
 
 from collections.abc import Iterator
@@ -35,7 +35,7 @@ def varint(value: int) -> bytes:
 def fields(message: memoryview) -> Iterator[tuple[int, memoryview]]:
     """Number and content of each field of a message; the content of a varint field is its bytes.
 
-    Raises ValueError or IndexError when ``message`` is malformed.
+    Raises ValueError or IndexError if ``message`` is malformed.
     """
     at = 0
     while at < len(message):
@@ -57,7 +57,7 @@ def fields(message: memoryview) -> Iterator[tuple[int, memoryview]]:
 
 
 def read_varint(message: memoryview, at: int = 0) -> tuple[int, int]:
-    """The number at byte ``at``, and where it ends. Raises like ``fields``."""
+    """The number at byte ``at``, and its end. Raises like ``fields``."""
     value = message[at]
     if value < 0x80:  # most are
         return value, at + 1

@@ -22,7 +22,7 @@ def read_examples(
 ) -> Iterator[tuple[memoryview, npt.NDArray[np.float32]]]:
     """``x`` and ``y`` of every example of a file: ``decode_example`` over ``read_records``.
 
-    Raises UserError naming the file, as those two do.
+    Raises UserError naming the file, like those two.
     """
     for number, record in enumerate(read_records(path, max_bytes, raw)):
         try:
@@ -32,7 +32,7 @@ def read_examples(
 
 
 def encode_example(x: npt.NDArray[np.int16], y: npt.NDArray[np.float32]) -> bytes:
-    """A serialised tf.train.Example with the features ``x``, one bytes value holding the array in C order,
+    """A serialised tf.train.Example with the features ``x``, one bytes value with the array in C order,
     little-endian int16, and ``y``, a float list. Any shapes; the message does not store them."""
     values = np.ascontiguousarray(x, dtype="<i2").tobytes()
     floats = np.ascontiguousarray(y, dtype="<f4").tobytes()
@@ -43,7 +43,7 @@ def encode_example(x: npt.NDArray[np.int16], y: npt.NDArray[np.float32]) -> byte
 def decode_example(record: bytes | memoryview) -> tuple[memoryview, npt.NDArray[np.float32]]:
     """The bytes of ``x`` as a view of ``record``, and ``y`` as float32, of a serialised tf.train.Example.
 
-    Other features are skipped. Raises UserError when the message is malformed or a feature is missing.
+    Other features are skipped. Raises UserError if the message is malformed or a feature is missing.
     """
     values_of: dict[bytes, memoryview] = {}
     try:
@@ -70,8 +70,8 @@ def decode_example(record: bytes | memoryview) -> tuple[memoryview, npt.NDArray[
 
 
 def encode_features(features: Mapping[str, bytes | Sequence[int]]) -> bytes:
-    """A serialised tf.train.Example of features that are one bytes value or a list of non-negative
-    integers; sorted by name, as in TensorFlow's deterministic serialisation."""
+    """A serialised tf.train.Example of features with one bytes value or a list of non-negative integers;
+    sorted by name, as in TensorFlow's deterministic serialisation."""
     return b"".join(feature_pieces(features))
 
 
@@ -94,10 +94,9 @@ def feature_pieces(
 
 
 def decode_features(record: bytes | memoryview, names: Collection[str]) -> dict[str, memoryview | list[int]]:
-    """The features ``names`` of a serialised tf.train.Example that hold one bytes value or integers, by
-    name.
+    """The features ``names`` of a serialised tf.train.Example with one bytes value or integers, by name.
 
-    Reading stops when all are found. Raises UserError when the message is malformed before that.
+    Reading stops when all are found. Raises UserError if the message is malformed before that.
     """
     values_of: dict[str, memoryview | list[int]] = {}
     requested = {name.encode() for name in names}

@@ -26,25 +26,25 @@ from mlhpc.errors import UserError
 GZIP_MAGIC = b"\x1f\x8b"
 RECORD_OVERHEAD = 16  # bytes of framing per record: length and two checksums
 Packer = Literal["zlib", "isal"]
-"""What compresses a file. zlib: level 6, memory level 9, the defaults of TensorFlow's writer, whose bytes result.
-isal: level 2, about 25 times faster, files up to a third larger."""
+"""Compressor of a file. zlib: level 6, memory level 9, the defaults of TensorFlow's writer, with the same
+bytes. isal: level 2, about 25 times faster, files up to a third larger."""
 # Byte 9 of a gzip header (RFC 1952) as each writes it.
 _OS_OF_PACKER: dict[Packer, int] = {"zlib": 3, "isal": 255}
 _ISAL_ERROR: type[Exception] = isal_zlib.error  # type: ignore[assignment]  # its stub has an instance here
 REMEDY = "copy or regenerate the file"
 MAX_BYTES = 2 << 30
-"""Default limit of the size that a gzip file may unpack to: twice the largest published sample, 512³ × 4 values of
-2 bytes."""
+"""Default limit of the decompressed size of a gzip file: twice the largest published sample, 512³ × 4 values
+of 2 bytes."""
 
 
 def write_records(path: Path, records: Iterable[bytes], gzip: bool, packer: Packer = "zlib") -> None:
     """Write ``records`` to ``path``, which appears once complete; if ``gzip``, compressed by ``packer``.
 
-    The same records give the same bytes, plain or by one version of zlib. isal's files unpack to the same: the
-    gzip header has neither time nor name, but about once in 20 000 times isal 1.9.1 compresses differently, and
-    other versions and processors may.
+    The same records give the same bytes, plain or by one version of zlib. isal's files decompress to the same
+    content and have no time or name in the gzip header, but about one in 20 000 is compressed differently by
+    isal 1.9.1, and other versions and processors may differ.
 
-    Raises OSError as the file system does.
+    Raises OSError.
     """
     with atomic.writing(path) as fd:
         atomic.write_all(fd, memoryview(file_bytes(records, gzip, packer)))
@@ -79,7 +79,7 @@ def packer_of(header: bytes) -> Packer | None:
 def write_record(fd: int, pieces: Sequence[bytes | memoryview]) -> None:
     """Write a record, the concatenated ``pieces``, to a plain file without copying them.
 
-    Raises OSError as the file system does.
+    Raises OSError.
     """
     length, crc = struct.pack("<Q", sum(map(len, pieces))), 0
     for piece in pieces:
@@ -95,10 +95,12 @@ def read_records(
 ) -> Iterator[memoryview]:
     """The records of a TFRecord file, plain or gzip (by its first bytes), each checksum verified.
 
-    The file is read whole, as suits one sample per file, unless the caller has read it (``raw``); the views share
-    its memory. A gzip file that unpacks to more than ``max_bytes`` is refused before they are allocated.
+    The whole file is read, since it contains one sample, unless the caller passes its content (``raw``); the
+    views share its memory. A gzip file that unpacks to more than ``max_bytes`` is refused before they are
+    allocated.
 
-    Raises UserError naming the file when it cannot be read, is of neither kind, too large, truncated or corrupt.
+    Raises UserError naming the file when it cannot be read, is not a TFRecord file, or is too large,
+    truncated or corrupt.
     """
     if raw is None:
         raw = archive.read(path) if isinstance(path, archive.Member) else _read(path)
@@ -142,7 +144,7 @@ def record_extents(path: Path) -> npt.NDArray[np.int64]:
     extents: list[tuple[int, int]] = []
     with _opened(path) as file:
         fd, end, at = file.fileno(), os.fstat(file.fileno()).st_size, 0
-        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)  # or each header would read its neighbours
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)  # no readahead around each header
         while at < end:
             header = os.pread(fd, 12, at)
             if len(header) < 12 or _masked(google_crc32c.value(header[:8])) != header[8:]:
@@ -203,8 +205,8 @@ def _masked(crc: int) -> bytes:
 
 
 def _inflate(raw: bytes | memoryview, path: Sample, max_bytes: int) -> bytes:
-    # The last 4 bytes of a gzip member are its length (RFC 1952): one allocation, a quarter faster. Where
-    # they are not (several members, a truncated file) the general way decides.
+    # The last 4 bytes of a gzip member are its length (RFC 1952): one allocation, a quarter faster. Otherwise
+    # (several members, a truncated file) the general method is used.
     length = int.from_bytes(raw[-4:], "little")
     # Deflate compresses at most 1032:1 (zlib's technical notes).
     plausible = 0 < length <= min(max_bytes, 1100 * len(raw))
@@ -231,7 +233,9 @@ def _members(raw: bytes | memoryview, path: Sample, max_bytes: int) -> Iterator[
         data: bytes = stream.decompress(raw, left + 1)  # 0 would mean no limit
         left -= len(data)
         if left < 0:
-            raise UserError(f"{path}: unpacks to more than {max_bytes} bytes, the most expected; {REMEDY}")
+            raise UserError(
+                f"{path}: unpacks to more than the expected maximum of {max_bytes} bytes; {REMEDY}"
+            )
         if not stream.eof:
             raise EOFError
         yield data

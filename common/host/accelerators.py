@@ -1,7 +1,7 @@
 """The accelerators of this node, by their vendors' tools: NVIDIA's, AMD's and Intel's.
 
-Read from ``nvidia-smi``, ``amd-smi`` or ``rocm-smi``, and ``xpu-smi``. An accelerator is what one rank uses: a
-GPU, one of the two dies (GCDs) of an MI250X, a tile of a Data Center GPU Max.
+Read from ``nvidia-smi``, ``amd-smi`` or ``rocm-smi``, and ``xpu-smi``. An accelerator is the device of one
+rank: a GPU, one of the two dies (GCDs) of an MI250X, a tile of a Data Center GPU Max.
 """
 
 import json
@@ -24,7 +24,7 @@ _VISIBLE: dict[Vendor, tuple[str, ...]] = {
 
 
 class Accelerator(NamedTuple):
-    """``memory_mib``: its memory, None where the tool does not say."""
+    """``memory_mib``: its memory, None if the tool does not say."""
 
     vendor: Vendor
     name: str
@@ -49,7 +49,8 @@ def found() -> list[Accelerator]:
 
 
 def visible_variable(vendor: Vendor, env: Mapping[str, str] = os.environ) -> str:
-    """What hides accelerators of ``vendor`` from a process: the variable that is set, else the usual one."""
+    """The variable that hides accelerators of ``vendor`` from a process: the one that is set, else the usual
+    one."""
     return next((name for name in _VISIBLE[vendor] if name in env), _VISIBLE[vendor][0])
 
 
@@ -100,8 +101,8 @@ def _intel() -> list[Accelerator]:
 
 
 def _xpu_smi(answer: Any) -> Iterator[Accelerator]:
-    """One device in its details. Its tiles are accelerators of their own unless ZE_FLAT_DEVICE_HIERARCHY says
-    otherwise (Level Zero specification, programming guide, "Environment Variables": FLAT is the default)."""
+    """One device in its details. Its tiles are separate accelerators, depending on ZE_FLAT_DEVICE_HIERARCHY
+    (Level Zero specification, programming guide, "Environment Variables": FLAT is the default)."""
     flat = os.environ.get("ZE_FLAT_DEVICE_HIERARCHY", "FLAT") != "COMPOSITE"
     tiles = (_number(answer.get("number_of_tiles")) or 1) if flat else 1
     memory = _number(answer.get("memory_physical_size_byte"))
@@ -111,7 +112,7 @@ def _xpu_smi(answer: Any) -> Iterator[Accelerator]:
 
 
 def _parsed(parse: Callable[[Any], Iterator[Any]], *command: str) -> Iterator[Any]:
-    """What ``parse`` makes of the JSON that ``command`` prints; nothing where it is not what was expected."""
+    """What ``parse`` makes of the JSON that ``command`` prints; nothing if it has an unexpected structure."""
     answer = output_of(*command)
     try:
         yield from list(parse(json.loads(answer))) if answer else ()

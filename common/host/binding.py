@@ -1,6 +1,6 @@
-"""The cores that ranks may run on: as found, and as asked for by ``mlhpc run --bind``.
+"""The cores that ranks may run on: as found, and as requested by ``mlhpc run --bind``.
 
-Cores are Linux's logical CPUs, written as Linux writes them (``0-3,8``).
+Cores are Linux's logical CPUs, in Linux's list format (``0-3,8``).
 """
 
 import os
@@ -15,11 +15,11 @@ from mlhpc.errors import AlreadyReported, UserError, count
 Cores = frozenset[int]
 
 _MOST_CORES = 1 << 16
-"""Bound of a core's number in what a user gives (Linux's NR_CPUS is at most 8192)."""
+"""Upper bound of core numbers given by users (Linux's NR_CPUS is at most 8192)."""
 
 
 def ranges(cores: Iterable[int]) -> str:
-    """Numbers as Linux lists them: ``0-3,8``; empty for none."""
+    """Numbers in Linux's list format: ``0-3,8``; empty for none."""
     parts: list[list[int]] = []
     for core in sorted(set(cores)):
         if parts and core == parts[-1][1] + 1:
@@ -43,7 +43,7 @@ def parse_ranges(text: str) -> Cores:
 
 
 def numa_nodes(root: Path = Path("/")) -> dict[int, Cores]:
-    """The cores of each NUMA node that has any; empty where the kernel does not say. ``root``: where /sys is."""
+    """The cores of each NUMA node that has any; empty if the kernel does not say. ``root``: where /sys is."""
     found = {}
     for folder in root.glob("sys/devices/system/node/node[0-9]*"):
         if cores := _cores_in(folder / "cpulist"):
@@ -59,8 +59,8 @@ def nodes_of(cores: Cores, nodes: Mapping[int, Cores]) -> frozenset[int]:
 def describe_binding(threads: str = "OMP_NUM_THREADS", root: Path = Path("/")) -> dict[str, Any]:
     """Cores, their NUMA nodes, memory policy and threads of this process. None: not known.
 
-    To be called before libraries start: with OMP_PROC_BIND some bind the calling thread alone. ``threads``: the
-    variable that says how many threads the framework computes with.
+    Call this before libraries start: with OMP_PROC_BIND some bind the calling thread. ``threads``: the
+    variable with the number of compute threads of the framework.
     """
     cores = frozenset(os.sched_getaffinity(0))
     number = os.environ.get(threads, "").partition(",")[0]  # a list is of nested levels
@@ -77,9 +77,10 @@ def cores_of_ranks(
 ) -> tuple[Cores, ...]:
     """The cores of each of the ``ranks`` of this machine; empty for ``none``.
 
-    ``cores``: an equal share for each, of whole physical cores where there are enough. Ranks are dealt to NUMA
-    nodes in order and do not cross them, unless there are fewer ranks than nodes. ``A:B:…``: the lists of cores of
-    local rank 0, 1, and so on. ``allowed``: the cores to choose from; None: this process's. Raises UserError.
+    ``cores``: an equal share for each, of whole physical cores if there are enough. Ranks are assigned to
+    NUMA nodes in order and do not span them, unless there are fewer ranks than nodes. ``A:B:…``: the lists of
+    cores of local rank 0, 1, and so on. ``allowed``: the available cores; None: those of this process. Raises
+    UserError.
     """
     allowed = frozenset(os.sched_getaffinity(0)) if allowed is None else allowed
     if bind == "none":
@@ -90,18 +91,18 @@ def cores_of_ranks(
 
 
 def asked(option: str | None) -> str:
-    """What ``--bind`` says, or else the site by ``MLHPC_BIND``."""
+    """The value of ``--bind``, or else of ``MLHPC_BIND``."""
     return option or os.environ.get("MLHPC_BIND") or "none"
 
 
 def _named(bind: str) -> str:
-    """Where the user finds ``bind``."""
+    """The option or variable of ``bind``, for messages."""
     return f"MLHPC_BIND={bind}" if os.environ.get("MLHPC_BIND") == bind else f"--bind {bind}"
 
 
 def bind_this_rank(option: str | None) -> None:
-    """Bind this process as ``asked``, if it is a rank of another launcher, or the only one. Launchers share out
-    cores themselves, so theirs are bound to lists of cores only. Raises UserError."""
+    """Bind this process as ``asked``, if it was started by another launcher, or is the only rank. Launchers
+    assign cores themselves, so their ranks are bound only to lists of cores. Raises UserError."""
     if (bind := asked(option)) == "none":
         return
     rank = identify(os.environ)
@@ -110,8 +111,9 @@ def bind_this_rank(option: str | None) -> None:
     if rank.launcher != "none" and bind == "cores":
         if option:
             raise UserError(
-                f"--bind cores: {rank.launcher} binds ranks itself (srun --cpu-bind, mpirun --bind-to, torchrun "
-                "--numa-binding); give the cores of each local rank, or leave --bind out"
+                f"--bind cores: {rank.launcher} binds ranks itself (srun --cpu-bind, mpirun --bind-to, "
+                f"torchrun "
+                "--numa-binding); give the cores of each local rank, or omit --bind"
             )
         return
     try:
@@ -169,8 +171,8 @@ def _shares(ranks: int, allowed: Cores, root: Path) -> tuple[Cores, ...]:
 
 
 def beside(dealt: Sequence[int], nodes: Mapping[int, Cores], root: Path = Path("/")) -> tuple[Cores, ...]:
-    """An equal share of cores for each rank, of the NUMA node that it is ``dealt`` to: of whole physical cores
-    where a node has enough for its ranks. ``nodes``: the cores of each."""
+    """An equal share of cores for each rank, on the NUMA node to which it is ``dealt``: whole physical cores
+    if a node has enough for its ranks. ``nodes``: the cores of each."""
     units = {node: _units(nodes[node], dealt.count(node), root) for node in dealt}
     share = min(len(own) // dealt.count(node) for node, own in units.items())
     bound = []
@@ -181,7 +183,7 @@ def beside(dealt: Sequence[int], nodes: Mapping[int, Cores], root: Path = Path("
 
 
 def _units(cores: Cores, ranks: int, root: Path) -> list[Cores]:
-    """Physical cores, each with its threads; single threads where there are fewer cores than ranks."""
+    """Physical cores, each with its threads; single threads if there are fewer cores than ranks."""
     siblings = {
         core: (_cores_in(root / f"sys/devices/system/cpu/cpu{core}/topology/thread_siblings_list") or {core})
         & cores
@@ -203,8 +205,8 @@ def _cores_in(file: Path) -> Cores:
 
 
 def _memory_policy(root: Path) -> str | None:
-    """How Linux places new memory (numa(7), /proc/PID/numa_maps): ``default`` is beside the core that touches it
-    first, ``bind:0`` on node 0 alone."""
+    """How Linux places new memory (numa(7), /proc/PID/numa_maps): ``default``: near the core that first
+    touches it; ``bind:0``: only on node 0."""
     try:
         with (root / "proc/self/numa_maps").open(encoding="ascii", errors="replace") as file:
             words = file.readline().split()
@@ -214,9 +216,9 @@ def _memory_policy(root: Path) -> str | None:
 
 
 def first_overlap(bindings: Sequence[str]) -> tuple[int, int, str] | None:
-    """Two ranks of one node that may run on the same cores, and a range of these; None for none. ``bindings``: the
-    cores of each as ``ranges`` writes them. Linear in their length: they may be from somebody else's file. Raises
-    ValueError."""
+    """Two ranks of one node that may run on the same cores, and a range of these; None if there are none.
+    ``bindings``: the cores of each in the format of ``ranges``. Linear in their length, since they may come
+    from an untrusted file. Raises ValueError."""
     intervals = []
     for rank, text in enumerate(bindings):
         for part in filter(None, text.split(",")):

@@ -1,4 +1,4 @@
-"""What torch.compile needs on the machine itself: a compiler and Python's headers."""
+"""Requirements of torch.compile on the machine: a compiler and Python's headers."""
 
 import os
 import shutil
@@ -9,18 +9,19 @@ from mlhpc.errors import UserError
 
 
 def require_compiler(gpu: bool) -> None:
-    """Raise UserError where torch.compile could not build its code: C++ for a processor; for a ``gpu`` the
+    """Raise UserError if torch.compile could not build its code: C++ for a processor; for a ``gpu`` the
     functions in C that launch Triton's kernels. Both include Python's headers."""
     variable, known = ("CXX", ("g++",)) if not gpu else ("CC", ("gcc", "clang"))
     names = (named,) if (named := os.environ.get(variable)) else known
     if not any(shutil.which(name.split()[0]) for name in names):
         raise UserError(
-            f"training.compile needs a compiler, and {' or '.join(names)} is not there; install one or name it in "
+            f"training.compile needs a compiler, and {' or '.join(names)} was not found; install one or "
+            f"name it in "
             f"{variable}, or set training.compile=false"
         )
     header = Path(sysconfig.get_path("include")) / "Python.h"
     if not header.is_file():
         raise UserError(
-            f"training.compile needs Python's headers, and {header} is not there; install python3-dev "
+            f"training.compile needs Python's headers, and {header} was not found; install python3-dev "
             "(python3-devel on RPM systems), or set training.compile=false"
         )

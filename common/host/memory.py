@@ -1,4 +1,4 @@
-"""How much memory the processes of a node may use."""
+"""The memory available to the processes of a node."""
 
 import os
 from collections.abc import Iterator
@@ -6,8 +6,8 @@ from pathlib import Path
 
 
 def usable_bytes(root: Path = Path("/")) -> int:
-    """The node's memory, or less where a control group of this process (a batch job, a container) is limited
-    to less: the kernel kills a process of a group that reaches its limit."""
+    """The node's memory, or the smaller limit of a control group of this process (a batch job, a container):
+    the kernel kills a process of a group that reaches its limit."""
     physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return min([physical, *_limits(root)])
 
@@ -27,7 +27,7 @@ def _limits(root: Path) -> Iterator[int]:
         else:
             continue
         folder = top / path.lstrip("/")
-        # A container sees its own group at the top, under the name that it has outside.
+        # Inside a container, its own group is at the top, with its name from outside.
         for each in (folder, *folder.parents):
             try:
                 if each.is_relative_to(top):

@@ -1,4 +1,4 @@
-"""Saving the pictures of samples, drawn with matplotlib."""
+"""Saves images of samples, drawn with matplotlib."""
 
 from pathlib import Path
 from typing import Any, Literal
@@ -9,11 +9,11 @@ from mlhpc.errors import UserError
 def save(figure: Any, path: Path, dpi: int) -> None:
     """Write ``figure`` as ``path``; the suffix selects the format.
 
-    Raises UserError when it cannot be written, or matplotlib does not support the format.
+    Raises UserError if it cannot be written, or matplotlib does not support the format.
     """
     reason, remedy = "", "give another --out"
     if not path.parent.is_dir():
-        reason, remedy = f"there is no folder {path.parent}", "make it or give another --out"
+        reason, remedy = f"there is no folder {path.parent}", "create it or choose another --out"
     else:
         try:
             figure.savefig(path, dpi=dpi)
@@ -22,7 +22,7 @@ def save(figure: Any, path: Path, dpi: int) -> None:
         except ValueError as error:  # a suffix that matplotlib cannot write
             reason = str(error)
     if reason:
-        raise UserError(f"{path}: the picture cannot be written: {reason}; {remedy}")
+        raise UserError(f"{path}: the image cannot be written: {reason}; {remedy}")
 
 
 def extend(least: float, largest: float, low: float, high: float) -> Literal["neither", "min", "max", "both"]:

@@ -1,5 +1,5 @@
-"""What a result was measured with: machine, binding, drivers, batch job, commit, packages. Nothing is guessed;
-what is unknown is None. Variables that may hold a secret or name a person are not recorded."""
+"""The environment of a result: machine, binding, drivers, batch job, commit, packages. Nothing is guessed;
+unknown values are None. Variables that may contain a secret or identify a person are not recorded."""
 
 import ctypes
 import os
@@ -28,7 +28,8 @@ PREFIXES = (
     "UCX_", "FI_", "ZE_", "ONEAPI_", "CCL_", "OMPI_MCA_", "MPICH_", "I_MPI_", "PMIX_", "MALLOC_", "MIMALLOC_",
     "LD_PRELOAD", "MLHPC_",
 )  # fmt: skip
-"""Variables that can change a result: the launcher's, the fabric's, the libraries' threads and algorithms."""
+"""Environment variables that can affect a result: of launchers, the fabric, and the libraries' threads and
+algorithms."""
 _NVIDIA = Path("/proc/driver/nvidia")
 _PRIVATE = re.compile(
     "TOKEN|SECRET|PASS|KEY|JWT|CRED|USER|ACCOUNT|_UID|_GID|DIR|SUBMIT|COMMAND|COMMENT|JOB_NAME|JOBNAME|HOME|PATH"
@@ -64,8 +65,8 @@ def machine() -> dict[str, Any]:
 
 
 def binding() -> dict[str, Any]:
-    """The cores and NUMA nodes that this process may use, as Linux lists them (``0-3,8``), and its threads per
-    core: two runs that differ only in these must not look alike."""
+    """The cores and NUMA nodes that this process may use, in Linux's list format (``0-3,8``), and its threads
+    per core: runs that differ in these must be distinguishable."""
     status = _text(Path("/proc/self/status")) or ""
     allowed = {
         key: match[1] if (match := re.search(rf"^{name}:\s*(\S+)$", status, re.MULTILINE)) else None
@@ -89,7 +90,8 @@ def batch_job(env: Mapping[str, str]) -> dict[str, str] | None:
 
 
 def variables(env: Mapping[str, str]) -> dict[str, str]:
-    """The variables of ``PREFIXES``, sorted by name, without those that may hold a secret or name a person."""
+    """The variables of ``PREFIXES``, sorted by name, without those that may contain a secret or identify a
+    person."""
     return {
         name: value
         for name, value in sorted(env.items())
@@ -146,7 +148,7 @@ def packages() -> dict[str, str]:
     for distribution in metadata.distributions():
         name = re.sub(
             r"[-_.]+", "-", distribution.metadata["Name"] or ""
-        ).lower()  # as PEP 503 compares names
+        ).lower()  # names compared as in PEP 503
         if name in PACKAGES or name.startswith("nvidia-"):
             versions.setdefault(name, distribution.version)  # the first on the path is the one imported
     order = {name: number for number, name in enumerate(PACKAGES)}

@@ -1,4 +1,4 @@
-"""How fast this machine is, measured in a few seconds: matrix product, memory copy, disk, loopback.
+"""Measures the speed of this machine in a few seconds: matrix product, memory copy, disk, loopback.
 
 Each figure is the best of several repeats: other programs can only slow a measurement down.
 """
@@ -83,7 +83,7 @@ def disk(folder: Path) -> tuple[float, float]:
 
 
 def loopback() -> tuple[float, float]:
-    """(bytes/s, seconds a message) over TCP on 127.0.0.1: what ranks of one machine without a network have."""
+    """(bytes/s, seconds per message) over TCP on 127.0.0.1: the network of ranks on a single machine."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         thread = threading.Thread(target=_answer, args=(server,), daemon=True)
         thread.start()
@@ -107,7 +107,7 @@ def loopback() -> tuple[float, float]:
 
 
 def _answer(server: socket.socket) -> None:
-    """Echoes single bytes until "s", then takes all that is sent and answers once."""
+    """Echoes single bytes until "s", then receives everything and answers once."""
     link, _ = server.accept()
     with link:
         link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

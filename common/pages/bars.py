@@ -1,7 +1,7 @@
 """Bars of stacked parts, and columns.
 
-Rows are dictionaries with the fields named in each function; ``tooltip`` lists the (field, title) pairs
-that hovering shows.
+Rows are dictionaries with the fields named in each function; ``tooltip`` lists the (field, title) pairs shown
+on hover.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -26,7 +26,7 @@ from mlhpc.common.pages.charts import (
 )
 
 _LABELLED = 0.05
-"""Smallest share of a bar that has room for its number."""
+"""Smallest share of a bar that fits its number."""
 
 
 def _part_colour(
@@ -38,8 +38,8 @@ def _part_colour(
 
 
 class Bar(NamedTuple):
-    """A bar of stacked parts: its name, written above it, the size of each part by its key, and what hovering
-    calls it unless it is the name."""
+    """A bar of stacked parts: its name, written above it, the size of each part by its key, and its name on
+    hover, if different."""
 
     name: str
     sizes: Mapping[str, float]
@@ -60,9 +60,9 @@ def stacked_bars(
 ) -> Figure:
     """Horizontal bars of stacked ``parts`` (key to label); parts without a size are left out.
 
-    ``says``: what the bars show; the alternative text has the share of each part after it. ``write``: a size in
-    words; the axis has it over ``unit``. ``relative``: all bars span 100%. Shares are written on the parts of such
-    bars, and of one that stands alone.
+    ``says``: what the bars show; the alternative text has the share of each part after it. ``write`` formats
+    a size; the axis divides it by ``unit``. ``relative``: all bars span 100%. Shares are written on the parts
+    of such bars, and of a single bar.
     """
     rows, alt_texts = [], []
     for n, bar in enumerate(bars):
@@ -112,7 +112,7 @@ def stacked_bars(
 
 
 def _in_order(rows: Rows, parts: Mapping[str, str]) -> alt.InlineData:
-    """The rows, with the place of each part in its stack."""
+    """The rows, with the position of each part in its stack."""
     labels = list(parts.values())
     return data([{**row, "order": labels.index(row["part"])} for row in rows])
 
@@ -134,9 +134,9 @@ def columns(
     **caption: Any,
 ) -> Figure:
     """Vertical columns from zero. Rows: ``x`` (drawn in the order of the rows), ``y``; with ``parts`` (key to
-    label) also ``part`` (a label), stacked or ``beside`` each other; with ``low`` and ``high`` a whisker; with
-    ``top`` a text above both. ``colours`` of the columns; with ``long_names`` a legend names them instead of the
-    axis. ``points``: marks over the columns (``x``, ``y``, ``shape``).
+    label) also ``part`` (a label), stacked or ``beside`` each other; with ``low`` and ``high`` a whisker;
+    with ``top`` a text above. ``colours`` of the columns; with ``long_names`` a legend names them instead of
+    the axis. ``points``: marks over the columns (``x``, ``y``, ``shape``).
     """
     x = alt.X("x:N", sort=None, title=x_title, axis=alt.Axis(labelAngle=0, labels=not long_names))
     y_scale = alt.Scale(domain=[0, y_max]) if y_max else alt.Scale(zero=True)

@@ -1,4 +1,4 @@
-"""What pages consist of: sections of figures, tables and facts, as data. ``html.render`` makes a page of them."""
+"""The content of pages as data: sections of figures, tables and facts. ``html.render`` renders a page."""
 
 import csv
 import io
@@ -18,15 +18,15 @@ if TYPE_CHECKING:  # a table in a terminal needs no charts, whose library takes 
 
 Item = TypeVar("Item")
 _ESCAPED = {ord(c): quote(c) for c in "%#'&<>\r\n\t"}
-"""What HTML and URLs do not let stand between single quotes. The rest stays as short as it is: a page may hold
-thousands of rows."""
+"""Characters that HTML and URLs do not allow between single quotes. The rest stays unescaped to save space: a
+page may contain thousands of rows."""
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell of a table: its text, small lines below it, and the value that downloads carry (default: the text),
-    to twelve digits.
-    ``swatch``: the part of a run whose colour is shown before the text. ``tone``: error, warning or expected."""
+    """A cell of a table: its text, small lines below it, and its value in downloads (default: the text), to
+    twelve digits. ``swatch``: the part of a run whose colour is shown before the text. ``tone``: error,
+    warning or expected."""
 
     text: str = ""
     notes: tuple[str, ...] = ()
@@ -46,7 +46,7 @@ class Cell:
 @dataclass(frozen=True)
 class Table:
     """Rows under a header. ``name`` is the base name of saved CSV and JSON files; the first ``text_columns``
-    columns hold text, the others numbers. ``prose``: columns that hold sentences."""
+    columns contain text, the others numbers. ``prose``: columns with sentences."""
 
     name: str
     head: tuple[str, ...]
@@ -84,8 +84,8 @@ class Table:
 def table(
     name: str, items: Iterable[Item], columns: Mapping[str, Callable[[Item], Cell | str]], **layout: Any
 ) -> Table:
-    """A row for each of ``items``. ``columns``: title, and what it shows of an item, a cell or a text. ``layout``:
-    other fields of ``Table``."""
+    """A row for each of ``items``. ``columns``: title, and a function from an item to a cell or a text.
+    ``layout``: other fields of ``Table``."""
     rows = tuple(tuple(_cell(show(item)) for show in columns.values()) for item in items)
     return Table(name, tuple(columns), rows, **layout)
 
@@ -105,7 +105,7 @@ def _cell(shown: Cell | str) -> Cell:
 
 
 def _spreadsheet(value: Any) -> Any:
-    """Text that a spreadsheet would take for a formula gets an apostrophe in front (CWE-1236)."""
+    """Text that a spreadsheet would interpret as a formula gets a leading apostrophe (CWE-1236)."""
     return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@")) else value
 
 
@@ -119,7 +119,7 @@ class Facts:
 
 @dataclass(frozen=True)
 class Banner:
-    """A sentence that must not be overlooked. ``tone``: empty, bad or good."""
+    """A prominent sentence. ``tone``: empty, bad or good."""
 
     text: str
     strong: str = ""
@@ -138,19 +138,19 @@ class Grid:
 
 @dataclass(frozen=True)
 class Legend:
-    """Names beside their marks: (number of the series or -1 for a reference, letter, text, filled or hollow)."""
+    """Marks with their names: (number of the series or -1 for a reference, letter, text, filled or hollow)."""
 
     entries: tuple[tuple[int, str, str, bool], ...]
     kind: ClassVar[str] = "legend"
 
     def sign(self, series: int, filled: bool) -> str:
-        """The character that looks like the marker of a series; -1: a reference."""
+        """The character resembling the marker of a series; -1: a reference."""
         return ("●■▲◆▼✚" if filled else "○□△◇▽✢")[max(series, 0) % 6]
 
 
 @dataclass(frozen=True)
 class Details:
-    """Blocks that are collapsed on the screen, and shown in print."""
+    """Blocks collapsed on the screen and shown in print."""
 
     summary: str
     blocks: tuple[Any, ...]

@@ -1,6 +1,6 @@
-"""The look of all charts: palette, theme, and how a Vega-Altair chart becomes a figure of a page.
+"""The style of all charts: palette, theme, and the conversion of Vega-Altair charts to figures of a page.
 
-A chart is written in the colours of the light theme. The page draws it in the browser, with hover, legend
+Charts use the colours of the light theme. The page draws it in the browser, with hover, legend
 toggling and saving as SVG or PNG, and swaps each colour for its dark counterpart if the reader's system is
 dark. Without scripts and in print it shows a static SVG.
 
@@ -46,7 +46,7 @@ PARTS = {
     "evaluation": ("#53ac98", "#75ecce"),
     "rest": ("#666f7c", "#8c6684"),
 }
-# Text on a part of a bar. Each pair has its own light colour, by which the page finds the dark one.
+# Text on a part of a bar. Each pair has a unique light colour, by which the page finds the dark one.
 _WHITE, _BLACK = ("#fefefe", "#fefefd"), ("#111417", "#111418")
 _WHITE_THEN_BLACK = ("#fdfdfd", "#111417")
 TEXT_ON = {
@@ -66,7 +66,7 @@ DASHES = ((1, 0), (6, 3), (2, 2), (8, 3, 2, 3), (4, 2), (10, 4))
 FONT = 'system-ui, -apple-system, "Segoe UI", Roboto, "Noto Sans", "Liberation Sans", sans-serif'
 STATIC_WIDTH = 350
 ALT_TEXT = 20_000
-"""Characters: some hundred for each of the bars that a page has at most."""
+"""In characters: a few hundred for each of the maximum number of bars on a page."""
 _AXIS = {
     "labelColor": SOFT[0],
     "titleColor": INK[0],
@@ -128,7 +128,7 @@ class Figure:
         svg: str = vl_convert.vegalite_to_svg(json.dumps({**self.spec, "width": self.static_width}))
         # Clip paths of several pictures in one page must not share their names.
         svg = re.sub(r'(id="|url\(#)(?=clip|gradient)', rf"\g<1>{self.name}-", svg)
-        svg = re.sub(r' (?:aria-hidden="true"|font-family="[^"]*")', "", svg)  # the page says both
+        svg = re.sub(r' (?:aria-hidden="true"|font-family="[^"]*")', "", svg)  # the page has both
         return re.sub(r' (?:d|transform|[xy][12]?|width|height)="[^"]*"', _rounded, svg)
 
     @property
@@ -147,7 +147,7 @@ def figure(
     height: int | None = 200,
     static_width: int = STATIC_WIDTH,
 ) -> Figure:
-    """The figure of an Altair chart, as wide as its place in the page. ``height`` in pixels; None if the
+    """The figure of an Altair chart, as wide as its container. ``height`` in pixels; None if the
     chart sets its own."""
     alt_text = printable(alt_text, ALT_TEXT)
     sized = chart.properties(
@@ -166,12 +166,12 @@ def data(rows: Rows) -> alt.InlineData:
 
 
 def tooltips(shown: Shown) -> list[alt.Tooltip]:
-    """Tooltips for (field, title) pairs; fields are shown verbatim, so rows hold formatted text."""
+    """Tooltips for (field, title) pairs; fields are shown verbatim, so rows contain formatted text."""
     return [alt.Tooltip(field=field, type="nominal", title=title) for field, title in shown]
 
 
 def picked_by(field: str) -> alt.Parameter:
-    """What the reader picks by clicking entries of the legend of ``field``; nothing picked is everything."""
+    """The selection by clicking legend entries of ``field``; an empty selection means everything."""
     return alt.selection_point(fields=[field], bind="legend", toggle="true")
 
 
@@ -251,8 +251,8 @@ def _rounded(attribute: re.Match[str]) -> str:
 
 
 def _finite(value: Any) -> Any:
-    """Without NaN and infinities, which JSON cannot express, with printable text only, and numbers to seven
-    digits, which no picture shows."""
+    """Without NaN and infinities, which JSON lacks, with printable text only, and numbers to seven digits,
+    more than is visible."""
     if isinstance(value, dict):
         return {key: _finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

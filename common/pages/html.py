@@ -1,9 +1,9 @@
 """Pages, rendered by Jinja2 templates that escape all text.
 
-A package that has something to show builds ``Section`` objects (``blocks.py``) and calls ``render``; one with much
-text writes a template that has it, with the order of its sections. The result is one self-contained file:
-styles, scripts (vega, vega-lite, vega-embed) and data inside, nothing fetched. Its content security policy allows
-only the two scripts written here, by their hashes.
+Packages build ``Section`` objects (``blocks.py``) and call ``render``; those with much text write a template
+that contains it and the order of the sections. The result is one self-contained file with styles, scripts
+(vega, vega-lite, vega-embed) and data; nothing is fetched. Its content security policy allows only the two
+scripts written here, by their hashes.
 """
 
 import base64
@@ -43,12 +43,12 @@ def render(
 ) -> str:
     """The whole HTML text of a page.
 
-    ``title``: of the browser's window (default: the heading). ``eyebrow``: a line above the heading; ``subtitle``
-    and ``meta``: beside it and below. ``pills``: (text, tone) of short facts. ``hero``: the headline numbers as
-    (label, number, text below, style). ``blocks``: the sections; None entries are skipped.
+    ``title``: of the browser's window (default: the heading). ``eyebrow``: a line above the heading;
+    ``subtitle`` and ``meta``: next to it and below. ``pills``: (text, tone) of short facts. ``hero``: the
+    headline numbers as (label, number, text below, style). ``blocks``: the sections; None entries are skipped.
 
-    ``template``: "package:name" of a template in ``templates/`` of that package that extends ``page.html``: it may
-    have the page's text, and lays out the sections itself, from ``data``.
+    ``template``: "package:name" of a template in ``templates/`` of that package that extends ``page.html``:
+    it may contain the page's text, and lays out the sections from ``data``.
     """
     package, _, name = template.partition(":")
     return (
@@ -77,10 +77,10 @@ def render(
 
 
 def write(path: Path, html: str) -> None:
-    """Writes a page to a file, or over a page. Raises UserError where it cannot, or another file is there."""
+    """Writes a page to a file; overwrites only pages. Raises UserError if it cannot, or another file is there."""
     try:
         if path.exists() and not path.read_bytes().startswith(html[:15].encode()):
-            raise UserError(f"{path}: exists and is not a page; choose another --out FILE.html")
+            raise UserError(f"{path}: exists and is not an HTML page; choose another --out FILE.html")
         write_bytes(path, html.encode())
     except OSError as error:
         raise UserError(
@@ -111,7 +111,7 @@ def _finalize(value: Any) -> Any:
 
 
 def _scripts(content: str) -> tuple[Markup, ...]:
-    """The scripts that a page with charts needs."""
+    """The scripts of a page with charts."""
     return (Markup(_library()), Markup(_resource("page.js"))) if '<div class="chart"' in content else ()
 
 

@@ -1,7 +1,7 @@
 """Lines, and points on logarithmic axes.
 
-Rows are dictionaries with the fields named in each function; ``tooltip`` lists the (field, title) pairs
-that hovering shows.
+Rows are dictionaries with the fields named in each function; ``tooltip`` lists the (field, title) pairs shown
+on hover.
 """
 
 import json
@@ -106,11 +106,10 @@ def curves(
     **caption: Any,
 ) -> Figure:
     """A curve for each of ``series`` on two logarithmic axes. Rows: ``x``, ``y``, ``series``; with an interval,
-    ``low`` and ``high`` of y, or ``x_low`` and ``x_high``; ``join`` where a series is joined in parts, in the
-    order of the rows instead of along x; ``hollow`` for a mark without filling. ``levels``: see ``level_lines``.
-    ``reference``: a grey curve (``x``, ``y`` and the fields of ``tooltip``). ``labels``: ``text`` at ``x``, ``y``.
-    ``loose``: series whose points no line joins. ``limits``: levels of y that should not be passed, with their
-    names.
+    ``low`` and ``high`` of y, or ``x_low`` and ``x_high``; ``join`` if a series is joined in parts, in the
+    order of the rows instead of along x; ``hollow`` for an unfilled mark. ``levels``: see ``level_lines``.
+    ``reference``: a grey curve (``x``, ``y`` and the fields of ``tooltip``). ``labels``: ``text`` at ``x``,
+    ``y``. ``loose``: series whose points are not joined. ``limits``: upper limits of y with their names.
     """
     colour, shape, dash = charts.series_scales(series)
     below_each_other: Any = {"columns": 1} if sum(map(len, series)) > 40 else {}
@@ -173,7 +172,7 @@ def _limits(limits: Sequence[tuple[float, str]], y: alt.Y) -> list[alt.Chart]:
 def with_halo(
     texts: alt.Chart, colour: str, align: Literal["left", "right"] = "left", **style: Any
 ) -> list[alt.Chart]:
-    """Texts that stay readable where they cross lines."""
+    """Texts that remain readable where they cross lines."""
     return [
         texts.mark_text(align=align, stroke=CARD[0], strokeWidth=4, **style),
         texts.mark_text(align=align, color=colour, **style),
@@ -183,8 +182,8 @@ def with_halo(
 def level_lines(
     x_axis: LogAxis, y_axis: LogAxis, constants: Sequence[tuple[float, str]], most: int = 5
 ) -> list[dict[str, Any]]:
-    """Rows of the lines y = constant · x, for (constant, label) pairs, that cross a good part of the plane: at
-    most ``most``. Each line is two rows, ``end`` false and true."""
+    """Rows of the lines y = constant · x, for (constant, label) pairs, that cross a large part of the plot:
+    at most ``most``. Each line is two rows, ``end`` false and true."""
     lines = []
     for constant, label in constants:
         left, right = max(x_axis.low, y_axis.low / constant), min(x_axis.high, y_axis.high / constant)

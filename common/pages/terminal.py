@@ -1,4 +1,4 @@
-"""Tables of pages, and sentences, in a terminal and in a pipe."""
+"""Prints tables of pages, and sentences, to a terminal or a pipe."""
 
 from collections.abc import Iterable, Sequence
 
@@ -14,12 +14,12 @@ _NARROW = 12
 """Characters to which a column of text may be folded where its longest word does not fit."""
 
 _STYLES = {"error": "red", "warning": "yellow", "expected": "cyan", "good": "green"}
-"""Of the tones of cells."""
+"""Styles by the tone of a cell."""
 
 
 def say(console: Console, sentence: str | Text, style: str = "") -> None:
-    """Prints a sentence: on a terminal in lines of its width, elsewhere in one, so that a search finds it and a
-    path in it stays whole. A ``str`` is taken as it is, without markup."""
+    """Prints a sentence: on a terminal wrapped to its width, otherwise in a single line, so that it can be
+    searched and paths are not split. A ``str`` is printed without markup."""
     text = sentence if isinstance(sentence, Text) else Text(sentence, style)
     console.print(text, soft_wrap=not console.is_terminal)
 

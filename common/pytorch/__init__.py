@@ -1,1 +1,1 @@
-"""What the benchmarks that train with PyTorch share. No other package may import it."""
+"""Shared by the benchmarks that train with PyTorch. No other package may import it."""

@@ -9,7 +9,7 @@ from mlhpc.common.pytorch.devices import first_device, wait_for
 from mlhpc.common.pytorch.loading import as_array
 
 DEVICE = first_device().type
-"""Where batches are moved to."""
+"""Device to which batches are moved."""
 
 
 def measure_batches(loader: Loader, files: Sequence[Path]) -> Figures:

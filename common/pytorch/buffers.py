@@ -1,4 +1,4 @@
-"""Host memory for batches, and threads that fill it."""
+"""Host memory for batches, and the threads that fill it."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -22,7 +22,7 @@ class Buffers:
 
     def take(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """An uninitialised tensor on the host."""
-        if self._pinned:  # PyTorch caches pinned memory itself, and knows when a copy from it is done
+        if self._pinned:  # PyTorch caches pinned memory itself, and tracks copies from it
             return torch.empty(shape, dtype=dtype, pin_memory=True)
         size = prod(shape) * dtype.itemsize
         return torch.from_numpy(self._memory.take((size,), np.uint8)).view(dtype).view(shape)

@@ -50,7 +50,7 @@ def outputs_of(pipeline: Any, source: Generator[Any, None, None]) -> Iterator[Ca
         yield next_output
     finally:
         outputs.close()
-        pipeline._shutdown()  # buffers that DALI still works on must not be freed
+        pipeline._shutdown()  # buffers in use by DALI must not be freed
         source.close()
 
 

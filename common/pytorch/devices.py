@@ -1,7 +1,7 @@
-"""The device that a rank trains on: which one, its streams and events, its memory. The only file here that names a
-vendor's devices; the others use ``torch.accelerator`` or these functions.
+"""The training device of a rank: its selection, streams and events, and memory. The only vendor-specific file
+here; the others use ``torch.accelerator`` or these functions.
 
-PyTorch calls NVIDIA's and AMD's devices "cuda" (HIP takes CUDA's place in builds for ROCm), Intel's "xpu".
+PyTorch calls NVIDIA's and AMD's devices "cuda" (HIP replaces CUDA in builds for ROCm), Intel's "xpu".
 """
 
 import os
@@ -18,12 +18,12 @@ from mlhpc.common.timing.steps import RecordEvent
 from mlhpc.errors import UserError
 
 RUNTIME_CALLS = ("cuda", "hip", "ur", "ze")
-"""How a profiler names calls of the runtimes, which launch kernels and compute nothing."""
+"""Names of runtime calls in a profile, which launch kernels but compute nothing."""
 
 
 def accelerator() -> str | None:
-    """The kind of accelerator that PyTorch sees, as ``training.device`` names it: "cuda", "rocm", "xpu" or another
-    of PyTorch's device types; None where there is none."""
+    """The kind of accelerator found by PyTorch, named as in ``training.device``: "cuda", "rocm", "xpu" or another
+    of PyTorch's device types; None if there is none."""
     if not torch.accelerator.device_count():
         return None
     device = torch.accelerator.current_accelerator()
@@ -35,7 +35,7 @@ def pick_device(choice: str, local_rank: int) -> torch.device:
     """``training.device``: "cpu", an accelerator's kind (the rank's own device of its node), or "auto", the
     accelerator if there is one.
 
-    "cuda" also means AMD's, as everywhere in PyTorch. Raises ``UserError`` when PyTorch does not see what was
+    "cuda" also means AMD's, as everywhere in PyTorch. Raises ``UserError`` if PyTorch does not see what was
     asked for, and for "auto" if it sees no accelerator of a machine that has one.
     """
     seen = accelerator()
@@ -51,14 +51,14 @@ def pick_device(choice: str, local_rank: int) -> torch.device:
     torch.backends.cudnn.benchmark = True  # shapes are constant: ``warm_up`` selects the fastest convolutions
     kind = torch.accelerator.current_accelerator()
     assert kind is not None
-    # If the launcher gives every rank its own visible device, that is number 0 for each.
+    # If the launcher makes one device visible to each rank, it has number 0.
     device = torch.device(kind.type, local_rank % torch.accelerator.device_count())
     torch.accelerator.set_device_index(device.index)
     return device
 
 
 def first_device() -> torch.device:
-    """The first accelerator, or the CPU where PyTorch sees none."""
+    """The first accelerator, or the CPU if PyTorch finds none."""
     device = torch.accelerator.current_accelerator(check_available=True)
     return torch.device("cpu") if device is None else torch.device(device.type, 0)
 
@@ -99,13 +99,13 @@ def device_events(device: torch.device) -> RecordEvent | None:
 
 
 def wait_for(device: torch.device) -> None:
-    """Return when ``device`` has done what was queued."""
+    """Return when ``device`` has completed its queue."""
     if _is_accelerator(device):
         torch.accelerator.synchronize(device)
 
 
 def mover(device: torch.device) -> Callable[[Tensor], Tensor]:
-    """Moves batches to ``device``: to an accelerator on a stream of its own, during the step before."""
+    """Moves batches to ``device``: to an accelerator on a separate stream, during the step before."""
     if not _is_accelerator(device):
         return lambda batch: batch.to(device)
     copies = torch.Stream(device)
@@ -127,7 +127,7 @@ def peak_memory(device: torch.device) -> int | None:
 
 
 def random_state(device: torch.device) -> Any:
-    """What has ``get_rng_state`` and ``set_rng_state`` for an accelerator; None for a CPU."""
+    """The module with ``get_rng_state`` and ``set_rng_state`` for an accelerator; None for a CPU."""
     return torch.get_device_module(device) if _is_accelerator(device) else None
 
 
@@ -148,19 +148,19 @@ next_graph_step = torch.compiler.cudagraph_mark_step_begin
 
 
 def wants_graphs(training: Any) -> bool:
-    """``training.cuda_graphs``, where the benchmark has it."""
+    """``training.cuda_graphs``, if the benchmark has it."""
     return bool(getattr(training, "cuda_graphs", False))
 
 
 def activities(device: torch.device) -> list[ProfilerActivity]:
-    """What a profiler has to record to see the work of ``device``."""
+    """The activities that a profiler must record for ``device``."""
     recorded = {"cuda": ProfilerActivity.CUDA, "xpu": ProfilerActivity.XPU}
     kind = recorded.get(device.type)
     return [ProfilerActivity.CPU] if kind is None else [ProfilerActivity.CPU, kind]
 
 
 class Precisions(NamedTuple):
-    """Which precisions the matrix units of an accelerator have beside float32 and float16."""
+    """The precisions of an accelerator's matrix units besides float32 and float16."""
 
     tf32: bool
     bfloat16: bool
@@ -176,13 +176,13 @@ def precisions(device: torch.device) -> Precisions:
 
 @contextmanager
 def oom_as_user_error(what: str = "this run", advice: str = "a smaller batch") -> Iterator[None]:
-    """Raise UserError when a GPU, or the host on a CPU, has too little memory for ``what``. Also a decorator."""
+    """Raise UserError if a GPU, or the host on a CPU, has too little memory for ``what``. Also a decorator."""
     try:
         yield
     except (
         RuntimeError,
         MemoryError,
-    ) as error:  # torch.OutOfMemoryError, and what the vendors' libraries raise
+    ) as error:  # torch.OutOfMemoryError, and exceptions of the vendors' libraries
         message = str(error)
         on_host = isinstance(error, MemoryError) or "DefaultCPUAllocator" in message
         out_of_memory = isinstance(error, torch.OutOfMemoryError) or any(
@@ -194,8 +194,8 @@ def oom_as_user_error(what: str = "this run", advice: str = "a smaller batch") -
         if on_host:
             reason = message.partition("DefaultCPUAllocator: ")[2] or message or "an allocation failed"
             raise UserError(
-                f"this rank has too little host memory for {what} ({reason}); use {advice}, more ranks on more "
-                "nodes, or where the benchmark has it training.spatial"
+                f"this rank has too little host memory for {what} ({reason}); use {advice}, more ranks on "
+                f"more nodes, or training.spatial if the benchmark supports it"
             ) from error
         reason = " ".join(" ".join(message.split()).split(". ")[:2])
         raise UserError(
@@ -213,7 +213,8 @@ def _of_kind(seen: str | None) -> str:
 
 
 def _require_none_unseen() -> None:
-    """Raise UserError if the drivers know an accelerator that is not hidden from PyTorch on purpose."""
+    """Raise UserError if the drivers list an accelerator that PyTorch does not find, unless it is hidden
+    deliberately."""
     there = accelerators.found()
     if there and os.environ.get(accelerators.visible_variable(there[0].vendor)) not in ("", "-1"):
         raise UserError(

@@ -13,6 +13,6 @@ from mlhpc.common.training.emulation import Emulation, WaitingStep
 def waiting_steps(
     emulation: Emulation, world: World, accumulate: int, measure: Callable[[int], Any]
 ) -> Steps[Any]:
-    """Steps that take up the time of ``emulation``: the loss is 0, an evaluation ``measure(samples)``. Ranks
+    """Steps that wait for the time of ``emulation``: the loss is 0, an evaluation ``measure(samples)``. Ranks
     synchronise in every ``accumulate``-th training step."""
     return Steps(*WaitingStep.pair(emulation, world, accumulate, torch.zeros(()), measure))

@@ -1,4 +1,4 @@
-"""The all-reduces of DistributedDataParallel, each timed: its buckets, and how much of them nothing hides."""
+"""The all-reduces of DistributedDataParallel, each timed: its buckets, and the part not hidden by computation."""
 
 import time
 from dataclasses import dataclass, field
@@ -22,8 +22,8 @@ class _Bucket:
 
 @dataclass
 class BucketTimes:
-    """Replaces the all-reduce of each bucket by the same one with times around it. Times are the host's: on a GPU
-    the host does not see when an all-reduce is done, and only sizes are measured."""
+    """Wraps the all-reduce of each bucket with timers. Times are the host's: on a GPU the host cannot see the
+    end of an all-reduce, so only sizes are measured."""
 
     world_size: int
     on_host: bool
@@ -51,8 +51,7 @@ class BucketTimes:
         )
         if not self.on_host:
             return Exchange(messages, None, None)
-        # The last bucket is sent when the last gradient is computed: from there on nothing hides what is under
-        # way.
+        # The last bucket is sent when the last gradient is computed: after that, nothing hides the transfers.
         exposed = sum(max(b.end for b in each) - each[-1].begin for each in rounds) / steps
         under_way = covered((b.begin, b.end) for b in self.buckets) / steps
         return Exchange(messages, exposed, under_way)

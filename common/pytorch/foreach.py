@@ -9,7 +9,7 @@ def multiply_each(tensors: list[Tensor], factors: Tensor) -> None:
     device.
 
     With a list of 0-dimensional tensors PyTorch launches a kernel per tensor on a GPU; with tensors of equal shape
-    and strides a few kernels do all of them (``can_use_fast_route`` in ATen/native/ForeachUtils.h).
+    and strides a few kernels process all of them (``can_use_fast_route`` in ATen/native/ForeachUtils.h).
     """
     if factors.device.type == "cpu" or torch.compiler.is_compiling():
         torch._foreach_mul_(tensors, list(factors.unbind()))

@@ -1,4 +1,4 @@
-"""Loaders and PyTorch: what they need before the clock, and their batches as tensors."""
+"""Loaders and PyTorch: preparation before the clock starts, and batches as tensors."""
 
 from typing import Any
 
@@ -10,8 +10,8 @@ from mlhpc.common.pytorch import dali, workers
 
 
 def prepare(loader: str, module: str) -> None:
-    """Import what ``loader`` needs, and start the fork server for the workers of ``module``: both take seconds,
-    which are spent before the clock starts. Raises UserError when DALI is not installed."""
+    """Import what ``loader`` needs, and start the fork server for the workers of ``module``: both take
+    seconds and are done before the clock starts. Raises UserError if DALI is not installed."""
     if loader == "workers":
         workers.start(module)
     elif loader == "dali":
@@ -35,5 +35,5 @@ def as_array(tensor: Tensor) -> npt.NDArray[Any]:
 
 
 def pinned(tensor: Tensor, device: torch.device) -> Tensor:
-    """The tensor, or a page-locked copy for a GPU, which reads that without waiting."""
+    """The tensor, or a page-locked copy for asynchronous transfers to a GPU."""
     return tensor if device.type == "cpu" else tensor.pin_memory()

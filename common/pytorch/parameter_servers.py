@@ -1,9 +1,9 @@
 """Parameter servers, and a ring all-reduce to compare them with, over torch.distributed's send and receive.
 
-For studies alone (Han et al. 2019, paper 003, Figs. 3, 8, 9; Li et al., OSDI 2014): no benchmark trains with
+Only for studies (Han et al. 2019, paper 003, Figs. 3, 8, 9; Li et al., OSDI 2014): no benchmark trains with
 it. All weights are one float32 vector on the host; a server owns an equal part of it and its optimizer. A
-worker sends every server its part of a gradient, and gets that part of the weights back. Both ways of averaging
-use the same messages, so that only their pattern differs.
+worker sends every server its part of a gradient, and receives that part of the weights. Both methods use the
+same messages, so only their pattern differs.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class Roles:
-    """Who is what: ranks 0 to ``workers - 1`` are workers, the following ones servers."""
+    """Roles of ranks: 0 to ``workers - 1`` are workers, the following ones servers."""
 
     workers: int
     servers: int
@@ -31,7 +31,7 @@ class Roles:
         return range(self.workers, self.size)
 
     def place(self, rank: int) -> str:
-        """What ``rank`` is, such as "parameter server 1"; servers count from 0 as workers do."""
+        """Description of ``rank``, such as "parameter server 1"; servers and workers count from 0."""
         return f"worker {rank}" if rank < self.workers else f"parameter server {rank - self.workers}"
 
 
@@ -43,7 +43,7 @@ class Traffic:
     received: int = 0
 
     def exchange(self, sends: Sequence[tuple[int, Tensor]], receives: Sequence[tuple[int, Tensor]]) -> None:
-        """Send to and receive from other ranks at the same time; returns when all has arrived."""
+        """Send to and receive from other ranks at the same time; returns when all transfers are complete."""
         works = [dist.irecv(tensor, rank) for rank, tensor in receives]
         works += [dist.isend(tensor, rank) for rank, tensor in sends]
         for work in works:
@@ -89,7 +89,7 @@ def ring_all_reduce(vector: Tensor, rank: int, ranks: int, traffic: Traffic) -> 
 
 
 def push_and_pull(gradient: Tensor, weights: Tensor, roles: Roles, traffic: Traffic) -> None:
-    """Of a worker: send ``gradient`` to the servers and receive ``weights``, which they have updated."""
+    """Called by a worker: send ``gradient`` to the servers and receive the updated ``weights``."""
     slices = list(zip(roles.server_ranks, parts(len(weights), roles.servers), strict=True))
     traffic.exchange(
         [(server, gradient[part]) for server, part in slices],
@@ -98,7 +98,7 @@ def push_and_pull(gradient: Tensor, weights: Tensor, roles: Roles, traffic: Traf
 
 
 def pull(weights: Tensor, roles: Roles) -> None:
-    """Of a worker: the weights after all updates, which servers send once more at their end."""
+    """Called by a worker: the weights after all updates, which servers send at the end."""
     slices = zip(roles.server_ranks, parts(len(weights), roles.servers), strict=True)
     Traffic().exchange([], [(server, weights[part]) for server, part in slices])
 
@@ -126,7 +126,7 @@ class Server:
         for group in self.optimizer.param_groups:
             group["params"] = [owned[id(weight)] for weight in group["params"] if id(weight) in owned]
             for piece in group["params"]:
-                if "adapt" in group:  # Lars makes its state when it is built
+                if "adapt" in group:  # Lars allocates its state when it is created
                     self.optimizer.state[piece]["velocity"] = torch.zeros_like(piece)
 
     def serve_synchronously(self, steps: int, rate_at: Callable[[int], float]) -> None:
@@ -144,8 +144,8 @@ class Server:
     def serve_asynchronously(self, steps: int, rate_at: Callable[[int], float]) -> None:
         """An update with every gradient as it arrives, ``steps`` of each worker.
 
-        The rate is divided by the number of workers: as many updates as there are workers move the weights as far
-        as one of the mean gradient, and what is left to compare is that gradients are stale.
+        The rate is divided by the number of workers, so one update per worker moves the weights as far as one
+        update with the mean gradient, and only the effect of stale gradients remains to compare.
         """
         workers = self.roles.workers
         given_at = [0] * workers

@@ -1,4 +1,4 @@
-"""A training step under PyTorch's profiler, each operation with the module of the network that it belongs to."""
+"""A training step under PyTorch's profiler, with the network's module of each operation."""
 
 import time
 import warnings
@@ -81,8 +81,8 @@ def profile_steps(
 
 
 def _exposed(work: Iterator[Work], exchange: Exchange | None) -> Iterator[Work]:
-    """``work`` with the part of the exchange that nothing hides as its communication, where that was measured:
-    gloo's own ranges overlap what is computed."""
+    """``work`` with the measured part of the exchange that is not hidden as its communication: gloo's own
+    ranges overlap with computation."""
     if exchange is None or exchange.exposed is None:
         yield from work
         return
@@ -107,7 +107,7 @@ def modules_in_order(model: nn.Module, x: torch.Tensor) -> list[str]:
 
 @contextmanager
 def _named(model: nn.Module) -> Iterator[None]:
-    """Every call of a module of ``model`` is a range of the trace."""
+    """Makes every call of a module of ``model`` a range of the trace."""
     ranges: list[Any] = []
 
     def enter(name: str) -> None:
@@ -177,7 +177,7 @@ def _outermost(event: Any, prefix: str) -> Any:
 
 
 def _operation(event: Any) -> str:
-    """Its name; ranges and autograd's nodes have time of their own between the operations that they call."""
+    """Its name; ranges and autograd's nodes have self time between the operations that they call."""
     if event.name.startswith((_MODULE, _BACKWARD, "Optimizer.")):
         return "between operations"
     return str(event.name)

@@ -24,8 +24,8 @@ def slab_batches(
 
     ``batches``: those that this rank reads, ``x`` ``[b, d, h, w, channels]`` of ``dtype`` and ``y`` float32
     ``[b, targets]``: of the group's batches, whose numbers of samples are ``sizes``, every ``plan.size``-th from
-    the rank's number on. So the ranks of a group read different files at the same time, and exchange slabs once
-    for as many batches as there are ranks in the group. ``traffic`` counts what is sent.
+    the rank's number on. So the ranks of a group read different files concurrently, and exchange slabs once
+    per ``plan.size`` batches. ``traffic`` counts the bytes sent.
     """
     plan, rank = group.plan, group.rank
     for start in range(0, len(sizes), plan.size):

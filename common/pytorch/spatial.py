@@ -1,8 +1,9 @@
-"""Spatial parallelism: the ranks of a group hold slabs of one volume and exchange what their convolutions need.
+"""Spatial parallelism: the ranks of a group have slabs of one volume and exchange the halos of their convolutions.
 
 A convolution of several taps needs planes of the neighbouring slabs, the halo; in the backward pass their
-gradients travel back. Before slabs become too thin they are put together, and every rank of the group computes the
-rest of the network. PyTorch's own sharded convolution (DTensor) is not used: it takes a slab for the whole volume.
+gradients are sent back. Before slabs become too thin they are gathered, and every rank of the group computes
+the rest of the network. PyTorch's own sharded convolution (DTensor) is not used: it treats a slab as the
+whole volume.
 """
 
 import time
@@ -23,7 +24,7 @@ from mlhpc.common.ranks.world import World
 
 @dataclass
 class Traffic:
-    """What this rank has exchanged with its group: bytes sent, and seconds in which the host waited for it."""
+    """Exchanges of this rank with its group: bytes sent, and seconds that the host waited."""
 
     bytes: int = 0
     seconds: float = 0.0
@@ -37,7 +38,7 @@ class Traffic:
 
 @dataclass(frozen=True)
 class SpatialGroup:
-    """This rank's place in its group. ``process_group``: the group's ranks in the order of ``plan``; ``first``:
+    """This rank's position in its group. ``process_group``: the group's ranks in the order of ``plan``; ``first``:
     the world's rank of the first."""
 
     plan: SlabPlan
@@ -47,7 +48,7 @@ class SpatialGroup:
     traffic: Traffic = field(default_factory=Traffic)
 
     def peers(self, axis: int) -> tuple[int | None, int | None]:
-        """The ranks before and after this one along an axis of the volume, by their number in the group."""
+        """The ranks before and after this one along an axis of the volume, by their numbers in the group."""
         return self.plan.neighbour(self.rank, axis, -1), self.plan.neighbour(self.rank, axis, 1)
 
     def exchange(
@@ -56,8 +57,8 @@ class SpatialGroup:
         receives: list[tuple[int, Tensor]],
         traffic: Traffic | None = None,
     ) -> None:
-        """Send to and receive into tensors, each with the other rank's number in the group. ``traffic`` counts it,
-        in place of the group's own."""
+        """Send to and receive into tensors, each with the other rank's number in the group. ``traffic``
+        counts it instead of the group's own counter."""
         begin = time.perf_counter()
         group = self.process_group
         operations = [dist.P2POp(dist.irecv, tensor, self.first + peer, group) for peer, tensor in receives]
@@ -71,15 +72,15 @@ class SpatialGroup:
 
 def with_halo(x: Tensor, kernel: int, group: SpatialGroup) -> Tensor:
     """The slab ``x`` [b, channels, d, h, w] with the planes around it that a convolution of ``kernel`` taps reads
-    under "same" padding: the neighbours' where there are any, zeros at the ends of the volume.
+    under "same" padding: those of neighbours, or zeros at the ends of the volume.
 
-    Axes are exchanged one after the other, each with the halo of those before it, so corners arrive by way of the
-    neighbours.
+    Axes are exchanged one after the other, each including the halos of the previous axes, so corners are
+    transferred through neighbours.
     """
     before, after = (kernel - 1) // 2, kernel // 2
     if not before + after:
         return x
-    padding: list[int] = []  # of the last axis first, as F.pad wants it
+    padding: list[int] = []  # last axis first, as in F.pad
     for axis, parts in enumerate(group.plan.parts):
         if parts > 1:
             x = _Halo.apply(x, axis, before, after, group)
@@ -91,8 +92,9 @@ def gather(x: Tensor, level: int, group: SpatialGroup) -> Tensor:
     """The whole volume after ``level`` halvings, on every rank of the group, from the slabs ``x``.
 
     All ranks of the group must compute the same from it: in the backward pass each keeps the gradient of its own
-    slab, times the size of the group. The mean of gradients over all ranks is then that of the unsplit network,
-    for weights before the gathering (whose gradients are parts of a sum) as for those after it (whose are equal).
+    slab, times the size of the group. The mean of gradients over all ranks then equals that of the undivided
+    network, both for weights before the gathering (whose gradients are parts of a sum) and after it (whose
+    gradients are equal).
     """
     whole: Tensor = _Gather.apply(x, level, group)
     return whole
@@ -179,7 +181,7 @@ def _place(plan: SlabPlan, rank: int) -> str:
 def spatial_group(plan: SlabPlan, world: World) -> SpatialGroup:
     """The group of this rank, whose ranks are adjacent (``common.ranks.mesh``). Called by all ranks.
 
-    Raises UserError when the groups do not fill up.
+    Raises UserError if the groups do not fill up.
     """
     assert isinstance(world, TorchWorld), "a group of several ranks is connected by torch.distributed"
     mesh = mesh_of(world.rank, world.size, plan.size)

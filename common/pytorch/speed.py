@@ -1,4 +1,4 @@
-"""How fast a GPU is, measured by PyTorch in a few seconds: matrix products by precision, memory, host's link."""
+"""Measures the speed of a GPU with PyTorch in a few seconds: matrix products by precision, memory, host link."""
 
 from collections.abc import Callable
 from typing import Any

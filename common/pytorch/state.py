@@ -57,10 +57,10 @@ def restore(
     world: World,
     rename: Callable[[str], str] = lambda name: name,
 ) -> tuple[int, dict[str, int]]:
-    """Restore the checkpoint in ``directory``; returns the epoch it was written after, and its ``numbers``.
+    """Restore the checkpoint in ``directory``; returns its epoch and ``numbers``.
     ``rename`` maps the name of a weight in older checkpoints to its current one.
 
-    Raises UserError when it is missing, damaged or of another network, or was written by another number of ranks.
+    Raises UserError if it is missing, damaged, of another network, or written by a different number of ranks.
     """
     saved = checkpoint.load(directory)
     checkpoint.require_ranks(saved, directory, world.size)
@@ -99,7 +99,7 @@ def _restore_own(model: torch.nn.Module, own: Sequence[Tensor]) -> None:
 
 
 def _random_states(model: torch.nn.Module) -> list[tuple[Callable[[], Tensor], Callable[[Tensor], object]]]:
-    """Getter and setter of the random state of the CPU, and of the GPU that the model is on."""
+    """Getter and setter of the random state of the CPU, and of the model's GPU."""
     states: list[tuple[Callable[[], Tensor], Callable[[Tensor], object]]] = [
         (torch.get_rng_state, torch.set_rng_state)
     ]

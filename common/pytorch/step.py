@@ -28,7 +28,7 @@ Step = Callable[[Tensor, Tensor], Measured]
 
 
 class Settings(Protocol):
-    """The settings that a run's steps depend on (``training`` in the TOML files)."""
+    """The settings of a run's steps (``training`` in the TOML files)."""
 
     @property
     def precision(self) -> str: ...
@@ -61,7 +61,7 @@ DTYPES = {"float32": None, "mixed_bfloat16": torch.bfloat16, "mixed_float16": to
 
 
 def make_scaler(precision: str, device: torch.device) -> GradScaler:
-    """Dynamic loss scaling for float16; a scaler that does nothing for the other precisions.
+    """Dynamic loss scaling for float16; a no-op scaler for the other precisions.
 
     Raises ``UserError`` for float16 without a GPU: CPUs have bfloat16.
     """
@@ -73,12 +73,12 @@ def make_scaler(precision: str, device: torch.device) -> GradScaler:
 def wrap_ddp(model: nn.Module, world: World, bucket_cap_mib: float | None = None) -> nn.Module:
     """The model with gradients averaged over ranks while they are computed; for one rank, the model itself.
 
-    ``bucket_cap_mib``: the most that one all-reduce carries, MiB; None: PyTorch's default. Wrap it again after
+    ``bucket_cap_mib``: maximum size of one all-reduce, MiB; None: PyTorch's default. Wrap it again after
     freezing weights. Batch norm's statistics are not averaged.
     """
     if world.size == 1:
         return model
-    # PyTorch's "mb" are MiB. None is not 25: then the first bucket holds 1 MiB, so that sending starts early.
+    # PyTorch's "mb" are MiB. None differs from 25: the first bucket then has 1 MiB, so that sending starts early.
     return DistributedDataParallel(
         model, broadcast_buffers=False, gradient_as_bucket_view=True, bucket_cap_mb=bucket_cap_mib
     )
@@ -137,11 +137,12 @@ def make_train_step(
     """``(x, y) -> loss``, which updates the weights every ``accumulate`` calls with the mean gradient of
     these calls, and of all ranks if ``model`` comes from ``wrap_ddp``.
 
-    The loss, ``loss_of(logits, y)``, is this rank's, a scalar left on the device: nothing waits for a GPU. Matrix
-    products use ``precision``; weights, batch norm's statistics, loss and optimizer stay in float32. ``x`` may be
-    delivered in float16 or bfloat16: it becomes float32 on the device, and ``precision`` alone decides from there.
-    ``layout`` is that of ``x`` on the device. ``compiled`` compiles the network; ``graphs`` replays the compiled
-    code as captured graphs, and does nothing on a CPU. The step raises UserError when a GPU has too little memory.
+    The loss, ``loss_of(logits, y)``, is this rank's, a scalar that remains on the device: nothing waits for a
+    GPU. Matrix products use ``precision``; weights, batch norm's statistics, loss and optimizer stay in
+    float32. ``x`` may be delivered in float16 or bfloat16: it is converted to float32 on the device, and
+    ``precision`` governs all later operations. ``layout`` is that of ``x`` on the device. ``compiled``
+    compiles the network; ``graphs`` replays the compiled code as captured graphs, and has no effect on a CPU.
+    The step raises UserError when a GPU has too little memory.
     """
     device = next(model.parameters()).device
     inner = _unwrapped(model)  # its mode counts: a wrapper of the same model may have changed it
@@ -186,8 +187,8 @@ def make_eval_step(
     it as often as each has batches.
 
     Code is compiled, and a GPU's fastest convolutions are selected, for ``batch`` samples: smaller batches are
-    then padded with zeros, which are not measured. Otherwise a rank's last batch would have the network compiled
-    again, inside the clock.
+    then padded with zeros, which are not measured. Otherwise a rank's last batch would trigger another
+    compilation inside the clock.
     """
     inner = _unwrapped(model)
     device = next(model.parameters()).device
@@ -225,9 +226,10 @@ def warm_up(
 ) -> None:
     """Run both steps on ``zeros(samples)``, which compiles and captures them, and restore everything they change.
 
-    Weights, batch norm's statistics, optimizer state, loss scale and random state are restored bit for bit. No
-    data set is touched: this may be done before the clock starts (MLPerf HPC training rules, initialisation;
-    MLPerf training rules, "Run Results"). With several ranks all must call it, because gradients are averaged.
+    Weights, batch norm's statistics, optimizer state, loss scale and random state are restored bit for bit.
+    No data set is accessed, so this is allowed before the clock starts (MLPerf HPC training rules,
+    initialisation; MLPerf training rules, "Run Results"). With several ranks all must call it, because
+    gradients are averaged.
     """
     # With graphs, compiled code runs once before it is captured, in its second call.
     for _ in range(2 if graphs else 1):
@@ -241,7 +243,7 @@ def warm_up(
 def preserve_state(model: nn.Module, optimizer: torch.optim.Optimizer, scaler: GradScaler) -> Iterator[None]:
     """Restore weights, buffers, optimizer, loss scale and random state, in place, at the end.
 
-    Optimizer state created in between is set to zero, where momentum and Adam's means start.
+    Optimizer state created in between is set to zero, the initial value of momentum and Adam's means.
     """
     tensors = (*model.parameters(), *model.buffers(), *_state(optimizer))
     before = [(tensor, tensor.clone()) for tensor in tensors]
@@ -261,9 +263,9 @@ def preserve_state(model: nn.Module, optimizer: torch.optim.Optimizer, scaler: G
 
 @torch.no_grad()
 def average_statistics(model: nn.Module, world: World) -> None:
-    """Give every rank the mean over ranks of batch norm's running means and variances, in one all-reduce, so that
-    all evaluate one model. Called by all ranks before an evaluation (as the MLPerf HPC reference does,
-    utils/bnstats.py)."""
+    """Give every rank the mean over ranks of batch norm's running means and variances, in one all-reduce, so
+    that all evaluate the same model. Called by all ranks before an evaluation (as the MLPerf HPC reference
+    does, utils/bnstats.py)."""
     running = [buffer for buffer in model.buffers() if buffer.is_floating_point()]
     if world.size == 1 or not running:
         return
@@ -294,9 +296,9 @@ def _unwrapped(model: nn.Module) -> nn.Module:
 def _compile(
     model: nn.Module, device: torch.device, compiled: bool, graphs: bool
 ) -> Callable[[Tensor], Tensor]:
-    """Graphs are torch.compile's own ("reduce-overhead"): it captures what it can, forward and backward, keeps the
-    memory, and runs the rest normally. Capturing the whole step by hand would have to include the all-reduce of
-    the gradients and their accumulation, for the few kernels launched outside these two."""
+    """Graphs are torch.compile's own ("reduce-overhead"): it captures as much as possible of forward and
+    backward, keeps the memory, and runs the rest normally. Capturing the whole step by hand would have to
+    include the all-reduce of the gradients and their accumulation, for only a few more kernels."""
     graphs = graphs and has_graphs(device)
     if not (compiled or graphs):
         return model

@@ -1,8 +1,8 @@
-"""Batches read by worker processes of PyTorch's DataLoader, handed over in shared memory.
+"""Batches read by worker processes of PyTorch's DataLoader, passed through shared memory.
 
-The workers come from a fork server: a fresh process inherits no locks, threads or GPU of this one.
-They read straight into shared memory, whose names PyTorch draws at random for each process and removes as soon as
-both sides have it open, so that a killed run leaves nothing behind and two runs cannot collide.
+The workers are started by a fork server: new processes inherit no locks, threads or GPU of this one. They
+read directly into shared memory. PyTorch chooses its names at random for each process and removes them as
+soon as both sides have opened it, so a killed run leaves nothing behind and two runs cannot collide.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ from mlhpc.errors import UserError
 
 SHARED = Path("/dev/shm")
 CLOCK_S = 0.1
-"""By so much the time of a file may be behind: file systems have a coarser clock."""
+"""Tolerance for modification times, since file systems have a coarser clock."""
 
 Reader = TypeVar("Reader")
 Key = TypeVar("Key")
@@ -31,8 +31,8 @@ Item = TypeVar("Item")
 
 
 class _Batches(Dataset[Any], Generic[Reader, Key, Item]):
-    """Whole batches: an index is the keys of one batch. An error is passed as its message, because an exception
-    would come with the traceback of the worker."""
+    """Whole batches: an index is the keys of one batch. Errors are passed as messages, because an exception
+    would include the traceback of the worker."""
 
     def __init__(self, read: Callable[[Reader, Sequence[Key]], Item], reader: Reader) -> None:
         self.read, self.reader = read, reader
@@ -45,8 +45,8 @@ class _Batches(Dataset[Any], Generic[Reader, Key, Item]):
 
 
 def start(module: str) -> None:
-    """Start the fork server for the workers of ``module``, and wait until it has imported what they need: this
-    takes seconds but touches no data, so it may be done before the clock starts."""
+    """Start the fork server for the workers of ``module``, and wait until it has imported their modules: this
+    takes seconds but accesses no data, so it is allowed before the clock starts."""
     first = _context(module).Process(target=_nothing)
     first.start()
     first.join()
@@ -67,14 +67,14 @@ def batches(
     import it; its tensors, of at most ``batch_bytes``, are ``in_shared_memory``. For a GPU they get page-locked
     memory.
 
-    Raises what ``read`` raises as UserError, and UserError when the shared memory of the node cannot hold what
-    the workers of all its ranks read ahead.
+    Raises what ``read`` raises as UserError, and UserError if the shared memory of the node is too small for
+    the batches read ahead by the workers of all its ranks.
     """
     if not batches:
         return
     workers = min(workers, len(batches))
     prefetch_factor = -(-prefetch // workers)
-    # Besides the waiting batches: the one in the training step, and the one before it.
+    # Besides the waiting batches: the one in the training step, and the previous one.
     shown = min(len(batches), prefetch_factor * workers + 2) * ranks_on_node
     _require_shared_memory(batch_bytes, shown)
     started = time.time()
@@ -95,7 +95,7 @@ def batches(
             if isinstance(item, str):
                 raise UserError(item)
             yield item
-    # The last three come from a worker that was killed before the memory of a batch it had read was handed over.
+    # The last three are raised if a worker was killed before it passed on the memory of a batch.
     except (RuntimeError, ConnectionError, EOFError, FileNotFoundError) as error:
         reason = " ".join(str(error).split()) or "no message"
         raise UserError(
@@ -107,13 +107,13 @@ def batches(
         # Stop them now: a traceback that refers to the iterator would keep them running.
         iterator._shutdown_workers()
         for worker in workers_of_run:
-            if worker.exitcode != 0:  # one that was killed may have had no time to remove a name
+            if worker.exitcode != 0:  # a killed worker may not have removed a name
                 _remove_names(worker.pid, started)
 
 
 def _remove_names(pid: int, since: float) -> None:
-    """Remove what a dead worker left named in shared memory since a time (seconds since 1970). Containers may
-    share ``SHARED`` and have processes of the same number: what is older, or another user's, is theirs."""
+    """Remove shared memory left by a dead worker since a time (seconds since 1970). Containers may share
+    ``SHARED`` and have processes with the same id: older files and those of other users are theirs."""
     for left in SHARED.glob(f"torch_{pid}_*"):
         with contextlib.suppress(OSError):
             status = left.lstat()
@@ -122,8 +122,8 @@ def _remove_names(pid: int, since: float) -> None:
 
 
 def in_shared_memory(shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """An empty tensor that is passed on without a copy. A tensor that is filled first and shared later is
-    copied."""
+    """An empty tensor that is passed on without a copy. (A tensor that is first filled and then shared is
+    copied.)"""
     kind: Any = torch.UntypedStorage
     storage = kind._new_shared(math.prod(shape) * dtype.itemsize)
     return torch.empty(0, dtype=dtype).set_(storage, 0, shape)  # type: ignore[call-overload, no-any-return]
@@ -140,7 +140,7 @@ def _nothing() -> None:
 
 
 def _end_with_run(worker: int) -> None:
-    """End this worker when the process that reads from it is gone, killed or not. PyTorch itself watches the
+    """End this worker when its reader process has ended, killed or not. PyTorch itself watches the
     parent, which here is the fork server, and that lives as long as its workers do."""
 
     def watch() -> None:
@@ -153,11 +153,11 @@ def _end_with_run(worker: int) -> None:
 
 
 def _require_shared_memory(batch_bytes: int, batches: int) -> None:
-    """Raise UserError if a worker would die of a bus error, for lack of shared memory."""
+    """Raise UserError if workers would die of a bus error for lack of shared memory."""
     free = filesystem_of(SHARED).free_bytes
     if batches * batch_bytes > free:
         raise UserError(
-            f"{SHARED}: {free / 2**20:.1f} MiB free, and the workers of this node hand over {batches} "
+            f"{SHARED}: {free / 2**20:.1f} MiB free, but the workers of this node pass on {batches} "
             f"batches of {batch_bytes / 2**20:.1f} MiB in it; lower loading.workers or loading.prefetch, set "
             "loading.loader=threads, or enlarge it"
         )

@@ -1,4 +1,4 @@
-"""What the worlds of several ranks share, independent of the framework that carries their collectives."""
+"""Shared by the worlds of several ranks, independent of the framework of their collectives."""
 
 import fcntl
 import os
@@ -19,7 +19,7 @@ from mlhpc.errors import UserError
 T = TypeVar("T")
 
 SYMPTOM_S = 20.0
-"""How long a framework's error about another rank waits for the roll call to name the cause."""
+"""Time that a framework's error about another rank waits for the roll call to name the cause."""
 
 _SIOCGIFADDR = 0x8915  # linux/sockios.h
 
@@ -95,7 +95,7 @@ class BaseWorld(ABC):
 
 
 def this_peer(info: RankInfo) -> Peer:
-    """This rank as it answers the roll call."""
+    """This rank's entry in the roll call."""
     return Peer(info.rank, info.hostname or socket.gethostname(), info.local_rank, os.getpid())
 
 

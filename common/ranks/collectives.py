@@ -1,5 +1,5 @@
-"""Work that each rank does on its own and whose failure on one rank must be raised on all: if one rank raised
-alone, the others would wait for it."""
+"""Work done by each rank whose failure on one rank must be raised on all: otherwise the others would wait for
+it."""
 
 from collections.abc import Callable
 from typing import TypeVar, cast
@@ -39,7 +39,7 @@ def on_all_ranks(world: World, work: Callable[[], T]) -> list[T]:
 
 
 def on_each_rank(world: World, work: Callable[[], T]) -> T:
-    """This rank's own result, without sending it: for results that cannot be sent, such as open files. Raises like
+    """This rank's result, for results that cannot be sent, such as open files. Raises like
     ``gather_or_raise``."""
     result, error = attempt(work)
     gather_or_raise(world, None, error)

@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 MAX_MESSAGE = 1 << 20
-"""Maximum bytes of a message between ranks that have shown the token."""
+"""Maximum bytes of a message between authenticated ranks."""
 
 
 class Connection:
@@ -38,8 +38,8 @@ class Connection:
     def receive(self) -> list[dict[str, Any]]:
         """The messages completed by one read, and those that came with an ``answer``.
 
-        Raises ``EOFError`` when the other end is gone, ``TimeoutError`` when nothing arrived within the socket's
-        timeout, ``ValueError`` for anything else than a message of ours, and for one that is too long.
+        Raises ``EOFError`` if the other end is gone, ``TimeoutError`` when nothing arrived within the socket's
+        timeout, ``ValueError`` for an invalid message, or one that is too long.
         """
         queued, self._queued = self._queued, []
         if queued:
@@ -60,7 +60,7 @@ class Connection:
         except RecursionError as error:
             raise ValueError("a message too deeply nested") from error
         if not all(isinstance(message, dict) for message in messages):
-            raise ValueError("not a message of ours")
+            raise ValueError("not a valid message")
         return messages
 
     def answer(self, timeout_s: float) -> dict[str, Any]:
@@ -74,7 +74,7 @@ class Connection:
         raise TimeoutError
 
     def has_queued(self) -> bool:
-        """Whether ``receive`` has messages that polling the socket does not show."""
+        """Whether ``receive`` has buffered messages, which polling the socket does not show."""
         return bool(self._queued)
 
     def close(self) -> None:

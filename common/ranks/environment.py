@@ -1,4 +1,4 @@
-"""Which rank of a run this process is, from the environment that its launcher set."""
+"""Determines this process's rank from the environment set by its launcher."""
 
 import os
 import zlib
@@ -11,7 +11,7 @@ from mlhpc.errors import UserError
 
 Launcher = Literal["none", "mlhpc", "torchrun", "horovodrun", "mpirun", "srun"]
 BOUND = "MLHPC_BOUND"
-"""Set for a rank that was given cores of its own (common/host/binding.py): its threads may use them all."""
+"""Set for a rank that is bound to cores (common/host/binding.py): its threads may use all of them."""
 
 
 @dataclass(frozen=True)
@@ -19,9 +19,9 @@ class RankInfo:
     """One rank's position in the run, as the launcher reports it.
 
     ``node`` and ``nodes`` are None if the launcher does not report them (mpirun). ``hostname`` is the
-    launcher's name of this node, None if it has none. ``hosts`` are the nodes in order, empty if unknown.
-    ``leader`` is the host of rank 0, ``ports`` are where it may listen; None and empty if the launcher does
-    not report them. ``token`` is the same for all ranks of this launch, and unique to it.
+    launcher's name for this node, None if it has none. ``hosts`` are the nodes in order, empty if unknown.
+    ``leader`` is the host of rank 0, ``ports`` its possible ports; None and empty if the launcher does not
+    report them. ``token`` is the same for all ranks of this launch, and unique to it.
     """
 
     launcher: Launcher = "none"
@@ -41,14 +41,14 @@ class RankInfo:
 def identify(env: Mapping[str, str]) -> RankInfo:
     """This process's rank, from the variables of its launcher; a pure function of ``env``.
 
-    The innermost launcher counts, hence this order: ``mlhpc --ranks`` (MLHPC_RANK), torchrun
+    The innermost launcher takes precedence, in this order: ``mlhpc --ranks`` (MLHPC_RANK), torchrun
     (TORCHELASTIC_RUN_ID, RANK), horovodrun (HOROVOD_RANK), mpirun (OMPI_COMM_WORLD_RANK of Open MPI;
     PMI_RANK with MPI_LOCALRANKID of MPICH and Intel MPI, with PMI_LOCAL_RANK of Cray), srun
     (SLURM_STEP_ID, SLURM_PROCID), RANK and WORLD_SIZE set by hand. The first four may run inside a job
-    step of Slurm, never the other way round. A batch script has SLURM_PROCID too, but is not a job step:
+    step of Slurm, never the reverse. A batch script has SLURM_PROCID too, but is not a job step:
     without srun it starts one rank, as in a plain shell.
 
-    Raises ``UserError`` when variables are missing, are not numbers or contradict each other.
+    Raises ``UserError`` if variables are missing, are not numbers or contradict each other.
     """
     for launcher in (_mlhpc, _torchrun, _horovodrun, _open_mpi, _pmi, _srun, _by_hand):
         if info := launcher(env):
@@ -85,8 +85,8 @@ def _by_hand(env: Mapping[str, str]) -> RankInfo | None:
     missing = [name for name in (*required, "MASTER_PORT") if not env.get(name)]
     if present and missing:
         raise UserError(
-            f"the environment has {' and '.join(present)} but not {', '.join(missing)}: start with torchrun, "
-            f"which sets them all, or unset {' and '.join(present)} to run as one rank"
+            f"the environment has {' and '.join(present)} but not {', '.join(missing)}: start with "
+            f"torchrun, which sets all of them, or unset {' and '.join(present)} to run as one rank"
         )
     return _torch_variables(env) if present else None
 
@@ -189,7 +189,7 @@ def _srun(env: Mapping[str, str]) -> RankInfo | None:
 
 
 def _ports(token: str) -> tuple[int, ...]:
-    """Where rank 0 may listen: eight ports that depend on the job, so that jobs sharing a node rarely try
+    """Possible ports of rank 0: eight ports that depend on the job, so that jobs sharing a node rarely try
     the same ones. Below 32768, where Linux's ephemeral ports start."""
     first = zlib.crc32(token.encode())
     return tuple(20000 + (first + 1499 * i) % 12000 for i in range(8))
@@ -198,7 +198,7 @@ def _ports(token: str) -> tuple[int, ...]:
 def _text(env: Mapping[str, str], name: str) -> str:
     if not env.get(name):
         raise UserError(
-            f"the environment lacks {name}, which its launcher sets; start all ranks with one launcher"
+            f"the environment lacks {name}, which the launcher sets; start all ranks with the same launcher"
         )
     return env[name]
 
@@ -220,13 +220,13 @@ def _check(info: RankInfo) -> None:
     ):
         raise UserError(
             f"the variables of {info.launcher} contradict each other: rank {info.rank} of {info.size}, "
-            f"{info.local_rank} of {info.local_size} on its node, which is {node} of {nodes}; unset what "
-            "is left over from another launcher"
+            f"{info.local_rank} of {info.local_size} on its node, which is {node} of {nodes}; unset "
+            f"variables left over from another launcher"
         )
 
 
 def threads_per_rank(info: RankInfo, env: Mapping[str, str] = os.environ) -> int:
-    """Number of threads that a rank may compute with so that the ranks of a node do not share cores.
+    """Number of compute threads of a rank such that the ranks of a node do not share cores.
 
     The number of cores per task in Slurm (SLURM_CPUS_PER_TASK), at most the cores this process may run on; all of
     those where mlhpc bound this rank to them; otherwise its share of what its launcher may run on, which may have
@@ -252,10 +252,10 @@ def _cores_of_launcher(info: RankInfo, env: Mapping[str, str]) -> int:
 
 
 def set_variables(settings: Mapping[str, str] | None = None) -> None:
-    """Set variables that the frameworks read when they are loaded: ``settings``, and defaults where the user has
-    none. Called before a framework is imported and ranks connect."""
+    """Set environment variables for the frameworks: ``settings``, and defaults for those not set by the user.
+    Called before a framework is imported and ranks connect."""
     os.environ |= settings or {}
-    # TensorFlow's notes on its build would bury our messages.
+    # TensorFlow's notes on its build would hide our messages.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # so would those of PyTorch's profiler
     # On older CPUs, where TensorFlow does not use oneDNN by default, its 3-D pooling sends the gradient
@@ -267,10 +267,10 @@ def set_variables(settings: Mapping[str, str] | None = None) -> None:
 
 
 def with_leader(info: RankInfo, env: Mapping[str, str]) -> RankInfo:
-    """``info`` of a launcher that does not report where rank 0 is, with its host from elsewhere: with a single
+    """Adds the host of rank 0 to ``info`` of a launcher that does not report it: with a single
     node, this one; otherwise MLHPC_LEADER, or the first node of the Slurm job. Raises ``UserError``."""
     if info.launcher == "horovodrun":
-        raise UserError("horovodrun starts Horovod; start this with torchrun, srun, mpirun or --ranks")
+        raise UserError("horovodrun supports only Horovod; use torchrun, srun, mpirun or --ranks")
     job = env.get("PMIX_NAMESPACE") or env.get("SLURM_JOB_ID") or f"{os.getuid()} {os.getppid()}"
     if info.local_size == info.size:
         leader = "127.0.0.1"

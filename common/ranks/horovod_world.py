@@ -31,8 +31,8 @@ from mlhpc.common.ranks.rollcall import RollCall
 from mlhpc.errors import UserError
 
 SYMPTOMS = ("Horovod has been shut down", "HorovodAll", "HorovodBroadcast", "HorovodGrouped")
-"""Parts of the errors that Horovod raises on the survivors of a lost rank: that of an operation that had not begun
-(horovod/common/common.h), and the names of those that failed on the way (horovod/tensorflow/elastic.py)."""
+"""Parts of the errors that Horovod raises on the other ranks after a loss: for an operation that had not
+begun (horovod/common/common.h), and for operations in progress (horovod/tensorflow/elastic.py)."""
 
 
 @dataclass(frozen=True)
@@ -41,18 +41,18 @@ class HorovodWorld(BaseWorld):
 
     @classmethod
     def start(cls, info: RankInfo, roll_call: RollCall | None, timeout_s: float = 60.0) -> Self:
-        """Start Horovod on the ranks that answered the roll call; if the launcher does not report where
-        rank 0 is (``roll_call`` is None: horovodrun, mpirun), start Horovod first and call the roll over it.
+        """Start Horovod on the ranks that answered the roll call; if the launcher does not report the host of
+        rank 0 (``roll_call`` is None: horovodrun, mpirun), start Horovod first and call the roll over it.
 
-        Raises ``UserError`` when Horovod's ranks differ from the launcher's.
+        Raises ``UserError`` if Horovod's ranks differ from the launcher's.
         """
         _take_one_gpu(info.local_rank)
         if roll_call and not _uses_mpi():
             _set_up_gloo(info, roll_call)
         if info.launcher == "mpirun" and not hvd.mpi_built():
             raise UserError(
-                "mpirun needs Horovod built with MPI (HOROVOD_WITH_MPI=1), and this one was not; "
-                "start with srun, torchrun, horovodrun --gloo or mlhpc run --ranks"
+                "mpirun requires Horovod built with MPI (HOROVOD_WITH_MPI=1), but this one was not; start "
+                "with srun, torchrun, horovodrun --gloo or mlhpc run --ranks"
             )
         hvd.init()
         if (hvd.rank(), hvd.size()) != (info.rank, info.size):
@@ -72,7 +72,7 @@ class HorovodWorld(BaseWorld):
 
     def sum(self, values: npt.ArrayLike) -> npt.NDArray[np.float64]:
         tensor = tf.constant(np.asarray(values, dtype=np.float64))
-        with tf.device("CPU:0"):  # float64 counts and times gain nothing from a GPU
+        with tf.device("CPU:0"):  # a GPU has no advantage for float64 counts and times
             return np.asarray(hvd.allreduce(tensor, op=hvd.Sum).numpy(), dtype=np.float64)
 
     def _broadcast_bytes(self, data: bytes) -> bytes:
@@ -101,31 +101,32 @@ def average_gradients(gradients: Sequence[Any]) -> list[Any]:
 
 
 def require_host_name() -> None:
-    """Raise UserError where this host's name has no address: Gloo inside Horovod looks it up, whatever interface
-    it is to use, and aborts the process."""
+    """Raise UserError if this host's name has no address: Gloo inside Horovod resolves it, regardless of the
+    interface in use, and aborts the process."""
     name = socket.gethostname()
     try:
         socket.getaddrinfo(name, None)
     except OSError:
         raise UserError(
-            f"the name of this host, {name}, has no address, and Horovod looks it up; add a line "
+            f"the name of this host, {name}, has no address, which Horovod needs; add a line "
             f"'127.0.1.1 {name}' to /etc/hosts, or train in PyTorch (training.framework=pytorch)"
         ) from None
 
 
 def require_nccl() -> None:
-    """Raise UserError where Horovod reduces hierarchically only in name (horovod/common/operations.cc, 0.28.1)."""
+    """Raise UserError if Horovod reduces hierarchically only in name (horovod/common/operations.cc, 0.28.1)."""
     if not hvd.nccl_built():
         raise UserError(
-            "training.hierarchical_allreduce needs Horovod built with NCCL (HOROVOD_GPU_OPERATIONS=NCCL), which "
-            "this one was not: it would change nothing; leave it out"
+            "training.hierarchical_allreduce requires Horovod built with NCCL "
+            "(HOROVOD_GPU_OPERATIONS=NCCL), but this one was not; omit the setting, which would have no "
+            "effect"
         )
 
 
 @contextmanager
 def timeline(path: Path) -> Iterator[None]:
-    """Rank 0 records Horovod's timeline in ``path`` meanwhile (``horovod_timeline.enable`` first). Called by all
-    ranks."""
+    """Rank 0 records Horovod's timeline in ``path`` while the block runs (``horovod_timeline.enable`` first).
+    Called by all ranks."""
     hvd.start_timeline(str(path))
     try:
         yield
@@ -176,7 +177,7 @@ def _set_up_gloo(info: RankInfo, roll_call: RollCall) -> None:
     facts = roll_call.broadcast(facts)
     address = my_address(roll_call, facts["address"])
     slot = slots[info.rank]
-    # Gloo's own timeout of 30 s would end before the roll call has determined which rank is silent.
+    # Gloo's own timeout of 30 s would expire before the roll call has identified the silent rank.
     os.environ.setdefault("HOROVOD_GLOO_TIMEOUT_SECONDS", "120")
     os.environ |= {
         "HOROVOD_CONTROLLER": "gloo",
@@ -196,12 +197,14 @@ def _set_up_gloo(info: RankInfo, roll_call: RollCall) -> None:
 
 def _serve_rendezvous(address: str, slots: Sequence[Any]) -> int:
     """Serve Gloo's rendezvous on ``address`` until this process ends; returns the port. Horovod's own
-    ``RendezvousServer`` listens on all interfaces, and believes whoever writes to it."""
+    ``RendezvousServer`` listens on all interfaces, and accepts data from anyone."""
     from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer
 
     class Server(RendezvousHTTPServer):  # type: ignore[misc]
         def server_bind(self) -> None:
-            socketserver.TCPServer.server_bind(self)  # HTTPServer's asks for the name of the address: seconds
+            socketserver.TCPServer.server_bind(
+                self
+            )  # HTTPServer's own resolves the name of the address, which takes seconds
             self.server_name, self.server_port = self.server_address[:2]
 
     server = Server((address, 0), RendezvousHandler, 0)

@@ -7,14 +7,15 @@ from itertools import product
 from mlhpc.errors import UserError
 
 MOST = 1_000_000
-"""Hosts or ranks per node in a list; one that gives more is not Slurm's, and would fill the memory."""
+"""Maximum number of hosts, or of ranks per node, in a list; longer lists are not from Slurm and would exhaust
+memory."""
 
 
 def expand_hosts(compressed: str) -> list[str]:
     """The hosts of ``compressed`` in order: ``n[08-10,12],login`` is n08, n09, n10, n12, login.
 
-    Form: https://slurm.schedmd.com/scontrol.html, ``show hostnames``. Raises ``UserError`` when
-    ``compressed`` is not of that form.
+    Format: https://slurm.schedmd.com/scontrol.html, ``show hostnames``. Raises ``UserError`` if
+    ``compressed`` does not have that format.
     """
     # A comma separates hosts only outside of brackets.
     words = re.findall(r"(?:[^,\[\]]|\[[^\[\]]*\])+", compressed)

@@ -1,4 +1,4 @@
-"""Connect the ranks of a run: the roll call first, then the framework that carries their collectives."""
+"""Connects the ranks of a run: first the roll call, then the framework of their collectives."""
 
 import atexit
 import os
@@ -18,7 +18,7 @@ from mlhpc.common.ranks.world import Solo, World
 from mlhpc.errors import AlreadyReported, Terminated, UserError
 
 Framework = Literal["horovod", "torch", "sockets", "none"]
-"""What carries the collectives of several ranks; ``sockets``: no framework; ``none``: only one rank is
+"""The collectives of several ranks; ``sockets``: no framework; ``none``: only one rank is
 possible."""
 
 
@@ -33,7 +33,8 @@ def connect(framework: Framework, env: Mapping[str, str] = os.environ, timeout_s
         return Solo(info.launcher)
     if framework == "none":
         raise UserError(
-            f"{info.launcher} started {info.size} ranks of a command that runs as one; start it once"
+            f"{info.launcher} started {info.size} ranks of a command that runs as a single process; start "
+            f"it once"
         )
     if framework in ("torch", "sockets") and not info.leader:
         info = with_leader(info, env)
@@ -66,7 +67,7 @@ def joined(framework: Framework) -> Iterator[World]:
     """``connect``, and disconnect cleanly at the end; on an error, tell the other ranks the reason.
 
     A ``UserError`` that another rank prints, because rank 0 raises it too or because it reports this rank as lost,
-    is raised as ``AlreadyReported``, so that a run prints it once.
+    is raised as ``AlreadyReported``, so that a run prints it only once.
     """
     world = connect(framework)
     try:
@@ -93,7 +94,7 @@ def _status(error: BaseException) -> int:
 
 def end_with(status: int) -> None:
     """End this process with ``status`` before the interpreter shuts down: threads of gloo outlive the process
-    group where anything still holds it, and may release Python objects during shutdown, which aborts the process.
+    group if it is still referenced, and may release Python objects during shutdown, which aborts the process.
     Registered last, so it runs first, and other exit handlers do not run."""
     atexit.register(_end, status)
 
@@ -114,7 +115,7 @@ def call_roll(info: RankInfo, env: Mapping[str, str], timeout_s: float = 60.0) -
 
 
 def _addresses(leader: str, env: Mapping[str, str]) -> tuple[str, ...]:
-    """Where to look for ``leader``: MLHPC_LEADER if a site sets it; its name; if the name does not resolve, as on
+    """Addresses of ``leader``: MLHPC_LEADER if set by a site; its name; if the name does not resolve, as on
     many cloud clusters, the address in Slurm's configuration."""
     if address := env.get("MLHPC_LEADER"):
         return (address,)

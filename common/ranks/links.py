@@ -1,6 +1,6 @@
-"""TCP connections between ranks of one run, opened by whoever knows the run's secret; strangers are turned away.
+"""TCP connections between ranks of one run, authenticated by the run's secret; other connections are rejected.
 
-For data that the framework's collectives do not carry. ``Connection`` carries small messages instead.
+For data not sent by the framework's collectives; ``Connection`` is for small messages.
 """
 
 import hmac
@@ -19,15 +19,15 @@ from mlhpc.errors import UserError
 
 _HELLO = struct.Struct("<32sI")  # the secret and the rank
 CONNECT_S = 60.0
-"""Seconds that a rank may take to connect to another."""
+"""Timeout in seconds for connecting to another rank."""
 
 Place = tuple[str, int]
-"""Where a rank listens: address and port."""
+"""Address and port on which a rank listens."""
 
 
 @dataclass(frozen=True)
 class Port:
-    """Where ``rank`` listens for the others, ``places`` where each rank does, and the ``secret`` they share."""
+    """The listening socket of ``rank``, the addresses ``places`` of all ranks, and their shared ``secret``."""
 
     rank: int
     listener: socket.socket
@@ -45,7 +45,7 @@ class Port:
 
 @contextmanager
 def listening(world: World) -> Iterator[Port]:
-    """A port of each rank, to connect to the others. Called by all ranks."""
+    """A listening port of each rank for the others. Called by all ranks."""
     secret = world.broadcast(secrets.token_hex(16)).encode()
     homes = world.gather((world.node, world.address))
     # Ranks on rank 0's node may know only its loopback address: then another rank of the node knows a better one.
@@ -76,9 +76,9 @@ def connect(place: Place, secret: bytes, rank: int) -> socket.socket:
 
 
 def accept(listener: socket.socket, secret: bytes, ranks: list[int]) -> tuple[socket.socket, ...]:
-    """The connections of ``ranks``, in their order; strangers are turned away.
+    """The connections of ``ranks``, in their order; other connections are rejected.
 
-    Raises UserError when one of them does not connect within ``CONNECT_S``.
+    Raises UserError if one of them does not connect within ``CONNECT_S``.
     """
     found: dict[int, socket.socket] = {}
     deadline = time.monotonic() + CONNECT_S
@@ -93,7 +93,7 @@ def accept(listener: socket.socket, secret: bytes, ranks: list[int]) -> tuple[so
             ) from None
         except OSError as error:
             raise UserError(
-                f"connections of other ranks cannot be accepted: {error.strerror}; see: ulimit -n"
+                f"cannot accept connections of other ranks: {error.strerror}; see: ulimit -n"
             ) from error
         try:
             connection.settimeout(3.0)
@@ -110,7 +110,7 @@ def accept(listener: socket.socket, secret: bytes, ranks: list[int]) -> tuple[so
 
 
 def require_descriptors(count: int) -> None:
-    """Let this process open ``count`` more files and connections, by its hard limit. Raises UserError where
+    """Allow this process to open ``count`` more files and connections, up to its hard limit. Raises UserError if
     that is too low."""
     needed = len(os.listdir("/proc/self/fd")) + count
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -118,7 +118,7 @@ def require_descriptors(count: int) -> None:
         return
     if hard != resource.RLIM_INFINITY and needed > hard:
         raise UserError(
-            f"each rank needs {needed} open files and connections, and its limit is {hard}; raise it with "
+            f"each rank needs {needed} open files and connections, but the limit is {hard}; raise it with "
             f"ulimit -n {needed} on all nodes"
         )
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -130,7 +130,7 @@ def _settle(connection: socket.socket) -> None:
 
 
 def receive_exactly(connection: socket.socket, length: int) -> bytearray:
-    """Raises EOFError when the other end is gone."""
+    """Raises EOFError if the other end is gone."""
     data = bytearray(length)
     view = memoryview(data)
     while view:

@@ -19,9 +19,9 @@ from mlhpc.common.ranks.environment import BOUND, identify
 from mlhpc.errors import UserError
 
 TERMINATING = (signal.SIGTERM, signal.SIGUSR1)
-"""What batch systems send at the end of a job's time: SIGTERM, and SIGUSR1 with ``--signal=USR1@30``."""
+"""Signals of batch systems at the time limit: SIGTERM, and SIGUSR1 with ``--signal=USR1@30``."""
 GRACE_S = 10.0
-"""How long ranks may continue after one of them died. The roll call ends them sooner, and reports why."""
+"""Time that ranks may continue after one of them died. The roll call ends them sooner, with the reason."""
 
 
 _CHILD_OF = "MLHPC_CHILD_OF"
@@ -67,7 +67,7 @@ def run_local(
     finally:
         end(processes, GRACE_S / 2)
         for thread in forwarders:
-            thread.join(timeout=GRACE_S)  # a grandchild may hold a pipe open
+            thread.join(timeout=GRACE_S)  # a grandchild may keep a pipe open
 
 
 def _start(rank: int, argv: Sequence[str], env: dict[str, str]) -> subprocess.Popen[str]:
@@ -86,7 +86,7 @@ def _start(rank: int, argv: Sequence[str], env: dict[str, str]) -> subprocess.Po
 
 @contextmanager
 def _bound(cores: AbstractSet[int] | None) -> Iterator[None]:
-    """Processes that this thread starts in here may run on ``cores``; None: on all of its own."""
+    """Processes started by this thread in this block may run on ``cores``; None: on all of this process."""
     before = os.sched_getaffinity(0)
     if cores:
         os.sched_setaffinity(0, cores)
@@ -103,7 +103,7 @@ def _watch(rank: int, process: subprocess.Popen[str], ended: queue.Queue[int]) -
 
     def forward(output: IO[str]) -> None:
         for line in output:
-            sys.stderr.write(f"[rank {rank}] {line}")  # one call per line, so that lines stay whole
+            sys.stderr.write(f"[rank {rank}] {line}")  # one call per line, so that lines are not interleaved
 
     threading.Thread(target=report, daemon=True).start()
     if process.stdout:
@@ -115,7 +115,7 @@ def _watch(rank: int, process: subprocess.Popen[str], ended: queue.Queue[int]) -
 def _wait(
     processes: Sequence[subprocess.Popen[str]], ended: queue.Queue[int], memory: Callable[[], str]
 ) -> int:
-    """The first non-zero exit status, once all processes have ended or used up their grace time; 0 if all
+    """The first non-zero exit status, once all processes have ended or their grace time has expired; 0 if all
     succeeded."""
     status = 0
     deadline = None
@@ -138,21 +138,21 @@ def _wait(
 
 
 def ended_by(rank: int, number: int, memory: Callable[[], str]) -> str:
-    """The line about a rank that a signal ended. SIGKILL is what the kernel sends when memory runs out, and no
-    process can say anything about itself then. ``memory``: what the rank needs and the node has, where that may be
-    why."""
+    """The message about a rank terminated by a signal. The kernel sends SIGKILL if memory runs out, and the
+    process itself cannot report it. ``memory``: the rank's need and the node's memory, if this may be the
+    reason."""
     if number != signal.SIGKILL:
         return f"mlhpc: rank {rank} was terminated by {signal.Signals(number).name}\n"
-    killer = "by the kernel's out-of-memory killer (dmesg shows it) or by somebody"
+    killer = "by the kernel's out-of-memory killer (see dmesg) or by a user"
     return f"mlhpc: rank {rank} was killed by signal 9 (SIGKILL), {killer}{memory()}\n"
 
 
 def outlive(memory: Callable[[], str]) -> None:
-    """Start this program again as a child, the only rank of a run, and wait for it; this process needs no memory.
-    It passes signals on, says so when a signal ended the child (``ended_by``), and exits with its status, 128 plus
-    the signal as in a shell. In the child, this returns at once.
+    """Start this program again as a child, the only rank of a run, and wait for it; this process needs no
+    memory. It forwards signals, reports if the child was terminated by a signal (``ended_by``), and exits
+    with its status, 128 plus the signal as in a shell. In the child, this returns immediately.
 
-    The child is killed when the parent is. It is a new program and not just a fork, so that profilers follow it
+    The child is killed with its parent. It is a new program and not just a fork, so that profilers follow it
     (Nsight Systems does not trace a fork that never calls exec).
     """
     if os.environ.pop(_CHILD_OF, "") == str(os.getppid()):
@@ -161,7 +161,7 @@ def outlive(memory: Callable[[], str]) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     parent = os.getpid()
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a parent that ignores it would learn no status
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a parent that ignores it would not get the status
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {*numbers, signal.SIGCHLD})
     child = os.fork()
     if child == 0:
@@ -196,7 +196,7 @@ def end(processes: Sequence[subprocess.Popen[AnyStr]], grace_s: float) -> None:
 
 
 class SignalInterrupt(KeyboardInterrupt):
-    """A terminating signal, raised where Ctrl-C is."""
+    """A terminating signal, raised like Ctrl-C."""
 
     def __init__(self, number: int) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
 """The position of a rank in the mesh of data × spatial parallelism.
 
 The ranks of a spatial group work on one sample, each on a part of the volume; the global batch is divided among
-the groups. The ranks of a group are adjacent, so that they stay on one node if its size divides the ranks per
+the groups. The ranks of a group are adjacent, so they are on one node if the group size divides the ranks per
 node: they exchange halos in every layer, but gradients only once per step.
 """
 
@@ -24,7 +24,7 @@ class Mesh:
 def mesh_of(rank: int, size: int, spatial_size: int = 1) -> Mesh:
     """The coordinates of ``rank`` of ``size`` in groups of ``spatial_size`` adjacent ranks.
 
-    Raises UserError when ``size`` is not a multiple of ``spatial_size``.
+    Raises UserError if ``size`` is not a multiple of ``spatial_size``.
     """
     if spatial_size < 1 or size % spatial_size:
         raise UserError(

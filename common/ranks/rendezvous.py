@@ -1,7 +1,7 @@
-"""How the ranks of a run find each other: all connect to rank 0, which checks who they are and sends the roll.
+"""Connects the ranks of a run: all connect to rank 0, which authenticates them and sends the list of ranks.
 
-A peer is untrusted until its first message shows the token of this launch. Untrusted peers are served by one
-selector, so that none of them delays a rank: each has ``GREETING_S`` seconds and ``MAX_HELLO`` bytes.
+A peer is untrusted until its first message contains the token of this launch. Untrusted peers are handled by
+one selector, so that they cannot delay a rank: each has ``GREETING_S`` seconds and ``MAX_HELLO`` bytes.
 """
 
 import hmac
@@ -17,18 +17,18 @@ from mlhpc.common.ranks.connection import MAX_MESSAGE, Connection
 from mlhpc.errors import AlreadyReported, UserError
 
 GREETING_S = 3.0
-"""How long a new connection has to show the token."""
+"""Time in which a new connection must send the token."""
 MAX_HELLO = 4096
 """Maximum bytes of the first message."""
 MAX_STRANGERS = 256
-"""Connections kept open, beyond the number of ranks, that have not shown the token."""
+"""Maximum number of unauthenticated connections, beyond the number of ranks."""
 
 LOOPBACK = "127.0.0.1"
 
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """Where rank 0 listens: on one of ``ports`` on one of ``hosts``, for peers that know ``token``.
+    """The address of rank 0: one of ``ports`` on one of ``hosts``, for peers that know ``token``.
 
     If all ``hosts`` are loopback (the ranks of one machine) it listens there only.
     """
@@ -40,7 +40,7 @@ class Rendezvous:
 
 @dataclass(frozen=True)
 class Peer:
-    """One rank as it introduced itself at the roll call."""
+    """A rank's entry in the roll call."""
 
     rank: int
     hostname: str
@@ -70,7 +70,7 @@ def gather_peers(
     """Rank 0's part of the roll call: every rank, and the connection to each other one.
 
     Raises ``UserError``, also on the ranks that connected, when a rank does not connect within ``timeout_s``
-    seconds, when two claim one rank, or one was launched with another world size.
+    seconds, two processes have the same rank, or one was launched with another world size.
     """
     peers, connections = {me.rank: me}, dict[int, Connection]()
     deadline = time.monotonic() + timeout_s
@@ -92,8 +92,9 @@ def gather_peers(
             )
         if hello["size"] != size or not 0 < peer.rank < size:
             refuse(
-                f"rank {peer.rank} on {peer.hostname} was launched with world size {hello['size']}, rank 0 on "
-                f"{me.hostname} with {size}; give all ranks the same launcher variables"
+                f"rank {peer.rank} on {peer.hostname} was launched with world size {hello['size']}, rank 0 "
+                f"on "
+                f"{me.hostname} with {size}; use the same launcher variables for all ranks"
             )
         peers[peer.rank] = peer
         if len(peers) == size:
@@ -111,9 +112,8 @@ def gather_peers(
 def _hellos(
     listener: socket.socket, token: str, deadline: float, max_pending: int
 ) -> Iterator[tuple[Connection, dict[str, Any]]]:
-    """Connections that have shown the token, each with its first message, until ``deadline``; others are
-    closed."""
-    pending: dict[Connection, float] = {}  # each with its deadline for showing the token
+    """Authenticated connections with their first messages, until ``deadline``; others are closed."""
+    pending: dict[Connection, float] = {}  # each with its deadline for sending the token
     listener.setblocking(False)
     with selectors.DefaultSelector() as selector:
 
@@ -156,7 +156,7 @@ def _accept(listener: socket.socket) -> Connection | None:
         sock, _ = listener.accept()
         sock.setblocking(False)
         return Connection(sock, MAX_HELLO)
-    except OSError:  # the peer is gone again
+    except OSError:  # the peer has disconnected
         return None
 
 
@@ -193,7 +193,7 @@ def join(
 ) -> tuple[list[Peer], dict[int, Connection]]:
     """The part of every other rank in the roll call: every rank, and the connection to rank 0.
 
-    Raises ``UserError`` when rank 0 is not found, is lost, or refuses.
+    Raises ``UserError`` if rank 0 is not found, is lost, or refuses.
     """
     connection = _find_rank0(me, size, rendezvous, timeout_s)
     try:

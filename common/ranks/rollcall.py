@@ -1,11 +1,11 @@
-"""Who is present, and who is lost: one TCP connection from every rank to rank 0.
+"""Detects missing and lost ranks: one TCP connection from every rank to rank 0.
 
-Collectives of Horovod or NCCL wait minutes for a dead rank, some forever, and do not say which rank they wait
-for. So the ranks keep their own connections in addition to the framework's. Over it they answer a roll call at the
-start, report which phase they are in, and notice at once when one of them is gone.
+Collectives of Horovod or NCCL wait minutes for a dead rank, some forever, and do not name the rank they wait
+for. So the ranks keep separate connections in addition to the framework's. Over these they answer a roll call
+at the start, report their phase, and notice immediately if one of them is lost.
 
-The messages: ``phase``, ``beat``, ``fail`` (this rank is about to end, and why), ``bye`` (it ends normally),
-from rank 0 ``facts``, and ``loss`` from the rank that has reported one, also to the rank it is about.
+The messages: ``phase``, ``beat``, ``fail`` (this rank is about to end, with the reason), ``bye`` (it ends
+normally), from rank 0 ``facts``, and ``loss`` from the rank that has reported one, also to the lost rank.
 """
 
 import os
@@ -26,21 +26,22 @@ from mlhpc.common.ranks.world import Loss
 from mlhpc.errors import say_at_once
 
 BEAT_S = 5.0
-"""Every rank sends a beat this often once its backend is up."""
+"""Interval of the heartbeats of every rank once its backend is up."""
 MISSED_BEATS = 8
-"""A rank silent for this many beats (40 s) counts as lost: stopped, swapping, or its host is gone."""
+"""A rank that misses this many heartbeats (40 s) counts as lost: stopped, swapping, or its host is down."""
 FINAL_CALLBACK_S = 20.0
-"""How long the callback of a loss may take: it writes to a file system that may hang."""
+"""Time limit of the loss callback: it writes to a file system that may hang."""
 PRINTED_S = 1.0
 """srun loses the output of a rank that ends immediately after another was killed (Slurm 22.05: in half of the
 trials; in none of 12 when the rank waited for 0.5 s)."""
 GOODBYE_S = 10.0
-"""How long a rank that is done waits until the others have read its goodbye."""
+"""Time that a finished rank waits until the others have read its goodbye."""
 SAME_FAILURE_S = 0.5
-"""How long a rank may take to fail after a neighbour did, for the same reason: an error that all ranks raise is
+"""Time in which a rank may fail after another for the same reason: an error that all ranks raise is
 not a loss."""
 ANSWER_S = 5.0
-"""How long a rank that failed waits to hear who reports why; it takes SAME_FAILURE_S, longer on a busy node."""
+"""Time that a failed rank waits for the decision which rank reports the error; this takes SAME_FAILURE_S,
+longer on a busy node."""
 GONE = "killed or crashed (connection closed)"
 
 
@@ -56,12 +57,12 @@ class RollCall:
         self.roll = tuple(roll)
         self._connections = connections
         self._phases = dict.fromkeys(range(len(roll)), "start")
-        self._missed: dict[int, int] = {}  # beats missed in a row, by rank
+        self._missed: dict[int, int] = {}  # consecutive missed beats, by rank
         self._beating = False
         self._leaving = threading.Event()
         self._reasons: dict[int, str] = {}  # why ranks fail, by rank
         self._printed: set[str] = set()  # reasons that other ranks print
-        self._answered = threading.Event()  # the rank that would report this one has said what it does
+        self._answered = threading.Event()  # the rank that would report this one has decided
         self._facts: queue.Queue[dict[str, Any]] = queue.Queue()
         self._callback: Callable[[Loss], None] = lambda loss: None
         self._clean_up: Callable[[], object] = lambda: None
@@ -86,8 +87,8 @@ class RollCall:
 
         ``listener`` is rank 0's, if it is bound already. ``hosts`` are the names of the nodes, if
         the launcher reports them, for the message. Raises ``UserError`` on every rank that connected, naming
-        those that did not within ``timeout_s`` seconds; when two claim one rank; when one was launched with
-        another world size; and when rank 0 is not found.
+        those that did not within ``timeout_s`` seconds; if two processes have the same rank; if one was
+        launched with another world size; and if rank 0 is not found.
         """
         if me.rank == 0:
             with listener or listen(rendezvous) as accepting:
@@ -123,7 +124,7 @@ class RollCall:
         self._callback = callback
 
     def name_places(self, place: Callable[[int], str]) -> None:
-        """From now on a lost rank is reported with ``place(rank)``, such as its coordinates in the mesh."""
+        """From now on, lost ranks are reported with ``place(rank)``, such as its coordinates in the mesh."""
         self._place = place
 
     def before_exit(self, clean_up: Callable[[], object]) -> None:
@@ -131,29 +132,30 @@ class RollCall:
         self._clean_up = clean_up
 
     def wait_for_loss(self, seconds: float) -> None:
-        """Give the thread time to find out which rank was lost. Does not return if a rank was lost."""
+        """Give the thread time to identify the lost rank. Does not return if a rank was lost."""
         self._thread.join(seconds)
 
     def fail(self, reason: str) -> None:
-        """Tell the others that this rank is about to end, and why; the first reason counts."""
+        """Report to the other ranks that this rank is about to end, and the reason; only the first reason
+        counts."""
         if not self._leaving.is_set():
             self._reasons[self.me.rank] = reason
             self._leaving.set()
             self._send_all(fail=reason)
 
     def reported_elsewhere(self) -> bool:
-        """After ``fail``: whether another rank prints why, so that this one need not: rank 0 if it fails for the
-        same reason, otherwise the rank that reports this one as lost. Waits until that is known."""
+        """After ``fail``: whether another rank prints the reason instead: rank 0 if it fails for the same
+        reason, otherwise the rank that reports this one as lost. Waits until that is decided."""
         self._answered.wait(ANSWER_S)
         reason = self._reasons.get(self.me.rank)
-        # Rank 0 may add what to do.
+        # Rank 0 may add the remedy.
         return reason is not None and any(printed.startswith(reason) for printed in self._printed)
 
     def close(self) -> None:
-        """Leave: after this no loss is reported here, and this rank does not count as lost.
+        """Leave: afterwards no loss is reported here, and this rank does not count as lost.
 
-        The connections end when the other side has read the goodbye. Closing a socket with unread data resets it,
-        and a reset discards the goodbye on the other side, which would then see a loss.
+        The connections are closed when the other side has read the goodbye. Closing a socket with unread data
+        resets it, and a reset discards the goodbye on the other side, which would then detect a loss.
         """
         self._leaving.set()
         self._send_all(bye=True)
@@ -203,7 +205,7 @@ class RollCall:
         for rank in self._missed:
             self._missed[rank] += 1
             if self._missed[rank] > MISSED_BEATS:
-                self._lose(rank, f"silent for {MISSED_BEATS * BEAT_S:.0f} s (stopped, or its host is gone)")
+                self._lose(rank, f"silent for {MISSED_BEATS * BEAT_S:.0f} s (stopped, or its host is down)")
 
     def _handle(self, rank: int, message: dict[str, Any]) -> None:
         match message:
@@ -238,18 +240,18 @@ class RollCall:
         self._end(Loss(rank, peer.hostname, self._phases[rank], reason, self._place(rank)))
 
     def _hear(self, rank: int) -> None:
-        """Of a failing rank: ``rank`` has said what it does, or is gone."""
+        """On a failing rank: ``rank`` has decided, or is lost."""
         if rank == _acting(self.me.rank):
             self._answered.set()
 
     def _end(self, loss: Loss) -> NoReturn:
-        """Report who was lost, let the acting rank record it, and end the process at once."""
+        """Report the lost rank, let the acting rank record it, and end the process immediately."""
         acts = self.me.rank == _acting(loss.rank)
-        # The whole node of rank 0 may be gone, rank 1 with it: then the other nodes report it too.
+        # The whole node of rank 0 may be lost, including rank 1: then the other nodes report it too.
         gone = loss.rank not in self._reasons
         if acts or (gone and loss.rank == 0 and self.me.local_rank == 0):
             say_at_once(str(loss))
-        if acts:  # now that it is printed, the lost rank need not, if it is there
+        if acts:  # now that it is printed, the lost rank need not print it, if it still exists
             self._send_all(loss=asdict(loss))
         callback = threading.Thread(target=self._run_callback, args=(loss, acts), daemon=True)
         callback.start()
@@ -269,5 +271,5 @@ class RollCall:
 
 
 def _acting(lost: int) -> int:
-    """The rank that reports the loss of rank ``lost``, if all others are there."""
+    """The rank that reports the loss of rank ``lost``, if all others are present."""
     return 1 if lost == 0 else 0

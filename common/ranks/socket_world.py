@@ -1,8 +1,8 @@
-"""The ranks of a run without a framework: collectives over TCP connections of their own.
+"""The ranks of a run without a framework: collectives over separate TCP connections.
 
-For what trains nothing (I/O emulation): a barrier, and small messages. Ranks meet in a tree of degree two
-under rank 0, so that a barrier takes two messages for each of log2(ranks) levels. What a rank sends is the
-``wire`` form, with its length before it.
+For programs that do not train (I/O emulation): a barrier, and small messages. Ranks form a binary tree under
+rank 0, so a barrier takes two messages for each of log2(ranks) levels. Messages are in ``wire`` format,
+preceded by their length.
 """
 
 import secrets
@@ -23,7 +23,7 @@ from mlhpc.common.ranks.rollcall import RollCall
 
 _LENGTH = struct.Struct("<Q")
 LONGEST = 1 << 40
-"""Bytes of a message; more is not a message of ours."""
+"""Maximum bytes of a message; longer ones are invalid."""
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,8 @@ class SocketWorld(BaseWorld):
     def start(cls, info: RankInfo, roll_call: RollCall) -> Self:
         """Connect to this rank's neighbours in the tree. Called by all ranks that answered the roll call.
 
-        Rank 0 draws a secret and sends it over the roll call, whose connections have shown the launcher's
-        token; who does not know it is turned away. Raises ``UserError``.
+        Rank 0 draws a secret and sends it over the authenticated connections of the roll call; connections
+        without it are rejected. Raises ``UserError``.
         """
         local = len({peer.hostname for peer in roll_call.roll}) == 1
         with socket.create_server((LOOPBACK if local else "", 0), backlog=1024) as listener:
@@ -95,7 +95,7 @@ class SocketWorld(BaseWorld):
 
     def fail(self, reason: str) -> None:
         if reason.startswith(("ConnectionResetError", "BrokenPipeError", "EOFError")):
-            self.roll_call.wait_for_loss(SYMPTOM_S)  # a symptom: the roll call knows who was lost
+            self.roll_call.wait_for_loss(SYMPTOM_S)  # a symptom: the roll call identifies the lost rank
         self.roll_call.fail(reason)
 
     def close(self) -> None:
@@ -117,7 +117,7 @@ def _collect_places(mine: Place, listener: socket.socket, secret: bytes, size: i
 
 
 def _send_place(mine: Place, leader: Place, secret: bytes, rank: int) -> list[Place]:
-    """On another rank: tell rank 0 where this one listens, and learn where all do."""
+    """On another rank: send rank 0 this rank's address, and receive the addresses of all."""
     with connect(leader, secret, rank) as connection:
         _send(connection, wire.encode(mine))
         places: list[Place] = wire.decode(_receive(connection))

@@ -1,5 +1,5 @@
-"""The ranks of a run over torch.distributed: gloo between hosts; between accelerators their own library: NCCL,
-for AMD's RCCL under the same name, and for Intel's XCCL."""
+"""The ranks of a run over torch.distributed: gloo between hosts; between accelerators the vendor's library:
+NCCL, RCCL on AMD under the same name, and XCCL on Intel."""
 
 import os
 import socket
@@ -20,7 +20,7 @@ from mlhpc.common.ranks.rollcall import RollCall
 from mlhpc.errors import UserError
 
 PATIENCE = timedelta(days=1)
-"""A collective may wait while one rank stages for hours; the roll call detects lost ranks."""
+"""Collectives may wait for hours while one rank stages; the roll call detects lost ranks."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class TorchWorld(BaseWorld):
             store = TCPStore(address, int(facts["port"]), is_master=False, timeout=PATIENCE)
         devices = torch.accelerator.device_count()
         if devices:
-            # If the launcher gives every rank its own visible device, that is number 0 for each.
+            # If the launcher makes one device visible to each rank, it has number 0.
             torch.accelerator.set_device_index(info.local_rank % devices)
         backend = backend_for(_accelerator_type())
         dist.init_process_group(backend, store=store, rank=info.rank, world_size=info.size, timeout=PATIENCE)
@@ -112,7 +112,7 @@ class TorchWorld(BaseWorld):
         return group if self.rank in ranks else None
 
     def fail(self, reason: str) -> None:
-        # The error that the survivors of a lost rank get from their collectives is only a symptom.
+        # The errors of collectives on the other ranks after a loss are only symptoms.
         if any(library in reason for library in ("gloo", "NCCL", "XCCL", "CCL_")):
             self.roll_call.wait_for_loss(SYMPTOM_S)
         self.roll_call.fail(reason)
@@ -133,7 +133,7 @@ def backend_for(kind: str | None) -> str:
 
 
 def visible_variable() -> str:
-    """What hides the accelerators from PyTorch."""
+    """The variable that hides accelerators from PyTorch."""
     return "ZE_AFFINITY_MASK" if _accelerator_type() == "xpu" else "CUDA_VISIBLE_DEVICES"
 
 

@@ -1,7 +1,7 @@
-"""Values that ranks exchange, as bytes: JSON for structure, raw bytes for arrays. Never a pickle, which would
-run code from anyone on the network.
+"""Serialises values exchanged by ranks: JSON for structure, raw bytes for arrays. Never a pickle, which could
+run code from the network.
 
-What can be sent: None, bool, int, float, str, bytes, list, tuple, set, dict, ``Path``, NumPy arrays and scalars,
+Supported types: None, bool, int, float, str, bytes, list, tuple, set, dict, ``Path``, NumPy arrays and scalars,
 and dataclasses and named tuples of this package.
 """
 
@@ -18,7 +18,7 @@ import numpy as np
 _SCALARS = frozenset({type(None), bool, int, float, str})
 _PACKAGE = __name__.partition(".")[0]
 _DTYPES = "biufcSUmM"  # neither objects nor structures, whose field names dtype.str lacks
-_HEADER = 8  # bytes that hold the length of the JSON
+_HEADER = 8  # bytes for the length of the JSON
 
 
 def encode(value: object) -> bytes:
@@ -29,14 +29,16 @@ def encode(value: object) -> bytes:
 
 
 def decode(data: bytes | memoryview) -> Any:
-    """The value that was encoded. Raises ValueError when ``data`` does not come from ``encode``."""
+    """The value that was encoded. Raises ValueError if ``data`` does not come from ``encode``."""
     view = memoryview(data)
     end = _HEADER + int.from_bytes(view[:_HEADER], "little")
     try:
         if len(view) < end:
             raise ValueError(f"{len(view)} bytes of {end}")
         return json.loads(bytes(view[_HEADER:end]), object_hook=lambda tagged: _from_tag(tagged, view[end:]))
-    except Exception as error:  # NumPy evaluates the name of a type: a damaged one raises nearly anything
+    except (
+        Exception
+    ) as error:  # NumPy evaluates the name of a type: a damaged one raises almost any exception
         raise ValueError(f"not a message between ranks: {error}") from error
 
 

@@ -1,4 +1,4 @@
-"""Which rank of a run this process is, and what the ranks do together."""
+"""The interface of the ranks of a run: this process's rank, and collectives."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Loss:
-    """A rank that is gone: it died or raised. ``place``: where it stood in the mesh, if that was named."""
+    """A lost rank: it died or raised. ``place``: its position in the mesh, if known."""
 
     rank: int
     hostname: str
@@ -75,13 +75,13 @@ class World(Protocol):
         do, such as removing files on this node. It has a few seconds."""
 
     def fail(self, reason: str) -> None:
-        """Tell the other ranks why this one is about to end, so that they can report it."""
+        """Report to the other ranks why this one is about to end."""
 
     def reported_elsewhere(self) -> bool:
-        """After ``fail``: whether another rank prints why this one ends. May take some seconds."""
+        """After ``fail``: whether another rank prints the reason. May take a few seconds."""
 
     def close(self) -> None:
-        """Leave the world. After this the loss of another rank is not reported."""
+        """Leave the world. Afterwards the loss of another rank is not reported."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Staging that goes on while training reads its first epoch."""
+"""Staging concurrent with the first epoch of training."""
 
 import contextlib
 import time
@@ -21,11 +21,11 @@ from mlhpc.errors import UserError
 def stage_beside(
     manifest: Manifest, target: Path, world: World, mode: Mode, workers: int = 8
 ) -> Iterator[Callable[[], StagingReport]]:
-    """``stage`` while the block runs: it may read files of the target as soon as they are there.
+    """``stage`` while the block runs: it may read files of the target as soon as they are complete.
 
-    Yields a function that waits until all ranks have copied everything, and returns the report; all ranks call it
-    once, at the same time. It raises what ``stage`` does while it copies, and this what ``stage`` does before. If
-    the block raises, or does not call it, the copying is abandoned.
+    Yields a function that waits until all ranks have copied everything, and returns the report; all ranks
+    call it once, collectively. It raises the errors of copying; ``stage_beside`` raises those before it. If
+    the block raises, or does not call the function, the copying is abandoned.
     """
     started, failures = time.monotonic(), list[BaseException]()
     with ExitStack() as held, ThreadPoolExecutor(1, thread_name_prefix="staging") as thread:
@@ -48,4 +48,4 @@ def stage_beside(
         try:
             yield finish
         finally:
-            failures.append(UserError(f"{target}: staging was abandoned, since the run ended"))
+            failures.append(UserError(f"{target}: staging stopped because the run ended"))

@@ -1,10 +1,10 @@
-"""Copying files with their checksums verified, as fast as the storage allows.
+"""Copies files and verifies their checksums, as fast as the storage allows.
 
 Each file is read in blocks that stay in the processor's cache, and each block is checksummed and written from
-there: so the checksum costs no second pass over memory. Copying inside the kernel (sendfile, copy_file_range)
-saves one copy, but then the checksum has to fetch the bytes again, which costs what it saves; asking the kernel
-to read further ahead (POSIX_FADV_WILLNEED) costs more processor time than its own read-ahead. Both were measured:
-docs/performance.md.
+there: so the checksum needs no second pass over memory. Copying inside the kernel (sendfile, copy_file_range)
+saves one copy, but then the checksum must read the bytes again, which takes the same time; requesting more
+readahead from the kernel (POSIX_FADV_WILLNEED) takes more processor time than its default readahead. Both
+were measured: docs/performance.md.
 """
 
 import mmap
@@ -25,16 +25,16 @@ from mlhpc.common.staging.target import as_user_error, make_folders
 from mlhpc.errors import UserError
 
 BLOCK = 256 << 10
-"""Bytes read, checksummed and written at a time. Larger blocks leave the second-level cache and cost up to four
-times the processor time; smaller ones more system calls."""
+"""Bytes read, checksummed and written at a time. Larger blocks exceed the second-level cache and take up to
+four times the processor time; smaller ones need more system calls."""
 
 
 class Abandoned(Exception):
-    """A file is not read to its end because something else failed."""
+    """Copying a file was stopped because something else failed."""
 
 
 class Copied(NamedTuple):
-    """What one rank did: files and bytes copied, and files that were in place and correct."""
+    """Result of one rank: files and bytes copied, and files that were already in place and correct."""
 
     files: int
     bytes: int
@@ -50,12 +50,12 @@ def copy_all(
     in_place: Callable[[File], None],
     failures: list[BaseException],
 ) -> Copied:
-    """Copy ``files`` from ``source`` to ``target``, at most ``workers`` at a time. Calls ``in_place``, from any
-    thread, with each that is complete and verified. Stops when something is added to ``failures``, and raises it.
+    """Copy ``files`` from ``source`` to ``target``, at most ``workers`` at a time. Calls ``in_place``, from
+    any thread, with each complete and verified file. Stops when something is added to ``failures``, and raises it.
 
-    ``present`` files are in the target already, with the right size: their checksums are verified there, and
-    those that differ are copied again. At the first of the ``failures``, which begin empty, all stop; other
-    threads may add one. Raises it; those met here are UserErrors.
+    ``present`` files are already in the target with the right size: their checksums are verified there, and
+    files that differ are copied again. All threads stop at the first of the ``failures``, initially empty, to
+    which other threads may add. Raises it; those found here are UserErrors.
     """
     make_folders(target, {os.path.dirname(file.path) for file in (*files, *present)})
     # Threads take files from one iterator; half a million futures would cost half a gigabyte.
@@ -96,7 +96,7 @@ def copy_all(
 
 
 def _copy(file: File, source: Path, target: Path, block: memoryview, failures: Sequence[object]) -> None:
-    """Copy one file through ``block``. Ends early once others failed."""
+    """Copy one file through ``block``. Stops once others have failed."""
     origin, remedy = source / file.path, f"see: mlhpc data verify {source}"
     with as_user_error(origin, "cannot be read", remedy):
         reader = os.fdopen(open_regular(origin), "rb", buffering=0)
@@ -121,8 +121,8 @@ def write_verified(
 ) -> None:
     """Write ``pieces`` as ``file`` in ``target``, with the modification time ``mtime_ns``.
 
-    The file gets its name once it has its size and, where the manifest has one, its checksum. ``origin`` is where
-    the pieces come from. Raises UserError.
+    The file gets its final name once its size and, if the manifest has one, its checksum match. ``origin`` is
+    the source of the pieces. Raises UserError.
     """
     copy = target / file.path
     with (
@@ -138,7 +138,7 @@ def write_verified(
                 break
             atomic.write_all(fd, piece)
         if size != file.size:
-            raise UserError(f"{origin}: changed while it was copied, byte {size} of {file.size}; {remedy}")
+            raise UserError(f"{origin}: changed during the copy, byte {size} of {file.size}; {remedy}")
         if file.crc32 is not None and crc != file.crc32:
             raise UserError(f"{origin}: checksum {crc:08x}, expected {file.crc32:08x}; {remedy}")
         os.utime(fd, ns=(mtime_ns, mtime_ns))
@@ -152,7 +152,7 @@ def _read(reader: RawIOBase, block: memoryview, origin: Path, remedy: str) -> in
 
 
 def _is_intact(file: File, target: Path, block: memoryview, failures: Sequence[object]) -> bool:
-    """Whether the staged file has its checksum; without one in the manifest its size and time have to do."""
+    """Whether the staged file has the right checksum or, without one in the manifest, size and time."""
     if file.crc32 is None:
         return True
     copy, crc = target / file.path, 0

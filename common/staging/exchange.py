@@ -1,12 +1,13 @@
-"""Shards that nodes exchange between epochs over the network: in every epoch each node has a new random share of
-the training files, and each file is on one node (``partition.Shards`` says on which).
+"""Exchange of shards between nodes before each epoch: in every epoch each node has a new random share of the
+training files, and each file is on one node (given by ``partition.Shards``).
 
-Files move in rounds, the same on all ranks. In a round a rank sends files to the ranks of its place on other nodes
-and receives theirs, over TCP, ``AT_ONCE`` of either at a time in the order of their steps (``moves``); each is
-checked against its checksum, where it has one, before it gets its name. When every rank has finished the round,
-what was sent is deleted. So a file is on one node or, until its round has ended, on two: a failure loses none. A
-node needs free space for what it receives in a round, at most ``ROUND`` bytes or one file; and for what the files
-that it has got by then are larger than those that it has sent.
+Files move in rounds, the same on all ranks. In a round a rank sends files to the ranks with its local rank on
+other nodes and receives theirs, over TCP, up to ``AT_ONCE`` concurrently in each direction in the order of
+their steps (``moves``); each file is verified against its checksum, if it has one, before it gets its final
+name. When all ranks have finished the round, the sent files are deleted. So a file is on one node or, until
+its round has ended, on two: no file is lost after a failure. A node needs free space for the files received
+in a round, at most ``ROUND`` bytes or one file, and for the amount by which the files received so far are
+larger than those sent.
 """
 
 import os
@@ -53,23 +54,23 @@ from mlhpc.common.staging.transfer import Activity, LinkBroken, Receiver, cause_
 from mlhpc.errors import UserError
 
 ROUND = 1 << 30
-"""Bytes that a node receives, at most, before what it has sent is deleted; or one file."""
+"""Maximum bytes (or one file) that a node receives before the files it has sent are deleted."""
 
 AT_ONCE = 4
-"""Files that a rank sends at a time, and receives. Files differ in size, and a node may have none in a step: with
-several under way, others go on while one waits for its other end (docs/performance.md)."""
+"""Number of concurrent transfers of a rank in each direction. File sizes differ, and a node may have no file
+in a step: with several transfers, others continue while one waits for its peer (docs/performance.md)."""
 
 EXCHANGE = Activity(
     "the exchange of shards",
-    "start the run again: staging keeps the files that belong on each node, and copies the others",
+    "start the run again: staging keeps the files that belong on each node and copies the others",
 )
 _SPARE_DESCRIPTORS = 64
-"""For a listener, the files that are sent and received, and what the run opens meanwhile."""
+"""File descriptors for a listener, the files in transfer, and files that the run opens meanwhile."""
 
 
 @dataclass(frozen=True)
 class Exchanged:
-    """What all nodes together have sent each other."""
+    """Totals of all nodes."""
 
     files: int
     bytes: int
@@ -83,12 +84,12 @@ def reserve(
     world: World,
     most: int = ROUND,
 ) -> None:
-    """Before training: require what exchanging ``files`` through ``epochs`` will need, of which the first is that
-    of the staged files, and keep later runs out of the ``target`` of each node.
+    """Before training: check the requirements of exchanging ``files`` through ``epochs`` (the first is that
+    of the staged files), and reserve the ``target`` of each node for this run.
 
-    Called by all ranks, which share the planning of the epochs: half a million files take almost a second each.
-    Raises UserError, the same on all ranks, when a node will lack space or descriptors, or another run uses the
-    target.
+    Called by all ranks, which divide the planning of the epochs: half a million files take almost a second
+    per epoch. Raises UserError, the same on all ranks, if a node has too little space or too few descriptors,
+    or another run uses the target.
     """
     sizes = sizes_of(files)
 
@@ -124,10 +125,9 @@ def exchange(
     world: World,
     most: int = ROUND,
 ) -> Exchanged:
-    """Move ``files`` from where they are in epoch ``before``, in the ``target`` of each node, to where they are in
-    ``after``.
+    """Move ``files`` from their nodes in epoch ``before`` to those in ``after``, in the ``target`` of each node.
 
-    Called by all ranks. Raises UserError, the same on all ranks, when another run uses the target, when a node
+    Called by all ranks. Raises UserError, the same on all ranks, if another run uses the target, when a node
     lacks space (before the first file moves, where that can be predicted), or when a file cannot be sent, written
     or differs from its checksum.
     """
@@ -141,7 +141,7 @@ def exchange(
             _require_room(target, int(extra_space(moves, world.nodes, most)[mine]))
             arriving = [files[number] for number in moves.numbers[moves.receivers == mine]]
             make_folders(target, {os.path.dirname(file.path) for file in arriving})
-            # Before the first file arrives: what is listed is known to have been put there by staging.
+            # Before the first file arrives: only files written by staging may be listed.
             held = manifests.load(target)
             listed = {file.path for file in held.files}
             _save(held, [*held.files, *(file for file in arriving if file.path not in listed)])
@@ -165,7 +165,7 @@ def exchange(
 
 
 class Transfer(NamedTuple):
-    """File ``number`` of the exchanged ones, and the node that it goes to or comes from."""
+    """File ``number`` of the exchanged ones, and its destination or source node."""
 
     node: int
     number: int
@@ -173,7 +173,7 @@ class Transfer(NamedTuple):
 
 
 def transfers(files: Sequence[File], moves: Moves, node: int) -> tuple[list[Transfer], list[Transfer]]:
-    """What ``node`` sends, and what it receives, in the order of ``moves``."""
+    """The files that ``node`` sends, and those that it receives, in the order of ``moves``."""
 
     def chosen(here: Indices, there: Indices) -> list[Transfer]:
         own = np.flatnonzero(here == node)
@@ -192,7 +192,7 @@ def _group(world: World) -> StagingGroup:
 def _require_alone(target: Path, in_use: bool) -> None:
     if in_use:
         raise UserError(
-            f"{target}: another run uses the shard there, so it cannot be exchanged; choose another --stage"
+            f"{target}: another run uses this shard, so it cannot be exchanged; choose another --stage"
         )
 
 
@@ -208,7 +208,7 @@ def _require_room(target: Path, size: int) -> None:
 
 @contextmanager
 def _links(world: World, peers: Sequence[int]) -> Iterator[dict[int, socket.socket]]:
-    """A connection of this rank with each of the others among ``peers``. Called by all ranks."""
+    """A connection between this rank and each of the others among ``peers``. Called by all ranks."""
     with ExitStack() as opened, listening(world) as port:
 
         def connect() -> dict[int, socket.socket]:
@@ -238,8 +238,8 @@ def _run_round(
         expected[each.node][each.number] = each.file
     sending, receiving = ({node: Lock() for node in range(world.nodes)} for _ in range(2))
 
-    # Ranks do not wait for each other in a circle: of all files under way, the first in the order of steps, or
-    # another one on the same link, has its turn at both ends.
+    # No deadlock: among all files in transfer, the first in the order of steps, or another one on the same
+    # link, is active at both ends.
     def send(node: int, number: int, file: File) -> None:
         rank = peers[node]
         with sending[node]:
@@ -256,7 +256,7 @@ def _run_round(
                 work()
         except BaseException as error:
             failures.append(error)
-            for link in links.values():  # ends the other threads, and lets the other ranks know
+            for link in links.values():  # stops the other threads and informs the other ranks
                 with suppress(OSError):
                     link.shutdown(socket.SHUT_RDWR)
 

@@ -1,15 +1,15 @@
-"""Which files change nodes between two epochs, and in which order: computed, the same on all ranks.
+"""The files that change nodes between two epochs, and their order; computed identically on all ranks.
 
-Files move in steps. In a step a node sends one file and receives one, or does neither. Nobody waits for the end of
-a step, but ranks send and receive in this order. In an order without regard to the receivers nodes would queue for
-one receiver while others have nothing to receive, and files would wait for files that wait for others.
+Files move in steps. In a step a node sends one file and receives one, or does neither. Ranks do not wait at
+the end of a step, but send and receive in this order. If the order ignored the receivers, nodes would queue
+for one receiver while others are idle, and files would wait for files that wait for others.
 
 A node sends as many files as it receives, since it has the same number in every epoch. Files are the edges of a
-bipartite graph: of nodes as senders, and of nodes as receivers. At each end the files of a node are taken in pairs
-of similar size. These pairs form cycles, along which files go in turn to the first half of the steps and to the
-second. So each half has half of what a node sends and receives, in files and in bytes, and is divided likewise (H.
-Gabow, "Using Euler partitions to edge color bipartite multigraphs", International Journal of Computer and
-Information Sciences 5, 1976).
+bipartite graph: of nodes as senders, and of nodes as receivers. At each end the files of a node are paired by
+similar size. These pairs form cycles, along which files are assigned alternately to the first and the second
+half of the steps. So each half has half of the files and bytes that a node sends and receives, and is divided
+recursively (H. Gabow, "Using Euler partitions to edge color bipartite multigraphs", International Journal of
+Computer and Information Sciences 5, 1976).
 """
 
 from collections.abc import Iterator, Sequence
@@ -49,13 +49,14 @@ def moves_between(sizes: Indices, shards: Shards, before: int, after: int) -> Mo
 
 
 def in_steps(sizes: Indices, senders: Indices, receivers: Indices) -> tuple[Indices, Indices]:
-    """The order of files in which they move, and the step of each one in that order, from 0. Each node of
-    ``senders`` is as often in ``receivers``. Steps are fewer than twice the largest number of files of a node."""
+    """The order in which files move, and the step of each one in that order, from 0. Each node occurs equally
+    often in ``senders`` and ``receivers``. There are fewer than twice as many steps as the largest number of
+    files of a node."""
     if not len(sizes):
         return np.empty(0, np.int64), np.empty(0, np.int64)
     sent = np.bincount(senders)
     nodes, width = len(sent), int(sent.max())
-    # As if files stayed where they are, so that all nodes have as many; later, so that they have an even number.
+    # Pad with files that do not move, so that all nodes have the same number; later, so that the number is even.
     staying = np.repeat(np.arange(nodes), width - sent)
     by_size = np.argsort(np.append(sizes, np.zeros(len(staying), np.int64)), kind="stable")
     files, by_receiver = (
@@ -87,8 +88,8 @@ def _with_column(values: Indices, width: int, column: Indices) -> Indices:
 
 
 def _alternating(received: Indices) -> npt.NDArray[np.bool_]:
-    """Whether each file goes to the second half: of those at 2i and 2i + 1, which share a sender, one does, and of
-    those at ``received[2i]`` and ``received[2i + 1]``, which share a receiver."""
+    """Whether each file belongs to the second half: exactly one of those at 2i and 2i + 1, which share a
+    sender, does, and exactly one of those at ``received[2i]`` and ``received[2i + 1]``, which share a receiver."""
     other = np.empty_like(received)
     other[received[::2]], other[received[1::2]] = received[1::2], received[::2]
     # From a file to the one two further along its cycle; those between are passed in the opposite direction. So
@@ -108,7 +109,8 @@ def _put(values: Indices, places: Indices) -> Indices:
 
 
 def rounds(moves: Moves, most: int) -> Iterator[Moves]:
-    """``moves`` in parts of whole steps, in each of which a node receives at most ``most`` bytes, or one file."""
+    """``moves`` divided into rounds of whole steps; in a round a node receives at most ``most`` bytes, or one
+    file."""
     if not len(moves.steps):
         return
     ends = [*(np.flatnonzero(np.diff(moves.steps)) + 1).tolist(), len(moves.steps)]
@@ -127,13 +129,13 @@ def rounds(moves: Moves, most: int) -> Iterator[Moves]:
 
 
 def of_rank(part: Moves, local_rank: int, local_size: int) -> Moves:
-    """What ranks with this ``local_rank`` move between them in a round: as many steps in a row as the others."""
+    """The moves of ranks with this ``local_rank`` in a round: an equal share of consecutive steps."""
     steps, of_step = np.unique(part.steps, return_inverse=True)
     return part.part(of_step * local_size // len(steps) == local_rank)
 
 
 def extra_space(moves: Moves, nodes: int, most: int) -> Indices:
-    """The largest number of bytes by which each of ``nodes`` holds more, while ``moves`` are made, than before."""
+    """The largest increase in bytes on each of ``nodes`` during ``moves``."""
     grown, largest = np.zeros(nodes, np.int64), np.zeros(nodes, np.int64)
     for part in rounds(moves, most):
         np.add.at(grown, part.receivers, part.sizes + FILE_OVERHEAD)
@@ -147,7 +149,7 @@ def sizes_of(files: Sequence[File]) -> Indices:
 
 
 def bytes_by_node(sizes: Indices, shards: Shards, epoch: int, nodes: int) -> Indices:
-    """Bytes of the files, of these ``sizes``, that each node holds in ``epoch``."""
+    """Bytes of the files, of these ``sizes``, on each node in ``epoch``."""
     held = np.zeros(nodes, np.int64)
     np.add.at(held, shards.nodes(epoch), sizes)
     return held

@@ -1,5 +1,5 @@
-"""What staging a data set to many nodes will ask of the shared file system and of the network: computed by the
-functions that staging itself divides the files with, without copying anything."""
+"""Predicts the load of staging to many nodes on the shared file system and the network, with the same
+functions as staging itself, without copying anything."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,10 +14,10 @@ from mlhpc.common.data.partition import Mode, balance
 
 @dataclass(frozen=True)
 class StagingPlan:
-    """Bytes and operations of one way to stage. ``held``: what each node writes; ``read``: what each reads from
-    the shared file system, in bytes. ``opens``: files opened there by all nodes, the manifest once among them;
-    each open comes with one fstat(2) and one close(2). ``sent``: bytes that leave one node for another, of all
-    nodes."""
+    """Bytes and operations of one staging mode. ``held``: bytes that each node writes; ``read``: bytes that
+    each node reads from the shared file system. ``opens``: files opened there by all nodes, including the
+    manifest once; each open comes with one fstat(2) and one close(2). ``sent``: bytes sent between nodes,
+    total."""
 
     mode: Mode
     read_once: bool
@@ -28,14 +28,14 @@ class StagingPlan:
 
     @property
     def imbalance(self) -> float:
-        """The largest number of bytes that a node reads from the shared file system, over the mean: at best 1."""
+        """The largest number of bytes that a node reads from the shared file system, over the mean; ideally 1."""
         return float(self.read.max() / self.read.mean()) if self.read.any() else 1.0
 
 
 def plan(
     files: Sequence[File], nodes: int, mode: Mode, *, read_once: bool = False, ranks_per_node: int = 1
 ) -> StagingPlan:
-    """How ``files``, sorted by path, are staged to ``nodes`` nodes that each have a target of their own."""
+    """The plan for staging ``files``, sorted by path, to ``nodes`` nodes with separate targets."""
     held, read = np.zeros(nodes, dtype=np.int64), np.zeros(nodes, dtype=np.int64)
     opens, sent = 1, 0
     everywhere: list[File] = []
@@ -59,7 +59,7 @@ def plan(
 
 
 def exchanged_bytes(files: Sequence[File], nodes: int) -> float:
-    """What all nodes are expected to send each other before an epoch with ``staging.exchange``: a file of
+    """Expected bytes that all nodes send before an epoch with ``staging.exchange``: a file of
     ``train/`` stays on its node with probability 1 / ``nodes``."""
     return sum(file.size for file in files if file.folder == "train") * (nodes - 1) / nodes
 

@@ -1,4 +1,4 @@
-"""What a target is known to hold: the record that staging puts into its manifest before the first file."""
+"""The record of a target's content, which staging writes into its manifest before the first file."""
 
 import hashlib
 from dataclasses import replace
@@ -14,7 +14,7 @@ from mlhpc.errors import UserError
 
 
 def record_of(manifest: Manifest) -> dict[str, Any] | None:
-    """What staging recorded in the manifest of a target; None where it did not stage it."""
+    """The record in the manifest of a target; None if it did not stage it."""
     record = manifest.facts.get("staged")
     kinds = {"of": str, "mode": str}
     if not isinstance(record, dict) or any(type(record.get(key)) is not kind for key, kind in kinds.items()):
@@ -23,27 +23,24 @@ def record_of(manifest: Manifest) -> dict[str, Any] | None:
 
 
 def prepare(manifest: Manifest, target: Path, files: list[File], group: StagingGroup, in_use: bool) -> bool:
-    """By the first rank of a group: whether the target holds a staging of this data set. Removes files of it that
-    the node no longer holds, because the number of nodes changed; refuses where another run may use them."""
+    """Called by the first rank of a group: whether the target contains this data set. Removes files that no
+    longer belong to the node because the number of nodes changed; refuses if another run may use them."""
     if not group.leads or not (target / manifests.NAME).exists():
         return False
     before = manifests.load(target)
     record = record_of(before)
     if record is None:
-        raise UserError(f"{target}: holds a data set that staging did not put there; choose another --stage")
+        raise UserError(f"{target}: contains a data set not written by staging; choose another --stage")
     if record["of"] != identity(manifest):
-        raise UserError(
-            f"{target}: holds another data set, staged earlier; remove it or choose another --stage"
-        )
+        raise UserError(f"{target}: contains another staged data set; remove it or choose another --stage")
     if in_use and record.get("exchanging"):
-        raise UserError(
-            f"{target}: another run exchanges the shards there between its epochs; choose another --stage"
-        )
+        raise UserError(f"{target}: another run exchanges shards in this folder; choose another --stage")
     atomic.sweep({(target / file.path).parent for file in before.files})
     needed = {file.path for file in files}
     if in_use and needed != {file.path for file in before.files}:
         raise UserError(
-            f"{target}: another run uses another part of the data set there; choose another --stage"
+            f"{target}: another run uses a different part of the data set in this folder; choose another "
+            f"--stage"
         )
     unlink(target, (file.path for file in before.files if file.path not in needed))
     return True
@@ -52,7 +49,7 @@ def prepare(manifest: Manifest, target: Path, files: list[File], group: StagingG
 def write_record(
     manifest: Manifest, target: Path, files: list[File], group: StagingGroup, mode: Mode
 ) -> None:
-    """By the first rank of a group: write the manifest of what the target is to hold."""
+    """Called by the first rank of a group: write the manifest of the target's planned content."""
     if not group.leads:
         return
     facts = dict(manifest.facts)
@@ -63,7 +60,7 @@ def write_record(
 
 
 def mark_exchanging(target: Path) -> None:
-    """Record that what ``target`` holds will change while its run goes on, so that no other run uses it."""
+    """Record that the content of ``target`` changes during its run, so that no other run uses it."""
     held = manifests.load(target)
     facts = held.facts | {"staged": {**(record_of(held) or {}), "exchanging": True}}
     _save(replace(held, facts=facts))
@@ -75,7 +72,7 @@ def _save(held: Manifest) -> None:
 
 
 def identity(manifest: Manifest) -> str:
-    """A digest of every path, size and checksum: the same for the same data set wherever it lies."""
+    """A digest of every path, size and checksum: independent of the data set's location."""
     digest = hashlib.sha256()
     for file in manifest.files:
         digest.update(repr(tuple(file)).encode())

@@ -1,4 +1,4 @@
-"""Files that every node holds, read from the shared file system once: nodes pass them on to each other.
+"""Reads files needed by every node only once from the shared file system: nodes forward them to each other.
 
 Ranks form rings, one rank of each node in a ring; the files are divided among the rings, and those of a ring among
 its ranks. A rank sends a file to its successor as soon as it is complete and verified in its own target, whether
@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Share:
-    """What a rank is to copy. ``alone``: the files that it reads from the source by itself. ``passed``: the files
+    """The files of a rank. ``alone``: those that it reads from the source only for its node. ``passed``: the files
     of its ring, and ``readers`` the position in the ring that reads each. ``ring``: the ranks of the ring in
     order; empty for a rank in none."""
 
@@ -43,7 +43,7 @@ class Share:
 
 
 class Todo(NamedTuple):
-    """Files that the target lacks, and files that are present there and have to be verified."""
+    """Files missing in the target, and files present there that must be verified."""
 
     missing: list[File]
     present: list[File]
@@ -75,9 +75,9 @@ class Ring:
 
 @contextmanager
 def open_ring(world: World, ranks: Sequence[int]) -> Iterator[Ring | None]:
-    """Connect the ring of ``ranks``, of which this rank is one; None where ``ranks`` is empty.
+    """Connect the ring of ``ranks``, of which this rank is one; None if ``ranks`` is empty.
 
-    Called by all ranks. Raises UserError, the same on all ranks, when neighbours cannot connect.
+    Called by all ranks. Raises UserError, the same on all ranks, if neighbours cannot connect.
     """
     with ExitStack() as connections, listening(world) as port:
 
@@ -94,8 +94,8 @@ def open_ring(world: World, ranks: Sequence[int]) -> Iterator[Ring | None]:
 
 
 class Exchange:
-    """One rank's part in passing ``files`` around ``ring``. ``readers``: the position in the ring that reads each
-    file from the source. ``files`` and ``readers`` are the same on all ranks of the ring."""
+    """One rank's part in forwarding ``files`` around ``ring``. ``readers``: the position in the ring that
+    reads each file from the source. ``files`` and ``readers`` are the same on all ranks of the ring."""
 
     def __init__(self, ring: Ring, files: Sequence[File], readers: Sequence[int], target: Path) -> None:
         self._ring = ring
@@ -107,19 +107,19 @@ class Exchange:
         self._failures: list[BaseException] = []  # of this rank's threads: at the first, all of them stop
 
     def send(self, file: File) -> None:
-        """``file`` is complete in the target: pass it on, unless it is none of the ring's files or the successor
-        is the one who read it. Safe to call from any thread."""
+        """``file`` is complete in the target: forward it, unless it does not belong to the ring or the
+        successor has read it. Safe to call from any thread."""
         number = self._number.get(file)
         if number is not None and self._readers[number] != (self._ring.position + 1) % self._ring.size:
             self._to_send.put(number)
 
     def run(self, copy: Callable[[list[BaseException]], Copied], received: Callable[[File], None]) -> Copied:
-        """Run ``copy``, which calls ``send`` for the files that this rank reads, while files are sent and received
-        beside it. ``copy`` gets a list, and stops when there is a failure in it. ``received`` is called with each
-        received file, from another thread.
+        """Run ``copy``, which calls ``send`` for the files that this rank reads, while files are sent and
+        received concurrently. ``copy`` gets a list of failures, and stops if it is not empty. ``received`` is
+        called with each received file, from another thread.
 
-        Returns what ``copy`` does, when every file has been passed on. Raises what ``copy`` raises, UserError, or
-        LinkBroken when a neighbour ends; the neighbours then get LinkBroken.
+        Returns the result of ``copy`` when every file has been forwarded. Raises what ``copy`` raises,
+        UserError, or LinkBroken when a neighbour ends; the neighbours then get LinkBroken.
         """
         copied = None
         with ThreadPoolExecutor(2, thread_name_prefix="ring") as pool:
@@ -147,7 +147,7 @@ class Exchange:
         self._abort()
 
     def _abort(self) -> None:
-        """End both threads, and let the neighbours know: their connections break, and they stop too."""
+        """Stop both threads and those of the neighbours, whose connections break."""
         self._to_send.put(None)
         for connection in (self._ring.predecessor, self._ring.successor):
             with suppress(OSError):
@@ -163,7 +163,7 @@ class Exchange:
             send_file(self._ring.successor, number, self._files[number], self._target, next_rank)
 
     def _receive_all(self, received: Callable[[File], None]) -> None:
-        before = f"rank {self._ring.before}, the one before in the ring,"
+        before = f"rank {self._ring.before}, the previous in the ring,"
         receiver = Receiver(self._ring.predecessor, self._target, self._ring.before, before)
         expected = {n: self._files[n] for n, r in enumerate(self._readers) if r != self._ring.position}
         while expected:
@@ -216,7 +216,7 @@ def copy_and_pass_on(
 
 
 def _lacking_somewhere(world: World, share: Share, todo: Todo) -> tuple[list[File], list[int]]:
-    """The files of this rank's ring that some node of it lacks, and who reads them. Called by all ranks."""
+    """The files of this rank's ring missing on some of its nodes, and their readers. Called by all ranks."""
     missing = set(todo.missing)
     bits = np.packbits(np.array([file in missing for file in share.passed], dtype=bool))
     of_rank = world.gather(bits)

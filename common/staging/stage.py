@@ -1,20 +1,20 @@
-"""Copying a data set from the shared file system to storage of the nodes, inside the clock.
+"""Copies a data set from the shared file system to node-local storage, inside the timed region.
 
 Two modes. ``replicate``: each node gets every file. ``shard``: each node gets its part of every folder, files
 outside folders go to all. Validation data is partitioned like training data: at the official size it is more than
-1 TB uncompressed, and a metric summed over ranks is exact on parts too. The ranks of a node share the node's
+1 TB uncompressed, and a metric summed over ranks is exact for parts. The ranks of a node share the node's
 files, and each copies several at a time.
 
-Where nodes see one and the same target (a shared scratch folder), their ranks share the work of ``replicate``
-instead of doing it once per node, and ``shard`` is refused. Elsewhere ``read_once`` has the nodes pass on to each
-other what several of them hold, instead of each reading it from the shared file system. Concurrent runs may share
-a target too: one copies, the others wait for it and find the files; the last to end removes them.
+If nodes share a target (a shared scratch folder), their ranks divide the work of ``replicate`` instead of
+repeating it per node, and ``shard`` is refused. Otherwise, with ``read_once``, nodes forward files needed by
+several of them instead of each reading them from the shared file system. Concurrent runs may share a target
+too: one copies, the others wait and use its files; the last to end removes them.
 
-The target is a folder of the user that nobody else may write to (``target.require_own``). The record of what was
-staged is the manifest in it, written before the first file, so whatever is listed there with the right size was
-put there by staging: files get their name only when they are complete and their checksum was right. Files that are
-present already are checksummed too before the report says ``verified``. An interrupted staging resumes; ``remove``
-removes these files and no others.
+The target is a folder of the user that is not writable by others (``target.require_own``). The record of what was
+staged is the manifest in it, written before the first file, so a listed file with the right size was written
+by staging: files get their final name only when they are complete and their checksum matches. Files that are
+already present are checksummed too before the report states ``verified``. An interrupted staging resumes;
+``remove`` removes these files and no others.
 """
 
 import contextlib
@@ -60,14 +60,14 @@ from mlhpc.errors import UserError
 
 @dataclass(frozen=True)
 class StagingReport:
-    """What staging did, summed over all ranks; the same on every rank.
+    """Result of staging, summed over all ranks; the same on every rank.
 
     ``files`` and ``bytes`` were copied, ``kept`` files were in place: left by an interrupted staging or,
-    ``shared`` of them, in use by another run at that time. ``seconds`` is the time of the slowest rank,
-    ``rank_seconds`` that of each. ``verified``: every file, copied or kept, was checked against its checksum.
-    ``source_bytes`` were read from the source; ``read_once``: whether nodes passed files on to each other.
-    ``shuffle_scope``: that of ``partition.shuffle_scope``. ``overlapped``: training read meanwhile, and at the end
-    of its first epoch waited ``waited_s`` seconds for the slowest rank's copying.
+    ``shared`` of them, in use by another run. ``seconds`` is the time of the slowest rank, ``rank_seconds``
+    that of each. ``verified``: every file, copied or kept, was verified against its checksum.
+    ``source_bytes`` were read from the source; ``read_once``: whether nodes forwarded files.
+    ``shuffle_scope``: that of ``partition.shuffle_scope``. ``overlapped``: training ran concurrently, and at
+    the end of its first epoch waited ``waited_s`` seconds for the slowest rank's copying.
     """
 
     files: int
@@ -89,8 +89,8 @@ class StagingReport:
 
 
 class RankReport(NamedTuple):
-    """What one rank did: files and bytes written, bytes read from the source for them; files kept, and those of
-    them that another run uses; seconds."""
+    """Result of one rank: files and bytes written, bytes read from the source for them; files kept, and how
+    many of these another run uses; seconds."""
 
     files: int
     bytes: int
@@ -105,14 +105,13 @@ def stage(
 ) -> StagingReport:
     """Copy the files of ``manifest`` to ``target`` on every node, at most ``workers`` at a time in each rank.
 
-    ``read_once``: what several nodes hold is read by one of them and passed on over the network (``ring``).
-    Checksums are computed from the bytes as they are copied. Afterwards ``target`` is a data set with a manifest
-    of its own.
+    ``read_once``: files needed by several nodes are read by one of them and forwarded over the network (``ring``).
+    Checksums are computed from the bytes as they are copied. Afterwards ``target`` is a data set with a manifest.
 
-    Called by all ranks. Raises UserError, the same on all ranks, when the target is not the user's own, cannot be
-    written, is too small (before the first byte where that can be predicted) or holds other files, or when a
-    source file is missing, truncated or differs from the manifest. No incomplete file is left; complete files
-    stay for the next try.
+    Called by all ranks. Raises UserError, the same on all ranks, if the target is not the user's own, cannot be
+    written, is too small (before the first byte where that can be predicted) or contains other files, or if a
+    source file is missing, truncated or differs from the manifest. No incomplete files are left; complete
+    files are kept for the next attempt.
     """
     started = time.monotonic()
     with prepared(manifest, target, world, mode, read_once) as ready:
@@ -136,7 +135,7 @@ def stage(
 
 @dataclass(frozen=True)
 class Ready:
-    """What this rank has to copy, into a target that is locked, has room and has its record."""
+    """The files that this rank copies into a locked target with enough space and a record."""
 
     share: Share
     todo: Todo
@@ -144,7 +143,7 @@ class Ready:
     read_once: bool
 
     def report(self, copied: Copied, started: float, received: Sequence[File] = ()) -> RankReport:
-        """What the rank has done since ``started``, on the monotonic clock."""
+        """The rank's result since ``started``, on the monotonic clock."""
         size = copied.bytes + sum(file.size for file in received)
         shared, seconds = copied.kept if self.in_use else 0, time.monotonic() - started
         return RankReport(copied.files + len(received), size, copied.bytes, copied.kept, shared, seconds)
@@ -152,8 +151,8 @@ class Ready:
 
 @contextlib.contextmanager
 def prepared(manifest: Manifest, target: Path, world: World, mode: Mode, read_once: bool) -> Iterator[Ready]:
-    """Make the target ready to be copied to; it is locked while the block runs. Called by all ranks. Raises
-    UserError as ``stage`` does."""
+    """Prepare the target; it is locked while the block runs. Called by all ranks. Raises UserError like
+    ``stage``."""
     try:
         group = staging_group(manifest.root, target, world, mode)
         read_once = read_once and len(group.all) > 1
@@ -186,8 +185,8 @@ def _share_of_rank(
     mode: Mode,
     read_once: bool,
 ) -> Share:
-    """What ``rank`` copies by itself, and what its ring passes on: with ``read_once``, the files that all nodes
-    hold."""
+    """The files that ``rank`` copies only for its node, and those its ring forwards: with ``read_once``, the
+    files that all nodes hold."""
     index, groups = group.members.index(rank), group.all
     if not read_once or len(groups) == 1:
         return Share(files_of_rank(files_of_group, index, len(group.members)))
@@ -195,7 +194,7 @@ def _share_of_rank(
     alone = [file for file in files_of_group if mode == "shard" and file.folder != ""]
     alone = files_of_rank(alone, index, len(group.members))
     rings = min(len(members) for members in groups)
-    if index >= rings:  # nodes have unequal numbers of ranks
+    if index >= rings:  # nodes have different numbers of ranks
         return Share(alone)
     passed, readers = files_of_ring(everywhere, index, rings, len(groups))
     return Share(alone, passed, readers.tolist(), tuple(members[index] for members in groups))
@@ -209,7 +208,7 @@ def report_of(
     mode: Mode,
     read_once: bool = False,
 ) -> StagingReport:
-    """The report on what each rank has ``done``. Called by all ranks."""
+    """The report of all ranks' results ``done``. Called by all ranks."""
     seconds = tuple(rank.seconds for rank in done)
     filesystem = on_rank0(world, lambda: filesystem_of(target))
     return StagingReport(
@@ -231,10 +230,11 @@ def report_of(
 
 
 def remove(target: Path) -> None:
-    """Remove what staging put into ``target``, and the folders this leaves empty; nothing else. What another run
-    uses stays: the last one removes it.
+    """Remove the staged files in ``target``, and folders that become empty; nothing else. Files used by
+    another run are kept: the last run removes them.
 
-    Called by one rank per node. Raises UserError when ``target`` was not made by staging or is not the user's own.
+    Called by one rank per node. Raises UserError if ``target`` was not written by staging or does not belong
+    to the user.
     """
     if target.exists():
         require_own(target)
@@ -272,14 +272,15 @@ def _staged_in(target: Path) -> manifests.Manifest | None:
 
 
 def _require_staged(staged: manifests.Manifest) -> None:
-    """Raise UserError where staging did not put the data set there."""
+    """Raise UserError unless the data set was written by staging."""
     if record_of(staged) is None:
-        raise UserError(f"{staged.root}: not put there by staging, so nothing was removed; remove it by hand")
+        raise UserError(f"{staged.root}: not written by staging, so nothing was removed; remove it by hand")
 
 
 def remove_after_abort(target: Path, env: Mapping[str, str]) -> None:
     """After an aborted run: ``remove``, where the name of ``target`` contains the batch job's identifier, since no
-    later job could use it. Elsewhere the files stay, for the next run to resume. Called by one rank per node."""
+    later job could use it. Otherwise the files are kept for the next run to resume. Called by one rank per
+    node."""
     if names_job(target, env):
         if (target / manifests.NAME).exists():
             remove(target)
@@ -289,8 +290,8 @@ def remove_after_abort(target: Path, env: Mapping[str, str]) -> None:
 
 
 def _survey(files: list[File], source: Path, target: Path, staged_before: bool, todo: Todo) -> None:
-    """Add the ``files`` to ``todo``: present are those that the target has, by their size and, without a checksum,
-    their time. ``staged_before``: what is in the target was put there by staging."""
+    """Add the ``files`` to ``todo``: present are those in the target with the right size and, without a
+    checksum, time. ``staged_before``: the files in the target were written by staging."""
     for file in files:
         try:
             status = (target / file.path).lstat()
@@ -299,7 +300,7 @@ def _survey(files: list[File], source: Path, target: Path, staged_before: bool, 
             continue
         if not staged_before:
             raise UserError(
-                f"{target / file.path}: exists, and staging did not put it there; choose another --stage"
+                f"{target / file.path}: exists, but was not written by staging; choose another --stage"
             )
         # Without a checksum in the manifest another file of that size can only be recognised by its time.
         same = file.crc32 is not None or status.st_mtime_ns == (source / file.path).stat().st_mtime_ns

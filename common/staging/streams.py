@@ -1,8 +1,8 @@
-"""How many files a rank copies at once, found by measuring: a disk that one stream fills slows down under four,
-and a parallel file system needs many.
+"""Tunes the number of files that a rank copies concurrently: a disk saturated by one stream slows down with
+four, while a parallel file system needs many.
 
-The number is doubled, or halved, for as long as that raises the rate by more than ``GAIN``; then it stays, and is
-tried again after a while: other jobs come and go.
+The number is doubled, or halved, for as long as that raises the rate by more than ``GAIN``; then it is kept,
+and the search is repeated later, since the load of other jobs changes.
 """
 
 import threading
@@ -10,18 +10,18 @@ import time
 from collections.abc import Callable
 
 WINDOW_S = 0.1
-"""Time over which a rate is measured; and at least ``WINDOW_FILES`` per stream, of whatever size."""
+"""Minimum time over which a rate is measured, with at least ``WINDOW_FILES`` files per stream."""
 WINDOW_FILES = 2
 GAIN = 1.05
 FIRST = 4
-"""Streams to begin with. A data set of a gigabyte is staged in half a second, of which a search from 2 to 8 takes
-too much (docs/performance.md); a disk that one stream fills loses a tenth of a second or two."""
+"""Initial number of streams. A data set of a gigabyte is staged in half a second, of which a search from 2 to
+8 takes too much (docs/performance.md); a disk that one stream fills loses a tenth of a second or two."""
 HOLD_WINDOWS = 50
-"""Windows after which another number is tried again."""
+"""Number of windows after which another number of streams is tried."""
 
 
 class Streams:
-    """Limits how many of ``most`` threads work at once. Safe to use from all of them."""
+    """Limits how many of ``most`` threads work concurrently. Thread-safe."""
 
     def __init__(self, most: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._most = most
@@ -35,13 +35,13 @@ class Streams:
         self._begin_window()
 
     def wait_for_turn(self, thread: int) -> bool:
-        """Return when thread number ``thread`` may take the next file; False once ``close`` was called."""
+        """Return when thread number ``thread`` may start the next file; False once ``close`` was called."""
         with self._turn:
             self._turn.wait_for(lambda: thread < self.allowed or not self._open)
             return self._open
 
     def close(self) -> None:
-        """Let all waiting threads go: there is nothing left to do."""
+        """Release all waiting threads: no work is left."""
         with self._turn:
             self._open = False
             self._turn.notify_all()
@@ -53,7 +53,7 @@ class Streams:
             self._files += 1
             seconds = self._clock() - self._started
             if seconds >= WINDOW_S and self._files >= WINDOW_FILES * self.allowed:
-                # A small file costs what about 64 KiB cost, so that many of them count too.
+                # A small file takes as long as about 64 KiB, so that many of them count too.
                 self._choose((self._bytes + 65536 * self._files) / seconds)
                 self._begin_window()
                 self._turn.notify_all()
@@ -69,7 +69,7 @@ class Streams:
             return
         self._rates[self.allowed] = rate
         best = max(self._rates, key=lambda streams: self._rates[streams])
-        # More streams have to earn their place; fewer are free of charge.
+        # More streams must improve the rate; fewer are preferred if the rate is equal.
         best = min(streams for streams in self._rates if self._rates[streams] * GAIN >= self._rates[best])
         further = self._next(best)
         if further is None and self._step > 1 and len(self._rates) < 3:

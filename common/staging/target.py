@@ -1,4 +1,4 @@
-"""The folder that is staged to: whose it is, which ranks and runs share it, whether there is room in it."""
+"""The target folder of staging: ownership, sharing by ranks and runs, and free space."""
 
 import contextlib
 import errno
@@ -23,16 +23,16 @@ from mlhpc.common.ranks.world import World
 from mlhpc.errors import UserError
 
 MADE = ".made_by_staging"
-"""A file in a target that staging made, so that the last run removes the folder too. Not in the manifest: that
-goes with the last file, when the next run may be in the folder already."""
+"""A file in targets created by staging, so that the last run also removes the folder. Not in the manifest:
+that goes with the last file, when the next run may be in the folder already."""
 
 FILE_OVERHEAD = 4096
-"""What a file may take beyond its size: up to a block of data and a directory entry and inode."""
+"""Bytes that a file may take beyond its size: up to a block of data, a directory entry and an inode."""
 
 
 @dataclass(frozen=True)
 class StagingGroup:
-    """The ranks that see one target: as a rule those of one node. ``all``: these ranks for every target, in order
+    """The ranks that share a target, usually those of one node. ``all``: these ranks for every target, in order
     of their first ranks."""
 
     members: tuple[int, ...]
@@ -41,7 +41,7 @@ class StagingGroup:
 
 
 class Need(NamedTuple):
-    """Bytes that a rank has to write, the first rank of its group, and from that rank the file system."""
+    """Bytes that a rank must write, the first rank of its group, and from that rank the file system."""
 
     size: int
     leader: int
@@ -50,10 +50,10 @@ class Need(NamedTuple):
 
 
 def staging_group(source: Path, target: Path, world: World, mode: Mode) -> StagingGroup:
-    """Make the target and find out which nodes share it, by a file that each node puts there.
+    """Create the target and determine which nodes share it, by means of a file written by each node.
 
-    Called by all ranks; raises UserError, the same on all, when the target cannot be written, is not the user's
-    own (``require_own``), or is shared in mode ``shard``.
+    Called by all ranks; raises UserError, the same on all, if the target cannot be written, does not belong
+    to the user (``require_own``), or is shared in mode ``shard``.
     """
     token = world.broadcast(secrets.token_hex(8))
     probe = target / f".{token}.{world.node}.probe"
@@ -97,10 +97,10 @@ def staging_group(source: Path, target: Path, world: World, mode: Mode) -> Stagi
 
 @contextlib.contextmanager
 def exclusive(target: Path, world: World, group: StagingGroup) -> Iterator[bool]:
-    """While no other run changes the target, on any node; yields whether another uses it.
+    """Exclusive access to the targets of all nodes; yields whether another run uses one.
 
-    Called by all ranks. A run that cannot lock the targets of all its nodes releases those it has, so that two
-    cannot wait for each other; the pause is random.
+    Called by all ranks. A run that cannot lock the targets of all its nodes releases those it has, to avoid
+    deadlock; the pause is random.
     """
 
     def take() -> tuple[int | None, bool]:
@@ -108,7 +108,7 @@ def exclusive(target: Path, world: World, group: StagingGroup) -> Iterator[bool]
             return None, False
         with as_user_error(target, "cannot be written", "choose another --stage"):
             try:
-                _make_own(target)  # the last run may just have removed it, or do so now
+                _make_own(target)  # the last run may have just removed it, or be removing it
                 require_own(target)
                 fd = locks.try_lock(target)
             except FileNotFoundError:
@@ -144,7 +144,7 @@ def exclusive(target: Path, world: World, group: StagingGroup) -> Iterator[bool]
 
 
 def check_room(needs: Sequence[Need]) -> None:
-    """Raise UserError, the same on every rank, where a target has less space than is to be written."""
+    """Raise UserError, the same on every rank, if a target has too little space."""
     sizes: Counter[int] = Counter()
     for need in needs:
         sizes[need.leader] += need.size
@@ -160,10 +160,10 @@ def check_room(needs: Sequence[Need]) -> None:
 
 
 def require_own(target: Path) -> None:
-    """Raise UserError unless ``target`` is a folder that this user owns and nobody else may write to.
+    """Raise UserError unless ``target`` is a folder owned by this user and not writable by others.
 
-    In another user's folder, or through another user's link, files of the right size could be planted that
-    training would read, and staging would write and remove files where that user wants.
+    In another user's folder, or through another user's link, that user could plant files of the right size
+    that training would read, and redirect files that staging writes and removes.
     """
     link, status = target.lstat(), target.stat()
     own = (os.geteuid(), 0)
@@ -172,7 +172,7 @@ def require_own(target: Path) -> None:
     if status.st_uid != own[0] or link.st_uid not in own:
         other = status.st_uid if status.st_uid != own[0] else link.st_uid
         raise UserError(
-            f"{target}: belongs to {_user(other)}; choose as --stage a folder of your own, or a new one"
+            f"{target}: belongs to {_user(other)}; choose a --stage folder of your own, or a new one"
         )
     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise UserError(
@@ -181,7 +181,7 @@ def require_own(target: Path) -> None:
 
 
 def make_folders(target: Path, folders: Iterable[str]) -> None:
-    """Make ``folders``, relative to ``target``. Raises UserError when one cannot be made, or is a link."""
+    """Create ``folders``, relative to ``target``. Raises UserError if one cannot be created or is a link."""
     with as_user_error(target, "cannot be written", "choose another --stage"):
         for folder in sorted({"/".join(p) for path in folders for p in _prefixes(path)}):
             path = target / folder
@@ -197,8 +197,8 @@ def _prefixes(path: str) -> Iterator[list[str]]:
 
 
 def unlink(target: Path, paths: Iterable[str]) -> None:
-    """Remove files, what dead processes left beside them, and the folders below ``target`` left empty. Folders
-    that are links are not followed: staging makes none."""
+    """Remove files, leftovers of dead processes next to them, and empty folders below ``target``. Links to
+    folders are not followed."""
     real: dict[Path, bool] = {target: True}
 
     def is_real(folder: Path) -> bool:
@@ -231,15 +231,15 @@ def _make_own(target: Path) -> None:
 
 
 def remove_made_folder(target: Path) -> None:
-    """Remove ``target`` if staging made it and nothing is left in it. A run that is beginning to stage there has a
-    file in it: then the folder stays, with its mark, and that run removes it."""
-    with contextlib.suppress(OSError):  # another run was quicker
+    """Remove ``target`` if it was created by staging and is empty. A run that starts to stage there has a
+    file in it: then the folder is kept, with its mark, and that run removes it."""
+    with contextlib.suppress(OSError):  # another run was faster
         if os.listdir(target) != [MADE]:
             return
         (target / MADE).unlink()
         try:
             target.rmdir()
-        except OSError:  # a run came in between
+        except OSError:  # another run started in between
             _make_file(target / MADE)
 
 
@@ -255,13 +255,13 @@ def _user(uid: int) -> str:
 
 
 def in_use(target: Path) -> bool:
-    """Whether another run uses what is staged in ``target``."""
+    """Whether another run uses the data staged in ``target``."""
     return locks.in_use(target)
 
 
 @contextlib.contextmanager
 def as_user_error(path: Path, what: str, remedy: str) -> Iterator[None]:
-    """Raise an OSError as a UserError that names ``path``, and the file system when it is full."""
+    """Raise an OSError as a UserError that names ``path``, and the file system if it is full."""
     try:
         yield
     except OSError as error:

@@ -1,4 +1,5 @@
-"""Files that go from one node's target to another's over TCP: verified on arrival, and no name before that."""
+"""Sends files from one node's target to another's over TCP: verified on arrival, before they get their final
+name."""
 
 import errno
 import mmap
@@ -25,7 +26,7 @@ _LINK_ERRNOS = frozenset(
 
 
 class Activity(NamedTuple):
-    """What files are sent for, and what to do when it fails, in words."""
+    """The purpose of a transfer, and the remedy if it fails, for messages."""
 
     name: str
     remedy: str
@@ -35,13 +36,13 @@ STAGING = Activity("staging", "start the run again: complete files are kept")
 
 
 class LinkBroken(UserError):
-    """The rank at the other end is gone. A symptom: the cause is another rank's error, or its loss."""
+    """The peer has disconnected. A symptom: the cause is another rank's error or loss."""
 
 
 def send_file(
     connection: socket.socket, number: int, file: File, target: Path, to: str, activity: Activity = STAGING
 ) -> None:
-    """Send ``file`` of ``target`` to ``to``, which knows it as ``number``. Raises UserError, or LinkBroken."""
+    """Send ``file`` of ``target`` to ``to``, identified by ``number``. Raises UserError, or LinkBroken."""
     path = target / file.path
     changed = f"{path}: changed during {activity.name}; {activity.remedy}"
     with as_user_error(path, "cannot be read", "choose another --stage"):
@@ -52,7 +53,7 @@ def send_file(
             raise UserError(changed)
         with _other_end(to, activity):
             connection.sendall(_HEADER.pack(number, status.st_mtime_ns))
-        # sendfile reads and sends: what is no error of the connection is one of the disk.
+        # sendfile reads and sends: errors not from the connection are from the disk.
         with (
             as_user_error(path, "cannot be read", "choose another --stage"),
             _other_end(to, activity, _is_of_link),
@@ -62,7 +63,7 @@ def send_file(
 
 
 class Receiver:
-    """Receives files from ``rank`` into ``target``. ``sender``: how messages name it."""
+    """Receives files from ``rank`` into ``target``. ``sender``: its name in messages."""
 
     def __init__(
         self, connection: socket.socket, target: Path, rank: int, sender: str, activity: Activity = STAGING
@@ -86,7 +87,7 @@ class Receiver:
 
 
 def cause_of(world: World, error: Exception | None) -> Exception | None:
-    """This rank's ``error``; None for a broken link where another rank knows the cause. Called by all ranks."""
+    """This rank's ``error``; None for a broken link if another rank knows the cause. Called by all ranks."""
     is_symptom = isinstance(error, LinkBroken)
     known = any(world.gather(error is not None and not is_symptom))
     return None if is_symptom and known else error

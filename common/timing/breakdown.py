@@ -1,14 +1,12 @@
-"""Where the time of a run went: parts that add up to time to train.
-
-Read from a rank's events. The parts of the interval run_start to run_stop are
+"""Breakdown of time to train into parts, from a rank's events. The parts of the interval run_start to run_stop are
 
 - staging: the span ``staging``;
 - data wait: time that the training loop waited for its next batch;
 - step: the rest of the training spans;
 - evaluation: the spans ``eval``;
-- first-epoch excess: by how much data wait, step and evaluation of the first epoch exceed the median of the later
-  whole epochs, subtracted from those three. Data that is read in while training shows here: it was 10 to 43%
-  of time to train in published logs that have no staging records;
+- first-epoch excess: the amount by which data wait, step and evaluation of the first epoch exceed the median
+  of later whole epochs, subtracted from these three. It shows data read during training: it was 10 to 43% of
+  time to train in published logs that have no staging records;
 - exchange: the spans ``exchange``, in which nodes exchange their shards between epochs;
 - rest: everything else (checkpoints, the time between epochs).
 """
@@ -40,7 +38,7 @@ class EpochTimes:
 
 @dataclass(frozen=True)
 class Breakdown:
-    """Seconds. ``first_epoch_excess`` is None when fewer than three whole epochs leave no median."""
+    """Seconds. ``first_epoch_excess`` is None with fewer than three whole epochs."""
 
     total: float
     staging: float
@@ -61,7 +59,7 @@ class Breakdown:
         return self.total - self.staging
 
     def parts(self) -> dict[str, float | None]:
-        """The parts in the order in which they are reported, in seconds; ``exchange`` only where there was one."""
+        """The parts in seconds, in the order of reports; ``exchange`` only if there was one."""
         return {
             "staging": self.staging,
             **({"exchange": self.exchange} if self.exchange else {}),
@@ -74,8 +72,8 @@ class Breakdown:
 
 
 def read_events(path: Path) -> list[dict[str, Any]]:
-    """The events of one rank, up to the first invalid line: the last line of a killed rank may be cut off. Raises
-    OSError when ``path`` cannot be read or is not a regular file."""
+    """The events of one rank, up to the first invalid line: the last line of a killed rank may be truncated.
+    Raises OSError if ``path`` cannot be read or is not a regular file."""
     events = []
     with os.fdopen(open_regular(path), encoding="utf-8", errors="replace") as file:
         for line in file:
@@ -90,7 +88,7 @@ def read_events(path: Path) -> list[dict[str, Any]]:
 
 
 def is_event(fields: dict[str, Any]) -> bool:
-    """Whether a line of a rank's events has names and finite numbers where readers expect them."""
+    """Whether a line of a rank's events has names and finite numbers in the fields used by readers."""
     if not isinstance(fields.get("event"), str) or not isinstance(fields.get("name"), str):
         return False
     for key in ("t", "seconds", "count", "epoch"):
@@ -101,19 +99,20 @@ def is_event(fields: dict[str, Any]) -> bool:
 
 
 def breakdown(events: Iterable[dict[str, Any]]) -> Breakdown:
-    """Where the time went, from the events of one rank. Raises ValueError if they do not contain the run's end."""
+    """Breakdown of time to train, from the events of one rank. Raises ValueError if they do not contain the
+    run's end."""
     events = list(events)
     runs = _seconds(events, "run")
     if not runs:
         raise ValueError("the events contain no finished run")
     epochs = epoch_times(events)
     counts = _sums(events, "timed", "data_wait", "count")
-    # An evaluation within the last epoch may cut it short: it is then not comparable with the first.
+    # An evaluation within the last epoch may end it early: it is then not comparable with the first.
     batches = [counts.get(epoch.epoch) for epoch in epochs]
     whole = len(epochs) - (len(epochs) > 1 and batches[-1] != batches[0])
     wait = _without_excess([epoch.data_wait_s for epoch in epochs], whole)
     step = _without_excess([epoch.step_s for epoch in epochs], whole)
-    # Evaluations one by one: not every epoch has one, and one may have several.
+    # Each evaluation separately: an epoch may have none or several.
     evaluations = [e["seconds"] for e in events if e["event"] == "end" and e["name"] == "eval"]
     evaluated = _without_excess(evaluations, len(evaluations) if whole >= 3 else 0)
     return Breakdown(
@@ -129,7 +128,7 @@ def breakdown(events: Iterable[dict[str, Any]]) -> Breakdown:
 
 
 def epoch_times(events: Iterable[dict[str, Any]]) -> tuple[EpochTimes, ...]:
-    """The times of the epochs whose training has ended, also of a run that has not."""
+    """The times of the epochs with completed training, also for an active run."""
     events = list(events)
     train, evaluation = _seconds(events, "train"), _seconds(events, "eval")
     waits = _sums(events, "timed", "data_wait", "seconds")
@@ -144,7 +143,7 @@ def _seconds(events: list[dict[str, Any]], name: str) -> dict[Any, float]:
 
 
 def _sums(events: list[dict[str, Any]], event: str, name: str, key: str) -> dict[Any, float]:
-    """By epoch, summed: an epoch with evaluations inside it is trained in several spans."""
+    """Sums by epoch: an epoch with evaluations inside it has several training spans."""
     sums: dict[Any, float] = {}
     for each in events:
         if each["event"] == event and each["name"] == name:

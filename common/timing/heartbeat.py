@@ -1,19 +1,19 @@
-"""A sign of life from long phases: no phase is silent for longer than ten seconds."""
+"""Progress reports of long phases: no phase is silent for longer than ten seconds."""
 
 import threading
 import time
 from collections.abc import Callable
 
 FIRST_S = 10.0
-"""Seconds after which a phase reports for the first time."""
+"""Seconds after which a phase first reports progress."""
 EVERY_S = 60.0
-"""Seconds between its lines after that: a line a minute in a batch log."""
+"""Seconds between later lines: one line per minute in a batch log."""
 EVENT_S = 5.0
 """Seconds between the events that ``mlhpc watch`` reads."""
 
 
 class Heartbeat:
-    """Calls ``report(phase, seconds in it, whether to print)`` from a thread of its own, until ``stop``."""
+    """Calls ``report(phase, seconds in it, whether to print)`` from a separate thread, until ``stop``."""
 
     def __init__(
         self, report: Callable[[str, float, bool], None], clock: Callable[[], float] = time.monotonic
@@ -26,12 +26,12 @@ class Heartbeat:
         self._thread.start()
 
     def enter(self, phase: str) -> None:
-        """A phase begins, or the one around it goes on."""
+        """A phase begins, or the enclosing one continues."""
         now = self._clock()
         self._phase, self._since, self._next_line = phase, now, now + FIRST_S
 
     def beat(self) -> None:
-        """Report if it is time to."""
+        """Report if it is due."""
         now = self._clock()
         printed = now >= self._next_line
         if printed:

@@ -1,4 +1,4 @@
-"""Horovod's timeline: which tensors it fused into one all-reduce, and how long that took (docs, "Timeline";
+"""Horovod's timeline: the tensors fused into each all-reduce, and its duration (docs, "Timeline";
 horovod/common/timeline.cc, 0.28.1). Only rank 0 writes one."""
 
 import json
@@ -20,7 +20,7 @@ class FusedMessage(NamedTuple):
 
 
 def enable() -> None:
-    """Let Horovod record a timeline when asked to. Called before Horovod starts, on all ranks."""
+    """Enable recording a timeline on request. Called before Horovod starts, on all ranks."""
     os.environ["HOROVOD_TIMELINE"] = "DYNAMIC"
 
 
@@ -28,10 +28,10 @@ def fused_messages(path: Path) -> list[FusedMessage]:
     """The all-reduces in the timeline ``path``, in order.
 
     Tensors are fused if their all-reduces begin one after the other before any of them ends: Horovod runs one at a
-    time. Raises ValueError for a file that is no timeline.
+    time. Raises ValueError for a file that is not a timeline.
     """
-    tensors: dict[int, int] = {}  # bytes by pid, which is what a timeline has for a tensor
-    running: dict[int, str] = {}  # activities that have begun and not ended
+    tensors: dict[int, int] = {}  # bytes by pid, which identifies a tensor in a timeline
+    running: dict[int, str] = {}  # open activities
     open_: set[int] = set()
     found: list[tuple[set[int], int, int]] = []
     begin = 0
@@ -71,7 +71,7 @@ def _events(path: Path) -> list[dict[str, Any]]:
     try:
         events: list[dict[str, Any]] = json.loads(text if text.endswith("]") else text + "]")
     except ValueError as error:
-        raise ValueError(f"{path} is no timeline of Horovod: {error}") from None
+        raise ValueError(f"{path} is not a Horovod timeline: {error}") from None
     return events
 
 

@@ -1,4 +1,4 @@
-"""``run.log``, the MLLOG file that the rules ask for: opened, closed, and what its records carry."""
+"""``run.log``, the MLLOG file required by the rules: opening, closing, and the content of its records."""
 
 import logging
 import os
@@ -16,8 +16,8 @@ class _Handler(logging.FileHandler):
 
 
 def open_mllog(path: Path) -> MLLogger:
-    """A logger that appends to ``path`` and raises OSError where a record cannot be written."""
-    # A logger of its own name and file: mllog's default prints to standard output.
+    """A logger that appends to ``path`` and raises OSError if a record cannot be written."""
+    # A logger with a separate name and file: mllog's default prints to standard output.
     logger = logging.Logger(f"mlhpc.mllog.{path}", level=logging.INFO)
     logger.addHandler(_Handler(path, mode="a", encoding="utf-8"))
     return MLLogger(logger=logger, root_dir=os.fspath(Path(__file__).resolve().parents[2]))
@@ -25,7 +25,7 @@ def open_mllog(path: Path) -> MLLogger:
 
 def close_mllog(mllog: MLLogger) -> None:
     for handler in list(mllog.logger.handlers):
-        with suppress(OSError):  # a record that could not be written has been reported already
+        with suppress(OSError):  # a failed write was already reported
             handler.close()
         mllog.logger.removeHandler(handler)
 
@@ -37,7 +37,7 @@ def metadata_of(tags: dict[str, Any]) -> dict[str, Any]:
 
 
 def has_run_stop(path: Path, patience_s: float) -> bool:
-    """Whether rank 0 closed the log itself, as it does when it raised and was not killed."""
+    """Whether rank 0 closed the log itself, as it does after an exception, but not if it was killed."""
     until = time.monotonic() + patience_s
     while not (closed := '"run_stop"' in path.read_text(encoding="utf-8")) and time.monotonic() < until:
         time.sleep(0.1)

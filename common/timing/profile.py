@@ -1,4 +1,4 @@
-"""What a profiler of a framework measured of some training steps, whichever framework it is.
+"""Results of a profiler for some training steps, independent of the framework.
 
 A step is one update of the weights: with gradient accumulation, several backward passes and one exchange.
 """
@@ -16,8 +16,8 @@ Part = Literal["forward", "backward", "optimizer", "communication", "input", "ot
 
 
 class Work(NamedTuple):
-    """An operation, or a kernel on a GPU: seconds a step of its own, without what it calls. ``module``: the module
-    of the network that it belongs to; empty for none. ``calls``: a step."""
+    """An operation, or a kernel on a GPU: seconds per step (self time). ``module``: its module of the
+    network; empty for none. ``calls``: per step."""
 
     part: Part
     module: str
@@ -27,8 +27,8 @@ class Work(NamedTuple):
 
 
 class Message(NamedTuple):
-    """All-reduces of one size: ``bytes`` that a rank gives to each, the mean of their ``seconds`` from start to
-    end (None: not measured on this rank), and how many a step has."""
+    """All-reduces of one size: ``bytes`` per rank and all-reduce, the mean ``seconds`` of an all-reduce
+    (None: not measured on this rank), and their number per step."""
 
     bytes: int
     seconds: float | None
@@ -36,9 +36,10 @@ class Message(NamedTuple):
 
 
 class Exchange(NamedTuple):
-    """The gradients' all-reduces on one rank, ``messages`` by size. ``exposed``: seconds a step in which they were
-    under way and nothing was left to compute, other ranks that are late included. ``under_way``: seconds a step in
-    which at least one message was; several at once count once. None where not measured."""
+    """The gradients' all-reduces on one rank, ``messages`` by size. ``exposed``: seconds per step in which
+    they were in progress without concurrent computation, including the wait for late ranks. ``under_way``:
+    seconds per step in which at least one message was in progress; concurrent ones count once. None if not
+    measured."""
 
     messages: tuple[Message, ...]
     exposed: float | None
@@ -51,12 +52,12 @@ class Exchange(NamedTuple):
 
     @property
     def rate(self) -> float | None:
-        """Bytes/s while messages are under way; None where that was not measured."""
+        """Bytes/s while messages are in progress; None if that was not measured."""
         return self.bytes / self.under_way if self.under_way else None
 
 
 def covered(intervals: Iterable[tuple[float, float]]) -> float:
-    """Seconds that lie in at least one of ``intervals``, each (begin, end)."""
+    """Seconds covered by at least one of ``intervals``, each (begin, end)."""
     total, reached = 0.0, -math.inf
     for begin, end in sorted(intervals):
         total += max(0.0, end - max(begin, reached))
@@ -78,8 +79,8 @@ def by_size(sent: Iterable[tuple[int, float | None]], steps: int) -> tuple[Messa
 
 
 class Reading(NamedTuple):
-    """Input of a step from a data set: seconds ``waited`` for a batch, and ``bytes`` that the rank read from
-    files, a step; and bytes/s of the same loader ``alone``, with nothing computed."""
+    """Input from a data set: seconds ``waited`` for a batch and ``bytes`` read from files, per step and rank;
+    and bytes/s of the same loader ``alone``, without computation."""
 
     waited: float
     bytes: float
@@ -88,8 +89,8 @@ class Reading(NamedTuple):
 
 @dataclass(frozen=True)
 class Request:
-    """``steps`` training steps of ``passes`` backward passes, each on ``batch`` samples a rank, which come from
-    ``data``, or are zeros in memory for None. ``trace``: where the framework's own trace goes; None: nowhere."""
+    """``steps`` training steps of ``passes`` backward passes, each on ``batch`` samples per rank from
+    ``data``, or zeros in memory if None. ``trace``: the file for the framework's trace, or None."""
 
     batch: int
     steps: int
@@ -100,11 +101,11 @@ class Request:
 
 @dataclass(frozen=True)
 class Profile:
-    """``work`` of one step and its ``wall`` seconds, means over ``steps``. A step is ``passes`` backward passes of
-    ``batch`` samples a rank, and an update. ``modules``: those with weights, in the order in which the network
-    calls them. ``device``: what was measured on; ``gpu``: whether that works on while the host waits.
-    ``exchange``: None for one rank. ``reading``: None for samples in memory. ``plain``: the median seconds of as
-    many steps without a profiler."""
+    """``work`` of one step and its ``wall`` seconds, means over ``steps``. A step has ``passes`` backward
+    passes of ``batch`` samples per rank, and an update. ``modules``: those with weights, in the order in
+    which the network calls them. ``device``: the measured device; ``gpu``: whether it computes asynchronously
+    to the host. ``exchange``: None for one rank. ``reading``: None for samples in memory. ``plain``: the
+    median seconds of the same number of steps without a profiler."""
 
     device: str
     batch: int
@@ -120,29 +121,29 @@ class Profile:
 
     @property
     def samples(self) -> int:
-        """Of a step, on one rank."""
+        """Samples per step and rank."""
         return self.batch * self.passes
 
     @property
     def busy(self) -> float:
-        """Seconds a step in which operations ran; more than ``wall`` where they overlap."""
+        """Seconds per step in which operations ran; more than ``wall`` if they overlap."""
         return sum(work.seconds for work in self.work)
 
     @property
     def input_wait(self) -> float:
-        """Seconds a step in which the loader had no batch. A GPU computes what was queued while the host waits:
-        there it is at most this much of the time in which no kernel ran."""
+        """Seconds per step in which the loader had no batch. A GPU computes queued work while the host waits,
+        so there this is an upper bound for the share of the time in which no kernel ran."""
         waited = self.reading.waited if self.reading else 0.0
         return min(waited, max(0.0, self.wall - self.busy)) if self.gpu else waited
 
     @property
     def wait(self) -> float:
-        """Seconds a step in which nothing ran: a GPU that waits for the host, or the host between operations."""
+        """Seconds per step in which nothing ran: a GPU that waits for the host, or the host between operations."""
         return max(0.0, self.wall - self.busy - self.input_wait)
 
 
 def plain_seconds(step: Callable[[], Any], wait: Callable[[Any], object], steps: int) -> float:
-    """The median seconds of ``steps`` calls of ``step``, a whole one each, with ``wait`` on what it returns."""
+    """The median seconds of ``steps`` calls of ``step``, each waiting for its result with ``wait``."""
     seconds = []
     for _ in range(steps):
         begin = time.perf_counter()
@@ -153,7 +154,7 @@ def plain_seconds(step: Callable[[], Any], wait: Callable[[Any], object], steps:
 
 class Feed:
     """Batches for profiled steps. ``epoch(e)`` iterates over the batches of an epoch counted from 0;
-    ``bytes_read`` counts what the rank has read of files, None for samples in memory."""
+    ``bytes_read`` counts the bytes that the rank has read from files, None for samples in memory."""
 
     def __init__(self, epoch: Callable[[int], Iterator[Any]], bytes_read: Callable[[], int] | None = None):
         self._epoch, self._bytes_read = epoch, bytes_read
@@ -165,15 +166,15 @@ class Feed:
         self._before, self._waited = self._count(), 0.0
 
     def next(self) -> Any:
-        """The next batch. Raises StopIteration when the epoch has no more."""
+        """The next batch. Raises StopIteration if the epoch has no more."""
         begin = time.perf_counter()
         batch = next(self._batches)
         self._waited += time.perf_counter() - begin
         return batch
 
     def reading(self, steps: int, passes: int = 1) -> Reading | None:
-        """What ``steps`` steps of ``passes`` batches have read since ``start``; then reads as many batches of
-        another epoch alone."""
+        """The input of ``steps`` steps of ``passes`` batches since ``start``; then reads the same number of
+        batches of another epoch without computation."""
         if self._bytes_read is None:
             return None
         waited, read = self._waited / steps, (self._count() - self._before) / steps
@@ -181,7 +182,7 @@ class Feed:
         if close:
             close()
         alone = self._epoch(1)
-        next(alone)  # starting the readers is not reading
+        next(alone)  # excludes starting the readers
         before, begin = self._count(), time.perf_counter()
         for _ in islice(alone, steps * passes):
             pass

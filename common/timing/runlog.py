@@ -1,8 +1,8 @@
-"""What happened in a run, and when: the single record that every number of the suite comes from.
+"""The events of a run with their times: the only source of all numbers of the suite.
 
-Time is read from one monotonic clock per rank (``time.perf_counter``). MLLOG records carry milliseconds since
-1970, as the rules ask: the wall time at which the log was opened plus monotonic time since, so that a
-correction of the system clock in the middle of a run cannot change a time to train.
+Time is read from one monotonic clock per rank (``time.perf_counter``). MLLOG records have milliseconds since
+1970, as required by the rules: the wall time at which the log was opened plus the monotonic time since, so
+that a correction of the system clock during a run cannot change a time to train.
 """
 
 import fcntl
@@ -28,14 +28,14 @@ from mlhpc.errors import QUIET, Terminated, UserError
 T = TypeVar("T")
 Status = Literal["success", "failed", "aborted"]
 
-# Spans that the MLPerf rules name: <name>_start and <name>_stop records (mlperf-logging, hpc_*/common.yaml).
+# Spans defined by the MLPerf rules: <name>_start and <name>_stop records (mlperf-logging, hpc_*/common.yaml).
 RULED_SPANS = frozenset({"init", "run", "staging", "epoch", "eval"})
 
 RANK_0_MAY_STILL_WRITE_S = 3.0
 
 
 class EnergyMeter(Protocol):
-    """What measures the energy of a run on ``nodes`` machines (``common/energy/meter.py``)."""
+    """Measures the energy of a run on ``nodes`` machines (``common/energy/meter.py``)."""
 
     nodes: int
 
@@ -47,8 +47,8 @@ class EnergyMeter(Protocol):
 class RunLog:
     """Writes ``run.log`` (MLLOG, rank 0) and ``events.rankN.jsonl`` (every rank) of one run.
 
-    Spans are the timing API: ``with log.span("epoch", epoch=3): …``. ``docs/timing.md`` says which
-    spans there are and what is timed.
+    Spans are the timing API: ``with log.span("epoch", epoch=3): …``. ``docs/timing.md`` describes the spans
+    and what is timed.
     """
 
     def __init__(self, out: Path, world: World, meter: EnergyMeter | None = None) -> None:
@@ -74,7 +74,7 @@ class RunLog:
         try:
             # Unbuffered: a record that could not be written must not be written again on close.
             self._events = open(out / f"events.rank{world.rank}.jsonl", "ab", buffering=0)
-            with suppress(OSError):  # this lock tells readers a running run from a dead one
+            with suppress(OSError):  # this lock distinguishes an active run from a dead one for readers
                 fcntl.flock(self._events, fcntl.LOCK_SH | fcntl.LOCK_NB)
             self._mllog = open_mllog(out / "run.log") if world.rank == 0 else None
         except OSError as error:
@@ -92,7 +92,7 @@ class RunLog:
     ) -> None:
         if self._heartbeat:
             self._heartbeat.stop()
-        if self._meter:  # also where the run was left before its clock started
+        if self._meter:  # also if the run ended before its clock started
             self._meter.halt()
         with self._closing:  # not while another thread records the loss of a rank
             self._events.close()
@@ -154,8 +154,8 @@ class RunLog:
                 self._world.enter(self._open_spans[-1] if self._open_spans else "after the run")
 
     def _record_energy(self, measured: str, joules: float, whole: bool) -> None:
-        """From the meter's thread too: what this rank's counters have counted since the start of the run, marked
-        where they are not the ``whole`` of what there should be, and on how many machines it runs."""
+        """Also called from the meter's thread: the energy counted by this rank's counters since the start of
+        the run, marked as incomplete unless ``whole``, and the number of machines of the run."""
         with self._closing:
             if not self._events.closed:
                 with suppress(UserError):  # the next event of the training raises it
@@ -179,7 +179,7 @@ class RunLog:
         **tags: Any,
     ) -> Generator[T, None, None]:
         """Yield ``batches``, and record how long the loop waited for them (``name``) and how long its steps took
-        (``phase``), also when it leaves early and closes this. ``record_event`` records events in the
+        (``phase``), also if it exits early and closes this generator. ``record_event`` records events in the
         queue of the device that the steps run on (None: they run on the host): ``StepTimer``."""
         timer = self._timers[name] = StepTimer(record_event)
         iterator = iter(batches)
@@ -201,8 +201,8 @@ class RunLog:
                 self._record_times(timer, name, phase, tags)
 
     def _report(self, phase: str, seconds: float, printed: bool) -> None:
-        """From the heartbeat's thread: how far the current loop is, as an event for ``mlhpc watch``, and as a line
-        if ``printed``."""
+        """From the heartbeat's thread: the progress of the current loop, as an event for ``mlhpc watch``, and
+        as a line if ``printed``."""
         timers = list(self._timers.values())
         steps = len(timers[-1].waits) if timers else 0
         with self._closing:
@@ -227,7 +227,7 @@ class RunLog:
         return self._span_s.get((name, epoch), 0.0)
 
     def mark(self, name: str, **tags: Any) -> None:
-        """A moment inside the clock, and the seconds that each kind of loop has waited so far."""
+        """A point in time inside the clock, with the seconds that each kind of loop has waited so far."""
         waited = dict(self._waited)
         for loop, timer in self._timers.items():
             waited[loop] = waited.get(loop, 0.0) + timer.waited()
@@ -250,9 +250,9 @@ class RunLog:
         self._event("note", name, **tags)
 
     def data_format(self, **facts: Any) -> None:
-        """How the data set is stored: its ``codec`` (None: as published), whether it is ``lossy``, and what
-        else its manifest says of that; its ``shuffle_scope``; and ``samples_per_archive``, if they were packed
-        before the run. In the log these are the records ``data_codec``, ``shuffle_scope`` and
+        """How the data set is stored: its ``codec`` (None: as published), whether it is ``lossy``, and
+        related facts of its manifest; its ``shuffle_scope``; and ``samples_per_archive``, if samples were
+        packed before the run. In the log these are the records ``data_codec``, ``shuffle_scope`` and
         ``samples_per_archive``."""
         at = self._event("note", "data", **facts)
         if facts.get("codec"):
@@ -264,14 +264,14 @@ class RunLog:
                 self._record("event", key, facts[key], {}, at)
 
     def say(self, line: str) -> None:
-        """A line for the user, from rank 0, unless ``mlhpc --quiet`` was asked for."""
+        """A line for the user, from rank 0, unless ``mlhpc --quiet`` is set."""
         if self._world.rank == 0 and not os.environ.get(QUIET):
             sys.stderr.write(
                 line + "\n"
-            )  # one write: print makes two, and another rank's line may come between
+            )  # a single write: print makes two, and lines of other ranks may interleave
 
     def finish(self, status: Status, device_peak_bytes: int | None = None) -> None:
-        """Set the status that ``run_stop`` will carry; without it a run counts as aborted. Notes the peak memory
+        """Set the status of ``run_stop``; without it a run counts as aborted. Notes the peak memory
         of the process, and of its device if ``device_peak_bytes`` is given."""
         self._status = status
         # Linux counts in KiB (getrusage(2)).
@@ -297,7 +297,7 @@ class RunLog:
             yield
         except OSError as error:
             raise UserError(
-                f"cannot write the log in {self.out}: {error.strerror}; free some space there, and start again "
+                f"cannot write the log in {self.out}: {error.strerror}; free some space, and start again "
                 "with another --out"
             ) from None
 
@@ -308,7 +308,7 @@ class RunLog:
             self._record("start" if edge == "start" else "end", f"{name}_{edge}", None, metadata_of(tags), at)
 
     def _run_stop(self, at: float, **reason: str) -> None:
-        """Only once: the run's own end and the loss of a rank may coincide."""
+        """Only once: the end of the run and the loss of a rank may coincide."""
         with self._stopping:
             if not self._stopped:
                 self._stopped = True

@@ -1,11 +1,11 @@
 """Step time and data wait, separated, on processors that compute synchronously and on devices that queue work.
 
-On a CPU the training step returns when it is done: the time the loop waits for its next batch is data wait, the
-rest is the step. On a GPU the step returns as soon as its kernels are queued, and the host soon runs many steps
-ahead. It then waits for batches while the device is still computing: by host time, most of the step would be
-reported as data wait, and the batches in flight would fill the device's memory. Therefore the host stays at most
-``MAX_IN_FLIGHT`` steps ahead, and times are read from events in the device's own queue after they have passed,
-without any synchronisation per step.
+On a CPU the training step returns when it is complete: the time that the loop waits for its next batch is
+data wait, the rest is the step. On a GPU the step returns as soon as its kernels are queued, and the host
+soon runs many steps ahead. It then waits for batches while the device is still computing: by host time, most
+of the step would be reported as data wait, and the batches in flight would fill the device's memory.
+Therefore the host stays at most ``MAX_IN_FLIGHT`` steps ahead, and times are read from events in the device's
+own queue after they have passed, without any synchronisation per step.
 """
 
 import time
@@ -42,9 +42,9 @@ class StepTimer:
     the batch, and ``ask`` or ``stop`` when it has launched the step.
 
     ``record_event`` None: a step is done when it returns, and all times are host times. Otherwise the data wait
-    of a step is the time the device was idle because the batch was missing: the shorter one of the host's wait
-    for the batch and the device's idle time before the step. Step times are the rest, from the end of one step to
-    the end of the next, so that both add up to the time of the loop.
+    of a step is the time the device was idle because the batch was missing: the smaller of the host's wait
+    for the batch and the device's idle time before the step. Step times are the rest, from the end of one
+    step to the end of the next, so that both add up to the time of the loop.
     """
 
     def __init__(

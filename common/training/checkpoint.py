@@ -38,7 +38,7 @@ class Checkpoint:
 def save(directory: Path, checkpoint: Checkpoint) -> None:
     """Write ``checkpoint.npz`` in ``directory`` atomically, replacing an earlier one.
 
-    Raises UserError when the disk is full; the earlier checkpoint is then kept.
+    Raises UserError if the disk is full; the earlier checkpoint is then kept.
     """
     arrays = {f"shared_{i}": array for i, array in enumerate(checkpoint.shared)}
     for rank, own in enumerate(checkpoint.of_rank):
@@ -52,7 +52,7 @@ def save(directory: Path, checkpoint: Checkpoint) -> None:
     }
     half = directory / "checkpoint.npz.part"
     try:
-        # Not np.savez, which leaves its archive open when the disk is full, and fails much later.
+        # Not np.savez, which keeps its archive open if the disk is full, and fails much later.
         with zipfile.ZipFile(half, "w") as archive:
             for name, array in (facts | arrays).items():
                 _write(archive, name, array)
@@ -66,7 +66,7 @@ def save(directory: Path, checkpoint: Checkpoint) -> None:
 
 
 def load(directory: Path) -> Checkpoint:
-    """The checkpoint in a run's directory. Raises UserError when it is missing, damaged or incomplete."""
+    """The checkpoint in a run's directory. Raises UserError if it is missing, damaged or incomplete."""
     path = directory / "checkpoint.npz"
     with reading(path), os.fdopen(open_regular(path), "rb") as file, zipfile.ZipFile(file) as archive:
         _require_whole_directory(archive, file)
@@ -91,7 +91,8 @@ def _write(archive: zipfile.ZipFile, name: str, array: npt.NDArray[np.generic]) 
 
 
 def _require_whole_directory(archive: zipfile.ZipFile, file: BinaryIO) -> None:
-    """zipfile does not count: a damaged entry of the directory can swallow those behind it. Raises ValueError."""
+    """zipfile does not count entries: a damaged entry of the directory can hide those after it. Raises
+    ValueError."""
     file.seek(-_END.size, os.SEEK_END)
     signature, _, _, _, number, *_ = _END.unpack(file.read())
     if signature != b"PK\x05\x06" or number not in (len(archive.infolist()), _MORE):
@@ -99,8 +100,8 @@ def _require_whole_directory(archive: zipfile.ZipFile, file: BinaryIO) -> None:
 
 
 def _arrays(archive: zipfile.ZipFile) -> dict[str, npt.NDArray[np.generic]]:
-    """Every array by its name, as it was saved. The last member, ``contents``, is what the archive's directory was
-    when it was written: a damaged directory can exchange members. Checkpoints of version 0.1 lack it, and only the
+    """Every array by its name, as it was saved. The last member, ``contents``, is a copy of the archive's
+    directory: a damaged directory can exchange members. Checkpoints of version 0.1 lack it, and only the
     checksum of each member is compared. Raises ValueError or zipfile's errors."""
     members = archive.infolist()
     arrays = {info.filename.removesuffix(".npy"): _read(archive, info) for info in members}
@@ -111,7 +112,7 @@ def _arrays(archive: zipfile.ZipFile) -> dict[str, npt.NDArray[np.generic]]:
 
 
 def _read(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> npt.NDArray[np.generic]:
-    """zipfile compares a member's checksum when its last byte is read; NumPy stops at the end of the array."""
+    """zipfile verifies a member's checksum when its last byte is read; NumPy stops at the end of the array."""
     with archive.open(info) as member:
         array: npt.NDArray[np.generic] = np.lib.format.read_array(member, allow_pickle=False)  # type: ignore[no-untyped-call]
         if member.read(1):
@@ -135,20 +136,21 @@ def require_ranks(saved: Checkpoint, directory: Path, ranks: int) -> None:
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Raise a one-line UserError for anything that goes wrong while reading the checkpoint ``path``: damaged bytes
-    make the libraries that parse them raise nearly anything."""
+    """Raise a one-line UserError for anything that goes wrong while reading the checkpoint ``path``:
+    libraries raise almost any exception for damaged bytes."""
     try:
         yield
     except UserError:
         raise
     except FileNotFoundError:
         raise UserError(
-            f"{path.parent} holds no {path.name}; runs write one with --set training.checkpoint_epochs=1"
+            f"{path.parent} contains no {path.name}; runs write one with --set training.checkpoint_epochs=1"
         ) from None
     except Exception as error:
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise UserError(
-            f"{path} is damaged or of another network ({reason}); resume from another run, or start again"
+            f"{path} is damaged or belongs to another network ({reason}); resume from another run, or "
+            f"start again"
         ) from error
 
 

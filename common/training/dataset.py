@@ -1,4 +1,4 @@
-"""From the data set that a user names to the files that a run trains on."""
+"""Opens and stages the data set of a run."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -40,8 +40,8 @@ def open_dataset(
 ) -> Manifest:
     """The part of the data set in ``data`` that the run needs, as chosen by ``select``. Called by all ranks.
 
-    Raises UserError, the same on all ranks, when the data set is of another benchmark or lacks what the run needs,
-    and when ``enforce_rules`` finds that the facts in its manifest violate the rules of the run's division.
+    Raises UserError, the same on all ranks, if the data set belongs to another benchmark or is insufficient,
+    or if ``enforce_rules`` finds that its facts violate the rules of the run's division.
     """
     described = describe(data, world, benchmark)
 
@@ -50,23 +50,23 @@ def open_dataset(
         enforce_rules(dataset.facts)
         return dataset
 
-    return on_each_rank(world, take)  # what is wrong is the same on all, and printed by one
+    return on_each_rank(world, take)  # the error is the same on all ranks, and printed by one
 
 
 def require_codec(dataset: Manifest, codecs: Sequence[str], *, without: str) -> None:
-    """Raises UserError unless a device can decode the data set: it is encoded by one of ``codecs``, the usual one
-    first. ``without``: what a data set without a codec is."""
+    """Raises UserError unless a device can decode the data set: it is encoded by one of ``codecs``, the
+    preferred one first. ``without``: the format of a data set without a codec."""
     if (codec := dataset.facts.get("codec", without)) not in codecs:
         raise UserError(
-            f"{dataset.root}: loading.decode=device decodes {', '.join(codecs)}, and this data set is {codec}; "
-            f"convert it with --codec {codecs[0]}, or set loading.decode=host"
+            f"{dataset.root}: loading.decode=device decodes {', '.join(codecs)}, but this data set is "
+            f"{codec}; convert it with --codec {codecs[0]}, or set loading.decode=host"
         )
 
 
 def format_of(dataset: Manifest, staged: Path | None, how: How, world: World) -> dict[str, Any]:
-    """How a data set is stored and shuffled, for the log: by which codec, whether that is lossy and by how much,
-    what decodes it on this machine, how many samples a file has if they were packed before the run, and among what
-    they are shuffled, ``staged`` (``how``) or, for None, read in place."""
+    """How a data set is stored and shuffled, for the log: its codec and error bound, the decoder of this
+    machine, the number of samples per file if they were packed before the run, and the scope of the shuffle,
+    for data ``staged`` (``how``) or, if None, read in place."""
     names = ("codec", "lossy", "max_error", "max_error_of", archives.FACT)
     return (
         {"codec": None, "lossy": False}
@@ -77,5 +77,5 @@ def format_of(dataset: Manifest, staged: Path | None, how: How, world: World) ->
 
 
 def cores_per_rank() -> int:
-    """Number of processor cores that this rank has to itself."""
+    """Number of processor cores available to this rank."""
     return threads_per_rank(identify(os.environ))

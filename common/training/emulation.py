@@ -1,4 +1,4 @@
-"""Steps that take up time and compute nothing: all of a run but its step is real (``mlhpc run --compute``)."""
+"""Steps that wait instead of computing: everything in a run except its steps is real (``mlhpc run --compute``)."""
 
 from collections.abc import Callable
 from typing import Any, Generic, Protocol, Self, TypeVar

@@ -1,4 +1,4 @@
-"""Checks and records that all training loops share."""
+"""Checks and records of all training loops."""
 
 from collections.abc import Callable, Generator
 from contextlib import closing
@@ -20,7 +20,7 @@ class Target(Protocol):
 
 
 class Loader(Protocol):
-    """What reads the batches of a training."""
+    """Reads the batches of a training run."""
 
     steps: int
 
@@ -28,13 +28,13 @@ class Loader(Protocol):
 def read_earlier_epochs(
     loader: Loader, read: Callable[[int], Generator[Any, None, None]], epochs: int, steps: int, world: World
 ) -> None:
-    """Read ``epochs`` whole epochs of ``steps`` batches and use none of them. ``read``: the function of ``loader``
-    that yields what this rank reads of an epoch. What keeps samples in memory, the
-    page cache or ``loading.cache``, then has of the data set what it would have in a later epoch of a training.
+    """Read ``epochs`` whole epochs of ``steps`` batches without using them. ``read``: the function of
+    ``loader`` that yields this rank's batches of an epoch. Afterwards the page cache or ``loading.cache`` has
+    the same content as in a later epoch of training.
 
     The orders are those of the epochs from the second on (1, counted from 0), so that the steps measured
-    afterwards have the first's, whatever ``epochs`` is. Called by all ranks, which end together. Raises UserError
-    as the loader does.
+    afterwards use that of the first, regardless of ``epochs``. Called by all ranks, which end together.
+    Raises UserError like the loader.
     """
     if not epochs:
         return
@@ -48,7 +48,7 @@ def read_earlier_epochs(
 
 
 def require_parameters(parameters: int, expected: int | None) -> None:
-    """Raise UserError when the network that was built does not have the ``expected`` number of parameters."""
+    """Raise UserError if the network that was built does not have the ``expected`` number of parameters."""
     if expected not in (None, parameters):
         raise UserError(
             f"the network has {parameters} parameters, not {expected}; keep the preset's network settings, or "
@@ -80,7 +80,7 @@ def log_epoch(
     log.metric("bytes", int(world.sum(bytes_read)), epoch=epoch)
     log.metric("learning_rate", rate, epoch=epoch)
     if emulated:
-        log.say(f"epoch {epoch}: {samples} samples read, nothing computed")
+        log.say(f"epoch {epoch}: {samples} samples read, not computed")
         return
     log.metric("train_loss", loss, epoch=epoch)
     evaluation = "not evaluated" if quality is None else f"{quality:.4f} (target {target.value})"

@@ -21,7 +21,7 @@ def files_of(data: Path, samples: int) -> list[Path]:
 
 
 def epoch(way: Way, samples: int) -> Figures:
-    """Read the first ``samples`` training samples. Raises UserError when the data set cannot be read, or not in
+    """Read the first ``samples`` training samples. Raises UserError if the data set cannot be read, or not in
     this way."""
     files = list_samples(way.data / "train")[:samples]
     if way.local_batch_size > len(files):

@@ -1,9 +1,9 @@
 """The lookup-table codec of paper 002 (Ibrahim and Oliker, section V-B), and the codecs of CosmoFlow by name.
 
 The four redshifts of a voxel are one *group*. A universe of 128³ voxels has some ten thousand different groups, so
-that a table of them and a key of one or two bytes a voxel say everything. Where a table does not hold all groups,
-or smaller tables with narrower keys are smaller together, a sample is cut into blocks of voxels in C order, each
-with a table of its own.
+that a table of them and a key of one or two bytes per voxel say everything. Where a table does not hold all
+groups, or smaller tables with narrower keys are smaller together, a sample is cut into blocks of voxels in C
+order, each with a separate table.
 
 ``lut`` keeps keys and tables as they are: decoding is one look-up a voxel, and the logarithm of the counts can be
 taken of the table instead of the voxels. ``lut-small`` numbers the groups by falling frequency, which makes small

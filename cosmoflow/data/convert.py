@@ -68,7 +68,7 @@ def convert(
     files come out for any number of ranks and workers. What is complete is kept, so that an interrupted
     conversion can be started again. A rank holds two slabs in memory, 0.5 GiB at the published sizes.
 
-    Called by all ranks. Raises UserError, the same on all ranks, when there is no universe, one is not as
+    Called by all ranks. Raises UserError, the same on all ranks, if there is no universe, one is not as
     expected, does not divide into samples or is missing although the manifest of ``source`` lists it, or
     ``out`` cannot be written or holds samples of another kind.
     """
@@ -120,7 +120,7 @@ def find_universes(source: Path, validation_fraction: float) -> list[Universe]:
     and does not depend on the order of the files. Their number is the fraction rounded, but at least one if the
     fraction is not 0 and there are two or more.
 
-    Raises UserError when there is none, or the fraction is not in [0, 1).
+    Raises UserError if there is none, or the fraction is not in [0, 1).
     """
     if not 0 <= validation_fraction < 1:
         raise UserError(f"--validation {validation_fraction}: give a fraction from 0 to below 1")
@@ -150,7 +150,7 @@ def find_universes(source: Path, validation_fraction: float) -> list[Universe]:
 
 
 def _shape(universe: Universe, sample: int) -> tuple[int, ...]:
-    """Shape of ``full``, then length of ``unitPar``. Raises UserError when the file cannot be cut into samples."""
+    """Shape of ``full``, then length of ``unitPar``. Raises UserError if the file cannot be cut into samples."""
     with _opened(universe.path) as file:
         for name, kind, axes in (("full", np.int16, 4), ("unitPar", np.float32, 1)):
             data = file.get(name)
@@ -245,7 +245,7 @@ class _Alike:
         self._content = RECORD_OVERHEAD + len(blank)
 
     def require(self, path: Path) -> None:
-        """Raise UserError when ``path`` is something else."""
+        """Raise UserError if ``path`` is something else."""
         with path.open("rb") as file:
             head = file.read(frame.HEAD_BYTES)
             if self.codec in TFRECORD:
@@ -261,7 +261,8 @@ class _Alike:
                 same = frame.peek(head) == (self.codec, self._shape)
         if not same:
             raise UserError(
-                f"{path}: cut short, or made with another --sample, --codec or --packer; remove it, or convert "
+                f"{path}: truncated, or written with another --sample, --codec or --packer; remove it, or "
+                f"convert "
                 "into an empty folder"
             )
 

@@ -33,11 +33,11 @@ def recode(
     compresses files of ``gzip``. The ranks share the files, ``workers`` threads in each; what is complete is
     kept.
 
-    Called by all ranks. Raises UserError, the same on all ranks, when ``source`` is no data set, lacks what its
+    Called by all ranks. Raises UserError, the same on all ranks, if ``source`` is no data set, lacks what its
     manifest lists or has a damaged file, and when ``out`` cannot be written or holds something else.
     """
     if out.resolve() == source.resolve():
-        raise UserError(f"{out}: is the data set to convert; give another folder to write to")
+        raise UserError(f"{out}: is the data set to convert; choose another output folder")
     dataset = manifest.describe(source, world, "cosmoflow")
     archives.require_unpacked(dataset)
     files = [file.path for folder in FOLDERS for file in dataset.folder(folder)]
@@ -133,6 +133,6 @@ def _shape(path: Path) -> list[int]:
         return list(x.shape)
     if 4 * side**3 != x.size:
         raise UserError(
-            f"{path}: {x.size} counts are no cube of voxels at four redshifts; index the data set first"
+            f"{path}: {x.size} counts are not a cube of voxels at four redshifts; index the data set first"
         )
     return [side, side, side, 4]

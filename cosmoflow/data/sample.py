@@ -27,9 +27,9 @@ from mlhpc.cosmoflow.data.logarithm import log_counts
 from mlhpc.errors import UserError
 
 TFRECORD = {"gzip": True, "plain": False}
-"""The published layouts by name, and whether they are compressed."""
+"""The published layouts by name, and whether each is compressed."""
 NAMES = (*TFRECORD, *CODECS)
-"""Every format that a data set can be converted to."""
+"""All output formats of the conversion."""
 _SUFFIXES = (".tfrecord", ".mlc")
 
 
@@ -41,7 +41,7 @@ def suffix_of(codec: str) -> str:
 def list_samples(directory: Path, expected: int | None = None) -> list[Sample]:
     """The samples of ``directory``, files or members of its archives, in order: what sample indices count.
 
-    Raises ``UserError`` when there are none, or fewer than ``expected``; files beyond ``expected`` are left
+    Raises ``UserError`` if there are none, or fewer than ``expected``; files beyond ``expected`` are left
     out, as the reference does.
     """
     if not directory.is_dir():
@@ -76,7 +76,7 @@ def format_of(path: Path) -> str:
 
 
 def require_facts(dataset: Manifest) -> None:
-    """Raise UserError when a manifest names a codec that is not here, or calls it lossless though it is not: the
+    """Raise UserError if a manifest names a codec that is not here, or calls it lossless though it is not: the
     rules of the closed division go by it."""
     if dataset.facts.get("codec", "gzip") not in tuple(TFRECORD):
         require(dataset.facts, CODECS, dataset.root / NAME)
@@ -238,5 +238,5 @@ def _copy(voxels: npt.NDArray[Any], x: npt.NDArray[Any], symmetry: int) -> None:
 def _example(path: Sample, raw: memoryview) -> tuple[memoryview, npt.NDArray[np.float32]]:
     samples = list(read_examples(path, raw=raw))
     if len(samples) != 1:
-        raise UserError(f"{path}: it has {len(samples)} records, but a sample file has one")
+        raise UserError(f"{path}: it has {len(samples)} records, but a sample file must have exactly one")
     return samples[0]

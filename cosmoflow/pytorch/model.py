@@ -17,7 +17,7 @@ class CosmoFlowNet(nn.Module):
     ``group`` the voxels are this rank's slab of the volume; every rank of the group returns the prediction.
 
     ``halvings`` may be set between steps: in training mode counts are then averaged over cubes of 2 **
-    ``halvings`` voxels a side, and as many of the last blocks do not pool, so that every weight keeps its shape
+    ``halvings`` voxels per side, and as many of the last blocks do not pool, so that every weight keeps its shape
     (multi-resolution training, arXiv 2510.25170, whose authors' code instead carries only convolutions over).
     """
 
@@ -112,7 +112,7 @@ class Block(nn.Module):
 
 
 def coarse(counts: Tensor, halvings: int) -> Tensor:
-    """Counts ``[b, n, n, n, channels]`` averaged over cubes of 2 ** ``halvings`` voxels a side: as many
+    """Counts ``[b, n, n, n, channels]`` averaged over cubes of 2 ** ``halvings`` voxels per side: as many
     particles in fewer, larger voxels, in the range of the original's numbers."""
     if not halvings:
         return counts

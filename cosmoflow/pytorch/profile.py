@@ -27,7 +27,8 @@ def profile(run: CosmoFlow, request: Request, world: World) -> Profile:
     training, hparams, shape = run.training, run.hyperparameters, run.data.sample_shape
     if training.spatial_size > 1:
         raise UserError(
-            f"training.spatial={list(training.spatial)}: only steps on whole samples are profiled; leave it out"
+            f"training.spatial={list(training.spatial)}: only steps on undivided samples can be profiled; "
+            f"omit it"
         )
     device = pick_device(training.device, world.local_rank)
     if device.type == "cpu":

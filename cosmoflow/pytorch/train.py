@@ -45,11 +45,11 @@ from mlhpc.cosmoflow.weights import load as load_weights
 from mlhpc.cosmoflow.weights import require_weights, to_pytorch
 
 ADVICE = "look at them with mlhpc data show cosmoflow, or lower hyperparameters.opt_base_learning_rate"
-"""For a loss that is not finite."""
+"""Advice for a loss that is not finite."""
 
 
 def check(run: CosmoFlow, staged: Path | None, world: World) -> None:
-    """Raise UserError when the run cannot start on these ranks and this machine. Makes and changes nothing."""
+    """Raise UserError if the run cannot start on these ranks and this machine. Makes and changes nothing."""
     _plan(run)
     require_weights(run)
     run.require_startable(world.size, staged=staged is not None)

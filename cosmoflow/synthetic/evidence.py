@@ -32,7 +32,7 @@ Counts = npt.NDArray[np.int16]
 def power_spectrum(field: npt.NDArray[np.floating[Any]], box: float, bins: int) -> tuple[Array, Array, Array]:
     """Mean wave number (h/Mpc), power ((Mpc/h)³) and number of modes in ``bins`` equal shells of k.
 
-    ``field [n, n, n]`` is a density contrast in a periodic box of ``box`` Mpc/h a side; the shells reach from
+    ``field [n, n, n]`` is a density contrast in a periodic box of ``box`` Mpc/h per side; the shells reach from
     half the fundamental mode to 1.6 times the Nyquist frequency. Modes and their conjugates both count.
     """
     n = field.shape[0]
@@ -83,7 +83,7 @@ def power_spectrum_regression(data: Path, workers: int = 1) -> Regression:
     An estimate that knows the physics' main statistic and nothing else: a network should get as far, and
     where this stops for lack of modes in the volume so will any.
 
-    Raises UserError when ``data`` has no samples or a file is corrupt.
+    Raises UserError if ``data`` has no samples or a file is corrupt.
     """
     sets = []
     for folder in ("train", "validation"):
@@ -202,16 +202,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser("python -m mlhpc.cosmoflow.synthetic.evidence", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     spectrum = commands.add_parser("spectra", help="power spectra against linear theory")
-    counting = commands.add_parser("statistics", help="what figure 5 of paper 002 shows of a sample")
+    counting = commands.add_parser("statistics", help="the statistics of a sample in figure 5 of paper 002")
     for command, box, particles, steps in ((spectrum, 1024.0, 256, 0), (counting, 128.0, 128, 10)):
         command.add_argument("--box", type=float, default=box, help="side in Mpc/h (%(default)s)")
-        command.add_argument("--grid", type=int, default=128, help="voxels a side (%(default)s)")
+        command.add_argument("--grid", type=int, default=128, help="voxels per side (%(default)s)")
         command.add_argument(
-            "--particles", type=int, default=particles, help="particles a side (%(default)s)"
+            "--particles", type=int, default=particles, help="particles per side (%(default)s)"
         )
         command.add_argument("--steps", type=int, default=steps, help="COLA steps (%(default)s)")
         command.add_argument("--universes", type=int, default=3, help="how many (%(default)s)")
-    regression = commands.add_parser("regression", help="what the power spectra of a data set tell")
+    regression = commands.add_parser(
+        "regression", help="parameters inferred from the power spectra of a data set"
+    )
     regression.add_argument("data", type=Path, help="directory with train/ and validation/")
     regression.add_argument("--workers", type=int, default=2, help="processes (default %(default)s)")
     options = parser.parse_args(arguments)

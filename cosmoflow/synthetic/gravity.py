@@ -1,6 +1,6 @@
 """Dark matter under gravity: Gaussian initial conditions, 2LPT displacements, COLA steps, counts in voxels.
 
-Everything here is in mesh units: lengths in cells of a periodic cubic mesh of n cells a side, wave numbers in
+Everything here is in mesh units: lengths in cells of a periodic cubic mesh of n cells per side, wave numbers in
 radians a cell, densities relative to the mean. Only the power spectrum knows how long a cell is. Vector
 fields are lists of three arrays, one a direction.
 
@@ -29,7 +29,7 @@ COLA_START = 0.1
 """Expansion factor at which the particle-mesh steps begin: z = 9, as Tassev 2013 recommend."""
 
 FORCE_MESH = 2
-"""Cells of the COLA force mesh for one particle, a side. With 1 the power at z = 0 is a third short at half
+"""Cells of the COLA force mesh per particle and side. With 1, the power at z = 0 is a third too low at half
 the Nyquist frequency; 2 and 3 agree to 15% (measured in tests/unit/cosmoflow/synthetic/test_gravity.py)."""
 
 COLA_EXPONENT = -2.5

@@ -17,8 +17,8 @@ SPREAD = 0.3
 def show(sample_file: Path, out_png: Path) -> None:
     """Draw a slab of the sample at its four redshifts, the counts of each, and the parameters.
 
-    Raises UserError when the file is missing, corrupt, or not one sample of a cube at four redshifts, and
-    when the picture cannot be written.
+    Raises UserError if the file is missing, corrupt, or not one sample of a cube at four redshifts, and
+    when the image cannot be written.
     """
     # Not pyplot: it looks for a screen and keeps every figure.
     from matplotlib.colors import LogNorm
@@ -55,7 +55,7 @@ def show(sample_file: Path, out_png: Path) -> None:
         axis.set_axis_off()
     beyond = picture.extend(pictures.min(), pictures.max(), floor, top)
     bar = above.colorbar(image, ax=axes, fraction=0.02, pad=0.01, extend=beyond)
-    bar.set_label(f"particles a voxel, mean of {slab} layer{'s' * (slab > 1)}")
+    bar.set_label(f"particles per voxel, mean of {slab} layer{'s' * (slab > 1)}")
 
     values = np.array(MEAN) * (1 + SPREAD * unit)
     each = zip(PARAMETERS, values, unit, strict=True)

@@ -22,7 +22,7 @@ from mlhpc.cosmoflow.synthetic.cosmology import MEAN, OMEGA_B_H2, PARAMETERS, Co
 from mlhpc.errors import UserError, count
 
 GENERATOR = 2
-"""Version of the generated universes: it rises whenever a seed gives other bytes."""
+"""Version of the generated universes, incremented whenever a seed gives different bytes."""
 
 REDSHIFTS = (3.0, 1.5, 0.5, 0.0)
 """The channels of a sample, early to late. The published set has four redshifts and does not state them."""
@@ -37,7 +37,7 @@ def simulate(simulation: Simulation, universe: int) -> tuple[npt.NDArray[np.int1
     (``gravity.cloud_counts``). That is for voxels larger than particle displacements, as in the small presets,
     where counting a lattice of single particles would show no structure at z = 3.
 
-    Raises UserError when a voxel holds more particles than an int16 can.
+    Raises UserError if a voxel holds more particles than an int16 can.
     """
     rng = np.random.default_rng([simulation.seed, universe])
     unit = rng.uniform(-1, 1, len(PARAMETERS)).astype(np.float32)
@@ -116,7 +116,8 @@ def _checked(data: Data) -> Simulation:
     simulation, shape = data.simulation, data.sample_shape
     if simulation is None:
         raise UserError(
-            "this preset needs the official data set, which cannot be made here; see docs/data_cosmoflow.md"
+            "this preset requires the official data set, which cannot be generated; see "
+            "docs/data_cosmoflow.md"
         )
     if len(shape) != 4 or len(set(shape[:3])) != 1 or shape[3] != len(REDSHIFTS):
         raise UserError(f"data.sample_shape is {list(shape)}; universes give [n, n, n, {len(REDSHIFTS)}]")

@@ -36,7 +36,7 @@ def peak_memory(device: str | None) -> int | None:
 
 @contextmanager
 def oom_as_user_error() -> Iterator[None]:
-    """Raise UserError when a GPU has too little memory. Also a decorator."""
+    """Raise UserError if a GPU has too little memory. Also a decorator."""
     try:
         yield
     except tf.errors.ResourceExhaustedError as error:

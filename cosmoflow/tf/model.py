@@ -28,7 +28,7 @@ def build_model(
     ``precision`` is a Keras dtype policy. ``weight_decay`` is the factor of the L2 loss on the kernels of all
     dense layers but the last. ``seed`` draws the initial weights (Glorot uniform, the Keras default),
     and with ``dropout_seed`` the dropout masks: every rank needs its own, or all drop the same units. ``conv3d``
-    is the class of the convolutions. Raises ``UserError`` when the side of a sample cannot be halved once per
+    is the class of the convolutions. Raises ``UserError`` if the side of a sample cannot be halved once per
     block, and for float16 without a GPU, since TensorFlow's CPU pooling has no float16.
     """
     require_divisible(network, sample_shape)

@@ -38,7 +38,7 @@ def save(
 def restore(directory: Path, model: keras.Model, optimizer: keras.optimizers.Optimizer, world: World) -> int:
     """Restore the checkpoint in ``directory``; returns the epoch it was written after.
 
-    Raises UserError when it is missing, damaged or of another network, or was written by another number of ranks.
+    Raises UserError if it is missing, damaged or of another network, or was written by another number of ranks.
     """
     saved = checkpoint.load(directory)
     checkpoint.require_ranks(saved, directory, world.size)

@@ -29,7 +29,8 @@ FILTER: Matrix = ((6, 0, 0), (-4, -4, -4), (-4, 4, -4), (1, 2, 4), (1, -2, 4), (
 OUTPUT: Matrix = ((1, 1, 1, 1, 1, 0), (0, 1, -1, 2, -2, 0), (0, 1, 1, 4, 4, 0), (0, 1, -1, 8, -8, 1))
 
 TILES = 288
-"""Approximate number of tiles per block: enough for efficient matrix products, few enough for the cache."""
+"""Approximate number of tiles per block: large enough for efficient matrix products, small enough for the
+cache."""
 
 
 def winograd(x: Tensor, weight: Tensor) -> Tensor:

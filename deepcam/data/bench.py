@@ -18,7 +18,7 @@ def files_of(data: Path, samples: int) -> list[Path]:
 
 
 def epoch(way: Way, samples: int) -> Figures:
-    """Read the first ``samples`` training samples. Raises UserError when the data set cannot be read, or not in
+    """Read the first ``samples`` training samples. Raises UserError if the data set cannot be read, or not in
     this way."""
     from mlhpc.benchmarks.deepcam import Loading
     from mlhpc.common.data.assign import RankSamples

@@ -23,7 +23,7 @@ from mlhpc.errors import UserError
 
 Of = Literal["range", "value"]
 FAR = 0.10
-"""Relative error beyond which the paper calls a value off (section V-A: "larger than 10% error")."""
+"""Relative error above which the paper counts a value as wrong (section V-A: "larger than 10% error")."""
 _MOST_FAR = 0.10  # share of such values in a line that delta-paper keeps; the paper states no rule
 _SIMILAR = 2.0**-11  # relative: half the last place of float16, in which the paper hands fields out
 _MASK_LEVEL = 1
@@ -90,7 +90,7 @@ class Delta:
         delta.decode(self.lines(frame), out)
 
     def lines(self, frame: Frame) -> Lines:
-        """The lines of a frame. Raises UserError when it is malformed."""
+        """The lines of a frame. Raises UserError if it is malformed."""
         small = self.name == "delta-small"
         return delta.parse(library.inflated(frame, ("codes", "raw")) if small else frame)
 
@@ -98,7 +98,7 @@ class Delta:
         """``lines``. Raises UserError also where a value is not finite."""
         lines = self.lines(frame)
         if not np.isfinite(lines.raw).all():
-            raise frame.error("holds a value that is not finite", "raw")
+            raise frame.error("contains a non-finite value", "raw")
         return lines
 
     def _prove(self, array: npt.NDArray[np.float32], sections: Mapping[str, bytes], bound: Bound) -> None:
@@ -111,7 +111,7 @@ class Delta:
                 error = np.abs(decoded.astype(np.float64) - values)
             far = error > bound.allowed(values, np.full(len(values), channel))
             assert not (far & (decoded.view(np.uint32) != values.view(np.uint32))).any(), (
-                "the bound is not kept"
+                "the error bound is exceeded"
             )
 
 
@@ -164,7 +164,7 @@ LINES = ("delta", "delta-small", "delta-paper")
 """The codecs whose samples a GPU can decode."""
 _OURS: tuple[Codec, ...] = (*map(Delta, LINES), Zfp(), PLAIN)
 CODECS: dict[str, Codec] = {codec.name: codec for codec in (*_OURS, *library.LOSSLESS)}
-"""What decodes, by name."""
+"""Decoders by name."""
 
 
 def encoder(
@@ -182,10 +182,10 @@ def encoder(
         return CODECS[name]
     error = 1e-3 if max_error is None else max_error
     if not 1e-12 < error < 1:
-        raise UserError(f"--max-error {error}: give a share between 1e-12 and 1")
+        raise UserError(f"--max-error {error}: must be between 1e-12 and 1")
     of: Of = error_of or "range"
     if name == "zfp" and of == "value":
-        raise UserError("--error-of value: zfp keeps an absolute bound; take --error-of range, or delta")
+        raise UserError("--error-of value: zfp has an absolute bound; use --error-of range, or delta")
     return _BOUNDED[name](Bound(error, of, (maximum - minimum).astype(np.float64)))
 
 
@@ -196,7 +196,7 @@ def encode_sample(codec: Codec, field: npt.NDArray[np.float32], mask: npt.NDArra
 
 
 def decode_mask(frame: Frame, out: npt.NDArray[np.uint8]) -> None:
-    """Fill ``out`` [rows, columns] with the mask of a sample. Raises UserError when it is malformed."""
+    """Fill ``out`` [rows, columns] with the mask of a sample. Raises UserError if it is malformed."""
     if "mask" not in frame.sections:
         raise frame.error("it has no section 'mask'")
     stream = isal_zlib.decompressobj()
@@ -205,5 +205,5 @@ def decode_mask(frame: Frame, out: npt.NDArray[np.uint8]) -> None:
     except Exception as error:  # its errors are of no class of its own
         raise frame.error(f"not readable by zlib: {' '.join(str(error).split())[:160]}", "mask") from error
     if len(content) != out.size or not stream.eof:
-        raise frame.error(f"is no mask of {out.size} pixels", "mask")
+        raise frame.error(f"is not a mask of {out.size} pixels", "mask")
     out[...] = np.frombuffer(content, np.uint8).reshape(out.shape)

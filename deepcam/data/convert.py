@@ -30,7 +30,8 @@ from mlhpc.errors import UserError, count
 
 FOLDERS = ("train", "validation", "test")
 SETTINGS = ".conversion.json"
-"""Records how the files beside it were converted, so that a restart never mixes formats. Hidden: not staged."""
+"""Records how the files in its folder were converted, so that a restart never mixes formats. Hidden: not
+staged."""
 
 
 def convert(
@@ -56,7 +57,7 @@ def convert(
     a newer modification time are converted again. Each thread holds a sample in memory, 54 MiB at the published
     size.
 
-    Called by all ranks. Raises UserError, the same on all ranks, when a sample or the statistics are not as
+    Called by all ranks. Raises UserError, the same on all ranks, if a sample or the statistics are not as
     expected, or missing although the manifest of ``source`` lists them, or ``out`` cannot be written or holds
     files of another kind, or normalised with other statistics.
     """
@@ -67,8 +68,8 @@ def convert(
     codec = str(before.get("codec", "hdf5")) if as_stored else codec or "npy"
     if archive and codec not in CODECS:
         raise UserError(
-            f"--archive: a sample of {codec} is not one file of this suite; give a --codec besides npy and "
-            "npy-float16, such as plain, which keeps the values as they are"
+            f"--archive: a sample of {codec} is not a single file; use a --codec other than npy and "
+            f"npy-float16, such as plain, which keeps the values unchanged"
         )
     samples = on_rank0(world, lambda: _samples(source, before, as_stored))
     shape, statistics = on_rank0(world, lambda: _kind(source, samples[0][1]))
@@ -144,7 +145,7 @@ def _require_folders(source: Path, out: Path) -> None:
     if not source.is_dir():
         raise UserError(f"{source}: no such folder; give the folder with train/ and validation/ in it")
     if out.resolve() == source.resolve():
-        raise UserError(f"{out}: is the data set to convert; give another folder to write to")
+        raise UserError(f"{out}: is the data set to convert; choose another output folder")
 
 
 def _is_read(name: str) -> bool:
@@ -166,8 +167,8 @@ def _samples(source: Path, known: dict[str, Any], as_stored: bool) -> list[tuple
     ]
     if not as_stored and (known.get("lossy", False) or known.get("dtype", "float32") != "float32"):
         raise UserError(
-            f"{source}: is converted already, and lost something "
-            f"({known.get('codec', known.get('dtype'))}); give the "
+            f"{source}: was already converted by a lossy codec ({known.get('codec', known.get('dtype'))}); "
+            f"give the "
             "folder of the HDF5 samples"
         )
     return samples

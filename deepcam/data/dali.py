@@ -29,7 +29,7 @@ def batches(
     """``batches`` in order, read by ``read`` as stored, normalised by ``workers`` threads of DALI, or on the GPU,
     and then returned there, if ``device`` is not "cpu". ``shape`` is that of a sample.
 
-    Raises UserError when DALI is not installed, and naming the file when one cannot be read.
+    Raises UserError if DALI is not installed, and naming the file when one cannot be read.
     """
     dali, fn, types = load()
     if not batches:

@@ -40,7 +40,7 @@ _magnitude = (16 + (_byte & 15)) << ((_byte >> 4) & 7)
 _logarithmic = np.where(_byte < 128, _magnitude, -_magnitude)
 _logarithmic[0] = 0
 DIFFERENCES: npt.NDArray[np.int32] = np.stack([_logarithmic, _byte.astype(np.int8)]).astype(np.int32)
-"""[2, 256]: what the logarithmic and the linear byte stand for."""
+"""[2, 256]: values of the logarithmic and the linear bytes."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def segments_of(kinds: npt.NDArray[np.uint8], columns: int) -> npt.NDArray[np.in
 
 
 def parse(frame: Frame) -> Lines:
-    """The lines of a frame. Raises UserError when its sections do not fit each other or the frame's shape."""
+    """The lines of a frame. Raises UserError if its sections do not fit each other or the frame's shape."""
     frame.require(frame.codec, np.float32, frame.shape)
     if len(frame.shape) != 3 or not 0 < frame.shape[1] <= 1 << MOST_LOG2:
         raise frame.error(f"shape {list(frame.shape)} is not that of a field")
@@ -89,14 +89,14 @@ def parse(frame: Frame) -> Lines:
     kinds: npt.NDArray[Any] = frame.array("kinds", "u1", rows * channels)
     log2 = kinds >> 1
     if ((kinds > RAW) & ((log2 < LEAST_LOG2) | (log2 > MOST_LOG2))).any():
-        raise frame.error("holds an unknown kind of line", "kinds")
+        raise frame.error("contains an unknown kind of line", "kinds")
     segments, is_raw, is_coded = segments_of(kinds, columns), kinds == RAW, kinds > RAW
     pivots: npt.NDArray[Any] = frame.array("pivots", "<f4", int(segments.sum()))
     units: npt.NDArray[Any] = frame.array("units", "i1", int(segments.sum()))
     if len(units) and not LEAST_UNIT <= int(units.min()) <= int(units.max()) <= MOST_UNIT:
-        raise frame.error(f"holds an exponent out of [{LEAST_UNIT}, {MOST_UNIT}]", "units")
+        raise frame.error(f"contains an exponent outside [{LEAST_UNIT}, {MOST_UNIT}]", "units")
     if not (np.abs(pivots) < MOST_PIVOT).all():  # nor NaN
-        raise frame.error("holds a pivot that is not finite, or too large to add to", "pivots")
+        raise frame.error("contains a pivot that is not finite or too large", "pivots")
     codes: npt.NDArray[Any] = frame.array("codes", "u1", int(is_coded.sum()) * columns)
     raw: npt.NDArray[Any] = frame.array("raw", "<f4", int(is_raw.sum()) * columns)
     first = np.where(is_raw, np.cumsum(is_raw) - 1, np.cumsum(segments) - segments)

@@ -20,7 +20,7 @@ from mlhpc.deepcam.data.delta import (
 
 Floats = npt.NDArray[np.float32]
 Accept = Callable[[Floats, Floats, npt.NDArray[np.intp]], npt.NDArray[np.bool_]]
-"""(values [lines, columns], decoded, line numbers) -> which lines are near enough to be kept so."""
+"""(values [lines, columns], decoded, line numbers) -> which lines satisfy the error bound."""
 
 _LARGEST = {0: 31 << 7, 1: 127}  # difference of a code, units
 _SHORTER = (8, 6, LEAST_LOG2)  # log2 of the columns of a segment, where the whole line in one does not do

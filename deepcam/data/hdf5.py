@@ -91,21 +91,21 @@ def read(path: Path) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
 def find_statistics(root: Path) -> Path:
     """``stats.h5`` of a data set: at its root, as the public reference reads it, or in ``train/``.
 
-    Raises UserError when there is none.
+    Raises UserError if there is none.
     """
     for path in (root / "stats.h5", root / "train" / "stats.h5"):
         if path.exists():
             return path
     raise UserError(
-        f"{root / 'stats.h5'}: missing, and not in train/ either; it holds climate/minval and climate/maxval "
-        "of the channels and comes with the data set"
+        f"{root / 'stats.h5'}: missing, also in train/; it contains climate/minval and climate/maxval of "
+        f"the channels and is part of the data set"
     )
 
 
 def read_statistics(root: Path, channels: int) -> Statistics:
     """The statistics of the data set at ``root``.
 
-    Raises UserError when ``stats.h5`` is missing or damaged, has another number of channels, or has values
+    Raises UserError if ``stats.h5`` is missing or damaged, has another number of channels, or has values
     that are useless for normalisation: not finite, or a maximum that is not above the minimum.
     """
     path = find_statistics(root)
@@ -114,8 +114,8 @@ def read_statistics(root: Path, channels: int) -> Statistics:
     for name, values in zip(("minval", "maxval"), extremes, strict=True):
         if values.shape != (channels,) or values.dtype.kind != "f":
             raise UserError(
-                f"{path}: climate/{name} has shape {list(values.shape)} of {values.dtype}, expected {channels} "
-                "floating-point channels; use the file that belongs to this data set"
+                f"{path}: climate/{name} has shape {list(values.shape)} of {values.dtype}, expected "
+                f"{channels} floating-point channels; use the file of this data set"
             )
     minimum, maximum = extremes
     for channel, (low, high) in enumerate(zip(minimum, maximum, strict=True)):
@@ -123,8 +123,8 @@ def read_statistics(root: Path, channels: int) -> Statistics:
             scale = np.float32(1 / (high - low))
         if not (high > low and 0 < scale < np.inf):
             raise UserError(
-                f"{path}: {channel_name(channel, channels)} goes from {low} to {high}, which is useless "
-                "for normalisation; compute the statistics again from the training samples"
+                f"{path}: {channel_name(channel, channels)} goes from {low} to {high}, which cannot be "
+                f"used for normalisation; compute the statistics again from the training samples"
             )
     return Statistics(minimum, maximum)
 
@@ -168,7 +168,7 @@ def _dataset(file: Any, path: Path, name: str) -> Any:
 
 
 def _require_own_files(dataset: Any, path: Path) -> None:
-    """Raise UserError when an array is stored in a file outside the sample's folder: a foreign data set must not
+    """Raise UserError if an array is stored in a file outside the sample's folder: a foreign data set must not
     read other files."""
     sources = [dataset.file.filename, *(name for name, *_ in dataset.external or ())]
     if dataset.is_virtual:

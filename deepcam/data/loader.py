@@ -175,7 +175,7 @@ class Loader:
                 yield x.permute(0, 3, 1, 2).to(dtype), y  # DALI's are float32; others have the type already
 
     def _require_memory(self) -> None:
-        """Raise UserError when not all samples fit into memory."""
+        """Raise UserError if not all samples fit into memory."""
         pool = self.samples.eval_pool
         samples = self.samples.train_pool.samples + len(
             range(self.samples.pool_rank, pool.samples, pool.ranks)

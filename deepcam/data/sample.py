@@ -36,7 +36,7 @@ files in bytes."""
 _SUFFIXES = (".h5", ".npy", ".mlc")
 CLASSES = 3  # background, tropical cyclone, atmospheric river
 UNENCODED = ("hdf5", "npy", "npy-float16")
-"""Formats that no codec is needed for, by the names that manifests may have."""
+"""Formats without a codec, by their names in manifests."""
 _NPY_MAGIC = b"\x93NUMPY"
 _BLOCK = 1 << 20  # bytes of a block of rows; two threads' blocks fit their cores' level-2 caches
 
@@ -50,7 +50,7 @@ def is_sample(path: Path) -> bool:
 def list_samples(directory: Path, expected: int | None = None) -> list[Sample]:
     """The samples of ``directory`` sorted by name, files or members of its archives; indices refer to this list.
 
-    Raises ``UserError`` when there are none, fewer than ``expected``, or files of both layouts; those beyond
+    Raises ``UserError`` if there are none, fewer than ``expected``, or files of both layouts; those beyond
     ``expected`` are left out.
     """
     if not directory.is_dir():
@@ -62,9 +62,7 @@ def list_samples(directory: Path, expected: int | None = None) -> list[Sample]:
             f"{len(samples)}"
         )
     if len(suffixes := sorted({file_of(sample).suffix for sample in samples})) > 1:
-        raise UserError(
-            f"{directory}: has samples as {' and as '.join(suffixes)}; leave one of the two in it"
-        )
+        raise UserError(f"{directory}: has samples as {' and as '.join(suffixes)}; keep only one kind")
     return samples[:expected]
 
 
@@ -75,13 +73,13 @@ def require_layout(dataset: Manifest) -> None:
         require(dataset.facts, CODECS, dataset.root / NAME)
     if "dtype" not in dataset.facts and any(file.path.endswith(".npy") for file in dataset.files):
         raise UserError(
-            f"{dataset.root}: its .npy files have no manifest that describes them, and a sample is two of them; "
-            "convert them with mlhpc data convert deepcam"
+            f"{dataset.root}: its .npy files have no manifest; convert the HDF5 samples with mlhpc data "
+            f"convert deepcam"
         )
 
 
 def sample_shape(path: Sample) -> tuple[int, int, int]:
-    """[rows, columns, channels] of a sample of any format. Raises UserError when the file is not a sample."""
+    """[rows, columns, channels] of a sample of any format. Raises UserError if the file is not a sample."""
     if isinstance(path, Member):
         rows, columns, channels = frame.unpack(archive.read(path), path).shape
         return rows, columns, channels
@@ -325,7 +323,7 @@ def _take_mask(
     if stored.max() >= CLASSES or stored.min() < 0:
         row, column = np.argwhere((stored >= CLASSES) | (stored < 0))[0]
         raise UserError(
-            f"{path}: {name} is {stored[row, column]} at row {first_row + row}, column {column}, but classes "
-            f"go from 0 to {CLASSES - 1}; remove or fix the file"
+            f"{path}: {name} is {stored[row, column]} at row {first_row + row}, column {column}, but "
+            f"classes are 0 to {CLASSES - 1}; remove or fix the file"
         )
     np.copyto(y, stored, casting="unsafe")

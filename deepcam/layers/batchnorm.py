@@ -145,7 +145,7 @@ def _per_channel(values: Tensor) -> Tensor:
 def group_batchnorm(model: nn.Module, world: World, group_size: int) -> None:
     """Let every ``group_size`` neighbouring ranks share batch-norm statistics. All ranks call it.
 
-    Raises ``UserError`` when the ranks cannot be divided into such groups.
+    Raises ``UserError`` if the ranks cannot be divided into such groups.
     """
     if world.size % group_size:
         raise UserError(

@@ -9,7 +9,7 @@ from torch import Tensor
 from mlhpc.common.pytorch.foreach import multiply_each
 
 CACHE = 2**20
-"""Weights updated at a time on a CPU, so that they, their gradients and state stay in its caches."""
+"""Weights updated at a time on a CPU, so that they, their gradients and state remain in its caches."""
 
 
 class Lamb(torch.optim.Optimizer):

@@ -27,14 +27,15 @@ MIN_WARM_CORE = 0.8
 MIN_WARMER_THAN_SIDES = 0.0
 """Of the same, above the mean to the east, west, north and south, K."""
 MIN_WIND = 17.0
-"""Mean tangential wind at 850 hPa that a cyclone has somewhere and at the edge of its mask, m/s: a gale."""
+"""Minimum of a cyclone's largest mean tangential wind at 850 hPa, and the wind at the edge of its mask, m/s:
+a gale."""
 WINDOW = np.deg2rad(7.75)
 """One cyclone in a window of this angle."""
 CORE_REACH = np.deg2rad(5.0)
 CORE_RADIUS = np.deg2rad(2.0)
-"""The pressure minimum is this near the vorticity maximum."""
+"""Maximum distance of the pressure minimum from the vorticity maximum."""
 TROPICS = np.deg2rad(40.0)
-"""No cyclone is looked for beyond."""
+"""Cyclones are searched up to this latitude."""
 
 MIN_VAPOUR = 20.0
 """Of a river's column, kg/m² (Ralph et al. 2004: 2 cm)."""

@@ -30,8 +30,8 @@ def show(sample_file: Path, out_png: Path) -> None:
     """Draw water vapour and sea-level pressure large and all channels small, with the outlines of the mask,
     the range and mean of each channel and the share of each class.
 
-    ``sample_file`` is ``data-*.h5`` or ``data-*.npy``. Raises UserError when it is missing or damaged or has
-    not sixteen channels, and when the picture cannot be written.
+    ``sample_file`` is ``data-*.h5`` or ``data-*.npy``. Raises UserError if it is missing or damaged or has
+    not sixteen channels, and when the image cannot be written.
     """
     # Not pyplot: it looks for a screen and keeps every figure.
     from matplotlib.figure import Figure

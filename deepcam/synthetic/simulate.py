@@ -27,7 +27,7 @@ from mlhpc.errors import UserError, count
 STATISTICS = "stats.h5"
 
 GENERATOR = 2
-"""Version of the generated weather: it rises whenever a seed gives other samples."""
+"""Version of the generated weather, incremented whenever a seed gives different samples."""
 
 
 def simulate(
@@ -84,7 +84,7 @@ def make(data: Data, out: Path, world: World, workers: int) -> None:
 def _checked(data: Data) -> Simulation:
     if data.simulation is None:
         raise UserError(
-            "this preset needs the official data set, which cannot be made here; see docs/data_deepcam.md"
+            "this preset requires the official data set, which cannot be generated; see docs/data_deepcam.md"
         )
     if data.sample_shape[2] != len(CHANNELS):
         raise UserError(
@@ -117,7 +117,7 @@ def write_statistics(
     """Write ``root/stats.h5``: ``climate/minval`` and ``climate/maxval``, float32 ``[16]``, over the samples
     ``names``. Called by all ranks; ``advance`` counts this rank's files.
 
-    Raises UserError, the same on all ranks, when a sample cannot be read or the file not be written.
+    Raises UserError, the same on all ranks, if a sample cannot be read or the file not be written.
     """
     mine = names[world.rank :: world.size]
     parts = on_all_ranks(

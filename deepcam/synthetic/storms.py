@@ -11,7 +11,7 @@ DENSITY = 1.15
 """Of the air near the sea, kg/m³."""
 
 WARM_SEA = 299.5
-"""Cyclones live over water of at least this temperature, K (26.5 °C: Gray 1968)."""
+"""Minimum water temperature for cyclones, K (26.5 °C: Gray 1968)."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Disturbance:
     warming: Field
     """K, of the column from 1000 to 200 hPa"""
     moisture: Field
-    """How much of the column's lack of water vapour is made up, 0 to 1."""
+    """Share of the column's deficit of water vapour that is added, 0 to 1."""
     rain: Field
     """m/s"""
 
@@ -46,7 +46,7 @@ class Cyclone:
     shape: float
     """Holland's B."""
     core: float = 1.0
-    """Factor on the warming that such a wind goes with; below 0 the core is cold."""
+    """Factor on the warming associated with the wind; below 0 the core is cold."""
     low: float = 1.0
     """Share of the low pressure that balances the wind."""
 

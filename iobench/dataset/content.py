@@ -2,7 +2,7 @@
 
 Random generators that can start anywhere (counter-based, Salmon et al. 2011, "Parallel random numbers: as easy as
 1, 2, 3") are slower than a disk. So one block of random words is drawn once, and each block of a sample is a
-stretch of it from a place of its own, every word combined by exclusive or with a key of its own. No compressor
+stretch of it from a place of its own, every word combined by exclusive or with a separate key. No compressor
 finds the stretches in each other: its bytes repeat only where two keys agree.
 """
 

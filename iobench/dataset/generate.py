@@ -16,7 +16,7 @@ from mlhpc.iobench.definition.schema import Dataset
 from mlhpc.iobench.formats.formats import find
 
 FRAMING = 1.02
-"""Room left for what formats add to the samples."""
+"""Free space reserved for the overhead of formats."""
 SPLITS: tuple[Split, ...] = ("train", "validation")
 _content: dict[tuple[int, float], Content] = {}  # of this process: made once, 8 MiB
 
@@ -39,7 +39,7 @@ def generate(dataset: Dataset, root: Root, world: World, workers: int) -> Genera
     """Write the files of ``dataset`` that ``root`` lacks; the same bytes for any number of ranks and ``workers``.
     Called by all ranks.
 
-    Every file has its name only once it is whole. Raises UserError, the same on all ranks, when ``root`` holds
+    Every file has its name only once it is whole. Raises UserError, the same on all ranks, if ``root`` holds
     another data set, the library of the format is missing, or the file system is or would be full.
     """
     layout = Layout(root, dataset)
@@ -70,13 +70,13 @@ def require_data(dataset: Dataset, root: Root) -> None:
     command = f"generate it with 'mlhpc io generate WORKLOAD --data {root}'"
     found = layout.place.record()
     if found is None:
-        raise UserError(f"{root}: no data set of this tool; {command}")
+        raise UserError(f"{root}: not a data set of mlhpc io; {command}")
     wanted = layout.record()
     if found != wanted:
         keys = sorted(key for key in found.keys() | wanted.keys() if found.get(key) != wanted.get(key))
         differing = "; ".join(f"{key} is {found.get(key)}, not {wanted.get(key)}" for key in keys[:3])
         raise UserError(
-            f"{root}: holds the data of another workload: {differing}; give another folder with --data"
+            f"{root}: contains the data of another workload: {differing}; choose another folder with --data"
         )
     for split in SPLITS:
         if not layout.files(split):

@@ -30,10 +30,10 @@ from mlhpc.iobench.formats.counting import ReadStatistics, clock
 
 T = TypeVar("T")
 CONNECT_S = 10
-"""Seconds after which a server that does not answer counts as gone."""
+"""Seconds after which a server that does not respond counts as unavailable."""
 READ_S = 60
 CONNECTIONS = 1024
-"""Of a rank at once; opened when they are needed. More than any rank has reader threads."""
+"""Maximum connections of a rank, opened on demand. More than any rank has reader threads."""
 S3 = ("s3", "s3a")
 CUT_OFF = ("ClientPayloadError", "IncompleteReadError", "IncompleteRead")
 """Errors of a response that ended early: the client library's attempts are over once its headers are there."""
@@ -103,14 +103,14 @@ class ObjectStore:
         except FileNotFoundError:
             return None
         except (ValueError, RecursionError) as error:
-            raise UserError(f"{path}: cannot be read: {error}; give another --data") from None
+            raise UserError(f"{path}: cannot be read: {error}; choose another --data") from None
         return {printable(key): clean(item) for key, item in value.items()}
 
     def claim(self, record: Mapping[str, Any]) -> None:
         found = self.record()
         if found is None:
             if self._listed(""):
-                raise UserError(f"{self}: not empty, and not started by this command; give another prefix")
+                raise UserError(f"{self}: not empty and not created by this command; choose another prefix")
             text = json.dumps(record, indent=1).encode()
             (self / RECORD)._put(lambda fs, key: fs.pipe_file(key, text))
             found = self.record() or {}
@@ -118,7 +118,8 @@ class ObjectStore:
         if found != wanted:
             differ = sorted(key for key in found.keys() | wanted.keys() if found.get(key) != wanted.get(key))
             raise UserError(
-                f"{self}: holds a data set made with another {', '.join(differ)}; remove it or give another prefix"
+                f"{self}: holds a data set made with another {', '.join(differ)}; remove it or choose "
+                f"another prefix"
             )
 
     def missing(self, names: Sequence[str]) -> list[str]:
@@ -148,8 +149,8 @@ class ObjectStore:
 
     def _no_room(self, error: OSError) -> UserError:
         return UserError(
-            f"{tempfile.gettempdir()}: cannot be written: {error.strerror or error}; a file of the data set is "
-            "made there before it is sent: set TMPDIR to a folder with room"
+            f"{tempfile.gettempdir()}: cannot be written: {error.strerror or error}; files of the data set "
+            f"are written there before the upload: set TMPDIR to a folder with enough space"
         )
 
     def size(self, name: str) -> int:
@@ -181,7 +182,7 @@ class ObjectStore:
             return self._call(what, work)
         except FileNotFoundError:
             raise UserError(
-                f"{self}: cannot be {what}: there is no such object; generate the data again"
+                f"{self}: cannot be {what}: there is no such object; regenerate the data"
             ) from None
 
     def _put(self, work: Callable[[Any, str], object]) -> None:
@@ -191,7 +192,7 @@ class ObjectStore:
             raise UserError(f"{self}: cannot be written: there is no such bucket; create it first") from None
 
     def _call(self, what: str, work: Callable[[Any, str], T]) -> T:
-        """``work(file system, path)`` of this URL. Raises FileNotFoundError where there is no such object or
+        """``work(file system, path)`` of this URL. Raises FileNotFoundError if there is no such object or
         bucket, UserError for everything else."""
         filesystem = self._client()
         try:
@@ -254,7 +255,7 @@ _one_at_a_time = threading.Lock()
 
 @cache
 def _filesystem(protocol: str, endpoint: str, region: str, path_style: bool | None, attempts: int) -> Any:
-    """The client for a kind of store, one for each process. Raises UserError where it cannot be had."""
+    """The client for a kind of store, one for each process. Raises UserError if it cannot be had."""
     try:
         import fsspec
 
@@ -286,7 +287,7 @@ def _filesystem(protocol: str, endpoint: str, region: str, path_style: bool | No
         inspect.signature(kind.__init__).bind(None, **options)  # before there is half a client
     except TypeError as error:
         raise UserError(
-            f"{protocol}:// cannot be used: a URL does not suffice ({error}); use s3://"
+            f"{protocol}:// cannot be used: a URL is not sufficient ({error}); use s3://"
         ) from None
     filesystem = kind(**options)
     if hasattr(filesystem, "retries"):

@@ -18,7 +18,7 @@ from mlhpc.iobench.formats.access import Bytes, CountedFile
 from mlhpc.iobench.formats.counting import ReadStatistics
 
 RECORD = ".iobench.json"
-"""What the data set in a place is, beside it: a run refuses one of another workload."""
+"""Describes the data set in its folder: a run refuses that of another workload."""
 
 
 class Place(Protocol):
@@ -33,10 +33,10 @@ class Place(Protocol):
         """What a result says of it."""
 
     def record(self) -> dict[str, Any] | None:
-        """What data set it holds; None where there is none of this tool."""
+        """What data set it holds; None if there is none of this tool."""
 
     def claim(self, record: Mapping[str, Any]) -> None:
-        """Make it the place of this data set. Raises UserError when it holds anything else."""
+        """Make it the place of this data set. Raises UserError if it holds anything else."""
 
     def missing(self, names: Sequence[str]) -> list[str]:
         """Those files among ``names`` that it lacks, ready to be written."""
@@ -45,7 +45,7 @@ class Place(Protocol):
         """The files of ``train`` or ``validation`` that it has."""
 
     def require_space(self, needed: int) -> None:
-        """Raise UserError when ``needed`` bytes certainly do not fit."""
+        """Raise UserError if ``needed`` bytes certainly do not fit."""
 
     def write(self, name: str, fill: Callable[[int], None]) -> int:
         """Have ``fill`` write a file through a descriptor; returns its bytes. The file has its name only once
@@ -88,7 +88,7 @@ class Folder:
             return None
         except (OSError, ValueError, RecursionError) as error:
             raise UserError(
-                f"{path}: cannot be read: {error}; generate the data again, or give another --data"
+                f"{path}: cannot be read: {error}; regenerate the data, or choose another --data"
             ) from None
 
     def claim(self, record: Mapping[str, Any]) -> None:
@@ -105,8 +105,8 @@ class Folder:
         if needed > there.free_bytes:
             raise UserError(
                 f"{self.root}: needs {format_bytes(needed)}, {there.mount_point} has "
-                f"{format_bytes(there.free_bytes)} free; free some, or make the data set "
-                "smaller (--set dataset.files=...)"
+                f"{format_bytes(there.free_bytes)} free; free some, or reduce the data set (--set "
+                f"dataset.files=...)"
             )
 
     def write(self, name: str, fill: Callable[[int], None]) -> int:

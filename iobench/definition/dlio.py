@@ -213,7 +213,7 @@ def _checkpoint(table: dict[str, Any], model: dict[str, Any], trains: bool) -> d
     sizes: dict[str, Any] = {}
     for key in ("optimization_groups", "layer_parameters"):
         if model.get(key):
-            raise BadKey(("model", key), f"model.{key}: checkpoints of stated layers are not emulated")
+            raise BadKey(("model", key), f"model.{key}: checkpoints of given layers are not emulated")
     if model.get("type") == "transformer":
         sizes = {"total_bytes": transformer_bytes(model)}
     elif size := model.get("model_size_bytes", model.get("model_size", table.get("model_size", 10240))):

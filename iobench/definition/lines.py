@@ -9,7 +9,7 @@ _KEY = re.compile(r"""\s*((?:[A-Za-z0-9_-]+|"[^"]*")(?:\s*\.\s*[A-Za-z0-9_-]+)*)
 
 
 def toml_line(text: str, keys: Sequence[str]) -> int | None:
-    """The line, from 1, of the innermost part of the dotted ``keys`` that the text names; None where it names
+    """The line, from 1, of the innermost part of the dotted ``keys`` that the text names; None if it names
     none.
 
     Workloads are plain tables and keys; keys inside an inline table have the line of that table.

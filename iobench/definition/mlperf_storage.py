@@ -95,10 +95,10 @@ def required(workload: Workload, memory_bytes: int, accelerators: int, clients: 
     accelerators in all. Raises UserError for a workload without data, and numbers below 1."""
     dataset = workload.dataset
     if dataset is None:
-        raise UserError(f"{workload.name} reads no data: there is nothing to size")
+        raise UserError(f"{workload.name} reads no data, so it has no data size")
     for name, value in (("--memory", memory_bytes), ("--accelerators", accelerators), ("--clients", clients)):
         if value < 1:
-            raise UserError(f"{name} {value}: give 1 or more")
+            raise UserError(f"{name} {value}: must be at least 1")
     file_bytes = dataset.samples_per_file * dataset.sample_bytes
     batch = accelerators * workload.reader.batch_size
     for_memory = math.ceil(MEMORIES * memory_bytes * clients / file_bytes)
@@ -127,16 +127,16 @@ def findings(
         )
     steps = workload.steps_per_epoch(accelerators)
     if steps < STEPS:
-        found.append(f"{steps} steps an epoch, {STEPS} are required: dataset.files={needed.files}")
+        found.append(f"{steps} steps per epoch, {STEPS} are required: dataset.files={needed.files}")
     epochs = own.epochs if own else 5
     if workload.train.epochs != epochs or workload.train.steps:
         found.append(f"{workload.train.epochs} epochs, {epochs} whole ones are required")
     threshold = own.au_percent if own else workload.metric.au_percent
     if threshold is None:
-        found.append("the workload states no utilisation to reach (metric.au_percent)")
+        found.append("the workload has no utilisation threshold (metric.au_percent)")
     warm_ups = own.warm_ups if own else 0
     if runs and len(runs) < RUNS + warm_ups:
-        wanted = f"{RUNS} after one to warm up" if warm_ups else f"{RUNS}"
+        wanted = f"{RUNS} after one warm-up run" if warm_ups else f"{RUNS}"
         found.append(f"{len(runs)} runs, {wanted} are required")
     for number, utilisation in enumerate(runs[warm_ups:], 1 + warm_ups):
         if utilisation is None or (threshold is not None and utilisation < threshold):
@@ -149,7 +149,7 @@ def _changes(workload: Workload, own: Official | None) -> list[str]:
     """What of ``workload`` is not as in the round's file, and may not be changed."""
     if own is None:
         names = sorted({f"mlperf_{each.name}" for each in _OFFICIAL})
-        return [f"the workload {workload.name} is none of MLPerf Storage's: {', '.join(names)}"]
+        return [f"the workload {workload.name} is not one of MLPerf Storage: {', '.join(names)}"]
     stated, wanted = _fixed(workload), _fixed(load.load(f"mlperf_{own.name}"))
     found = [
         f"{key} is {json.dumps(stated[key])}, {json.dumps(wanted[key])} in {own.name} of {own.round}"
@@ -164,8 +164,8 @@ def _changes(workload: Workload, own: Official | None) -> list[str]:
             for name, (batch, seconds) in each.accelerators.items()
         ]
         found.append(
-            f"steps of {workload.reader.batch_size} samples in {workload.train.computation.expected:g} s are of "
-            f"no accelerator of {own.name}: {', '.join(known)}"
+            f"steps of {workload.reader.batch_size} samples in {workload.train.computation.expected:g} s "
+            f"match no accelerator of {own.name}: {', '.join(known)}"
         )
     return found
 

@@ -46,7 +46,7 @@ Count = Annotated[PositiveInt, Field(le=LARGEST)]
 CountOrNone = Annotated[NonNegativeInt, Field(le=LARGEST)]
 Bytes = Annotated[PositiveInt, Field(le=LARGEST), BeforeValidator(parse_bytes)]
 BytesOrNone = Annotated[NonNegativeInt, Field(le=LARGEST), BeforeValidator(parse_bytes)]
-"""Zero has a meaning of its own, which the field describes."""
+"""Zero has a special meaning, described by the field."""
 
 
 class Duration(FrozenModel):

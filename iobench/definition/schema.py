@@ -21,19 +21,23 @@ class Dataset(FrozenModel):
     format: FormatName
     files: Count
     samples_per_file: Count = 1
-    sample_bytes: Bytes = Field(description="mean size of a sample's content, without the format's framing")
-    sample_bytes_stdev: BytesOrNone = Field(0, description="sizes are normal, cut off at mean/100")
-    total_bytes: BytesOrNone = Field(0, description="if given, checked against the product; 0: not stated")
+    sample_bytes: Bytes = Field(description="mean size of a sample, without the overhead of the format")
+    sample_bytes_stdev: BytesOrNone = Field(
+        0, description="sizes are normally distributed, truncated at mean/100"
+    )
+    total_bytes: BytesOrNone = Field(0, description="if given, checked against the product; 0: not given")
     eval_files: CountOrNone = 0
-    compressibility: float = Field(1.0, ge=1, description="raw to deflated size; 1: incompressible")
+    compressibility: float = Field(
+        1.0, ge=1, description="ratio of raw to compressed size; 1: incompressible"
+    )
     compression: Literal["none", "gzip", "lzf"] = Field(
         "none", description="filter of HDF5; gzip of TFRecord"
     )
     compression_level: int = Field(4, ge=1, le=9)
     chunk_bytes: BytesOrNone = Field(
-        0, description="of HDF5 chunks; 0: contiguous, or a sample if compressed"
+        0, description="size of HDF5 chunks; 0: contiguous, or one sample if compressed"
     )
-    columns: Count = Field(1024, description="numbers in a row of CSV")
+    columns: Count = Field(1024, description="numbers per row of CSV")
     seed: CountOrNone = 2020
 
     @property
@@ -85,10 +89,10 @@ class Extent(FrozenModel):
 
     offset: BytesOrNone = Field(0, description="from the start of the sample")
     bytes: Bytes
-    transfer_bytes: BytesOrNone = Field(0, description="largest read; 0: all at once")
+    transfer_bytes: BytesOrNone = Field(0, description="maximum size of a read; 0: all at once")
 
 
-NO_PASSWORDS = "credentials in a URL would be recorded; give them as AWS_ACCESS_KEY_ID and so on"
+NO_PASSWORDS = "credentials in a URL would be recorded; set AWS_ACCESS_KEY_ID and so on instead"
 
 
 def has_password(url: str) -> bool:
@@ -106,16 +110,16 @@ class Storage(FrozenModel):
     """An object store that the data is in, and how it is reached. Credentials are looked up by its client library,
     and never part of a workload."""
 
-    url: str = Field("", description="s3://bucket/prefix; --data comes first")
+    url: str = Field("", description="s3://bucket/prefix; --data overrides it")
     endpoints: Annotated[tuple[str, ...], BeforeValidator(_split)] = Field(
         (),
-        description="URLs of the server, separated by commas; rank r uses number r modulo how many there are",
+        description="URLs of the server, separated by commas; rank r uses number r modulo their count",
     )
     region: str = ""
     path_style: bool | None = Field(
-        None, description="the bucket in the path of a request; none: where endpoints are given"
+        None, description="put the bucket into the path of a request; none: only if endpoints are given"
     )
-    attempts: Count = Field(5, description="of a request before the server counts as gone")
+    attempts: Count = Field(5, description="attempts per request before the server counts as unavailable")
 
     @model_validator(mode="after")
     def _no_passwords(self) -> Self:
@@ -127,16 +131,16 @@ class Storage(FrozenModel):
 class Reader(FrozenModel):
     """How each rank reads."""
 
-    batch_size: Count = Field(1, description="samples of a rank in a step")
+    batch_size: Count = Field(1, description="samples per rank and step")
     eval_batch_size: Count = 1
     threads: CountOrNone = Field(
-        1, description="that read ahead; 0: the loop reads for itself, nothing hidden"
+        1, description="reader threads; 0: the loop itself reads, so no I/O is hidden"
     )
-    prefetch: Count = Field(2, description="batches that may be ready or in work")
-    partition: bool = Field(True, description="each rank reads its part of the samples; false: all of them")
+    prefetch: Count = Field(2, description="maximum number of batches ready or in progress")
+    partition: bool = Field(True, description="each rank reads its part of the samples; false: all samples")
     file_order: Literal["sequential", "shuffled"] = "sequential"
     sample_order: Literal["sequential", "shuffled", "random"] = Field(
-        "sequential", description="of all samples of the rank; random: with replacement"
+        "sequential", description="order of all samples of the rank; random: with replacement"
     )
     transfer_bytes: BytesOrNone = Field(0, description="largest read; 0: a sample at once")
     advice: Literal["normal", "sequential", "random"] = Field(
@@ -147,10 +151,10 @@ class Reader(FrozenModel):
     metadata_bytes: BytesOrNone = Field(0, description="an extra read of this size before each sample")
     load_all: bool = Field(False, description="read all samples into memory before the first step")
     extents: tuple[Extent, ...] = Field(
-        (), description="what is read of a sample, in this order (binary); none: all of it, once"
+        (), description="parts of a sample to read, in this order (binary); none: the whole sample once"
     )
-    preprocess: Duration = Field(Duration(mean=0.0), description="seconds a thread spends on a sample")
-    preprocess_threads: CountOrNone = Field(0, description="that do so; 0: the reader threads")
+    preprocess: Duration = Field(Duration(mean=0.0), description="seconds of preprocessing per sample")
+    preprocess_threads: CountOrNone = Field(0, description="threads for preprocessing; 0: the reader threads")
 
     @model_validator(mode="after")
     def _threads_agree(self) -> Self:
@@ -161,8 +165,8 @@ class Reader(FrozenModel):
 
 class Train(FrozenModel):
     epochs: Count = 1
-    steps: CountOrNone = Field(0, description="of all epochs together; 0: whole epochs")
-    computation: Duration = Field(Duration(mean=0.0), description="seconds of compute in a step")
+    steps: CountOrNone = Field(0, description="steps of all epochs; 0: whole epochs")
+    computation: Duration = Field(Duration(mean=0.0), description="seconds of computation per step")
     barrier: bool = Field(
         True, description="ranks wait for each other after each step, as an all-reduce does"
     )
@@ -176,13 +180,15 @@ class Evaluation(FrozenModel):
 class Checkpoint(FrozenModel):
     """Files written while training (``every_*``), or ``writes`` and ``reads`` of them after it."""
 
-    files: tuple[Bytes, ...] = Field((), description="sizes of the files that one writer writes")
-    total_bytes: BytesOrNone = Field(0, description="instead of files: shared equally by the writing ranks")
+    files: tuple[Bytes, ...] = Field((), description="sizes of the files of each writer")
+    total_bytes: BytesOrNone = Field(
+        0, description="instead of files: divided equally among the writing ranks"
+    )
     ranks: Literal["first", "all"] = "first"
     every_steps: CountOrNone = 0
     every_epochs: CountOrNone = 0
     writes: CountOrNone = Field(0, description="checkpoints written after training")
-    reads: CountOrNone = Field(0, description="and read back, caches cleared")
+    reads: CountOrNone = Field(0, description="checkpoints read back afterwards, with cleared caches")
     fsync: bool = True
     transfer_bytes: Bytes = 4 << 20
 
@@ -204,15 +210,17 @@ class Checkpoint(FrozenModel):
 class Metric(FrozenModel):
     """What is computed from the times."""
 
-    au_percent: PositiveFloat | None = Field(None, le=100, description="accelerator utilisation to reach")
-    exclude_start_steps: CountOrNone = Field(1, description="of each epoch, left out of the utilisation")
+    au_percent: PositiveFloat | None = Field(None, le=100, description="required accelerator utilisation")
+    exclude_start_steps: CountOrNone = Field(1, description="steps per epoch excluded from the utilisation")
     exclude_end_steps: CountOrNone = 0
 
 
 class Workload(FrozenModel):
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
     description: str = ""
-    suite: Literal["", "dlio", "mlperf-storage", "mlhpc"] = Field("", description="where it is defined")
+    suite: Literal["", "dlio", "mlperf-storage", "mlhpc"] = Field(
+        "", description="the benchmark suite that defines it"
+    )
     dataset: Dataset | None = Field(None, description="none: nothing is read")
     storage: Storage = Storage()
     reader: Reader = Reader()
@@ -220,7 +228,7 @@ class Workload(FrozenModel):
     evaluation: Evaluation = Evaluation()
     checkpoint: Checkpoint = Checkpoint()
     metric: Metric = Metric()
-    without_effect: tuple[str, ...] = Field((), description="keys of DLIO's file that change nothing here")
+    without_effect: tuple[str, ...] = Field((), description="keys of DLIO's file that have no effect")
 
     @model_validator(mode="after")
     def _does_something(self) -> Self:
@@ -242,8 +250,8 @@ class Workload(FrozenModel):
     def _require_extents(self, dataset: Dataset) -> None:
         if dataset.format != "binary" or dataset.sample_bytes_stdev or self.reader.transfer_bytes:
             raise ValueError(
-                "reader.extents are read by offset: they need dataset.format binary, samples of one size, and no "
-                "reader.transfer_bytes (each extent has its own)"
+                "reader.extents are read by offset: they require dataset.format binary, samples of equal "
+                "size, and no reader.transfer_bytes (each extent has its own)"
             )
         end = max(extent.offset + extent.bytes for extent in self.reader.extents)
         if end > dataset.sample_bytes:
@@ -257,11 +265,13 @@ class Workload(FrozenModel):
             raise ValueError(f"reader.mpi_io is for hdf5, not {dataset.format}")
         if reader.direct or reader.transfer_bytes or reader.metadata_bytes:
             raise ValueError(
-                "with reader.mpi_io HDF5 reads by itself: no reader.direct, transfer_bytes or metadata_bytes"
+                "with reader.mpi_io HDF5 itself reads: reader.direct, transfer_bytes and metadata_bytes "
+                "are not supported"
             )
         if reader.threads > 1 and 1 in (dataset.files, dataset.eval_files):
             raise ValueError(
-                "with reader.mpi_io all ranks open a shared file together: reader.threads must be 0 or 1, it is "
+                "with reader.mpi_io all ranks open a shared file collectively: reader.threads must be 0 or "
+                "1, not "
                 f"{reader.threads}"
             )
 

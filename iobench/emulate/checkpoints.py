@@ -16,8 +16,8 @@ from mlhpc.iobench.dataset.content import Content
 from mlhpc.iobench.definition.schema import Checkpoint
 
 BUFFER = 64 << 20
-"""Bytes of the content that is written over and over, each time changed: storage that compresses or finds
-duplicates gains nothing."""
+"""Bytes of the content that is written repeatedly, with changes: storage that compresses or removes
+duplicates has no advantage."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Checkpoints:
             self._buffer = Content(world.rank).sample(0, 0, max(room, settings.transfer_bytes))
 
     def write(self) -> None:
-        """The next checkpoint; the one before is removed when this is complete. Raises UserError when the disk is
+        """The next checkpoint; the one before is removed when this is complete. Raises UserError if the disk is
         full, and leaves nothing of this one."""
         if not self.sizes:
             return
@@ -66,8 +66,8 @@ class Checkpoints:
             for path in paths:
                 path.unlink(missing_ok=True)
             raise UserError(
-                f"{paths[0].parent}: the checkpoint cannot be written: {error.strerror or error}; check free "
-                "space, or give another folder with --checkpoints"
+                f"{paths[0].parent}: the checkpoint cannot be written: {error.strerror or error}; check "
+                f"free space, or choose another folder with --checkpoints"
             ) from error
         self.transfers.append(Transfer("write", self._written, sum(self.sizes), seconds, fsync_s))
         if self._written:
@@ -75,7 +75,7 @@ class Checkpoints:
         self._written += 1
 
     def read(self) -> None:
-        """Read the last checkpoint, dropped from the page cache before. Raises UserError when it is damaged."""
+        """Read the last checkpoint, dropped from the page cache before. Raises UserError if it is damaged."""
         if not self.sizes:
             return
         paths = self._paths(self._written - 1)
@@ -146,7 +146,7 @@ class Checkpoints:
 
 
 def require_space(settings: Checkpoint, folder: Path, world: World) -> None:
-    """Raise UserError when two checkpoints, the last and the next, do not fit. For rank 0."""
+    """Raise UserError if two checkpoints, the last and the next, do not fit. For rank 0."""
     existing = folder
     while not existing.exists():
         existing = existing.parent
@@ -155,6 +155,6 @@ def require_space(settings: Checkpoint, folder: Path, world: World) -> None:
     free = shutil.disk_usage(existing).free
     if needed > free:
         raise UserError(
-            f"{folder}: two checkpoints need {needed / 1e9:.3g} GB, {free / 1e9:.3g} GB are free; give another "
-            "folder with --checkpoints, or make them smaller"
+            f"{folder}: two checkpoints need {needed / 1e9:.3g} GB, {free / 1e9:.3g} GB are free; choose "
+            f"another folder with --checkpoints, or reduce their size"
         )

@@ -20,7 +20,7 @@ class ProcessIo:
                 self._fd = os.open("/proc/self/io", os.O_RDONLY | os.O_CLOEXEC)
 
     def read_bytes(self) -> int | None:
-        """Bytes fetched from the storage layer for this process, readahead included; None where not counted. What
+        """Bytes fetched from the storage layer for this process, readahead included; None if not counted. What
         came from the page cache is not in it, nor, on some network file systems, what came over the network."""
         if self._fd < 0:
             return None
@@ -43,7 +43,7 @@ class DeviceIo(NamedTuple):
 
 
 def device_io(folder: Path) -> DeviceIo | None:
-    """The counters of the block device under ``folder``; None where there is none (network, tmpfs)."""
+    """The counters of the block device under ``folder``; None if there is none (network, tmpfs)."""
     number = os.stat(folder).st_dev
     path = Path(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}/stat")
     try:

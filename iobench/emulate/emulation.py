@@ -22,12 +22,12 @@ from mlhpc.iobench.emulate.steps import run_steps
 from mlhpc.iobench.formats.counting import Activity
 
 Cache = Literal["each", "first", "warm", "keep"]
-"""What happens to the page cache: emptied of the data before each epoch, before the first one, filled before the
-first one, or left alone."""
+"""Treatment of the page cache: drop the data before each epoch, before the first one, fill it before the
+first one, or leave it unchanged."""
 LOOKED_AT = 32
-"""Files whose pages are counted, of each rank."""
+"""Number of files per rank whose pages are counted."""
 NULL_MEMORY = 256 << 20
-"""Bytes of data in memory for the null storage, of each rank."""
+"""Bytes of data per rank kept in memory for the null storage."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class _Rank:
 def emulate(
     workload: Workload, layout: Layout | None, checkpoints: Checkpoints, world: World, settings: Settings
 ) -> Run:
-    """The workload with its real storage. Called by all ranks. Raises UserError when a file is missing or
+    """The workload with its real storage. Called by all ranks. Raises UserError if a file is missing or
     damaged."""
     sharpen_timers()
     rank, run = _Rank(workload, layout, world, settings), Run()

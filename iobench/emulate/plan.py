@@ -22,14 +22,15 @@ class Piece:
 
 
 def require_enough(workload: Workload, ranks: int) -> None:
-    """Raise UserError when the files or samples are too few for this number of ranks."""
+    """Raise UserError if the files or samples are too few for this number of ranks."""
     dataset, reader = workload.dataset, workload.reader
     if dataset is None:
         return
     if reader.partition and 1 < dataset.files < ranks:
         raise UserError(
-            f"{dataset.files} files are too few for {count(ranks, 'rank')}: each reads files of its own, unless "
-            "there is one shared file; use more files (--set dataset.files=...), or fewer ranks"
+            f"{dataset.files} files are too few for {count(ranks, 'rank')}: each rank reads separate "
+            f"files, unless there is one shared file; use more files (--set dataset.files=...), or fewer "
+            f"ranks"
         )
     if workload.steps_per_epoch(ranks) < 1:
         raise UserError(

@@ -24,9 +24,9 @@ COLUMNS = (
     "read_bytes",
     "device_bytes",
 )
-"""Of a step. ``compute_s`` is what was to be emulated; ``oversleep_s`` what it took beyond that. The last
-three are what the rank's threads read while the step went on, for later steps included; device bytes are -1 if not
-counted."""
+"""Times and reads of a step. ``compute_s`` is the time to emulate; ``oversleep_s`` the additional time it
+took. The last three count the reads of the rank's threads during the step, including those for later steps;
+device bytes are -1 if not counted."""
 
 
 @dataclass

@@ -32,7 +32,7 @@ class CountedFile:
 
     ``transfer``: bytes of the largest read, 0 for no limit. ``streaming``: the samples are read one after the
     other, through a window of ``transfer`` bytes, as buffered input streams do; otherwise exactly what is
-    asked for is read. Raises UserError when the file cannot be opened, read, or ends early.
+    asked for is read. Raises UserError if the file cannot be opened, read, or ends early.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class CountedFile:
             self._fd = open_regular(path, os.O_DIRECT if direct else 0)
             self.size = os.fstat(self._fd).st_size
         except OSError as error:
-            hint = "; this file system has no direct reads" if direct and error.errno == 22 else ""
+            hint = "; this file system does not support direct reads" if direct and error.errno == 22 else ""
             raise UserError(
                 f"{path}: cannot be opened: {error.strerror}{hint}; check the data folder"
             ) from error
@@ -90,7 +90,8 @@ class CountedFile:
     def read_into(self, offset: int, out: Bytes) -> None:
         if offset < 0 or offset + len(out) > self.size:
             raise UserError(
-                f"{self.path}: has {self.size} bytes, {offset + len(out)} are expected: damaged; generate it again"
+                f"{self.path}: has {self.size} bytes, {offset + len(out)} are expected: damaged; "
+                f"regenerate it"
             )
         if not self._streaming:
             return self._fetch(offset, out)
@@ -124,7 +125,7 @@ class CountedFile:
             while done < len(out):
                 count = (self._read_direct if self._direct else self._read_run)(offset + done, view[done:])
                 if count <= 0:
-                    raise UserError(f"{self.path}: ends at byte {offset + done}: damaged; generate it again")
+                    raise UserError(f"{self.path}: ends at byte {offset + done}: damaged; regenerate it")
                 done += count
         except OSError as error:
             raise UserError(

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 DISTINCT_SIZES = 4096
 UNSETTLED = 4096
-"""Reads of a thread that are noted before they are counted, and at most in a run."""
+"""Reads that a thread records before they are counted, and the maximum per run."""
 SPANS_KEPT = 1 << 16
 """Reads of all threads whose times are kept before those that are over for all are summed up."""
 _RUN = struct.Struct("qqqq")

@@ -22,7 +22,7 @@ MakeSample = Callable[[int, int], Bytes]
 
 class SampleReader(Protocol):
     def read(self, number: int) -> Any:
-        """Sample ``number`` of the file, decoded. Raises UserError when it is damaged."""
+        """Sample ``number`` of the file, decoded. Raises UserError if it is damaged."""
 
     def close(self) -> None: ...
 
@@ -40,7 +40,7 @@ class Format:
     extra: str = "io"
 
     def load(self) -> ModuleType:
-        """Its code. Raises UserError when its library is not installed."""
+        """Its code. Raises UserError if its library is not installed."""
         if self.import_name and find_spec(self.import_name) is None:
             raise UserError(
                 f"the format {self.name} needs the package {self.package}, which is not installed; install it "

@@ -98,12 +98,10 @@ class Samples:
             if self._dataset.shape != (sizes.sum(),):
                 raise UserError(
                     f"{file.path}: has {self._dataset.shape} bytes of samples, {sizes.sum()} are expected; "
-                    "generate the data set again"
+                    "regenerate the data set"
                 )
         except (OSError, KeyError) as error:
-            raise UserError(
-                f"{file.path}: not the HDF5 file expected ({error}); generate it again"
-            ) from error
+            raise UserError(f"{file.path}: not the HDF5 file expected ({error}); regenerate it") from error
 
     def read(self, number: int) -> Bytes:
         start = int(self._offsets[number])
@@ -114,7 +112,7 @@ class Samples:
             else:
                 self._dataset.read_direct(out, np.s_[start : start + len(out)])
         except OSError as error:
-            raise UserError(f"{self._counted.path}: sample {number}: {error}; generate it again") from error
+            raise UserError(f"{self._counted.path}: sample {number}: {error}; regenerate it") from error
         return out
 
     def close(self) -> None:

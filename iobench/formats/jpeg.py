@@ -75,7 +75,7 @@ class Samples:
                 return np.asarray(image.convert("RGB"))
         except (OSError, SyntaxError) as error:
             raise UserError(
-                f"{self._file.path}: not a readable JPEG file ({error}); generate it again"
+                f"{self._file.path}: not a readable JPEG file ({error}); regenerate it"
             ) from error
 
     def close(self) -> None:

@@ -37,7 +37,7 @@ class Samples:
         data = self._file.read(0, len(expected) + self._size)
         if data[: len(expected)].tobytes() != expected:
             raise UserError(
-                f"{self._file.path}: not the .npy file of an array of {self._size} bytes; generate it again"
+                f"{self._file.path}: not the .npy file of an array of {self._size} bytes; regenerate it"
             )
         return data[len(expected) :]
 

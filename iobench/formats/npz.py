@@ -69,10 +69,10 @@ class Samples:
             names = int.from_bytes(local[26:28], "little") + int.from_bytes(local[28:30], "little")
             data = self._file.read(info.header_offset + _LOCAL_HEADER + names, info.file_size)
         except (zipfile.BadZipFile, KeyError, ValueError) as error:
-            raise UserError(f"{path}: not the .npz file expected ({error}); generate it again") from error
+            raise UserError(f"{path}: not the .npz file expected ({error}); regenerate it") from error
         expected = header(int(self._sizes.sum()))
         if isal_zlib.crc32(data) != info.CRC or data[: len(expected)].tobytes() != expected:
-            raise UserError(f"{path}: its array is damaged; generate it again")
+            raise UserError(f"{path}: its array is damaged; regenerate it")
         return data[len(expected) :]
 
     def close(self) -> None:

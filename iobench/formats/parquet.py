@@ -31,20 +31,18 @@ class Samples:
         try:
             self._file = pq.ParquetFile(FileObject(file))
         except (pa.ArrowException, OSError) as error:
-            raise UserError(
-                f"{file.path}: not the Parquet file expected ({error}); generate it again"
-            ) from error
+            raise UserError(f"{file.path}: not the Parquet file expected ({error}); regenerate it") from error
         if self._file.num_row_groups != len(sizes):
             raise UserError(
                 f"{file.path}: has {self._file.num_row_groups} row groups, {len(sizes)} are expected; "
-                "generate it again"
+                "regenerate it"
             )
 
     def read(self, number: int) -> Any:
         try:
             buffer = self._file.read_row_group(number).column(COLUMN).chunk(0)[0].as_buffer()
         except (pa.ArrowException, OSError) as error:
-            raise UserError(f"{self._counted.path}: sample {number}: {error}; generate it again") from error
+            raise UserError(f"{self._counted.path}: sample {number}: {error}; regenerate it") from error
         if buffer.size != self._sizes[number]:
             raise UserError(
                 f"{self._counted.path}: sample {number} has {buffer.size} bytes, not {self._sizes[number]}"

@@ -10,7 +10,7 @@ from mlhpc.iobench.formats.access import CountedFile
 from mlhpc.iobench.formats.formats import Bytes, MakeSample, Sizes
 
 DIGITS = 17
-"""At most, of one number: more than a float has (IEEE 754 binary64)."""
+"""Maximum number of digits: more than a float has (IEEE 754 binary64)."""
 
 
 def write(fd: int, sizes: Sizes, make_sample: MakeSample, dataset: Dataset) -> None:
@@ -44,9 +44,9 @@ class Samples:
         try:
             values = np.array(text.split(b","), dtype=np.float32)
         except ValueError as error:
-            raise UserError(f"{where}: {error}; generate the data set again") from error
+            raise UserError(f"{where}: {error}; regenerate the data set") from error
         if len(values) != self._columns or text[-1:] != b"\n":
-            raise UserError(f"{where}: not a row of {self._columns} numbers; generate the data set again")
+            raise UserError(f"{where}: not a row of {self._columns} numbers; regenerate the data set")
         return values
 
     def close(self) -> None:

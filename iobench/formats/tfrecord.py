@@ -99,7 +99,7 @@ class GzipSamples:
             inflate: Any = igzip.decompress
             data = np.frombuffer(inflate(self._file.read(0, self._file.size)), np.uint8)
         except Exception as error:  # isal raises types of its own
-            raise UserError(f"{self._file.path}: corrupt gzip file: {error}; generate it again") from error
+            raise UserError(f"{self._file.path}: corrupt gzip file: {error}; regenerate it") from error
         if len(data) != self._sizes.sum():
             raise UserError(f"{self._file.path}: inflates to {len(data)} bytes, not {self._sizes.sum()}")
         return data
@@ -113,12 +113,12 @@ def decode(framed: Bytes, where: str) -> memoryview:
     length = int.from_bytes(framed[:8], "little")
     body = framed[HEADER:-4]
     if length != len(body) or masked_crc(framed[:8]) != framed[8:HEADER].tobytes():
-        raise UserError(f"{where}: not where it is expected; generate the data set again")
+        raise UserError(f"{where}: not at the expected position; regenerate the data set")
     if masked_crc(body) != framed[-4:].tobytes():
-        raise UserError(f"{where}: wrong checksum; generate the data set again")
+        raise UserError(f"{where}: wrong checksum; regenerate the data set")
     content = tf_example.decode_features(body.data, (FEATURE,)).get(FEATURE)
     if not isinstance(content, memoryview):
-        raise UserError(f"{where}: has no feature {FEATURE!r}; generate the data set again")
+        raise UserError(f"{where}: has no feature {FEATURE!r}; regenerate the data set")
     return content
 
 

@@ -13,13 +13,13 @@ from mlhpc.iobench.report.record import problem
 
 
 def read_result(run: Path) -> dict[str, Any]:
-    """The ``result.json`` of a run. Raises UserError where there is none of an emulation."""
+    """The ``result.json`` of a run. Raises UserError if there is none of an emulation."""
     path = run / "result.json"
     try:
         found = read_object(path)
     except FileNotFoundError:
         raise UserError(
-            f"{run}: no result.json; give the folder of an emulation (mlhpc io run --out)"
+            f"{run}: no result.json; choose the folder of an emulation (mlhpc io run --out)"
         ) from None
     except (OSError, ValueError, RecursionError):
         raise UserError(f"{path}: not a result; give the folder of mlhpc io run") from None
@@ -31,12 +31,12 @@ def read_result(run: Path) -> dict[str, Any]:
 
 
 def check_runs(runs: Sequence[Path], memory_bytes: int) -> list[str]:
-    """Findings against runs that are to be one result. Raises UserError when they are of different workloads."""
+    """Findings against runs that are to be one result. Raises UserError if they are of different workloads."""
     results = [read_result(run) for run in runs]
     first = results[0]
     for run, other in zip(runs, results, strict=True):
         if any(other[key] != first[key] for key in ("workload", "ranks", "nodes")):
-            raise UserError(f"{run}: another workload, or another number of ranks, than {runs[0]}")
+            raise UserError(f"{run}: different workload or number of ranks than {runs[0]}")
     utilisations = [result["au_percent"] for result in results]
     workload = Workload(**first["workload"])
     found = mlperf_storage.findings(workload, memory_bytes, first["ranks"], first["nodes"], utilisations)
@@ -49,7 +49,5 @@ def check_runs(runs: Sequence[Path], memory_bytes: int) -> list[str]:
         elif max(result["resident_before_epochs"], default=0.0) > 0.01 and result["cache"] != "keep":
             found.append(f"{run}: data was in the page cache before an epoch")
         if official and official.results_elsewhere and result.get("results_beside_data"):
-            found.append(
-                f"{run}: the results were written to the file system that was measured: {official.round}"
-            )
+            found.append(f"{run}: the results were written to the measured file system: {official.round}")
     return found

@@ -16,9 +16,9 @@ from mlhpc.iobench.simulate.measured import Fit
 from mlhpc.iobench.simulate.simulation import Simulated, System
 
 FITS = 0.1
-"""Largest relative error with which a simulation reproduces the runs it was fitted on."""
+"""Largest acceptable relative error of a simulation for the runs it was fitted to."""
 _RESOURCES = {
-    "compute": "nothing: the storage keeps up",
+    "compute": "nothing: storage keeps up",
     "storage": "storage",
     "decode": "decoding and preprocessing in the reader threads",
     "cpu": "the processor",
@@ -64,8 +64,8 @@ def summary_lines(result: Mapping[str, Any]) -> list[str]:
         if "object_store" in result:
             lines.append(
                 f"read: {asked} asked in {reading['calls']} GET requests after "
-                f"{count(reading['opens'], 'HEAD request')}; what the store's devices and caches did is not known "
-                "here"
+                f"{count(reading['opens'], 'HEAD request')}; the activity of the store's devices and "
+                f"caches is not known"
             )
         else:
             lines.append(
@@ -80,7 +80,7 @@ def summary_lines(result: Mapping[str, Any]) -> list[str]:
     if result["au_percent"] is not None:
         line = f"accelerator utilisation: {result['au_percent']:.1f}%"
         threshold = result["workload"]["metric"].get("au_percent")
-        line += f" ({threshold:g}% to reach)" if threshold is not None else ""
+        line += f" ({threshold:g}% required)" if threshold is not None else ""
         if result["au_null_percent"] is not None:
             steps = count(result["null_steps"], "step")
             line += f"; {result['au_null_percent']:.1f}% with the data in memory ({steps})"
@@ -145,10 +145,10 @@ def print_simulated(fitted: Fit, system: System, found: Sequence[Simulated], con
     }
     print_table(table("simulated", found, columns, text_columns=0, prose=(4,)), console)
     service, (one, two) = fitted.service, zip(fitted.measured, fitted.simulated, strict=True)
-    doubt = "" if fitted.error < FITS else "; they do not agree, so the simulation has no grounds"
+    doubt = "" if fitted.error < FITS else "; they do not agree, so the simulation is unreliable"
     say(
         console,
-        f"fitted on 1 and 2 ranks: {one[0]:.4g} and {two[0]:.4g} samples/s measured, {one[1]:.4g} and "
+        f"fitted to 1 and 2 ranks: {one[0]:.4g} and {two[0]:.4g} samples/s measured, {one[1]:.4g} and "
         f"{two[1]:.4g} simulated{doubt}",
     )
     if not fitted.told_apart:
@@ -161,10 +161,12 @@ def print_simulated(fitted: Fit, system: System, found: Sequence[Simulated], con
         )
     say(
         console,
-        f"measured, of a sample: {1e3 * service.device_s:.3g} ms of the storage alone, "
-        f"{1e3 * service.latency_s:.3g} ms beside others, {1e3 * service.decode_s:.3g} ms of a core; "
-        f"{1e3 * service.open_s:.3g} ms to open a file. Simulated: {count(system.targets, 'storage target')}, "
-        f"{count(system.metadata, 'metadata server')}, {count(system.ranks_per_node, 'rank')} on each node of "
+        f"measured, of a sample: {1e3 * service.device_s:.3g} ms of storage alone, "
+        f"{1e3 * service.latency_s:.3g} ms with concurrent reads, {1e3 * service.decode_s:.3g} ms of a core; "
+        f"{1e3 * service.open_s:.3g} ms to open a file. Simulated: "
+        f"{count(system.targets, 'storage target')}, "
+        f"{count(system.metadata, 'metadata server')}, {count(system.ranks_per_node, 'rank')} on each node "
+        f"of "
         f"{count(system.cores, 'core')}",
     )
 
@@ -205,7 +207,7 @@ def print_sweep(points: Sequence[Measured], found: Mapping[str, Compared | None]
     print_table(table("sweep", points, columns), console)
     again = found["again"]
     if again is None:
-        return console.print("nothing is faster than the workload's own settings")
+        return console.print("no setting is faster than those of the workload")
     say(console, f"recommended: {again.recommended.named}")
     for each, where in ((again, "measured again"), (found.get("in_a_run"), "in mlhpc run")):
         if each:

@@ -79,7 +79,7 @@ def observe(command: Sequence[str], below: Path, out: Path) -> int:
     Returns the exit status of the command, whatever it is: a training run that misses its target has read as
     well. Raises UserError, also when it read nothing."""
     if not command:
-        raise UserError("no command to observe; give it behind --")
+        raise UserError("no command to observe; give it after --")
     if out.exists():
         raise UserError(f"{out} exists; choose another --out")
     strace = shutil.which("strace")
@@ -112,9 +112,11 @@ def read_observation(folder: Path) -> dict[str, float]:
         factors = read_object(folder / NAME)["factors"]
         found = {name: float(factors[name]) for name in FACTORS}
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        raise UserError(f"{folder}: no observation; make one with mlhpc io observe --out {folder}") from None
+        raise UserError(
+            f"{folder}: no observation; record one with mlhpc io observe --out {folder}"
+        ) from None
     if not all(0 <= value < float("inf") for value in found.values()):
-        raise UserError(f"{folder / NAME}: has factors that are no quantities; observe again")
+        raise UserError(f"{folder / NAME}: has invalid factors; observe again")
     return found
 
 

@@ -85,7 +85,7 @@ def _transfers(result: Mapping[str, Any]) -> list[Grid | Facts] | None:
         "from the device": "not known: the devices are the object store's" if remote else
         _bytes(reading["process_device_bytes"]) + " for these processes, "
         + _bytes(reading["node_device_bytes"]) + " by all on these nodes",
-        "hidden": f"{reading['hidden_percent'] or 0:.0f}% of {reading['io_s']:.3g} s a rank",
+        "hidden": f"{reading['hidden_percent'] or 0:.0f}% of {reading['io_s']:.3g} s per rank",
     }  # fmt: skip
     return [Grid((drawn,), 1), Facts(facts)]
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 COSINE = 0.97
 DIFFERENCE = 0.10
-"""From here on two runs count as alike: at least the cosine, at most the difference."""
+"""Thresholds at which two runs count as similar: minimum cosine, maximum difference."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Similarity:
 
 def compare(first: Mapping[str, float], second: Mapping[str, float]) -> Similarity:
     """``first`` and ``second``: the same non-negative factors of two runs. Factors that are 0 in both are left
-    out. Raises ValueError when the factors differ, or none is left."""
+    out. Raises ValueError if the factors differ, or none is left."""
     if first.keys() != second.keys():
         raise ValueError(f"different factors: {sorted(first.keys() ^ second.keys())}")
     differences = {

@@ -10,7 +10,7 @@ from mlhpc.iobench.simulate.simulation import Service, System, simulate
 
 _HALVINGS = 30
 SPREAD = 0.03
-"""By how much rates of equal runs may differ."""
+"""Maximum difference of the rates of equal runs."""
 APART = 1.3
 """Of the largest share of a read that the runs allow to the smallest: above that they say little about it."""
 LEAST = 0.01
@@ -49,24 +49,26 @@ def fit(workload: Workload, results: Sequence[Mapping[str, Any]]) -> Fit:
     The runs read the data of ``workload`` as it does, but may have other steps, reader threads and prefetching:
     two ranks that only read, with several threads, tell how much the storage can serve.
 
-    Raises UserError when the runs are not of one and two ranks of this workload, or read nothing.
+    Raises UserError if the runs are not of one and two ranks of this workload, or read nothing.
     """
     by_ranks = {result["ranks"]: result for result in results}
     if sorted(by_ranks) != [1, 2]:
-        raise UserError("simulating needs two runs of the workload, on one rank and on two")
+        raise UserError("a simulation requires two runs of the workload, on one rank and on two")
     ran: dict[int, Workload] = {}
     for ranks, result in by_ranks.items():
         if _reads(result["workload"]) != _reads(workload.model_dump(mode="json", exclude_none=True)):
             raise UserError(
-                f"the run on {count(ranks, 'rank')} reads other data or otherwise; give runs of this workload"
+                f"the run on {count(ranks, 'rank')} belongs to a different workload; choose runs of this "
+                f"workload"
             )
         ran[ranks] = Workload.model_validate(result["workload"])
     one, two = by_ranks[1], by_ranks[2]
     for key in ("data", "filesystem", "object_store"):
         if one.get(key) != two.get(key):
             raise UserError(
-                f"the runs read from different places: {key} is {one.get(key)} on one rank and {two.get(key)} on "
-                "two; give runs on the same data"
+                f"the runs read from different places: {key} is {one.get(key)} on one rank and "
+                f"{two.get(key)} on "
+                "two; choose runs on the same data"
             )
     try:
         service, call_s = _services(one)
@@ -76,7 +78,7 @@ def fit(workload: Workload, results: Sequence[Mapping[str, Any]]) -> Fit:
     except (KeyError, IndexError, TypeError, ZeroDivisionError):
         raise UserError("the runs have no reading times; repeat them with this version of io run") from None
     if not rates > 0:
-        raise UserError("a run measured no samples per second: there is nothing to simulate")
+        raise UserError("a run measured no samples per second, so there is nothing to simulate")
 
     def rate(ranks: int, share: float) -> float:
         divided = _divided(service, call_s, share)
@@ -113,7 +115,7 @@ def _services(one: Mapping[str, Any]) -> tuple[Service, float]:
     reading = one["reading"]
     samples = sum(rank["reading"]["samples"] for rank in one["rank_results"])
     if not samples or not reading["opens"]:
-        raise UserError("the run on one rank read nothing: there is nothing to simulate")
+        raise UserError("the run on one rank read nothing, so there is nothing to simulate")
     seconds = reading["thread_s"]
     threads = max(1, one["workload"]["reader"]["threads"])
     # Threads of one rank read at the same time, and each waits for the others: what the storage does for all of

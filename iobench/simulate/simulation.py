@@ -212,4 +212,4 @@ class _Simulation:
 
 
 _Stage = Callable[[float, int, int], None]
-"""What happens to a sample of a rank at a time."""
+"""An event of a sample of a rank."""

@@ -1,4 +1,4 @@
-"""data bench: every way to read some data sets."""
+"""data bench: compares formats, loaders and their settings."""
 
 import argparse
 import os
@@ -16,19 +16,21 @@ CORES = len(os.sched_getaffinity(0))
 
 
 def add(actions: Commands) -> None:
-    bench = add_command(actions, "bench", _bench, "compare formats and loaders on data sets")
+    bench = add_command(actions, "bench", _bench, "compare the speed of formats and loaders")
     sizes = {b.name: b.loader_bench for b in registry.BUILT_IN if b.loader_bench}
     samples = ", ".join(f"{name} {size.samples}" for name, size in sizes.items())
     batches = ", ".join(f"{name} {size.batch}" for name, size in sizes.items())
     bench.add_argument("benchmark", metavar="BENCHMARK", help=", ".join(sizes))
-    bench.add_argument("data", type=Path, nargs="+", help="data sets: one in several formats, say")
+    bench.add_argument("data", type=Path, nargs="+", help="data sets, for example one in several formats")
     bench.add_argument("--samples", type=int, help=f"training samples to read (default: {samples})")
     bench.add_argument("--batch", help=f"local batch size, a list such as 1,4 (default: {batches})")
     bench.add_argument("--workers", default=str(CORES), help="a list such as 1,2 (default: %(default)s)")
     bench.add_argument("--loader", help="a list such as threads,workers (default: all of the benchmark)")
     bench.add_argument("--sample-dtype", help="a list such as float32,float16 (default: the benchmark's)")
-    bench.add_argument("--rounds", type=int, default=3, help="rounds of each way (default: 3)")
-    bench.add_argument("--step-ms", type=float, help="time of a training step: say what bounds each way")
+    bench.add_argument("--rounds", type=int, default=3, help="rounds per combination (default: 3)")
+    bench.add_argument(
+        "--step-ms", type=float, help="time of a training step, to name the bottleneck of each combination"
+    )
     add_json(bench)
 
 
@@ -87,7 +89,7 @@ def _bench(options: argparse.Namespace) -> int:
 
 def _positive(option: str, value: int) -> int:
     if value < 1:
-        raise UserError(f"{option} {value}: give 1 or more")
+        raise UserError(f"{option} {value}: must be at least 1")
     return value
 
 

@@ -21,11 +21,15 @@ CORES = len(os.sched_getaffinity(0))
 
 
 def add(commands: Commands) -> None:
-    data = add_command(commands, "data", print_help, "make, convert, index, verify and show data sets")
+    data = add_command(
+        commands, "data", print_help, "generate, convert, index, verify, compare and show data sets"
+    )
     actions = data.add_subparsers(title="commands", metavar="", parser_class=Parser)
-    make = add_command(actions, "make", _data_make, "make the data set of a preset in its official layout")
+    make = add_command(
+        actions, "make", _data_make, "generate the data set of a preset in its official layout"
+    )
     add_benchmark(make)
-    make.add_argument("--out", type=Path, help="where (default: data/BENCHMARK-PRESET)")
+    make.add_argument("--out", type=Path, help="output folder (default: data/BENCHMARK-PRESET)")
     make.add_argument("--workers", type=int, default=CORES, help="processes per rank (default: %(default)s)")
     _add_options(make, "make_data")
     convert = add_command(actions, "convert", _data_convert, "convert a data set to another format")
@@ -34,13 +38,14 @@ def add(commands: Commands) -> None:
     convert.add_argument("source", type=Path)
     convert.add_argument("out", type=Path)
     codecs = "; ".join(f"{b.name}: {', '.join(b.convert.codecs)}" for b in registry.BUILT_IN if b.convert)
-    convert.add_argument("--codec", metavar="NAME", help=f"what to convert to: {codecs} (docs/codecs.md)")
+    convert.add_argument("--codec", metavar="NAME", help=f"output format: {codecs} (docs/codecs.md)")
     packing = " and ".join(b.name for b in registry.BUILT_IN if b.convert and b.convert.archives)
     convert.add_argument(
         "--archive",
         metavar="SAMPLES",
         type=int,
-        help=f"number of samples to pack into each file ({packing}); without --codec they are packed unchanged",
+        help=f"pack this number of samples into each file ({packing}); without --codec they are packed "
+        f"unchanged",
     )
     convert.add_argument("--workers", type=int, default=CORES, help="threads per rank (default: %(default)s)")
     _add_options(convert, "convert")
@@ -53,20 +58,23 @@ def add(commands: Commands) -> None:
     verify = add_command(actions, "verify", _data_verify, "compare a data set with its manifest")
     verify.add_argument("data", type=Path)
     verify.add_argument("--workers", type=int, default=CORES, help="threads (default: %(default)s)")
-    plan = add_command(actions, "plan", _data_plan, "what staging to many nodes reads, opens and sends")
+    plan = add_command(
+        actions, "plan", _data_plan, "show the reads, opens and network transfers of staging to many nodes"
+    )
     plan.add_argument("data", type=Path, nargs="?", help="a data set; or give --files and --file-bytes")
-    plan.add_argument("--files", type=int, help="instead of a data set: number of files in train/")
-    plan.add_argument("--file-bytes", type=float, help="and the size of each")
+    plan.add_argument("--files", type=int, help="number of files in train/, instead of a data set")
+    plan.add_argument("--file-bytes", type=float, help="size of each of them")
     plan.add_argument("--nodes", type=int, required=True)
     plan.add_argument("--ranks-per-node", type=int, default=1, help="default: %(default)s")
-    show = add_command(actions, "show", _data_show, "draw a sample as a picture")
+    show = add_command(actions, "show", _data_show, "draw a sample as an image")
     show.add_argument("benchmark", metavar="BENCHMARK", help=NAMES)
     show.add_argument("sample", type=Path, help="a file; for resnet50 the data set, to show many images")
     show.add_argument("--out", type=Path, default=Path("sample.png"), help="default: %(default)s")
 
 
 def _add_options(command: argparse.ArgumentParser, tool: str) -> None:
-    """Add the options of built-in benchmarks now, those of other packages once the benchmark's name is parsed."""
+    """Add the options of built-in benchmarks immediately, those of other packages once the benchmark's name
+    is parsed."""
     for benchmark in registry.BUILT_IN:
         _add_options_of(benchmark, tool, command)
 
@@ -107,8 +115,8 @@ def _given(options: argparse.Namespace, benchmark: registry.Benchmark, tool: str
 
 
 def _take_codec(given: dict[str, Any], codec: str | None, tool: registry.DataTool, benchmark: str) -> None:
-    """Put the codec into the options ``given``, in place of the older ways to name it. Raises UserError when it is
-    named twice, is none of the tool's, or is needed and missing."""
+    """Put the codec into the options ``given``, replacing the older options for it. Raises UserError if it is
+    given twice, is not supported by the tool, or is missing but required."""
     named = {"--codec": codec} if codec else {}
     for option in tool.options:
         if option.codec is not None and (value := given.pop(option.key, None)):
@@ -170,7 +178,7 @@ def _data_index(options: argparse.Namespace) -> int:
 
     before = manifest.load(options.data).facts if (options.data / manifest.NAME).exists() else {}
     # Files may have been added or removed since the counts of the old manifest were taken.
-    # In archives they are not files; and archives may have been unpacked.
+    # Samples in archives are not files, and archives may have been unpacked.
     packed = archives.FACT in before and any(options.data.glob(f"*/*{SUFFIX}"))
     outdated = () if packed else ("samples", archives.FACT)
     facts = {key: value for key, value in before.items() if key not in (*outdated, "staged")}

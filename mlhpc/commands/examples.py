@@ -40,4 +40,4 @@ EXAMPLES = {
     "unpack": "mlhpc unpack tree.tar.gz tree",
     "completion": "mlhpc completion bash > ~/.local/share/bash-completion/completions/mlhpc",
 }
-"""By the words of the command; a group of commands has none."""
+"""By command; groups of commands have none."""

@@ -15,11 +15,13 @@ CORES = len(os.sched_getaffinity(0))
 
 
 def add(commands: Commands) -> None:
-    io = add_command(commands, "io", print_help, "emulate what a training job asks of its storage")
+    io = add_command(commands, "io", print_help, "emulate the I/O of a training job")
     actions = io.add_subparsers(title="commands", metavar="", parser_class=Parser)
     run = add_command(actions, "run", _run, "emulate a workload on its data")
     _add_workload(run)
-    run.add_argument("--data", type=_place, help="its data, a folder or s3://... (default: data/io-WORKLOAD)")
+    run.add_argument(
+        "--data", type=_place, help="folder or s3://... with its data (default: data/io-WORKLOAD)"
+    )
     run.add_argument("--out", type=folder, help="folder for the result (default: results/io-WORKLOAD-NUMBER)")
     run.add_argument(
         "--checkpoints", type=folder, help="where checkpoints are written (default: OUT/checkpoints)"
@@ -29,8 +31,8 @@ def add(commands: Commands) -> None:
         "--cache",
         choices=("each", "first", "warm", "keep"),
         default="each",
-        help="drop the data from the page cache before each epoch, before the first; fill it; leave it "
-        "(default: each)",
+        help="page cache: drop the data before each epoch or before the first, fill it (warm), or leave it "
+        "(keep) (default: each)",
     )
     run.add_argument(
         "--null-steps",
@@ -42,16 +44,14 @@ def add(commands: Commands) -> None:
         "--trace", action="store_true", help="write trace.json, for Perfetto or chrome://tracing"
     )
     run.add_argument("--json", action="store_true", help="print the result as JSON")
-    generate = add_command(actions, "generate", _generate, "write the data of a workload")
+    generate = add_command(actions, "generate", _generate, "generate the data of a workload")
     _add_workload(generate)
-    generate.add_argument(
-        "--data", type=_place, help="where, a folder or s3://... (default: data/io-WORKLOAD)"
-    )
+    generate.add_argument("--data", type=_place, help="output folder or s3://... (default: data/io-WORKLOAD)")
     generate.add_argument("--ranks", type=int, default=0, help="number of local ranks")
     generate.add_argument(
         "--workers", type=int, default=CORES, help="processes per rank (default: %(default)s)"
     )
-    sweep = add_command(actions, "sweep", _sweep, "which settings of a workload read fastest here")
+    sweep = add_command(actions, "sweep", _sweep, "find the fastest settings for a workload on this machine")
     _add_workload(sweep)
     sweep.add_argument(
         "--vary",
@@ -64,22 +64,27 @@ def add(commands: Commands) -> None:
     sweep.add_argument("--ranks", type=int, default=1, help="number of local ranks")
     sweep.add_argument("--repeats", type=int, default=3, help="runs of each combination (default: 3)")
     sweep.add_argument(
-        "--confirm", type=folder, metavar="DATA", help="also in mlhpc run, on this data set of the benchmark"
+        "--confirm",
+        type=folder,
+        metavar="DATA",
+        help="also measure in mlhpc run, on this data set of the benchmark",
     )
     sweep.add_argument("--preset", default="smoke", help="of --confirm (default: smoke)")
-    simulate = add_command(actions, "simulate", _simulate, "a workload on more ranks than there are")
+    simulate = add_command(actions, "simulate", _simulate, "simulate a workload on many ranks")
     _add_workload(simulate)
     simulate.add_argument(
         "--runs", type=Path, nargs=2, required=True, metavar="RUN",
-        help="folders that io run wrote: of this workload, on one rank and on two",
+        help="output folders of io run for this workload, on one rank and on two",
     )  # fmt: skip
     simulate.add_argument(
         "--ranks", default="1,2,4,8,64,512,4096,8192", metavar="N,...", help="default: %(default)s"
     )
-    simulate.add_argument("--targets", type=int, default=1, help="storage targets like this one (default: 1)")
+    simulate.add_argument(
+        "--targets", type=int, default=1, help="number of storage targets like the measured one (default: 1)"
+    )
     simulate.add_argument("--metadata", type=int, default=1, help="metadata servers (default: 1)")
     simulate.add_argument("--ranks-per-node", type=int, default=2, help="default: 2")
-    simulate.add_argument("--steps", type=int, default=20, help="of each rank (default: 20)")
+    simulate.add_argument("--steps", type=int, default=20, help="steps per rank (default: 20)")
     simulate.add_argument("--json", action="store_true", help="print JSON")
     io_results.add(actions)
 
@@ -98,11 +103,11 @@ def _place(text: str) -> str:
 
 
 def _in_ranks(options: argparse.Namespace) -> int | None:
-    """The status of the ranks that ``--ranks`` asks for; None where this process is to go on itself."""
+    """The exit status of the ranks started for ``--ranks``; None if this process continues as a rank."""
     from mlhpc.common.ranks.local import run_local
 
     if options.ranks < 0:
-        raise UserError(f"--ranks {options.ranks}: give 1 or more")
+        raise UserError(f"--ranks {options.ranks}: must be at least 1")
     if options.ranks > 1 and "MLHPC_RANK" not in os.environ:
         return run_local(options.ranks, [sys.executable, "-m", "mlhpc", *options.argv])
     return None
@@ -113,7 +118,7 @@ def _run(options: argparse.Namespace) -> int:
 
     workload = load.load(options.workload, options.set)
     if options.null_steps < 0:
-        raise UserError(f"--null-steps {options.null_steps}: give 0 or more")
+        raise UserError(f"--null-steps {options.null_steps}: must be at least 0")
     from mlhpc.iobench.emulate.plan import require_enough
 
     require_enough(workload, max(1, options.ranks))  # before the ranks are started
@@ -152,9 +157,9 @@ def _generate(options: argparse.Namespace) -> int:
 
     workload = load.load(options.workload, options.set)
     if workload.dataset is None:
-        raise UserError(f"{workload.name} reads no data: there is nothing to generate")
+        raise UserError(f"{workload.name} reads no data, so there is nothing to generate")
     if options.workers < 1:
-        raise UserError(f"--workers {options.workers}: give 1 or more")
+        raise UserError(f"--workers {options.workers}: must be at least 1")
     if (status := _in_ranks(options)) is not None:
         return status
     from mlhpc.common.ranks import launch
@@ -189,7 +194,7 @@ def _sweep(options: argparse.Namespace) -> int:
         raise UserError("nothing to vary; give --vary KEY=A,B, such as --vary reader.threads=1,4")
     for name in ("ranks", "repeats"):
         if getattr(options, name) < 1:
-            raise UserError(f"--{name} {getattr(options, name)}: give 1 or more")
+            raise UserError(f"--{name} {getattr(options, name)}: must be at least 1")
     if options.out.exists():
         raise UserError(f"{options.out} exists; choose another --out")
     sweep = Sweep(options.workload, tuple(options.set), axes, options.out, options.repeats, options.ranks)
@@ -197,7 +202,7 @@ def _sweep(options: argparse.Namespace) -> int:
         require_counterparts(sweep, options.confirm)  # before the sweep, which takes long
     points, again = advise(sweep)
     found = {"again": again}
-    write(options.out, sweep, points, found)  # what follows may fail
+    write(options.out, sweep, points, found)  # the following may fail
     if again and options.confirm:
         found["in_a_run"] = in_a_run(sweep, again.recommended.settings, options.confirm, options.preset)
         write(options.out, sweep, points, found)
@@ -218,7 +223,7 @@ def _simulate(options: argparse.Namespace) -> int:
 
     workload = load.load(options.workload, options.set)
     if workload.dataset is None:
-        raise UserError(f"{workload.name} reads no data: there is nothing to simulate")
+        raise UserError(f"{workload.name} reads no data, so there is nothing to simulate")
     if workload.reader.preprocess_threads:
         raise UserError(
             "reader.preprocess_threads is not simulated; simulate without it, from runs without it"
@@ -226,7 +231,7 @@ def _simulate(options: argparse.Namespace) -> int:
     ranks = _counts("--ranks", options.ranks)
     for name in ("targets", "metadata", "ranks_per_node", "steps"):
         if getattr(options, name) < 1:
-            raise UserError(f"--{name.replace('_', '-')} {getattr(options, name)}: give 1 or more")
+            raise UserError(f"--{name.replace('_', '-')} {getattr(options, name)}: must be at least 1")
     fitted = fit(workload, [read_result(path) for path in options.runs])
     service = fitted.service
     system = replace(

@@ -9,8 +9,12 @@ from mlhpc.errors import UserError, count
 
 
 def add(actions: Commands) -> None:
-    size = add_command(actions, "size", _size, "how large MLPerf Storage wants a workload's data to be")
-    size.add_argument("workload", metavar="WORKLOAD", nargs="?", help="default: those of MLPerf Storage")
+    size = add_command(
+        actions, "size", _size, "show the data size that MLPerf Storage requires for a workload"
+    )
+    size.add_argument(
+        "workload", metavar="WORKLOAD", nargs="?", help="default: all workloads of MLPerf Storage"
+    )
     size.add_argument("--memory", required=True, metavar="SIZE", help="of a client, such as 512G or 512GiB")
     size.add_argument("--accelerators", type=int, required=True, help="of all clients together")
     size.add_argument("--clients", type=int, default=1, help="nodes (default: 1)")
@@ -18,21 +22,23 @@ def add(actions: Commands) -> None:
     check = add_command(
         actions, "check", _check, "check runs of a workload against the rules of MLPerf Storage"
     )
-    check.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="folders that io run wrote")
+    check.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="output folders of io run")
     check.add_argument("--memory", required=True, metavar="SIZE", help="of a client, such as 512G or 512GiB")
     report = add_command(actions, "report", _report, "write the page of a run")
-    report.add_argument("run", type=Path, metavar="RUN", help="a folder that io run wrote")
+    report.add_argument("run", type=Path, metavar="RUN", help="an output folder of io run")
     report.add_argument("--out", type=Path, metavar="FILE", help="default: RUN/report.html")
     similarity = add_command(
-        actions, "similarity", _similarity, "how alike the I/O of two commands is, observed by strace"
+        actions, "similarity", _similarity, "compare the I/O of two commands recorded by io observe"
     )
     similarity.add_argument("observations", type=Path, nargs=2, metavar="FOLDER", help="of mlhpc io observe")
-    observe = add_command(actions, "observe", _observe, "run a command under strace and keep what it read")
+    observe = add_command(actions, "observe", _observe, "run a command under strace and record its reads")
     observe.add_argument("--out", type=folder, required=True, help="folder for the observation")
-    observe.add_argument("--below", type=folder, required=True, help="count files below this folder only")
+    observe.add_argument("--below", type=folder, required=True, help="count only files below this folder")
     observe.add_argument("words", nargs=argparse.REMAINDER, metavar="COMMAND", help="after --")
-    listing = add_command(actions, "list", _list, "the workloads that come with the suite")
-    listing.add_argument("workload", metavar="WORKLOAD", nargs="?", help="print this one, resolved")
+    listing = add_command(actions, "list", _list, "list the workloads of the suite")
+    listing.add_argument(
+        "workload", metavar="WORKLOAD", nargs="?", help="print all settings of this workload"
+    )
 
 
 def _size(options: argparse.Namespace) -> int:

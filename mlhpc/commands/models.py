@@ -17,12 +17,12 @@ def add(commands: Commands) -> None:
     predict.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change one setting")
     predict.add_argument("--machine", metavar="NAME|FILE", help="a machine of the suite, or a machine file")
     predict.add_argument("--nodes", type=int, help="default: a table over 1, 2, 4, … nodes")
-    predict.add_argument("--batch", type=int, help="global batch size, instead of the preset's")
+    predict.add_argument("--batch", type=int, help="global batch size (default: the preset's)")
     predict.add_argument(
         "--against",
         type=Path,
         metavar="FILE.csv",
-        help="errors against measured sets, or 'published'",
+        help="prediction errors for measured sets in this file, or 'published'",
     )
     predict.add_argument("--json", action="store_true", help="print JSON")
     predict.add_argument("--out", type=Path, metavar="FILE.html", help="write a page with charts")
@@ -31,17 +31,23 @@ def add(commands: Commands) -> None:
         commands,
         "profile",
         "mlhpc.perf.profile.command:profile",
-        "measure where a training step goes, by layer",
+        "profile a training step by layer",
     )
     add_benchmark(profile)
     profile.add_argument(
-        "--batch", type=int, help="samples of a backward pass and rank (default: the preset's)"
+        "--batch", type=int, help="samples per rank and backward pass (default: the preset's)"
     )
-    profile.add_argument("--batches", metavar="A,B", help="time by part at each of these batches")
+    profile.add_argument(
+        "--batches", metavar="A,B", help="also measure the parts of a step at each of these batch sizes"
+    )
     profile.add_argument("--ranks", type=int, default=0, help="number of local ranks")
     profile.add_argument("--data", type=Path, help="read this data set (default: zeros in memory)")
-    profile.add_argument("--steps", type=int, default=5, help="steps to measure, after one (default: 5)")
-    profile.add_argument("--machine", metavar="NAME|FILE", help="efficiency by the peaks of this machine")
-    profile.add_argument("--trace", type=Path, metavar="PATH", help="keep the framework's trace")
+    profile.add_argument(
+        "--steps", type=int, default=5, help="steps to measure, after one warm-up step (default: 5)"
+    )
+    profile.add_argument(
+        "--machine", metavar="NAME|FILE", help="show efficiency relative to the peaks of this machine"
+    )
+    profile.add_argument("--trace", type=Path, metavar="PATH", help="write the framework's trace here")
     profile.add_argument("--json", action="store_true", help="print JSON")
     profile.add_argument("--out", type=Path, metavar="FILE.html", help="write a page with charts")

@@ -8,14 +8,19 @@ from mlhpc.errors import UserError
 
 
 def add(commands: Commands) -> None:
-    watch = add_command(commands, "watch", _watch, "follow a run while it is running, here or elsewhere")
+    watch = add_command(commands, "watch", _watch, "show the progress of a run, on this machine or another")
     watch.add_argument("run", type=Path, metavar="RUN", help="the --out folder of the run")
     watch.add_argument(
-        "--interval", type=float, default=2.0, metavar="SECONDS", help="seconds between looks (default: 2)"
+        "--interval", type=float, default=2.0, metavar="SECONDS", help="seconds between updates (default: 2)"
     )
-    watch.add_argument("--once", action="store_true", help="print where the run is now, and end")
+    watch.add_argument("--once", action="store_true", help="print the current state and exit")
     watch.add_argument("--json", action="store_true", help="with --once: print JSON (docs/json.md)")
-    diff = add_command(commands, "diff", _diff, "show what differs between two runs besides their results")
+    diff = add_command(
+        commands,
+        "diff",
+        _diff,
+        "show differences between two runs in settings, environment, data and machine",
+    )
     diff.add_argument("first", type=Path, metavar="A", help="the --out folder of a run")
     diff.add_argument("second", type=Path, metavar="B", help="the --out folder of another run")
     add_json(diff)
@@ -26,7 +31,7 @@ def add(commands: Commands) -> None:
     export.add_argument("run", type=Path, metavar="RUN", help="the --out folder of the run")
     export.add_argument("--to", required=True, choices=("csv", "tensorboard", "mlflow"), help="the tool")
     export.add_argument("--out", type=Path, required=True, metavar="DIR", help="a new folder")
-    completion = add_command(commands, "completion", _completion, "print the completion script of a shell")
+    completion = add_command(commands, "completion", _completion, "print the completion script for a shell")
     completion.add_argument(
         "shell", choices=("bash", "zsh", "fish"), metavar="SHELL", help="bash, zsh or fish"
     )

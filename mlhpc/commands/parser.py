@@ -1,4 +1,4 @@
-"""What the parsers of all commands share."""
+"""Shared by the parsers of all commands."""
 
 import argparse
 import json
@@ -14,7 +14,7 @@ from mlhpc.errors import UserError, did_you_mean
 
 
 class Parser(argparse.ArgumentParser):
-    """Reports a mistake in one line, with the nearest valid word and the help to read."""
+    """Reports errors in one line, with the nearest valid word and the help command."""
 
     def error(self, message: str) -> NoReturn:
         raise UserError(f"{message}; see: {self.prog} --help")
@@ -28,10 +28,10 @@ class Parser(argparse.ArgumentParser):
 NAMES = ", ".join(benchmark.name for benchmark in BUILT_IN)
 
 JSON_SCHEMA = 1
-"""Version of what ``--json`` prints (docs/json.md): it rises when a key changes its meaning or goes away."""
+"""Version of what ``--json`` prints (docs/json.md): incremented if a key changes its meaning or is removed."""
 
 Commands: TypeAlias = "argparse._SubParsersAction[Parser]"
-"""Where commands are added."""
+"""The object to which commands are added."""
 
 
 def add_command(
@@ -88,7 +88,8 @@ def add_hyperparameters_from(parser: argparse.ArgumentParser) -> None:
         "--hyperparameters-from",
         type=Path,
         metavar="LOG",
-        help="take the hyperparameters of another submission, from its log or run folder; --set goes over them",
+        help="use the hyperparameters of another submission, from its log or run folder; --set overrides "
+        "them",
     )
 
 
@@ -98,5 +99,6 @@ def add_results(parser: argparse.ArgumentParser) -> None:
         "--ruleset",
         default="2.0.0",
         choices=("1.0.0", "2.0.0", "3.0.0"),
-        help="of HPC (default: 2.0.0, the last that times staging); ResNet-50 has its own, training 4.0.0",
+        help="HPC ruleset (default: 2.0.0, the last that times staging); ResNet-50 always uses training "
+        "4.0.0",
     )

@@ -32,12 +32,12 @@ def add(commands: Commands) -> None:
     )
     scripts.add_argument("--out", type=folder, required=True, metavar="DIR", help="a new folder")
     presets = add_command(
-        commands, "presets", _presets, "list the presets of a benchmark, or show one resolved"
+        commands, "presets", _presets, "list the presets of a benchmark, or show all settings of one"
     )
     presets.add_argument("benchmark", metavar="BENCHMARK", nargs="?", help=f"{NAMES} (default: all)")
-    presets.add_argument("preset", metavar="PRESET", nargs="?", help="show this one, every setting resolved")
+    presets.add_argument("preset", metavar="PRESET", nargs="?", help="show all settings of this preset")
     presets.add_argument(
-        "--explain", action="store_true", help="with meaning, unit, source and closed's bounds"
+        "--explain", action="store_true", help="add meaning, unit, source and closed-division bounds"
     )
     presets.add_argument("--json", action="store_true", help="print JSON (docs/json.md)")
     rules = add_command(
@@ -49,24 +49,35 @@ def add(commands: Commands) -> None:
     rules.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change one setting")
     add_hyperparameters_from(rules)
     rules.add_argument("--data", type=Path, help="the data set of the run")
-    rules.add_argument("--stage", type=Path, help="where it would be staged")
+    rules.add_argument("--stage", type=Path, help="the folder to stage it to")
     add_json(rules)
     doctor = add_command(
-        commands, "doctor", _doctor, "check this machine before a run, or describe it for a submission"
+        commands,
+        "doctor",
+        _doctor,
+        "check this machine before a run, or write its system description for a submission",
     )
     doctor.add_argument("benchmark", metavar="BENCHMARK", nargs="?", help="also start its framework")
     doctor.add_argument("--data", type=folder, help="the data set of the planned run")
-    doctor.add_argument("--stage", type=folder, help="where it is staged (default: $TMPDIR, /tmp)")
-    doctor.add_argument("--out", type=folder, help="folder for results; or the file to write")
+    doctor.add_argument("--stage", type=folder, help="the folder to stage it to (default: $TMPDIR, /tmp)")
+    doctor.add_argument(
+        "--out",
+        type=folder,
+        help="folder for results; with --site, --calibrate or --system: the file to write",
+    )
     doctor.add_argument("--ranks", type=int, default=0, help="number of local ranks")
     add_json(doctor)
-    doctor.add_argument("--site", metavar="NAME", help="write a first run_scripts/sites/NAME.sh")
     doctor.add_argument(
-        "--calibrate", action="store_true", help="measure this machine into a machine file, --out FILE.toml"
+        "--site", metavar="NAME", help="write a site file for this machine, run_scripts/sites/NAME.sh"
+    )
+    doctor.add_argument(
+        "--calibrate",
+        action="store_true",
+        help="measure this machine and write a machine file, --out FILE.toml",
     )
     doctor.add_argument("--system", action="store_true", help="the official system description, as JSON")
     doctor.add_argument(
-        "--set", action="append", default=[], metavar="FIELD=VALUE", help="a field of --system"
+        "--set", action="append", default=[], metavar="FIELD=VALUE", help="set a field of --system"
     )
 
 
@@ -163,7 +174,7 @@ def _doctor(options: argparse.Namespace) -> int:
     from mlhpc.common.ranks.local import run_local
 
     if options.ranks < 0:
-        raise UserError(f"--ranks {options.ranks}: give 1 or more")
+        raise UserError(f"--ranks {options.ranks}: must be at least 1")
     if options.ranks > 1 and "MLHPC_RANK" not in os.environ:
         try:
             cores = cores_of_ranks(asked(None), options.ranks)

@@ -9,15 +9,15 @@ from mlhpc.errors import UserError
 
 def add(commands: Commands) -> None:
     check = add_command(
-        commands, "check", _check, "check runs with the official checkers and this suite's own rules"
+        commands, "check", _check, "check runs with the official checkers and the rules of this suite"
     )
     add_results(check)
     add_json(check)
-    score = add_command(commands, "score", _score, "score sets of runs as MLPerf does, and check them")
+    score = add_command(commands, "score", _score, "compute MLPerf scores of result sets, and check them")
     add_results(score)
     add_json(score)
     report = add_command(
-        commands, "report", _report, "show where the time went, in one run or in several side by side"
+        commands, "report", _report, "show the breakdown of the time of one run, or of several side by side"
     )
     report.add_argument(
         "path", type=Path, nargs="+", help="a run, a folder of runs, a log or a submission tree"
@@ -26,7 +26,7 @@ def add(commands: Commands) -> None:
         "--out",
         type=Path,
         metavar="FILE",
-        help="the page to write; default: RUN/report.html for one run, none for several",
+        help="the page to write (default: RUN/report.html for one run, none for several)",
     )
     report.add_argument(
         "--predict",
@@ -36,15 +36,20 @@ def add(commands: Commands) -> None:
         help="predict the time of a configuration that was not run",
     )
     report.add_argument(
-        "--machine", metavar="NAME|FILE", help="show the parts predicted for this machine beside one run's"
+        "--machine",
+        metavar="NAME|FILE",
+        help="show the breakdown predicted for this machine next to that of the run",
     )
     add_json(report)
-    pack = add_command(
-        commands, "pack", _pack, "pack runs into the official tree of a submission, and check it"
-    )
+    pack = add_command(commands, "pack", _pack, "pack runs into the official submission tree, and check it")
     pack.add_argument("runs", type=Path, nargs="*", help="folders of runs, campaigns, logs")
-    pack.add_argument("--org", required=True, help="who submits")
-    pack.add_argument("--system", type=Path, required=True, help="from mlhpc doctor --system --out FILE")
+    pack.add_argument("--org", required=True, help="submitting organization")
+    pack.add_argument(
+        "--system",
+        type=Path,
+        required=True,
+        help="system description, written by mlhpc doctor --system --out FILE",
+    )
     pack.add_argument(
         "--out", type=Path, default=Path("results/submission"), help="default: results/submission"
     )
@@ -52,9 +57,16 @@ def add(commands: Commands) -> None:
     pack.add_argument(
         "--weak", type=Path, nargs="+", default=[], metavar="RUN", help="instances of the throughput metric"
     )
-    pack.add_argument("--prune", type=Path, nargs="+", default=[], metavar="RUN", help="instances left out")
-    pack.add_argument("--despite-errors", action="store_true", help="pack even what would be rejected")
-    unpack = add_command(commands, "unpack", _unpack, "unpack such an archive, verifying checksums")
+    pack.add_argument(
+        "--prune",
+        type=Path,
+        nargs="+",
+        default=[],
+        metavar="RUN",
+        help="instances to put into pruned_results",
+    )
+    pack.add_argument("--despite-errors", action="store_true", help="pack even if there are errors")
+    unpack = add_command(commands, "unpack", _unpack, "unpack a packed submission, verifying checksums")
     unpack.add_argument("archive", type=Path)
     unpack.add_argument("out", type=Path)
 

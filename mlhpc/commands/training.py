@@ -20,11 +20,13 @@ from mlhpc.errors import UserError
 
 
 def add(commands: Commands) -> None:
-    run = add_command(commands, "run", _run, "train a benchmark to its target, staging included")
+    run = add_command(commands, "run", _run, "train a benchmark to its target, including staging")
     add_benchmark(run)
     add_hyperparameters_from(run)
     run.add_argument("--data", type=Path, help="the data set (default: data/BENCHMARK-PRESET)")
-    run.add_argument("--stage", type=Path, help="node-local folder to copy the data set to, inside the clock")
+    run.add_argument(
+        "--stage", type=Path, help="node-local folder to copy the data set to, inside the timed region"
+    )
     run.add_argument(
         "--out", type=Path, help="folder for the results (default: results/BENCHMARK-PRESET-NUMBER)"
     )
@@ -32,14 +34,14 @@ def add(commands: Commands) -> None:
         "--config",
         type=Path,
         metavar="FILE",
-        help="settings from the config.toml of a run instead of a preset",
+        help="the config.toml of a run, instead of a preset",
     )
     run.add_argument("--ranks", type=int, default=0, help="number of local ranks")
     run.add_argument(
         "--bind",
         metavar="CORES",
-        help="cores: to each local rank an equal share, NUMA node by node; or those of each, such as 0-3:4-7; or "
-        "none (default: $MLHPC_BIND, none)",
+        help="an equal share of cores for each local rank (cores), a list of cores per rank such as "
+        "0-3:4-7, or none (default: $MLHPC_BIND, none)",
     )
     run.add_argument("--seed", type=int, help="random seed (default: random per run, and logged)")
     run.add_argument(
@@ -48,22 +50,27 @@ def add(commands: Commands) -> None:
     run.add_argument(
         "--compute",
         metavar="SECONDS|RUN|MACHINE",
-        help="emulate: steps take up this time and compute nothing; or the time that a run measured, or that "
-        "mlhpc predict gives for a machine",
+        help="emulate: steps wait for this time instead of computing; or for the step time of a run, or "
+        "the one predicted for a machine",
     )
     run.add_argument(
         "--resume",
         type=Path,
         metavar="DIR",
-        help="continue from the checkpoint of another run; with a larger training.max_epochs, extend it",
+        help="continue from the checkpoint of another run; a larger training.max_epochs extends it",
     )
     run.add_argument(
-        "--dry-run", action="store_true", help="print steps, files, memory, rules and settings; start nothing"
+        "--dry-run",
+        action="store_true",
+        help="print steps, files, memory, rules and settings without starting the run",
     )
     run.add_argument("--json", action="store_true", help="with --dry-run: print JSON (docs/json.md)")
 
     weights = add_command(
-        commands, "weights", "mlhpc.weights:main", "write the weights of a run's checkpoint as safetensors"
+        commands,
+        "weights",
+        "mlhpc.weights:main",
+        "write the weights of a run's last checkpoint as safetensors",
     )
     weights.add_argument("run", type=Path, metavar="RUN", help="a run with a checkpoint")
     weights.add_argument("--out", type=Path, required=True, metavar="FILE", help="NAME.safetensors")
@@ -72,22 +79,24 @@ def add(commands: Commands) -> None:
     add_benchmark(campaign)
     add_hyperparameters_from(campaign)
     campaign.add_argument("--data", type=Path, help="the data set (default: data/BENCHMARK-PRESET)")
-    campaign.add_argument("--stage", type=Path, help="as for run; concurrent runs share it")
+    campaign.add_argument(
+        "--stage", type=Path, help="node-local folder to copy the data set to; concurrent runs share it"
+    )
     campaign.add_argument(
         "--out", type=Path, help="folder for the runs (default: results/BENCHMARK-PRESET-campaign)"
     )
     campaign.add_argument("--ranks", type=int, default=0, help="ranks of each run")
-    campaign.add_argument("--runs", type=int, help="number of runs (default: what a score needs)")
+    campaign.add_argument("--runs", type=int, help="number of runs (default: as many as a score requires)")
     campaign.add_argument(
         "--instances",
         type=int,
         default=1,
-        help="runs at the same time: measures throughput, not time to solution",
+        help="number of concurrent runs: measures throughput instead of time to solution",
     )
-    campaign.add_argument("--number", type=int, help="start only this run: for the tasks of a job array")
+    campaign.add_argument("--number", type=int, help="start only this run, for tasks of a job array")
 
     study = add_command(
-        commands, "study", _study, "measure throughput under varied settings, several runs each"
+        commands, "study", _study, "measure throughput for combinations of settings, with repeated runs"
     )
     add_benchmark(study)
     study.add_argument(
@@ -95,22 +104,24 @@ def add(commands: Commands) -> None:
         action="append",
         default=[],
         metavar="KEY=A,B",
-        help="codec, batch (local), ranks, data (folders), storage (shared, staged, or folders to stage to), or a "
-        "setting; all combinations",
+        help="codec, batch (local), ranks, data (folders), storage (shared, staged, or folders to stage "
+        "to), or a setting, with its values; all combinations are run",
     )
     study.add_argument("--data", type=Path, help="the data set (default: data/BENCHMARK-PRESET)")
     study.add_argument(
-        "--stage", type=Path, help="node-local folder to copy the data set to, before the steps"
+        "--stage", type=Path, help="node-local folder to copy the data set to before the steps"
     )
     study.add_argument(
         "--out",
         type=Path,
-        help="folder of the study, which can grow (default: results/BENCHMARK-PRESET-study)",
+        help="folder of the study, new or to be extended (default: results/BENCHMARK-PRESET-study)",
     )
     study.add_argument("--repeats", type=int, default=5, help="runs of each combination (default: 5)")
     study.add_argument("--steps", type=int, default=20, help="measured steps (default: 20)")
-    study.add_argument("--warmup", type=int, default=5, help="warm-up steps before them (default: 5)")
-    study.add_argument("--number", type=int, help="start only this run: for the tasks of a job array")
+    study.add_argument(
+        "--warmup", type=int, default=5, help="warm-up steps before the measured ones (default: 5)"
+    )
+    study.add_argument("--number", type=int, help="start only this run, for tasks of a job array")
     add_json(study)
 
 
@@ -156,12 +167,12 @@ def _campaign(options: argparse.Namespace) -> int:
     refuse(run, "a score")
     if run.staging.overlap and options.instances > 1:
         raise UserError(
-            "instances share a stage, and with staging.overlap one would wait for the first epoch of another; set "
-            "staging.overlap=false or --instances 1"
+            "instances share a stage, so with staging.overlap one would wait for the first epoch of "
+            "another; set staging.overlap=false or --instances 1"
         )
     if run.staging.exchange and options.instances > 1:
         raise UserError(
-            "instances share a stage, and with staging.exchange one would take away the shard of another; set "
+            "instances share a stage, so with staging.exchange one would replace the shard of another; set "
             "staging.exchange=false or --instances 1"
         )
     words = ["--preset", options.preset]

@@ -1,4 +1,4 @@
-"""``mlhpc doctor --calibrate``: this machine measured into a machine file (perf/machines.py)."""
+"""``mlhpc doctor --calibrate``: measures this machine and writes a machine file (perf/machines.py)."""
 
 import os
 import platform
@@ -20,15 +20,15 @@ from mlhpc.perf.units import written
 
 
 def calibrate(out: Path | None, folder: Path | None, console: Console) -> int:
-    """Measures matrix product, memory copy, disk (in ``folder``, default $TMPDIR) and loopback, with the GPU where
-    PyTorch finds one, and writes the machine file ``out``. Raises UserError where it cannot be written."""
+    """Measures matrix product, memory copy, disk (in ``folder``, default $TMPDIR) and loopback, and the GPU
+    if PyTorch finds one, and writes the machine file ``out``. Raises UserError if it cannot be written."""
     if out is None:
         raise UserError("--calibrate writes a machine file: add --out FILE.toml")
     if out.exists():
         raise UserError(f"{out} exists; choose another --out, or move it away")
     place = folder or Path(tempfile.gettempdir())
     console.print(
-        "measuring matrix product, memory, disk and loopback, about ten seconds; leave the machine idle"
+        "measuring matrix product, memory, disk and loopback for about ten seconds; leave the machine idle"
     )
     try:
         text = tomli_w.dumps(_measured(place))
@@ -36,7 +36,7 @@ def calibrate(out: Path | None, folder: Path | None, console: Console) -> int:
         raise UserError(
             f"{place}: cannot be written or read ({error.strerror}); choose another --stage"
         ) from None
-    found = parse(text, str(out), out.stem)  # what is written can be read
+    found = parse(text, str(out), out.stem)  # verifies that the file is valid
     try:
         write_bytes(out, text.encode())
     except OSError as error:
@@ -45,7 +45,7 @@ def calibrate(out: Path | None, folder: Path | None, console: Console) -> int:
         ) from None
     for key, value in found.figures.items():
         console.print(f"  {key:26} {_written(key, value)}", markup=False, highlight=False)
-    console.print(f"{out}: for mlhpc predict --machine and mlhpc report --machine", markup=False)
+    console.print(f"{out}: use it with mlhpc predict --machine and mlhpc report --machine", markup=False)
     return 0
 
 
@@ -66,20 +66,20 @@ def _measured(place: Path) -> dict[str, Any]:
         for key in ("float32", "tf32", "bfloat16", "float16"):
             if rate := gpu.get(key):
                 accelerator[key] = figure(f"accelerator.{key}", rate, "matrix product, PyTorch")
-        accelerator["memory"] = figure("accelerator.memory", gpu["memory"], "as the driver says")
+        accelerator["memory"] = figure("accelerator.memory", gpu["memory"], "as reported by the driver")
         accelerator["bandwidth"] = figure("accelerator.bandwidth", gpu["bandwidth"], "copy, reads and writes")
         links["host"] = figure("links.host", gpu["host"], "copy of page-locked memory to the GPU")
     else:
         accelerator["float32"] = figure(
             "accelerator.float32", speed.matrix_product(), "matrix product, NumPy"
         )
-        accelerator["memory"] = figure("accelerator.memory", memory, "as the kernel says")
+        accelerator["memory"] = figure("accelerator.memory", memory, "as reported by the kernel")
         accelerator["bandwidth"] = figure(
             "accelerator.bandwidth", speed.memory_copy(), "copy, reads and writes"
         )
     host: dict[str, Any] = {"processor": _processor(), "cores": cores}
     if gpu:
-        host["memory"] = figure("host.memory", memory, "as the kernel says")
+        host["memory"] = figure("host.memory", memory, "as reported by the kernel")
         host["memory_bandwidth"] = figure(
             "host.memory_bandwidth", speed.memory_copy(), "copy, reads and writes"
         )
@@ -92,8 +92,8 @@ def _measured(place: Path) -> dict[str, Any]:
     }
     network = {
         "nics": 1,
-        "bandwidth": figure("network.bandwidth", rate, "TCP on loopback, not a network"),
-        "latency": figure("network.latency", delay, "TCP on loopback, not a network"),
+        "bandwidth": figure("network.bandwidth", rate, "TCP over loopback, not a network"),
+        "latency": figure("network.latency", delay, "TCP over loopback, not a network"),
     }
     tables: dict[str, Any] = {"title": f"{platform.node() or 'this machine'}, as measured", "nodes": 1}
     tables |= {"accelerator": accelerator, "host": host, "network": network, "storage": storage}
@@ -101,7 +101,7 @@ def _measured(place: Path) -> dict[str, Any]:
 
 
 def _gpu() -> dict[str, Any] | None:
-    """What PyTorch measures on the first GPU; None without PyTorch or a GPU."""
+    """Measurements of the first GPU by PyTorch; None without PyTorch or a GPU."""
     if find_spec("torch") is None:
         return None
     from mlhpc.common.pytorch.speed import gpu_speed

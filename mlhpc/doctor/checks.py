@@ -1,4 +1,4 @@
-"""All checks: one line per check, from the facts of every node. Nothing here examines a machine."""
+"""All checks: one line per check, from the facts of every node. This module does not examine machines."""
 
 import resource
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -25,7 +25,7 @@ def check_nodes(
     framework: Framework,
     env: Mapping[str, str],
 ) -> Iterator[CheckResult]:
-    """All checks of all nodes; a result that all nodes share is one line."""
+    """All checks of all nodes; identical results of all nodes are merged."""
     results = [list(_check_node(node, rank_info, benchmark, framework)) for node in nodes]
     hosts = [str(node["host"]) for node in nodes]
     yield _launcher(rank_info, hosts, env)
@@ -36,7 +36,7 @@ def check_nodes(
 
 
 def _merge(hosts: Sequence[str], results: Sequence[Iterable[CheckResult]]) -> Iterator[CheckResult]:
-    """Results that not all nodes have name the nodes."""
+    """Results that differ between nodes name the nodes."""
     hosts_of: dict[CheckResult, list[str]] = {}
     for host, own in zip(hosts, results, strict=True):
         for result in own:
@@ -51,11 +51,13 @@ def _some(hosts: Sequence[str]) -> str:
 
 
 def _launcher(rank_info: RankInfo, hosts: Sequence[str], env: Mapping[str, str]) -> CheckResult:
-    """Who started this, and which nodes were examined."""
+    """The launcher, and the nodes that were examined."""
     tasks = env.get("SLURM_NTASKS", "1")
     if rank_info.launcher == "none" and tasks.isdigit() and int(tasks) > 1:
-        detail = f"one process, in a Slurm job of {tasks} tasks"
-        return CheckResult("warn", "launcher", detail, "start it with srun, or it runs as one rank")
+        detail = f"a single process in a Slurm job of {tasks} tasks"
+        return CheckResult(
+            "warn", "launcher", detail, "start it with srun; otherwise it runs as a single rank"
+        )
     nodes = f"{len(hosts)} nodes: " if len(hosts) > 1 else ""
     ranks = count(rank_info.size, "rank")
     if rank_info.size > 1 and not rank_info.leader:
@@ -88,14 +90,15 @@ def _check_node(
     yield from folder_checks.shm(node["shm"])
     if node["clock_synchronised"] is False:
         remedy = (
-            "start chronyd, ntpd or systemd-timesyncd: logs of several nodes are compared by their clocks"
+            "start chronyd, ntpd or systemd-timesyncd: comparing logs of several nodes requires "
+            "synchronised clocks"
         )
         yield CheckResult("warn", "clock", "not synchronised (NTP, PTP)", remedy)
     for name, interface in node["no_interface"].items():
         yield CheckResult("fail", "network", f"{name}={interface}: no such interface", "see: ip -br link")
     if node["infiniband"] and node["memlock"] != resource.RLIM_INFINITY:
         detail = f"InfiniBand, but only {node['memlock'] / GIB:.2g} GiB may be locked"
-        remedy = "ask for an unlimited memlock (ulimit -l) on the compute nodes"
+        remedy = "request an unlimited memlock (ulimit -l) on the compute nodes"
         yield CheckResult("warn", "memory locks", detail, remedy)
 
 
@@ -103,7 +106,7 @@ def _cores(node: Node) -> Iterator[CheckResult]:
     own, machine, ranks = node["cores"], node["machine_cores"], node["local_size"]
     detail = f"{own} of {machine} per rank, {count(ranks, 'rank')} on the node"
     if own == machine and ranks > machine:
-        yield CheckResult("warn", "cores", detail, "more ranks than cores compete for them: start fewer")
+        yield CheckResult("warn", "cores", detail, "there are more ranks than cores: start fewer")
     elif own * ranks < machine / 2:
         remedy = "give each rank its share of the cores (srun --cpus-per-task)"
         yield CheckResult("warn", "cores", detail, remedy)
@@ -112,7 +115,7 @@ def _cores(node: Node) -> Iterator[CheckResult]:
 
 
 def _binding(node: Node) -> Iterator[CheckResult]:
-    """Whether each rank has cores of its own, on one NUMA node where there are ranks enough."""
+    """Whether each rank has separate cores, on one NUMA node if there are enough ranks."""
     cores = [binding["cores"] for binding in node["bindings"]]
     if len(cores) < node["local_size"]:  # not all were examined
         return
@@ -139,7 +142,7 @@ def _binding(node: Node) -> Iterator[CheckResult]:
 
 
 def _threads(node: Node) -> Iterator[CheckResult]:
-    """Threads per rank set by the environment; without it, a run starts no more threads than there are cores."""
+    """Threads per rank set by the environment; otherwise a run does not start more threads than cores."""
     ranks = node["local_size"]
     for variable, threads in node["threads"].items():
         if threads > node["cores"] or threads * ranks > node["machine_cores"]:
@@ -147,7 +150,7 @@ def _threads(node: Node) -> Iterator[CheckResult]:
                 f"{count(ranks, 'rank')} x {variable}={threads} on {node['machine_cores']} cores, "
                 f"{node['cores']} per rank"
             )
-            remedy = f"unset {variable}: a run then uses the cores of each rank once"
+            remedy = f"unset {variable}: a run then uses one thread per core"
             yield CheckResult("warn", "threads", detail, remedy)
 
 
@@ -159,12 +162,12 @@ def _gpus(node: Node, framework: Framework) -> Iterator[CheckResult]:
     detail = f"{len(gpus)} ({gpus[0]}), {count(ranks, 'rank')} on the node"
     if ranks > len(gpus) == 1:
         remedy = (
-            "fine if each rank has its own GPU; if they share one: one rank per GPU, srun --gpu-bind=none"
+            "fine if each rank has its own GPU; otherwise start one rank per GPU with srun --gpu-bind=none"
         )
-        yield CheckResult("warn", "GPUs", f"{detail}, which see one", remedy)
+        yield CheckResult("warn", "GPUs", f"{detail}, each sees one GPU", remedy)
     elif ranks > len(gpus):
         status: Status = "fail" if framework == "torch" else "warn"
-        remedy = "start one rank per GPU, and let each see all GPUs of its node (srun --gpu-bind=none)"
+        remedy = "start one rank per GPU, with all GPUs of the node visible to each (srun --gpu-bind=none)"
         yield CheckResult(status, "GPUs", detail, remedy)
     elif ranks < len(gpus):
         remedy = f"{len(gpus) - ranks} would be idle: start one rank per GPU"
@@ -174,11 +177,11 @@ def _gpus(node: Node, framework: Framework) -> Iterator[CheckResult]:
 
 
 def _energy(node: Node) -> Iterator[CheckResult]:
-    """What runs can record of the energy of this node."""
+    """The energy that runs can record on this node."""
     for found in node["energy"]:
         name, counters = f"energy of {NAMES[found['measured']]}", found["counters"]
         if found["problem"]:
-            remedy = f"runs then have {'the energy of the others only' if counters else 'no such figure'}"
+            remedy = f"runs then have {'only the energy of the others' if counters else 'no such figure'}"
             yield CheckResult("warn", name, found["problem"], remedy)
         else:
             yield CheckResult("pass", name, f"{found['source']}, {count(counters, 'counter')}")
@@ -190,7 +193,7 @@ def _slurms_energy(node: Node) -> Iterator[CheckResult]:
     if counts_nodes(sampled_by):
         yield CheckResult("pass", f"energy of {NAMES['node']}", f"Slurm, {sampled_by}")
     elif sampled_by:
-        detail = f"Slurm's ({sampled_by}) is not used: it is not of whole nodes"
+        detail = f"Slurm's ({sampled_by}) is not used: it does not cover whole nodes"
         yield CheckResult("pass", f"energy of {NAMES['node']}", detail)
 
 
@@ -207,16 +210,16 @@ def _check_alike(nodes: Sequence[Node]) -> Iterator[CheckResult]:
     for name in differ:
         host_of = {str(v.get(name)): n["host"] for v, n in zip(versions, nodes, strict=True)}
         detail = ", ".join(f"{version} on {host}" for version, host in sorted(host_of.items())[:4])
-        remedy = "give all nodes the same environment"
+        remedy = "use the same environment on all nodes"
         yield CheckResult("fail", "versions", f"{name} differs: {detail}", remedy)
     if not differ:
-        yield CheckResult("pass", "versions", f"the same on {len(nodes)} nodes")
+        yield CheckResult("pass", "versions", f"identical on {len(nodes)} nodes")
     numbers = {len(n["gpus"]) for n in nodes}
     if len(numbers) > 1:
         first = nodes[0]
         odd = next(n["host"] for n in nodes if len(n["gpus"]) != len(first["gpus"]))
         detail = f"{' and '.join(map(str, sorted(numbers)))} per node ({odd} differs from {first['host']})"
-        yield CheckResult("warn", "GPUs", detail, "drain the node, or leave it out (--exclude)")
+        yield CheckResult("warn", "GPUs", detail, "drain the node, or exclude it (--exclude)")
 
 
 def _check_shared(nodes: Sequence[Node]) -> Iterator[CheckResult]:
@@ -224,12 +227,12 @@ def _check_shared(nodes: Sequence[Node]) -> Iterator[CheckResult]:
     if len({n["host"] for n in nodes}) < 2:
         return
     if len({n["data"].get("digest") for n in nodes}) > 1:
-        remedy = "put it on a file system that all nodes share, and index it there"
-        yield CheckResult("fail", "data set", "not the same on all nodes (manifests differ)", remedy)
+        remedy = "put it on a shared file system and index it there"
+        yield CheckResult("fail", "data set", "differs between nodes (different manifests)", remedy)
     out = nodes[0]["out"]
     if not out.get("error") and not out["shared"]:
         detail = f"{out['path']} is on {out['type']}: may be node-local"
-        remedy = "give --out a folder on a file system that all nodes share, if this is not one"
+        remedy = "unless it is shared, choose an --out folder on a shared file system"
         yield CheckResult("warn", "results", detail, remedy)
 
 
@@ -240,7 +243,7 @@ def clocks(nodes: Sequence[Node]) -> Iterator[CheckResult]:
     worst = max(nodes[1:], key=lambda node: abs(node["offset_s"]))
     offset = abs(worst["offset_s"])
     detail = f"{worst['host']} is {offset * 1e3:.1f} ms from {nodes[0]['host']}"
-    detail += ", the others less" * (len(nodes) > 2)
+    detail += ", the others by less" * (len(nodes) > 2)
     status: Status = "pass" if offset <= CLOCK_PASS_S else "warn" if offset <= CLOCK_WARN_S else "fail"
     remedy = f"set the clock of {worst['host']} (chronyc tracking): throughput compares the clocks of nodes"
     yield CheckResult(status, "clocks", detail, "" if status == "pass" else remedy)

@@ -45,14 +45,14 @@ def examine_all(
     show: Callable[[Sequence[CheckResult]], None] = lambda results: None,
 ) -> tuple[bool, list[CheckResult] | None]:
     """Whether the machine is ready for a run, and the result of every check, None on ranks other than 0.
-    ``show`` is called with results as they come: starting a framework may end this process."""
+    ``show`` is called with each result immediately: starting a framework may end this process."""
     chosen = registry.find(benchmark) if benchmark else None
     framework: Framework = chosen.frameworks[chosen.default_framework].collectives if chosen else "none"
     env = os.environ
     try:
         rank_info = find_rank_info(env)
     except UserError as error:
-        results = [CheckResult("fail", "launcher", str(error), "start all ranks with one launcher")]
+        results = [CheckResult("fail", "launcher", str(error), "start all ranks with the same launcher")]
         show(results)
         return False, results
     results = []
@@ -61,7 +61,7 @@ def examine_all(
     if rank_info.rank == 0:
         results = [*check_nodes(nodes, rank_info, benchmark, framework, env), *clocks(nodes)]
         if rank_info.size > 1 and not rank_info.leader:
-            detail = f"not examined: {rank_info.launcher} does not say where rank 0 is"
+            detail = f"not examined: {rank_info.launcher} does not report the host of rank 0"
             remedy = "start this with srun or torchrun, or set MLHPC_LEADER to the host of rank 0"
             results.append(CheckResult("warn", "other nodes", detail, remedy))
     show(results)
@@ -74,7 +74,7 @@ def examine_all(
 
 
 def _bind(rank_info: RankInfo) -> str:
-    """Bind this rank as a run here would. Returns why it cannot be, or ""."""
+    """Bind this rank as a run would. Returns the reason if this is impossible, or ""."""
     try:
         bind_this_rank(None)
         if rank_info.launcher == "mlhpc" and BOUND not in os.environ:  # its parent would have bound it
@@ -94,8 +94,8 @@ def describe_system(settings: Sequence[str], out: Path | None, console: Console)
     rank_info = find_rank_info(os.environ)
     if rank_info.size > 1 and not rank_info.leader:
         raise UserError(
-            f"{rank_info.launcher} does not say where rank 0 is, so the nodes cannot be described together; start "
-            "this with srun or torchrun, or set MLHPC_LEADER to the host of rank 0"
+            f"{rank_info.launcher} does not report the host of rank 0, so the nodes cannot be described "
+            f"together; start this with srun or torchrun, or set MLHPC_LEADER to the host of rank 0"
         )
     nodes = gather_nodes(rank_info, node_facts, os.environ)
     if rank_info.rank:
@@ -111,7 +111,7 @@ def describe_system(settings: Sequence[str], out: Path | None, console: Console)
     elif description.missing:
         fields = count(len(description.missing), "required field")
         repeat = shlex.join(["mlhpc", "doctor", "--system", "--out", str(out)])
-        line = f"{out} not written: {fields} missing; repeat with them: {repeat} --set ..."
+        line = f"{out} not written: {fields} missing; repeat with: {repeat} --set ..."
         say(console, line)
     else:
         system_description.write(description, out)
@@ -119,8 +119,8 @@ def describe_system(settings: Sequence[str], out: Path | None, console: Console)
 
 
 def _start_framework(rank_info: RankInfo, framework: Framework) -> CheckResult:
-    """Start the framework on all ranks, and check whether its rank count matches the launcher's. If a rank is lost
-    meanwhile, this process names it and ends."""
+    """Start the framework on all ranks, and check whether its rank count matches the launcher's. If a rank is
+    lost during this, this process names it and ends."""
     os.environ.setdefault(
         "TF_CPP_MIN_LOG_LEVEL", "2"
     )  # TensorFlow's notes on its build would hide the results
@@ -129,7 +129,7 @@ def _start_framework(rank_info: RankInfo, framework: Framework) -> CheckResult:
         with launch.joined(framework) as world:
             total = int(world.sum(1.0))
             hosts = len(set(world.gather(rank_info.hostname or socket.gethostname())))
-    except Exception as error:  # a broken build may raise anything
+    except Exception as error:  # a broken build may raise any exception
         why = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
         return CheckResult("fail", "framework", why, "see the lines above, and docs/sites.md")
     complete = total == rank_info.size

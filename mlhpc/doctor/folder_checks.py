@@ -13,23 +13,23 @@ OUT_WARN = 1 * GIB
 
 
 def dataset(folder: Folder, benchmark: str | None) -> Iterator[CheckResult]:
-    """The data set; no result without a folder."""
+    """The data set; no result if no folder is given."""
     if not folder:
         return
     label = _describe(folder)
     if not folder.get("exists"):
         make = f"mlhpc data make {benchmark or 'BENCHMARK'}"
         yield CheckResult(
-            "fail", "data set", f"{folder['path']} does not exist", f"give --data, or make one: {make}"
+            "fail", "data set", f"{folder['path']} does not exist", f"pass --data, or generate one: {make}"
         )
     elif "manifest_error" in folder:
         yield CheckResult("fail", "data set", folder["manifest_error"], "regenerate it: mlhpc data index DIR")
     elif "bytes" not in folder:
-        remedy = "mlhpc data index DIR writes one; without it staging cannot verify what it copies"
+        remedy = "write one with mlhpc data index DIR; without it staging cannot verify files"
         yield CheckResult("warn", "data set", f"{label}, without a manifest", remedy)
     else:
         size = f"{count(folder['files'], 'file')}, {folder['bytes'] / GIB:.3g} GiB"
-        remedy = "put it on storage: a run would read memory and measure that"
+        remedy = "put it on storage: a run would measure memory instead"
         yield CheckResult(
             "warn" if folder["is_ram"] else "pass", "data set", f"{label}, {size}", remedy * folder["is_ram"]
         )
@@ -39,16 +39,16 @@ def stage(folder: Folder, dataset_bytes: int | None) -> Iterator[CheckResult]:
     """The staging folder, and whether a replica of the data set fits into it."""
     label = _describe(folder)
     if folder.get("error") or not folder["writable"]:
-        yield CheckResult("fail", "staging", f"{label}, not writable", "give --stage a writable folder")
+        yield CheckResult("fail", "staging", f"{label}, not writable", "choose a writable --stage folder")
     elif dataset_bytes and dataset_bytes > folder["free"]:
-        remedy = "choose another --stage, or --set staging.mode=shard, which gives each node only its part"
+        remedy = "choose another --stage, or --set staging.mode=shard, which divides the data set"
         yield CheckResult(
             "fail", "staging", f"{label}; the data set has {dataset_bytes / GIB:.3g} GiB", remedy
         )
     elif folder["is_ram"]:
-        yield CheckResult("warn", "staging", label, "files there use memory: leave enough for the training")
+        yield CheckResult("warn", "staging", label, "files there occupy memory: leave enough for training")
     elif folder["shared"]:
-        remedy = "staging to a shared file system gains nothing: give --stage node-local storage"
+        remedy = "staging to a shared file system has no benefit: choose node-local storage for --stage"
         yield CheckResult("warn", "staging", label, remedy)
     else:
         yield CheckResult("pass", "staging", label)
@@ -58,11 +58,13 @@ def out(folder: Folder) -> Iterator[CheckResult]:
     """The folder for results."""
     label = _describe(folder)
     if folder.get("error") or not folder["writable"]:
-        yield CheckResult("fail", "results", f"{label}, not writable", "give --out a writable folder")
+        yield CheckResult("fail", "results", f"{label}, not writable", "choose a writable --out folder")
     elif folder["is_ram"]:
-        yield CheckResult("warn", "results", label, "lost when the node reboots: give --out a disk")
+        yield CheckResult(
+            "warn", "results", label, "lost when the node reboots: choose an --out folder on a disk"
+        )
     elif folder["free"] < OUT_WARN:
-        yield CheckResult("warn", "results", label, "free some space: logs and checkpoints go there")
+        yield CheckResult("warn", "results", label, "free some space for logs and checkpoints")
     else:
         yield CheckResult("pass", "results", label)
 
@@ -71,7 +73,7 @@ def shm(folder: Folder) -> Iterator[CheckResult]:
     """``/dev/shm``."""
     if folder.get("error") or not folder["exists"]:
         yield CheckResult(
-            "warn", "/dev/shm", "does not exist", "mount it (tmpfs): data loaders and NCCL use it"
+            "warn", "/dev/shm", "does not exist", "mount it (tmpfs); data loaders and NCCL use it"
         )
     elif folder["free"] < SHM_WARN:
         remedy = "data loaders and NCCL use it: in a container, --shm-size=8g or --ipc=host"

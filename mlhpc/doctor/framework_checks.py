@@ -35,7 +35,7 @@ def extras(node: Node, needed: bool) -> Iterator[CheckResult]:
 def _tensorflow(node: Node, needed: bool) -> Iterator[CheckResult]:
     facts, name = node["tensorflow"], "TensorFlow"
     if facts is None:
-        remedy = "pip install 'mlhpc[cosmoflow]', which cosmoflow needs"
+        remedy = "pip install 'mlhpc[cosmoflow]', which cosmoflow requires"
         yield CheckResult("fail" if needed else "warn", name, "not installed", remedy)
     else:
         yield from _framework(name, facts, node, needed, "pip install 'mlhpc[cosmoflow-gpu]'")
@@ -51,7 +51,7 @@ def _torch(node: Node, needed: bool) -> Iterator[CheckResult]:
     yield from _framework(name, facts, node, needed, install)
     if node["gpus"] and facts.get("gpus") and not facts["built"]:
         own = str(facts["backend"]).upper() + (", which is RCCL" if facts.get("rocm") else "")
-        remedy = f"gradients would go through the host: install a build with {own}"
+        remedy = f"gradients would be sent through the host: install a build with {own}"
         yield CheckResult("warn", name, f"built without {own}", remedy)
 
 
@@ -111,7 +111,7 @@ def _horovod(node: Node, rank_info: RankInfo, needed: bool) -> Iterator[CheckRes
         if rank_info.size > 1:
             yield CheckResult(bad, "Horovod", "not installed, but there are several ranks", rebuild)
         elif needed:
-            yield CheckResult("pass", "Horovod", "not installed; one rank does not need it")
+            yield CheckResult("pass", "Horovod", "not installed; not needed for one rank")
         return
     if not tensorflow or tensorflow.get("error"):
         return  # reported above
@@ -123,19 +123,19 @@ def _horovod(node: Node, rank_info: RankInfo, needed: bool) -> Iterator[CheckRes
         yield CheckResult(bad, "Horovod", detail, rebuild)
         return
     if error := tensorflow.get("horovod_error"):
-        yield CheckResult(bad, "Horovod", f"{version} does not load: {error}", rebuild)
+        yield CheckResult(bad, "Horovod", f"{version} cannot be loaded: {error}", rebuild)
         return
     built = tensorflow["horovod"]
     parts = ", ".join(part for part in ("gloo", "mpi", "nccl") if built[part]) or "no controller"
     detail = f"{version}, built with {parts}"
     if rank_info.launcher == "mpirun" and not built["mpi"]:
-        remedy = "mpirun needs a build with HOROVOD_WITH_MPI=1; or start with srun"
+        remedy = "mpirun requires a build with HOROVOD_WITH_MPI=1; alternatively, use srun"
         yield CheckResult(bad, "Horovod", detail, remedy)
     elif rank_info.launcher != "mpirun" and not built["gloo"]:
         remedy = f"{rank_info.launcher} needs a build with HOROVOD_WITH_GLOO=1"
         yield CheckResult(bad, "Horovod", detail, remedy)
     elif node["gpus"] and not built["nccl"]:
-        remedy = "gradients go through the host: build with HOROVOD_GPU_OPERATIONS=NCCL"
+        remedy = "gradients are sent through the host: build with HOROVOD_GPU_OPERATIONS=NCCL"
         yield CheckResult("warn", "Horovod", detail, remedy)
     else:
         yield CheckResult("pass", "Horovod", detail)

@@ -1,4 +1,4 @@
-"""Does a run that computes on processors fit into the memory of its node?"""
+"""Checks whether a run on CPUs fits into the memory of its node."""
 
 from typing import NamedTuple
 
@@ -16,8 +16,8 @@ REMEDY = "use more nodes, a smaller hyperparameters.global_batch_size or another
 
 class MemoryNeed(NamedTuple):
     """``step_bytes``: the peak of a training step of ``batch`` samples on one of a node's ``local_size`` ranks, by
-    the model (perf/accelerator/memory.py), without the framework and the loader. ``node_bytes``: what these ranks
-    may use."""
+    the model (perf/accelerator/memory.py), excluding framework and loader. ``node_bytes``: memory available
+    to these ranks."""
 
     batch: int
     step_bytes: int
@@ -36,13 +36,13 @@ class MemoryNeed(NamedTuple):
         each = f" in each of {self.local_size} ranks" if self.local_size > 1 else ""
         return (
             f"a training step of {count(self.batch, 'sample')} needs about {size(self.step_bytes)}{each}, "
-            f"framework and loader not counted, and this node has {size(self.node_bytes)}"
+            f"excluding framework and loader, but this node has {size(self.node_bytes)}"
         )
 
 
 def memory_need(run: Run, ranks: int, local_size: int) -> MemoryNeed | None:
-    """Of ``run`` with ``ranks`` ranks, ``local_size`` of them on this node; None where it is not known, where an
-    accelerator computes, and where steps are emulated. Raises UserError when ranks cannot share the batch."""
+    """Of ``run`` with ``ranks`` ranks, ``local_size`` of them on this node; None if it is unknown, with
+    accelerators, and with emulated steps. Raises UserError if the batch cannot be divided among the ranks."""
     if run.emulation.enabled or (getattr(run.training, "device", "") != "cpu" and found()):
         return None
     memory = rank_memory(run, ranks)
@@ -50,8 +50,8 @@ def memory_need(run: Run, ranks: int, local_size: int) -> MemoryNeed | None:
 
 
 def rank_memory(run: Run, ranks: int) -> Memory | None:
-    """Of a step of ``run`` on one of ``ranks`` ranks without accelerators; None for a network without a model, and
-    where several ranks share a sample. Raises UserError when ranks cannot share the batch."""
+    """Of a step of ``run`` on one of ``ranks`` ranks without accelerators; None for a network without a
+    model, and if several ranks share a sample. Raises UserError if the batch cannot be divided among the ranks."""
     if run.benchmark not in KNOWN or getattr(run.training, "spatial_size", 1) > 1:
         return None
     batch = divide_batch(run.hyperparameters.global_batch_size, ranks) // run.backward_passes
@@ -59,7 +59,7 @@ def rank_memory(run: Run, ranks: int) -> Memory | None:
 
 
 def killed_hint(run: Run, ranks: int) -> str:
-    """What follows the line that one of ``ranks`` local ranks was killed; nothing where a step needs less than
-    half of the node's memory, which the framework and the loader do not fill up."""
+    """The hint after the message that one of ``ranks`` local ranks was killed; empty if a step needs less
+    than half of the node's memory, since framework and loader do not use the rest."""
     need = memory_need(run, ranks, ranks)
     return f": {need}; {REMEDY}" if need and not need.is_small else ""

@@ -1,4 +1,4 @@
-"""The facts of one node, in types that JSON can carry.
+"""The facts of one node, in JSON types.
 
 Frameworks are loaded in separate processes: a broken build may crash, and a laptop may have none.
 """
@@ -36,7 +36,7 @@ EXAMINE_S = 300.0  # loading a framework from a slow file system takes minutes
 
 @dataclass(frozen=True)
 class Folders:
-    """Where the planned run reads and writes; None: not given."""
+    """The folders of the planned run; None: not given."""
 
     data: Path | None
     stage: Path | None
@@ -79,8 +79,8 @@ def examine(
 
 
 def clock_synchronised() -> bool | None:
-    """Whether the kernel's clock is kept by NTP or PTP (adjtimex(2): the state is not TIME_ERROR, and STA_UNSYNC
-    is not set); None where the kernel does not say."""
+    """Whether the kernel's clock is synchronised by NTP or PTP (adjtimex(2): the state is not TIME_ERROR, and
+    STA_UNSYNC is not set); None if the kernel does not say."""
     timex = (ctypes.c_int * 64)()  # struct timex has 208 bytes; a first field of zero changes nothing
     try:
         state = ctypes.CDLL(None).adjtimex(ctypes.byref(timex))
@@ -97,7 +97,7 @@ def driver_version() -> str | None:
 
 
 def _energy() -> list[dict[str, Any]]:
-    """What this node's energy can be read with, by what is measured."""
+    """The energy counters of this node, by kind."""
     return [
         {
             "measured": c.measured,
@@ -204,7 +204,7 @@ def _framework_facts(process: subprocess.Popen[str]) -> dict[str, Any]:
     except subprocess.TimeoutExpired:
         process.kill()
         process.communicate()
-        return {"error": f"did not load within {EXAMINE_S / 2:.0f} s"}
+        return {"error": f"was not loaded within {EXAMINE_S / 2:.0f} s"}
     if process.returncode < 0:
         return {"error": f"crashed while loading ({signal.Signals(-process.returncode).name})"}
     try:
@@ -212,4 +212,4 @@ def _framework_facts(process: subprocess.Popen[str]) -> dict[str, Any]:
         return facts
     except (IndexError, ValueError):
         last = [line for line in stderr.splitlines() if line.strip()][-1:]
-        return {"error": "does not load: " + (last[0].strip() if last else "no message")}
+        return {"error": "cannot be loaded: " + (last[0].strip() if last else "no message")}

@@ -16,7 +16,7 @@ from mlhpc.doctor.node import EXAMINE_S
 from mlhpc.errors import UserError
 
 GREETING_S = 3.0
-"""Seconds that a new connection has to send its token; ranks send it at once."""
+"""Seconds in which a new connection must send its token; ranks send it immediately."""
 
 
 def find_rank_info(env: Mapping[str, str]) -> RankInfo:

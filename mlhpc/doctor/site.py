@@ -1,6 +1,6 @@
-"""``mlhpc doctor --site NAME``: a first site file, from what this machine and its Slurm report.
+"""``mlhpc doctor --site NAME``: writes a site file from the facts of this machine and its Slurm.
 
-A person has to check every line: the file names the host it was written on, and what was not found.
+Every line needs to be checked by a person: the file names its host, and the facts that were not found.
 """
 
 import os
@@ -29,7 +29,7 @@ LOCAL_FOLDERS = ("/local/scratch", "/local_scratch", "/localscratch", "/scratch/
 SHARED_VARIABLES = ("SCRATCH", "PSCRATCH", "WORK", "MEMBERWORK", "PROJECT")
 GPU_CLASSES = ("0x0300", "0x0302", "0x0380", "0x1200")
 """PCI classes of GPUs (pci.ids): VGA and 3D controllers, other displays, processing accelerators."""
-GPU_VENDORS = ("0x10de", "0x1002", "0x8086")  # NVIDIA, AMD, Intel; not those of a board's own graphics
+GPU_VENDORS = ("0x10de", "0x1002", "0x8086")  # NVIDIA, AMD, Intel; not on-board graphics
 CONTAINERS = {
     "apptainer": "apptainer exec --nv mlhpc.sif",
     "singularity": "singularity exec --nv mlhpc.sif",
@@ -39,10 +39,10 @@ CONTAINERS = {
 
 @dataclass(frozen=True)
 class SiteFacts:
-    """What a site file is made from. ``shared``, ``local``: the folders as shell words, with a note on the
-    file system; None: none was found. ``interface``: the fastest network interface, where it is not the
-    first. ``container``: a key of ``CONTAINERS``. ``numa``: the cores of each NUMA node; ``gpu_nodes``: that of
-    each GPU, and ``gpu_cores``: its share of the cores there; empty where the kernel does not say it for all."""
+    """The facts of a site file. ``shared``, ``local``: the folders as shell words, with a note on the file
+    system; None: none was found. ``interface``: the fastest network interface, if it is not the first.
+    ``container``: a key of ``CONTAINERS``. ``numa``: the cores of each NUMA node; ``gpu_nodes``: that of each
+    GPU, and ``gpu_cores``: its share of the cores there; empty if the kernel does not report it for all."""
 
     host: str
     in_job: bool
@@ -66,13 +66,13 @@ def write_site(name: str, out: Path | None, console: Console) -> int:
     that exists, or outside a checkout without ``out``."""
     if not re.fullmatch(r"[A-Za-z0-9_.-]+", name):
         raise UserError(
-            f"--site {name!r}: use letters, digits, '.', '_' and '-', since it becomes a file name"
+            f"--site {name!r}: use letters, digits, '.', '_' and '-', since it is used as a file name"
         )
     path = out or SITES / f"{name}.sh"
     if out is None and not SITES.is_dir():
         raise UserError(
-            f"no {SITES} here: start this at the top of a checkout or of what mlhpc scripts wrote, "
-            "or give --out FILE"
+            f"no {SITES} here: run this at the top of a checkout or of the output of mlhpc scripts, or "
+            f"pass --out FILE"
         )
     if path.exists():
         raise UserError(f"{path} exists; choose another name, or move it away")
@@ -81,7 +81,7 @@ def write_site(name: str, out: Path | None, console: Console) -> int:
         atomic.write_bytes(path, site_file(name, facts).encode())
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror}; choose another --out") from None
-    say(console, f"{path} written; check it, above all the lines marked CHECK")
+    say(console, f"{path} written; check it, especially the lines marked CHECK")
     if not facts.in_job:
         hint = (
             f"{facts.host} may be a login node; on a compute node: srun -N 1 -n 1 mlhpc doctor --site {name}"
@@ -91,7 +91,7 @@ def write_site(name: str, out: Path | None, console: Console) -> int:
 
 
 def find_site_facts(env: Mapping[str, str] = os.environ, root: Path = Path("/")) -> SiteFacts:
-    """Look at this machine. ``root`` stands for / where /sys is read."""
+    """Examine this machine. ``root`` replaces / when reading /sys."""
     local, note = _local_folder(env)
     numa, gpu_nodes = numa_nodes(root), _gpu_nodes(root)
     if not set(gpu_nodes) <= numa.keys():
@@ -126,7 +126,7 @@ def _of_default_partition(facts: SiteFacts, lines: str) -> SiteFacts:
     gpus = re.search(r"gpu(?::[^:,(]+)?:(\d+)", row[2])
     return replace(
         facts,
-        numa={},  # those of this node, which may be of another kind
+        numa={},  # those of this node, which may have different hardware
         gpu_nodes=(),
         gpu_cores=(),
         partition=row[0].rstrip("*"),
@@ -144,7 +144,7 @@ def _shared_folder(env: Mapping[str, str]) -> str | None:
 
 
 def _local_folder(env: Mapping[str, str]) -> tuple[str | None, str]:
-    """The writable folder of this node with the most space, disks before memory; and what it is on."""
+    """The writable folder of this node with the most space, disks before memory; and its file system."""
     candidates = {f"${name}": Path(env[name]) for name in LOCAL_VARIABLES if env.get(name)}
     candidates |= {folder: Path(folder) for folder in LOCAL_FOLDERS}
     best: tuple[bool, int] = (False, -1)
@@ -182,7 +182,7 @@ def _interface(root: Path) -> str | None:
 
 
 def _gpu_nodes(root: Path) -> tuple[int, ...]:
-    """The NUMA node of each GPU in order of its PCI address; empty where one is not known (-1)."""
+    """The NUMA node of each GPU in order of its PCI address; empty if one is not known (-1)."""
     found = []
     for folder in sorted(root.glob("sys/bus/pci/devices/*")):
         if text(folder / "class")[:6] in GPU_CLASSES and text(folder / "vendor") in GPU_VENDORS:
@@ -205,7 +205,7 @@ def site_file(name: str, facts: SiteFacts) -> str:
         "# shellcheck shell=bash",
         f"# {name}: {hardware} per node. Written by mlhpc doctor on {facts.host} ({where}). Submit with",
         *_submit_line(name, facts),
-        "# Sourced by run_scripts/* at the top of the checkout. DATA, OUT and STAGE may be set already.",
+        "# Sourced by run_scripts/* at the top of the checkout. DATA, OUT and STAGE may already be set.",
         "",
         *_module_lines(facts),
         "if [[ -d .venv/bin ]]; then PATH=$PWD/.venv/bin:$PATH; fi",
@@ -215,7 +215,9 @@ def site_file(name: str, facts: SiteFacts) -> str:
     shared = facts.shared or "$PWD"
     check = "CHECK: " if facts.shared is None else ""
     note = (
-        "no shared file system was found; all nodes must see this folder" if check else "shared by all nodes"
+        "no shared file system was found; all nodes must be able to access this folder"
+        if check
+        else "shared by all nodes"
     )
     lines += [
         "",
@@ -227,7 +229,7 @@ def site_file(name: str, facts: SiteFacts) -> str:
         f"export STAGE=${{STAGE:-{facts.local or '/tmp'}/mlhpc-$SLURM_JOB_ID}}",
     ]
     if facts.gpus:
-        lines += ["# A rank takes the GPU of its local rank, so it has to see all GPUs of its node."]
+        lines += ["# A rank uses the GPU of its local rank, so all GPUs of the node must be visible to it."]
         lines += ["export SLURM_GPU_BIND=none"]
     lines += _numa_lines(facts)
     lines += _network_lines(facts.interface)
@@ -249,9 +251,9 @@ def _module_lines(facts: SiteFacts) -> Sequence[str]:
     if not facts.has_modules:
         return ["# No environment modules were found."]
     if not facts.modules:
-        return ["# CHECK: no module was loaded when this was written.", "module purge"]
+        return ["# CHECK: no modules were loaded when this was written.", "module purge"]
     return [
-        "# CHECK: the modules that were loaded.",
+        "# CHECK: the loaded modules.",
         "module purge",
         f"module load {shlex.join(facts.modules)}",
     ]
@@ -266,13 +268,13 @@ def _numa_lines(facts: SiteFacts) -> Sequence[str]:
         on = " ".join(map(str, facts.gpu_nodes))
         return [
             f"# CHECK: NUMA nodes ({nodes}).",
-            f"# Each rank binds itself beside its GPU; in PCI order these are on nodes {on}.",
+            f"# Each rank is bound near its GPU; in PCI order the GPUs are on nodes {on}.",
             "export SLURM_CPU_BIND=none",
             "MLHPC_BIND=" + ":\\\n".join(":".join(lists[at : at + 4]) for at in range(0, len(lists), 4)),
             "export MLHPC_BIND",
         ]
     return [
-        f"# CHECK: NUMA nodes ({nodes}). A share of the cores for each rank, and memory beside them.",
+        f"# CHECK: NUMA nodes ({nodes}). An equal share of the cores for each rank, with memory near them.",
         "export SLURM_CPU_BIND=cores SLURM_MEM_BIND=local MLHPC_BIND=cores",
     ]
 
@@ -282,6 +284,6 @@ def _network_lines(interface: str | None) -> Sequence[str]:
         return []
     names = ("HOROVOD_GLOO_IFACE", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
     return [
-        "# CHECK: the fastest interface that is up.",
+        "# CHECK: the fastest active interface.",
         f"export {' '.join(f'{variable}={interface}' for variable in names)}",
     ]

@@ -1,1 +1,1 @@
-"""Runs observed: followed while they run, and written for other tools."""
+"""Observing runs: progress, and export to other tools."""

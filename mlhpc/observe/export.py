@@ -21,11 +21,11 @@ from mlhpc.submission.logs.run_directory import Result, RunDirectory, read
 def export(folder: Path, to: str, out: Path) -> Path:
     """Write the run in ``folder`` for the tool ``to`` into the new folder ``out``, and return it.
 
-    Raises UserError where the run has no result, ``out`` exists, or the tool's package is not installed.
+    Raises UserError if the run has no result, ``out`` exists, or the tool's package is not installed.
     """
     run = read(folder)
     if run.result is None:
-        raise UserError(f"{folder}: no readable result.json; export a run that has ended")
+        raise UserError(f"{folder}: no readable result.json; only completed runs can be exported")
     if out.exists():
         raise UserError(f"{out}: exists already; choose another --out, or remove it first")
     package, writer = _WRITERS[to]
@@ -34,12 +34,14 @@ def export(folder: Path, to: str, out: Path) -> Path:
     try:
         out.mkdir(parents=True)
     except OSError as error:
-        raise UserError(f"{out}: cannot be made ({error.strerror}); choose another --out") from None
+        raise UserError(f"{out}: cannot be created ({error.strerror}); choose another --out") from None
     try:
         writer(run, run.result, out)
     except BaseException as error:
         shutil.rmtree(out, ignore_errors=True)
-        if isinstance(error, ModuleNotFoundError):  # mlflow-skinny leaves out what its database needs
+        if isinstance(
+            error, ModuleNotFoundError
+        ):  # mlflow-skinny does not include the dependencies of its database
             raise UserError(f"--to {to} needs the package {error.name}: pip install 'mlhpc[{to}]'") from None
         if isinstance(error, OSError):
             raise UserError(f"{out}: cannot be written ({error.strerror}); choose another --out") from None
@@ -48,7 +50,7 @@ def export(folder: Path, to: str, out: Path) -> Path:
 
 
 def metrics_of(result: Result) -> list[dict[str, float]]:
-    """The numbers of each epoch by name, ``epoch`` first; those that are missing or not finite are left out."""
+    """The numbers of each epoch by name, ``epoch`` first; missing and non-finite ones are omitted."""
     rows = []
     for epoch in result.epochs:
         numbers = epoch.model_dump()
@@ -78,7 +80,7 @@ def _facts(run: RunDirectory, result: Result) -> dict[str, Any]:
 
 
 def _energy(result: Result) -> dict[str, float | None]:
-    """Joules by what was measured; None where a part is missing."""
+    """Joules by what was measured; None if a part is missing."""
     return {f"energy_{kind}_j": energy.whole_joules for kind, energy in in_order(result.energy).items()}
 
 
@@ -95,7 +97,7 @@ def _csv(run: RunDirectory, result: Result, out: Path) -> None:
 
 
 def _tensorboard(run: RunDirectory, result: Result, out: Path) -> None:
-    # Where TensorFlow is installed, TensorBoard loads it for its files; its notes on its build are of no interest.
+    # If TensorFlow is installed, TensorBoard loads it; its notes on its build are suppressed.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.compat.proto.summary_pb2 import Summary
@@ -114,10 +116,10 @@ def _tensorboard(run: RunDirectory, result: Result, out: Path) -> None:
 def _mlflow(run: RunDirectory, result: Result, out: Path) -> None:
     """An SQLite database: MLflow's folders of files are in maintenance mode since 3.13.
 
-    It is made in a temporary folder and copied: not every shared file system has the locks that SQLite needs, and
-    MLflow cannot open a path with a ``?`` or ``%`` in it.
+    It is written in a temporary folder and copied: some shared file systems lack the locks that SQLite needs,
+    and MLflow cannot open paths with ``?`` or ``%``.
     """
-    os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"  # by default it reports its use to its makers
+    os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"  # telemetry is enabled by default
     from mlflow.tracking import MlflowClient
 
     with TemporaryDirectory(prefix="mlhpc-") as folder:
@@ -143,16 +145,16 @@ def _mlflow_run(client: Any, experiment: str, run: RunDirectory, result: Result)
     tags = [RunTag(f"mlhpc.{key}", str(value)) for key, value in _facts(run, result).items()]
     metrics = _mlflow_metrics(result, began)
     client.log_batch(of_run, tags=tags)
-    for start in range(0, len(params), 100):  # what one call takes
+    for start in range(0, len(params), 100):  # maximum per call
         client.log_batch(of_run, params=params[start : start + 100])
     for start in range(0, len(metrics), 1000):
         client.log_batch(of_run, metrics=metrics[start : start + 1000])
-    complete = result.status in ("success", "failed", "emulated")  # without its target, but to its end
+    complete = result.status in ("success", "failed", "emulated")  # target missed, but finished
     client.set_terminated(of_run, "FINISHED" if complete else "KILLED", ended)
 
 
 def _mlflow_metrics(result: Result, began_ms: float) -> list[Any]:
-    """Of every epoch, at the epoch's number and end; of the whole run at the last one's."""
+    """Metrics of every epoch at its number and end time; of the whole run at those of the last epoch."""
     from mlflow.entities import Metric
 
     metrics, at, step = [], began_ms, 0
@@ -168,7 +170,7 @@ def _mlflow_metrics(result: Result, began_ms: float) -> list[Any]:
 
 
 def _mlflow_name(name: str) -> str:
-    """MLflow takes letters, digits, _ - . and few others: what else a name has is written as _HEX_."""
+    """MLflow allows letters, digits, _ - . and few others: other characters are written as _HEX_."""
     return re.sub(r"[^\w.-]|^[.]", lambda found: f"_{ord(found[0]):x}_", name)[:250]
 
 
@@ -185,4 +187,4 @@ _WRITERS: dict[str, tuple[str, Callable[[RunDirectory, Result, Path], None]]] = 
     "tensorboard": ("tensorboard", _tensorboard),
     "mlflow": ("mlflow", _mlflow),
 }
-"""By the name of the tool: the package it needs, and what writes for it."""
+"""By tool: the package it requires, and its export function."""

@@ -1,4 +1,4 @@
-"""What ``mlhpc report`` prints, as data for ``--json`` (docs/json.md)."""
+"""The output of ``mlhpc report`` as data for ``--json`` (docs/json.md)."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -22,12 +22,12 @@ from mlhpc.submission.report.summary import data_rate, no_score, parts, standing
 def report_content(
     paths: Sequence[Path], configurations: Sequence[tuple[int, int | None]] = ()
 ) -> dict[str, Any]:
-    """One run, or a comparison of all sets below ``paths``; nothing is written. Raises UserError as
-    ``report_on`` does."""
+    """One run, or a comparison of all sets below ``paths``; nothing is written. Raises UserError like
+    ``report_on``."""
     first = paths[0]
     if len(paths) == 1 and ((first / "run.log").is_file() or (first / "result.json").is_file()):
         if configurations:
-            raise UserError("--predict is for a comparison: give the folder of several runs")
+            raise UserError("--predict is only for comparisons: pass the folder of several runs")
         return run_content(read(first))
     comparison = compare(paths, configurations)
     return {
@@ -54,7 +54,7 @@ def report_content(
 
 
 def run_content(run: RunDirectory, ruleset: str = "2.0.0") -> dict[str, Any]:
-    """One run: its times, where they went, and the verdict of its check."""
+    """One run: its times, their breakdown, and the verdict of its check."""
     alive = running(run)
     findings = [] if alive else check_run(run, ruleset)
     reasons = no_score(run, findings)

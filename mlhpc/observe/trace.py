@@ -19,18 +19,18 @@ from mlhpc.submission.logs.run_directory import RunDirectory, read
 Event = dict[str, Any]
 _KINDS = {"timed", "steps"}
 _STEPS, _WAITS = 1, 2
-"""Threads of a rank in the trace, after that of its spans (0)."""
+"""Thread numbers of a rank in the trace; its spans have number 0."""
 
 
 def write_trace(folder: Path, out: Path) -> Path:
     """Write the spans of every rank of the run in ``folder`` as the new file ``out``, and return it.
 
-    Raises UserError where there are no events, or ``out`` exists or cannot be written.
+    Raises UserError if there are no events, or ``out`` exists or cannot be written.
     """
     run = read(folder)
     paths = sorted(folder.glob("events.rank*.jsonl"), key=lambda path: (len(path.name), path.name))
     if not paths:
-        raise UserError(f"{folder}: no events.rankN.jsonl, which a trace is made from")
+        raise UserError(f"{folder}: no events.rankN.jsonl, from which a trace is made")
     if out.exists():
         raise UserError(f"{out}: exists already; choose another --out, or remove it first")
     try:
@@ -42,17 +42,16 @@ def write_trace(folder: Path, out: Path) -> Path:
     try:
         write_bytes(out, json.dumps(finite(trace), allow_nan=False).encode())
     except RecursionError:
-        raise UserError(f"{folder}: its events nest more deeply than any of this suite; no trace") from None
+        raise UserError(f"{folder}: its events are nested too deeply; no trace was written") from None
     except OSError as error:
         raise UserError(f"{out}: cannot be written ({error.strerror}); choose another --out") from None
     return out
 
 
 def trace_of_rank(rank: int, events: list[Event]) -> Iterator[Event]:
-    """The spans of one rank as trace events: its phases on one line; data waits, and steps, of each epoch as
-    totals on lines of their own, since waits are recorded as sums (docs/timing.md); the energy that its node has
-    used as counters. A span that never ended, in
-    a run that was killed or still runs, ends with the last event."""
+    """The spans of one rank as trace events: its phases on one track; data waits and steps of each epoch as
+    totals on separate tracks, since waits are recorded as sums (docs/timing.md); the energy of its node as
+    counters. Spans without an end, in a run that was killed or is still active, end with the last event."""
     yield {"ph": "M", "name": "process_name", "pid": rank, "tid": 0, "args": {"name": f"rank {rank}"}}
     for thread, name in ((0, "phases"), (_STEPS, "steps"), (_WAITS, "data wait (sum per epoch)")):
         yield {"ph": "M", "name": "thread_name", "pid": rank, "tid": thread, "args": {"name": name}}
@@ -76,8 +75,8 @@ def trace_of_rank(rank: int, events: list[Event]) -> Iterator[Event]:
 
 
 def _energy(rank: int, event: Event, counted: dict[str, tuple[float, float]]) -> Iterator[Event]:
-    """What the counters of the rank's node have counted in the run so far, and the mean power since the
-    reading before (``counted``: its time and joules), from that moment on."""
+    """The energy of the rank's node in the run so far, and the mean power since the previous reading
+    (``counted``: its time and joules)."""
     measured, joules, t = str(event["name"]), event.get("joules"), event.get("t", 0.0)
     if isinstance(joules, bool) or not isinstance(joules, int | float):
         return

@@ -1,4 +1,4 @@
-"""``mlhpc watch``: a run followed from its events, on any node that sees its folder."""
+"""``mlhpc watch``: shows the progress of a run from its events, on any node that can read its folder."""
 
 import time
 from collections.abc import Callable
@@ -15,13 +15,13 @@ from mlhpc.submission.logs.run_directory import read
 from mlhpc.submission.report.summary import place, progress_facts
 
 SUCCESSES = ("success", "emulated")
-"""States of a run that ended as it should."""
+"""States of a run that completed normally."""
 LINE_S = 60.0
-"""Seconds between two lines where the output is not a terminal."""
+"""Seconds between two lines if the output is not a terminal."""
 
 
 def progress_of(folder: Path) -> Progress:
-    """Where the run in ``folder`` is now. Raises UserError where there is no run."""
+    """The progress of the run in ``folder``. Raises UserError if there is no run."""
     return _with_life(Follower(folder).look(), folder)
 
 
@@ -33,8 +33,8 @@ def watch(
     once: bool = False,
     sleep: Callable[[float], None] = time.sleep,
 ) -> int:
-    """Follow the run in ``folder`` until it ends: on a terminal in place, elsewhere with a line a minute and one
-    for each new epoch. Returns 0 when it met its target or was emulated, or is still running after ``once``; 1
+    """Follow the run in ``folder`` until it ends: on a terminal in place, otherwise with one line per minute
+    and per epoch. Returns 0 if it met its target or was emulated, or is still running after ``once``; 1
     otherwise."""
     follower = Follower(folder)
     now = _with_life(follower.look(), folder)
@@ -69,7 +69,7 @@ def _lines(
 
 
 def _with_life(now: Progress, folder: Path) -> Progress:
-    """``now`` with the status "gone" where the run's processes have ended without saying so."""
+    """``now`` with the status "gone" if the run's processes have ended without a result."""
     if now.status != "running" or now.quiet_s < 5:
         return now
     run = read(folder)

@@ -1,1 +1,1 @@
-"""What can be known before anything starts: what there is to run, its settings, what a run would do."""
+"""Information before a run: available benchmarks, their settings, and a run's size."""

@@ -1,4 +1,4 @@
-"""``mlhpc run --dry-run``: what a run would do. Nothing is started, created or written."""
+"""``mlhpc run --dry-run``: the size and settings of a run. Nothing is started, created or written."""
 
 import argparse
 import os
@@ -33,7 +33,7 @@ from mlhpc.submission.report.summary import size
 def content(options: argparse.Namespace) -> dict[str, Any]:
     """The content of ``mlhpc run --dry-run --json`` (docs/json.md).
 
-    Raises UserError for whatever would keep the run from starting, as the run itself would.
+    Raises the same UserErrors as the start of the run.
     """
     run, paths = requested(options)
     here = identify(os.environ)
@@ -119,7 +119,7 @@ def _memory(run: Run, ranks: int) -> dict[str, Any] | None:
 
 
 def dry_run(options: argparse.Namespace, console: Console) -> None:
-    """Print what the run would do: its size first, every setting below."""
+    """Print the size of the run, then all settings."""
     facts = content(options)
     data, staging, memory = facts["data"], facts["staging"], facts["memory"]
     on = "" if facts["nodes"] is None else f" on {count(facts['nodes'], 'node')}"
@@ -139,7 +139,7 @@ def dry_run(options: argparse.Namespace, console: Console) -> None:
             f"{size(memory['step_peak_bytes'])} at the peak of a step of {count(memory['batch'], 'sample')}"
         )
         has = f"this node has {size(memory['node_bytes'])}"
-        lines["memory"] = f"{peak} per rank, besides the framework and the loader (model); {has}"
+        lines["memory"] = f"{peak} per rank, excluding framework and loader (model); {has}"
     for label, line in lines.items():
         console.print(Text.assemble((f"{label:9}", "bold"), line), soft_wrap=console.width > 200)
     for finding in facts["findings"]:
@@ -156,7 +156,7 @@ def _size_of(data: dict[str, Any]) -> str:
     if not data["exists"]:
         return "does not exist"
     if data["files"] is None:
-        return "no manifest, so files are not counted; mlhpc data index writes one"
+        return "no manifest, so files are not counted; write one with mlhpc data index"
     return f"{count(data['files'], 'file')}, {size(data['bytes'])}"
 
 

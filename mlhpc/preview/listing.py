@@ -1,4 +1,4 @@
-"""``mlhpc list``: what there is to run, and what of it is installed here."""
+"""``mlhpc list``: the available benchmarks, and what is installed."""
 
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -48,7 +48,7 @@ def _version(package: str) -> str | None:
 
 
 def _sites() -> list[str]:
-    """The site files that come with the suite."""
+    """The site files of the suite."""
     return sorted(path.stem for path in (shipped("run_scripts") / "sites").glob("*.sh"))
 
 

@@ -1,4 +1,4 @@
-"""``mlhpc data plan``: the ways to stage a data set to many nodes, side by side."""
+"""``mlhpc data plan``: compares the staging modes for many nodes."""
 
 from collections.abc import Sequence
 
@@ -21,7 +21,7 @@ _WAYS: tuple[tuple[str, Mode, bool], ...] = (
 
 
 def show(files: Sequence[File], nodes: int, ranks_per_node: int) -> None:
-    """Print what each way of staging ``files`` to ``nodes`` nodes costs."""
+    """Print the load of each mode of staging ``files`` to ``nodes`` nodes."""
     total = sum(file.size for file in files)
     ways = [
         (name, plan(files, nodes, mode, read_once=read_once, ranks_per_node=ranks_per_node))
@@ -43,14 +43,14 @@ def show(files: Sequence[File], nodes: int, ranks_per_node: int) -> None:
     console.print(f"{count(len(files), 'file')}, {size(total)}, to {count(nodes, 'node')}")
     print_table(costs, console)
     console.print(
-        "a node holds: the fullest one. source reads, opens: of all nodes together, on the shared file system; "
-        "each open comes with one fstat and one close. most ÷ mean: bytes that one node reads there. node to "
+        "per node: the largest share. source reads, opens: total of all nodes on the shared file system; "
+        "each open includes one fstat and one close. max ÷ mean: bytes read there by one node. node to "
         "node: sent over the network.",
         width=min(console.width, 100),
     )
     if nodes > 1 and (sent := exchanged_bytes(files, nodes)):
         console.print(
-            f"With shards and staging.exchange, nodes send each other about {size(sent)} more before every epoch "
-            f"but the first, {size(sent / nodes)} each.",
+            f"With shards and staging.exchange, nodes exchange another {size(sent)} or so before every "
+            f"epoch but the first, {size(sent / nodes)} each.",
             width=min(console.width, 100),
         )

@@ -19,7 +19,7 @@ from mlhpc.common.pages.terminal import print_facts
 
 @dataclass(frozen=True)
 class Setting:
-    """One setting of a preset. ``source``: what gives its value. ``closed``: what the closed division allows."""
+    """One setting of a preset. ``source``: where its value is set. ``closed``: what the closed division allows."""
 
     key: str
     value: Any
@@ -43,7 +43,7 @@ def print_presets(benchmark: str | None, console: Console) -> None:
 
 
 def settings_of(benchmark: str, preset: str) -> list[Setting]:
-    """Every setting of a preset as it resolves. Raises UserError for an unknown benchmark or preset."""
+    """All resolved settings of a preset. Raises UserError for an unknown benchmark or preset."""
     run = load.load(benchmark, preset)
     definition = load.definition_of(benchmark)
     fixed, free = definition.get("closed_fixes", {}), definition.get("closed_free", {})
@@ -84,7 +84,7 @@ def as_json(benchmark: str | None, preset: str | None) -> dict[str, Any]:
 
 
 def _fields(model: BaseModel, prefix: str = "") -> Iterator[tuple[str, Any, str]]:
-    """Dotted name, value and description of every setting; those of a missing table are left out."""
+    """Dotted name, value and description of every setting; those of missing tables are omitted."""
     for name, field in type(model).model_fields.items():
         value = getattr(model, name)
         if isinstance(value, BaseModel):

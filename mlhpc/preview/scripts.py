@@ -1,4 +1,4 @@
-"""``mlhpc scripts``: what comes with the suite besides its code, for those who have no checkout."""
+"""``mlhpc scripts``: the files of the suite other than its code, for installations without a checkout."""
 
 import shutil
 from pathlib import Path
@@ -10,7 +10,7 @@ FOLDERS = ("run_scripts", "docs")
 
 
 def shipped(folder: str) -> Path:
-    """``folder`` as it lies in an installed package, or at the top of the checkout."""
+    """The path of ``folder`` in the installed package, or at the top of the checkout."""
     package = Path(mlhpc.__file__).parent
     return package / folder if (package / folder).is_dir() else package.parent / folder
 
@@ -18,7 +18,7 @@ def shipped(folder: str) -> Path:
 def copy_scripts(out: Path) -> Path:
     """Copy batch scripts, site files and documentation into the new folder ``out``, and return it.
 
-    The scripts work from there as from the top of a checkout. Raises UserError where ``out`` exists or cannot be
+    The scripts work from there as from the top of a checkout. Raises UserError if ``out`` exists or cannot be
     written.
     """
     if out.exists():

@@ -12,12 +12,13 @@ from mlhpc.perf.networks.layer import Layer, Network, Precision, activation_byte
 from mlhpc.perf.networks.registry import network_of
 
 STATES = {"none": 0, "sgd": 1, "lars": 1, "adam": 2, "adamw": 2, "lamb": 2}
-"""Float32 numbers that an optimizer keeps of a weight: momentum, or means of gradients and of their squares."""
+"""Float32 values that an optimizer keeps per weight: momentum, or means of gradients and of their squares."""
 
 RESERVED = 2.0**30
-"""Bytes of an accelerator's memory that a step's tensors cannot have: half is the CUDA context with its kernels
-(on an A100 a process held 9.20 GiB, PyTorch's tensors 8.72: huggingface.co/codellama/CodeLlama-7b-hf/discussions/
-24), the rest is for NCCL's buffers, workspaces of convolutions and the allocator's fragments: no figures known."""
+"""Bytes of an accelerator's memory not available to a step's tensors: half is the CUDA context with its
+kernels (on an A100 a process held 9.20 GiB, PyTorch's tensors 8.72:
+huggingface.co/codellama/CodeLlama-7b-hf/discussions/ 24), the rest is for NCCL's buffers, workspaces of
+convolutions and the allocator's fragments: no figures known."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,7 @@ def step_memory(
 
 def largest_batch(needed: Callable[[int], float], capacity: float, what: str = "a sample") -> int:
     """The largest batch whose ``needed(batch)`` bytes are at most ``capacity``; ``needed`` grows with the batch.
-    Raises UserError where not even one sample fits."""
+    Raises UserError if not even one sample fits."""
     if needed(1) > capacity:
         raise UserError(
             f"{what} does not fit: a batch of 1 needs {needed(1) / 2**30:.2f} GiB of {capacity / 2**30:.2f} GiB"

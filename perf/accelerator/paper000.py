@@ -15,7 +15,7 @@ class Row:
     measured HBM traffic in GiB; ``sustained``: HBM bandwidth in bytes/s; ``largest_batch``: of figures 5 to 8.
 
     ResNet-50's measured traffic is printed twice, as 0.68 GiB in the table and as 0.56 GiB in section V-A; only
-    0.56 gives the table's own 55.35 FLOPs a byte and the text's "13 times".
+    0.56 gives the table's own 55.35 FLOPs per byte and the text's "13 times".
     """
 
     benchmark: str
@@ -37,12 +37,12 @@ class Row:
 
     @property
     def intensity_limit(self) -> float:
-        """FLOPs a byte of memory traffic at its limit."""
+        """FLOPs per byte of memory traffic at its limit."""
         return self.gif / self.hbm_limit_gib
 
     @property
     def intensity(self) -> float:
-        """FLOPs a byte of measured memory traffic."""
+        """FLOPs per byte of measured memory traffic."""
         return self.gif / self.hbm_gib
 
     @property

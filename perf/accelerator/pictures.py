@@ -37,7 +37,7 @@ _SHOWN = (
     ("kind", "kind"),
     ("rate", "attainable"),
     ("intensity", "intensity"),
-    ("share", "least time a sample"),
+    ("share", "minimum time per sample"),
     ("bound", "bound by"),
 )
 _SIZES = alt.Scale(domain=[0, 0.2], range=[30, 500], clamp=True)
@@ -58,21 +58,21 @@ def roofline_section(
     about = (
         f"Lower limit of a training sample: {1e3 * seconds:.3g} ms, of which "
         + ", ".join(f"{share:.0%} bound by {BOUNDS[bound]}" for bound, share in shares.items() if share)
-        + ". Every layer reads its inputs and writes its outputs once in each pass, and reaches the peaks: real "
-        "steps take longer."
+        + ". Every layer reads its inputs and writes its outputs once in each pass, and runs at the peaks: "
+        "real steps take longer."
     ) + update
     return Section(title, about, (roofline(points, ceilings, paper), _kinds(points)))
 
 
 def roofline(points: Sequence[Point], ceilings: Ceilings, paper: Row | None = None) -> Figure:
-    """FLOP/s attainable against FLOPs a byte, both logarithmic; a mark a layer, larger with its share of the
+    """FLOP/s attainable against FLOPs per byte, both logarithmic; a mark a layer, larger with its share of the
     least time."""
     drawn = [point for point in points if point.flops and point.bytes]
     whole = least_seconds(points)
     rows = [_row(point, whole) for point in drawn] + _paper_rows(paper, ceilings)
     names = [name for name in (*PRODUCT_KINDS, OTHERS, _PAPER) if any(row["kind"] == name for row in rows)]
     x_axis = log_axis(
-        [*(row["x"] for row in rows), ceilings.balance], "FLOPs a byte of memory traffic", room=2
+        [*(row["x"] for row in rows), ceilings.balance], "FLOPs per byte of memory traffic", room=2
     )
     y_axis = log_axis([*(row["y"] for row in rows), ceilings.tensor / 1e12], "TFLOP/s attainable", room=1.7)
     colour, shape, _ = charts.series_scales(names)
@@ -116,8 +116,7 @@ def memory_section(
     ``paper``: its activation memory, and the largest batch it ran. ``fits``: the largest power of two to fit."""
     about = f"The largest power of two that fits is {fits}" if fits else "Not even one sample fits"
     about += (
-        f", beside {RESERVED / 2**30:g} GiB that libraries reserve (a CUDA context, workspaces of cuDNN) and that "
-        "the curves do not contain."
+        f", excluding {RESERVED / 2**30:g} GiB that libraries reserve (a CUDA context, workspaces of cuDNN)."
     )
     return Section(title, about, (memory(by_batch, capacities, paper), _memory_table(by_batch)))
 
@@ -193,7 +192,7 @@ def _mark(kind: str, layer: str, intensity: float, rate: float, bound: str) -> d
         "x": intensity,
         "y": rate / 1e12,
         "rate": _tera(rate),
-        "intensity": f"{intensity:.3g} FLOPs a byte",
+        "intensity": f"{intensity:.3g} FLOPs per byte",
         "share": "",
         "bound": bound,
     }
@@ -240,7 +239,7 @@ def _kinds(points: Sequence[Point]) -> Table:
             "layers": lambda row: number(row[1], str),
             "GFLOP": lambda row: number(row[2] / 1e9, "{:.3g}".format),
             "MiB moved": lambda row: number(row[3] / 2**20, "{:.3g}".format),
-            "FLOPs a byte": lambda row: intensity(row[3], row[2]),
+            "FLOPs per byte": lambda row: intensity(row[3], row[2]),
             "least ms": lambda row: number(1e3 * row[4], "{:.3g}".format),
             "share": lambda row: number(row[4] / whole, "{:.1%}".format),
         },

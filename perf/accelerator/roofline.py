@@ -1,8 +1,8 @@
 """The roofline of a network: what limits each layer on an accelerator, and how fast it can be at most.
 
-Williams et al. 2009: a layer of ``intensity`` FLOPs a byte runs at no more than min(peak, intensity · bandwidth).
-Matrix products have the peak of the tensor cores in the run's precision, all else that of float32 (paper 000,
-section V). Traffic is its lower limit (``networks/layer.py``), so rates are upper limits.
+Williams et al. 2009: a layer of ``intensity`` FLOPs per byte runs at no more than min(peak, intensity ·
+bandwidth). Matrix products have the peak of the tensor cores in the run's precision, all else that of float32
+(paper 000, section V). Traffic is its lower limit (``networks/layer.py``), so rates are upper limits.
 """
 
 from collections.abc import Iterable
@@ -25,7 +25,7 @@ class Ceilings:
 
     @property
     def balance(self) -> float:
-        """FLOPs a byte from which on matrix products are limited by the tensor cores."""
+        """FLOPs per byte from which on matrix products are limited by the tensor cores."""
         return self.tensor / self.bandwidth
 
     def peak(self, kind: Kind) -> float:
@@ -53,7 +53,7 @@ class Point(NamedTuple):
 
     @property
     def intensity(self) -> float:
-        """FLOPs a byte."""
+        """FLOPs per byte."""
         return self.flops / self.bytes if self.bytes else 0.0
 
     @property

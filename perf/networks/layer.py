@@ -39,10 +39,10 @@ PRODUCTS: tuple[Kind, ...] = (
     "transposed convolution",
     "dense",
 )
-"""Kinds that are matrix products: what tensor cores can do, and what FLOP counters count."""
+"""Kinds of matrix products, which run on tensor cores and are counted by FLOP counters."""
 PassName = Literal["forward", "input gradient", "weight gradient"]
 Type = Literal["activation", "float32", "int64"]
-"""Of saved elements; "activation": 4 bytes in float32, 2 in mixed precision."""
+"""Type of saved elements; "activation": 4 bytes in float32, 2 in mixed precision."""
 
 
 def activation_bytes(precision: Precision) -> int:
@@ -157,8 +157,8 @@ class Network:
         for layer in self.layers:
             if layer.kind not in KINDS:
                 raise UserError(
-                    f"network {self.name}, layer {layer.name!r}: the model knows no layers of the kind "
-                    f"{layer.kind!r}; it knows {', '.join(KINDS)}"
+                    f"network {self.name}, layer {layer.name!r}: the model does not support layers of the kind "
+                    f"{layer.kind!r}; it supports {', '.join(KINDS)}"
                 )
 
     def __iter__(self) -> Iterator[Layer]:

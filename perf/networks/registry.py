@@ -24,6 +24,4 @@ def network_of(run: Run) -> Network:
         return deepcam.layers(cast(deepcam_run.Network, run.network), shape)
     if run.benchmark == "resnet50":
         return resnet50.layers(cast(resnet50_run.Network, run.network), shape)
-    raise UserError(
-        f"there is no performance model of {run.benchmark!r}; there are those of {', '.join(KNOWN)}"
-    )
+    raise UserError(f"there is no performance model for {run.benchmark!r}, only for {', '.join(KNOWN)}")

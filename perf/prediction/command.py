@@ -25,7 +25,7 @@ def predict(options: argparse.Namespace) -> int:
     given = machine(options.machine) if options.machine else None
     if options.against is not None:
         if options.out:
-            raise UserError("--out writes the page of a prediction: leave --against out")
+            raise UserError("--out writes the page of a prediction: omit --against")
         _against(options, given)
         return 0
     if options.benchmark is None:
@@ -34,7 +34,7 @@ def predict(options: argparse.Namespace) -> int:
         raise UserError(f"on which machine? --machine NAME, one of {', '.join(known())}, or a machine file")
     run = _run(options)
     if options.nodes is not None and options.nodes < 1:
-        raise UserError(f"--nodes {options.nodes}: give 1 or more")
+        raise UserError(f"--nodes {options.nodes}: must be at least 1")
     many = [] if options.nodes else _table(given, run)
     if options.out:
         from mlhpc.common.pages.html import write
@@ -61,7 +61,7 @@ def _run(options: argparse.Namespace) -> Run:
     settings = list(options.set)
     if options.batch is not None:
         if options.batch < 1:
-            raise UserError(f"--batch {options.batch}: give 1 or more")
+            raise UserError(f"--batch {options.batch}: must be at least 1")
         settings.append(f"hyperparameters.global_batch_size={options.batch}")
     return load(options.benchmark, options.preset, settings)
 
@@ -77,7 +77,7 @@ def _table(given: Machine, run: Run) -> list[Prediction]:
     found = list(over_nodes(given, run))
     if not found:
         predicted(given, run, 1)  # says why
-        raise UserError(f"{given.name}: no number of nodes suits a batch of "
+        raise UserError(f"{given.name}: no number of nodes is possible for a batch of "
                         f"{run.hyperparameters.global_batch_size}; choose one with --nodes")  # fmt: skip
     return found
 

@@ -103,8 +103,8 @@ def scaling(machine: Machine, run: Run, chosen: Prediction) -> Section:
     ]
     figures = []
     if strong:
-        title = "Strong scaling: accelerator time of a sample"
-        figures.append(_curves(strong, "nodes", "ms of an accelerator a sample", title))
+        title = "Strong scaling: accelerator time per sample"
+        figures.append(_curves(strong, "nodes", "accelerator time per sample, ms", title))
     counts = [2**n for n in range(18) if machine.nodes is None or 2**n <= machine.nodes]
     rows = [
         _point("predicted", p.accelerators, configuration(p), *p.samples_per_s)
@@ -115,12 +115,12 @@ def scaling(machine: Machine, run: Run, chosen: Prediction) -> Section:
         for r in _like(chosen)
     ]
     title = f"Weak scaling, local batch {chosen.local_batch_size}; published sets at any local batch"
-    figures.append(_curves(rows, "accelerators", "samples/s an accelerator", title))
+    figures.append(_curves(rows, "accelerators", "samples/s per accelerator", title))
     figures += [] if (paper := _paper_scaling(machine, run)) is None else [paper]
     about = (
-        "Staged in shards, a node reads only its own: where that fits memory, scaling is superlinear. Replicated "
-        "or not staged, it reads any sample, and its memory serves all of them only if the whole data set fits. "
-        "Staged data is drawn where nodes have room for it."
+        "Staged in shards, a node reads only its own samples: scaling is superlinear if they fit in "
+        "memory. Replicated or not staged, it reads any sample, and memory is sufficient only if the whole "
+        "data set fits. Staged data is shown if it fits on the nodes."
     )
     return Section("Scaling", about, (Grid(tuple(figures)),))
 
@@ -143,13 +143,13 @@ def _paper_scaling(machine: Machine, run: Run) -> Figure | None:
             rows.append(_point(series, nodes, f"{count(nodes, 'node')}, data in {p.tier.name}", ms))
             if not staged:
                 first = ms * (1 + p.staging_s[0] / p.train_s[0])
-                what = f"{count(nodes, 'node')}, nothing in memory yet"
+                what = f"{count(nodes, 'node')}, cold memory"
                 rows.append(_point("not staged, first epoch", nodes, what, first))
             if staged and (ratio := paper.unstaged.get(nodes)):
                 what = f"{count(nodes, 'node')}, {ratio:g} times as long as staged"
                 rows.append(_point(_PAPER_UNSTAGED, nodes, what, ratio * ms))
     title = f"Strong scaling of {paper.samples} samples, as in paper 000, figures 8 and 9"
-    return _curves(rows, "nodes", "ms of an accelerator a sample", title)
+    return _curves(rows, "nodes", "accelerator time per sample, ms", title)
 
 
 def cost(machine: Machine, run: Run) -> Section | None:
@@ -172,8 +172,9 @@ def cost(machine: Machine, run: Run) -> Section | None:
         }
         rows += [_cost_row(batch, name, value) for name, value in named.items() if value]
     about = (
-        "Bytes of a sample times the gap of the link that limits them, relative to the accelerator's memory: a "
-        "lower bound of the time. What is highest binds: "
+        "Bytes of a sample times the gap of the link that limits them, relative to the accelerator's "
+        "memory: a "
+        "lower bound of the time. The highest is the bottleneck: "
         + "; ".join(f"{name} from a batch of {batch} on" for name, batch in binding.items())
         + ". "
         + _required(machine, run, received, moved)
@@ -185,7 +186,7 @@ def cost(machine: Machine, run: Run) -> Section | None:
     if not rows:
         return None
     chart = _curves(
-        rows, "local batch, samples", "cost of a sample, GB of accelerator memory", "Cost of data movement"
+        rows, "local batch, samples", "cost per sample, GB of accelerator memory", "Cost of data movement"
     )
     return Section("Cost against batch", about, (chart,))
 
@@ -197,7 +198,7 @@ def _required(machine: Machine, run: Run, received: float, moved: float) -> str:
     samples, memory = (
         written(required_bandwidth(flops, size, peak), "bytes/s") for size in (received, moved)
     )
-    return f"At its peak an accelerator would take {samples} of samples and {memory} of memory traffic."
+    return f"At its peak an accelerator would handle {samples} of samples and {memory} of memory traffic."
 
 
 def _cost_row(batch: int, series: str, value: float) -> dict[str, Any]:

@@ -70,9 +70,9 @@ def configuration(p: Prediction) -> str:
 def facts_of(p: Prediction) -> dict[str, str]:
     value, low, high = (rate_text(rate) for rate in p.samples_per_s)
     whole = whole_number(p.samples_per_s[0] * p.accelerators)
-    unknown = "" if p.tier.read else ", whose bandwidth the machine file leaves out"
+    unknown = "" if p.tier.read else ", whose bandwidth is not in the machine file"
     facts = {
-        "throughput": f"{value} samples/s an accelerator ({low} to {high}), {whole} in all",
+        "throughput": f"{value} samples/s per accelerator ({low} to {high}), {whole} in all",
         "binding": p.binding,
         "memory": f"{binary(p.memory)}; {fits(p)}",
         "training data": f"in {p.tier.name}{unknown}",
@@ -129,8 +129,8 @@ def scaling(
     print_table(_by_nodes(found), console, styles={fastest: "bold"}, optional=2)
     say(
         console,
-        "batch: samples of an accelerator in a step; time: to train, with its interval; data: where it is "
-        "read from",
+        "batch: samples per accelerator and step; time: time to train with its interval; data: location of "
+        "the data set",
     )
     say(console, f"memory: {fits(next((p for p in found if p.parts == 1), found[0]))}")
     if shortest and shortest.total_s:

@@ -1,4 +1,4 @@
-"""Time of a sample by part against the batch (paper 000, figures 5 to 7)."""
+"""Time per sample by part against the batch (paper 000, figures 5 to 7)."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -13,8 +13,8 @@ from mlhpc.common.pages.terminal import print_table, say
 from mlhpc.perf.profile.tables import Shown
 
 PARTS = ("compute", "memory", "communication", "input wait", "other wait")
-"""Compute: layers with products. Memory: what only moves numbers: the other layers, the optimizer, copies. A
-layer's products may be bound by memory too, which the roofline says."""
+"""Compute: layers with products. Memory: operations that only move data: the other layers, the optimizer,
+copies. A layer's products may also be bound by memory, as the roofline shows."""
 
 HEADS = {"communication": "exchange", "input wait": "input", "other wait": "other"}
 """Short, so that the table fits a terminal."""
@@ -44,7 +44,7 @@ PAPER = {
 
 
 def per_sample(shown: Shown) -> dict[str, float]:
-    """Seconds a sample and rank by ``PARTS``; their sum is the time of a step without the profiler over its
+    """Seconds per sample and rank by ``PARTS``; their sum is the time of a step without the profiler over its
     samples.
 
     The shares are those of the profiled step. Only operations overlap: they divide among them what the waits leave
@@ -84,8 +84,9 @@ def show(shown: Sequence[Shown]) -> None:
 def page(shown: Sequence[Shown]) -> str:
     """One self-contained HTML page."""
     note = (
-        "Compute: layers with products. Memory: the other layers, the optimizer and copies. Communication: what "
-        "no computation hides. Paper 000's column is for a V100 in words of its section V-D, relative to the "
+        "Compute: layers with products. Memory: the other layers, the optimizer and copies. Communication: "
+        "the part not hidden by computation. Paper 000's column is for a V100 in words of its section V-D, "
+        "relative to the "
         'smallest batch here; ≥: the paper says "up to".'
     )
     return render(
@@ -93,13 +94,13 @@ def page(shown: Sequence[Shown]) -> str:
         heading=_title(shown),
         meta=_about(shown),
         banners=[Banner(NOTE)],
-        blocks=[Section("Time of a sample by batch", note, (bars(shown), by_batch(shown)))],
+        blocks=[Section("Time per sample by batch size", note, (bars(shown), by_batch(shown)))],
         foot="After Ibrahim et al. 2021, figures 5 to 7.",
     )
 
 
 def by_batch(shown: Sequence[Shown]) -> Table:
-    """Milliseconds a sample by part; relative to the smallest batch, beside the paper's where it has both."""
+    """Milliseconds per sample by part; relative to the smallest batch, beside the paper's where it has both."""
     least = sample_seconds(shown[0])
 
     def printed(each: Shown) -> Cell:
@@ -120,7 +121,7 @@ def by_batch(shown: Sequence[Shown]) -> Table:
 
 
 def paper_relative(each: Shown, first: Shown) -> Printed | None:
-    """The paper's time of a sample at the batch of ``each`` relative to that of ``first``; None where it lacks
+    """The paper's time of a sample at the batch of ``each`` relative to that of ``first``; None if it lacks
     one."""
     paper = PAPER.get(first.run.benchmark, {})
     here, base = paper.get(each.profile.batch), paper.get(first.profile.batch)
@@ -143,14 +144,14 @@ def bars(shown: Sequence[Shown]) -> Figure:
     drawn = {point["shape"] for point in points}
     return columns(
         rows,
-        f"Time of a sample by part at {len(shown)} batches; {last}",
-        x_title="samples of a backward pass and rank",
-        y_title="ms a sample",
+        f"Time per sample by part at {len(shown)} batches; {last}",
+        x_title="samples per rank and backward pass",
+        y_title="ms per sample",
         parts={part: part for part in used},
         part_colours=dict(zip(PARTS, SERIES, strict=False)),
         points=points,
         tooltip=[("x", "batch"), ("part", "part"), ("time", "a sample")],
-        title="Time of a sample by part",
+        title="Time per sample by part",
         note=" ".join(text for shape, text in _SHAPES.items() if shape in drawn),
         height=280,
     )
@@ -158,7 +159,7 @@ def bars(shown: Sequence[Shown]) -> Figure:
 
 _SHAPES = {
     "diamond": "Diamonds: paper 000, relative to the smallest batch here.",
-    "triangle-up": 'Triangles: paper 000 says "up to"; its time is this or more.',
+    "triangle-up": 'Triangles: paper 000 says "up to"; so its time is at least this.',
 }
 
 
@@ -187,7 +188,7 @@ def _title(shown: Sequence[Shown]) -> str:
 
 def _about(shown: Sequence[Shown]) -> str:
     first = shown[0]
-    passes = f"{first.profile.passes} backward passes a step, " if first.profile.passes > 1 else ""
+    passes = f"{first.profile.passes} backward passes per step, " if first.profile.passes > 1 else ""
     return (
         f"preset {first.run.preset}, {first.run.training.framework}, {first.run.training.precision}, "
         f"{first.profile.device}, {first.ranks_text}, {passes}median of {first.profile.steps} steps each: ms a "

@@ -68,12 +68,13 @@ def profile(options: argparse.Namespace) -> int:
 
 
 def _elsewhere(given: Machine, first: Profile) -> str:
-    """That ``first``, rank 0's profile, is not of the machine ``given``; empty where it may be."""
+    """That ``first``, rank 0's profile, is not of the machine ``given``; empty if it may be."""
     if not (differ := differences(given, first)):
         return ""
     return (
-        f"--machine {given.name}: measured on another machine ({'; '.join(differ)}), so hardware efficiency is a "
-        f"share of peaks that this one does not have; name its own (mlhpc doctor --calibrate writes one)"
+        f"--machine {given.name}: measured on another machine ({'; '.join(differ)}), so hardware "
+        f"efficiency relates to the peaks of another machine; pass this machine's file (written by mlhpc "
+        f"doctor --calibrate)"
     )
 
 
@@ -96,20 +97,20 @@ def batch_sizes(text: str) -> list[int]:
     except ValueError:
         sizes = []
     if not sizes or sizes[0] < 1:
-        raise UserError(f"--batches {text!r}: give samples of a backward pass and rank, such as 1,2,4")
+        raise UserError(f"--batches {text!r}: must be samples per rank and backward pass, such as 1,2,4")
     return sizes
 
 
 def _check(options: argparse.Namespace) -> None:
     options.batches = batch_sizes(options.batches) if options.batches else []
     if options.steps < 1 or (options.batch is not None and options.batch < 1):
-        raise UserError("--steps and --batch: give 1 or more")
+        raise UserError("--steps and --batch: must be at least 1")
     if options.ranks < 0:
-        raise UserError(f"--ranks {options.ranks}: give a number of ranks of 1 or more")
+        raise UserError(f"--ranks {options.ranks}: must be at least 1")
     if options.batches and options.batch is not None:
-        raise UserError("--batch and --batches: give one of them")
+        raise UserError("--batch and --batches cannot be combined")
     if options.batches and options.trace:
-        raise UserError("--trace keeps the trace of one batch; give --batch instead of --batches")
+        raise UserError("--trace writes the trace of a single batch size; use --batch instead of --batches")
 
 
 def _requested(options: argparse.Namespace) -> Run:

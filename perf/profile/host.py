@@ -15,7 +15,7 @@ from mlhpc.perf.units import binary
 
 _SIBLINGS = Path("/sys/devices/system/cpu/cpu0/topology/thread_siblings_list")
 _NEAR = 0.1
-"""Share by which two readings of one memory may differ: drivers keep some of it."""
+"""Relative tolerance for the memory size: drivers reserve part of it."""
 
 
 def differences(machine: Machine, profile: Profile) -> list[str]:
@@ -28,7 +28,7 @@ def differences(machine: Machine, profile: Profile) -> list[str]:
 
 
 def _processor() -> str:
-    """Its model; empty where the kernel names only the architecture, as on ARM."""
+    """Its model; empty if the kernel names only the architecture, as on ARM."""
     name = str(provenance.machine()["cpu"] or "")
     return "" if name == platform.machine() else name
 

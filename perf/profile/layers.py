@@ -14,9 +14,9 @@ Direction = Literal["forward", "backward"]
 
 
 class LayerTime(NamedTuple):
-    """Seconds a step of one direction of some layers, which a framework may compute together. FLOPs and ``bytes``
-    (lower limit) are those of a step's samples, ``weights`` the elements of which it reads or writes weights in
-    each backward pass: 0 where no layer is known for the module."""
+    """Seconds per step of one direction of some layers, which a framework may compute together. FLOPs and
+    ``bytes`` (lower limit) are those of a step's samples, ``weights`` the elements of which it reads or
+    writes weights in each backward pass: 0 where no layer is known for the module."""
 
     name: str
     kind: str
@@ -28,8 +28,9 @@ class LayerTime(NamedTuple):
     weights: int = 0
 
     def efficiency(self, ceilings: Ceilings) -> float:
-        """The largest share of tensor cores, float32 units and memory bandwidth that it used (paper 000, section
-        V-B), from what it has to compute and move at the least. At most 1, though caches can save traffic."""
+        """The largest share of tensor cores, float32 units and memory bandwidth that it used (paper 000,
+        section V-B), from what it has to compute and move at least. At most 1, though caches can save
+        traffic."""
         if not self.seconds:
             return 0.0
         used = (

@@ -13,13 +13,13 @@ def exchange_table(ranks: Sequence[Profile]) -> Table:
         [(rank, each, each.exchange) for rank, each in enumerate(ranks) if each.exchange],
         {
             "rank": lambda row: str(row[0]),
-            "ms a step": lambda row: _ms(row[1].wall),
+            "ms per step": lambda row: _ms(row[1].wall),
             "not hidden, ms": lambda row: _ms(row[2].exposed),
             "share": lambda row: number(
                 None if row[2].exposed is None else row[2].exposed / row[1].wall, "{:.1%}".format
             ),
             "messages": lambda row: number(sum(m.calls for m in row[2].messages), "{:.4g}".format),
-            "MB a step": lambda row: _mega(row[2].bytes),
+            "MB per step": lambda row: _mega(row[2].bytes),
             "GB/s": lambda row: _giga(row[2].rate),
         },
     )
@@ -47,7 +47,7 @@ def reading_table(ranks: Sequence[Profile]) -> Table:
         [(rank, each, each.reading) for rank, each in enumerate(ranks) if each.reading],
         {
             "rank": lambda row: str(row[0]),
-            "MB a step": lambda row: _mega(row[2].bytes),
+            "MB per step": lambda row: _mega(row[2].bytes),
             "GB/s while training": lambda row: _giga(row[2].bytes / row[1].wall),
             "loader alone, GB/s": lambda row: _giga(row[2].alone),
             "waited, ms": lambda row: _ms(row[2].waited),
@@ -57,13 +57,14 @@ def reading_table(ranks: Sequence[Profile]) -> Table:
 
 
 EXCHANGE_NOTE = (
-    "Not hidden: all-reduce with nothing left to compute, late ranks included. GB/s: a rank's gradients over the "
+    "Not hidden: all-reduce without concurrent computation, including late ranks. GB/s: a rank's gradients "
+    "over the "
     "time in which at least one message is under way (of Horovod, as its timeline has it on rank 0, without "
     "waiting and copying); of one size, a message's bytes over its own time, which others may share."
 )
 _READING_NOTE = (
-    "Bytes of files as stored. The loader alone reads as many batches of another epoch with nothing computed; the "
-    "page cache is not dropped. Fewer steps than loading.prefetch show no wait."
+    "Bytes of files as stored. Loader alone: the same number of batches of another epoch without "
+    "computation; the page cache is not dropped. Fewer steps than loading.prefetch show no wait."
 )
 _ON_A_GPU = (
     " Waits are the host's: the GPU meanwhile computes what was queued before. Among the parts of a step the wait "

@@ -66,7 +66,7 @@ def predict_step(
     """A step of ``batch`` samples of ``network``, which has the layers of the stand-ins in other sizes. Raises
     UserError without at least two stand-ins."""
     if len(stand_ins) < 2:
-        raise UserError("a step is predicted from two other sizes of its network at least")
+        raise UserError("predicting a step requires at least two other sizes of its network")
     points: dict[tuple[str, str], list[Point]] = {}
     for each in stand_ins:
         for time in _layers(each):

@@ -39,9 +39,9 @@ WORDS = {
     "wait": "wait: nothing computes",
 }
 NOTE = (
-    "Training steps under a profiler, which slows them: shares are what it shows. A step is an update of the "
-    "weights with all its backward passes. Samples are zeros in memory unless --data is given. Not a result of "
-    "the benchmark."
+    "Training steps under a profiler, which slows them down: use the shares, not the times. A step is an "
+    "update of the weights with all its backward passes. Samples are zeros in memory unless --data is "
+    "given. Not a result of the benchmark."
 )
 
 
@@ -80,11 +80,11 @@ class Shown:
     @property
     def about(self) -> str:
         p = self.profile
-        passes = f" in each of {p.passes} backward passes a step" if p.passes > 1 else ""
+        passes = f" in each of {p.passes} backward passes per step" if p.passes > 1 else ""
         return (
-            f"preset {self.run.preset}, {self.run.training.framework}, {p.batch} samples a rank{passes}, "
+            f"preset {self.run.preset}, {self.run.training.framework}, {p.batch} samples per rank{passes}, "
             f"{self.run.training.precision}, {p.device}, {self.ranks_text}, mean of {p.steps} steps: "
-            f"{1e3 * p.wall:.4g} ms a step, {1e3 * p.plain:.4g} without the profiler"
+            f"{1e3 * p.wall:.4g} ms per step, {1e3 * p.plain:.4g} without the profiler"
         )
 
 
@@ -130,12 +130,12 @@ def page(shown: Shown) -> str:
     exchanged, read = (exchange_table(ranks), message_table(ranks)), (reading_table(ranks),)
     peaks = (efficiency(shown.bins), _bins(shown)) if shown.ceilings else ()
     blocks = [
-        Section("Where a step goes", "", (_parts(shown), _kinds(shown))),
+        Section("Breakdown of a step", "", (_parts(shown), _kinds(shown))),
         Section("Communication of each rank", EXCHANGE_NOTE, exchanged) if profile.exchange else None,
         Section("Input of each rank", reading_note(ranks), read) if profile.reading else None,
         Section("Hardware efficiency", _of_peaks(shown), peaks) if peaks else None,
         Section("Layers", "Forward and backward, the slowest first.", (_layers(shown),)),
-        Section("Operations", "On a GPU kernels; time of their own.", (_operations(shown, 100),)),
+        Section("Operations", "On a GPU: kernels. Self time.", (_operations(shown, 100),)),
     ]
     return render(
         eyebrow="mlhpc profile",
@@ -161,7 +161,7 @@ def efficiency(bins: Sequence[Bin]) -> Figure:
         rows,
         f"Time of a step by hardware efficiency of its layers; {left} of it at full efficiency",
         x_title="hardware efficiency",
-        y_title="ms a step",
+        y_title="ms per step",
         parts={what: what for what in colours},
         part_colours=colours,
         beside=True,
@@ -188,7 +188,7 @@ def _parts(shown: Shown) -> Table:
         list(shown.parts.items()),
         {
             "part": lambda row: words[row[0]],
-            "ms a step": lambda row: _ms(row[1]),
+            "ms per step": lambda row: _ms(row[1]),
             "share": lambda row: number(row[1] / total, "{:.1%}".format),
         },
     )
@@ -222,7 +222,7 @@ def _layers(shown: Shown, most: int | None = None) -> Table:
             "layer": lambda time: time.name,
             "kind": lambda time: time.kind,
             "direction": lambda time: time.direction,
-            "ms a step": lambda time: _ms(time.seconds),
+            "ms per step": lambda time: _ms(time.seconds),
             "GFLOP/s": rate,
             **efficiency_of,
         },
@@ -236,7 +236,7 @@ def _operations(shown: Shown, most: int) -> Table:
         shown.operations[:most],
         {
             "operation": lambda row: row[0],
-            "ms a step": lambda row: _ms(row[1]),
+            "ms per step": lambda row: _ms(row[1]),
             "calls": lambda row: number(row[2], "{:.4g}".format),
         },
     )
@@ -248,7 +248,7 @@ def _bins(shown: Shown) -> Table:
         shown.bins,
         {
             "hardware efficiency": lambda b: f"{b.low:.0%} to {b.high:.0%}",
-            "ms a step": lambda b: _ms(b.seconds),
+            "ms per step": lambda b: _ms(b.seconds),
             "at full efficiency, ms": lambda b: _ms(b.potential),
             "layers": lambda b: number(b.layers, str),
         },

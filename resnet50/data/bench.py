@@ -19,7 +19,7 @@ def files_of(data: Path, samples: int) -> list[Path]:
 
 
 def epoch(way: Way, samples: int) -> Figures:
-    """Read ``samples`` training images. Raises UserError when the data set cannot be read, or not in this way."""
+    """Read ``samples`` training images. Raises UserError if the data set cannot be read, or not in this way."""
     from mlhpc.benchmarks.resnet50 import Loading
     from mlhpc.common.data.sharding import Pool
     from mlhpc.common.pytorch.bench import DEVICE, measure_batches

@@ -49,13 +49,13 @@ def convert(source: Path, out: Path, codec: Target, world: World, workers: int) 
     rank 0, and read by its threads. Complete files are kept, so that an interrupted conversion can be
     resumed.
 
-    Raises UserError, the same on all ranks, when the source is not a data set, lacks a file that its manifest
+    Raises UserError, the same on all ranks, if the source is not a data set, lacks a file that its manifest
     lists or has only pixels, when an image has no readable size (for "raw": cannot be decoded), or ``out``
     cannot be written or holds other files.
     """
     started = time.perf_counter()
     if out.resolve() == source.resolve():
-        raise UserError(f"{out}: is the data set to convert; give another folder to write to")
+        raise UserError(f"{out}: is the data set to convert; choose another output folder")
     dataset = manifest.describe(source, world)
     read = [files_of(dataset, split) for split in SPLITS]
     kinds = [format_of(dataset, names) for names in read]
@@ -126,7 +126,7 @@ def write_shard(
 ) -> None:
     """Write a shard of ``images`` below ``root``, unless it exists; ``names`` are those of the classes.
 
-    Raises UserError when an image cannot be read or has no size, and OSError.
+    Raises UserError if an image cannot be read or has no size, and OSError.
     """
     path = root / shard.name
     if not path.exists():

@@ -39,7 +39,7 @@ def batches(
     """``batches`` of image numbers in order, read by ``workers`` threads and decoded by as many of DALI's; by
     the GPU, and then returned there, if ``device`` is not "cpu".
 
-    Raises UserError when DALI is not installed, and naming the image when one cannot be read or decoded.
+    Raises UserError if DALI is not installed, and naming the image when one cannot be read or decoded.
     """
     dali, fn, types = load()
     if not batches:

@@ -46,7 +46,7 @@ def select(dataset: Manifest, data: Data) -> Manifest:
     """The part of a data set that a run needs: the files of its two splits, which must contain exactly the number
     of images in ``data``: a part of them would be only the first classes.
 
-    Raises UserError when a split is missing, mixed or has another number of images according to names
+    Raises UserError if a split is missing, mixed or has another number of images according to names
     and facts (TFRecord, LMDB and raw arrays without a count in the manifest are counted by ``assign_samples``).
     """
     selected = []
@@ -66,7 +66,7 @@ def select(dataset: Manifest, data: Data) -> Manifest:
 
 
 def files_of(dataset: Manifest, split: Split) -> list[str]:
-    """The files of a split, sorted. Raises UserError when it has none, or two folders."""
+    """The files of a split, sorted. Raises UserError if it has none, or two folders."""
     folders = {folder: [file.path for file in dataset.folder(folder)] for folder in _FOLDERS[split]}
     folders_with_files = [folder for folder, names in folders.items() if names]
     if len(folders_with_files) > 1:
@@ -95,17 +95,17 @@ def format_of(dataset: Manifest, names: Sequence[str]) -> Format:
     matches = [match for name in strangers if (match := SHARD.fullmatch(_base(name)))]
     if not matches:
         raise UserError(
-            f"{dataset.root / strangers[0]}: not an image in a class's folder ({', '.join(SUFFIXES)}); "
+            f"{dataset.root / strangers[0]}: not an image in the folder of a class ({', '.join(SUFFIXES)}); "
             "remove it"
         )
     for name in names:
         if not SHARD.fullmatch(_base(name)):
-            raise UserError(f"{dataset.root / name}: not a TFRecord shard, among shards; remove it")
+            raise UserError(f"{dataset.root / name}: not a TFRecord shard; remove it")
     counts = {int(match[3]) for match in matches}
     if counts != {len(names)}:
         raise UserError(
             f"{dataset.root / names[0]}: one of {count(max(counts), 'shard')} by its name, but "
-            f"there are {len(names)}; copy the missing ones, and remove others"
+            f"there are {len(names)}; copy the missing shards, or remove the others"
         )
     return "tfrecord"
 
@@ -123,7 +123,7 @@ def assign_samples(
     """This rank's part of the data set returned by ``select``; ``staged`` is the folder that it was
     staged to in ``mode``, None: all ranks read it in place. Called by all ranks.
 
-    Raises UserError, the same on all ranks, when a file cannot be read, or when the number of images or classes
+    Raises UserError, the same on all ranks, if a file cannot be read, or when the number of images or classes
     differs from the run's samples or ``classes``.
     """
     mode = mode if staged else "replicate"
@@ -134,7 +134,7 @@ def assign_samples(
     ranks, pool_rank = (world.local_size, world.local_rank) if mode == "shard" else (world.size, world.rank)
     if mode == "shard" and len(set(world.gather(world.local_size))) > 1:
         raise UserError(
-            "staging.mode=shard gives nodes equal numbers of images, but they have unequal numbers of ranks: "
+            "staging.mode=shard gives nodes equal numbers of images, but they have different numbers of ranks: "
             "start the same number on each, or set staging.mode=replicate"
         )
     splits, _ = open_splits(dataset, world, classes, root, here, mode)
@@ -170,7 +170,7 @@ def open_splits(
     if class_names and classes is not None and len(class_names) != classes:
         raise UserError(
             f"{dataset.root}: {len(class_names)} classes, but the network has {classes}; set "
-            f"network.classes={len(class_names)}, or give another data set"
+            f"network.classes={len(class_names)}, or choose another data set"
         )
     number = {name: label for label, name in enumerate(of_folders)}
     classes = classes or (len(class_names) if class_names else 1 << 30)
@@ -235,7 +235,9 @@ def _require_no_others(dataset: Manifest, names: Sequence[str], expected: set[st
         if _base(name) not in expected or counts[_base(name)] > 1 or name.count("/") != 1:
             raise UserError(f"{dataset.root / name}: does not belong with {', '.join(sorted(expected))}")
     if kind == "raw" and len(counts) < 2:
-        raise UserError(f"{dataset.root / names[0]}: {PIXELS} and {INDEX} go together; copy the other")
+        raise UserError(
+            f"{dataset.root / names[0]}: {PIXELS} and {INDEX} belong together; copy the missing one"
+        )
     return kind
 
 
@@ -243,5 +245,5 @@ def _require_count(root: Path, split: Split, images: int, expected: int) -> None
     if images != expected:
         raise UserError(
             f"{root}: {count(images, 'image')} in {split}, {expected} {'is' if expected == 1 else 'are'} "
-            f"expected; set {_SWITCH[split]}={images}, or give another data set"
+            f"expected; set {_SWITCH[split]}={images}, or choose another data set"
         )

@@ -37,7 +37,7 @@ class Images(Protocol):
     def __len__(self) -> int: ...
 
     def read(self, index: int) -> tuple[Bytes, int]:
-        """An image, in writable memory of its own, and its label. Raises UserError naming it."""
+        """An image, in a separate writable buffer, and its label. Raises UserError naming it."""
 
     def name(self, index: int) -> str:
         """The file and the position in it, for messages."""
@@ -127,9 +127,9 @@ class Lmdb:
             label, encoded = read_varint(datum[5])[0], bool(read_varint(datum.get(7, memoryview(b"\0")))[0])
             data = np.frombuffer(datum[4], np.uint8)
         except (KeyError, ValueError, IndexError) as error:
-            raise UserError(f"{self.name(index)}: not a Datum of Caffe ({error!r}); {_REMEDY}") from error
+            raise UserError(f"{self.name(index)}: not a Caffe Datum ({error!r}); {_REMEDY}") from error
         if not encoded:
-            raise UserError(f"{self.name(index)}: a Datum of pixels; only encoded images are read")
+            raise UserError(f"{self.name(index)}: a Datum of raw pixels; only encoded images are supported")
         _require_class(label, self.classes, self.name(index))
         return data, label
 

@@ -16,7 +16,7 @@ _JPEG = b"\xff\xd8"
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 
 FORMATS = ("PNG", "GIF", "BMP", "WEBP")
-"""What is read besides JPEG, under any file name. Pillow knows many more formats, and hands EPS to Ghostscript."""
+"""Formats read besides JPEG, under any file name. Pillow supports many more, but passes EPS to Ghostscript."""
 MAX_PIXELS = 2 * (Image.MAX_IMAGE_PIXELS or 1 << 27)
 """Pillow's limit for decompression bombs, used also for JPEGs that Pillow does not decode."""
 
@@ -64,7 +64,7 @@ def _require_plausible(data: Bytes) -> None:
     pixels = height * width
     if pixels > MAX_PIXELS or pixels > 4096 + 1024 * len(data):
         raise BrokenImage(
-            f"not a readable image ({len(data)} bytes that claim to be {height} x {width} pixels)"
+            f"not a readable image ({len(data)} bytes with a header of {height} x {width} pixels)"
         )
 
 

@@ -82,7 +82,7 @@ def pack(
     ranks of the node, ``workers`` at a time in each rank. Returns the manifest of ``target``, and the report,
     which counts the images.
 
-    Called by all ranks. Raises UserError, the same on all ranks, when the data set is packed already or does
+    Called by all ranks. Raises UserError, the same on all ranks, if the data set is packed already or does
     not have ``classes`` classes, an image differs from the manifest or has no readable size, or the target
     cannot be written, is too small (checked before the first byte if possible) or holds other files.
     If an image or the target fails, packed files are removed.
@@ -145,7 +145,7 @@ def _open(dataset: Manifest, world: World, classes: int) -> tuple[dict[Split, _C
     opened = {}
     for split, images in splits.items():
         if not isinstance(images, Files):
-            raise UserError(f"{dataset.root}: is packed already; omit staging.pack")
+            raise UserError(f"{dataset.root}: is already packed; omit staging.pack")
         opened[split] = _Checked(images, [by_name[path] for path in images.paths], dataset.root)
     assert names  # the names of the folders
     return opened, names
@@ -161,16 +161,14 @@ def _clear_target(packed: Manifest, of: str, team: StagingGroup, in_use: bool) -
         before = manifests.load(target)
         staged = record_of(before)
         if staged is None:
-            raise UserError(
-                f"{target}: holds a data set that staging did not put there; choose another --stage"
-            )
+            raise UserError(f"{target}: contains a data set not written by staging; choose another --stage")
         if staged["of"] != of:
             raise UserError(
-                f"{target}: holds another data set, staged earlier; remove it or choose another --stage"
+                f"{target}: contains another staged data set; remove it or choose another --stage"
             )
         if in_use and staged["mode"] != _MODE:
             raise UserError(
-                f"{target}: another run uses this data set there unpacked; choose another --stage"
+                f"{target}: another run uses this data set unpacked in this folder; choose another --stage"
             )
         if in_use:
             return True
@@ -178,7 +176,7 @@ def _clear_target(packed: Manifest, of: str, team: StagingGroup, in_use: bool) -
     for file in packed.files:
         if (target / file.path).exists():
             raise UserError(
-                f"{target / file.path}: exists, and staging did not put it there; choose another --stage"
+                f"{target / file.path}: exists, but was not written by staging; choose another --stage"
             )
     return False
 

@@ -66,7 +66,7 @@ class Reader:
     preprocessing: Literal["mlperf", "torchvision"] = "torchvision"
 
     def view(self, index: int, data: Bytes) -> View:
-        """The view of image ``index``. Raises BrokenImage when its size cannot be determined."""
+        """The view of image ``index``. Raises BrokenImage if its size cannot be determined."""
         return self._view(index, *size_of(data))
 
     def read(self, index: int, x: npt.NDArray[np.float32]) -> Sample:
@@ -92,7 +92,7 @@ class Reader:
                 if self.draw is None:
                     return Sample(LEFT_OUT, total, tuple(broken))
                 if len(broken) == len(self.images):
-                    raise UserError(f"{broken[0]}; and no other image can be read either") from error
+                    raise UserError(f"{broken[0]}; no other image can be read either") from error
                 index = (index + 1) % len(self.images)
 
     def named(self, index: int, error: Exception) -> BrokenImage:

@@ -16,7 +16,7 @@ def show(data: Path, out_png: Path) -> None:
     """Draw 40 training images of the data set at ``data``, of any format, in order of class: every so many
     as there are, whole, as they are stored.
 
-    Raises UserError when the data set or one of the images cannot be read, and when the picture cannot be
+    Raises UserError if the data set or one of the images cannot be read, and when the image cannot be
     written.
     """
     # Not pyplot: it looks for a screen and keeps every figure.
@@ -32,7 +32,7 @@ def show(data: Path, out_png: Path) -> None:
         try:
             shown.append((label, decode(stored).permute(1, 2, 0).numpy()))
         except BrokenImage as error:
-            raise UserError(f"{images.name(index)}: {error}; mend or remove it") from error
+            raise UserError(f"{images.name(index)}: {error}; fix or remove it") from error
     shown.sort(key=lambda pair: pair[0])
 
     figure = Figure(figsize=(13, 9), layout="constrained", facecolor="white")

@@ -15,7 +15,7 @@ from mlhpc.errors import UserError, count
 from mlhpc.resnet50.synthetic.drawing import draw
 
 GENERATOR = 2
-"""Version of the drawn images: it rises whenever a seed gives other images."""
+"""Version of the drawn images, incremented whenever a seed gives different images."""
 
 
 def make(data: Data, out: Path, world: World, workers: int) -> None:
@@ -54,11 +54,11 @@ def make(data: Data, out: Path, world: World, workers: int) -> None:
 
 def _checked(data: Data) -> Simulation:
     if data.simulation is None:
-        raise UserError("this preset needs ImageNet, which cannot be made here; see docs/data_resnet50.md")
+        raise UserError("this preset requires ImageNet, which cannot be generated; see docs/data_resnet50.md")
     if data.simulation.classes > min(data.train_samples, data.eval_samples):
         raise UserError(
             f"data.simulation.classes is {data.simulation.classes}, and {data.train_samples} training and "
-            f"{data.eval_samples} evaluation images cannot show one of each"
+            f"{data.eval_samples} evaluation images cannot contain one image of each"
         )
     return data.simulation
 

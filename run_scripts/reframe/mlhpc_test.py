@@ -32,7 +32,7 @@ class MlhpcRun(rfm.RunOnlyRegressionTest):
     data = variable(str, value="")
     stage = variable(str, value="${TMPDIR:-/tmp}/mlhpc-$$")  # $$ is of the batch script: one folder per job
 
-    descr = "time to train, data staging included"
+    descr = "time to train, including data staging"
     valid_systems = ["*"]
     valid_prog_environs = ["*"]
     executable = "mlhpc"

@@ -15,6 +15,6 @@ export OUT=${OUT:-$SHARED/results/$BENCHMARK-$PRESET-${SLURM_JOB_ID:?}}
 # --set staging.mode=shard to the options of the run, which gives each node only its part.
 export STAGE=${STAGE:-/tmp/mlhpc-$SLURM_JOB_ID}
 
-# A rank takes the GPU of its local rank, so it has to see all GPUs of its node.
+# A rank uses the GPU of its local rank, so all GPUs of the node must be visible to it.
 export SLURM_GPU_BIND=none SLURM_CPU_BIND=cores
 export HOROVOD_GLOO_IFACE=hsn0 GLOO_SOCKET_IFNAME=hsn0 NCCL_SOCKET_IFNAME=hsn

@@ -16,7 +16,7 @@ export OUT=${OUT:-$SHARED/results/$BENCHMARK-$PRESET-${SLURM_JOB_ID:?}}
 # EDIT: the disk of a node. See "mlhpc doctor": is it a disk or memory, and how much is free?
 export STAGE=${STAGE:-${SLURM_TMPDIR:-${TMPDIR:-/tmp}}/mlhpc-$SLURM_JOB_ID}
 
-# A rank takes the GPU of its local rank, so it has to see all GPUs of its node.
+# A rank uses the GPU of its local rank, so all GPUs of the node must be visible to it.
 export SLURM_GPU_BIND=none
 # EDIT: NUMA (docs/sites.md, "Cores and NUMA nodes"). Cores and memory next to each other:
 # export SLURM_CPU_BIND=cores SLURM_MEM_BIND=local MLHPC_BIND=cores

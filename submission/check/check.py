@@ -1,4 +1,4 @@
-"""Whether a run counts: the official checkers, and rules for logs, run directories and sets."""
+"""Whether a run is valid: the official checkers, and rules for logs, run directories and sets."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -39,9 +39,9 @@ __all__ = [
 
 @dataclass(frozen=True)
 class SetCheck:
-    """A set and its findings. ``rules``: those of its benchmark, ``hpc_2.0.0`` for example; ``complying``: number
-    of its logs that the official compliance checker passes one by one; ``copy_of``: an earlier set with the
-    same logs."""
+    """A set and its findings. ``rules``: those of its benchmark, ``hpc_2.0.0`` for example; ``complying``:
+    number of its logs that pass the official compliance checker; ``copy_of``: an earlier set with the same
+    logs."""
 
     results: ResultSet
     rules: str
@@ -93,7 +93,9 @@ def check_set(results: ResultSet, ruleset: str = "2.0.0") -> SetCheck:
     score = score_set(results)
     is_single = not results.is_tree and (results.path.is_file() or results.runs == (results.path,))
     missed = {run.path for run in score.runs if not run.converged}
-    one_may_miss = isinstance(score, Strong) and score.minutes is not None  # then at most one run missed
+    one_may_miss = (
+        isinstance(score, Strong) and score.minutes is not None
+    )  # then at most one run missed the target
     findings, complying = list(results.problems), 0
     with progress(len(results.log_paths), "checking", "logs", show=len(results.log_paths) > 20) as advance:
         for path, log_findings in _run_by_run(results, ruleset, is_single):
@@ -135,8 +137,8 @@ def _run_by_run(results: ResultSet, ruleset: str, is_single: bool) -> Iterator[t
 
 
 def _is_aborted(folder: Path, results: ResultSet) -> bool:
-    """Whether a run of this suite was killed or stopped by an error. It did not miss the target: it has to be
-    repeated, and cannot count as the slowest. Other logs do not have this information."""
+    """Whether a run of this suite was killed or stopped by an error. Such a run must be repeated; it does not
+    count as one that missed the target. Other logs do not have this information."""
     if folder not in results.runs:
         return False
     result = read(folder).result
@@ -152,9 +154,9 @@ def _copied(results: ResultSet, original: Path) -> Finding:
         "set/copy",
         "warning",
         f"{results.path.name}/",
-        "a set of its own",
+        "a separate set",
         f"the same logs as {original}",
-        "it counts once; republished results are not new results",
+        "it counts only once; republished results are not new results",
     )
 
 
@@ -165,7 +167,7 @@ def _only_throughput(results: ResultSet) -> Finding:
         f"{results.path.name}/",
         f"a time to solution of {results.benchmark} in addition to its throughput",
         "no strong/ set of this submitter",
-        "throughput may not be reported on its own (MLPerf HPC training rules 3.0, Throughput)",
+        "throughput may not be reported alone (MLPerf HPC training rules 3.0, Throughput)",
     )
 
 
@@ -180,7 +182,7 @@ def _tolerated(finding: Finding) -> Finding:
     """A finding on the one run that may miss the target: expected if it follows from missing it."""
     if finding.severity != "error" or finding.rule.rpartition("/")[2] not in _OF_A_MISS:
         return finding
-    why = f"expected of the one run that may miss the target, as the slowest. Otherwise: {finding.remedy}"
+    why = f"expected for one run per set, which counts as the slowest. Otherwise: {finding.remedy}"
     return replace(finding, severity="expected", remedy=why)
 
 
@@ -206,7 +208,7 @@ def _convergence(results: ResultSet, score: Strong | Weak, rules: str) -> Iterat
 
 def check_run(run: RunDirectory, ruleset: str = "2.0.0", metric: Metric = "strong") -> list[Finding]:
     """Like :func:`check`, for a run directory already read. Instances of the throughput metric ("weak") may
-    share what one of them staged while all their clocks ran."""
+    share data staged by one of them while all their clocks ran."""
     findings = []
     if run.log:
         findings += [_excused(f, run.result) for f in official_findings(run.log, ruleset)]
@@ -224,7 +226,7 @@ def _excused(finding: Finding, result: Result | None) -> Finding:
     if result.target.value == official:
         return finding
     why = (
-        f"expected: preset {result.preset!r} has its own target {result.target.value:g}; the checker has only "
-        f"the official {official:g}. This is not a closed-division result"
+        f"expected: preset {result.preset!r} has its own target {result.target.value:g}, but the checker "
+        f"uses the official {official:g}. This is not a closed-division result"
     )
     return replace(finding, severity="expected", remedy=why)

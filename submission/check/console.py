@@ -25,7 +25,7 @@ METRIC = {"strong": "time to solution (strong)", "weak": "throughput (weak)"}
 def print_check(path: Path, ruleset: str, console: Console) -> int:
     """Prints the findings on every set at ``path``, and the verdicts. A set and its copies count once.
 
-    Returns the exit status of ``mlhpc check``: 0 when everything passes, 1 when anything unexpected was found.
+    Returns the exit status of ``mlhpc check``: 0 if everything passes, 1 if there are unexpected findings.
     """
     sets = passed = copies = 0
     good = True
@@ -52,7 +52,7 @@ def print_check(path: Path, ruleset: str, console: Console) -> int:
 def print_score(path: Path, ruleset: str, console: Console) -> int:
     """Prints the score of every set at ``path``, the runs it is computed from, and the verdict of its check.
 
-    Returns the exit status of ``mlhpc score``: 0 when every set has a score and passes its check, else 1.
+    Returns the exit status of ``mlhpc score``: 0 if every set has a score and passes its check, otherwise 1.
     """
     good = True
     for checked in check_sets(path, ruleset):
@@ -123,7 +123,7 @@ def _lines(checked: SetCheck, ruleset: str) -> list[Text]:
     if isinstance(score, Strong) and score.mean is not None:
         lines.append(_spread(score))
     if rule := target_of(results):
-        own = "; its own, not MLPerf's: not an MLPerf result" if has_own_target(results) else ""
+        own = "; not the target of MLPerf: not an MLPerf result" if has_own_target(results) else ""
         lines.append(Text(f"target: {rule[0].metric} {rule[0].value:g}{own}"))
     if results.is_tree and results.system_json is not None:
         official = summary(results, ruleset)

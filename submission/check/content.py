@@ -1,4 +1,4 @@
-"""What ``mlhpc check`` and ``mlhpc score`` print, as data for ``--json`` (docs/json.md)."""
+"""The output of ``mlhpc check`` and ``mlhpc score`` as data for ``--json`` (docs/json.md)."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -26,7 +26,7 @@ def score_content(path: Path, ruleset: str) -> dict[str, Any]:
 
 
 def findings_content(findings: list[Finding]) -> list[dict[str, Any]]:
-    """Findings merged as the table shows them."""
+    """Findings merged as in the table."""
     return [asdict(finding) for finding in grouped(findings)]
 
 

@@ -38,22 +38,22 @@ def _one_run(log: Log) -> Iterator[Finding]:
         if len(records) > 1:
             lines = ", ".join(str(r.line) for r in records)
             actual = f"{len(records)}: more than one run in the file"
-            remedy = "use one file per run; times would be taken from the first run only"
+            remedy = "use one file per run; only the first run would be used for times"
             yield _finding("one-run", "error", log, lines, f"one {key}", actual, remedy)
 
 
 def _positive_time(log: Log) -> Iterator[Finding]:
     if log.run and not 0 < log.run.seconds < math.inf:
         actual = f"run_stop − run_start = {log.run.seconds:.3f} s"
-        remedy = "the clock was set back during the run, or the file was edited: run again"
+        remedy = "the clock was set back during the run, or the file was edited: repeat the run"
         yield _finding("time", "error", log, "", "run_stop after run_start", actual, remedy)
 
 
 def _readable_times(log: Log) -> Iterator[Finding]:
-    """Lines that the official parser reads but this one does not."""
+    """Lines that the official parser accepts but this one does not."""
     for problem in log.problems:
         if not problem.official:
-            remedy = "fix the program that writes the log, and run again; the line was ignored"
+            remedy = "fix the program that writes the log, and repeat the run; the line was ignored"
             yield _finding("line", "error", log, str(problem.line), "a usable record", problem.what, remedy)
 
 
@@ -62,9 +62,9 @@ def _steady_clock(log: Log) -> Iterator[Finding]:
     if backwards:
         largest = max(step for _, step in backwards)
         actual = f"{count(len(backwards), 'step')} back, the largest {largest:g} ms"
-        remedy = "several ranks wrote into one file, or a clock was set: log from rank 0"
+        remedy = "several ranks wrote into the same file, or the clock was set back: log only from rank 0"
         line = str(backwards[0][0])
-        yield _finding("clock", "warning", log, line, "times that never go back", actual, remedy)
+        yield _finding("clock", "warning", log, line, "times that never decrease", actual, remedy)
 
 
 def _one_seed(log: Log) -> Iterator[Finding]:
@@ -72,30 +72,30 @@ def _one_seed(log: Log) -> Iterator[Finding]:
     if len(seeds) > 1:
         lines = ", ".join(str(r.line) for r in seeds[:4])
         values = ", ".join(str(r.value) for r in seeds[:4]) + ", …" * (len(seeds) > 4)
-        remedy = "log the seed of the run from rank 0, once; the first record is used"
+        remedy = "log the seed once, from rank 0; the first record is used"
         yield _finding("seed", "warning", log, lines, "one seed", f"{len(seeds)} records: {values}", remedy)
 
 
 def _unique_keys(log: Log) -> Iterator[Finding]:
     if log.repeated:
         lines = ", ".join(map(str, log.repeated[:4]))
-        actual = f"{len(log.repeated)} with a key twice"
+        actual = f"{len(log.repeated)} with repeated keys"
         remedy = (
-            "which value counts depends on the reader: fix the program that writes the log, and run again"
+            "readers differ in the value they use: fix the program that writes the log, and repeat the run"
         )
-        yield _finding("repeated", "error", log, lines, "every key of a record once", actual, remedy)
+        yield _finding("repeated", "error", log, lines, "unique keys in each record", actual, remedy)
 
 
 def _staging_pairs(log: Log) -> Iterator[Finding]:
     starts, stops = len(log.all("staging_start")), len(log.all("staging_stop"))
     if starts != stops:
         actual = f"{starts} staging_start, {stops} staging_stop"
-        remedy = "staging did not end: see the job's output"
+        remedy = "staging did not finish: see the job's output"
         yield _finding("staging", "error", log, "", "a staging_stop for every staging_start", actual, remedy)
 
 
 def _staging_inside_run(log: Log) -> Iterator[Finding]:
-    """Staging before run_start is up to the ruleset: 3.0.0 allows it."""
+    """Staging before run_start depends on the ruleset: 3.0.0 allows it."""
     for staging in log.staging:
         if log.run and staging.stop_ms > log.run.stop_ms:
             actual = f"it ends {(staging.stop_ms - log.run.stop_ms) / 1e3:.3f} s after it"
@@ -106,40 +106,42 @@ def _staging_inside_run(log: Log) -> Iterator[Finding]:
 def _not_a_study(log: Log) -> Iterator[Finding]:
     if log.value("study_steps"):
         actual = f"a run of a study, stopped after {log.value('study_steps')} measured steps"
-        remedy = "leave it out: runs of a study measure throughput and are not results"
+        remedy = "remove it: runs of a study measure throughput and are not results"
         yield _finding("study", "error", log, "", "training to the target", actual, remedy)
 
 
 def _not_emulated(log: Log) -> Iterator[Finding]:
     if (seconds := log.value("emulated_step_s")) is not None:
-        remedy = "leave it out: a run of --compute trains nothing"
+        remedy = "remove it: a run with --compute does not train"
         actual = f"an emulated run, whose steps waited {seconds} s"
         yield _finding("emulated", "error", log, "", "computed steps", actual, remedy)
 
 
 def _untrained_at_start(log: Log) -> Iterator[Finding]:
     if (digest := log.value("initial_weights")) is not None and log.value("submission_division") == "closed":
-        actual = f"weights of a file (SHA-256 {str(digest)[:12]}…)"
-        remedy = "leave out training.weights, or run in the open division"
+        actual = f"weights from a file (SHA-256 {str(digest)[:12]}…)"
+        remedy = "omit training.weights, or run in the open division"
         yield _finding("initial_weights", "error", log, "", "weights initialised at random", actual, remedy)
 
 
 def _on_whole_samples(log: Log) -> Iterator[Finding]:
     if (epochs := log.value("coarse_epochs")) and log.value("submission_division") == "closed":
-        remedy = "leave out training.coarse_epochs, or run in the open division"
+        remedy = "omit training.coarse_epochs, or run in the open division"
         actual = f"coarser ones in the first epochs ({epochs})"
-        yield _finding("coarse_epochs", "error", log, "", "samples of the reference's size", actual, remedy)
+        yield _finding(
+            "coarse_epochs", "error", log, "", "samples of the same size as in the reference", actual, remedy
+        )
 
 
 def _has_seed(log: Log) -> Iterator[Finding]:
     if log.value("seed") is None:
-        remedy = "log the seed; the package checker rejects a set of runs without seeds"
+        remedy = "log the seed; the package checker rejects sets without seeds"
         yield _finding("seed", "warning", log, "", "a seed", "none", remedy)
 
 
 def _not_resumed(log: Log) -> Iterator[Finding]:
     if log.value("resumed"):
-        remedy = "run it again from the start; a resumed run has no time to train"
+        remedy = "repeat it from the start; a resumed run has no time to train"
         yield _finding(
             "resumed", "error", log, "", "an uninterrupted run", "resumed from a checkpoint", remedy
         )

@@ -1,6 +1,6 @@
-"""The official checkers (mlperf-logging 4.1.68), with their messages turned into findings.
+"""The official checkers (mlperf-logging 4.1.68), with their messages converted to findings.
 
-They are called through their Python API, under guard (``official_guard.py``), and never in the user's folders:
+They are called through their Python API, under a guard (``official_guard.py``), and never in the user's folders:
 the command lines write their logs into the working directory, package_checker always exits with status 0, and the
 RCP checker, package_checker and result_summarizer write ``scaling.json`` into the folders they read. Those three
 get a copy.
@@ -45,8 +45,8 @@ LONGEST = 10_000
 """Bytes of an MLLOG line that the official parser reads in 0.1 s; its time grows with the square of the length
 (100 000 bytes: 6 to 10 s). Logs with longer lines are not passed to it."""
 MOST_PARSING = 50_000_000_000
-"""Sum of the squared lengths of a log's MLLOG lines that takes the official parser a minute, as a million lines of
-220 bytes do."""
+"""Sum of the squared lengths of a log's MLLOG lines that the official parser reads in a minute, like a
+million lines of 220 bytes."""
 
 
 def official_findings(log: Log, ruleset: str) -> list[Finding]:
@@ -66,7 +66,9 @@ def official_findings(log: Log, ruleset: str) -> list[Finding]:
         try:
             lines, unreadable = mlp_parser.parse_file(str(log.path), ruleset=version)
             checker.check_loglines(lines, f"{rules}/common.yaml")
-        except Exception as error:  # it evaluates its rules on the log's values, so it may raise anything
+        except (
+            Exception
+        ) as error:  # it evaluates its rules on the log's values, so it may raise any exception
             crash = error
     findings = list(checker_findings(checker, log, rules, unreadable=bool(unreadable)))
     if crash is not None:
@@ -128,7 +130,7 @@ def rcp_verdict(results: ResultSet, ruleset: str) -> tuple[bool, str]:
     if not _are_readable(results):
         return False, "not run: a log has a line that is too long for it"
     if not results.log_paths:
-        return False, "not run: no logs that count"
+        return False, "not run: no valid logs"
     with _copy(results, rules) as tree, guarded():
         folder = tree / "results" / _folder_in_tree(results, rules)
         try:

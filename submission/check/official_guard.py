@@ -1,10 +1,10 @@
-"""The official tools under guard: they read only their own rule files, always terminate, and print nothing.
+"""The official tools under a guard: they read only their own rule files, always terminate, and print nothing.
 
 mlperf-logging 4.1.68 puts values of a log (division, benchmark, optimizer) into the name of the next rule file,
-``hpc_2.0.0/{division}_common.yaml``, and executes the code in that file. A log from somebody else could name
-any file that way, or a rule file that includes itself endlessly. package_checker and
-result_summarizer use the same checker, so one guard around all of them is enough. It also keeps the parsed rule
-files: the checker parses four or five for each log, three quarters of the time that a check takes.
+``hpc_2.0.0/{division}_common.yaml``, and executes the code in that file. An untrusted log could name any file
+this way, or a rule file that includes itself endlessly. package_checker and result_summarizer use the same
+checker, so one guard around all of them is enough. It also keeps the parsed rule files: the checker parses
+four or five for each log, three quarters of the time that a check takes.
 """
 
 import io
@@ -24,20 +24,20 @@ RULE_FILE = re.compile(r"\w+_\d+\.\d+\.\d+/\w+\.yaml", re.ASCII)
 """The names of the package's rule files. Without a dot or a slash in its last part, such a name cannot leave the
 package's folder."""
 MOST_RULE_FILES = 64
-"""Limit of rule files per log. A log needs four or five, and one more for each repeated record."""
+"""Maximum number of rule files per log. A log needs four or five, and one more for each repeated record."""
 
 _YAML = mlp_compliance.yaml  # the parser that it uses
 
 
 class RuleFileRefused(Exception):
-    """A log asks for a rule file that is not the checker's own, or for an endless number of them."""
+    """A log requests a rule file that does not belong to the checker, or too many of them."""
 
 
 @contextmanager
 def guarded() -> Iterator[list[logging.LogRecord]]:
     """A context for calls of the official tools. Yields the list of their log records, which grows as they run.
 
-    A refused rule file raises RuleFileRefused through the tool that asked for it.
+    A refused rule file raises RuleFileRefused through the tool that requested it.
     """
     mlp_compliance.enqueued_configs.clear()  # a module global, not cleared when an earlier check crashed
     try:
@@ -57,10 +57,10 @@ def _own_rule_files_only() -> Iterator[None]:
         """The only place where mlperf-logging opens a rule file; there is one checker per log."""
         name = config_file.removeprefix(folder + os.sep)
         if not RULE_FILE.fullmatch(name):
-            raise RuleFileRefused(f"it asks for the rule file {name!r}, which is not one of the checker's")
+            raise RuleFileRefused(f"it requests the rule file {name!r}, which does not belong to the checker")
         self.rule_files_read = getattr(self, "rule_files_read", 0) + 1
         if self.rule_files_read > MOST_RULE_FILES:
-            raise RuleFileRefused(f"it asks for more than {MOST_RULE_FILES} rule files, {name!r} among them")
+            raise RuleFileRefused(f"it requests more than {MOST_RULE_FILES} rule files, including {name!r}")
         official(self, loglines, config_file)
 
     checker.configured_checks = configured_checks
@@ -72,7 +72,7 @@ def _own_rule_files_only() -> Iterator[None]:
 
 @contextmanager
 def _parsed_once() -> Iterator[None]:
-    """The checker calls ``yaml.load`` only, and leaves what it gets as it is."""
+    """The checker calls ``yaml.load`` only, and does not modify the result."""
     mlp_compliance.yaml = SimpleNamespace(load=lambda file, Loader: _rules(file.name), BaseLoader=None)
     try:
         yield

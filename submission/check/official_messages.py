@@ -1,6 +1,6 @@
 """Messages of the official checkers (mlperf-logging 4.1.68) as findings.
 
-Unknown messages are passed on unchanged, so that nothing is lost when they change.
+Unknown messages are passed on unchanged, so that none are lost if the tools change.
 """
 
 import logging
@@ -19,7 +19,7 @@ from mlhpc.submission.logs.mllog import TOKEN, Log, Record
 
 def checker_findings(checker: Any, log: Log, rules: str, *, unreadable: bool) -> Iterator[Finding]:
     """The messages of a ``ComplianceChecker`` that has run on ``log``; ``unreadable``: whether its parser
-    failed to read some line."""
+    failed on a line."""
     for problem in log.problems if unreadable else ():
         yield Finding(
             f"{rules}/line",
@@ -37,7 +37,7 @@ def checker_findings(checker: Any, log: Log, rules: str, *, unreadable: bool) ->
 
 
 def crash_finding(error: Exception, log: Log, rules: str) -> Finding:
-    """The checker crashed with ``error``, or was stopped at a rule file that is not its own."""
+    """The checker crashed with ``error``, or was stopped at a rule file that does not belong to it."""
     if isinstance(error, RuleFileRefused):
         return Finding(
             f"{rules}/rule_file",
@@ -45,7 +45,7 @@ def crash_finding(error: Exception, log: Log, rules: str) -> Finding:
             log.path.name,
             "a division, benchmark and optimizer known to the rules",
             str(error),
-            "do not use this log: it names files of rules to run; the rules after this point were not checked",
+            "do not use this log: it names rule files to execute; the rules after this point were not checked",
         )
     return Finding(
         f"{rules}/crash",
@@ -63,9 +63,9 @@ def too_long(log: Log, rules: str, longest: int) -> Finding:
         f"{rules}/line",
         "error",
         log.path.name,
-        f"MLLOG lines of at most {longest} bytes, and not too many long ones",
+        f"MLLOG lines of at most {longest} bytes, and few long ones",
         f"one of {log.longest}",
-        "fix the log: the official tools were not run, since they would take hours to parse it",
+        "fix the log: the official tools were not run, since parsing it would take hours",
         f"mlperf-logging {rules}",
     )
 
@@ -78,7 +78,7 @@ def not_in_mlperf(log: Log, benchmark: str) -> Finding:
         log.path.name,
         "a benchmark of MLPerf",
         benchmark,
-        "MLPerf has no rules for it: only this suite's own checks were run",
+        "MLPerf has no rules for it: only the checks of this suite were run",
     )
 
 
@@ -155,7 +155,7 @@ def _in_words(test: str, key: str) -> str:
 
 
 def _actual(test: str, record: Record | None, log: Log) -> str:
-    """What is wrong in the record that failed ``test``."""
+    """The actual value in the record that failed ``test``."""
     if record is None:
         return "a record that fails this"
     if test in _ORDER:
@@ -180,10 +180,10 @@ def _quoted_record(text: str, log: Log) -> Record | None:
     return next((r for r in log.all(quoted[2]) if r.time_ms == time_ms), None)
 
 
-_HARDWARE = "log the hardware; logs of round 0.7 lack this key, and have no ruleset of their own"
+_HARDWARE = "log the hardware; logs of round 0.7 lack this key, and there is no ruleset for them"
 _REMEDIES = {
     "run_stop": "the run did not end, or did not log its status: see the end of the log and the job's output",
-    "run_start": "a log contains one run, whose init ends before run_start: use one file per run",
+    "run_start": "a log must contain a single run whose init ends before run_start: use one file per run",
     "init_stop": "init (build, compile, warm-up on synthetic data) ends before run_start, within 30 min",
     "staging_start": "staging is timed up to round 2.0: stage after run_start, or check under 3.0.0",
     "cache_clear": "clear the node's caches before the run and log cache_clear",
@@ -193,7 +193,7 @@ _REMEDIES = {
     "eval_accuracy": "train until an evaluation meets the target, then log run_stop",
     "opt_name": "use the optimizer that the closed division requires, or submit to the open division",
     "submission_benchmark": "an HPC ruleset covers only these benchmarks",
-    "log": "give the log that the run wrote (run.log, result_N.txt)",
+    "log": "pass the log written by the run (run.log, result_N.txt)",
     "line": "see the end of the log and the job's output",
     "other": "see the rules in mlperf_logging/compliance_checker",
 }
@@ -237,7 +237,7 @@ def _messages(message: str, level: int) -> list[str]:
 
 
 def _package_finding(message: str, where: str) -> Finding | None:
-    """One message of package_checker or of a checker that it calls; None for those that only repeat another."""
+    """One message of package_checker or of a checker that it calls; None for messages that only repeat another."""
     message = message.strip()
     if message in ("Seed checker failed", "System description file checker failed"):
         return None
@@ -246,7 +246,7 @@ def _package_finding(message: str, where: str) -> Finding | None:
         return Finding(f"package/{key}", "error", at, expected, actual, remedy)
 
     if match := re.match(r"Incorrect number of files.* found (\d+), expected (\d+)", message):
-        remedy = "put exactly the runs of the score there, as result_<i>.txt"
+        remedy = "put exactly the runs of the score into the folder, as result_<i>.txt"
         return finding("runs", where, f"{match[2]} result_<i>.txt", match[1], remedy)
     if match := re.match(r"Expected at least (\d+) runs, but detected (\d+)", message):
         return finding("runs", where, f"at least {match[1]} instances", match[2], "run more instances")
@@ -257,17 +257,17 @@ def _package_finding(message: str, where: str) -> Finding | None:
         )  # fmt: skip
         return replace(compliance, severity="warning") if match[2] else compliance
     if match := re.match(r"Result file (.*) logs no seed", message):
-        remedy = "log the seed of every run; without seeds nobody can tell that runs were not cherry-picked"
+        remedy = "log the seed of every run; seeds prove that runs were not cherry-picked"
         return finding("seed", _log_name(match[1], where), "a seed", "none", remedy)
     if match := re.match(r"Result file (.*) logs seed (\S+) on .* result file (.*) already logs", message):
-        remedy = "give every run its own seed, from a clock for example, and run it again"
+        remedy = "use a different seed for every run, for example from the clock, and repeat the run"
         actual = f"seed {match[2]} as in {Path(match[3]).name}"
         return finding("seed", _log_name(match[1], where), "its own seed", actual, remedy)
     if match := re.match(r"Error found when querying seeds from (.*?): (.*)", message):
         return finding("seed", _log_name(match[1], where), "a readable log", match[2], _remedy("line"))
     if match := re.match(r"RCP Test Failed: (.*)", message):
-        remedy = "see the comparison with the reference (mlhpc score); a review may ask for reference runs"
-        return finding("rcp", where, "as many epochs as the reference needs", match[1].strip(), remedy)
+        remedy = "see the comparison with the reference (mlhpc score); a review may request reference runs"
+        return finding("rcp", where, "at least as many epochs as the reference", match[1].strip(), remedy)
     if match := re.match(r"System description checker failed for .*? : \[(.*)\]", message):
         remedy = "fill them in: mlhpc doctor --system"
         fields = match[1].replace("'", "")
@@ -276,5 +276,5 @@ def _package_finding(message: str, where: str) -> Finding | None:
 
 
 def _log_name(path: str, where: str) -> str:
-    """The log under the user's path: the tools saw a copy of the set."""
+    """The user's path of the log: the tools used a copy of the set."""
     return Path(path).name if where else path

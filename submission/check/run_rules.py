@@ -1,4 +1,4 @@
-"""Rules for a run directory: its files, and whether they agree with each other."""
+"""Rules for a run directory: its files, and their consistency."""
 
 from collections.abc import Iterator
 
@@ -14,7 +14,7 @@ from mlhpc.submission.logs.run_directory import Result, RunDirectory
 
 def run_rules(run: RunDirectory, ruleset: str, metric: Metric) -> Iterator[Finding]:
     """Findings on a run directory: its files, result, log and configuration compared with each other. Instances of
-    the throughput metric ("weak") may share what one of them staged."""
+    the throughput metric ("weak") may share data staged by one of them."""
     yield from _files(run)
     if run.result:
         yield from _result_rules(run.result)
@@ -31,10 +31,10 @@ def _files(run: RunDirectory) -> Iterator[Finding]:
     for name, problem in run.problems:
         if name == "result.json" and problem == "is missing":
             remedy = (
-                "the run did not end (killed? out of time or memory?): see the job's output, and run again"
+                "the run did not end (killed? out of time or memory?): see the job's output, and repeat it"
             )
         else:
-            remedy = "the directory is the evidence of the run: restore the file, or run again"
+            remedy = "the directory is the evidence of the run: restore the file, or repeat the run"
         yield Finding("run/files", "error", name, f"{name}, complete", problem, remedy)
 
 
@@ -55,9 +55,9 @@ def _result_rules(result: Result) -> Iterator[Finding]:
             "run/codec",
             "error",
             "result.json",
-            "a closed division: data without loss",
+            "lossless data in the closed division",
             f"data by {result.data}",
-            "convert the data set without loss, or set division to open",
+            "convert the data set losslessly, or set division to open",
         )
     if result.resumed:
         yield Finding(
@@ -66,7 +66,8 @@ def _result_rules(result: Result) -> Iterator[Finding]:
             "result.json",
             "a run from start to target",
             "resumed from a checkpoint",
-            "a resumed run cannot be scored, since its clock misses the first part: run without --resume",
+            "a resumed run cannot be scored, since its clock does not include the first part: run without "
+            "--resume",
         )
     if result.seed is None:
         yield Finding("run/seed", "error", "result.json", "a seed", "none", "run again with this version")
@@ -80,13 +81,13 @@ def _result_rules(result: Result) -> Iterator[Finding]:
                 "result.json",
                 f"parts that add up to {total:.3f} s, within 1%",
                 f"{summed:.3f} s",
-                "the breakdown does not explain the run; report this as a bug of mlhpc",
+                "the breakdown does not match the run; report this as a bug of mlhpc",
             )
 
 
 def _staged_inside(result: Result, ruleset: str, metric: Metric) -> Iterator[Finding]:
-    """Up to round 2.0 data starts on the shared file system and copying it to the node is timed (MLPerf HPC
-    training rules); files left in the target by an earlier run were not copied inside the clock."""
+    """Up to round 2.0 the data is initially on the shared file system and copying it to the node is timed
+    (MLPerf HPC training rules); files left in the target by an earlier run were not copied inside the clock."""
     if result.staging is None or ruleset == "3.0.0":
         return
     before = result.staging.kept - (result.staging.shared if metric == "weak" else 0)
@@ -97,7 +98,7 @@ def _staged_inside(result: Result, ruleset: str, metric: Metric) -> Iterator[Fin
             "result.json",
             "every staged file copied inside the run",
             f"{count(before, 'file')} {'was' if before == 1 else 'were'} already in the staging target",
-            "empty the staging target and run again; or check under 3.0.0, which does not time staging",
+            "empty the staging target and repeat the run; or check under 3.0.0, which does not time staging",
         )
 
 
@@ -118,7 +119,7 @@ def _result_against_log(result: Result, log: Log) -> Iterator[Finding]:
                 "result.json",
                 f"{label} of the log: {logged:.3f} s",
                 f"{claimed:.3f} s",
-                "the log and the result are from different runs, or one was edited: run again",
+                "the log and the result are from different runs, or one was edited: repeat the run",
             )
     target = result.target
     evaluations = log.evaluations(target.metric)
@@ -132,7 +133,7 @@ def _result_against_log(result: Result, log: Log) -> Iterator[Finding]:
             log.path.name,
             f"an evaluation inside the run that meets {target.value:g}",
             "none" if best is None else f"the best {target.metric} is {best:.6g}",
-            "result.json says that the target was reached, the log does not: run again",
+            "according to result.json, the target was reached, but not according to the log: repeat the run",
         )
     for rule, key, value in (
         ("run/seed", "seed", result.seed),
@@ -149,7 +150,7 @@ def _result_against_log(result: Result, log: Log) -> Iterator[Finding]:
                 log.path.name,
                 f"{key} {value} as in result.json",
                 "no such record" if logged_value is None else str(logged_value),
-                "the log and the result are from different runs, or one was edited: run again",
+                "the log and the result are from different runs, or one was edited: repeat the run",
             )
 
 
@@ -175,7 +176,7 @@ def _result_against_config(result: Result, config: Run) -> Iterator[Finding]:
                 "result.json",
                 f"{quantity} {configured} as in config.toml",
                 str(claimed),
-                "the run did not follow its configuration: check the data set, and run again",
+                "the run did not follow its configuration: check the data set, and repeat the run",
             )
 
 

@@ -11,12 +11,12 @@ from mlhpc.errors import count, few
 from mlhpc.submission.logs.fields import MOST_RANKS, Count, Fields, Text
 
 Ranges = Annotated[str, Field(pattern=r"^[0-9,-]*$", max_length=1_000)]
-"""Numbers as Linux lists them."""
+"""Format of Linux's lists of numbers."""
 
 
 class RankBinding(Fields):
-    """Of one rank: the cores it may run on, the NUMA nodes they belong to, its memory policy, and the threads it
-    computes with."""
+    """Of one rank: the cores it may run on, their NUMA nodes, its memory policy, and its number of compute
+    threads."""
 
     rank: Count
     hostname: Text
@@ -44,7 +44,7 @@ class Row(NamedTuple):
 
 
 def read_bindings(env: Mapping[str, Any]) -> list[RankBinding]:
-    """Those of all ranks; empty for a run of an earlier version, and where they cannot be used."""
+    """The bindings of all ranks; empty for a run of an earlier version, or if they are invalid."""
     listed = env.get("bindings")
     if not isinstance(listed, list) or len(listed) > MOST_RANKS:
         return []
@@ -55,7 +55,7 @@ def read_bindings(env: Mapping[str, Any]) -> list[RankBinding]:
 
 
 def binding_rows(bindings: Sequence[RankBinding]) -> list[Row]:
-    """Bindings by node and local rank; nodes that are alike share their rows."""
+    """Bindings by node and local rank; identical nodes share their rows."""
     of_host: dict[str, dict[tuple[Any, ...], list[RankBinding]]] = {}
     for each in bindings:
         key = (each.cores, each.numa_nodes, each.memory_policy, each.threads)
@@ -78,7 +78,8 @@ def binding_text(bindings: Sequence[RankBinding]) -> str:
 
 
 def shared_cores(bindings: Sequence[RankBinding]) -> str:
-    """The first ranks that share cores while others do not, or all ranks of a node that do; empty for none."""
+    """A description of the first ranks that share cores, or of a node whose ranks all do; empty if there are
+    none."""
     of_host: dict[str, list[RankBinding]] = {}
     for each in bindings:
         of_host.setdefault(each.hostname, []).append(each)

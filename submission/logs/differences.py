@@ -1,4 +1,4 @@
-"""What differs between runs besides their results: settings, environment, data, machine."""
+"""Differences between runs other than their results: settings, environment, data, machine."""
 
 import json
 import re
@@ -30,16 +30,16 @@ _KINDS: dict[str, Kind] = {
     "nodes": "machine",
     "data": "data",
 }
-"""What each key of env.json describes; the others are of the environment."""
+"""Category of keys of env.json; all others belong to the environment."""
 _OF_EACH_RUN = frozenset({"date", "command"})
 _OF_EACH_LAUNCH = re.compile(r"(^|_)(RANK|PORT|ADDR|HOSTNAME)$")
 """Variables that differ between any two launches: ranks, ports, addresses."""
 _MOST_RUNS = 8
-"""Runs that a comparison page compares with its first one."""
+"""Maximum number of runs that a comparison page compares with its first one."""
 
 
 class Entry(Protocol):
-    """A set of a comparison: its letter, and where its runs are."""
+    """A set of a comparison: its letter, and the path of its runs."""
 
     @property
     def letter(self) -> str: ...
@@ -48,7 +48,7 @@ class Entry(Protocol):
 
 
 class Difference(NamedTuple):
-    """One value that two runs do not share; None where a run has none."""
+    """One value that differs between two runs; None if a run has none."""
 
     kind: Kind
     key: str
@@ -57,15 +57,15 @@ class Difference(NamedTuple):
 
 
 def differences(first: Path, second: Path) -> list[Difference]:
-    """The differences between two run directories, by kind. Raises UserError where one has neither settings nor
+    """The differences between two run directories, by kind. Raises UserError if one has neither settings nor
     environment."""
     return between(_readable(first), _readable(second))
 
 
 def between(a: RunDirectory, b: RunDirectory) -> list[Difference]:
-    """The differences between two runs that were read, by kind and in the order of the first one's files."""
+    """The differences between two runs, by kind and in the order of the first run's files."""
     facts_a, facts_b = dict(_facts(a)), dict(_facts(b))
-    if (a.config is None) != (b.config is None):  # then no setting can be compared: say so, once
+    if (a.config is None) != (b.config is None):  # then settings cannot be compared: report that once
         for facts, run in ((facts_a, a), (facts_b, b)):
             _leave_settings_out(facts, run)
     found = [
@@ -85,7 +85,7 @@ def _leave_settings_out(facts: dict[tuple[Kind, str], Any], run: RunDirectory) -
 
 
 def print_differences(found: Sequence[Difference], console: Console) -> None:
-    """Kind by kind: each key, and below it both values; no table, whose columns could not hold a path in 80."""
+    """Kind by kind: each key with both values below it; a table would be too narrow for paths."""
     if not found:
         console.print("no differences in settings, environment, data or machine")
     kind = ""
@@ -99,7 +99,7 @@ def print_differences(found: Sequence[Difference], console: Console) -> None:
 
 
 def differences_table(entries: Sequence[Entry]) -> Table:
-    """For a comparison page: how the runs of each set differ from the first set's, as far as the sets are run
+    """For a comparison page: how the runs of each set differ from those of the first set, for sets of run
     directories."""
     readable = ((entry.letter, run) for entry in entries if (run := _first_run(entry.path)))
     runs = list(islice(readable, _MOST_RUNS + 1))
@@ -124,13 +124,13 @@ def _readable(path: Path) -> RunDirectory:
     run = read(path)
     if run.config is None and not run.env:
         raise UserError(
-            f"{path}: neither config.toml nor env.json can be read; give the --out folder of a run"
+            f"{path}: neither config.toml nor env.json can be read; pass the --out folder of a run"
         )
     return run
 
 
 def _first_run(path: Path) -> RunDirectory | None:
-    """The run at ``path``, or the first one of a campaign in it; None where there is none."""
+    """The run at ``path``, or the first one of a campaign in it; None if there is none."""
     folders = [path, *sorted(each for each in path.iterdir() if each.is_dir())] if path.is_dir() else []
     folder = next((each for each in folders if (each / "config.toml").is_file()), None)
     try:

@@ -1,7 +1,7 @@
-"""The energy of a run by what was measured, from its ``result.json``, and how it is shown.
+"""The energy of a run by kind of counter, from its ``result.json``, and its formatting.
 
-A node's energy contains that of its processors and accelerators: figures of different kinds stand side by side and
-are never added.
+A node's energy contains that of its processors and accelerators: figures of different kinds are shown side by
+side and never added.
 """
 
 from collections.abc import Iterable, Mapping
@@ -16,13 +16,13 @@ from mlhpc.errors import count
 from mlhpc.submission.logs.fields import Count, Fields, Name, Text
 
 NAMES = {"accelerators": "accelerators", "processors": "processors", "node": "whole nodes"}
-"""What is measured, in the order in which it is shown."""
+"""Kinds of energy counters, in display order."""
 
 
 class Energy(Fields):
-    """What the counters of one kind counted between start and stop on the nodes of the run; None where none could
-    be read. ``source``: what the ``counters``, which are of ``nodes`` nodes, were read with. ``problems``: which
-    are not in it, and why."""
+    """The joules of one kind of counters between start and stop on the nodes of the run; None if none could
+    be read. ``source``: the interface of the ``counters`` on ``nodes`` nodes. ``problems``: missing counters,
+    with the reason."""
 
     joules: Annotated[float, Field(ge=0, le=1e18)] | None
     counters: Count
@@ -32,7 +32,7 @@ class Energy(Fields):
 
     @property
     def whole_joules(self) -> float | None:
-        """None also where some of the counters are missing: part of an energy looks like less of it."""
+        """None also if some of the counters are missing: a partial sum would look like a smaller value."""
         return None if self.problems else self.joules
 
 
@@ -46,12 +46,12 @@ _ENERGIES = TypeAdapter(Energies)
 
 
 def in_order(energies: Mapping[str, Energy] | None) -> dict[str, Energy]:
-    """The figures of the kinds that this version knows, in the order of ``NAMES``."""
+    """The figures of known kinds, in the order of ``NAMES``."""
     return {kind: energies[kind] for kind in NAMES if kind in energies} if energies else {}
 
 
 def energies_in(value: Any) -> dict[str, Energy]:
-    """The figures in a ``result.json`` or in a run's note, checked; empty where it has none, or others."""
+    """The figures in a ``result.json`` or in a run's note, checked; empty if there are none, or unknown ones."""
     try:
         return in_order(_ENERGIES.validate_python(value)) if value else {}
     except ValidationError:
@@ -69,12 +69,12 @@ def energies_of(log: Path) -> dict[str, Energy]:
 
 
 def joules_of(log: Path) -> dict[str, float | None]:
-    """Joules by what was measured, None where a part of the counters is missing, as ``energies_of``."""
+    """Joules by kind of counter, None if counters are missing, otherwise as in ``energies_of``."""
     return {kind: energy.whole_joules for kind, energy in energies_of(log).items()}
 
 
 def measured_in(runs: Iterable[Mapping[str, Energy]]) -> list[str]:
-    """The kinds of which any of ``runs`` has a figure: why there is none stands in the report of a run."""
+    """The kinds for which any of ``runs`` has a figure; the report of a run gives the reasons for missing ones."""
     found = [{kind for kind, energy in energies.items() if energy.joules is not None} for energies in runs]
     return [kind for kind in NAMES if any(kind in kinds for kinds in found)]
 

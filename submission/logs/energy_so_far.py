@@ -1,6 +1,6 @@
 """The energy that a run has used so far, from the ``energy`` events of its ranks (docs/timing.md, "Energy").
 
-One rank of each node records what its counters have counted since run_start, about every ten seconds.
+One rank of each node records the energy counted since run_start, about every ten seconds.
 """
 
 from collections.abc import Iterable, Mapping
@@ -11,16 +11,16 @@ from mlhpc.common.energy.counters import stood_still
 from mlhpc.submission.logs.energy import NAMES, energies_in
 
 OLD_S = 30.0
-"""Seconds after which a reading is not that of now: two have been missed."""
+"""Age in seconds above which a reading is not current: two readings have been missed."""
 
 
 @dataclass(frozen=True)
 class EnergySoFar:
-    """What the counters of one kind have counted since run_start.
+    """The joules of one kind of counters since run_start.
 
-    ``watts``: mean power between the last two readings; None where one of the nodes has no current one, and after
-    the run. ``nodes``: those whose counters are in it, of ``of_nodes``. ``at_least``: counters or nodes are
-    missing in it, or their last readings.
+    ``watts``: mean power between the last two readings; None if a node has no current one, and after the run.
+    ``nodes``: number of nodes included, of ``of_nodes``. ``at_least``: counters, nodes or recent readings are
+    missing.
     """
 
     joules: float
@@ -32,8 +32,8 @@ class EnergySoFar:
 
 @dataclass
 class Readings:
-    """Of one node's counters of one kind: when they were read first and last, on the clock of their rank, and on
-    how many ``nodes`` the run is (0: older events do not say it)."""
+    """Of one node's counters of one kind: times of the first and last reading, on the clock of their rank,
+    and the number of ``nodes`` of the run (0: not in older events)."""
 
     first_t: float
     last_t: float
@@ -44,7 +44,7 @@ class Readings:
 
     @property
     def seconds(self) -> float:
-        """From run_start, when the counters are read first, to the last reading."""
+        """From run_start, the time of the first reading, to the last reading."""
         return self.last_t - self.first_t
 
 
@@ -66,15 +66,13 @@ def take(event: Mapping[str, Any], readings: dict[str, Readings]) -> None:
 def so_far(
     nodes: Iterable[Mapping[str, Readings]], elapsed_s: float | None, running: bool
 ) -> dict[str, EnergySoFar]:
-    """The sums of ``nodes`` by kind, without kinds that none has. ``elapsed_s``: since run_start, if known."""
+    """The sums over ``nodes`` by kind, without missing kinds. ``elapsed_s``: since run_start, if known."""
     found = {}
     everywhere = list(nodes)
     machines = _machines(everywhere)
     for kind in NAMES:
         read = [readings[kind] for readings in everywhere if kind in readings]
-        own = [
-            r for r in read if not stood_still(kind, r.joules, r.seconds)
-        ]  # which the result leaves out too
+        own = [r for r in read if not stood_still(kind, r.joules, r.seconds)]  # also omitted in the result
         of_nodes = max(machines, len(read))
         if own:
             current = running and elapsed_s is not None and all(elapsed_s - r.seconds <= OLD_S for r in own)
@@ -107,5 +105,5 @@ def at_the_end(nodes: Iterable[Mapping[str, Readings]], note: Mapping[str, Any])
 
 
 def _machines(nodes: Iterable[Mapping[str, Readings]]) -> int:
-    """Of the run, as any of its nodes says; 0 if none does."""
+    """Number of machines of the run, from any of its nodes; 0 if unknown."""
     return max((own.nodes for readings in nodes for own in readings.values()), default=0)

@@ -1,4 +1,4 @@
-"""Types of the values in files that others wrote: bounded, printable, finite."""
+"""Types of values in untrusted files: bounded, printable, finite."""
 
 import math
 from typing import Annotated, Any
@@ -16,7 +16,7 @@ def _finite_or_none(value: Any) -> Any:
 
 
 Name = Annotated[str, Field(pattern=r"^[\w.+-]{1,100}$")]
-"""An identifier of this suite: no blanks, brackets, quotes or control characters."""
+"""An identifier: no spaces, brackets, quotes or control characters."""
 Text = Annotated[str, AfterValidator(printable), Field(max_length=10_000)]
 Seconds = Annotated[float, Field(ge=-1e12, le=1e12)]
 Measured = Annotated[float | None, BeforeValidator(_finite_or_none)]

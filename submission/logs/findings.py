@@ -1,4 +1,4 @@
-"""Findings of the rules, their verdict, and how they are printed."""
+"""Findings of the rules, their verdict, and printing them."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -22,7 +22,7 @@ def passes(findings: Sequence[Finding]) -> bool:
 
 
 def verdict(findings: Sequence[Finding]) -> str:
-    """The findings in one line, counted as ``print_findings`` shows them."""
+    """The findings in one line, counted as in ``print_findings``."""
     findings = grouped(findings)
     number = {severity: sum(f.severity == severity for f in findings) for severity in STYLES}
     warnings = f"; {count(number['warning'], 'warning')}" if number["warning"] else ""
@@ -56,7 +56,7 @@ def _distinct(texts: Sequence[str], between: str) -> str:
 def print_findings(findings: Sequence[Finding], console: Console) -> int:
     """Prints the findings as a table, and the verdict as the last line.
 
-    Returns the exit status of ``mlhpc check``: 0 when the run passes, 1 when anything unexpected was found.
+    Returns the exit status of ``mlhpc check``: 0 if the run passes, 1 if there are unexpected findings.
     """
     if findings:
         rows = []

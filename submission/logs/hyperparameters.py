@@ -1,9 +1,9 @@
 """Hyperparameters of another submission, from its log: ``mlhpc run --hyperparameters-from LOG``.
 
-In an MLPerf round submitters may take over each other's hyperparameters (Farrell et al. 2021, section 3.2.2). The
-settings of this suite have the names of the logging rules, so a log's values are taken as they are. A value that
-may mean something else in another implementation's log is refused, not guessed. Target, data, seed and everything
-else are not taken.
+In an MLPerf round submitters may borrow each other's hyperparameters (Farrell et al. 2021, section 3.2.2).
+The settings of this suite have the names of the logging rules, so the values of a log are used unchanged.
+Values that may have another meaning in another implementation's log are refused, not guessed. Target, data,
+seed and other settings are not taken.
 """
 
 import hashlib
@@ -33,8 +33,8 @@ def load_run(
     """The run of a preset, or of ``config`` (a run's config.toml), with the hyperparameters of ``log`` over it and
     ``settings`` on top. ``log`` may be the folder of a run.
 
-    Raises UserError, also for a log of another benchmark, one that lacks a hyperparameter or gives one several
-    values, and for values that the settings cannot express or that are not clear: ``settings`` may give those.
+    Raises UserError, also for a log of another benchmark, one with missing hyperparameters or several values
+    of one, and for values that the settings cannot express or that are ambiguous: ``settings`` may provide those.
     """
 
     def loaded(tables: dict[str, Any]) -> Run:
@@ -52,7 +52,7 @@ def load_run(
     except UserError as error:
         about_log = any(key in str(error) for key in values)
         raise (
-            UserError(f"{path}: {printable(error)[:500]}; --set goes over the log") if about_log else error
+            UserError(f"{path}: {printable(error)[:500]}; --set overrides the log") if about_log else error
         ) from None
     own = run.hyperparameters.logged()
     missing = [key for key in own if key not in values and f"hyperparameters.{key}" not in given]
@@ -65,14 +65,14 @@ def load_run(
 
 
 def _taken(path: Path, benchmark: str, given: Collection[str]) -> tuple[dict[str, str], dict[str, Any]]:
-    """Where the hyperparameters are from, and their values, without those that ``given`` replaces."""
+    """The source of the hyperparameters and their values, without those replaced by ``given``."""
     digest = _sha256(path)
     log = parse(path)
     name, expected = log.value("submission_benchmark"), registry.logged_name(benchmark)
     if name != expected:
         what = f"submission_benchmark {_short(name)}" if name else "no submission_benchmark"
         raise UserError(
-            f"{path}: {what}, not {expected}; give the log of a {expected} submission (result_N.txt)"
+            f"{path}: {what}, not {expected}; pass the log of a {expected} submission (result_N.txt)"
         )
     fields = _class_of(benchmark).model_fields
     values = {}
@@ -89,7 +89,7 @@ def _taken(path: Path, benchmark: str, given: Collection[str]) -> tuple[dict[str
             raise UserError(
                 f"{path}: {key} {_short(values[key])}: {why}; add --set hyperparameters.{key}=VALUE"
             )
-    # What the closed division fixes, other implementations do not log.
+    # Other implementations do not log hyperparameters fixed by the closed division.
     for key, value in load.closed_table(benchmark, "closed_fixes").items():
         table, _, name = key.partition(".")
         if table == "hyperparameters" and key not in given:
@@ -99,14 +99,14 @@ def _taken(path: Path, benchmark: str, given: Collection[str]) -> tuple[dict[str
 
 
 def _values(log: Log, keys: Sequence[str], path: Path) -> Iterator[tuple[str, Any]]:
-    """What the log has of ``keys``. Raises UserError where one has several values, as in logs put together, or one
-    that is not finite."""
+    """The values of ``keys`` in the log. Raises UserError if one has several values, as in concatenated logs,
+    or a non-finite one."""
     for key in keys:
         found = [record.value for record in log.all(key) if record.value is not None]
         if any(value != found[0] for value in found):
             other = next(value for value in found if value != found[0])
             raise UserError(
-                f"{path}: {key} is {_short(found[0])} and {_short(other)}; give the log of one run"
+                f"{path}: {key} is {_short(found[0])} and {_short(other)}; pass the log of a single run"
             )
         if found and isinstance(found[0], float) and not math.isfinite(found[0]):
             raise UserError(f"{path}: {key} {found[0]}: not a finite number")
@@ -115,7 +115,8 @@ def _values(log: Log, keys: Sequence[str], path: Path) -> Iterator[tuple[str, An
 
 
 def _plain(value: Any, annotation: Any) -> Any:
-    """``value`` as the setting of this type writes it: a name in its own case, one number as a list of one."""
+    """``value`` converted to the type of the setting: a name in the setting's case, a single number as a list
+    of one."""
     if get_origin(annotation) is Literal:
         same = (name for name in get_args(annotation) if str(name).casefold() == str(value).casefold())
         return next(same, value)
@@ -143,4 +144,4 @@ def _sha256(path: Path) -> str:
         with os.fdopen(open_regular(path), "rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
-        raise UserError(f"{path}: {error.strerror}; give the log of a submission (result_N.txt)") from None
+        raise UserError(f"{path}: {error.strerror}; pass the log of a submission (result_N.txt)") from None

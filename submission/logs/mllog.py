@@ -1,9 +1,9 @@
 """MLPerf logging (MLLOG) lines, from any file, as typed records.
 
 Published logs are irregular: other text between the lines, a truncated last line, clocks of several ranks in one
-file, stops of the wrong event type. So records are recognised by their key only, the content of a line never
-raises an error here, and a line that cannot be read is kept as a ``Problem`` with its number. Text is made
-printable and numbers finite here, once, for all readers.
+file, stops of the wrong event type. So records are recognised only by their key, the content of a line never
+raises an error, and unreadable lines are kept as ``Problem`` with their number. Text is made printable and
+numbers finite once, for all readers.
 """
 
 import hashlib
@@ -21,9 +21,9 @@ from mlhpc.common.files.untrusted import clean, printable
 from mlhpc.errors import UserError
 
 TOKEN = ":::MLLOG "
-_LONGEST_READ = 2**20  # characters of a line; published lines have up to some thousands
+_LONGEST_READ = 2**20  # characters per line; published lines have up to a few thousand
 YEARS_MS = (-62135596800000.0, 253402300799999.0)
-"""Milliseconds since the epoch of Python's first and last date, in the years 1 and 9999."""
+"""Python's first and last date, in the years 1 and 9999, in milliseconds since 1970."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,13 +74,13 @@ class Evaluation:
 class Log:
     """The records of one file.
 
-    ``mllog_lines`` holds the line number of every line with the token, readable or not: the official
-    checker counts lines in that list, not in the file. ``repeated``: lines of records that have a key twice,
-    where the last one is used; ``longest``: bytes of the longest line with the token, or of one that is not read
-    to its end; ``parsing_cost``: the sum of the squares of their bytes, to which the time of the official parser
-    is proportional. ``first_epoch``: the number of the first epoch, 0 in the TensorFlow reference's logs of round
-    0.7, 1 elsewhere.
-    ``fingerprint``: a digest of the times of all records, the same for copies of one run.
+    ``mllog_lines``: the line number of every line with the token, readable or not: the official
+    checker counts lines in that list, not in the file. ``repeated``: lines of records with a repeated key, of
+    which the last one is used; ``longest``: bytes of the longest line with the token, also if it is not read
+    completely; ``parsing_cost``: the sum of the squares of their bytes, to which the time of the official
+    parser is proportional. ``first_epoch``: the number of the first epoch, 0 in the TensorFlow reference's
+    logs of round 0.7, 1 elsewhere. ``fingerprint``: a digest of the times of all records, the same for copies
+    of one run.
     """
 
     path: Path
@@ -135,7 +135,7 @@ class Log:
     def evaluations(self, metric: str) -> tuple[Evaluation, ...]:
         """The values of ``metric`` (``eval_error``, ``eval_accuracy``) between run_start and run_stop.
 
-        Only these can meet the target. "Between" refers to the order in the file: clocks may go back.
+        Only these can meet the target. "Between" refers to the order in the file, since clocks may go back.
         """
         start, stop = self.first("run_start"), self.first("run_stop")
         if not start:
@@ -171,7 +171,7 @@ class Log:
                 if len(stops) == len(starts):
                     yield Interval(min(starts), max(stops))
                     starts, stops = [], []
-        if stops:  # one has no stop record: up to the last stop that was logged
+        if stops:  # an interval without a stop record: up to the last stop record
             yield Interval(min(starts), max(stops))
 
     def _intervals(self, start_key: str, stop_key: str) -> Iterator[Interval]:
@@ -213,7 +213,7 @@ def parse(path: Path) -> Log:
                 else:
                     problems.append(record)
     except OSError as error:
-        raise UserError(f"{path}: {error.strerror}; give a log file or a run directory") from None
+        raise UserError(f"{path}: {error.strerror}; pass a log file or a run directory") from None
     return Log(
         path,
         tuple(records),
@@ -228,7 +228,7 @@ def parse(path: Path) -> Log:
 
 
 def _lines(file: TextIO) -> Iterator[str]:
-    """The lines of a file, each up to _LONGEST_READ characters, so that none takes more memory than that."""
+    """The lines of a file, each up to _LONGEST_READ characters, to bound the memory."""
     while line := file.readline(_LONGEST_READ):
         yield line
         while len(line) == _LONGEST_READ and not line.endswith("\n"):

@@ -1,11 +1,11 @@
-"""Where the time of a run went, from its log alone: any MLLOG file, of any program.
+"""Breakdown of the time of a run from its log: any MLLOG file of any program.
 
-Every moment from run_start to run_stop belongs to one part, so that the parts add up to the whole. Records after
+All time from run_start to run_stop belongs to exactly one part, so the parts add up to the total. Records after
 run_stop are ignored: some published logs continue training for a power measurement. Epochs are counted as they
 begin; epoch_num is not used, since some logs count it from 0.
 
-Runs of this suite have more in their events (``common/timing/breakdown.py``: training split into data wait and
-steps); here all runs are measured in the same way.
+The events of this suite's runs have more detail (``common/timing/breakdown.py``: training split into data
+wait and steps); here all runs are measured in the same way.
 """
 
 from dataclasses import dataclass
@@ -17,8 +17,8 @@ PARTS = {
     "staging": ("Staging", "between staging_start and staging_stop"),
     "first_epoch_excess": (
         "First-epoch excess",
-        "how much longer the first epoch and the first evaluation took than the median of the later ones: "
-        "includes data read in while training, which has no key of its own",
+        "time by which the first epoch and the first evaluation exceed the median of the later ones: "
+        "includes data read during training, which has no separate key",
     ),
     "training": ("Training", "inside the epochs, without evaluation and checkpoints"),
     "evaluation": ("Evaluation", "between eval_start and eval_stop"),
@@ -28,7 +28,7 @@ PARTS = {
     ),
 }
 
-# A moment belongs to the innermost open interval.
+# Time belongs to the innermost open interval.
 _OWNERS = (("eval", "evaluation"), ("save", "rest"), ("staging", "staging"), ("epoch", "training"))
 
 
@@ -47,7 +47,7 @@ class Epoch:
 class Phases:
     """Seconds of the parts of one run; ``evaluations`` are the seconds of each evaluation.
 
-    ``first_epoch_excess`` is None when fewer than three whole epochs leave no median.
+    ``first_epoch_excess`` is None with fewer than three whole epochs.
     """
 
     staging: float
@@ -74,7 +74,7 @@ class Phases:
 
     @property
     def epoch_s(self) -> float | None:
-        """T_epoch: the mean epoch with its evaluation and checkpoints, the first one's excess included
+        """T_epoch: the mean epoch with its evaluation and checkpoints, including the first epoch's excess
         (paper 001, section 4.1.1). None without an epoch."""
         whole = sum(e.train_s + e.eval_s + e.save_s for e in self.epochs)
         return whole / len(self.epochs) if self.epochs else None
@@ -88,7 +88,7 @@ class Phases:
 
 
 def phases(log: Log) -> Phases | None:
-    """The parts of the log's first run; None when it has no run_start or no run_stop."""
+    """The parts of the log's first run; None without run_start or run_stop."""
     run = log.run
     if run is None:
         return None
@@ -99,7 +99,9 @@ def phases(log: Log) -> Phases | None:
     epochs: list[_Open] = []
     evaluations: list[float] = []
     now = start.time_ms
-    staged = next(iter(log.all("staging_stop")[-1:]), None)  # by then all staging has ended, logged or not
+    staged = next(
+        iter(log.all("staging_stop")[-1:]), None
+    )  # all staging has ended at this point, logged or not
     for record in log.records:
         if record.line <= start.line:
             continue
@@ -126,7 +128,7 @@ def phases(log: Log) -> Phases | None:
                 epochs.append(_Open(record))
             if name == "eval" and not open_.get("eval"):
                 evaluations.append(0.0)
-            # Every rank may log its staging; the start of an epoch or evaluation ends the one before.
+            # Every rank may log its staging; the start of an epoch or evaluation ends the previous one.
             open_[name] = open_.get(name, 0) + 1 if name == "staging" else 1
         else:
             if name == "epoch" and open_.get("epoch"):
@@ -135,7 +137,7 @@ def phases(log: Log) -> Phases | None:
             open_[name] = max(0, open_.get(name, 0) - 1) if left else 0
     spent["rest"] += run.seconds - sum(spent.values())
     finished = tuple(Epoch(e.train_s, e.eval_s, e.save_s, _samples(e, log)) for e in epochs)
-    # An evaluation within the last epoch may cut it short: it is then not comparable with the first.
+    # An evaluation within the last epoch may end it early: it is then not comparable with the first.
     whole = finished[:-1] if len(finished) > 1 and finished[-1].samples != finished[0].samples else finished
     excess = None
     if len(whole) >= 3:

@@ -1,8 +1,9 @@
-"""How far a run is, from the events of its ranks: also while it runs, elsewhere, on a shared file system.
+"""The progress of a run, from the events of its ranks: also for active runs on other nodes, through a shared
+file system.
 
-Rank 0's events give phase, epoch and metric. The other ranks' give their data wait, and the energy of their node.
-Files are read from where the last look ended, so that following a thousand ranks costs one ``stat`` of each, and
-only those of the other ranks' lines are parsed that count.
+Rank 0's events contain phase, epoch and metric, those of other ranks their data wait and the energy of their
+node. Each update reads only new parts of the files, so following a thousand ranks takes one ``stat`` per
+rank, and only relevant lines of other ranks are parsed.
 """
 
 import json
@@ -26,22 +27,22 @@ from mlhpc.submission.logs.energy_so_far import EnergySoFar, Readings
 
 Event = dict[str, Any]
 _MOST_BYTES = 64 * 2**20
-"""At most this much of a file is read in one look; the next one goes on."""
+"""Maximum bytes of a file read per update; the next update continues."""
 _LEAST_BYTES = 64 * 2**10
 HOLE_S = 30.0
-"""Seconds after which zeros in a file are lost bytes, and no longer such as are not yet seen here."""
+"""Seconds after which zeros in a file count as lost bytes, and not as bytes not yet visible on this node."""
 _RANK_0 = "events.rank0.jsonl"
 
 
 @dataclass(frozen=True)
 class Progress:
-    """Where a run is. None: not known (yet).
+    """The state of a run. None: not known (yet).
 
     ``phase``: the innermost span of rank 0; ``phase_s``: seconds since it began. ``step`` of ``steps`` in the
     current epoch. ``best``: of the target's metric. ``samples_per_s`` and ``data_wait_share`` (mean over ranks)
     are of the last trained epoch. ``left_s``: seconds until the last epoch, if the target is not met before.
-    ``quiet_s``: seconds since the last event of any rank. ``energy``: by what is measured. ``status``: running
-    until the run says otherwise; whether its processes live is not known here.
+    ``quiet_s``: seconds since the last event of any rank. ``energy``: by kind of counter. ``status``: running
+    until the run has recorded its end; this does not check whether its processes are alive.
     """
 
     status: str
@@ -65,26 +66,26 @@ class Progress:
 
 @dataclass
 class _Tail:
-    """The complete lines of a file that have been added since the last look."""
+    """The complete lines added to a file since the last update."""
 
     path: str
     clock: Callable[[], float] = time.monotonic
     offset: int = 0
-    hole: int | None = None  # where the zeros begin that have stopped the last look
-    since: float = 0.0  # when ``offset`` has come to the line with the hole
+    hole: int | None = None  # start of the zeros that stopped the last update
+    since: float = 0.0  # when ``offset`` reached the line with the hole
 
     def was_cut(self, size: int) -> bool:
-        """Whether the file, which is of at least ``size`` bytes, has lost some that were read. Raises OSError."""
+        """Whether the file, of at least ``size`` bytes, has been truncated since it was read. Raises OSError."""
         if size >= self.offset:
             return False
-        fd = open_regular(self.path)  # opening it makes NFS ask for its size: a cached one may be too small
+        fd = open_regular(self.path)  # opening it makes NFS query its size: a cached size may be too small
         try:
             return os.fstat(fd).st_size < self.offset
         finally:
             os.close(fd)
 
     def read(self, size: int) -> list[bytes]:
-        """The new lines of the file, which is of at least ``size`` bytes. Raises OSError."""
+        """The new lines of the file, of at least ``size`` bytes. Raises OSError."""
         if size <= self.offset:
             return []
         fd = open_regular(self.path)
@@ -92,12 +93,12 @@ class _Tail:
             stays = self.hole is not None and os.pread(fd, 1, self.hole) == b"\0"
             lost = stays and self.clock() - self.since >= HOLE_S
             if stays and not lost:
-                return []  # without what follows it, which may be long
+                return []  # without the rest, which may be long
             # A cached size may be too small, and a buffer of _MOST_BYTES for each of a thousand files takes time.
             data = os.pread(fd, min(max(size - self.offset, _LEAST_BYTES), _MOST_BYTES), self.offset)
         finally:
             os.close(fd)
-        if len(data) == _MOST_BYTES and b"\n" not in data:  # no event is that long
+        if len(data) == _MOST_BYTES and b"\n" not in data:  # longer than any event
             self.offset, self.hole = self.offset + len(data), None
             return []
         if lost:
@@ -105,7 +106,7 @@ class _Tail:
         # A shared file system may show zeros where it knows the length of a file but not yet its end.
         written = data.split(b"\0", 1)[0]
         lines = written.split(b"\n")
-        unfinished = lines.pop()  # left for the next look
+        unfinished = lines.pop()  # left for the next update
         if self.hole is None or lines:
             self.since = self.clock()
         self.hole = self.offset + len(written) if len(written) < len(data) else None
@@ -113,7 +114,7 @@ class _Tail:
         return lines
 
     def _after_hole(self, data: bytes) -> bytes:
-        """What follows the line with the hole in ``data``; all of it where nothing does, for as long again."""
+        """The data after the line with the hole in ``data``; all of ``data`` if nothing follows."""
         self.since = self.clock()
         zero = data.find(b"\0")
         after = data.find(b"\n", zero) + 1
@@ -133,7 +134,8 @@ def _parsed(lines: Iterable[bytes]) -> Iterator[Event]:
 
 
 def _counts(line: bytes) -> bool:
-    """Whether ``_Rank.take`` may count the event on ``line``: finding that out costs a tenth of parsing it."""
+    """Whether ``_Rank.take`` may need the event on ``line``: this check takes a tenth of the time of parsing
+    it."""
     return (b'"seconds"' in line and (b'"data_wait"' in line or b'"train"' in line)) or b'"energy"' in line
 
 
@@ -158,11 +160,11 @@ class _Rank:
 
 
 class Follower:
-    """Follows the run in ``folder``. Raises UserError where there is no run."""
+    """Follows the run in ``folder``. Raises UserError if there is no run."""
 
     def __init__(self, folder: Path, clock: Callable[[], float] = time.monotonic) -> None:
         if not (folder / "run.log").is_file():
-            raise UserError(f"{folder}: not a run directory (no run.log); give the --out folder of a run")
+            raise UserError(f"{folder}: not a run directory (no run.log); pass the --out folder of a run")
         self.folder, self._clock = folder, clock
         self._config = _config(folder / "config.toml")
         self._ranks: dict[str, _Rank] = {}  # by the names of their files
@@ -170,16 +172,16 @@ class Follower:
 
     def _begin(self) -> None:
         """Nothing of rank 0 has been read."""
-        self._of_rank0: list[Event] = []  # without the many that only count
+        self._of_rank0: list[Event] = []  # without the many that are only counted
         self._open: list[Event] = []
         self._reported: Event = {}
-        self._energy: Event = {}  # what rank 0 notes of all nodes at the end
+        self._energy: Event = {}  # rank 0's note for all nodes at the end
         self._status = "running"
         self._last_t = 0.0
         self._age = 0.0  # seconds since rank 0's last event
 
     def look(self) -> Progress:
-        """Read what is new, and say where the run is."""
+        """Read new events, and return the state of the run."""
         newest = 0.0
         with os.scandir(self.folder) as entries:
             for entry in entries:
@@ -187,11 +189,11 @@ class Follower:
                 if rank is None:
                     continue
                 with suppress(OSError):
-                    if entry.name == _RANK_0:  # opening a file makes NFS ask its server how long it is now
+                    if entry.name == _RANK_0:  # opening a file makes NFS query its current size
                         os.close(os.open(entry.path, os.O_RDONLY | os.O_NONBLOCK))
                     status = entry.stat()
                     newest = max(newest, status.st_mtime)
-                    if rank.tail.was_cut(status.st_size):  # what was read is of another run
+                    if rank.tail.was_cut(status.st_size):  # the events read belong to another run
                         rank = self._ranks[entry.name] = _Rank(_Tail(entry.path, self._clock))
                         if entry.name == _RANK_0:
                             self._begin()
@@ -206,7 +208,7 @@ class Follower:
         return self._progress(max(0.0, time.time() - newest) if newest else 0.0)
 
     def _new(self, name: str) -> _Rank | None:
-        """Of the rank whose events are in the file ``name``; None for another file."""
+        """The rank whose events are in the file ``name``; None for other files."""
         number = name.removeprefix("events.rank").removesuffix(".jsonl")
         if name != f"events.rank{number}.jsonl" or not number.isdecimal():
             return None
@@ -286,7 +288,7 @@ class Follower:
         return energy_so_far.so_far(nodes, elapsed_s, self._status == "running")
 
     def _rate(self, own: list[Event]) -> float | None:
-        """Of the last epoch whose samples are known; while the first one runs, of what it has trained so far."""
+        """Throughput of the last epoch whose samples are known; during the first epoch, of its samples so far."""
         seconds = self._ranks[_RANK_0].trained if _RANK_0 in self._ranks else {}
         for event in reversed(own):
             is_count = (event["event"], event["name"]) == ("metric", "samples") and _is_number(event)

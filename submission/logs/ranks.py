@@ -1,5 +1,4 @@
-"""Start-up, staging, waiting, steps and memory of each rank, from its events; and whether a run is still
-running."""
+"""Start-up, staging, waiting, steps and memory of each rank, from its events; and whether a run is active."""
 
 import os
 import socket
@@ -16,12 +15,12 @@ from mlhpc.submission.logs.run_directory import RunDirectory
 PERCENTILES = ("p50", "p90", "p99", "max")
 _RECENT_S = 600.0
 _MOST_BYTES = 256 * 2**20
-"""Maximum size of an events file; a larger one is not read."""
+"""Maximum size of an events file; larger files are not read."""
 
 
 @dataclass(frozen=True)
 class RankTimes:
-    """One rank: seconds of its spans, bytes of its memory; None where its events have no such record.
+    """One rank: seconds of its spans, bytes of its memory; None if its events have no such record.
 
     ``steps``: percentiles of the step time in seconds, by epoch.
     """
@@ -90,9 +89,9 @@ def _sum(values: Iterable[float]) -> float | None:
 
 
 def running(run: RunDirectory) -> str:
-    """Why the run counts as still running; empty if it has ended, or its process is gone.
+    """The reason why the run counts as active; empty if it has ended, or its process no longer exists.
 
-    A rank holds a lock on its events for as long as it lives (``RunLog``). If the run is on another machine,
+    A rank keeps a lock on its events until it exits (``RunLog``). If the run is on another machine,
     whose locks may not be visible here, events of the last ten minutes count.
     """
     if run.result or (run.log and run.log.first("run_stop")):

@@ -1,4 +1,4 @@
-"""A set of runs: those that one score is made of, with their logs and what describes their system."""
+"""A set of runs for one score, with their logs and system description."""
 
 import re
 from dataclasses import dataclass
@@ -29,9 +29,9 @@ class ResultSet:
 
     ``path``: their folder, or the single log. ``benchmark``: MLPerf's name (``cosmoflow``, ``deepcam``,
     ``resnet``), empty if unknown. ``system_json``: the system description, None if it cannot be
-    read. ``log_paths`` are in natural order, result_2 before result_10. ``problems``: what is wrong with
-    the files of the set. For run directories of this suite: ``runs``, their ``preset``, and the ``target`` that
-    they were run to; for other logs the target is that of the rules.
+    read. ``log_paths`` are in natural order, result_2 before result_10. ``problems``: problems with the files
+    of the set. For run directories of this suite: ``runs``, their ``preset`` and ``target``; for other logs
+    the target is that of the rules.
     """
 
     path: Path
@@ -50,7 +50,7 @@ class ResultSet:
 
     @cached_property
     def logs(self) -> tuple[Log, ...]:
-        """The complete logs. Raises UserError when one cannot be opened."""
+        """The complete logs. Raises UserError if one cannot be opened."""
         return tuple(map(parse, self.log_paths))
 
     @cached_property
@@ -60,7 +60,7 @@ class ResultSet:
 
     @cached_property
     def condensed(self) -> tuple[Log, ...]:
-        """The logs reduced to the records that scores and the rules for sets need: a few hundred of up to
+        """The logs reduced to the records that scores and the rules for sets need: a few hundred out of up to
         millions, so that a set of large logs fits into memory. Raises UserError like ``logs``."""
         return tuple(parse(path).condensed(_is_for_sets) for path in self.log_paths)
 
@@ -81,8 +81,8 @@ class ResultSet:
 
     @property
     def total_scale(self) -> int | None:
-        """Compute units (accelerators, or nodes if a node has none) in the system description; without
-        one, those in a throughput campaign's campaign.json (T)."""
+        """Compute units (accelerators, or nodes if a node has none) in the system description; without one,
+        from a throughput campaign's campaign.json (T)."""
         fields = self.system_json
         if fields is None:
             return self.campaign_scale

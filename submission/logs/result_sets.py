@@ -38,7 +38,7 @@ def result_sets(path: Path) -> list[ResultSet]:
         return [_one_log(path)]
     if not path.is_dir():
         raise UserError(
-            f"{path}: No such file or directory; give a log, a run, a campaign or a submission tree"
+            f"{path}: No such file or directory; pass a log, a run, a campaign or a submission tree"
         )
     if _is_run(path):
         return [_runs(path, [path], _kind(path))]
@@ -47,8 +47,8 @@ def result_sets(path: Path) -> list[ResultSet]:
         raise UserError(f"{path}: a study, whose runs are not results; its report is {path / 'study.html'}")
     if not sets:
         raise UserError(
-            f"{path}: no run directory, and none below it (no run.log, result.json or result_N.txt); "
-            "give the --out of a run, a folder of them, or a submission tree"
+            f"{path}: no run directory here or below (no run.log, result.json or result_N.txt); pass the "
+            f"--out folder of a run, a folder of runs, or a submission tree"
         )
     return sets
 
@@ -59,7 +59,7 @@ def _below(top: Path) -> Iterator[ResultSet]:
     try:
         names = sorted((Path(entry.path) for entry in os.scandir(top)), key=natural)
     except OSError as error:
-        raise UserError(f"{top}: {error.strerror}; make it readable, or give another path") from None
+        raise UserError(f"{top}: {error.strerror}; make it readable, or choose another path") from None
     folders = [
         p
         for p in names
@@ -136,7 +136,7 @@ def _empty(folder: Path) -> Finding:
         f"{folder}/",
         "one result_<i>.txt per run",
         "no log",
-        "put the logs of the runs there, or remove the folder",
+        "put the logs of the runs into it, or remove the folder",
     )
 
 
@@ -146,7 +146,7 @@ def _folder_of_results(
     pruned = sorted((folder / PRUNED).glob("result_*.txt"), key=natural) if (folder / PRUNED).is_dir() else []
     problems = [] if results else [_empty(folder)]
     if position is None or position.benchmark is None:
-        # A bare folder of logs: nothing else describes them.
+        # A plain folder of logs without any description.
         log = parse(results[0]) if results else None
         benchmark = str((log and log.value("submission_benchmark")) or "")
         metric: Metric = "weak" if pruned or folder.absolute().parent.name == "weak" else "strong"
@@ -174,7 +174,7 @@ def _folder_of_results(
             "warning",
             f"{above / BYPASS}",
             "all official checks",
-            "a file that makes package_checker skip some",
+            "a file that makes package_checker skip checks",
             "remove it unless the review agreed to it",
         )
         for above in bypassed
@@ -200,7 +200,7 @@ def _system(path: Path) -> tuple[dict[str, Any] | None, Finding | None]:
         problem = "is missing"
     except (OSError, ValueError, RecursionError) as error:
         problem = printable(f"cannot be read: {error}")
-    remedy = "describe the system there: mlhpc doctor --system"
+    remedy = "write it with mlhpc doctor --system"
     return None, Finding("set/system", "error", str(path), "a system description", problem, remedy)
 
 
@@ -213,7 +213,7 @@ def _is_run(folder: Path) -> bool:
 
 @dataclass(frozen=True)
 class _Kind:
-    """What the runs of a score have in common; a target of None is the official one."""
+    """Properties shared by the runs of a score; a target of None is the official one."""
 
     benchmark: str = ""
     preset: str | None = None

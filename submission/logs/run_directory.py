@@ -1,7 +1,7 @@
-"""A run directory read back: log, result, configuration and environment, as far as they exist.
+"""Reads a run directory: log, result, configuration and environment, as far as they exist.
 
-A run directory may come from somebody else. Types and bounds of its values are checked here, once, so that no
-reader has to expect a time of ``inf``, 10¹² ranks or a preset with shell code in it.
+It may be untrusted: types and bounds of its values are checked once, here, so that readers need not expect a
+time of ``inf``, 10¹² ranks or a preset with shell code in it.
 """
 
 import json
@@ -117,7 +117,7 @@ class DataFormat(Fields):
 
 
 class Emulation(Fields):
-    """Seconds that the steps of an emulated run took up."""
+    """Step times of an emulated run in seconds."""
 
     step_s: Seconds
     eval_step_s: Seconds = 0.0
@@ -224,10 +224,10 @@ def read(path: Path) -> RunDirectory:
         UserError: ``path`` is not a directory, or contains neither a run.log nor a result.json.
     """
     if not path.is_dir():
-        raise UserError(f"{path}: no such directory; give the --out directory of a run")
+        raise UserError(f"{path}: no such directory; pass the --out directory of a run")
     if not ((path / "run.log").is_file() or (path / "result.json").is_file()):
         raise UserError(
-            f"{path}: not a run directory (neither run.log nor result.json); give the --out of a run"
+            f"{path}: not a run directory (neither run.log nor result.json); pass the --out directory of a run"
         )
     problems: list[tuple[str, str]] = []
 
@@ -259,7 +259,7 @@ def _log(path: Path) -> Log:
 
 def _environment(path: Path) -> dict[str, Any]:
     values = read_object(path)
-    # Validates the types that readers rely on. "12.0" is a number of cores too: as readers want it.
+    # Validates and converts the types that readers rely on: "12.0" is also a number of cores.
     checked = Environment.model_validate_json(json.dumps(values))
     return values | ({"cores": checked.cores} if "cores" in values else {})
 

@@ -1,4 +1,5 @@
-"""What a run with parameter servers measured besides its throughput (``mlhpc study --vary parameter_servers``).
+"""Measurements of a run with parameter servers other than its throughput (``mlhpc study --vary
+parameter_servers``).
 
 After Han et al. 2019 (paper 003): accuracy by servers (Fig. 9b), device utilisation (Fig. 12), bytes from host
 to device (Table III). Bytes over the network are counted at the messages, and compared with the formulas of
@@ -18,8 +19,8 @@ class ServerFigures:
     """``accuracy``: of the final weights on the evaluation images. ``utilisation``: the mean share of the time
     of the steps that workers spent in forward and backward passes. ``host_to_device``, ``worker_bytes``,
     ``busiest_bytes``: bytes per step, all workers together; of a worker; of a server, or with none of a rank of
-    the ring. ``predicted_bytes``: the last by its formula. ``staleness``: mean number of updates that a
-    gradient is late.
+    the ring. ``predicted_bytes``: the last by its formula. ``staleness``: mean number of updates by which
+    gradients are stale.
     """
 
     accuracy: float
@@ -38,7 +39,7 @@ def servers_figures(record: Mapping[str, Any]) -> ServerFigures:
     model = _whole(record["model_bytes"])
     traffic = [(_whole(sent), _whole(received)) for sent, received in record["traffic"]]
     if workers < 1 or steps < 1 or len(traffic) != workers + servers:
-        raise ValueError("its servers.json does not fit its number of ranks")
+        raise ValueError("its servers.json does not match its number of ranks")
     # A server receives gradients and then sends weights; the ranks of a ring do both at the same time.
     both = [sent + received for sent, received in traffic]
     of_workers = both[:workers] if servers else [sent for sent, _ in traffic]
@@ -58,11 +59,11 @@ def servers_figures(record: Mapping[str, Any]) -> ServerFigures:
 
 def _whole(value: Any) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**63:
-        raise TypeError(f"{value!r} is no count")
+        raise TypeError(f"{value!r} is not a count")
     return value
 
 
 def _finite(value: Any) -> float:
     if not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
-        raise TypeError(f"{value!r} is no measurement")
+        raise TypeError(f"{value!r} is not a measurement")
     return float(value)

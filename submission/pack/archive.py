@@ -26,19 +26,19 @@ FREE_EXPANSION = 256 * 2**20
 _DAMAGE = (
     OSError, tarfile.TarError, EOFError, zlib.error, ValueError, LookupError, OverflowError, RecursionError,
 )  # fmt: skip
-"""Exceptions of gzip and tarfile for damaged bytes."""
+"""Exceptions of gzip and tarfile for damaged archives."""
 
 
 @contextmanager
 def aside(out: Path) -> Iterator[Path]:
-    """A temporary folder on the file system of ``out``, removed at the end, and with it ``out`` if it was created
-    for this and is empty."""
+    """A temporary folder on the file system of ``out``, removed at the end, together with ``out`` if that was
+    created for it and is empty."""
     created = [p for p in (out, *out.parents) if not p.exists()]
     try:
         out.mkdir(parents=True, exist_ok=True)
         part = Path(tempfile.mkdtemp(prefix=".part-", dir=out))
     except OSError as error:
-        raise UserError(f"cannot write in {out}: {error.strerror}; choose another place") from None
+        raise UserError(f"cannot write in {out}: {error.strerror}; choose another folder") from None
     try:
         yield part
     finally:
@@ -78,13 +78,13 @@ def _sha256(path: Path) -> str:
 
 def unpack(archive: Path, to: Path) -> Path:
     """Unpack an archive of :func:`write_archive` into ``to``, and return the tree. Every checksum, including the
-    archive's own, is verified before the tree gets its name.
+    archive's own, is verified before the tree gets its final name.
 
     Raises:
         UserError: no such archive, a damaged or foreign one, or ``to`` already contains this submission.
     """
     if not archive.is_file():
-        raise UserError(f"{archive}: no such archive; give one written by mlhpc pack")
+        raise UserError(f"{archive}: no such archive; pass one written by mlhpc pack")
     with aside(to) as part:
         try:
             with gzip.open(archive, "rb") as stream:
@@ -99,7 +99,7 @@ def unpack(archive: Path, to: Path) -> Path:
             for name in (org, f"{org}{CHECKSUMS}"):
                 (part / name).rename(to / name)
         except _DAMAGE as error:
-            raise UserError(f"{archive} cannot be unpacked: {error}; get it again") from None
+            raise UserError(f"{archive} cannot be unpacked: {error}; obtain it again") from None
     return to / org
 
 
@@ -143,17 +143,19 @@ def _extract(tar: tarfile.TarFile, archive: Path, part: Path) -> str:
     for member in tar:
         path = PurePosixPath(member.name)
         if not member.isfile() or member.issparse() or path.is_absolute() or ".." in path.parts:
-            raise UserError(f"{archive} contains {member.name!r}, which no submission has; do not use it")
+            raise UserError(
+                f"{archive} contains {member.name!r}, which does not belong in a submission; do not use it"
+            )
         if not sums:
             org, sums = _checksums(tar, member, archive)
             (part / member.name).write_text("".join(f"{v}  {n}\n" for n, v in sums.items()), "utf-8")
             continue
         if member.name not in sums:
-            raise UserError(f"{archive} is damaged: {member.name!r} has no checksum; get it again")
+            raise UserError(f"{archive} is damaged: {member.name!r} has no checksum; obtain it again")
         (part / path).parent.mkdir(parents=True, exist_ok=True)
         if _write(tar, member, part / path) != sums[member.name]:
             raise UserError(
-                f"{archive} is damaged: {member.name!r} differs from what was packed; get it again"
+                f"{archive} is damaged: {member.name!r} differs from its checksum; obtain it again"
             )
         (part / path).chmod(member.mode & 0o755)
     missing = [name for name in sums if not (part / name).is_file()]
@@ -162,7 +164,7 @@ def _extract(tar: tarfile.TarFile, archive: Path, part: Path) -> str:
         if missing:
             verb = "is" if len(missing) == 1 else "are"
             problem = f"{count(len(missing), 'file')} {verb} missing, {missing[0]} first"
-        raise UserError(f"{archive} is incomplete: {problem}; get it again")
+        raise UserError(f"{archive} is incomplete: {problem}; obtain it again")
     return org
 
 
@@ -171,17 +173,17 @@ def _checksums(tar: tarfile.TarFile, member: tarfile.TarInfo, archive: Path) -> 
     org = member.name.removesuffix(CHECKSUMS)
     stream = tar.extractfile(member)
     if org == member.name or "/" in org or stream is None or member.size > LARGEST_READ:
-        raise UserError(f"{archive} does not begin with checksums: it was not written by mlhpc pack")
+        raise UserError(f"{archive} does not start with checksums: it was not written by mlhpc pack")
     sums: dict[str, str] = {}
     for line in stream.read(LARGEST_READ).decode("utf-8").removesuffix("\n").split("\n"):
         match = re.fullmatch(r"([0-9a-f]{64})  (.+)", line)
         if not match or not match[2].startswith(f"{org}/") or match[2] in sums:
             raise UserError(
-                f"{archive} is damaged: its checksums contain the line {line[:100]!r}; get it again"
+                f"{archive} is damaged: its checksums contain the line {line[:100]!r}; obtain it again"
             )
         sums[match[2]] = match[1]
     if not sums:
-        raise UserError(f"{archive} is incomplete: it is empty; get it again")
+        raise UserError(f"{archive} is incomplete: it is empty; obtain it again")
     return org, sums
 
 

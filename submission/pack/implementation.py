@@ -1,8 +1,8 @@
 """The content of ``benchmarks/<benchmark>/implementations`` in a submission: this suite's sources, and for the
 system a README and three scripts that reproduce the results.
 
-Names of the files: MLPerf submission rules, "Directory structure", Training. Values from a run directory, which
-somebody else may have written, are quoted in scripts.
+Names of the files: MLPerf submission rules, "Directory structure", Training. Values from a run directory,
+which is untrusted, are quoted in scripts.
 """
 
 import importlib.metadata
@@ -21,7 +21,7 @@ from mlhpc.benchmarks.load import dumps
 from mlhpc.submission.logs.run_directory import RunDirectory
 
 LEFT_OUT = ("tests", "build", "dist")
-"""Folders of a checkout that no run needs, besides those whose name begins with a dot."""
+"""Folders of a checkout not needed by runs, in addition to hidden ones."""
 
 
 def name() -> str:
@@ -49,7 +49,7 @@ def _is_left_out(file: Path) -> bool:
 
 
 def _is_built(file: Path) -> bool:
-    """What Python and the compiler made, for this machine only."""
+    """Build products of Python and the compiler, specific to this machine."""
     return "__pycache__" in file.parts or file.suffix == ".so"
 
 

@@ -1,7 +1,7 @@
 """Secrets and names of hosts and people, which a submission should not publish.
 
-A secret is an error; a name is a warning, since logs must not be edited: the submitter decides. Patterns of
-secrets are those documented by their issuers (prefixes of tokens, PEM and PGP headers), as used by scanners such
+A secret is an error; a name is a warning, since logs must not be edited: the submitter decides. The patterns
+of secrets are documented by their issuers (prefixes of tokens, PEM and PGP headers), as used by scanners such
 as detect-secrets; every repetition is bounded, so that the time is linear in the size of the files.
 """
 
@@ -48,13 +48,13 @@ SECRET_FILES = re.compile(
     r"id_(?:rsa|dsa|ecdsa|ed25519)|\.(?:netrc|pgpass|npmrc|pypirc|env|htpasswd|git-credentials)|credentials"
     r"|[^/]{1,200}\.(?:pem|key|p12|pfx|jks|keytab|kdbx|gpg|asc)"
 )
-"""Names of files that hold keys or passwords."""
+"""Names of files that contain keys or passwords."""
 COMMON = frozenset(
     {"localhost", "root", "user", "users", "admin", "nobody", "ubuntu", "node", "host", "local"}
 )
-"""Names that identify nobody."""
+"""Names that do not identify a person."""
 LONGEST = 8192
-"""Characters of a line that are searched at a time; longer lines are searched in overlapping pieces."""
+"""Characters of a line searched at a time; longer lines are searched in overlapping pieces."""
 OVERLAP = 1024
 _SECRETS = [(kind, re.compile(pattern)) for kind, pattern in SECRETS.items()]
 _PEOPLE = [(kind, re.compile(pattern)) for kind, pattern in PEOPLE.items()]
@@ -130,14 +130,12 @@ def _in_piece(text: str, names: Names, is_text: bool) -> Iterator[tuple[str, str
 def _finding(kind: str, what: str, where: list[str]) -> Finding:
     place = printable(where[0]) + (f" and {len(where) - 1} more places" if len(where) > 1 else "")
     if kind == "file for secrets":
-        remedy = "remove it: files of this name hold keys or passwords, and the whole tree is published"
+        remedy = "remove it: files with this name contain keys or passwords, and the whole tree is published"
         return Finding("pack/secret", "error", place, "no files for secrets", printable(what), remedy)
     if kind in SECRETS:
         # The finding must not repeat the secret.
         shown = f"{kind}: {printable(what[:6])}… ({len(what)} characters)"
-        remedy = "remove it, and have it revoked: the file would be published"
+        remedy = "remove and revoke it: the file would be published"
         return Finding("pack/secret", "error", place, "no secrets", shown, remedy)
-    remedy = (
-        "it will be published; to avoid that, run again with other paths or names (logs may not be edited)"
-    )
+    remedy = "it will be published; to avoid this, repeat the run with other names (logs may not be edited)"
     return Finding("pack/name", "warning", place, f"no {kind}", printable(what), remedy)

@@ -26,7 +26,7 @@ def runs_of(results: ResultSet) -> list[RunDirectory]:
 
 
 def _spatial(fields: dict[str, Any], path: Path, sets: Sequence[ResultSet]) -> Iterator[Finding]:
-    """A reader of the description learns that samples were cut over ranks."""
+    """The description must state that samples were divided among ranks."""
     configured = [run.config for results in sets for run in runs_of(results) if run.config]
     cuts = [cut for config in configured if prod(cut := getattr(config.training, "spatial", ())) > 1]
     notes = f"{fields.get('hw_notes', '')} {fields.get('sw_notes', '')}"
@@ -49,27 +49,29 @@ def about_system(
     if missing := [key for key in names if key not in fields]:
         yield finding("error", "every field of a description", f"without {', '.join(missing)}", fill)
     if empty := [key for key in REQUIRED if key in fields and not fields[key]]:
-        yield finding("warning", "an answer where the rules need one", f"empty: {', '.join(empty)}", fill)
+        yield finding(
+            "warning", "a value in fields required by the rules", f"empty: {', '.join(empty)}", fill
+        )
     no_text = [
         key for key in names if not isinstance(fields.get(key, ""), str) and key != "other_software_stack"
     ]
     if no_text:
-        remedy = "put them in quotes: the official tools join the fields as text"
+        remedy = "quote them: the official tools join the fields as text"
         yield finding("error", "text", ", ".join(f"{key} = {fields[key]!r}" for key in no_text), remedy)
     if fields.get("submitter") not in (org, None, ""):
-        remedy = "give one name: --org, or in the file"
+        remedy = "use the same name in --org and in the file"
         yield finding("warning", f"submitter {org}", str(fields["submitter"]), remedy)
     orgs = {str(log.value("submission_org")) for results in sets for log in results.condensed} - {org}
     if orgs:
-        remedy = "run with --set submission.org=…; logs are not edited, and a reviewer sees both names"
+        remedy = "run with --set submission.org=…; logs may not be edited, and a reviewer sees both names"
         actual = ", ".join(sorted(orgs))
         yield Finding("pack/org", "warning", "logs", f"submission_org {org}", actual, remedy)
     yield from _spatial(fields, path, sets)
     for results in sets:
         divisions = sorted({str(log.value("submission_division")) for log in results.condensed})
         if divisions != [fields.get("division")]:
-            expected = f"division {' and '.join(divisions)}, as the logs of {results.benchmark} say"
-            remedy = "submit closed and open separately, each with its description"
+            expected = f"division {' and '.join(divisions)}, as in the logs of {results.benchmark}"
+            remedy = "submit closed and open results separately, each with its own description"
             yield finding("error", expected, str(fields.get("division") or "none"), remedy)
 
 
@@ -78,16 +80,16 @@ def one_configuration(results: ResultSet) -> Iterator[Finding]:
     configured = [(run.path, run.config) for run in runs_of(results) if run.config]
     for path, config in configured[1:]:
         if other := _first_difference(configured[0][1].model_dump(), config.model_dump()):
-            remedy = "the runs of one score have one configuration: pack the others separately"
+            remedy = "all runs of a score must have the same configuration: pack the others separately"
             expected = f"the settings of {configured[0][0].name}"
             yield Finding("pack/config", "error", path.name, expected, other, remedy)
 
 
 def one_data_format(results: ResultSet) -> Iterator[Finding]:
-    """The runs of a set read data of one format; the reviewer is told of a lossy one."""
+    """The runs of a set must read data in the same format; a lossy one is reported to the reviewer."""
     formats = {str(run.result.data) for run in runs_of(results) if run.result and run.result.data}
     if len(formats) > 1:
-        remedy = "the runs of one score read one data set: pack the others separately"
+        remedy = "all runs of a score must read the same data set: pack the others separately"
         yield Finding(
             "pack/codec",
             "error",
@@ -98,7 +100,7 @@ def one_data_format(results: ResultSet) -> Iterator[Finding]:
         )
     for label in sorted(formats):
         if "lossy" in label:
-            remedy = "nothing to do in the open division; say so in the description"
+            remedy = "allowed in the open division; state it in the description"
             yield Finding(
                 "pack/codec", "warning", "result.json", "data without loss", f"data by {label}", remedy
             )
@@ -116,7 +118,7 @@ def own_target(results: ResultSet) -> Iterator[Finding]:
             f"{results.path.name}/",
             f"runs to the target {official.metric} {official.value:g}",
             f"runs of preset {results.preset!r}, to {results.target.value:g}",
-            "a submission needs MLPerf's target: run the preset closed or open",
+            "a submission requires MLPerf's target: run the preset closed or open",
         )
 
 
@@ -133,7 +135,7 @@ def _first_difference(ours: dict[str, Any], theirs: dict[str, Any], above: str =
 
 
 def about_sources(sets: Sequence[ResultSet]) -> Iterator[Finding]:
-    """The packed sources have to be those of the runs."""
+    """The packed sources must be those of the runs."""
     packed = commit()
     envs = [run.env for results in sets for run in runs_of(results)]
     commits = sorted({str(env.get("commit")) for env in envs})
@@ -141,13 +143,13 @@ def about_sources(sets: Sequence[ResultSet]) -> Iterator[Finding]:
     if envs and commits == [str(packed["commit"])] and not changed:
         return
     actual, remedy = (
-        "only logs, which do not record their commit",
+        "only logs, which do not contain the commit",
         "put the sources of the runs into implementations/",
     )
     if envs:
         actual = f"runs at {', '.join(c[:12] for c in commits)}, packed at {str(packed['commit'])[:12]}"
         actual += ", with uncommitted changes" * changed
-        remedy = "check out the commit of the runs, and pack from there"
+        remedy = "check out the commit of the runs, and pack with it"
     yield Finding(
         "pack/sources",
         "warning",
@@ -171,7 +173,7 @@ def _more(count: int) -> str:
 
 
 def names_of(sets: Sequence[ResultSet]) -> Names:
-    """Names of hosts and users in the runs and on this machine, which no submission should publish."""
+    """Names of hosts and users in the runs and on this machine, which a submission should not publish."""
     envs = [run.env for results in sets for run in runs_of(results)]
     hosts = {node.get("hostname") for env in envs for node in (env, *env.get("nodes", ()))}
     try:

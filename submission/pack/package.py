@@ -70,9 +70,9 @@ def pack(
 ) -> Packed:
     """Pack ``paths`` (run directories, campaigns, logs) as ``out/<org>`` and ``out/<org>.tar.gz``.
 
-    Instances of the throughput metric are the runs in ``weak`` and those of campaigns that say so. Of these, the
+    Instances of the throughput metric are the runs in ``weak`` and those of throughput campaigns. Of these, the
     ones in ``prune`` and all but the first with the same seed go to ``pruned_results``. Those that did not
-    converge are left out, since pruned logs have to comply (MLPerf HPC training rules 3.0, "Throughput"). On
+    converge are left out, since pruned logs must comply (MLPerf HPC training rules 3.0, "Throughput"). On
     errors nothing is written, unless ``despite_errors``.
 
     Raises:
@@ -125,19 +125,19 @@ def _sources(paths: Sequence[Path], weak: Sequence[Path]) -> list[ResultSet]:
                 raise UserError(f"{path} is already a submission tree: check it with mlhpc check")
             for log in results.log_paths:
                 if earlier := sources.get(log.resolve()):
-                    raise UserError(f"{log} is given twice ({earlier} and {path}); name every run once")
+                    raise UserError(f"{log} is given twice ({earlier} and {path}); list every run once")
                 sources[log.resolve()] = path
             metric: Metric = "weak" if path in weak else results.metric
             groups.setdefault((results.benchmark, metric), []).append(results)
     if not sources:
-        raise UserError(f"{', '.join(map(str, paths))}: no log to pack; give the --out folders of runs")
+        raise UserError(f"{', '.join(map(str, paths))}: no log to pack; pass the --out folders of runs")
     return [_together(sets, metric) for (_, metric), sets in groups.items()]
 
 
 def _together(sets: Sequence[ResultSet], metric: Metric) -> ResultSet:
     """Several sets as one. Raises UserError for a mixture of run directories and bare logs."""
     if len({bool(results.runs) for results in sets}) > 1:
-        raise UserError(f"{sets[0].path} and the others: give folders of runs or bare logs, not both")
+        raise UserError(f"{sets[0].path} and the others: pass either folders of runs or single logs")
     return replace(
         sets[0],
         path=sets[0].path if len(sets) == 1 else sets[0].path.parent,
@@ -176,21 +176,21 @@ def _throughput_chosen(
         )
         findings += [
             Finding("pack/left-out", "warning", str(path), "an instance that converged", dropped[path].why,
-                    "not packed: it cannot count, and pruned logs have to comply")
+                    "not packed: it cannot count, and pruned logs must comply")
             for path in failed
         ]  # fmt: skip
-        # The time of such an instance is unknown: leaving it out has to be the submitter's decision.
+        # The time of such an instance is unknown: excluding it must be the submitter's decision.
         findings += [
             Finding("pack/left-out", "warning" if run.resolve() in pruned else "error", str(run),
                     "the log of every instance", "run.log is missing",
                     "not packed, because of --prune" if run.resolve() in pruned
-                    else "restore it, or leave the instance out with --prune")
+                    else "restore it, or exclude the instance with --prune")
             for run in results.runs if run / "run.log" not in results.log_paths
         ]  # fmt: skip
     without_strong = {r.benchmark for r in sets} - {r.benchmark for r in sets if r.metric == "strong"}
     findings += [
         Finding("pack/throughput", "warning", benchmark, "a time to solution with the throughput", "none",
-                "throughput may not be reported on its own (MLPerf HPC training rules 3.0): pack both")
+                "throughput may not be reported alone (MLPerf HPC training rules 3.0): pack both")
         for benchmark in sorted(without_strong)
     ]  # fmt: skip
     return chosen, findings
@@ -199,7 +199,7 @@ def _throughput_chosen(
 def _require_name(org: str) -> None:
     if not re.fullmatch(r"[\w+-][\w .+-]*", org):
         raise UserError(
-            f"--org {org!r}: use letters, digits, blanks and . _ + -, since it becomes a folder name"
+            f"--org {org!r}: use letters, digits, spaces and . _ + -, since it is used as a folder name"
         )
 
 
@@ -250,7 +250,7 @@ def _scored(results: ResultSet) -> str:
     head = f"{results.benchmark} {results.metric}: {count(kept, 'result')}" + (
         f", {left} pruned" if left else ""
     )
-    own = ", to its own target: not an MLPerf result" * has_own_target(results)
+    own = ", with its own target: not an MLPerf result" * has_own_target(results)
     score = score_set(results)
     if score.minutes is None:
         return f"{head}; no score: {score.why}{own}"

@@ -1,7 +1,7 @@
 """Many runs side by side: sets of runs from run directories, campaigns and the submission trees of others.
 
 The analysis is that of paper 001, section 4.1: time to solution broken down, staging against computing,
-throughput and epoch scaling. Only sets of one problem (benchmark, samples, preset) share a figure.
+throughput and epoch scaling. Only sets of the same problem (benchmark, samples, preset) share a figure.
 """
 
 import math
@@ -24,7 +24,7 @@ from mlhpc.submission.score.rcp import pruned, reference_points
 from mlhpc.submission.score.set_score import set_findings
 
 DETAILED = 150
-"""Maximum number of sets that the planes show and that are predicted from the others; the tables have all."""
+"""Maximum number of sets shown in the plots and predicted from the others; the tables contain all."""
 
 
 @dataclass(frozen=True)
@@ -63,8 +63,8 @@ class Comparison:
 def compare(paths: Sequence[Path], configurations: Sequence[tuple[int, int | None]] = ()) -> Comparison:
     """Measures every set of runs below ``paths``. Nothing is written.
 
-    ``configurations``: configurations to predict, (compute units, global batch size); without a batch size every
-    unit keeps the share of the batch that it has in the nearest set.
+    ``configurations``: configurations to predict, (compute units, global batch size); without a batch size,
+    the batch size per unit is that of the nearest set.
 
     Raises:
         UserError: a path does not exist or contains no logs.
@@ -76,7 +76,7 @@ def compare(paths: Sequence[Path], configurations: Sequence[tuple[int, int | Non
     problems: list[tuple[Path, Finding]] = []
     with progress(sum(len(s.log_paths) for s in sets), "reading logs", "logs") as advance:
         while sets:
-            results = sets.pop(0)  # frees its logs, which may be thousands, once measured
+            results = sets.pop(0)  # frees its logs after the measurement; there may be thousands
             measured = entries_of(results)
             problems += [(results.path, problem) for problem in results.problems]
             if len(measured) == 1 and measured[0].score:
@@ -84,7 +84,7 @@ def compare(paths: Sequence[Path], configurations: Sequence[tuple[int, int | Non
             entries += measured
             advance(len(results.log_paths))
     if not entries:
-        raise UserError(f"{', '.join(map(str, paths))}: no log to compare; give runs or submission trees")
+        raise UserError(f"{', '.join(map(str, paths))}: no log to compare; pass runs or submission trees")
     ordered = sorted(entries, key=lambda e: (e.official is not True, e.benchmark, e.train_samples or 0))
     lettered = _with_copies([replace(entry, letter=letter(n)) for n, entry in enumerate(ordered)])
     originals = [entry for entry in lettered if not entry.copy_of]
@@ -108,7 +108,7 @@ def _with_copies(entries: Sequence[Entry]) -> list[Entry]:
             note = f"{number} of {entry.logs} logs are also in {original}"
             is_copy = 2 * number > len(entry.log_ids)
             if is_copy:
-                note += ": a copy, left out of figures and predictions"
+                note += ": a copy, excluded from figures and predictions"
             entry = replace(entry, notes=(*entry.notes, note), copy_of=original if is_copy else "")
         checked.append(entry)
     return checked
@@ -176,7 +176,7 @@ def _predicted(
 ) -> Iterator[Predicted]:
     machine = [(e, m) for e, m in system if e is not without]
     convergence = [Point(m.batch, m.epochs, e.letter) for e, m in division if e is not without]
-    # Reference points fill in batch sizes that no set has.
+    # Reference points provide batch sizes missing in the sets.
     sizes = {point.size for point in convergence}
     convergence += [point for point in reference_epochs if point.size not in sizes]
     prediction = predict(units, batch, [m for _, m in machine], convergence)

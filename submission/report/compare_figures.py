@@ -1,8 +1,8 @@
 """Figures 1 and 2 of paper 001: the time to solution of each set by part, and its scaling.
 
-Figure 2 is four planes with logarithmic axes that are shared along rows and columns: from the number of units to
-the batch size (a), from there to the epochs (b); from the units to the epoch rate (c), from there to the time that
-both give (d).
+Figure 2 has four plots with logarithmic axes that are shared along rows and columns: from the number of units to
+the batch size (a), from there to the epochs (b); from the units to the epoch rate (c), from there to the
+resulting time (d).
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,7 +28,7 @@ _WHISKERS = "bars: ± standard deviation"
 _LETTERS = 8
 """Maximum number of letters in the label of overlapping marks."""
 _NEAR = 0.05
-"""Marks closer than this share of both axes get one common label."""
+"""Marks closer than this share of both axes get a common label."""
 
 
 def breakdown(shown: Sequence[Entry]) -> tuple[Grid, Details]:
@@ -82,8 +82,8 @@ def _table(shown: Sequence[Entry]) -> Table:
 
 @dataclass(frozen=True)
 class _Plane:
-    """What one plane shows: x and y of each set by its letter, its axes and its level lines. With ``spreads`` x is
-    the convergence of a division, and each set has a whisker."""
+    """The content of one plot: x and y of each set by its letter, its axes and its level lines. With
+    ``spreads`` x is the convergence of a division, and each set has a whisker."""
 
     title: str
     note: str
@@ -97,8 +97,8 @@ class _Plane:
 
 
 def planes(group: Sequence[Entry]) -> tuple[Grid, Legend] | None:
-    """Figure 2: epoch scaling and throughput scaling, joined on the batch size; None if no set of
-    ``group`` has all the quantities drawn."""
+    """Figure 2: epoch scaling and throughput scaling, connected by the batch size; None if no set of
+    ``group`` has all quantities."""
     shown = [e for e in group if e.measured][:DETAILED]
     if not shown:
         return None
@@ -129,7 +129,7 @@ def planes(group: Sequence[Entry]) -> tuple[Grid, Legend] | None:
                batches, levels(x_units, y_batch, 1.0, "{0:g} per unit")),
         _Plane("b) Epoch scaling", f"dotted: the same number of steps; {_WHISKERS}", x_epochs, y_batch, epochs,
                batches, levels(x_epochs, y_batch, train, "{1} steps"), spreads, reference),
-        _Plane("c) Throughput scaling", "dotted: samples/s per unit, training and evaluation together", x_units,
+        _Plane("c) Throughput scaling", "dotted: samples/s per unit, including evaluation", x_units,
                y_rate, units, rates, levels(x_units, y_rate, 3600 / samples, "{0:g}/s per unit")),
         _Plane("d) Time to compute", f"dotted: the same T_epoch · epochs; {_WHISKERS}", x_epochs, y_rate, epochs,
                rates, plots.level_lines(x_epochs, y_rate, _times(epochs, rates)), spreads),
@@ -188,7 +188,7 @@ def _row(plane: _Plane, entry: Entry) -> dict[str, Any]:
 
 
 def _labels(rows: Sequence[dict[str, Any]], plane: _Plane) -> list[dict[str, Any]]:
-    """Letters at their marks; overlapping marks share one label, of few letters."""
+    """Letters at their marks; overlapping marks share one label with a few letters."""
     labels: list[dict[str, Any]] = []
     for row in rows:
         near = (

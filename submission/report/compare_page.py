@@ -38,7 +38,7 @@ def page(comparison: Comparison) -> str:
 
 
 def _problem(group: Sequence[Entry], comparison: Comparison) -> dict[str, Any]:
-    """The blocks of each section of a chapter, None where it is left out, and what its text speaks of."""
+    """The blocks of each section of a chapter, None if it is omitted, and the values in its text."""
     first = group[0]
     originals = [e for e in group if not e.copy_of]
     measured = [e for e in originals if e.runs]
@@ -156,7 +156,7 @@ def _scaling(shown: Sequence[Entry]) -> Table:
 
 
 def _energy(shown: Sequence[Entry]) -> Table:
-    """Joules beside the time they were used in, by what was measured."""
+    """Joules and the corresponding time, by kind of counter."""
 
     def kilojoules(kind: str, entry: Entry) -> Cell:
         if kind in entry.joules and entry.joules[kind] is None:

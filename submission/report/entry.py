@@ -1,4 +1,4 @@
-"""One set of runs of one configuration, measured, as a comparison shows it."""
+"""A measured set of runs of one configuration, for comparisons."""
 
 import re
 import statistics
@@ -19,18 +19,18 @@ from mlhpc.submission.score.score import Strong, Weak
 
 OVER_SCORED = "the runs in the score"
 OVER_CONVERGED = "all runs that converged"
-OVER_ENDED = "all runs that ended by themselves; none converged"
+OVER_ENDED = "all runs that ended normally; none converged"
 OVER_RESUMED = "resumed runs, which do not count"
 
 IN_CLOCK, BEFORE_CLOCK, NOT_LOGGED = "in the score", "before the clock", "no record"
-"""Where the staging records of a set are: after run_start (MLPerf HPC up to round 2.0 times staging), before it
-(from round 3.0 on the score excludes staging), or nowhere."""
+"""Position of a set's staging records: after run_start (MLPerf HPC up to round 2.0 times staging), before it
+(from round 3.0 on the score excludes staging), or missing."""
 
 
 @dataclass(frozen=True)
 class RunFacts:
     """One measured run. ``epochs``: those begun before the evaluation that met the target; all epochs if none
-    did. ``energy``: by what was measured; empty for logs of others."""
+    did. ``energy``: by kind of counter; empty for logs of other programs."""
 
     phases: Phases
     epochs: int
@@ -41,13 +41,13 @@ class RunFacts:
 class Entry:
     """One set of runs of one configuration, measured.
 
-    ``letter`` names it in the figures. ``unit`` is what is counted: accelerators, processors, ranks or nodes;
-    ``machine`` its model. ``runs`` are those used for the measurements, ``over`` says which.
+    ``letter`` names it in the figures. ``unit``: accelerators, processors, ranks or nodes;
+    ``machine`` its model. ``runs`` are those used for the measurements, ``over`` describes them.
     ``official``: whether its sample counts are those of a published data set; None if unknown. ``data_set``: the
     (training, evaluation) samples of that published data set, else those logged. ``scale``: compute units of one
-    run. ``aborted``: runs that were terminated or never ended. ``staged``: where its staging records
-    are. ``log_ids`` identify the logs by the times in them; ``copy_of`` is the letter of an earlier set with
-    the same logs.
+    run. ``aborted``: runs that were terminated or never ended. ``staged``: position of its staging records.
+    ``log_ids`` identify the logs by the times in them; ``copy_of`` is the letter of an earlier set with the
+    same logs.
     """
 
     letter: str
@@ -96,7 +96,7 @@ class Entry:
 
     @property
     def made_from(self) -> str:
-        """Division, and number and kind of the measured runs: goes with every figure."""
+        """Division, and number and kind of the measured runs, shown with every figure."""
         runs = count(len(self.runs), "run" if self.metric == "strong" else "throughput instance")
         return f"{self.division}, {runs}" + ("" if self.over == OVER_SCORED else f": {self.over}")
 
@@ -122,7 +122,7 @@ class Entry:
 
     @cached_property
     def line(self) -> tuple[str, str, str]:
-        """One machine of one submitter: throughput scaling joins its sets."""
+        """One machine of one submitter: throughput scaling connects its sets."""
         return self.org, self.unit, re.sub(r"\s*\(.*?\)", "", self.machine)
 
     @cached_property
@@ -167,8 +167,8 @@ class Entry:
 
     @property
     def staging_in_epochs(self) -> Spread | None:
-        """T_staging / T_epoch: the epochs that could be trained while staging. Paper 001, Table 5, calls it the
-        compute-to-staging throughput ratio."""
+        """T_staging / T_epoch: the epochs that could be trained while staging. Called compute-to-staging
+        throughput ratio in paper 001, Table 5."""
         return spread(r.phases.staging / r.phases.epoch_s if r.phases.epoch_s else None for r in self.runs)
 
     @property
@@ -204,7 +204,7 @@ class Entry:
 
     @property
     def joules(self) -> dict[str, Spread | None]:
-        """By what was measured: over the runs whose figure is whole, None if that of none is."""
+        """By kind of counter: over the runs with complete figures, None if there are none."""
         kinds = measured_in(r.energy for r in self.runs)
         return {
             kind: spread(r.energy[kind].whole_joules for r in self.runs if kind in r.energy) for kind in kinds

@@ -1,6 +1,6 @@
-"""Measures sets of runs: from their logs, their system description and the files beside their logs.
+"""Measures sets of runs: from their logs, their system description and the files next to their logs.
 
-A set whose logs differ in configuration is split: an entry has one configuration.
+A set whose logs differ in configuration is split: an entry has a single configuration.
 """
 
 import math
@@ -50,7 +50,7 @@ def entries_of(results: ResultSet) -> list[Entry]:
     groups: dict[tuple[object, ...], list[Log]] = {}
     for log in results.logs:
         if log.value("study_steps") or log.value("emulated_step_s") is not None:
-            continue  # a study's only epoch was cut short, an emulated run computed nothing: neither is a training
+            continue  # a study's only epoch ended early, an emulated run computed nothing: neither is training
         groups.setdefault(tuple(str(log.value(key)) for key in keys), []).append(log)
     split = len(groups) > 1
     return [_entry(results, logs, split) for logs in groups.values()]
@@ -93,7 +93,7 @@ def _entry(results: ResultSet, logs: list[Log], split: bool) -> Entry:
         score = replace(score, minutes=None, without_staging_minutes=None, why=why)
         over = OVER_RESUMED
     if any(log.first("staging_overlap") for log in logs):
-        notes.append("staging overlapped the first epoch: T_staging is only what training did not hide")
+        notes.append("staging overlapped the first epoch: T_staging is only the part not hidden by training")
     coarse = any(log.first("coarse_epochs") for log in logs)
     if coarse:
         notes.append("some epochs trained on coarser samples")
@@ -134,7 +134,7 @@ def _staged(log: Log) -> str:
 
 
 def _log_id(log: Log) -> tuple[float, float] | None:
-    """Start and stop in milliseconds since 1970: two runs that share both are one."""
+    """Start and stop in milliseconds since 1970: runs with equal values are the same run."""
     run = log.run
     return (run.start_ms, run.stop_ms) if run else None
 
@@ -229,7 +229,7 @@ def _units(log: Log, description: dict[str, Any], own_files: _Own) -> tuple[str,
 def _shared(
     found: ResultSet, logs: list[Log], scale: int | None, nodes: int | None
 ) -> tuple[int | None, int | None, str]:
-    """Units and nodes of one instance, and a note where the logs count those of the whole system as its own."""
+    """Units and nodes of one instance, and a note if the logs count those of the whole system."""
     logged, total = instance_scale(logs[0]), found.total_scale
     if logged is None or total is None:
         return scale, nodes, ""
@@ -237,9 +237,7 @@ def _shared(
     if one == logged:
         return scale, nodes, ""
     scale, nodes = (number and max(number * one // logged, 1) for number in (scale, nodes))
-    note = (
-        f"each log counts {whole(logged)} units as its own; instances at the same time shared {whole(total)}"
-    )
+    note = f"each log counts {whole(logged)} units; concurrent instances shared {whole(total)}"
     return scale, nodes, note
 
 
@@ -272,7 +270,7 @@ def _official_data(
 
 
 def _count(value: Any) -> int | None:
-    """A positive whole number, also one written as text; None if it exceeds what a machine can count."""
+    """A positive whole number, also one written as text; None if it is unrealistically large."""
     try:
         number = int(value)
     except (TypeError, ValueError, OverflowError):

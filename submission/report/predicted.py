@@ -1,4 +1,4 @@
-"""Predicted beside measured: each part of a run, the ratio, and what limits it in words."""
+"""Predicted and measured values of each part of a run, their ratio, and a description of the limit."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -14,13 +14,13 @@ from mlhpc.submission.logs.run_directory import Result, RunDirectory
 from mlhpc.submission.report.summary import duration, parts, rate
 
 _SLOWED = 0.05
-"""Share of the training time that the loop waits for data from which on the input path is said to limit it."""
+"""Share of data wait in the training time above which the input path is reported as the limit."""
 
 
 @dataclass(frozen=True)
 class PredictedPart:
-    """Seconds of one part of a run: measured (None where it is not known), and predicted with its interval (None
-    where no model speaks of it)."""
+    """Seconds of one part of a run: measured (None if it is not known), and predicted with its interval (None
+    without a model)."""
 
     label: str
     measured: float | None
@@ -28,7 +28,7 @@ class PredictedPart:
 
     @property
     def ratio(self) -> float | None:
-        """Measured over predicted; None where either is missing or zero."""
+        """Measured over predicted; None if either is missing or zero."""
         if not self.predicted or not self.measured or self.predicted[0] <= 0:
             return None
         return self.measured / self.predicted[0]
@@ -36,7 +36,8 @@ class PredictedPart:
 
 @dataclass(frozen=True)
 class Beside:
-    """``measured`` and ``predicted``: sentences on what limits training. ``machine``: whose file it is."""
+    """``measured`` and ``predicted``: sentences about the limit of training. ``machine``: the machine of the
+    file."""
 
     parts: tuple[PredictedPart, ...]
     measured: str
@@ -46,10 +47,10 @@ class Beside:
 
 
 def beside(run: RunDirectory, machine: Machine) -> Beside:
-    """The run's parts beside those predicted for it on ``machine``, with as many accelerators a node as it had
-    ranks, for the epochs and samples that it trained.
+    """The measured parts of the run and those predicted on ``machine``, with one accelerator per rank and
+    node, for its epochs and samples.
 
-    Raises UserError where the run has no result and configuration, or cannot be on that machine.
+    Raises UserError if the run has no result and configuration, or is impossible on that machine.
     """
     result, config = run.result, run.config
     if result is None or config is None or not result.epochs or not result.ranks:
@@ -69,8 +70,8 @@ def beside(run: RunDirectory, machine: Machine) -> Beside:
 
 
 def _predicted(model: Model, found: Prediction, result: Result, apart: bool) -> dict[str, Triple]:
-    """By part, for the epochs that were trained. ``apart``: the first epoch's excess is a part of its own, which
-    the measured waits and steps do not contain."""
+    """By part, for the epochs that were trained. ``apart``: the first epoch's excess is a separate part, not
+    contained in the measured waits and steps."""
     trained = sum(e.samples or model.run.data.train_samples for e in result.epochs) / found.batch
     spread = [end / found.step_s.value for end in found.step_s.ends]
     evaluations = sum(1 for e in result.epochs if e.eval_s)
@@ -80,7 +81,7 @@ def _predicted(model: Model, found: Prediction, result: Result, apart: bool) -> 
     predicted = {
         "step": _times(found.step.busy * trained, spread),
         "data_wait": added(_times(found.step.wait * trained, (1, 1, 1)), within),
-        # of an aborted run: steps and waits together
+        # for an aborted run: sum of steps and waits
         "training": added(_times(found.step_s.value * trained, spread), within),
         "evaluation": _times(1.0, [evaluations * end for end in found.eval_s]),
     }
@@ -88,7 +89,7 @@ def _predicted(model: Model, found: Prediction, result: Result, apart: bool) -> 
         predicted["exchange"] = _times(once * (len(result.epochs) - 1), (1, 1, 1))
     if apart and cold[0] > 0:
         predicted["first_epoch_excess"] = cold
-    if result.staging and not result.staging.overlapped:  # only what training did not hide was measured
+    if result.staging and not result.staging.overlapped:  # only the part not hidden by training was measured
         size, received = result.staging.bytes / found.nodes, 0.0
         if result.staging.read_once and result.staging.source_bytes is not None:
             received = (result.staging.bytes - result.staging.source_bytes) / found.nodes
@@ -110,7 +111,7 @@ def _measured_words(run: RunDirectory) -> str:
     step, wait = seconds.get("step", 0.0), seconds.get("data_wait", 0.0)
     samples = sum(e.samples or 0 for e in run.result.epochs) if run.result else 0
     if not step:
-        return "not known: the run has no times of steps and waits"
+        return "not known: the run has no step and wait times"
     if samples and step > 0 and wait / (step + wait) >= _SLOWED:
         return f"the input path limits: {rate(samples / (step + wait))} of {rate(samples / step)} samples/s"
     return "the training step limits: the input path keeps up"

@@ -49,10 +49,10 @@ def report_on(
 ) -> Path | None:
     """One run directory: :func:`report`. Otherwise a comparison of all sets of runs below ``paths``: printed, and
     written to ``out`` if given. ``configurations``: what to predict, (compute units, global batch size or None).
-    ``machine``: whose prediction is shown beside one run.
+    ``machine``: the machine of the prediction shown with a single run.
 
     Returns the path of the page, None without one. The page is written before anything is printed, so that it
-    exists even if the reader of the output is gone.
+    exists even if the output is closed early.
 
     Raises:
         UserError: there are no runs; the page cannot be written, exists already, or would be among the
@@ -62,11 +62,11 @@ def report_on(
     if len(paths) == 1 and ((first / "run.log").is_file() or (first / "result.json").is_file()):
         if configurations:
             raise UserError(
-                "--predict is for a comparison: give the folder of several runs, or several paths"
+                "--predict is only for comparisons: pass the folder of several runs, or several paths"
             )
         return report(first, console, out=out, machine=machine)
     if machine:
-        raise UserError("--machine is for the report of one run: give the directory of one")
+        raise UserError("--machine is only for the report of a single run: pass its directory")
     if out:
         _refuse_inside(out, paths)
         if out.exists():
@@ -104,11 +104,13 @@ def report(
 
 
 def _refuse_inside(out: Path, paths: Sequence[Path]) -> None:
-    """Other people's trees are only read, and a file among the user's own logs would be packed with them."""
+    """Submission trees are only read, and a file among the user's logs would be packed with them."""
     folder = out.resolve().parent
     for path in paths:
         if path.is_dir() and (folder == path.resolve() or path.resolve() in folder.parents):
-            raise UserError(f"{out}: is inside {path}, which is only read; choose --out FILE.html elsewhere")
+            raise UserError(
+                f"{out}: is inside {path}, which must not be modified; choose --out FILE.html elsewhere"
+            )
 
 
 def _print(run: RunDirectory, findings: Sequence[Finding], ruleset: str, console: Console) -> None:

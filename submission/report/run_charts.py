@@ -1,4 +1,4 @@
-"""The charts of a run's page: where the time went, learning curves, and rates."""
+"""The charts of a run's page: breakdown of time, learning curves, and rates."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +25,7 @@ from mlhpc.submission.report.summary import (
 Rows = list[dict[str, Any]]
 _HEIGHT = 170
 _MOST_EPOCHS = 2000
-"""Maximum points of a curve; of more, every n-th is drawn."""
+"""Maximum number of points of a curve; with more, every n-th is drawn."""
 
 
 def breakdown(parts: Sequence[Part]) -> Figure:
@@ -34,7 +34,7 @@ def breakdown(parts: Sequence[Part]) -> Figure:
     unit, scale = time_unit(sum(seconds.values()))
     return bars.stacked_bars(
         [bars.Bar("", seconds)],
-        "Where the time went",
+        "Breakdown of time to train",
         parts={part.key: part.label for part in parts},
         value_title=f"time since run_start, {unit}",
         write=duration,
@@ -45,7 +45,7 @@ def breakdown(parts: Sequence[Part]) -> Figure:
 
 
 def training(run: RunDirectory, ranks: Sequence[RankTimes]) -> tuple[Figure, ...]:
-    """Training epoch by epoch: the figures for which the run has data."""
+    """Training by epoch: the figures for which the run has data."""
     epochs = run.result.epochs if run.result else ()
     losses = {e.epoch: e.train_loss for e in epochs}
     learning_rates = {e.epoch: e.learning_rate for e in epochs}
@@ -81,7 +81,7 @@ def _by_epoch(
     write: Callable[[float], str],
     note: str = "",
 ) -> Figure | None:
-    """One value an epoch, by the kind of chart that ``draw`` makes; None without a finite value."""
+    """One value per epoch, drawn by ``draw``; None without a finite value."""
     finite = {epoch: value for epoch, value in values.items() if value is not None and math.isfinite(value)}
     if not finite:
         return None

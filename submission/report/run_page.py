@@ -35,7 +35,7 @@ PROBLEMS_LISTED = 20
 def page(
     run: RunDirectory, findings: Sequence[Finding], ruleset: str, predicted: Beside | None = None
 ) -> str:
-    """The whole HTML text. Missing parts are left out, and listed in a section of their own."""
+    """The whole HTML text. Missing parts are left out, and listed in a separate section."""
     rules, ranks, result = rules_text(run, ruleset), read_ranks(run.path), run.result
     machines, bindings = run_sections.machines_of(run.env), read_bindings(run.env)
     reasons = no_score(run, findings)
@@ -52,7 +52,7 @@ def page(
         pills=_pills(run, findings, rules),
         banners=_banners(run, reasons),
         hero=_hero(run, reasons),
-        # What the template's text speaks of.
+        # Values for the template's text.
         result=result,
         config=run.config,
         rules=rules,
@@ -123,12 +123,12 @@ def _hero(run: RunDirectory, reasons: Sequence[str]) -> list[tuple[str, str, str
     result = run.result
     if reasons or result is None:
         ended = run.log.time_to_train_s if run.log else None
-        also = f"The clock ran for {duration(ended)}; that is not a time to train." if ended else ""
+        also = f"The clock ran for {duration(ended)}; this is not a time to train." if ended else ""
         shown = "Not ended" if running(run) else "No score"
         cells = [("Time to train", shown, also, "big none" if shown == "No score" else "big")]
     else:
         also = f"without staging: {duration(result.time_to_train_without_staging_s)}"
-        cells = [("Time to train, staging included", duration(result.time_to_train_s), also, "big")]
+        cells = [("Time to train, including staging", duration(result.time_to_train_s), also, "big")]
     if result:
         target = result.target
         best = "none" if target.best is None else f"{target.best:.4g}"

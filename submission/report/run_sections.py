@@ -1,4 +1,4 @@
-"""What the sections of a run's page show: their blocks, None for a section that is left out.
+"""The blocks of the sections of a run's page, None for omitted sections.
 
 ``templates/run.html`` has the order of the sections and their text.
 """
@@ -72,7 +72,7 @@ def processes(ranks: Sequence[RankTimes]) -> list[Table | Figure] | None:
 
 
 def spatial(epochs: Sequence[Epoch]) -> Table:
-    """What ranks that share samples have exchanged, by epoch."""
+    """Exchanges of ranks that share samples, by epoch."""
     return table(
         "spatial",
         [e for e in epochs if e.halo_bytes is not None],
@@ -103,7 +103,7 @@ def staging(result: Result) -> Facts:
         "time": duration(staging.seconds),
         "rate": size(staging.bytes / staging.seconds, "/s") if staging.seconds else "not known",
         "slowest rank": _slowest(staging),
-        "mode": f"{staging.mode or 'not known'}{', packed on the way' if staging.packed else ''}",
+        "mode": f"{staging.mode or 'not known'}{', packed during the copy' if staging.packed else ''}",
         "first epoch": _overlap(staging),
         "read from the source": _source_bytes(staging),
         **_format_facts(result),
@@ -112,10 +112,10 @@ def staging(result: Result) -> Facts:
         "target is RAM": _yes_no(staging.target_is_ram, "yes: staged files take memory from training", "no"),
         "source": _yes_no(
             result.source_evicted,
-            "evicted: no page of it was in memory before the run",
-            "not known to be cold: the page cache may have held it",
+            "evicted: no page was in memory before the run",
+            "may have been in the page cache",
         ),
-        "checksums": _yes_no(staging.verified, "every file verified", "the data set has none"),
+        "checksums": _yes_no(staging.verified, "every file verified", "the data set has no checksums"),
         "already in place": count(staging.kept, "file"),
     }
     return Facts(facts)
@@ -123,19 +123,19 @@ def staging(result: Result) -> Facts:
 
 _SCOPES = {
     "sample": "the whole data set, sample by sample",
-    "node": "the samples of each node, which stay there",
+    "node": "the samples of each node, fixed for the run",
     "global": "node shards, redivided before every epoch",
 }
 
 
 def _format_facts(result: Result) -> dict[str, str]:
-    """What the samples are shuffled among, and whether they lie in archives."""
+    """The scope of the shuffle, and whether samples are in archives."""
     data = result.data
     scope = (
         (data and data.shuffle_scope) or (result.staging.shuffle_scope if result.staging else "sample") or ""
     )
     if scope == "global" and not (result.staging and result.staging.mode == "shard"):
-        scope = "sample"  # as it was called at first
+        scope = "sample"  # its name in early versions
     facts = {"shuffled over": _SCOPES.get(scope, "not known")}
     if data and data.samples_per_archive:
         facts["archives"] = f"of {count(data.samples_per_archive, 'sample')}, packed before the clock started"
@@ -143,7 +143,7 @@ def _format_facts(result: Result) -> dict[str, str]:
 
 
 def _exchanged(result: Result) -> dict[str, str]:
-    """What nodes have sent each other between epochs, so that each has a new share of the samples."""
+    """The exchange of samples between nodes before epochs."""
     sent = [epoch.exchange_bytes for epoch in result.epochs if epoch.exchange_bytes is not None]
     if not sent:
         return {}
@@ -158,15 +158,15 @@ def _overlap(staging: Staging) -> str:
     if not staging.overlapped:
         return "read the staged files"
     waited = f"waited {duration(staging.waited_s)} at its end"
-    return f"read what was staged by then, the rest from the source; {waited}"
+    return f"read staged files, or the source until a file was staged; {waited}"
 
 
 def _source_bytes(staging: Staging) -> str:
     if staging.source_bytes is None:
         return "not known"
-    how = ", once: nodes passed files on to each other" if staging.read_once else ""
+    how = ", once: nodes forwarded files to each other" if staging.read_once else ""
     if staging.overlapped:
-        how = " by staging, and more by training meanwhile"
+        how = " by staging; training read more during the copy"
     return f"{size(staging.source_bytes)}{how}"
 
 
@@ -187,7 +187,7 @@ def hyperparameters(run: RunDirectory) -> Facts | None:
     if run.config:
         values = run.config.hyperparameters.logged() | run.config.training.applicable()
     elif run.log:
-        # The keys of all benchmarks: those missing in this log are left out below.
+        # The keys of all benchmarks: those missing in this log are omitted below.
         keys = (key for name in registry.benchmarks() for key in load.hyperparameter_keys(name))
         values = {key: run.log.value(key) for key in keys}
     return _known(values)
@@ -203,7 +203,7 @@ def _list(value: object) -> str:
 
 
 def hardware(machines: Sequence[Mapping[str, Any]], bindings: Sequence[RankBinding]) -> list[Table] | None:
-    """The nodes, identical ones in a row, and the cores of their ranks."""
+    """The nodes, one row for identical ones, and the cores of their ranks."""
     hosts: dict[tuple[str, ...], list[str]] = {}
     for machine in machines:
         memory = machine.get("memory_gib")

@@ -2,8 +2,8 @@
 
 A study (Han et al. 2019, "A Quantitative Study of Deep Learning Training on Heterogeneous Supercomputers") runs
 the same training under varied settings, several times each. A cell is one choice of settings; its folder has
-``cell.json``, the settings, and one run directory per repeat. Measured are the steps of a run after its
-warm-up, data wait included, on the clock of rank 0; ranks train in lockstep.
+``cell.json``, the settings, and one run directory per repeat. The steps of a run after its warm-up are
+measured, including data wait, on the clock of rank 0; ranks train in lockstep.
 """
 
 import contextlib
@@ -26,19 +26,19 @@ Value = str | int | float | bool
 
 CELL = "cell.json"
 PLACES = ("codec", "batch", "ranks", "data", "storage")
-"""Settings of a cell besides the configuration of its runs: the codec of its data set where that was varied,
+"""Settings of a cell besides the configuration of its runs: the codec of its data set if it was varied,
 samples per rank and step (local batch size), ranks, the name of the data set's folder, and whether it is read in
 place (shared) or staged."""
 SERVERS, UPDATES = "parameter_servers", "updates"
 """Settings of a cell that is trained by parameter servers: their number (0: a ring all-reduce), and whether
-updates are synchronous or asynchronous. No run has them: they lead to a program of their own
+updates are synchronous or asynchronous. Runs do not have them: they are measured by a separate program
 (``Benchmark.servers_study``)."""
 GLOBAL_BATCH = "hyperparameters.global_batch_size"
 
 
 @dataclass(frozen=True)
 class Measured:
-    """One run: ``steps`` steps in ``seconds``, of which it waited ``wait_s`` for data. ``staging_s`` is None
+    """One run: ``steps`` steps in ``seconds``, including ``wait_s`` of data wait. ``staging_s`` is None
     unless everything was copied: not staged, or files existed already."""
 
     path: Path
@@ -65,7 +65,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Cell:
-    """One choice of settings, its measured runs, and why others failed. ``data``, ``stage``: paths."""
+    """One choice of settings, its measured runs, and the failures. ``data``, ``stage``: paths."""
 
     path: Path
     settings: Mapping[str, Value]
@@ -80,8 +80,7 @@ class Cell:
 
     @property
     def variability(self) -> float | None:
-        """How much longer the longest run took than the shortest, relative to the shortest (paper 003, Fig.
-        4b)."""
+        """Excess of the longest run over the shortest, relative to the shortest (paper 003, Fig. 4b)."""
         if len(self.runs) < 2:
             return None
         seconds = [run.step_s for run in self.runs]
@@ -108,12 +107,12 @@ class Study:
 
 
 def read(path: Path, running: Callable[[str], bool] = lambda name: False) -> Study:
-    """The study in a folder. ``running``: whether the run ``CELL.NUMBER`` is in progress; such runs are left out.
-    Raises UserError when there is no study, or a cell of it cannot be read."""
+    """The study in a folder. ``running``: whether the run ``CELL.NUMBER`` is in progress; such runs are omitted.
+    Raises UserError if there is no study, or a cell of it cannot be read."""
     cell_files = sorted(path.glob(f"*/{CELL}"), key=lambda cell: (cell.stat().st_mtime_ns, cell.parent.name))
     cells = _with_distinct_names([_read_cell(cell.parent, running) for cell in cell_files])
     if not cells:
-        raise UserError(f"{path}: no study there; start one with mlhpc study BENCHMARK --vary KEY=A,B")
+        raise UserError(f"{path}: not a study; start one with mlhpc study BENCHMARK --vary KEY=A,B")
     keys = [*PLACES, *dict.fromkeys(key for cell in cells for key in cell.settings if key not in PLACES)]
     n_values = {key: len({repr(cell.settings.get(key)) for cell in cells}) for key in keys}
     # One of the two batch sizes follows from the other and the ranks: the local one in strong scaling.
@@ -131,7 +130,7 @@ def read(path: Path, running: Callable[[str], bool] = lambda name: False) -> Stu
 
 
 def described(folder: Path) -> tuple[dict[str, Value], str, str | None]:
-    """Settings of a cell, path of its data set, and the folder it is staged to or None. Raises UserError when its
+    """Settings of a cell, path of its data set, and the folder it is staged to or None. Raises UserError if its
     ``cell.json`` cannot be read."""
     try:
         content = read_object(folder / CELL)
@@ -141,7 +140,7 @@ def described(folder: Path) -> tuple[dict[str, Value], str, str | None]:
         if not all(isinstance(value, str) or -1e300 < value < 1e300 for value in settings.values()):
             raise TypeError
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        raise UserError(f"{folder / CELL}: cannot be read; move {folder} away, and start again") from None
+        raise UserError(f"{folder / CELL}: cannot be read; move {folder} away, and restart") from None
     return settings, data, stage
 
 
@@ -163,8 +162,8 @@ def flat(run: Run) -> dict[str, Value]:
 
 
 def measured(run: Path, settings: Mapping[str, Value]) -> Measured:
-    """The measurement of one run of a cell with ``settings``. Raises ValueError, with the reason, when it did not
-    finish, or its record does not fit the settings."""
+    """The measurement of one run of a cell with ``settings``. Raises ValueError, with the reason, if it did
+    not finish, or its record does not match the settings."""
     try:
         found = _measured(run, settings)
     except (ArithmeticError, AttributeError, KeyError, OSError, RecursionError, TypeError) as error:
@@ -196,7 +195,7 @@ def _measured(run: Path, settings: Mapping[str, Value]) -> Measured:
     config = _config(run, settings, {"ranks": notes["facts"]["ranks"]})
     wait, warm = timed["data_wait"], marks.get("warm")
     expected_steps = config.study.warmup_steps + config.study.steps
-    # The number of batches is that of steps, times the gradient accumulation.
+    # The number of batches is the number of steps times the gradient accumulation.
     if not expected_steps or not wait["count"] or wait["count"] % expected_steps:
         raise ValueError(
             f"it trained on {wait['count']} batch{'es' * (wait['count'] != 1)}, not {expected_steps} steps"
@@ -236,7 +235,7 @@ def _measured_with_servers(run: Path, settings: Mapping[str, Value]) -> Measured
 
 
 def _config(run: Path, settings: Mapping[str, Value], placed: Mapping[str, Value]) -> Run:
-    """The configuration of a run. Raises ValueError where it, or how the run was ``placed``, differs from the
+    """The configuration of a run. Raises ValueError if it, or how the run was ``placed``, differs from the
     settings of its cell."""
     try:
         config = loads(read_text(run / "config.toml"))
@@ -257,7 +256,7 @@ def _environment(run: Path) -> dict[str, Any]:
 
 def _read_cell(folder: Path, running: Callable[[str], bool]) -> Cell:
     settings, data, stage = described(folder)
-    # A run that failed before it had a folder left only its output.
+    # A run that failed before its folder was created has only its output.
     matches = (re.fullmatch(r"run-(\d+)(\.out)?", path.name) for path in folder.iterdir())
     runs, failures = [], []
     for number in sorted({int(name[1]) for name in matches if name}):
@@ -271,7 +270,7 @@ def _read_cell(folder: Path, running: Callable[[str], bool]) -> Cell:
 
 
 def _with_distinct_names(cells: Sequence[Cell]) -> list[Cell]:
-    """The cells, with data sets named by as much of their paths as distinguishes them, and staging named by its
+    """The cells, with data sets named by the shortest distinguishing part of their paths, and staging by its
     folder if there are several."""
     of = {cell.data: family(cell.data, str(cell.settings.get("codec", ""))) for cell in cells}
     data = _names(set(of.values()))
@@ -286,12 +285,13 @@ def _with_distinct_names(cells: Sequence[Cell]) -> list[Cell]:
 
 
 def family(data: str, codec: str) -> str:
-    """The path that the data sets of one origin share, which differ in their ``codec``: DIR of DIR-CODEC."""
+    """The common path of data sets that differ only in their ``codec``: DIR of DIR-CODEC."""
     return data.removesuffix(f"-{codec}") if codec else data
 
 
 def _names(paths: set[str]) -> dict[str, str]:
-    """The shortest ends of the paths, all equally long, that distinguish them: usually their last names."""
+    """The shortest suffixes of the paths, with equal numbers of components, that distinguish them: usually
+    the last component."""
     names: dict[str, str] = {}
     for length in range(1, 1 + max((len(Path(path).parts) for path in paths), default=0)):
         names = {path: "/".join(Path(path).parts[-length:]) for path in paths}
@@ -301,14 +301,14 @@ def _names(paths: set[str]) -> dict[str, str]:
 
 
 def accuracy(cell: Cell) -> float | None:
-    """The mean accuracy of a cell's runs; None where they measured none."""
+    """The mean accuracy of a cell's runs; None if none was measured."""
     found = spread(run.servers.accuracy for run in cell.runs if run.servers)
     return found.mean if found else None
 
 
 def accuracy_loss(study: Study, cell: Cell) -> float | None:
-    """What asynchrony costs: the accuracy of the cell with synchronous updates and the same other settings,
-    less that of ``cell``; None for a synchronous cell, and where there is no other."""
+    """The cost of asynchrony: the accuracy of the cell with synchronous updates and otherwise the same
+    settings, minus that of ``cell``; None for a synchronous cell, or without a counterpart."""
     if cell.settings.get(UPDATES) != "asynchronous":
         return None
     same = {key: value for key, value in cell.settings.items() if key != UPDATES}
@@ -320,7 +320,7 @@ def accuracy_loss(study: Study, cell: Cell) -> float | None:
 
 
 def is_numeric(values: Iterable[Value]) -> bool:
-    """Whether all values are numbers above zero, which have an order and a logarithm."""
+    """Whether all values are numbers above zero, suitable for a logarithmic axis."""
     return all(isinstance(v, int | float) and not isinstance(v, bool) and v > 0 for v in values)
 
 

@@ -1,4 +1,4 @@
-"""The charts of a study: curves over numbers, columns over words, and the variability by storage."""
+"""The charts of a study: curves for numbers, columns for words, and the variability by storage."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -19,9 +19,9 @@ from mlhpc.submission.report.study import (
 from mlhpc.submission.report.summary import plain
 
 PANELS = 12
-"""Maximum number of figures per section; the table has the rest."""
+"""Maximum number of figures per section; the table contains all."""
 BARS = 32
-"""Maximum number of bars in the figure of times; the table has the rest."""
+"""Maximum number of bars in the figure of times; the table contains all."""
 TITLE = {
     "codec": "Codec",
     "batch": "Local batch size",
@@ -40,12 +40,12 @@ TITLE = {
 _UNIT = {"batch": "samples", GLOBAL_BATCH: "samples"}
 _THROUGHPUT = "training throughput, samples/s"
 Panels = Sequence[tuple[str, Sequence[Cell]]]
-"""Captions, and the cells drawn below each."""
+"""Captions, with the cells shown under each."""
 
 
 def throughput(study: Study, axis: str) -> tuple[tuple[Figure, ...], int]:
-    """The figures of one setting, all on one scale, and how many were left out. All else is equal within a
-    figure; over numbers, each value of the first other setting has a curve."""
+    """The figures of one setting with a common scale, and the number of omitted figures. All other settings
+    are equal within a figure; for numbers, each value of the first other setting has a curve."""
     others = [other for other in study.axes if other != axis]
     numeric = is_numeric(study.values(axis))
     series, same = (others[:1], others[1:]) if numeric else ([], others)
@@ -62,7 +62,7 @@ def throughput(study: Study, axis: str) -> tuple[tuple[Figure, ...], int]:
 
 
 def variability(study: Study) -> tuple[Figure, ...]:
-    """Fig. 4b of paper 003: how much longer the slowest repeat took than the fastest, by storage."""
+    """Fig. 4b of paper 003: excess of the slowest repeat over the fastest, by storage."""
     panels = []
     for caption, cells in _panels_without(study, "storage"):
         percent = {
@@ -80,8 +80,8 @@ def variability(study: Study) -> tuple[Figure, ...]:
 
 
 def sample_times(study: Study) -> tuple[Figure | None, int]:
-    """After Figs. 9 and 12 of paper 002: the time of a sample of the global batch, how much of it rank 0 waited
-    for data, and how many cells were left out. None unless what is read was varied."""
+    """After Figs. 9 and 12 of paper 002: time per sample of the global batch, the part that rank 0 waited for
+    data, and the number of omitted cells. None unless settings of the input were varied."""
     if not {"codec", "data", "storage", "data.train_samples", "study.earlier_epochs"} & set(study.axes):
         return None, 0
     rows = []
@@ -136,7 +136,7 @@ def _panels(study: Study, same: Sequence[str]) -> Iterator[tuple[str, list[Cell]
 
 
 def _panels_without(study: Study, axis: str) -> Iterator[tuple[str, list[Cell]]]:
-    """The cells that differ in ``axis`` alone; none where it was not varied."""
+    """The cells that differ only in ``axis``; none if it was not varied."""
     return (
         _panels(study, [other for other in study.axes if other != axis]) if axis in study.axes else iter(())
     )
@@ -189,7 +189,7 @@ def _curves(study: Study, axis: str, series: Sequence[str], panels: Panels) -> t
 
 
 def _bars(study: Study, axis: str, panels: Panels) -> tuple[Figure, ...]:
-    """Figs. 4a and 10: a column for each value of the setting, of the same colour in all figures."""
+    """Figs. 4a and 10: a column for each value of the setting, with the same colour in all figures."""
     colour_of = {str(v): SERIES[n % len(SERIES)][0] for n, v in enumerate(study.values(axis))}
     most = max(measured(cell).interval[2] for _, drawn in panels for cell in drawn)
     figures = []
@@ -204,7 +204,7 @@ def _bars(study: Study, axis: str, panels: Panels) -> tuple[Figure, ...]:
 
 
 def _column(name: Value, top: str, value: float | Spread, says: str = "") -> dict[str, Any]:
-    """``top``: written above the column. ``says``: what hovering shows, ``top`` unless given."""
+    """``top``: text above the column. ``says``: text on hover, by default ``top``."""
     found = value if isinstance(value, Spread) else Spread(value, None, 1)
     _, low, high = found.interval
     whisker = {"low": low, "high": high} if found.has_interval else {}
@@ -219,7 +219,7 @@ def _columns(
     most: float,
     colours: Sequence[str] | None = None,
 ) -> Figure:
-    """Columns of different colours, all figures of a section up to ``most``."""
+    """Columns with different colours; all figures of a section have the scale ``most``."""
     return bars.columns(
         rows,
         "; ".join(f"{row['x']}: {row['says']}" for row in rows),

@@ -3,7 +3,7 @@
 After Han et al. 2019 (paper 003): throughput by network and storage and its variability (Fig. 4), over ranks
 (Fig. 6), by data format (Fig. 10), over the local batch size (Fig. 11). Means over repeats with 95% intervals.
 And after Ibrahim and Oliker 2022 (paper 002): throughput by codec, storage, batch and set size (Figs. 8, 10, 11),
-and how much of a sample's time is waiting for data (of Figs. 9 and 12).
+and the share of data wait per sample (Figs. 9 and 12).
 """
 
 from collections.abc import Callable, Iterable
@@ -51,7 +51,7 @@ def page(study: Study) -> str:
 
 
 def _throughput(study: Study, axis: str) -> dict[str, Any] | None:
-    """The section of one setting: curves over numbers, columns over words."""
+    """The section of one setting: curves for numbers, columns for words."""
     figures, left_out = throughput(study, axis)
     numeric = is_numeric(study.values(axis))
     section = {
@@ -70,14 +70,14 @@ def _meta(study: Study) -> str:
     warmup = _all(cell.settings.get("study.warmup_steps") for cell in study.cells)
     meta = f"{count(len(study.cells), 'cell')}, {count(runs, 'run')}"
     meta += f" · {steps} steps per run, after {warmup} of warm-up"
-    for key in ("batch", GLOBAL_BATCH):  # where it is the same in all cells
+    for key in ("batch", GLOBAL_BATCH):  # if it is the same in all cells
         if len({cell.settings.get(key) for cell in study.cells}) == 1:
             meta += f" · {title(key).lower()} {study.cells[0].settings.get(key)}"
     return f"{meta} · {_machines(study)}"
 
 
 def cells_table(study: Study) -> Table:
-    """Every cell of the study with its settings and what was measured; what matters less comes last."""
+    """Every cell of the study with its settings and measurements; less important columns come last."""
     relative: Columns = {
         "speed-up": lambda cell: number(_speedup(study, cell)[0], "{:.3g}".format),
         "efficiency": lambda cell: number(_speedup(study, cell)[1], "{:.0%}".format),
@@ -101,7 +101,7 @@ def cells_table(study: Study) -> Table:
 
 
 def servers_table(study: Study) -> Table | None:
-    """The cells with parameter servers; None without any. What matters less comes last."""
+    """The cells with parameter servers; None if there are none. Less important columns come last."""
     cells = [cell for cell in study.cells if any(run.servers for run in cell.runs)]
     if not cells:
         return None
@@ -153,8 +153,8 @@ def _mean(values: Iterable[float | None]) -> float | None:
 
 
 def _speedup(study: Study, cell: StudyCell) -> tuple[float | None, float | None]:
-    """Throughput over that of the cell with the fewest ranks and the same other settings, and that over the ratio
-    of their ranks; None if there is no other."""
+    """Throughput over that of the cell with the fewest ranks and the same other settings, and its ratio to
+    that of the ranks; None without such a cell."""
     others = [axis for axis in study.axes if axis not in ("ranks", GLOBAL_BATCH)]
     same_settings = [
         c for c in study.cells if c.runs and all(c.settings.get(a) == cell.settings.get(a) for a in others)

@@ -18,11 +18,11 @@ from mlhpc.submission.logs.ranks import running
 from mlhpc.submission.logs.run_directory import RunDirectory, Target
 
 PARTS = {
-    "staging": ("Staging", "copying the data set to where training reads it"),
+    "staging": ("Staging", "copying the data set to node-local storage"),
     "exchange": ("Exchange", "nodes exchanging their shards between epochs"),
     "first_epoch_excess": (
         "First-epoch excess",
-        "how much longer the first epoch took than the median of the others",
+        "time by which the first epoch exceeds the median of the others",
     ),
     "data_wait": ("Data wait", "the training loop waiting for its next batch"),
     "step": ("Training steps", "forward, backward, all-reduce, update"),
@@ -43,13 +43,13 @@ class Part:
 
     @property
     def unknown(self) -> str:
-        """Why there are no seconds."""
-        return "nothing staged" if self.key == "staging" else "needs three epochs"
+        """The reason if there are no seconds."""
+        return "nothing staged" if self.key == "staging" else "requires three epochs"
 
 
 def parts(run: RunDirectory) -> list[Part]:
     """The breakdown, in order; shares are of the sum, so that they add up. If the result has none (an aborted
-    run), that of the log, without data wait; empty if neither has one. Unknown keys are left out."""
+    run), that of the log, without data wait; empty if neither has one. Unknown keys are omitted."""
     seconds = {
         key: value for key, value in ((run.result and run.result.breakdown_s) or {}).items() if key in PARTS
     }
@@ -69,7 +69,7 @@ def _positive(value: float | None) -> float | None:
 
 
 def rules_text(run: RunDirectory, ruleset: str) -> str:
-    """The rules that ``run`` is checked against, as written in text: "hpc 2.0.0", "training 4.0.0"."""
+    """The rules that ``run`` is checked against, formatted: "hpc 2.0.0", "training 4.0.0"."""
     logged = run.log.value("submission_benchmark") if run.log else None
     return rules_of(str(logged or registry.logged_name(run.benchmark)), ruleset).replace("_", " ")
 
@@ -82,8 +82,8 @@ _FRAMEWORKS = {
 
 def packages_of(benchmark: str | None, framework: str | None, installed: object) -> dict[str, str]:
     """Name to version of the packages in an ``env.json`` that a run of ``benchmark`` with ``framework`` (None: the
-    benchmark's default) can have used: without the other framework's. All of them for a benchmark outside this
-    suite; empty where ``installed`` is not a table."""
+    benchmark's default) can have used, without those of the other framework. All of them for a benchmark
+    outside this suite; empty if ``installed`` is not a table."""
     if not isinstance(installed, dict):
         return {}
     own = _family(str(benchmark), framework)
@@ -102,7 +102,7 @@ def _family(benchmark: str, framework: str | None) -> str | None:
 
 
 def framework_of(benchmark: str | None, framework: str | None, installed: object) -> str:
-    """The framework of a run and its version, ``torch 2.13.0``; empty where it is unknown."""
+    """The framework of a run and its version, ``torch 2.13.0``; empty if it is unknown."""
     names = tuple(_FRAMEWORKS)
     return ", ".join(
         f"{name} {version}"
@@ -112,17 +112,15 @@ def framework_of(benchmark: str | None, framework: str | None, installed: object
 
 
 def no_score(run: RunDirectory, findings: Sequence[Finding]) -> list[str]:
-    """Why the time of the run is not a score; empty if it is one."""
+    """The reason why the time of the run is not a score; empty if it is one."""
     result = run.result
     if result is None:
-        return [
-            running(run) or "there is no readable result.json: the run did not end, or the file is damaged"
-        ]
+        return [running(run) or "no readable result.json: the run did not end, or the file is damaged"]
     reasons = []
     if result.resumed:
-        reasons.append("the run was resumed from a checkpoint, so its clock misses the first part")
+        reasons.append("the run was resumed from a checkpoint, so its clock does not include the first part")
     if result.status == "emulated":
-        reasons.append("steps were emulated (--compute): nothing was trained")
+        reasons.append("steps were emulated (--compute), not trained")
     elif result.status == "failed":
         reasons.append(f"the target was not met ({quality(result.target)})")
     elif result.status != "success":
@@ -137,19 +135,19 @@ def no_score(run: RunDirectory, findings: Sequence[Finding]) -> list[str]:
 
 
 def standing(run: RunDirectory) -> str:
-    """The kind of the result in words: division, preset, and what it does not count as."""
+    """Description of the result: division, preset, and limitations."""
     if run.result is None:
         return (
             "No result yet: the run has not ended."
             if running(run)
-            else "Not a result: the run left no result.json."
+            else "Not a result: the run has no result.json."
         )
     division, preset = run.result.division, run.result.preset
     if run.result.emulation:
-        waited = f"each step took up {run.result.emulation.step_s:.4g} s"
-        return f"Emulated run, preset {preset}: {waited} and computed nothing. No result."
+        waited = f"each step waited {run.result.emulation.step_s:.4g} s"
+        return f"Emulated run, preset {preset}: {waited} instead of computing. Not a result."
     if division == "closed":
-        return "Closed division, one run: a score takes the mean of several. Not verified by MLCommons."
+        return "Closed division, single run: a score is the mean of several. Not verified by MLCommons."
     return f"{division.capitalize()} division, preset {preset}: not a closed-division result."
 
 
@@ -164,8 +162,8 @@ def target_sign(target: Target) -> str:
 
 
 def throughput(run: RunDirectory) -> float | None:
-    """Samples per second while training, the median over epochs; of those on the largest samples, where some
-    epochs trained on coarser ones."""
+    """Samples per second while training, the median over epochs; only of epochs with the largest samples, if
+    some trained on coarser ones."""
     epochs = run.result.epochs if run.result else ()
     largest = max((e.trained_side or 0 for e in epochs), default=0)
     return _finite_median(
@@ -260,7 +258,7 @@ def place(now: Progress) -> str:
 
 
 def progress_facts(now: Progress) -> dict[str, str]:
-    """What a run has reached, by label; without what is not known."""
+    """The progress of a run, by label; without unknown values."""
     facts = {}
     if now.metric is not None:
         best = "not evaluated yet" if now.best is None else f"best {now.best:.4g}"
@@ -287,5 +285,5 @@ def progress_facts(now: Progress) -> dict[str, str]:
 
 
 def digits(value: float) -> str:
-    """Four digits; empty where it is not finite."""
+    """Four digits; empty if it is not finite."""
     return f"{value:.4g}" if math.isfinite(value) else ""

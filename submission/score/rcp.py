@@ -1,7 +1,7 @@
 """Whether a set converged faster than the reference can: reference convergence points (RCP).
 
 The reference is trained many times at several batch sizes; its epochs at one batch size are a point. A
-closed result whose mean number of epochs is significantly below the reference's has not done the same training
+closed result whose mean number of epochs is significantly below the reference's did not perform the same training
 (MLPerf training rules, "Reference Convergence Points"). The points come with mlperf-logging; the test is computed
 here from its definition, so that the official rcp_checker is an independent second opinion.
 """
@@ -21,8 +21,8 @@ ALPHA = 0.05
 
 @dataclass(frozen=True)
 class Point:
-    """One reference: its name and batch size, and over its runs the mean number of epochs to target (fastest
-    and slowest left out), their standard deviation and number. ``counted``: the sample size in the test.
+    """One reference: its name and batch size, and the mean number of epochs to target of its runs (without
+    the fastest and slowest), their standard deviation and number. ``counted``: the sample size in the test.
     """
 
     name: str
@@ -37,11 +37,11 @@ class Point:
 class Comparison:
     """A set compared with the reference.
 
-    ``points``: the point used, or the two around the batch size. ``epochs``: mean of the set, fastest and
-    slowest left out; ``reference``: of the points at this batch size; ``bound``: the fewest epochs that are not
-    significantly below it; ``p_value``: probability of at most this number of epochs if the set trains like the
-    reference. All None if they cannot be computed, with the reason in ``why``; ``how``: how the points were
-    chosen. ``applies``: False if the comparison is impossible for a reason outside the set.
+    ``points``: the point used, or the two around the batch size. ``epochs``: mean of the set without the
+    fastest and slowest; ``reference``: of the points at this batch size; ``bound``: the fewest epochs that
+    are not significantly below it; ``p_value``: probability of at most this number of epochs if the set
+    trains like the reference. All None if they cannot be computed, with the reason in ``why``; ``how``: how
+    the points were chosen. ``applies``: False if the comparison is impossible for a reason outside the set.
     """
 
     passes: bool
@@ -56,7 +56,7 @@ class Comparison:
 
     @property
     def distance(self) -> float | None:
-        """Epochs above the bound; below zero: faster than the reference allows."""
+        """Epochs above the bound; negative: faster than the reference allows."""
         return None if self.epochs is None or self.bound is None else self.epochs - self.bound
 
     @property
@@ -78,7 +78,7 @@ def compare(
         return None
     epochs = sorted(r.epochs_to_target or math.inf if r.converged else math.inf for r in runs)
     if batch_size is None:
-        return Comparison(False, "", why="the runs do not have one global_batch_size")
+        return Comparison(False, "", why="the runs have different values of global_batch_size")
     if len(epochs) < 3 or math.isinf(epochs[-2]):
         why = "too few runs with a known number of epochs to target"
         return Comparison(False, "", why=why, applies=False)
@@ -133,7 +133,7 @@ def choose(points: Sequence[Point], batch_size: int) -> tuple[tuple[Point, ...],
         low = next(point for point in below if point.batch_size == largest)
         return (low, next(point for point in above if point.batch_size == smallest)), "interpolated"
     if above:
-        return (above[0],), "next larger batch size: a smaller one must not need more"
+        return (above[0],), "next larger batch size: a smaller one must not require more"
     return (), "missing"
 
 

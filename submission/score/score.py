@@ -36,8 +36,8 @@ def _score_rules(name: str) -> tuple[Target, int]:
 @dataclass(frozen=True)
 class RunScore:
     """One run. ``seconds``: run_stop − run_start, None if the log lacks one; ``without_staging_s``: that
-    minus the staging inside it. ``epochs_to_target`` counts from 1. ``why``: why it did not converge.
-    ``dropped``: why it is left out of the score."""
+    minus the staging inside it. ``epochs_to_target`` counts from 1. ``why``: the reason if it did not
+    converge. ``dropped``: the reason if it is not in the score."""
 
     path: Path
     seconds: float | None
@@ -50,7 +50,7 @@ class RunScore:
 
 @dataclass(frozen=True)
 class Strong:
-    """Time to solution in minutes, with the runs it is computed from. ``why``: why there is none.
+    """Time to solution in minutes, with its runs. ``why``: the reason if there is none.
 
     ``mean``, ``spread`` (sample standard deviation) and ``ci95`` (Student's t interval of the mean) describe
     all runs that converged, in minutes, including those that the score drops; None if there are too few.
@@ -70,10 +70,10 @@ class Weak:
     """Throughput: the tuple (T, S, M', TTTa) of MLPerf HPC training rules 3.0, "Throughput".
 
     ``T`` and ``S``: compute units (accelerators, or nodes if there are none) in total and of one instance: S
-    is taken from the logs, but at most T divided by the number of instances running at the same time; ``M``: the
+    is taken from the logs, but at most T divided by the number of concurrent instances; ``M``: the
     instances that count (M'); ``minutes``: TTTa; ``without_staging_minutes``: TTTa as if the clock of every
-    instance started after staging. ``runs``: every instance, including pruned ones. ``why``: why there is no
-    score; M is then still the number of instances that could count.
+    instance started after staging. ``runs``: every instance, including pruned ones. ``why``: the reason if
+    there is no score; M is then the number of instances that could count.
     """
 
     T: int | None
@@ -93,10 +93,10 @@ def score_run(log: Log, target: Target) -> RunScore:
         return RunScore(log.path, None, None, False, None, f"no {missing}: the run did not end")
     without = run.seconds - staged_s(log)
     if not 0 < run.seconds < math.inf:
-        why = f"run_stop − run_start is {run.seconds:.3f} s: a clock was set back"
+        why = f"run_stop − run_start is {run.seconds:.3f} s: the clock was set back"
         return RunScore(log.path, run.seconds, without, False, None, why)
     if log.value("emulated_step_s") is not None:
-        why = "an emulated run, whose steps computed nothing"
+        why = "an emulated run without training"
         return RunScore(log.path, run.seconds, without, False, None, why)
     evaluations = log.evaluations(target.metric)
     met = next((e for e in evaluations if target.met_by(e.value)), None)
@@ -134,9 +134,9 @@ def score_strong(logs: Sequence[Log], target: Target, runs_needed: int) -> Stron
     missed = len(runs) - len(times)
     why = ""
     if len(runs) != runs_needed:
-        why = f"{len(runs)} run{'' if len(runs) == 1 else 's'}; a score is made from {runs_needed}"
+        why = f"{len(runs)} run{'' if len(runs) == 1 else 's'}; a score requires {runs_needed}"
     elif missed > 1:
-        why = f"{missed} of {len(runs)} runs did not converge; one may"
+        why = f"{missed} of {len(runs)} runs did not converge; only one may"
     mean = statistics.fmean(times) if times else None
     spread = statistics.stdev(times) if len(times) > 1 else None
     ci95 = _t_interval(times)
@@ -167,7 +167,7 @@ def score_weak(
     """Throughput over the instances ``logs``; ``pruned`` are those that the submitter has removed.
 
     Instances that did not converge do not count; of those with the same seed only the first counts. Without
-    ``total_scale`` (T, from the system description) T = M · S, as if all instances had run at the same time.
+    ``total_scale`` (T, from the system description) T = M · S, as if all instances had run concurrently.
     """
     runs = []
     first_of: dict[str, Path] = {}
@@ -190,9 +190,9 @@ def score_weak(
     if len(scales - {None}) > 1:
         why = f"instances of different scales: {', '.join(map(str, sorted(s for s in scales if s)))}"
     elif scale is None:
-        why = "no instance scale: number_of_nodes and accelerators_per_node are not in every log"
+        why = "no instance scale: number_of_nodes and accelerators_per_node are missing in some logs"
     elif len(kept) < runs_needed:
-        why = f"{len(kept)} instance{'' if len(kept) == 1 else 's'} that count; {runs_needed} are needed"
+        why = f"{len(kept)} instance{'' if len(kept) == 1 else 's'} that count; {runs_needed} are required"
     if why:
         return Weak(total_scale, scale, len(kept), None, None, tuple(runs), why)
     intervals = [log.run for log in kept if log.run]
@@ -216,14 +216,14 @@ def instance_scale(log: Log) -> int | None:
 
 
 def shared_scale(scale: int, total_scale: int, logs: Sequence[Log]) -> int:
-    """Compute units of one instance: what its log says, but no more than the ``total_scale`` units of the system
-    shared among the instances that ran at the same time."""
+    """Compute units of one instance: as logged, but at most the ``total_scale`` units of the system divided
+    by the number of concurrent instances."""
     at_once = most_at_once(logs)
     return min(scale, max(total_scale // at_once, 1)) if at_once > 1 else scale
 
 
 def most_at_once(logs: Sequence[Log]) -> int:
-    """The largest number of runs that were between run_start and run_stop at the same time."""
+    """The largest number of concurrent runs, from run_start to run_stop."""
     edges = [
         edge
         for log in logs
@@ -231,7 +231,7 @@ def most_at_once(logs: Sequence[Log]) -> int:
         for edge in ((log.run.start_ms, 1), (log.run.stop_ms, -1))
     ]
     running = most = 0
-    for _, change in sorted(edges):  # a run that stops at the moment another starts does not overlap with it
+    for _, change in sorted(edges):  # a run that stops when another starts does not overlap with it
         running += change
         most = max(most, running)
     return most

@@ -27,7 +27,7 @@ TEXTS = (
     "submitter", "system_name", "host_processor_model_name", "host_processor_core_count",
     "accelerator_model_name", "accelerators_per_node", "framework",
 )  # fmt: skip
-"""Fields that the official tools join as text (mlperf-logging, system_desc_checker), so they cannot be numbers."""
+"""Fields that the official tools join as text (mlperf-logging, system_desc_checker) and that cannot be numbers."""
 
 
 def target_of(results: ResultSet) -> tuple[Target, int] | None:
@@ -66,15 +66,15 @@ def division_of(results: ResultSet) -> str:
 
 
 def compare_set(results: ResultSet, score: Strong | Weak, rules: str) -> Comparison | None:
-    """The set compared with the reference convergence points; None if there are none, or if the set has a target
-    of its own."""
+    """The set compared with the reference convergence points; None if there are none, or if the set has its
+    own target."""
     rule = target_of(results)
     if rule is None or has_own_target(results):
         return None
     if (samples := _other_problem(results)) is not None and reference_points(results.benchmark, rules):
         why = (
-            f"not comparable: {samples[0]} training samples, where the reference has {samples[1]} "
-            "(rounds before 1.0 used another problem)"
+            f"not comparable: {samples[0]} training samples, but the reference has {samples[1]} (rounds "
+            f"before 1.0 used a different problem)"
         )
         return Comparison(False, "", why=why, applies=False)
     sizes = [log.value("global_batch_size") for log in results.condensed]
@@ -127,7 +127,7 @@ def _finding(rule: str, severity: Severity, where: str, expected: str, actual: s
 def _system_name(results: ResultSet) -> Iterator[Finding]:
     if results.system and re.search(r"[\[\]*?]", results.system):
         expected = "a system's name without [ ] * ?"
-        remedy = "rename the folder and its description: the official tools search for logs with a pattern"
+        remedy = "rename the folder and its description: the official tools find logs by glob pattern"
         yield _finding("name", "error", f"{results.system}/", expected, results.system, remedy)
 
 
@@ -137,7 +137,7 @@ def _number_of_runs(results: ResultSet) -> Iterator[Finding]:
         names = ", ".join(benchmark.logged_name for benchmark in registry.benchmarks().values())
         expected = f"a benchmark that can be scored: {names}"
         actual = repr(results.benchmark) if results.benchmark else "no submission_benchmark"
-        remedy = "its logs are checked, but not scored"
+        remedy = "its logs are checked but not scored"
         yield _finding("benchmark", "warning", f"{results.path}", expected, actual, remedy)
         return
     number, needed = len(results.log_paths), rule[1]
@@ -146,18 +146,18 @@ def _number_of_runs(results: ResultSet) -> Iterator[Finding]:
     if not enough and number and not (results.is_tree and results.system_json is not None):
         severity: Severity = "error" if results.is_tree else "warning"
         expected = f"{'at least ' if results.metric == 'weak' else ''}{needed} runs for a score"
-        remedy = "run the rest" if number < needed else "a set contains exactly the runs of one score"
+        remedy = "run the rest" if number < needed else "a set must contain exactly the runs of one score"
         yield _finding("runs", severity, f"{results.path.name}/", expected, str(number), remedy)
 
 
 def _convergence(results: ResultSet, score: Strong | Weak) -> Iterator[Finding]:
     missed = [run for run in score.runs if not run.converged and run.dropped != "pruned"]
     names = {log.path: label(log) for log in results.condensed}
-    remedy = "with two or more such runs there is no score: run the set again"
+    remedy = "with two or more such runs there is no score: repeat the set"
     if isinstance(score, Weak):
         remedy = "put it into pruned_results: only instances that met the target may count"
     elif len(missed) == 1:
-        remedy = "one run may miss it and counts as the slowest"
+        remedy = "one run may miss the target and counts as the slowest"
     severity: Severity = "warning" if isinstance(score, Strong) and len(missed) == 1 else "error"
     for run in missed:
         yield _finding("converged", severity, names[run.path], "a run that meets the target", run.why, remedy)
@@ -182,14 +182,14 @@ def _one_division(results: ResultSet) -> Iterator[Finding]:
     logged = {str(log.value("submission_division")) for log in results.condensed} - {"None"}
     where, divisions = f"{results.path.name}/", " and ".join(sorted(logged))
     if described in ("closed", "open") and logged and logged != {described}:
-        # The compliance checker uses the log's division: logs that say closed were checked by the stricter rules.
+        # The compliance checker uses the log's division: closed logs were checked by the stricter rules.
         severity: Severity = "error" if described == "closed" else "warning"
         expected = f"division {described}, as in the system description"
-        remedy = "make them agree; package_checker goes by the description, the compliance checker by the log"
+        remedy = "make them equal; package_checker uses the description, the compliance checker the log"
         yield _finding("division", severity, where, expected, f"{divisions} in the logs", remedy)
     if described is None and len(logged) > 1:
-        expected = "one division in all runs of a score"
-        remedy = "closed and open are scored separately: sort them into separate sets"
+        expected = "the same division in all runs of a score"
+        remedy = "closed and open runs are scored separately: put them into separate sets"
         yield _finding("division", "error", where, expected, divisions, remedy)
 
 
@@ -204,8 +204,8 @@ def _one_configuration(results: ResultSet) -> Iterator[Finding]:
         values = Counter(_comparable(log.value(key)) for log in results.condensed if log.first(key))
         if len(values) > 1:
             actual = ", ".join(f"{value} ({count(number, 'run')})" for value, number in values.most_common(3))
-            expected = f"one {key} in all runs of a score"
-            remedy = "the runs of a score have one configuration: sort them into separate sets"
+            expected = f"the same {key} in all runs of a score"
+            remedy = "all runs of a score must have the same configuration: put them into separate sets"
             yield _finding("settings", "error", f"{results.path.name}/", expected, actual, remedy)
 
 
@@ -223,7 +223,7 @@ def _comparable(value: Any) -> str:
 
 def _distinct_seeds(results: ResultSet) -> Iterator[Finding]:
     weak = results.metric == "weak"
-    remedy = "give every run its own seed, from a clock for example, and run it again"
+    remedy = "use a different seed for every run, for example from the clock, and repeat the run"
     if weak:
         remedy = "this instance is pruned from the score: move it to pruned_results"
     first: dict[str, str] = {}
@@ -242,8 +242,8 @@ def _distinct_runs(results: ResultSet) -> Iterator[Finding]:
     first: dict[str, str] = {}
     for log in results.condensed:
         if log.fingerprint and log.fingerprint in first:
-            expected, actual = "another run in every log", f"the same run as {first[log.fingerprint]}"
-            remedy = "a run counts once: replace it with the log of another run"
+            expected, actual = "a different run in every log", f"the same run as {first[log.fingerprint]}"
+            remedy = "a run counts only once: replace it with the log of another run"
             yield _finding("twice", "error", label(log), expected, actual, remedy)
         first.setdefault(log.fingerprint, label(log))
 
@@ -272,7 +272,7 @@ def _scale(results: ResultSet) -> Iterator[Finding]:
             "scale",
             "error",
             f"{results.path.name}/",
-            f"at most {total // at_once} units per instance: {at_once} ran at the same time on {total}",
+            f"at most {total // at_once} units per instance: {at_once} ran concurrently on {total}",
             f"number_of_nodes × accelerators_per_node = {scale} in the logs",
             "log the units of one instance (S), not of the whole system (T)",
         )
@@ -283,7 +283,7 @@ def _scale(results: ResultSet) -> Iterator[Finding]:
     elif results.metric == "strong" and scale != total:
         expected = f"{scale} accelerators (or nodes without), as in the logs"
     if expected and results.system_json is not None:
-        remedy = "describe the part of the machine that was used, and log the same"
+        remedy = "describe the part of the machine that was used, and log the same values"
         yield _finding("system", "warning", where, expected, actual, remedy)
 
 

@@ -1,7 +1,7 @@
-"""The system description of a submission: the official fields, as far as they can be read from the machine and
-from Slurm, and the names of the missing ones.
+"""The system description of a submission: the official fields, as far as available from the machine and from
+Slurm, and the names of missing ones.
 
-Fields and which of them need an answer: MLPerf submission rules (mlcommons/policies, submission_rules.adoc,
+Fields and required values: MLPerf submission rules (mlcommons/policies, submission_rules.adoc,
 "<system_desc_id>.json metadata"); the same names are required by mlperf-logging 4.1.68, system_desc_checker.
 Nothing is guessed: a field is read from a file or a tool of the system, given by the user, or empty.
 """
@@ -24,7 +24,7 @@ REQUIRED = (
     "accelerator_memory_configuration", "accelerator_memory_capacity", "accelerator_interconnect", "cooling",
     "framework", "other_software_stack", "operating_system",
 )  # fmt: skip
-"""Fields that need a meaningful answer."""
+"""Fields that require a meaningful value."""
 OPTIONAL = (
     "host_processor_vcpu_count", "host_processor_frequency", "host_processor_caches",
     "host_processor_interconnect", "accelerator_frequency", "accelerator_on-chip_memories",
@@ -32,7 +32,7 @@ OPTIONAL = (
 )  # fmt: skip
 """Fields that must exist but may be empty."""
 EXTRA = ("system_type", "host_network_card_count")
-"""Fields of the rules that the checker does not require: written if the user gives them."""
+"""Fields of the rules that the checker does not require: written only if set by the user."""
 ORDER = (
     "submitter", "division", "system_type", "status", "system_name", "number_of_nodes",
     "host_processors_per_node", "host_processor_model_name", "host_processor_core_count",
@@ -44,7 +44,7 @@ ORDER = (
     "accelerator_memory_capacity", "accelerator_interconnect", "accelerator_interconnect_topology",
     "cooling", "hw_notes", "framework", "other_software_stack", "operating_system", "sw_notes",
 )  # fmt: skip
-"""All fields in the order of the published descriptions."""
+"""All fields, in the order of the published descriptions."""
 NOTES = ("hw_notes", "sw_notes")  # free text, always optional
 
 CHOICES = {
@@ -58,7 +58,7 @@ CHOICES = {
 @dataclass(frozen=True)
 class Description:
     """``fields``: all official fields in order, empty if unknown. ``missing``: required fields without a value,
-    each with a hint. ``open``: empty fields that may stay so."""
+    each with a hint. ``open``: optional fields without a value."""
 
     fields: dict[str, Any]
     missing: dict[str, str]
@@ -79,7 +79,7 @@ def describe(nodes: Sequence[Mapping[str, Any]], given: Mapping[str, str]) -> De
             read_fields[key] = json.loads(values.pop())
         else:
             hints[key] = "the nodes differ: " + "; ".join(sorted(values)[:4])
-    if read_fields.get("number_of_nodes") == "1":  # without Slurm a node only knows itself
+    if read_fields.get("number_of_nodes") == "1":  # without Slurm, only this node is known
         read_fields["number_of_nodes"] = str(len(nodes))
     fields = {
         key: given.get(key, read_fields.get(key, "")) for key in ORDER if key not in EXTRA or key in given
@@ -98,7 +98,9 @@ def given_fields(settings: Iterable[str]) -> dict[str, str]:
         key, equals, value = setting.partition("=")
         key, value = key.strip(), value.strip()
         if not equals or not value:
-            raise UserError(f"--set {setting!r} is not of the form field=value, such as cooling=Water-cooled")
+            raise UserError(
+                f"--set {setting!r} does not have the form field=value, such as cooling=Water-cooled"
+            )
         if key not in ORDER:
             raise UserError(f"no field {key!r} in a system description; {did_you_mean(key, ORDER)}")
         if key == "division" and value not in ("closed", "open"):
@@ -108,7 +110,7 @@ def given_fields(settings: Iterable[str]) -> dict[str, str]:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """The fields of a system description. Raises UserError when it is not a JSON object."""
+    """The fields of a system description. Raises UserError if it is not a JSON object."""
     try:
         fields = json.loads(read_text(path))
     except OSError as error:
@@ -118,12 +120,14 @@ def read(path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path}: invalid JSON ({printable(str(error))}); fix or regenerate it") from None
     if not isinstance(fields, dict):
-        raise UserError(f"{path} is not a system description; give a JSON object with the official fields")
+        raise UserError(
+            f"{path} is not a system description; it must be a JSON object with the official fields"
+        )
     return {printable(key): clean(value) for key, value in fields.items()}
 
 
 def write(description: Description, path: Path) -> None:
-    """Write the JSON. Raises UserError when ``path`` cannot be written, or exists."""
+    """Write the JSON. Raises UserError if ``path`` cannot be written, or exists."""
     if path.exists():
         raise UserError(f"{path} already exists; choose another --out, or move it away")
     try:

@@ -35,7 +35,7 @@ def node_facts(env: Mapping[str, str] = os.environ, root: Path = Path("/")) -> d
     if len(frameworks) == 1:
         fields["framework"] = frameworks[0]
     elif frameworks:
-        hints["framework"] = f"{' and '.join(frameworks)} are installed: give the one used for the results"
+        hints["framework"] = f"{' and '.join(frameworks)} are installed: enter the one used for the results"
     fields["other_software_stack"] = software.stack(env, root)
     release = re.search(r'^PRETTY_NAME="?([^"\n]+)', text(root / "etc/os-release"), re.MULTILINE)
     if release:
@@ -50,7 +50,7 @@ def _nodes(env: Mapping[str, str]) -> tuple[str, str]:
         return count, ""
     if shutil.which("sinfo"):
         return "", (
-            "this machine has Slurm, and this is not a job: is it a compute node? Run this inside a job "
+            "this machine has Slurm, but this is not a job and may not be a compute node. Run this inside a job "
             "(srun -N 1 mlhpc doctor --system)"
         )
     return "1", ""
@@ -222,7 +222,7 @@ _PCI_ACCELERATORS = ("0x0302", "0x0380", "0x1200")  # 3D controller, other displ
 
 def _accelerators(env: Mapping[str, str], root: Path) -> tuple[dict[str, str], dict[str, str]]:
     """Fields and hints. NVIDIA's come from nvidia-smi; of AMD's and Intel's their tools give model and memory;
-    what has no tool is only counted on the PCI bus."""
+    those without a tool are only counted on the PCI bus."""
     table = [
         [cell.strip() for cell in line.split(",")]
         for line in output(
@@ -238,7 +238,7 @@ def _accelerators(env: Mapping[str, str], root: Path) -> tuple[dict[str, str], d
             p for p in root.glob("sys/bus/pci/devices/*/class") if text(p).startswith(_PCI_ACCELERATORS)
         ]
         if devices or booked:
-            hint = f"{len(devices)} on the PCI bus, {booked or 0} in Slurm's configuration, and no nvidia-smi"
+            hint = f"{len(devices)} on the PCI bus, {booked or 0} in Slurm's configuration, but no nvidia-smi"
             return {}, {"accelerators_per_node": hint, "accelerator_model_name": hint}
         if not (root / "sys/bus/pci/devices").is_dir():
             return {}, {"accelerators_per_node": "/sys shows no PCI bus (a container?)"}

@@ -1,4 +1,4 @@
-"""The software of a node for the description of its system: framework, and what other_software_stack lists."""
+"""The software of a node for the description of its system: framework, and the entries of other_software_stack."""
 
 import platform
 import re
@@ -13,12 +13,12 @@ SOFTWARE = {
     "Horovod": "horovod", "Keras": "keras", "NumPy": "numpy", "h5py": "h5py",
     "DALI": r"nvidia-dali-cuda\d+", "mlperf-logging": "mlperf-logging",
 }  # fmt: skip
-"""Entries of other_software_stack, each with the package (a pattern) that has its version."""
+"""Entries of other_software_stack, each with the package (a pattern) for its version."""
 CUDA_SOFTWARE = {
     "CUDA runtime": r"nvidia-cuda-runtime(-cu\d+)?", "cuBLAS": r"nvidia-cublas(-cu\d+)?",
     "cuDNN": r"nvidia-cudnn-cu\d+", "NCCL": r"nvidia-nccl-cu\d+",
 }  # fmt: skip
-"""The same, only with a GPU driver: frameworks install these also on machines without a GPU."""
+"""The same, but only with a GPU driver: frameworks also install these on machines without a GPU."""
 
 
 def frameworks() -> list[str]:

@@ -134,7 +134,7 @@ def measure(batch: int, device: torch.device, options: argparse.Namespace, conso
     """The table of one batch, and a profile of each way."""
     work = flops(batch, options.rows, options.columns)
     table = Table(title=f"batch {batch} of {options.rows} x {options.columns}, {options.precision}, {device}")
-    for head in ("way", "ms a step", "samples/s", "of the rounds", "TFLOP/s", "peak GB"):
+    for head in ("way", "ms per step", "samples/s", "of the rounds", "TFLOP/s", "peak GB"):
         table.add_column(head, justify="left" if head == "way" else "right")
     steps, peaks, times = {}, {}, {way: [] for way in options.ways}
     torch.compiler.reset()  # PyTorch compiles one piece of code for no more than eight cases

@@ -1,4 +1,4 @@
-"""``mlhpc io simulate`` fitted on 1 and 2 ranks of this machine, beside real runs on 4 and 8.
+"""``mlhpc io simulate`` fitted to 1 and 2 ranks of this machine, beside real runs on 4 and 8.
 
     .venv/bin/python tests/perf/io_scaling.py FOLDER [WORKLOAD] [--set KEY=VALUE ...] [--repeats 3]
 

@@ -1,5 +1,5 @@
-"""Staging many small images, as they are or packed on the way, against staging the same set packed before; from
-a cold source, side by side in one run.
+"""Staging many small images, as they are or packed during the copy, against staging the same set packed
+before; from a cold source, side by side in one run.
 
     python tests/perf/resnet50_staging.py [--images 20000] [--target DIR] [--rounds 5] [--workers 4]
 

@@ -1,4 +1,4 @@
-"""The types that samples are delivered in (``loading.sample_dtype``), and rounding to them."""
+"""The sample types (``loading.sample_dtype``), and rounding to them."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,7 +12,7 @@ NUMPY: Mapping[str, np.dtype[Any]] = {
     "float16": np.dtype("<f2"),
     "bfloat16": np.dtype("<u2"),
 }
-"""Of an array that holds samples of each type. NumPy has no bfloat16: an array has its 16 bits as uint16."""
+"""NumPy type of arrays for each sample type. NumPy has no bfloat16; its 16 bits are stored as uint16."""
 
 
 def cast(values: npt.NDArray[np.float32], sample_dtype: str) -> npt.NDArray[Any]:
@@ -31,7 +31,7 @@ def cast(values: npt.NDArray[np.float32], sample_dtype: str) -> npt.NDArray[Any]
 
 
 def as_float32(values: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
-    """A copy of samples of any type, as delivered, in float32; exact."""
+    """An exact float32 copy of delivered samples of any type."""
     if values.dtype == NUMPY["bfloat16"]:
         return (values.astype(np.uint32) << 16).view(np.float32)
     return values.astype(np.float32)

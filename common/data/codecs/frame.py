@@ -19,8 +19,8 @@ offset bytes
 ====== ===== ==================================================================
 
 Sections follow each other in order, each at the next multiple of 64 bytes, padded with zeros, so that decoders
-read them in place; the file ends with the last one. Nothing is allocated on the word of a header before it has
-been compared with the bytes that are there.
+read them in place; the file ends with the last one. Headers are checked against the file's bytes before
+anything is allocated.
 """
 
 import os
@@ -46,7 +46,7 @@ HEAD_BYTES = 64
 _SECTION = struct.Struct("<8sQQI4x")
 _ALIGNED = 64
 _MOST_SECTIONS = 64
-_MOST_BYTES = 1 << 40  # of a decoded array: far above any sample, far below what overflows
+_MOST_BYTES = 1 << 40  # of a decoded array: far above any sample, far below overflow
 _DTYPES = ("<i2", "<f4", "|u1")
 _REMEDY = "copy or convert the file again"
 
@@ -55,7 +55,7 @@ _REMEDY = "copy or convert the file again"
 class Frame:
     """An encoded sample: its codec, the array that it decodes to, and its sections by name.
 
-    ``where`` is the file that messages name, ``offsets`` where each section begins in it.
+    ``where`` is the file named in messages, ``offsets`` the start of each section in it.
     """
 
     codec: str
@@ -66,13 +66,14 @@ class Frame:
     offsets: Mapping[str, int] | None = None
 
     def error(self, problem: str, section: str | None = None) -> UserError:
-        """A UserError naming the file and where in it the problem is."""
+        """A UserError naming the file and the position of the problem."""
         at = f" at byte {self.offsets[section]}" if section and self.offsets else ""
         name = f"section {section!r}{at}: " if section else ""
         return UserError(f"{self.where}: {name}{problem}; {_REMEDY}")
 
     def array(self, section: str, dtype: npt.DTypeLike, length: int | None = None) -> npt.NDArray[np.generic]:
-        """A section as an array in place, of ``length`` items if given. Raises UserError when it is not."""
+        """A section as an array without copying, of ``length`` items if given. Raises UserError if the size
+        does not match."""
         kind = np.dtype(dtype)
         if section not in self.sections:
             raise self.error(f"it has no section {section!r}")
@@ -119,8 +120,8 @@ def pack(
 def unpack(data: bytes | memoryview, where: object = "encoded sample", checksums: bool = True) -> Frame:
     """Read a frame; the sections are views of ``data``.
 
-    Raises UserError naming ``where`` when it is no frame, or truncated or damaged; without ``checksums`` only the
-    header's is verified.
+    Raises UserError naming ``where`` if it is not a frame, or is truncated or damaged; without ``checksums``
+    only the header's is verified.
     """
     view, name = memoryview(data).cast("B"), str(where)
 
@@ -128,7 +129,7 @@ def unpack(data: bytes | memoryview, where: object = "encoded sample", checksums
         return UserError(f"{name}: {problem} at byte {at}; {_REMEDY}")
 
     if view[:8] != MAGIC:
-        raise UserError(f"{name}: not an encoded sample (its first bytes are others); {_REMEDY}")
+        raise UserError(f"{name}: not an encoded sample (wrong first bytes); {_REMEDY}")
     if len(view) < HEAD_BYTES:
         raise refuse("truncated in the header", len(view))
     _, version, axes, count, codec, dtype, *extents = _HEAD.unpack_from(view)
@@ -139,7 +140,7 @@ def unpack(data: bytes | memoryview, where: object = "encoded sample", checksums
         raise refuse(f"truncated in the list of {count} sections", min(len(view), end))
     if isal_zlib.crc32(bytes(view[:48]) + bytes(view[52:end])) != struct.unpack_from("<I", view, 48)[0]:
         raise refuse("wrong checksum of the header", 48)
-    # What follows only a writer of hostile files reaches, or one with an error in it.
+    # The following is reached only by malicious files or defective writers.
     kind, shape = dtype.rstrip(b"\0").decode("latin-1"), tuple(extents[:axes])
     if kind not in _DTYPES or not 1 <= axes <= 4 or prod(shape) * 4 > _MOST_BYTES:
         raise refuse(f"impossible array {kind!r} {list(shape)}", 28)
@@ -160,12 +161,13 @@ def unpack(data: bytes | memoryview, where: object = "encoded sample", checksums
             raise refuse(f"wrong checksum of section {section!r}", offset)
         sections[section], offsets[section] = content, offset
     if at != len(view):
-        raise refuse("bytes after the last section", at)
+        raise refuse("extra bytes after the last section", at)
     return Frame(codec.rstrip(b"\0").decode("latin-1"), np.dtype(kind), shape, sections, name, offsets)
 
 
 def peek(head: bytes) -> tuple[str, tuple[int, ...]] | None:
-    """Codec and shape by the first ``HEAD_BYTES`` of a frame, unchecked; None when they are not those of one."""
+    """Codec and shape from the first ``HEAD_BYTES`` of a frame, unchecked; None if they are not those of a
+    frame."""
     if len(head) < HEAD_BYTES or head[:8] != MAGIC:
         return None
     _, _, axes, _, codec, _, *extents = _HEAD.unpack_from(head)
@@ -173,8 +175,8 @@ def peek(head: bytes) -> tuple[str, tuple[int, ...]] | None:
 
 
 def is_whole(path: Path) -> bool:
-    """Whether a file is a frame and ends where its list of sections says, which is all that is read of it. A file
-    that lost its end, as a power cut leaves it, is not. Raises OSError."""
+    """Whether a file is a frame of complete length. Only the header and the list of sections are read. A file
+    truncated by a power cut is not complete. Raises OSError."""
     with path.open("rb") as file:
         head = file.read(HEAD_BYTES + _SECTION.size * _MOST_SECTIONS)
         size = os.fstat(file.fileno()).st_size

@@ -1,6 +1,6 @@
 """Codecs of other libraries (the extra ``codecs``), and checked access to them.
 
-They are imported when they are used: a data set in another format needs none of them.
+They are imported on use: data sets in other formats do not need them.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,7 +22,7 @@ ZSTD_LEVEL = 3
 
 
 def load(name: str, distribution: str) -> Any:
-    """A library's module. Raises UserError when it is not installed."""
+    """A library's module. Raises UserError if it is not installed."""
     try:
         return import_module(name)
     except ImportError as error:
@@ -43,14 +43,14 @@ def pco_compress(array: npt.NDArray[Any]) -> bytes:
 
 
 def pco_decompress(frame: Frame, section: str, dtype: npt.DTypeLike, length: int) -> npt.NDArray[Any]:
-    """The ``length`` values of ``section``. Raises UserError when it holds others."""
+    """The ``length`` values of ``section``. Raises UserError if it contains another number."""
     out = np.empty(length, dtype)
     pco_decompress_into(frame, section, out)
     return out
 
 
 def pco_decompress_into(frame: Frame, section: str, out: npt.NDArray[Any]) -> None:
-    """Fill ``out``, one-dimensional, with ``section``. Raises UserError when it does not."""
+    """Fill ``out``, one-dimensional, with ``section``. Raises UserError if the sizes differ."""
     data = _content(frame, section, empty=not out.size)
     if not out.size:
         return
@@ -59,7 +59,7 @@ def pco_decompress_into(frame: Frame, section: str, out: npt.NDArray[Any]) -> No
         progress = pco.standalone.simple_decompress_into(bytes(data), out)
     except Exception as error:
         raise frame.error(f"not readable by pcodec: {_reason(error)}", section) from error
-    except BaseException as error:  # what it panics with is no Exception
+    except BaseException as error:  # its panics are not Exceptions
         if type(error).__name__ != "PanicException":
             raise
         raise frame.error(f"not readable by pcodec: {_reason(error)}", section) from error
@@ -117,8 +117,8 @@ def _zstd_fill(frame: Frame, section: str, out: npt.NDArray[Any]) -> None:
 
 
 def _zstd_decompress(frame: Frame, section: str, most: int) -> bytes:
-    """The content of ``section``, compressed by zstd. Raises UserError when it is not, or would be more than
-    ``most`` bytes, before they are allocated."""
+    """The content of ``section``, compressed by zstd. Raises UserError, before allocating, if it is invalid
+    or would exceed ``most`` bytes."""
     zstd = load("zstandard", "zstandard")
     data = frame.sections[section]
     try:
@@ -134,7 +134,7 @@ def _zstd_decompress(frame: Frame, section: str, most: int) -> bytes:
 
 
 def inflated(frame: Frame, sections: Sequence[str]) -> Frame:
-    """The frame with those ``sections``, compressed by zstd, decompressed. Raises UserError when one is missing,
+    """The frame with those ``sections``, compressed by zstd, decompressed. Raises UserError if one is missing,
     damaged, or larger than the frame's whole array."""
     most = frame.dtype.itemsize * prod(frame.shape)
     parts = {}
@@ -147,7 +147,7 @@ def inflated(frame: Frame, sections: Sequence[str]) -> Frame:
 def zfp_compress(plane: npt.NDArray[np.float32], tolerance: float) -> bytes:
     """Two axes of float32, finite, with an error of at most ``tolerance``. Raises UserError for other values."""
     if not np.isfinite(plane).all():
-        raise UserError("zfp keeps finite values only; take another codec")
+        raise UserError("zfp supports only finite values; use another codec")
     zfp = load("zfpy", "zfpy")
     compressed: bytes = zfp.compress_numpy(
         np.ascontiguousarray(plane), tolerance=tolerance, write_header=False
@@ -158,13 +158,13 @@ def zfp_compress(plane: npt.NDArray[np.float32], tolerance: float) -> bytes:
 def zfp_decompress(
     frame: Frame, section: str, shape: tuple[int, ...], tolerance: float
 ) -> npt.NDArray[np.float32]:
-    """What ``zfp_compress`` made. Raises UserError when the section is missing or empty. zfp itself checks
-    nothing: a damaged stream gives other values, and it reads beyond the end of a short one."""
+    """Inverse of ``zfp_compress``. Raises UserError if the section is missing or empty. zfp itself does not
+    validate: a damaged stream gives wrong values, and it reads beyond the end of a short one."""
     if not 0 < tolerance < np.inf:
-        raise frame.error("holds a tolerance that is none", "limits")
+        raise frame.error("contains an invalid tolerance", "limits")
     data = _content(frame, section, empty=False)
     zfp = load("zfpy", "zfpy")
-    # What a block of 4 × 4 values can read at most (zfp's maximum_size: all its bits, and a header).
+    # Maximum bytes read for a block of 4 × 4 values (zfp's maximum_size: all its bits, and a header).
     blocks = prod(-(-side // 4) for side in shape)
     room = np.zeros(max(len(data), blocks * 80) + 64, np.uint8)
     room[: len(data)] = np.frombuffer(data, np.uint8)

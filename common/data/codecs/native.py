@@ -1,4 +1,4 @@
-"""The compiled decoders (``_decode.c``), where they could be compiled; they run without the interpreter's lock."""
+"""The compiled decoders (``_decode.c``), if available; they release the interpreter lock."""
 
 import ctypes
 from functools import cache
@@ -26,7 +26,7 @@ class Delta(ctypes.Structure):
 
 @cache
 def library() -> Any:
-    """The library; None where it was not compiled, and NumPy decodes."""
+    """The library; None if it was not compiled and NumPy decodes."""
     for suffix in EXTENSION_SUFFIXES:
         path = Path(__file__).with_name(f"_decode{suffix}")
         if path.exists():
@@ -46,14 +46,14 @@ def library() -> Any:
 
 
 def decoder() -> str:
-    """What decodes on this machine: "compiled" or "numpy"."""
+    """The decoder of this machine: "compiled" or "numpy"."""
     return "compiled" if library() else "numpy"
 
 
 def gather(keys: npt.NDArray[Any], table: npt.NDArray[Any], out: npt.NDArray[Any]) -> int | None:
     """``out[i] = table[keys[i]]``: ``keys`` uint8 or uint16 [n], ``table`` [groups, values], ``out`` [n, values].
 
-    Returns the position of the first key that is not in the table, None when all are; then ``out`` is whole.
+    Returns the position of the first key outside the table, or None if ``out`` is complete.
     """
     item = table.itemsize * table.shape[1]
     assert (
@@ -72,7 +72,7 @@ def gather(keys: npt.NDArray[Any], table: npt.NDArray[Any], out: npt.NDArray[Any
 
 
 def gather_numpy(keys: npt.NDArray[Any], table: npt.NDArray[Any], out: npt.NDArray[Any]) -> int | None:
-    """``gather`` in NumPy, the truth that the compiled one is compared with."""
+    """``gather`` in NumPy, the reference for the compiled version."""
     if len(keys) and int(keys.max()) >= len(table):
         return int(np.argmax(keys >= len(table)))
     out[...] = table[keys]

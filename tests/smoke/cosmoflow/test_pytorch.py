@@ -153,7 +153,7 @@ def test_wrong_weights_are_one_line(one_rank, tiny_data, tmp_path):
         assert len(done.stderr.strip().splitlines()) == 1
     for words, said in [
         ([one_rank, "--out", file], "already exists"),
-        ([one_rank, "--out", tmp_path / "w.npz"], "ends in .safetensors"),
+        ([one_rank, "--out", tmp_path / "w.npz"], "end in .safetensors"),
         ([tmp_path, "--out", tmp_path / "x.safetensors"], "holds no checkpoint.npz"),
     ]:
         done = mlhpc("weights", *words)
@@ -185,7 +185,7 @@ def test_a_checkpoint_of_pytorch_is_refused_by_tensorflow(one_rank, tiny_data, t
         ([PYTORCH, "network.conv_layers=6"], "multiples of 64"),
         ([PYTORCH, "training.spatial=[32,1,1]"], "slabs thinner than the halo"),
         ([PYTORCH, "training.spatial=[2,1,1]", "training.compile=true"], "compile"),
-        ([PYTORCH, "training.spatial=[2,1,1]"], "needs groups of 2 ranks, which 1 rank cannot form"),
+        ([PYTORCH, "training.spatial=[2,1,1]"], "requires groups of 2 ranks, which 1 rank cannot form"),
         (["training.spatial=[2,1,1]"], "training.framework=pytorch"),
     ],
 )

@@ -94,7 +94,7 @@ def test_null_storage_tells_the_store_from_the_rest(served, tmp_path):
     done = mlhpc("run", workload, "--out", tmp_path / "out")
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
     assert (
-        "GET requests after 24 HEAD requests; what the store's devices and caches did is not known here"
+        "GET requests after 24 HEAD requests; the activity of the store's devices and caches is not known"
         in " ".join(done.stdout.split())
     )
     assert "with the data in memory" in done.stdout
@@ -128,7 +128,7 @@ def test_a_server_that_goes_away_ends_the_run_in_a_line(served, tmp_path, ranks)
     [
         (["--set", "reader.direct=true"], "reader.direct is for file systems"),
         (["--cache", "warm"], "there is no page cache to fill"),
-        (["--data", "s3://bucket/other"], "s3://bucket/other: no data set of this tool"),
+        (["--data", "s3://bucket/other"], "s3://bucket/other: not a data set of mlhpc io"),
         (["--data", "s3://"], "s3://: names no bucket"),
         (["--set", "dataset.files=13"], "holds the data of another workload: files is 12, not 13"),
     ],

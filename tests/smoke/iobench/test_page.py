@@ -42,7 +42,7 @@ def out(tmp_path_factory):
 
 def test_the_page_shows_the_result_and_escapes_what_others_wrote(out):
     text = (out / "report.html").read_text()
-    for title in ("Where the time went", "Reads", "Epochs", "Checkpoints", "Ranks"):
+    for title in ("Breakdown of the running time", "Reads", "Epochs", "Checkpoints", "Ranks"):
         assert f">{title}</h2>" in text
     assert "<script>alert(1)" not in text
     assert "Not a result of MLPerf Storage" in text

@@ -93,11 +93,11 @@ def test_an_emulated_run_is_marked_and_never_scored(climate, tmp_path):
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (["run", "deepcam", "--compute", "-1"], "seconds from 0"),
-        (["run", "deepcam", "--compute", "nowhere"], "neither seconds"),
+        (["run", "deepcam", "--compute", "-1"], "must be 0 to 86400 seconds"),
+        (["run", "deepcam", "--compute", "nowhere"], "not seconds"),
         (["run", "deepcam", "--preset", "closed", "--set", "emulation.step_s=1"], "not a closed run"),
-        (["study", "deepcam", "--set", "emulation.step_s=1"], "made of trainings"),
-        (["campaign", "deepcam", "--set", "emulation.step_s=1"], "made of trainings"),
+        (["study", "deepcam", "--set", "emulation.step_s=1"], "requires training"),
+        (["campaign", "deepcam", "--set", "emulation.step_s=1"], "requires training"),
     ],
 )
 def test_what_is_refused(words, reason, climate, tmp_path):

@@ -103,7 +103,7 @@ def test_codecs_over_storage(climate, tmp_path):
         record = result(run.path)
         assert record["data"]["codec"] == (None if cell.settings["codec"] == "hdf5" else "delta")
     page = (tmp_path / "study" / "study.html").read_text()
-    for title in ("Codec", "Storage", "Time of a sample"):
+    for title in ("Codec", "Storage", "Time per sample"):
         assert f"<h2>{title}</h2>" in page
 
 

@@ -183,7 +183,7 @@ def test_packing_while_staging_does_not_change_training(ranks, pictures, tmp_pat
     assert (plain.pop("packed"), packed.pop("packed")) == (False, True)
     assert plain.keys() == packed.keys() and plain["files"] == packed["files"]
     assert mlhpc("report", tmp_path / "True").returncode == 0
-    assert "packed on the way" in (tmp_path / "True" / "report.html").read_text()
+    assert "packed during the copy" in (tmp_path / "True" / "report.html").read_text()
 
 
 def test_packing_needs_replicated_staging_and_does_not_concern_the_rules(pictures, tmp_path):

@@ -121,7 +121,7 @@ def test_config_toml_without_a_framework_uses_the_default():
     [
         (None, "No such file"),
         ("benchmark = ", "invalid TOML"),
-        ('benchmark = "deepcam"', "describes a run of 'deepcam', not of cosmoflow"),
+        ('benchmark = "deepcam"', "is a configuration of 'deepcam', not of cosmoflow"),
         ('benchmark = "cosmoflow"\nseed = 3', "config.toml"),
     ],
 )

@@ -26,7 +26,7 @@ def entry(monkeypatch):
 
 def test_a_benchmark_with_a_duplicate_name_is_refused(entry):
     entry(registry.COSMOFLOW)
-    with pytest.raises(UserError, match=r"'thing' of package .*: its name 'cosmoflow' is taken"):
+    with pytest.raises(UserError, match=r"'thing' of package .*: the name 'cosmoflow' is already in use"):
         registry.find("deepcam")
 
 
@@ -40,7 +40,7 @@ def test_a_benchmark_that_does_not_load_is_named_with_its_error(entry, monkeypat
     entry(None)
     broken = [EntryPoint("thing", "no_such_package:THING", registry.GROUP)]
     monkeypatch.setattr("importlib.metadata.entry_points", lambda group: broken)
-    with pytest.raises(UserError, match=r"'thing' .* does not load .*no_such_package.*uninstall"):
+    with pytest.raises(UserError, match=r"'thing' .* cannot be loaded .*no_such_package.*uninstall"):
         registry.find("deepcam")
 
 

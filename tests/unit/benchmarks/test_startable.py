@@ -19,7 +19,7 @@ EXCHANGE = ["staging.mode=shard", "staging.exchange=true"]
         (
             "deepcam",
             ["training.cuda_graphs=true", "hyperparameters.gradient_accumulation_frequency=2"],
-            "training.cuda_graphs would lose all but the last of 2 backward passes",
+            "training.cuda_graphs would discard all but the last of 2 backward passes",
         ),
         (
             "deepcam",
@@ -27,17 +27,17 @@ EXCHANGE = ["staging.mode=shard", "staging.exchange=true"]
             "training.cuda_graphs would capture the exchange of batch-norm statistics",
         ),
         ("deepcam", ["loading.cache=true", "loading.loader=dali"], "set loading.loader=threads"),
-        ("cosmoflow", ["staging.read_once=true", "staging.overlap=true"], "nodes cannot pass files on"),
-        ("cosmoflow", ["staging.exchange=true"], "with mode=replicate every node has everything"),
+        ("cosmoflow", ["staging.read_once=true", "staging.overlap=true"], "nodes cannot forward files"),
+        ("cosmoflow", ["staging.exchange=true"], "with mode=replicate every node has all files"),
         (
             "cosmoflow",
             ["staging.mode=shard", "staging.exchange=true", "staging.overlap=true"],
-            "exchange=true needs whole shards",
+            "exchange=true requires complete shards",
         ),
         (
             "resnet50",
             ["loading.broken_images=skip", "loading.loader=dali"],
-            "DALI stops at an image that it cannot decode",
+            "DALI, which stops at an image that it cannot decode",
         ),
     ],
 )
@@ -54,7 +54,7 @@ def test_settings_that_exclude_each_other_are_refused(benchmark, settings, messa
             "cosmoflow",
             [],
             3,
-            "a global batch of 16 samples cannot be shared equally by 3 ranks; use a multiple of 3",
+            "a global batch of 16 samples cannot be divided equally among 3 ranks; use a multiple of 3",
         ),
         (
             "deepcam",
@@ -63,12 +63,17 @@ def test_settings_that_exclude_each_other_are_refused(benchmark, settings, messa
             "4 ranks in 2 backward passes each; use a multiple of 8",
         ),
         ("deepcam", ["hyperparameters.batchnorm_group_size=4"], 2, "batchnorm_group_size 4 does not divide"),
-        ("resnet50", ["staging.pack=true"], 1, "staging.pack needs staged data; give --stage"),
-        ("resnet50", ["staging.overlap=true"], 1, "staging.overlap is not for resnet50; set"),
-        ("deepcam", ["staging.overlap=true"], 1, "staging.overlap is not for deepcam; set"),
-        ("cosmoflow", ["staging.overlap=true"], 1, "staging.overlap needs staged data; give --stage, or set"),
-        ("resnet50", EXCHANGE, 2, "staging.exchange is not for resnet50; set staging.exchange=false"),
-        ("deepcam", EXCHANGE, 2, "staging.exchange needs staged data; give --stage, or set"),
+        ("resnet50", ["staging.pack=true"], 1, "staging.pack requires --stage; pass it"),
+        ("resnet50", ["staging.overlap=true"], 1, "staging.overlap is not supported for resnet50; set"),
+        ("deepcam", ["staging.overlap=true"], 1, "staging.overlap is not supported for deepcam; set"),
+        ("cosmoflow", ["staging.overlap=true"], 1, "staging.overlap requires --stage; pass it, or set"),
+        (
+            "resnet50",
+            EXCHANGE,
+            2,
+            "staging.exchange is not supported for resnet50; set staging.exchange=false",
+        ),
+        ("deepcam", EXCHANGE, 2, "staging.exchange requires --stage; pass it, or set"),
     ],
 )
 def test_settings_that_these_ranks_cannot_run_are_refused(benchmark, settings, ranks, message):
@@ -78,26 +83,26 @@ def test_settings_that_these_ranks_cannot_run_are_refused(benchmark, settings, r
 
 def test_a_cache_of_samples_that_move_to_other_nodes_is_refused():
     run = load.load("deepcam", "smoke", [*EXCHANGE, "loading.cache=true"])
-    with pytest.raises(UserError, match=r"another; set one of them to false"):
+    with pytest.raises(UserError, match=r"changes the shard every epoch; set one of them to false"):
         run.require_startable(2, staged=True)
 
 
 def test_a_run_to_the_target_reads_no_earlier_epochs():
     settings = ["study.earlier_epochs=1"]
-    with pytest.raises(UserError, match="earlier_epochs is for mlhpc study"):
+    with pytest.raises(UserError, match="earlier_epochs is only for mlhpc study"):
         load.load("cosmoflow", "smoke", settings).require_startable(1, staged=False)
     load.load("cosmoflow", "smoke", [*settings, "study.steps=20"]).require_startable(1, staged=False)
 
 
 def test_a_study_measures_no_copying_beside_its_steps():
     run = load.load("cosmoflow", "smoke", ["staging.overlap=true", "study.steps=20"])
-    with pytest.raises(UserError, match="overlap also the copying"):
+    with pytest.raises(UserError, match="overlap would copy files at the same time"):
         run.require_startable(1, staged=True)
 
 
 def test_a_study_of_steps_has_no_exchange_to_measure():
     run = load.load("cosmoflow", "smoke", [*EXCHANGE, "study.steps=20"])
-    with pytest.raises(UserError, match=r"shards are exchanged between them; set staging\.exchange=false"):
+    with pytest.raises(UserError, match=r"shards are exchanged between epochs; set staging\.exchange=false"):
         run.require_startable(2, staged=True)
 
 

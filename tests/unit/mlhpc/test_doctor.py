@@ -31,7 +31,10 @@ def test_slurms_counter_is_used_if_it_is_of_whole_nodes():
         for line in lines(spoiled(energy_sampled_by=name))
         if line.name == "energy of whole nodes"
     }
-    assert details == {"ipmi": "Slurm, ipmi", "rapl": "Slurm's (rapl) is not used: it is not of whole nodes"}
+    assert details == {
+        "ipmi": "Slurm, ipmi",
+        "rapl": "Slurm's (rapl) is not used: it does not cover whole nodes",
+    }
 
 
 def worst(results, what):
@@ -77,7 +80,7 @@ def torch_of(cuda, driver, usable):
         ("energy of accelerators", "warn", {"energy": [counted("accelerators", 0, "NVML is not installed")]}, {}),
         ("energy of accelerators", "pass", {"energy": [counted("accelerators", 4)]}, {}),
         ("energy of accelerators", None, {}, {}),
-        ("energy of processors", "warn", {"energy": [counted("processors", 0, "readable by root only")]}, {}),
+        ("energy of processors", "warn", {"energy": [counted("processors", 0, "readable only by root")]}, {}),
         ("energy of whole nodes", "pass", {"energy": [counted("node", 1)]}, {}),
         ("energy of whole nodes", "pass", {"energy_sampled_by": "ipmi"}, {}),
         # Horovod: a wheel from pip's cache for another TensorFlow; builds that lack what a launcher needs.

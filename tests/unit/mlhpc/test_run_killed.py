@@ -59,7 +59,7 @@ def test_a_rank_that_is_killed_is_one_line_with_what_it_needs(words: Sequence[st
 def test_memory_is_not_blamed_for_a_rank_that_needs_little() -> None:
     run = start(KILL, "--preset", "smoke")
     _, err = run.communicate(timeout=60)
-    assert err.endswith("by the kernel's out-of-memory killer (dmesg shows it) or by somebody\n")
+    assert err.endswith("by the kernel's out-of-memory killer (see dmesg) or by a user\n")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])

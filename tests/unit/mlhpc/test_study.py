@@ -29,7 +29,7 @@ def test_sigusr1_ends_a_study_in_order(site, capsys):
         assert site.study(*vary) == 128 + signal.SIGUSR1
     finally:
         signal.signal(signal.SIGUSR1, before)
-    assert "interrupted; start it again to continue" in capsys.readouterr().out
+    assert "interrupted; restart it to continue" in capsys.readouterr().out
     assert len(site.calls()) == 2 and (site.out / "study.html").exists()
     site.takes()
     assert site.study(*vary) == 0 and len(site.calls()) == 4
@@ -163,13 +163,16 @@ def test_a_task_of_a_job_array_starts_only_its_run(site):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--vary", "batch"], "not of the form KEY=A,B"),
+        (["--vary", "batch"], "does not have the form KEY=A,B"),
         (["--vary", "bach=8"], "did you mean 'batch'"),
         (["--vary", "network.wdth=1,2"], "did you mean 'network.width'"),
         (["--vary", "batch=8", "--vary", "batch=16"], "twice"),
         (["--vary", "batch=0"], "whole numbers of 1 or more"),
         (["--vary", "ranks=two"], "whole numbers of 1 or more"),
-        (["--vary", "ranks=3"], "ranks=3: a global batch of 16 samples cannot be shared equally by 3 ranks"),
+        (
+            ["--vary", "ranks=3"],
+            "ranks=3: a global batch of 16 samples cannot be divided equally among 3 ranks",
+        ),
         (["--vary", "storage=sharde"], "did you mean 'shared'"),
         (["--vary", "storage=staged"], "give --stage"),
         (["--vary", "data=/nowhere/at/all"], "no such data set"),

@@ -127,7 +127,7 @@ def test_a_codec_that_names_no_data_set_is_refused_with_the_command_that_makes_i
     data_set(site, "data-delta", benchmark="deepcam", codec="delta")
     (site.folder / "data").rmdir()
     assert site.study("--data", site.folder / "data-delta", "--vary", "codec=hdf5", benchmark="deepcam") == 2
-    assert "give the data set that it was made from" in capsys.readouterr().err
+    assert "pass its original data set" in capsys.readouterr().err
     assert not site.calls()
 
 
@@ -138,9 +138,9 @@ def test_storage_may_be_several_folders_to_stage_to(site, capsys):
     assert read(site.out).values("storage") == ["shared", "staged in nvme", "staged in shm"]
     words = ["--vary", "parameter_servers=1", "--vary"]
     assert site.study(*words, "storage=[1,2]", benchmark="resnet50") == 2
-    assert "leave --stage and storage out" in capsys.readouterr().err
+    assert "omit --stage and storage" in capsys.readouterr().err
     assert site.study(*words, f"storage={disk}", benchmark="resnet50") == 2
-    assert "leave --stage and storage out" in capsys.readouterr().err
+    assert "omit --stage and storage" in capsys.readouterr().err
     assert site.study(*words, "study.earlier_epochs=1", benchmark="resnet50") == 2
     assert "is for studies without parameter_servers" in capsys.readouterr().err
 
@@ -164,7 +164,7 @@ def test_the_page_shows_codecs_for_each_storage_batch_and_set_size(site):
     assert "<h2>Time of a sample</h2>" in (site.out / "study.html").read_text()
     curves = [c for c in page.charts if "codec" not in c["description"] and "gzip" in c["description"]]
     assert curves
-    (times,) = [chart for chart in page.charts if chart["description"].startswith("Time of a sample")]
+    (times,) = [chart for chart in page.charts if chart["description"].startswith("Time per sample")]
     found = {(row["what"], row["part"]): row["value"] for row in rows_of(times) if "part" in row}
     assert len(found) == 2 * 16
     for batch in (2, 4):  # 4 s for 10 steps of one rank, 1 s of them waiting

@@ -93,8 +93,8 @@ def test_reading_in_without_staging_is_in_the_time_to_train_once(shared):
 
 
 def test_perlmutter_reached_a_rate_and_a_time_within_the_interval():
-    """MLPerf HPC 1.0, LBNL: 512 A100 an instance, 53.4 samples/s an accelerator, about 14.7 min (fitted to). Each
-    node had its share of the data in memory."""
+    """MLPerf HPC 1.0, LBNL: 512 A100 an instance, 53.4 samples/s per accelerator, about 14.7 min (fitted to).
+    Each node had its share of the data in memory."""
     run = load("cosmoflow", "closed-512", ["staging.mode=shard", *MIXED])
     p = Model(machine("perlmutter"), run, generation="MXNet NGC 2021").at(128)
     assert p.samples_per_s[1] < 53.394 < p.samples_per_s[2]
@@ -168,10 +168,10 @@ def test_the_best_is_the_shortest_of_all():
 @pytest.mark.parametrize(
     ("benchmark", "preset", "settings", "nodes", "says"),
     [
-        ("cosmoflow", "closed-512", [], 3, "cannot be shared equally"),
+        ("cosmoflow", "closed-512", [], 3, "cannot be divided equally"),
         ("cosmoflow", "closed-64", [], 512, "4, 8 or 16"),
         ("deepcam", "closed-2048", [], 1, r"perlmutter.toml, line \d+: a local batch of 512 needs"),
-        ("cosmoflow", "closed-512", [], 4096, r"line \d+: 4096 nodes asked for"),
+        ("cosmoflow", "closed-512", [], 4096, r"line \d+: 4096 nodes requested"),
     ],
 )
 def test_what_cannot_be_is_one_line(benchmark, preset, settings, nodes, says):
@@ -225,7 +225,7 @@ def test_an_efficiency_of_other_sets_says_of_which_layers_there_are_none():
     found = predict(machine("fugaku"), load("resnet50", "closed"), 64)
     assert any("no published set of 2-D convolutions on A64FX" in note for note in found.notes)
     other = Model(machine("cori-gpu"), load("cosmoflow", "closed-512"), generation="MXNet 2021").at(8)
-    assert any("3-D convolutions on V100 are of another framework" in note for note in other.notes)
+    assert any("3-D convolutions on V100 are from another framework" in note for note in other.notes)
 
 
 def test_accumulated_gradients_need_the_memory_of_a_pass_and_launch_every_layer_in_each():

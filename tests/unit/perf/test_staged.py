@@ -223,15 +223,15 @@ def test_what_reading_from_the_file_system_rests_on_is_said():
     whole = load("cosmoflow", "closed-512", MIXED)
     for mode, nodes in (("replicate", 128), ("shard", 4)):
         run = load("cosmoflow", "closed-512", [f"staging.mode={mode}", *MIXED])
-        assert any("as a rule its peak" in note for note in predict(machine("perlmutter"), run, nodes).notes)
-    assert any("has no bandwidth of it" in note for note in predict(machine("fugaku"), whole, 512).notes)
+        assert any("usually its peak" in note for note in predict(machine("perlmutter"), run, nodes).notes)
+    assert any("has no bandwidth for it" in note for note in predict(machine("fugaku"), whole, 512).notes)
     unstaged = Model(machine("fugaku"), whole, staged=False).at(512)
     assert not any("file system" in note for note in unstaged.notes)
 
 
 def test_copies_that_take_longer_than_training_are_said_to_be_copies():
     """DGX A100, 64 nodes: 100 minutes of staging, and 5 of training."""
-    says = "every node reads all of the data set off the shared file system"
+    says = "every node reads the whole data set from the shared file system"
     for way, expected in {"replicate": True, "replicate, read once": False, "shard": False}.items():
         run = load("cosmoflow", "closed-512", [*WAYS[way], *MIXED])
         notes = predict(machine("dgx-a100"), run, 64).notes
@@ -240,4 +240,4 @@ def test_copies_that_take_longer_than_training_are_said_to_be_copies():
 
 def test_what_training_hides_of_staging_is_said_to_be_counted():
     notes = predict(cluster(), run_of("staging.overlap=true"), 2).notes
-    assert any(note.startswith("staging.overlap hides a part of T_staging") for note in notes)
+    assert any(note.startswith("staging.overlap hides part of T_staging") for note in notes)

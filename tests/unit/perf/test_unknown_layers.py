@@ -26,7 +26,8 @@ def test_of_a_kind_that_has_no_costs_names_network_and_layer():
     unknown = Layer("head 3", "attention", ((8,),), (8,), ())
     assert Network("transformer", (8,), (known,)).layers == (known,)
     assert refusal(Network, "transformer", (8,), (known, unknown)).startswith(
-        "network transformer, layer 'head 3': the model knows no layers of the kind 'attention'; it knows "
+        "network transformer, layer 'head 3': the model does not support layers of the kind 'attention'; "
+        "it supports "
     )
 
 

@@ -4,7 +4,7 @@ from ramble.appkit import *
 
 
 class Mlhpc(ExecutableApplication):
-    """End-to-end training benchmarks: time to train, data staging included."""
+    """End-to-end training benchmarks: time to train, including data staging."""
 
     name = "mlhpc"
 
@@ -46,7 +46,7 @@ class Mlhpc(ExecutableApplication):
     workload_variable(
         "stage",
         default="/tmp/mlhpc-{experiment_name}",
-        description="node-local folder that the data set is copied to inside the clock",
+        description="node-local folder to copy the data set to, inside the timed region",
         workloads=BENCHMARKS,
     )
     workload_variable(

@@ -7,7 +7,7 @@ from spack_repo.builtin.build_systems.python import PythonPackage
 
 
 class Mlhpc(PythonPackage):
-    """End-to-end training benchmarks for HPC systems: time to train, data staging included, under the
+    """End-to-end training benchmarks for HPC systems: time to train, including data staging, under the
     closed-division rules of MLPerf HPC."""
 
     homepage = "https://github.com/mlcommons/training_policies/blob/master/hpc_training_rules.adoc"

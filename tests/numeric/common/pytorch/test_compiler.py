@@ -29,5 +29,5 @@ def test_without_a_compiler(tmp_path, monkeypatch, variables, named):
     monkeypatch.delenv("CXX", raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(UserError, match=rf"needs a compiler, and {named} not there.*training.compile=false"):
+    with pytest.raises(UserError, match=rf"needs a compiler, and {named} not found.*training.compile=false"):
         evaluate(compiled=True)

@@ -72,6 +72,6 @@ def test_encoded_samples_are_packed_as_they_are_lossy_or_not(source, tmp_path):
 
 @pytest.mark.parametrize("codec", [None, "npy", "npy-float16"])
 def test_samples_of_several_files_are_not_packed(source, tmp_path, codec):
-    with pytest.raises(UserError, match=r"--archive: .* such as plain, which keeps the values as they are"):
+    with pytest.raises(UserError, match=r"--archive: .* such as plain, which keeps the values unchanged"):
         convert(source, tmp_path / "packed", Solo(), 2, codec=codec, archive=4)
     assert not (tmp_path / "packed").exists()

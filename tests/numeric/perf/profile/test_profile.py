@@ -135,7 +135,7 @@ def test_a_step_is_an_update_with_all_its_backward_passes():
         return sum(each["calls"] for each in record["operations"] if each["name"] == name)
 
     assert calls(found, "aten::convolution_backward") == 4 * calls(once, "aten::convolution_backward") > 0
-    assert "4 backward passes a step" in profile("deepcam", "--set", passes).stdout
+    assert "4 backward passes per step" in profile("deepcam", "--set", passes).stdout
 
 
 def test_ranks_exchange_the_gradients_of_several_passes_once():

@@ -135,7 +135,7 @@ def spoil_pixel_index(root):
     ("kind", "spoil", "message"),
     [
         ("jpeg", spoil_empty_class, r"class class0001 has no image in validation"),
-        ("jpeg", spoil_stray_file, r"notes\.txt: not an image in a class's folder"),
+        ("jpeg", spoil_stray_file, r"notes\.txt: not an image in the folder of a class"),
         ("tfrecord", spoil_missing_shard, r"train-00000-of-00016: one of 16 shards .* there are 15"),
         ("tfrecord", spoil_truncated_shard, r"train-00003-of-00016: truncated at byte \d+ in record 1"),
         ("tfrecord", spoil_cut_between_header_and_end, r"train-00003-of-00016: not a plain TFRecord"),
@@ -199,7 +199,7 @@ def test_an_lmdb_of_another_kind_is_named(own):
         environment.begin(write=True) as transaction,
     ):
         transaction.put(b"%08d" % 4, b"\xff" * 40)
-    with pytest.raises(UserError, match=r"data\.mdb: 00000004: not a Datum of Caffe"):
+    with pytest.raises(UserError, match=r"data\.mdb: 00000004: not a Caffe Datum"):
         images_of(opened(root).train)
 
 

@@ -132,7 +132,7 @@ def test_a_packed_set_can_be_converted_but_pixels_cannot(sets, tmp_path):
         ]
     with pytest.raises(UserError, match="contains decoded pixels"):
         convert(sets["raw"], tmp_path / "lmdb", "lmdb", Solo(), 1)
-    with pytest.raises(UserError, match="another folder to write to"):
+    with pytest.raises(UserError, match="another output folder"):
         convert(sets["jpeg"], sets["jpeg"], "lmdb", Solo(), 1)
 
 

@@ -158,7 +158,7 @@ def test_a_sheet_shows_the_images_of_a_data_set(sets, tmp_path):
 
 def test_a_sheet_that_cannot_be_written_is_a_one_line_error(sets, own, tmp_path):
     with pytest.raises(
-        UserError, match=r"no/such/folder/a\.png: the picture cannot be written: there is no folder"
+        UserError, match=r"no/such/folder/a\.png: the image cannot be written: there is no folder"
     ):
         show(sets["jpeg"], tmp_path / "no/such/folder/a.png")
     broken = sorted((own / "train").rglob("*.JPEG"))[0]

@@ -230,7 +230,7 @@ def test_staged_files_in_use_by_another_run_are_kept(pictures, target):
     words = [sys.executable, "-c", STAGER, str(pictures), str(target)]
     one = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     said(one, "staged")
-    with pytest.raises(UserError, match="another run uses this data set there unpacked"):
+    with pytest.raises(UserError, match="another run uses this data set unpacked in this folder"):
         packed(pictures, target)
     assert len(list(target.rglob("*.JPEG"))) == IMAGES
     end(one)
@@ -300,11 +300,11 @@ def test_foreign_files_are_refused_and_kept(pictures, own, target):
     theirs.write_text("precious")
     fails_alike(
         on_ranks(1, 2, lambda world: packed(pictures, target, world)),
-        f"{theirs}: exists, and staging did not put it there",
+        f"{theirs}: exists, but was not written by staging",
     )
     assert files_below(target) == ["validation/validation-00003-of-00009"]
     before = files_below(own)
-    with pytest.raises(UserError, match="holds a data set that staging did not put there"):
+    with pytest.raises(UserError, match="contains a data set not written by staging"):
         packed(pictures, own)
     with pytest.raises(UserError, match="inside the data set itself"):
         packed(pictures, pictures / "stage")
@@ -317,7 +317,7 @@ def test_another_staged_data_set_is_refused_and_kept(pictures, own, target):
     before = files_below(target)
     flip_a_byte(sorted((own / "train").rglob("*.JPEG"))[0])
     manifest.index(own, {}, Solo(), 1)
-    with pytest.raises(UserError, match="holds another data set, staged earlier"):
+    with pytest.raises(UserError, match="contains another staged data set"):
         packed(own, target)
     assert files_below(target) == before
 
@@ -325,7 +325,7 @@ def test_another_staged_data_set_is_refused_and_kept(pictures, own, target):
 @pytest.mark.parametrize("kind", ["tfrecord", "lmdb", "raw"])
 def test_a_packed_data_set_is_not_packed_again(pictures, target, tmp_path, kind):
     convert(pictures, tmp_path / kind, kind, Solo(), 1)
-    with pytest.raises(UserError, match=r"is packed already; omit staging\.pack"):
+    with pytest.raises(UserError, match=r"is already packed; omit staging\.pack"):
         packed(tmp_path / kind, target)
     assert not target.exists()
 

@@ -180,7 +180,11 @@ def test_one_rank_of_each_node_reads_and_nodes_are_added(tmp_path):
 def test_a_figure_of_some_nodes_says_so(tmp_path, capsys):
     roots = [powercap(tmp_path / "n0", SERVER), tmp_path / "n1"]
     figure = run_on(tmp_path, 2, 1, lambda node: roots[node])["processors"]
-    assert (figure["joules"], figure["nodes"], figure["problems"]) == (1.0, 1, ["1 of 2 nodes have none"])
+    assert (figure["joules"], figure["nodes"], figure["problems"]) == (
+        1.0,
+        1,
+        ["1 of 2 nodes have no counter"],
+    )
     assert "the energy figure of the processors is of 4 counters only: 1 of 2" in capsys.readouterr().err
 
 
@@ -191,7 +195,7 @@ def test_slurm_counts_the_nodes_that_have_no_counter_of_their_own(tmp_path, monk
     monkeypatch.setenv("SLURMD_NODENAME", "n7")
     figure = run_on(tmp_path, 1, 2, lambda node: tmp_path)["node"]
     assert (figure["joules"], figure["source"]) == (None, "Slurm, ipmi")
-    assert figure["problems"] == ["Slurm samples its energy too seldom for a run of 0 s on n7"]
+    assert figure["problems"] == ["Slurm's energy samples are too infrequent for a run of 0 s on n7"]
     own = pm_counters(tmp_path / "again", {"energy": 7})
     assert run_on(tmp_path / "again", 1, 2, lambda node: own)["node"]["source"] == "Cray pm_counters"
 

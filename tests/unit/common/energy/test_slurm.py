@@ -43,7 +43,7 @@ def test_nodes_that_are_not_sampled_or_not_shown_are_named_once(scontrol):
     spent = measured(scontrol, shown, shown | {"n0": (300, START + 1000)}, names=("n0", "n1", "n2"))
     assert (spent.joules, spent.nodes) == (200, 1)
     assert spent.problems == [
-        "Slurm has no sample of its energy (AcctGatherNodeFreq in slurm.conf) on n1 and 1 other node"
+        "Slurm has no energy samples (AcctGatherNodeFreq in slurm.conf) on n1 and 1 other node"
     ]
 
 
@@ -52,14 +52,14 @@ def test_samples_that_are_not_of_the_run_make_no_figure(scontrol):
     before = {"n0": (100, START - 30)}
     spent = measured(scontrol, before, {"n0": (900_000, START + 975)}, names=("n0",))
     assert (spent.joules, spent.nodes) == (0, 0)
-    assert spent.problems == ["Slurm samples its energy too seldom for a run of 1000 s on n0"]
+    assert spent.problems == ["Slurm's energy samples are too infrequent for a run of 1000 s on n0"]
     assert measured(scontrol, before, {"n0": (900_000, START + 981)}, names=("n0",)).nodes == 1
 
 
 @pytest.mark.parametrize("last", [100, 50])
 def test_a_counter_that_did_not_move_or_moved_back_makes_no_figure(scontrol, last):
     spent = measured(scontrol, {"n0": (100, START)}, {"n0": (last, START + 1000)}, names=("n0",))
-    assert spent.nodes == 0 and "stood still, or was set back" in spent.problems[0]
+    assert spent.nodes == 0 and "did not advance, or was reset" in spent.problems[0]
 
 
 def test_a_node_without_a_counter_has_no_sample(scontrol):

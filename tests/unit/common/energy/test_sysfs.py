@@ -101,7 +101,7 @@ def test_counters_that_only_root_may_read_are_one_problem_with_its_remedy(tmp_pa
     counters = rapl(root)
     [problem] = counters.problems
     assert not counters.reads
-    assert "root only" in problem and "chmod a+r /sys/class/powercap/intel-rapl:*/energy_uj" in problem
+    assert "only by root" in problem and "chmod a+r /sys/class/powercap/intel-rapl:*/energy_uj" in problem
 
 
 def test_a_counter_whose_range_is_not_known_is_left_out_and_named(tmp_path):
@@ -109,7 +109,7 @@ def test_a_counter_whose_range_is_not_known_is_left_out_and_named(tmp_path):
     (root / "sys/class/powercap/intel-rapl:1/max_energy_range_uj").unlink()
     counters = rapl(root)
     assert "package-1" not in counters.reads and len(counters.reads) == 3
-    assert counters.problems == ("package-1 does not say where it wraps",)
+    assert counters.problems == ("package-1 does not state its range",)
 
 
 def test_a_counter_that_cannot_be_read_is_named(tmp_path):

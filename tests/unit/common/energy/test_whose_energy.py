@@ -86,7 +86,7 @@ def test_the_first_rank_of_each_node_lists_its_accelerators_for_the_others(monke
 
 
 def test_where_the_first_rank_finds_no_accelerator_nobody_looks_again(monkeypatch, tmp_path):
-    """A vendor's tool that hangs takes 30 s each time."""
+    """A vendor's tool that hangs takes 30 s each."""
     listed = []
     monkeypatch.setattr("mlhpc.common.energy.meter.vendor_here", lambda: listed.append(1))
     monkeypatch.setattr("mlhpc.common.energy.accelerators.vendor_here", lambda: listed.append(2))

@@ -184,7 +184,7 @@ def test_a_single_rank_needs_no_connection():
 
 
 def test_horovodrun_cannot_start_torch():
-    with pytest.raises(UserError, match="horovodrun starts Horovod"):
+    with pytest.raises(UserError, match="horovodrun supports only Horovod"):
         launch.connect("torch", HOROVODRUN)
 
 

@@ -207,7 +207,7 @@ def test_a_file_that_shrinks_while_it_is_sent_is_named(tmp_path, monkeypatch):
 def test_a_target_that_another_run_uses_is_not_exchanged(source, tmp_path, monkeypatch):
     monkeypatch.setattr(locks, "in_use", lambda folder: folder.name == "node1")
     outcomes = exchanged(source, tmp_path, 2, 1, [1])
-    assert str(outcomes[0]).startswith(f"rank 1: {tmp_path / 'node1'}: another run uses the shard there")
+    assert str(outcomes[0]).startswith(f"rank 1: {tmp_path / 'node1'}: another run uses this shard")
 
 
 def test_the_next_staging_into_an_exchanged_target_restores_its_shard(source, tmp_path):

@@ -66,7 +66,7 @@ def test_a_later_run_is_kept_out_of_a_target_whose_shards_will_move(source, tmp_
     with monkeypatch.context() as patched:
         patched.setattr(locks, "in_use", lambda folder: True)
         outcomes = exchanged(source, tmp_path, 2, 1, [])
-    assert "another run exchanges the shards there" in str(outcomes[0]), outcomes
+    assert "another run exchanges shards in this folder" in str(outcomes[0]), outcomes
     assert exchanged(source, tmp_path, 2, 1, []) == [[], []]  # the run has ended
     with monkeypatch.context() as patched:
         patched.setattr(locks, "in_use", lambda folder: True)
@@ -88,7 +88,7 @@ def test_ranks_share_the_planning_of_all_epochs(source, tmp_path, monkeypatch):
 def test_a_target_that_another_run_uses_is_not_reserved(source, tmp_path, monkeypatch):
     monkeypatch.setattr(locks, "in_use", lambda folder: folder.name == "node1")
     outcomes = reserved(source, tmp_path, 2, [0, 1])
-    assert str(outcomes[0]).startswith(f"rank 1: {tmp_path / 'node1'}: another run uses the shard there")
+    assert str(outcomes[0]).startswith(f"rank 1: {tmp_path / 'node1'}: another run uses this shard")
 
 
 def test_descriptors_are_required_for_all_that_an_exchange_opens(source, tmp_path, monkeypatch):

@@ -183,7 +183,7 @@ def test_a_part_that_another_run_uses_is_not_taken_from_it(source: Manifest, tmp
     with sharer(source, tmp_path / "node0") as one:
         line_of(one, "staged")
         outcomes = on_ranks(2, 1, lambda w: stage(source, tmp_path / f"node{w.node}", w, "shard"))
-        fails_alike(outcomes, "node0: another run uses another part of the data set")
+        fails_alike(outcomes, "node0: another run uses a different part of the data set")
         assert contents(tmp_path / "node0") == contents(source.root)
         end(one)
 

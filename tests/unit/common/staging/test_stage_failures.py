@@ -62,9 +62,7 @@ def test_a_source_that_changes_while_it_is_copied_is_named(
             os.truncate(victim, 3_000_000 + change)
 
     monkeypatch.setattr(atomic, "write_all", meddle)
-    with pytest.raises(
-        UserError, match=r"train/0\.tfrecord: changed while it was copied, byte \d+ of 3000000"
-    ):
+    with pytest.raises(UserError, match=r"train/0\.tfrecord: changed during the copy, byte \d+ of 3000000"):
         stage(replace(source, files=source.folder("train")[:1]), target, Solo(), "replicate")
     assert contents(target) == {}
 
@@ -180,7 +178,7 @@ def test_files_of_others_are_not_written_over(source: Manifest, target: Path) ->
     (target / "train").mkdir(parents=True)
     (target / "train" / "5.tfrecord").write_bytes(b"precious")
     outcomes = on_ranks(1, 2, lambda world: stage(source, target, world, "replicate"))
-    fails_alike(outcomes, "train/5.tfrecord: exists, and staging did not put it there")
+    fails_alike(outcomes, "train/5.tfrecord: exists, but was not written by staging")
     assert contents(target) == {"train/5.tfrecord": b"precious"}
 
 
@@ -190,9 +188,9 @@ def test_another_data_set_is_not_written_over(source: Manifest, target: Path, tm
     other = tmp_path / "other"
     shutil.copytree(source.root, other)
     (other / "train" / "5.tfrecord").write_bytes(b"\0" * 70_000)
-    with pytest.raises(UserError, match="holds another data set, staged earlier"):
+    with pytest.raises(UserError, match="contains another staged data set"):
         stage(index(other, {}, Solo(), workers=1), target, Solo(), "replicate")
-    with pytest.raises(UserError, match="holds a data set that staging did not put there"):
+    with pytest.raises(UserError, match="contains a data set not written by staging"):
         stage(source, other, Solo(), "replicate")
     with pytest.raises(UserError, match="inside the data set itself"):
         stage(source, source.root / "train", Solo(), "replicate")

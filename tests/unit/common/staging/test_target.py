@@ -36,7 +36,7 @@ def test_remove_takes_the_folder_that_staging_made(source: Manifest, target: Pat
 
 def test_remove_refuses_a_data_set_that_was_not_staged(source: Manifest) -> None:
     before = contents(source.root)
-    with pytest.raises(UserError, match="not put there by staging"):
+    with pytest.raises(UserError, match="not written by staging"):
         remove(source.root)
     assert contents(source.root) == before
 
@@ -57,7 +57,7 @@ def test_a_target_of_another_user_is_refused(
     owner = os.geteuid()
     monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
     outcomes = on_ranks(1, 2, lambda world: stage(source, target, world, "replicate"))
-    fails_alike(outcomes, f"{target}: belongs to ", "choose as --stage a folder of your own, or a new one")
+    fails_alike(outcomes, f"{target}: belongs to ", "choose a --stage folder of your own, or a new one")
     with pytest.raises(UserError, match="belongs to"):
         remove(target)
     assert contents(target) == {}

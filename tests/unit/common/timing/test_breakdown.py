@@ -1,4 +1,4 @@
-"""Where the time went: parts that add up, by arithmetic done by hand."""
+"""Breakdown of time to train: parts that add up, by arithmetic done by hand."""
 
 import pytest
 

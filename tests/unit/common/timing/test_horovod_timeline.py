@@ -58,6 +58,6 @@ def test_a_timeline_that_was_not_closed_can_be_read(tmp_path):
 
 def test_another_file_is_refused(tmp_path):
     path = tmp_path / "timeline.json"
-    path.write_text("no timeline")
-    with pytest.raises(ValueError, match="no timeline of Horovod"):
+    path.write_text("not a Horovod timeline")
+    with pytest.raises(ValueError, match="not a Horovod timeline"):
         fused_messages(path)

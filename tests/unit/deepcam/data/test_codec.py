@@ -241,9 +241,9 @@ def test_zfp_keeps_its_bound() -> None:
     [
         ("pco", 1e-3, None, "pco has no bound"),
         ("delta-paper", None, "value", "delta-paper has no bound"),
-        ("delta", 0.0, None, "give a share"),
-        ("delta", float("nan"), None, "give a share"),
-        ("zfp", 1e-3, "value", "zfp keeps an absolute bound"),
+        ("delta", 0.0, None, "must be between 1e-12 and 1"),
+        ("delta", float("nan"), None, "must be between 1e-12 and 1"),
+        ("zfp", 1e-3, "value", "zfp has an absolute bound"),
     ],
 )
 def test_a_bound_that_cannot_be_is_one_line(name: str, error: float, of: Of, words: str) -> None:
@@ -274,7 +274,7 @@ def test_a_file_is_read_like_the_published_one(tmp_path: Path, name: str) -> Non
 
 def test_values_that_are_not_finite_and_classes_that_are_none_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "data-0.mlc"
-    for change, words in (("x", "not finite|nan in channel 3"), ("y", "the mask is 3 at row 2, column 5")):
+    for change, words in (("x", "non-finite|nan in channel 3"), ("y", "the mask is 3 at row 2, column 5")):
         for name in ("delta-paper", "pco"):
             x, y = fields(1), mask(1).astype(np.uint8)
             if change == "x":

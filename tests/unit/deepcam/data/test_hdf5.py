@@ -219,7 +219,7 @@ one = np.ones(16, np.float32)
 @pytest.mark.parametrize(
     "make, words",
     [
-        (lambda p: None, "missing, and not in train/ either"),
+        (lambda p: None, "missing, also in train/"),
         (lambda p: p.write_bytes(b"x" * 600), "cannot be read"),
         (lambda p: write_statistics(p, names=("minval", "max")), "has no dataset climate/maxval"),
         (lambda p: write_statistics(p, one[:4], 2 * one[:4]), r"shape \[4\] of float32, expected 16"),
@@ -228,7 +228,7 @@ one = np.ones(16, np.float32)
         (lambda p: write_statistics(p, 2 * one, one), r"channel 0 \(TMQ\) goes from 2\.0 to 1\.0"),
         (lambda p: write_statistics(p, one, one * np.nan), r"channel 0 \(TMQ\) goes from 1\.0 to nan"),
         (lambda p: write_statistics(p, -one * np.inf, one), r"channel 0 \(TMQ\) goes from -inf"),
-        (lambda p: write_statistics(p, 0 * one, one * 1e-45), "useless for normalisation"),
+        (lambda p: write_statistics(p, 0 * one, one * 1e-45), "cannot be used for normalisation"),
     ],
 )
 def test_unusable_statistics_are_refused(tmp_path, make, words):

@@ -161,7 +161,7 @@ def test_settings_that_do_not_fit_are_refused(
 
 def test_two_data_sets_are_never_mixed(tmp_path: Path) -> None:
     make(small(), tmp_path / "d", Solo(), workers=1)
-    with pytest.raises(UserError, match="another simulation; remove it or give another folder"):
+    with pytest.raises(UserError, match="another simulation; remove it or choose another folder"):
         make(small(simulation=Simulation(storm_size=2)), tmp_path / "d", Solo(), workers=1)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/thesis.txt").write_text("…")
@@ -198,7 +198,7 @@ def test_a_full_disk_that_names_no_file_names_the_folder(
     with pytest.raises(UserError, match=f"^{re.escape(wanted)}"):
         make(small(), tmp_path / "d", Solo(), workers=1)
     (tmp_path / "file").write_text("no folder")
-    with pytest.raises(UserError, match=r"^[^:]*: Not a directory; fix that or give another folder$"):
+    with pytest.raises(UserError, match=r"^[^:]*: Not a directory; fix that or choose another folder$"):
         make(small(), tmp_path / "file/d", Solo(), workers=1)
 
 

@@ -65,7 +65,7 @@ def test_a_folder_of_another_workload_is_refused(tmp_path):
 
 
 def test_a_folder_without_all_files_is_refused(tmp_path):
-    with pytest.raises(UserError, match="no data set of this tool"):
+    with pytest.raises(UserError, match="not a data set of mlhpc io"):
         require_data(SMALL, tmp_path)
     generate(SMALL, tmp_path, Solo(), 1)
     require_data(SMALL, tmp_path)

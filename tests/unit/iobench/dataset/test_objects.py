@@ -119,7 +119,7 @@ def test_a_prefix_of_another_workload_is_refused(store):
 
 def test_a_foreign_prefix_is_left_alone(store):
     filesystem_of(store).pipe_file(f"{store.url}/thesis.tex", b"important")
-    with pytest.raises(UserError, match="no data set of this tool"):
+    with pytest.raises(UserError, match="not a data set of mlhpc io"):
         require_data(SMALL, store)
     with pytest.raises(UserError, match="not empty"):
         generate(SMALL, store, Solo(), 1)

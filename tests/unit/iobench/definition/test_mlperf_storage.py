@@ -76,7 +76,7 @@ def test_retinanet_is_the_rounds_own_and_held_to_its_rules(tmp_path):
     for workload in (published, own, load.load("mlperf_retinanet")):
         assert mlperf_storage.findings(workload, 64 * gib, 64, 1, [20.0, *[85.0] * 5]) == []
         assert mlperf_storage.findings(workload, 64 * gib, 64, 1, [85.0] * 5) == [
-            "5 runs, 5 after one to warm up are required"
+            "5 runs, 5 after one warm-up run are required"
         ]
         assert mlperf_storage.findings(workload, 64 * gib, 64, 1, [85.0, 84.9, *[85.0] * 4]) == [
             "run 2: utilisation 84.9%, 85% is required"
@@ -105,10 +105,12 @@ def test_retinanet_is_the_rounds_own_and_held_to_its_rules(tmp_path):
          'dataset.compression is "gzip", "none" in cosmoflow of v2.0'),
         ("mlperf_cosmoflow", ["reader.file_order=sequential"],
          'reader.file_order is "sequential", "shuffled" in cosmoflow of v2.0'),
-        ("mlperf_cosmoflow", ["dataset.format=npz"], 'dataset.format is "npz", "tfrecord" in cosmoflow of v2.0'),
+        ("mlperf_cosmoflow", ["dataset.format=npz"], 'dataset.format is "npz", "tfrecord" in cosmoflow of '
+                                                     'v2.0'),
         ("mlperf_cosmoflow", ["checkpoint.total_bytes=1", "checkpoint.every_epochs=1"],
          "checkpoint.every_epochs is 1, 0 in cosmoflow of v2.0"),
-        ("cosmoflow", [], "the workload cosmoflow is none of MLPerf Storage's: mlperf_cosmoflow, mlperf_resnet50, "
+        ("cosmoflow", [], "the workload cosmoflow is not one of MLPerf Storage: mlperf_cosmoflow, "
+                          "mlperf_resnet50, "
          "mlperf_retinanet, mlperf_unet3d"),
     ],
 )  # fmt: skip

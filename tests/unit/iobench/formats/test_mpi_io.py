@@ -37,8 +37,8 @@ def test_a_shared_file_needs_as_many_ranks_of_mpi(monkeypatch):
     ("setting", "message"),
     [
         ("dataset.format=npz", "reader.mpi_io is for hdf5, not npz"),
-        ("reader.direct=true", "HDF5 reads by itself: no reader.direct"),
-        ("reader.threads=2", "all ranks open a shared file together: reader.threads must be 0 or 1"),
+        ("reader.direct=true", "HDF5 itself reads: reader.direct"),
+        ("reader.threads=2", "all ranks open a shared file collectively: reader.threads must be 0 or 1"),
     ],
 )
 def test_what_does_not_go_together_is_refused(setting, message):

@@ -1,4 +1,4 @@
-"""Time of a sample by part, from a profile written down by hand."""
+"""Time per sample by part, from a profile written down by hand."""
 
 from dataclasses import replace
 
@@ -52,7 +52,8 @@ def test_overlapping_operations_count_by_their_share_and_waits_stay_as_long_as_t
 
 
 def test_communication_that_is_not_known_to_be_exposed_overlaps_as_other_operations_do():
-    """On a GPU it is kernels beside others: 1 of 5 seconds of operations in 0.95 s without a wait for input."""
+    """On a GPU it is kernels with concurrent reads: 1 of 5 seconds of operations in 0.95 s without a wait for
+    input."""
     found = per_sample(shown(1, 1.0, overlap=10.0, exposed=None))
     assert found["communication"] == pytest.approx(0.95 / 5)
     assert found["input wait"] == pytest.approx(0.05)

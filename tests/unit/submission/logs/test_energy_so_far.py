@@ -131,7 +131,7 @@ def test_a_node_without_counters_makes_it_a_lower_bound_from_the_start_to_the_en
         "source": "NVML",
         "counters": 4,
         "nodes": 1,
-        "problems": ["1 of 2 nodes have none"],
+        "problems": ["1 of 2 nodes have no counter"],
     }
     made.add(0, event="end", name="run", seconds=20.0)
     made.add(0, event="note", name="energy", accelerators=figure)

@@ -116,7 +116,8 @@ def test_resnet_takes_the_keys_of_the_optimizer_in_use(preset: str, tmp_path: Pa
         (NVIDIA | {"opt_base_learning_rate": float("inf")}, (), "opt_base_learning_rate inf: not a finite number"),
         (NVIDIA | {"opt_base_learning_rate": {"a": 1}}, (), "hyperparameters.opt_base_learning_rate"),
         (NVIDIA | {"opt_name": "x" * 90_000}, (), "hyperparameters.opt_name"),
-        (NVIDIA, (("global_batch_size", 1024),), "global_batch_size is 512 and 1024; give the log of one run"),
+        (NVIDIA, (("global_batch_size", 1024),), "global_batch_size is 512 and 1024; pass the log of a "
+                                                 "single run"),
         (NVIDIA | {"dropout": None}, (), "has no dropout; add --set hyperparameters.dropout=VALUE"),
     ],
 )  # fmt: skip
@@ -154,7 +155,7 @@ def test_a_source_in_somebodys_configuration_writes_only_text_to_the_terminal(
 
 def test_a_batch_that_may_be_that_of_one_backward_pass_is_refused(tmp_path: Path) -> None:
     log = written(tmp_path, DEEPCAM | {"gradient_accumulation_frequency": 4})
-    with pytest.raises(UserError, match="global_batch_size 2048: of one or all of 4 backward passes"):
+    with pytest.raises(UserError, match="global_batch_size 2048: per backward pass"):
         load_run("deepcam", "closed", [], log=log)
     one_pass = ["hyperparameters.gradient_accumulation_frequency=1"]
     with pytest.raises(UserError, match="global_batch_size 2048"):

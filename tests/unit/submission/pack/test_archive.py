@@ -52,7 +52,7 @@ def rewritten(archive, to, change):
     [
         (lambda n, d: (n, d[:-1] + b"9") if n.endswith("result_3.txt") else (n, d), "result_3.txt' differs"),
         (lambda n, d: None if n.endswith("result_3.txt") else (n, d), "missing"),
-        (lambda n, d: (f"../{n}", d) if n.endswith("result_3.txt") else (n, d), "no submission has"),
+        (lambda n, d: (f"../{n}", d) if n.endswith("result_3.txt") else (n, d), "does not belong in a submission"),
         (lambda n, d: None if n.endswith(".sha256") else (n, d), "checksums"),
         (lambda n, d: (n + ".py", d) if n.endswith("setup.sh") else (n, d), "setup.sh.py' has no checksum"),
     ],
@@ -111,7 +111,7 @@ def test_a_sparse_file_is_refused_with_a_one_line_error(tmp_path):
     raw[148:156] = f"{sum(raw[:512]):06o}\0 ".encode()
     bad = tmp_path / "bad.tar.gz"
     bad.write_bytes(gzip.compress(bytes(raw) + bytes(1024)))
-    with pytest.raises(UserError, match="which no submission has") as refused:
+    with pytest.raises(UserError, match="which does not belong in a submission") as refused:
         unpack(bad, tmp_path / "there")
     assert "\n" not in str(refused.value) and not (tmp_path / "there").exists()
 

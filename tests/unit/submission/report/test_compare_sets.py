@@ -111,7 +111,7 @@ def test_throughput_instances_that_each_log_the_whole_machine_are_measured_by_th
     make_set(tmp_path / "said" / "org", "deepcam", minutes, level="weak", edit=whole_machine)
     true, said = one(tmp_path / "true"), one(tmp_path / "said")
     assert (said.scale, said.nodes, said.train_rate) == (true.scale, true.nodes, true.train_rate)
-    assert true.scale == 8 and any("counts 40 units as its own" in note for note in said.notes)
+    assert true.scale == 8 and any("counts 40 units" in note for note in said.notes)
 
 
 def test_nodes_without_accelerators_count_processors(tmp_path: Path) -> None:
@@ -241,7 +241,7 @@ def test_a_republished_set_is_a_copy_and_predicts_nothing(tmp_path: Path) -> Non
     assert [e.copy_of for e in comparison.entries] == ["", "", "A", "B"]
     assert comparison.predictions == compare([tree]).predictions
     read = Page(page(comparison))
-    assert "10 of 10 logs are also in A: a copy, left out of figures and predictions" in read.text
+    assert "10 of 10 logs are also in A: a copy, excluded from figures and predictions" in read.text
     assert {row["letter"] for row in read.rows("a) ") if "letter" in row} == {"A", "B"}
 
 

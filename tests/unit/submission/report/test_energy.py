@@ -115,7 +115,7 @@ def test_a_score_shows_the_joules_of_each_run_beside_its_minutes(tmp_path: Path,
         problems = [LOST] if n == 8 else []
         return {
             "accelerators": figure(1000.0 * (n + 1), problems=problems),
-            "processors": figure(None, problems=["readable by root only"]),
+            "processors": figure(None, problems=["readable only by root"]),
             "node": figure(5000.0 * (n + 1)),
         }
 
@@ -140,7 +140,7 @@ def test_a_comparison_shows_mean_joules_by_what_was_measured(tmp_path: Path, cap
         problems = [LOST] if n == 3 else []
         return {
             "accelerators": figure(1000.0 * n, problems=problems),
-            "processors": figure(None, problems=["readable by root only"]),
+            "processors": figure(None, problems=["readable only by root"]),
             "node": figure(5.0, "Slurm, ipmi", problems=["no sample on n1"]),
         }
 

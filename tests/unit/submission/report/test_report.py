@@ -49,13 +49,13 @@ def test_the_cores_of_the_machine_are_those_of_its_file(tmp_path: Path, cores: o
 def test_the_breakdown_adds_up_to_the_whole(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     page, _ = report_of(run)
-    rows = re.findall(r"(\d+\.\d\d) (\d+\.\d)%", page.text.partition("Where the time went")[2])
+    rows = re.findall(r"(\d+\.\d\d) (\d+\.\d)%", page.text.partition("Breakdown of time to train")[2])
     *parts, whole = [(float(seconds), float(share)) for seconds, share in rows]
     assert len(parts) == 6
     assert whole == (93.25, 100.0)
     assert sum(p[0] for p in parts) == pytest.approx(93.246, abs=0.03)
     assert sum(p[1] for p in parts) == pytest.approx(100, abs=0.3)
-    bar = page.rows("Where the time went")
+    bar = page.rows("Breakdown of time to train")
     assert sum(row["value"] for row in bar) == pytest.approx(93.246, abs=0.03)
     assert [row["part"] for row in bar][:2] == ["Staging", "First-epoch excess"]
 
@@ -94,13 +94,13 @@ def test_without_a_score_no_time_is_shown_as_one(made: dict[str, Any], why: str,
     assert f"No score: {why}" in page.text
     assert f"no score: {why}" in terminal
     assert "Time to train No score" in page.text
-    assert "Time to train, staging included" not in page.text
+    assert "Time to train, including staging" not in page.text
     assert "without staging" not in page.text + terminal
 
 
 def test_a_closed_run_is_labelled_as_one_run_of_a_score(tmp_path: Path) -> None:
     page, _ = report_of(make_run(tmp_path / "run", preset="closed"))
-    assert "Closed division, one run" in page.text
+    assert "Closed division, single run" in page.text
     assert "Not verified by MLCommons" in page.text
     assert "not a closed-division result" not in page.text
 
@@ -146,7 +146,7 @@ def test_missing_staging_and_unknown_excess_are_labelled(tmp_path: Path) -> None
     page, terminal = report_of(make_run(tmp_path / "run", staged=False, epochs=2, result=unknown))
     for text in (page.text, terminal):
         assert "Staging" in text and "nothing staged" in text
-        assert "needs three epochs" in text
+        assert "requires three epochs" in text
 
 
 @pytest.mark.parametrize(

@@ -99,7 +99,7 @@ def test_recent_events_of_another_machine_may_be_those_of_a_running_run(tmp_path
 
 def test_an_aborted_run_shows_its_times(tmp_path: Path) -> None:
     page, _ = report_of(make_run(tmp_path / "run", result=aborted))
-    assert "Where the time went" in page.text and "93.25 100.0%" in page.text
+    assert "Breakdown of time to train" in page.text and "93.25 100.0%" in page.text
 
 
 def test_the_page_is_written_even_if_the_output_pipe_closes(tmp_path: Path) -> None:

@@ -135,12 +135,12 @@ def test_a_hostile_header_is_refused_before_anything_is_allocated(
 
 
 def test_bytes_after_the_last_section_are_refused() -> None:
-    with pytest.raises(UserError, match="bytes after the last section at byte"):
+    with pytest.raises(UserError, match="extra bytes after the last section at byte"):
         frame.unpack(PACKED + b"more")
 
 
 def test_a_section_of_another_length_is_refused() -> None:
     read = frame.unpack(PACKED, "a.mlc")
-    for name, length, words in (("none", 1, "no section 'none'"), ("table", 2, "'table' at byte")):
+    for name, length, words in (("none", 1, "section 'none' is missing"), ("table", 2, "'table' at byte")):
         with pytest.raises(UserError, match=words):
             read.array(name, "<u2", length)
