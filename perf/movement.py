@@ -22,8 +22,8 @@ def gap(machine: Machine, bandwidth: float) -> float:
 
 @dataclass(frozen=True)
 class Costs:
-    """Cost of moving one sample's data, in bytes of the accelerator's memory (figure 4). ``sample``: the lower
-    bound, over the host's link, and the upper, from node-local storage; None if the machine has no figure."""
+    """Cost of moving one sample's data, in bytes of the accelerator's memory (figure 4). ``sample``: over the
+    host's link, and from where the data set lies; None if the machine has no figure."""
 
     activations: float
     sample: tuple[float | None, float | None]
@@ -36,19 +36,27 @@ class Costs:
         return max(seconds, key=lambda name: seconds[name])
 
 
-def costs(machine: Machine, *, moved: float, sample: float, gradients: float, local_batch_size: int) -> Costs:
-    """Figure 4. ``moved``: bytes of activations and model that a sample moves in the accelerator's memory;
-    ``sample``: bytes of a sample as the accelerator receives it; ``gradients``: bytes of all of them in float32.
-    The ring moves them twice in the limit of many ranks, and in both directions at once: gap of one card.
+def costs(
+    machine: Machine,
+    tier: Tier,
+    *,
+    moved: float,
+    sample: SampleBytes,
+    gradients: float,
+    local_batch_size: int,
+) -> Costs:
+    """Figure 4, of a data set in ``tier``. ``moved``: bytes of activations and model that a sample moves in the
+    accelerator's memory; ``gradients``: bytes of all of them in float32. The ring moves them twice in the limit of
+    many ranks, and in both directions at once: gap of one card.
     """
-    link, local = machine.get("links.host"), machine.get("storage.local_read")
-    nic = machine.get("network.bandwidth")
-    # Every accelerator has its share of the node's storage (paper 000 takes 3.2 GB/s for eight, hence 2250).
+    link, nic = machine.get("links.host"), machine.get("network.bandwidth")
+    # Every accelerator has its share of what the node reads (paper 000 takes 3.2 GB/s for eight, hence 2250).
+    share = tier.read / machine.per_node if tier.read else None
     return Costs(
         moved,
         (
-            sample * gap(machine, link) if link else None,
-            sample * gap(machine, local / machine.per_node) if local else None,
+            sample.received * gap(machine, link) if link else None,
+            sample.stored * (1 - tier.cached) * gap(machine, share) if share else None,
         ),
         gradients * gap(machine, nic) / local_batch_size if nic else 0.0,
     )

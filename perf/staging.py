@@ -7,7 +7,7 @@ from mlhpc.benchmarks.schema import Staging
 from mlhpc.perf.machines import Machine
 from mlhpc.perf.parts import parts
 from mlhpc.perf.scaling import Triple
-from mlhpc.perf.tiers import FILE_SYSTEM, Scope, Tier, lies_there, room, spanned, tier_of
+from mlhpc.perf.tiers import FILE_SYSTEM, Scope, Tier, lies_there, room, shared_rate, spanned, tier_of
 from mlhpc.perf.units import written
 
 
@@ -122,9 +122,7 @@ def staging_seconds(machine: Machine, held: float, nodes: int, tier: Tier, recei
     nodes pass on without a figure of the network."""
     if lies_there(machine):
         return 0.0, 0.0, 0.0
-    shared = machine.get("storage.shared_read")
-    rates = [machine.get("storage.shared_read_node"), shared and shared / nodes]
-    read = min((rate for rate in rates if rate), default=math.inf)
+    read = shared_rate(machine, nodes) or math.inf
     write = math.inf
     if tier.name == "node-local storage":
         write = machine.get("storage.local_write") or math.inf

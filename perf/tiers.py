@@ -37,13 +37,18 @@ def tiers(machine: Machine, nodes: int) -> list[tuple[Tier, float]]:
                       machine.figures["accelerator.memory"] * machine.per_node))  # fmt: skip
     if (size := machine.get("storage.local")) is not None:
         found.append((Tier("node-local storage", machine.get("storage.local_read"), "storage.local"), size))
-    share = machine.get("storage.shared_read")
-    rates = [share / nodes if share else None, machine.get("storage.shared_read_node")]
-    rate = min((r for r in rates if r), default=None)
-    if machine.nodes != 1 or share is not None:
+    if machine.nodes != 1 or machine.get("storage.shared_read") is not None:
         capacity = machine.get("storage.shared") or float("inf")
+        rate = shared_rate(machine, nodes)
         found.append((Tier(FILE_SYSTEM, rate, "storage.shared_read"), capacity / nodes))
     return found
+
+
+def shared_rate(machine: Machine, nodes: int) -> float | None:
+    """Bytes/s of one of ``nodes`` that read from the shared file system at once; None where no figure says."""
+    whole = machine.get("storage.shared_read")
+    rates = [whole / nodes if whole else None, machine.get("storage.shared_read_node")]
+    return min((rate for rate in rates if rate), default=None)
 
 
 def cached_share(size: float, memory: float, nodes: float = 1) -> float:

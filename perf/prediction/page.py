@@ -32,7 +32,7 @@ def page(machine: Machine, run: Run, nodes: int | None = None) -> str:
         _terms(chosen),
         time_to_train(found),
         scaling(machine, run, chosen),
-        cost(machine, run),
+        cost(machine, run, chosen.tier),
         *accelerator(machine, run, Model(machine, run).fits.largest(1)),
         _figures(machine),
     ]

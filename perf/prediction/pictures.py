@@ -20,7 +20,7 @@ from mlhpc.perf.prediction.sweep import over_nodes, weak, with_batch
 from mlhpc.perf.prediction.tables import configuration
 from mlhpc.perf.published import Published, machine_of, published
 from mlhpc.perf.samples import sample_bytes
-from mlhpc.perf.tiers import lies_there
+from mlhpc.perf.tiers import Tier, lies_there
 from mlhpc.perf.units import seconds_text, written
 
 BATCHES = tuple(2**n for n in range(9))
@@ -152,23 +152,28 @@ def _paper_scaling(machine: Machine, run: Run) -> Figure | None:
     return _curves(rows, "nodes", "accelerator time per sample, ms", title)
 
 
-def cost(machine: Machine, run: Run) -> Section | None:
-    """Figure 4; paper 000's own points where the machine is its."""
+def cost(machine: Machine, run: Run, tier: Tier) -> Section | None:
+    """Figure 4, of a data set in ``tier``; paper 000's own points where the machine is its."""
     network = network_of(run)
     moved = network.traffic(run.training.precision)
-    received = sample_bytes(run).received
+    sample = sample_bytes(run)
     rows: list[dict[str, Any]] = []
     binding: dict[str, int] = {}
     for batch in BATCHES:
         found = costs(
-            machine, moved=moved, sample=received, gradients=4 * network.parameters, local_batch_size=batch
+            machine,
+            tier,
+            moved=moved,
+            sample=sample,
+            gradients=4 * network.parameters,
+            local_batch_size=batch,
         )
         binding.setdefault(found.binding, batch)
         named = {
             "model and activations": found.activations,
             "all-reduce": found.all_reduce,
             "sample over the host's link": found.sample[0],
-            "sample from local storage": found.sample[1],
+            f"sample from {tier.name}": found.sample[1],
         }
         rows += [_cost_row(batch, name, value) for name, value in named.items() if value]
     about = (
@@ -177,7 +182,7 @@ def cost(machine: Machine, run: Run) -> Section | None:
         "lower bound of the time. The highest is the bottleneck: "
         + "; ".join(f"{name} from a batch of {batch} on" for name, batch in binding.items())
         + ". "
-        + _required(machine, run, received, moved)
+        + _required(machine, run, sample.received, moved)
     )
     if (paper := TABLE_II.get(run.benchmark)) and machine.name == "cori-gpu":
         rows += [_cost_row(b, "paper 000: activations", paper.hbm_limit_gib * GIB) for b in BATCHES]

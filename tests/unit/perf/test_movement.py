@@ -2,6 +2,7 @@
 
 import random
 from collections import OrderedDict
+from dataclasses import replace
 
 import pytest
 
@@ -9,10 +10,19 @@ from mlhpc.benchmarks.load import load
 from mlhpc.errors import UserError
 from mlhpc.perf.machines import machine, parse
 from mlhpc.perf.movement import GIB, MIB, costs, gap, required_bandwidth
+from mlhpc.perf.samples import SampleBytes
 from mlhpc.perf.staging import staging_seconds
-from mlhpc.perf.tiers import cached_share, tier_of
+from mlhpc.perf.tiers import cached_share, tier_of, tiers
 
 CORI = machine("cori-gpu")
+NVME, _ = tiers(CORI, 1)[1]
+
+
+def both(size):
+    """A sample of as many bytes in its file as on the accelerator."""
+    return SampleBytes(stored=size, received=size)
+
+
 WORKSTATION = """title = "a workstation"
 nodes = 1
 
@@ -62,20 +72,39 @@ def test_where_49152_samples_lie(nodes, part, tier):
 
 def test_what_binds_in_figure_4():
     """CosmoFlow by samples from NVMe, ResNet-50 by all-reduce at a small batch and by memory at a large one."""
-    cosmo = costs(CORI, moved=1.44 * GIB, sample=16 * MIB, gradients=8_907_556 * 4, local_batch_size=1)
+    cosmo = costs(
+        CORI, NVME, moved=1.44 * GIB, sample=both(16 * MIB), gradients=8_907_556 * 4, local_batch_size=1
+    )
     assert cosmo.binding == "samples"
     assert cosmo.sample[1] / cosmo.activations > 10 and cosmo.sample[1] / cosmo.activations < 30
-    moves = {"moved": 0.084 * GIB, "sample": 0.144 * MIB, "gradients": 25_557_032 * 4}
-    small, large = (costs(CORI, **moves, local_batch_size=batch) for batch in (1, 256))
+    moves = {"moved": 0.084 * GIB, "sample": both(0.144 * MIB), "gradients": 25_557_032 * 4}
+    small, large = (costs(CORI, NVME, **moves, local_batch_size=batch) for batch in (1, 256))
     assert small.binding == "all-reduce"
     assert large.all_reduce < large.activations
 
 
 def test_samples_of_figure_4_have_their_two_ends():
     """PCIe, here 8 GB/s a GPU as section III-B says, and NVMe."""
-    found = costs(CORI, moved=0, sample=1.0, gradients=4.0, local_batch_size=2)
+    found = costs(CORI, NVME, moved=0, sample=both(1.0), gradients=4.0, local_batch_size=2)
     assert found.sample == (112.5, 2250)
     assert found.all_reduce == 144
+
+
+def test_a_sample_costs_what_the_place_does_where_the_data_set_lies():
+    """Eight GPUs at Lustre's 1.56 GB/s a node, of 8 and of 1000 nodes at 700 GB/s in all; from memory of which the
+    file has no bandwidth only the link counts. Half of it gzipped away: half as many bytes of files."""
+    half = SampleBytes(stored=0.5, received=1.0)
+
+    def cost(tier):
+        return costs(CORI, tier, moved=0, sample=half, gradients=0.0, local_batch_size=1).sample
+
+    lustre = tier_of(CORI, 1e15, 8, staged=False, scope="sample")
+    assert lustre.name == "shared file system"
+    assert cost(lustre) == (112.5, pytest.approx(0.5 * 900 / (1.56 / 8), rel=1e-2))
+    thousand = next(tier for tier, _ in tiers(CORI, 1000) if tier.name == "shared file system")
+    assert cost(thousand)[1] == pytest.approx(0.5 * 900 / (0.7 / 8))
+    assert cost(replace(lustre, cached=0.25))[1] == pytest.approx(0.75 * cost(replace(lustre, cached=0))[1])
+    assert cost(tier_of(CORI, 1e9, 1)) == (112.5, None)
 
 
 @pytest.mark.parametrize(

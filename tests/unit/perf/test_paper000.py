@@ -108,6 +108,31 @@ def test_figure_7_agrees_at_a_batch_of_two_only():
     assert lustre_over_nvme("deepcam", 4, 1) == pytest.approx(1.1, abs=0.01)
 
 
+def test_doubling_the_batch_from_lustre_stays_within_figure_7s_bound():
+    """ "Up to 1.6x" is a bound, which the model keeps: reading costs a sample the same in any batch."""
+    cori = at_table_ii("deepcam")
+    one, two, four = (predicted(cori, "deepcam", b, 1, staged=False).samples_per_s[0] for b in (1, 2, 4))
+    assert 1.0 <= two / one < 1.6 and 1.0 <= four / two < 1.6
+
+
+def test_figures_8_and_9_agree_with_each_other_if_a_file_costs_time_of_its_own():
+    """Section VI's own reason for CosmoFlow's factor: many small files. On one node both factors hold, with table
+    II's times of a sample, if Lustre gives the node a file every 6.0 ms and 1.75 GB/s; a submission's DeepCAM read
+    as fast as that within 5%. No such figure is published, so the machine file has none."""
+    sizes = {"cosmoflow": 128**3 * 4 * 2, "deepcam": 61e6}
+    seconds = {}  # of a file, where the factor is the time of reading over that of the GPUs
+    for name, size in sizes.items():
+        paper = STRONG_SCALING[name]
+        read = 1 - cached_share(paper.samples * size, CORI.figures["host.memory"])
+        seconds[name] = paper.unstaged[1] * TABLE_II[name].seconds_per_sample / CORI.per_node / read
+    bandwidth = (sizes["deepcam"] - sizes["cosmoflow"]) / (seconds["deepcam"] - seconds["cosmoflow"])
+    of_a_file = seconds["deepcam"] - sizes["deepcam"] / bandwidth
+    assert (bandwidth, of_a_file) == (pytest.approx(1.75e9, rel=0.01), pytest.approx(6.0e-3, rel=0.01))
+    assert sizes["deepcam"] / seconds["deepcam"] == pytest.approx(
+        CORI.figures["storage.shared_read_node"], rel=0.05
+    )
+
+
 def gains(step):
     """Times by which a sample gets shorter: from a batch of 1 to 2, 1 to 256 and 128 to 256."""
     a_sample = {b: step(b) / b for b in (1, 2, 128, 256)}
