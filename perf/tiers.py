@@ -106,7 +106,7 @@ def _refusal(
     system."""
     if not options:
         return UserError(
-            f"{machine.at('storage')}: nowhere to keep the data set; give host.memory, storage.local or "
+            f"{machine.at('storage')}: no place for the data set; give host.memory, storage.local or "
             "storage.shared_read"
         )
     largest, capacity = max(options, key=lambda option: option[1])
