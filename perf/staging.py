@@ -61,7 +61,7 @@ def place(
     """Staged data, of ``train`` bytes to train on and ``whole`` with those of the evaluation. With
     ``staging.mode=replicate`` every node holds the whole set; where no node has room for it, nothing is staged.
 
-    Raises UserError where no tier is large enough.
+    Raises UserError if no tier is large enough.
     """
     copies = spanned(machine, together)
     scope: Scope = "node" if staging.mode == "shard" else "sample"
@@ -72,8 +72,8 @@ def place(
         return Placement(tier, staged_bytes(staging, whole, nodes, copies), _notes(staging, nodes))
     if staging.mode == "shard":
         why = (
-            "the data set fits neither memory nor node-local storage: every epoch reads what memory does not hold "
-            "from the shared file system"
+            "the data set fits neither memory nor node-local storage: every epoch reads the part outside "
+            "memory from the shared file system"
         )
         return Placement(tier, None, (why, _rate_of_file_system(tier)))
     space = room(machine)
@@ -91,13 +91,11 @@ def place(
 def _rate_of_file_system(tier: Tier) -> str:
     """What a prediction rests on that reads from the shared file system, ``tier``, though it was to be staged."""
     if tier.read is None:
-        return (
-            "reading from the shared file system takes no time here: the machine file has no bandwidth of it"
-        )
+        return "reading from the shared file system is not counted: the machine file has no bandwidth for it"
     middle, slow, fast = (written(rate, "bytes/s") for rate in parts().staging_rate)
     return (
-        "the shared file system is read at what the machine file gives, as a rule its peak; nodes of published "
-        f"sets copied {middle} each out of theirs ({slow} to {fast})"
+        "the shared file system is read at the bandwidth in the machine file, usually its peak; in "
+        f"published sets each node copied {middle} from theirs ({slow} to {fast})"
     )
 
 
@@ -105,11 +103,13 @@ def _notes(staging: Staging, nodes: int) -> tuple[str, ...]:
     notes = []
     if staging.read_once and staging.mode == "replicate" and nodes > 1:
         notes.append(
-            "nodes pass on what one of them has read (staging.read_once): counted at the full bandwidth of one "
-            "network card, a lower bound"
+            "nodes forward files read by one of them (staging.read_once): counted at the full bandwidth of "
+            "one network card, a lower bound"
         )
     if staging.overlap:
-        notes.append("staging.overlap hides a part of T_staging behind the first epoch; all of it is counted")
+        notes.append(
+            "staging.overlap hides part of T_staging behind the first epoch, but all of it is counted"
+        )
     return tuple(notes)
 
 
@@ -118,7 +118,7 @@ def staging_seconds(machine: Machine, held: float, nodes: int, tier: Tier, recei
     rest from the shared file system, at what published sets reached per node, within what the machine's figures
     allow. Nodes pass on at the bandwidth of one network card, as in :func:`exchange_seconds`, while they read and
     write: the slowest of the three counts. At best the host's memory holds at the end what it can, and node-local
-    storage has written the rest: a bound, Linux keeps 20% of it dirty (vm.dirty_ratio). Raises UserError where
+    storage has written the rest: a bound, Linux keeps 20% of it dirty (vm.dirty_ratio). Raises UserError if
     nodes pass on without a figure of the network."""
     if lies_there(machine):
         return 0.0, 0.0, 0.0

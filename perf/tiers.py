@@ -12,13 +12,13 @@ from mlhpc.perf.units import written
 FILE_SYSTEM = "shared file system"
 
 Scope = Literal["sample", "node"]
-"""What an epoch is shuffled among: the whole data set, of which a node reads another part in every epoch, or the
+"""Scope of the shuffle: the whole data set, of which a node reads a different part in every epoch, or the
 samples of each node, the same for the whole run (docs/data.md, "Shuffle scope")."""
 
 
 @dataclass(frozen=True)
 class Tier:
-    """Where a node's part of the data set lies. ``read``: bytes/s of one node, None where unknown. ``cached``:
+    """Where a node's part of the data set lies. ``read``: bytes/s of one node, None if unknown. ``cached``:
     share of the bytes that the node's memory holds from earlier epochs, so that they are not read again."""
 
     name: str
@@ -83,7 +83,7 @@ def tier_of(
     node has its share, the same in every epoch; "sample": each may read all of it. ``staged`` False: data that
     does not fit memory is read from the shared file system. Either way the host's memory caches what it can hold.
 
-    Raises UserError where no tier is large enough.
+    Raises UserError if no tier is large enough.
     """
     copies = spanned(machine, together)
     share = size * copies / nodes
@@ -106,7 +106,7 @@ def _refusal(
     system."""
     if not options:
         return UserError(
-            f"{machine.at('storage')}: no place for the data set; give host.memory, storage.local or "
+            f"{machine.at('storage')}: no place for the data set; add host.memory, storage.local or "
             "storage.shared_read"
         )
     largest, capacity = max(options, key=lambda option: option[1])

@@ -29,7 +29,8 @@ def show(compared: Sequence[Compared]) -> None:
     }
     ordered = sorted(compared, key=lambda c: (c.row.benchmark, c.row.use))
     print_table(table("errors", ordered, columns, text_columns=2), console, optional=1)
-    say(console, "error of samples/s an accelerator; base: of the baseline; time: error of the time to train, "
+    say(console, "error of samples/s per accelerator; base: of the baseline; time: error of the time to "
+                 "train, "
                   "T_staging as logged; !: outside the interval")  # fmt: skip
     for use in ("fit", "test"):
         for line in summaries([c for c in compared if c.row.use == use]):

@@ -32,7 +32,7 @@ class Fits:
         return largest_batch(lambda samples: self.needed(samples, together), self.capacity - RESERVED)
 
     def require(self, local: int, together: int) -> None:
-        """Raises UserError where a backward pass of ``local`` samples needs more than the accelerator's memory
+        """Raises UserError if a backward pass of ``local`` samples needs more than the accelerator's memory
         without what libraries take."""
         if self.needed(local, together) <= self.capacity - RESERVED:
             return

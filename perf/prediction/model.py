@@ -38,7 +38,7 @@ _NOTHING: Triple = (0.0, 0.0, 0.0)
 
 
 def predict(machine: Machine, run: Run, nodes: int) -> Prediction:
-    """``run`` on ``nodes`` of ``machine``, staged where the data set fits. Raises UserError where it cannot be
+    """``run`` on ``nodes`` of ``machine``, staged where the data set fits. Raises UserError if it cannot be
     there: too many nodes, a batch that cannot be divided or does not fit, a data set larger than every tier, a
     figure that the file lacks.
     """
@@ -63,9 +63,7 @@ class Model:
     ) -> None:
         """Raises UserError for a run whose steps are not all alike."""
         if getattr(run.training, "coarse_epochs", ()):
-            raise UserError(
-                "epochs on coarser samples have no model; predict it with training.coarse_epochs=[]"
-            )
+            raise UserError("epochs on coarser samples cannot be predicted; set training.coarse_epochs=[]")
         calibrated = calibrated or calibration()
         self.machine, self.run, self.calibrated, self.staged = machine, run, calibrated, staged
         self.scope: Scope = scope
@@ -98,7 +96,7 @@ class Model:
         machine, run = self.machine, self.run
         if machine.nodes is not None and nodes > machine.nodes:
             raise UserError(
-                f"{machine.at('nodes')}: {nodes} nodes asked for, {machine.name} has {machine.nodes}"
+                f"{machine.at('nodes')}: {nodes} nodes requested, but {machine.name} has {machine.nodes}"
             )
         accelerators, batch = nodes * machine.per_node, run.hyperparameters.global_batch_size
         together, local = divide(batch, accelerators, self.plan)
@@ -128,7 +126,7 @@ class Model:
             extra_s = added(extra_s, (between[0], between[1], between[2]))
             notes.append(
                 f"nodes exchange their shards: {written(self._exchanged(nodes), 'bytes')} before an epoch, "
-                f"{once:.3g} s each time"
+                f"{once:.3g} s each"
             )
         return Prediction(
             machine=machine,
@@ -156,7 +154,7 @@ class Model:
     # A step
 
     def of_a_pass(self, local: int) -> int:
-        """Samples of one of the backward passes whose gradients an update adds up. Raises UserError where
+        """Samples of one of the backward passes whose gradients an update adds up. Raises UserError if
         ``local`` cannot be divided among them."""
         passes = self.run.backward_passes
         if local % passes:
@@ -193,11 +191,11 @@ class Model:
             half = half**2
             family = self.machine.family
             why = (
-                f"the published sets of {self.kind}s on {family} are of another framework or year"
+                f"the published sets of {self.kind}s on {family} are from another framework or year"
                 if self.efficiency.group[0] == family
-                else f"no published set of {self.kind}s on {family}: the efficiency is that of all families"
+                else f"no published set of {self.kind}s on {family}: the efficiency of all families is used"
             )
-            notes.append(f"{why}, and the interval is wider")
+            notes.append(f"{why}, so the interval is wider")
         bound = step.compute * self.efficiency.value  # the bare roofline
         low, high = max(step.busy / half, bound), step.busy * half
         change = self.published_roofline / self.roofline
@@ -208,7 +206,8 @@ class Model:
             high = max(high, step.busy * change * half)
         if self.efficiency.sets and "2-D" in self.kind and self.run.benchmark == "resnet50":
             notes.append(
-                "no published set of ResNet-50 at hand: the efficiency of 2-D convolutions is DeepCAM's"
+                "no published set of ResNet-50 available: the efficiency of 2-D convolutions is that of "
+                "DeepCAM"
             )
         floor = step.input
         value = Estimate(max(step.busy, floor), max(low, floor), max(high, floor), self.efficiency.how)
@@ -225,7 +224,7 @@ class Model:
 
     def first_epoch(self, nodes: int, together: int, local: int, step: Step) -> Triple:
         """Seconds that the first epoch of data that is not staged takes longer than the others, because all of it
-        comes from the file system and none from memory: staging without a name of its own. The interval is that of
+        comes from the file system and none from memory: staging without a separate name. The interval is that of
         the step, which hides more of the reading the longer it takes."""
         shared = next((tier for tier, _ in tiers(self.machine, nodes) if tier.name == FILE_SYSTEM), None)
         if shared is None:
@@ -237,7 +236,7 @@ class Model:
 
     def exchange(self, nodes: int, tier: Tier) -> float | None:
         """Seconds in which nodes exchange their shards of the training data before an epoch, which they do before
-        every one but the first; None where they do not."""
+        every one but the first; None if they do not."""
         if not self.run.staging.exchange or nodes == 1:
             return None
         return exchange_seconds(self.machine, self._exchanged(nodes) / nodes, tier)
@@ -254,19 +253,20 @@ class Model:
         found = []
         if together > 1 and self.plan is None:
             found.append(
-                "several accelerators on one sample: what they do not divide is Fugaku's share of a step; the "
-                "suite's own benchmarks keep a sample on one accelerator"
+                "several accelerators per sample: the undivided share of a step is Fugaku's; this suite's "
+                "benchmarks keep a sample on one accelerator"
             )
         if placed.moved and self.epochs and staging_s[0] > trained[0]:
             middle, slow, fast = (written(rate, "bytes/s") for rate in parts().staging_rate)
             found.append(
-                f"most of the time to train is staging, at the {middle} a node that published sets reached "
-                f"({slow} to {fast}), whatever the machine"
+                f"most of the time to train is staging, at the {middle} per node reached in published sets "
+                f"({slow} to {fast}), independent of the machine"
             )
             if self.run.staging.mode == "replicate" and placed.moved.sent == 0 and nodes > 1:
                 found.append(
-                    "every node reads all of the data set off the shared file system; with staging.read_once one "
-                    "node does, and with staging.mode=shard each reads its part"
+                    "every node reads the whole data set from the shared file system; with "
+                    "staging.read_once only one node does, and with staging.mode=shard each node reads its "
+                    "part"
                 )
         return found
 

@@ -38,7 +38,7 @@ def page(machine: Machine, run: Run, nodes: int | None = None) -> str:
     ]
     total = chosen.total_s
     rate, low, high = chosen.samples_per_s
-    also = f"samples/s an accelerator; {rate_text(low)} to {rate_text(high)}"
+    also = f"samples/s per accelerator; {rate_text(low)} to {rate_text(high)}"
     hero = [("Training throughput", rate_text(rate), also, "")]
     if total and chosen.epochs:
         also = f"{seconds_text(total[1])} to {seconds_text(total[2])}"
@@ -49,8 +49,9 @@ def page(machine: Machine, run: Run, nodes: int | None = None) -> str:
     return render(
         title=heading(machine, run),
         blocks=[section for section in sections if section],
-        foot=f"Efficiencies and times from {SOURCE}; nine of ten sets lie within a factor of "
-        f"{calibration().factor:.2f} of the predicted step. Figures of the machine with their sources below.",
+        foot=f"Efficiencies and times from {SOURCE}; nine of ten sets are within a factor of "
+        f"{calibration().factor:.2f} of the predicted step. The machine's figures and their sources are "
+        f"listed below.",
         eyebrow="mlhpc performance model",
         heading=registry.title(run.benchmark),
         subtitle=f"preset {run.preset}, predicted for {machine.title}",
@@ -97,8 +98,9 @@ def accelerator(machine: Machine, run: Run, largest: int) -> list[Section]:
 def _update(network: Network, optimizer: str) -> str:
     found = update_of(network, optimizer)
     return (
-        f" The update of all weights ({optimizer}) comes on top once a step: {found.operations / 1e9:.3g} GFLOP "
-        f"and {written(found.bytes, 'bytes')} at the least."
+        f" The update of all weights ({optimizer}) is added once per step: {found.operations / 1e9:.3g} "
+        f"GFLOP "
+        f"and {written(found.bytes, 'bytes')} at least."
     )
 
 

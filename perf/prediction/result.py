@@ -32,7 +32,7 @@ class Step:
 
     @property
     def slowest_input(self) -> str:
-        """The stage of the input path that takes longest; empty where no rate is known."""
+        """The stage of the input path that takes longest; empty if no rate is known."""
         return max(self.inputs, key=lambda stage: self.inputs[stage], default="")
 
     @property
@@ -60,7 +60,7 @@ class Prediction:
 
     ``parts``: accelerators on one sample; ``local_batch_size``: samples of such a group in a step, in all its
     backward passes. ``staging_s``: of data that is not staged, what the first epoch takes longer; ``moved``: the
-    bytes of staging, None where nothing is staged. ``epochs`` and all that needs them is None where no convergence
+    bytes of staging, None if nothing is staged. ``epochs`` and all that needs them is None if no convergence
     is published. ``notes``: what the figures rest on. ``memory``: peak bytes of a step on an accelerator;
     ``largest_batch``: samples of the largest backward pass that fits the memory of the ``parts`` accelerators of a
     sample.

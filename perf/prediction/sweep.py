@@ -55,6 +55,6 @@ def with_batch(run: Run, batch: int) -> Run:
 
 def best(machine: Machine, runs: Iterable[Run]) -> Prediction | None:
     """The shortest time to train over ``runs`` (batch sizes) and node counts in powers of two, one accelerator a
-    sample at most. None where none of them can be."""
+    sample at most. None if none of them can be."""
     found = (p for run in runs for p in over_nodes(machine, run) if p.total_s and p.parts == 1)
     return min(found, key=lambda p: p.total_s[0] if p.total_s else math.inf, default=None)

@@ -173,7 +173,7 @@ def test_the_page_names_the_largest_batch_beyond_those_drawn():
     """ResNet-50 on an A100 of 80 GB: 512 images fit and 1024 do not, the curve ends at 256."""
     a100, run = machine("dgx-a100"), load("resnet50", "closed")
     _, memory = accelerator(a100, run, Model(a100, run).fits.largest(1))
-    assert memory.about.startswith("The largest power of two that fits is 512, beside 1 GiB ")
+    assert memory.about.startswith("The largest power of two that fits is 512, excluding 1 GiB ")
 
 
 def test_a_page_does_not_overwrite_what_is_none(capsys, tmp_path):
