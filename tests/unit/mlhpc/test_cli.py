@@ -242,6 +242,26 @@ def test_completion_knows_every_command(shell, capsys):
         subprocess.run([program, "-n", "/dev/stdin"], input=script, text=True, check=True)
 
 
+def test_bash_completes_commands_and_options(tmp_path, capsys):
+    """With the script as bash loads it."""
+    assert cli.main(["completion", "bash"]) == 0
+    (tmp_path / "completion").write_text(capsys.readouterr().out)
+    script = """
+        source completion
+        complete_last() {  # as bash does where Tab is pressed after these words
+            local function=$(complete -p mlhpc | sed 's/.*-F \([^ ]*\).*/\1/')
+            COMP_WORDS=("$@") COMP_CWORD=$(($# - 1)) COMPREPLY=()
+            $function mlhpc "${@: -1}" "${@: -2:1}"
+            echo "${COMPREPLY[@]}"
+        }
+        complete_last mlhpc wa
+        complete_last mlhpc run cosmoflow --dry
+        complete_last mlhpc completion ""
+    """
+    done = subprocess.run(["bash", "--norc", "-c", script], cwd=tmp_path, capture_output=True, text=True)
+    assert done.stdout.splitlines() == ["watch", "--dry-run", "bash zsh fish"], done.stderr
+
+
 def test_rulesets_of_hpc_are_understood_for_a_benchmark_that_has_its_own(capsys):
     assert cli.main(["rules", "resnet50", "--ruleset", "2.0.0"]) == 0
     assert "under ruleset 4.0.0" in capsys.readouterr().out
