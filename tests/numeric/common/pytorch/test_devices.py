@@ -47,7 +47,7 @@ class _Enough(Exception):
 def test_a_trainer_gives_the_log_the_ranges_of_its_device(benchmark, trainer, tmp_path, monkeypatch):
     train, ranges = import_module(f"mlhpc.{trainer}"), Mock()
     monkeypatch.setattr(train, "device_ranges", {CPU: ranges}.__getitem__)
-    monkeypatch.setattr(train, "build_model", Mock(side_effect=_Enough))
+    monkeypatch.setattr(train.torch, "manual_seed", Mock(side_effect=_Enough))
     run = load.load(benchmark, "smoke", ["training.device=cpu"])
     with RunLog(tmp_path, Solo()) as log, pytest.raises(_Enough):
         train.train(run, tmp_path, None, 1, None, Solo(), log)
