@@ -12,7 +12,14 @@ from mlhpc.benchmarks import load
 from mlhpc.benchmarks.resnet50 import ResNet50
 from mlhpc.common.data.sharding import divide_batch
 from mlhpc.common.host.progress import track
-from mlhpc.common.pytorch.devices import device_events, oom_as_user_error, peak_memory, pick_device, place
+from mlhpc.common.pytorch.devices import (
+    device_events,
+    device_ranges,
+    oom_as_user_error,
+    peak_memory,
+    pick_device,
+    place,
+)
 from mlhpc.common.pytorch.emulation import waiting_steps
 from mlhpc.common.pytorch.loading import prepare
 from mlhpc.common.pytorch.state import restore, save
@@ -57,6 +64,7 @@ def train(
     # Before the clock: network, optimizer, compilation on zeros. The data set is not touched.
     with log.span("init", sync=True):
         device = pick_device(training.device, world.local_rank)
+        log.ranges = device_ranges(device)
         torch.manual_seed(seed)
         model = build_model(run.network)
         require_parameters(sum(weight.numel() for weight in model.parameters()), run.network.parameters)

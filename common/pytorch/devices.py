@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity
 
 from mlhpc.common.host import accelerators
+from mlhpc.common.timing.runlog import Ranges
 from mlhpc.common.timing.steps import RecordEvent
 from mlhpc.errors import UserError
 
@@ -96,6 +97,13 @@ class StreamEvent:
 def device_events(device: torch.device) -> RecordEvent | None:
     """Records events on ``device``; None for a CPU, whose steps are done when they return."""
     return None if device.type == "cpu" else lambda: StreamEvent(device)
+
+
+def device_ranges(device: torch.device) -> Ranges | None:
+    """Marks the spans of a run for the vendor's profiler: NVTX for Nsight, ROCTX (of which builds for ROCm make
+    NVTX's calls) for rocprof, ITT for VTune; None for a CPU."""
+    ranges: dict[str, Ranges] = {"cuda": torch.cuda.nvtx, "xpu": torch.profiler.itt}
+    return ranges.get(device.type)
 
 
 def wait_for(device: torch.device) -> None:

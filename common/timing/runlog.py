@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Protocol, Self, TypeVar
@@ -44,6 +44,25 @@ class EnergyMeter(Protocol):
     def stop(self) -> tuple[Mapping[Any, Any], Sequence[str]]: ...
 
 
+class Ranges(Protocol):
+    """What marks spans for the profiler of a vendor's device, such as ``torch.cuda.nvtx``."""
+
+    def range_push(self, msg: str, /) -> object: ...
+    def range_pop(self) -> object: ...
+
+
+_NO_RANGE = nullcontext()
+
+
+@contextmanager
+def _in_range(ranges: Ranges, name: str) -> Iterator[None]:
+    ranges.range_push(name)
+    try:
+        yield
+    finally:
+        ranges.range_pop()
+
+
 class RunLog:
     """Writes ``run.log`` (MLLOG, rank 0) and ``events.rankN.jsonl`` (every rank) of one run.
 
@@ -58,6 +77,8 @@ class RunLog:
         on none.
         """
         self.out = out
+        self.ranges: Ranges | None = None
+        """Of the device that the run trains on, from when it is known: spans are its ranges too."""
         self._world = world
         self._meter = meter
         self._opened = time.perf_counter()
@@ -117,6 +138,9 @@ class RunLog:
         if self._heartbeat:
             self._heartbeat.enter(phase)
         self._world.enter(phase)
+        ranges = self.ranges  # one that begins in this span has no beginning of it
+        if ranges:
+            ranges.range_push(phase)
         meter = self._meter if name == "run" else None
         if meter:
             meter.start(self._record_energy)
@@ -144,6 +168,8 @@ class RunLog:
                 self._status = "aborted"  # even if the target had been met: not all ranks reached the end
             self._ruled(name, "stop", tags, stopped)
             self._open_spans.pop()
+            if ranges:
+                ranges.range_pop()
             if self._heartbeat:
                 self._heartbeat.enter(self._open_spans[-1] if self._open_spans else "after the run")
             if meter and error:
@@ -187,18 +213,24 @@ class RunLog:
             while True:
                 timer.ask()
                 try:
-                    batch = next(iterator)
+                    with self._range(name):
+                        batch = next(iterator)
                 except StopIteration:
                     timer.stop()
                     break
                 timer.start()
-                yield batch
+                with self._range(f"{phase} step"):
+                    yield batch
                 del batch  # so that the loader can reuse its memory
         finally:
             self._timers.pop(name, None)
             self._waited[name] = self._waited.get(name, 0.0) + timer.total_wait
             if not self._events.closed:  # after an error an iterator may outlive the log
                 self._record_times(timer, name, phase, tags)
+
+    def _range(self, name: str) -> AbstractContextManager[None]:
+        """A range of the device's profiler; nothing without a device."""
+        return _NO_RANGE if self.ranges is None else _in_range(self.ranges, name)
 
     def _report(self, phase: str, seconds: float, printed: bool) -> None:
         """From the heartbeat's thread: the progress of the current loop, as an event for ``mlhpc watch``, and

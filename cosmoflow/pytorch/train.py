@@ -16,6 +16,7 @@ from mlhpc.common.host.malloc import keep_memory
 from mlhpc.common.host.progress import track
 from mlhpc.common.pytorch.devices import (
     device_events,
+    device_ranges,
     oom_as_user_error,
     peak_memory,
     pick_device,
@@ -73,6 +74,7 @@ def train(
     # Before the clock: network, optimizer, compilation on zeros. The data set is not touched.
     with log.span("init", sync=True):
         device = pick_device(training.device, world.local_rank)
+        log.ranges = device_ranges(device)
         if device.type == "cpu":
             keep_memory()
         torch.manual_seed(seed)

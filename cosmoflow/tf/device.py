@@ -4,6 +4,8 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from importlib import import_module
+from importlib.util import find_spec
 from typing import Any, Self
 
 import tensorflow as tf
@@ -27,6 +29,27 @@ def use_one_gpu(local_rank: int) -> str | None:
     if not tf.config.experimental.get_memory_growth(gpu):
         tf.config.experimental.set_memory_growth(gpu, True)
     return "GPU:0"
+
+
+class NvtxRanges:
+    """``torch.cuda.nvtx`` of where there is no PyTorch: NVIDIA's package nvtx."""
+
+    def __init__(self, nvtx: Any) -> None:
+        self._nvtx = nvtx
+
+    def range_push(self, msg: str, /) -> object:
+        return self._nvtx.push_range(msg)
+
+    def range_pop(self) -> object:
+        return self._nvtx.pop_range()
+
+
+def device_ranges(device: str | None) -> NvtxRanges | None:
+    """Marks the spans of a run for Nsight; None on a CPU, and without the package nvtx, which the extra ``nvidia``
+    brings."""
+    if device is None or find_spec("nvtx") is None:
+        return None
+    return NvtxRanges(import_module("nvtx"))
 
 
 def peak_memory(device: str | None) -> int | None:

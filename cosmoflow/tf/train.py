@@ -27,6 +27,7 @@ from mlhpc.cosmoflow.schedule import rate_at
 from mlhpc.cosmoflow.tf.batches import as_tensors
 from mlhpc.cosmoflow.tf.device import (
     LaunchEvents,
+    device_ranges,
     oom_as_user_error,
     peak_memory,
     to_device,
@@ -68,6 +69,7 @@ def train(
     # Before the clock: network, optimizer, compilation on zeros. The data set is not touched.
     with log.span("init", sync=True):
         device = use_one_gpu(world.local_rank)
+        log.ranges = device_ranges(device)
         cpu_kernels = device is None and training.cpu_kernels
         if cpu_kernels:
             start_xla()

@@ -22,7 +22,7 @@ EXAMPLES = {
     "io similarity": "mlhpc io similarity results/io results/seen",
     "io list": "mlhpc io list",
     "list": "mlhpc list",
-    "scripts": "mlhpc scripts --out work && cd work && BENCHMARK=cosmoflow sbatch run_scripts/run.sbatch",
+    "scripts": "mlhpc scripts --out work",
     "presets": "mlhpc presets cosmoflow smoke --explain",
     "rules": "mlhpc rules cosmoflow --preset closed --data /shared/cosmoflow",
     "doctor": "mlhpc doctor cosmoflow --data /shared/cosmoflow --stage /local",

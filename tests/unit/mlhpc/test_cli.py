@@ -229,8 +229,7 @@ def test_every_command_has_an_example_that_parses(capsys):
 def test_no_help_is_wider_than_80_columns(monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     for name, sub in commands(cli._parser()):
-        text = sub.format_help().partition("example:")[0]
-        assert max(map(len, text.splitlines())) <= 80, name
+        assert max(map(len, sub.format_help().splitlines())) <= 80, name
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
@@ -240,6 +239,26 @@ def test_completion_knows_every_command(shell, capsys):
     assert all(word in script for name in OPTIONS for word in name.split())
     if program := shutil.which(shell):
         subprocess.run([program, "-n", "/dev/stdin"], input=script, text=True, check=True)
+
+
+def test_bash_completes_commands_and_options(tmp_path, capsys):
+    """With the script as bash loads it."""
+    assert cli.main(["completion", "bash"]) == 0
+    (tmp_path / "completion").write_text(capsys.readouterr().out)
+    script = """
+        source completion
+        complete_last() {  # as bash does where Tab is pressed after these words
+            local function=$(complete -p mlhpc | sed 's/.*-F \([^ ]*\).*/\1/')
+            COMP_WORDS=("$@") COMP_CWORD=$(($# - 1)) COMPREPLY=()
+            $function mlhpc "${@: -1}" "${@: -2:1}"
+            echo "${COMPREPLY[@]}"
+        }
+        complete_last mlhpc wa
+        complete_last mlhpc run cosmoflow --dry
+        complete_last mlhpc completion ""
+    """
+    done = subprocess.run(["bash", "--norc", "-c", script], cwd=tmp_path, capture_output=True, text=True)
+    assert done.stdout.splitlines() == ["watch", "--dry-run", "bash zsh fish"], done.stderr
 
 
 def test_rulesets_of_hpc_are_understood_for_a_benchmark_that_has_its_own(capsys):

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from golden.make_run import make_run
+from helpers.doctor_nodes import spoiled
 
 from mlhpc import cli
 from mlhpc.benchmarks import load, registry
@@ -65,6 +66,20 @@ def test_report_of_many(campaign: Path, capsys, monkeypatch) -> None:
     text, content = both(capsys, "report", str(campaign))
     (entry,) = content["sets"]
     assert f"{entry['runs']}/{entry['logs']}" in text and entry["no_score"] in text
+
+
+def test_doctor(capsys, monkeypatch) -> None:
+    """Of a node whose clock and memory are to be warned of."""
+    monkeypatch.setenv("COLUMNS", "300")
+    node = spoiled(clock_synchronised=False, stage__is_ram=True)
+    monkeypatch.setattr("mlhpc.doctor.command.gather_nodes", lambda *_: [node])
+    text, content = both(capsys, "doctor")
+    assert {check["name"] for check in content["checks"] if check["status"] == "warn"} >= {"clock", "staging"}
+    for check in content["checks"]:
+        line = f"{check['status']} {check['name']} {check['detail']}"
+        assert line in text and check["remedy"] in text
+    warnings = sum(check["status"] == "warn" for check in content["checks"])
+    assert text.endswith(f"{'ready' if content['ready'] else 'not ready'} for a run; {warnings} warnings")
 
 
 def test_presets_and_list(capsys, monkeypatch) -> None:
@@ -149,7 +164,7 @@ def test_the_document_has_every_key(campaign: Path, tmp_path: Path, capsys) -> N
     run = str(make_run(tmp_path / "run"))
     lines = [["check", str(campaign)], ["score", str(campaign)], ["report", run], ["report", str(campaign)]]
     lines += [["diff", run, run], ["list"], ["presets"], ["presets", "cosmoflow", "smoke"]]
-    lines += [["rules", "cosmoflow"], ["watch", run, "--once"], ["run", "cosmoflow", "--dry-run"]]
+    lines += [["doctor"], ["rules", "cosmoflow"], ["watch", run, "--once"], ["run", "cosmoflow", "--dry-run"]]
     for words in lines:
         cli.main([*words, "--json"])
         section = re.search(rf"## `{words[0]}`\n(.*?)(?=\n## |\Z)", DOCUMENT, re.DOTALL)

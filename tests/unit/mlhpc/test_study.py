@@ -67,6 +67,20 @@ def test_the_interval_over_repeats_is_students_t(site, capsys):
     assert record["samples_per_s"]["low95"] == pytest.approx(low) and len(record["runs"]) == 5
 
 
+def test_json_has_the_numbers_of_the_printed_table(site, capsys):
+    site.takes(run1=[2.0, 0.5], run2=[2.5, 0.5], run3=[2.2, 0.5])
+    vary = ("--vary", "batch=8,16", "--steps", "20", "--repeats", "3")
+    assert site.study(*vary, "--json") == 0
+    content = json.loads(capsys.readouterr().out)
+    assert content["command"] == "study" and list(content["axes"]) == ["batch"]
+    assert site.study(*vary) == 0  # everything has run: only the table is left
+    text = " ".join(capsys.readouterr().out.split())
+    for cell in content["cells"]:
+        rate = cell["samples_per_s"]
+        assert f"{rate['low95']:.2f} – {rate['high95']:.2f}" in text and f"{rate['mean']:.2f}" in text
+        assert f"{cell['variability']:.1%}" in text
+
+
 def test_every_combination_is_run_with_the_batch_times_the_ranks(site):
     assert site.study("--vary", "ranks=1,2", "--vary", "batch=4,8", "--repeats", "1") == 0
     calls = [

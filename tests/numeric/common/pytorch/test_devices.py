@@ -2,6 +2,7 @@
 
 from importlib import import_module
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -9,17 +10,48 @@ import torch
 from mlhpc.benchmarks import load
 from mlhpc.common.host.accelerators import Accelerator
 from mlhpc.common.pytorch import devices as module
-from mlhpc.common.pytorch.devices import device_events, oom_as_user_error, peak_memory, pick_device
+from mlhpc.common.pytorch.devices import (
+    device_events,
+    device_ranges,
+    oom_as_user_error,
+    peak_memory,
+    pick_device,
+)
 from mlhpc.common.ranks.torch_world import backend_for
 from mlhpc.common.ranks.world import Solo
+from mlhpc.common.timing.runlog import RunLog
 from mlhpc.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[4]
 CPU = torch.device("cpu")
 
 
-def test_a_cpu_has_no_events_and_no_memory_of_its_own():
-    assert device_events(CPU) is None and peak_memory(CPU) is None
+def test_a_cpu_has_no_events_no_ranges_and_no_memory_of_its_own():
+    assert device_events(CPU) is None and device_ranges(CPU) is None and peak_memory(CPU) is None
+
+
+def test_spans_are_ranges_of_the_vendors_profilers():
+    assert device_ranges(torch.device("cuda", 1)) is torch.cuda.nvtx  # with ROCm ROCTX's, by the same names
+    intels = device_ranges(torch.device("xpu"))
+    assert intels is torch.profiler.itt and intels.range_push and intels.range_pop
+
+
+class _Enough(Exception):
+    """The trainer has got as far as the test looks."""
+
+
+@pytest.mark.parametrize(
+    "benchmark, trainer",
+    [("deepcam", "deepcam.train"), ("resnet50", "resnet50.train"), ("cosmoflow", "cosmoflow.pytorch.train")],
+)
+def test_a_trainer_gives_the_log_the_ranges_of_its_device(benchmark, trainer, tmp_path, monkeypatch):
+    train, ranges = import_module(f"mlhpc.{trainer}"), Mock()
+    monkeypatch.setattr(train, "device_ranges", {CPU: ranges}.__getitem__)
+    monkeypatch.setattr(train.torch, "manual_seed", Mock(side_effect=_Enough))
+    run = load.load(benchmark, "smoke", ["training.device=cpu"])
+    with RunLog(tmp_path, Solo()) as log, pytest.raises(_Enough):
+        train.train(run, tmp_path, None, 1, None, Solo(), log)
+    assert log.ranges is ranges
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,20 @@ from mlhpc.cosmoflow.tf import device, train
 from mlhpc.errors import UserError
 
 
+def test_ranges_of_a_gpu_are_nvtxs_where_it_is_installed(monkeypatch):
+    assert device.device_ranges(None) is None
+    marks = []
+    nvtx = SimpleNamespace(push_range=marks.append, pop_range=lambda: marks.append("end"))
+    monkeypatch.setattr(device, "find_spec", lambda name: nvtx)
+    monkeypatch.setattr(device, "import_module", {"nvtx": nvtx}.__getitem__)
+    ranges = device.device_ranges("GPU:0")
+    ranges.range_push("epoch 1")
+    ranges.range_pop()
+    assert marks == ["epoch 1", "end"]
+    monkeypatch.setattr(device, "find_spec", lambda name: None)
+    assert device.device_ranges("GPU:0") is None
+
+
 def test_a_rank_uses_one_gpu_with_memory_growth(monkeypatch):
     config, calls = tf.config, []
     monkeypatch.setattr(config, "list_physical_devices", lambda kind: ["gpu0", "gpu1"])

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+from contextlib import suppress
 
 import pytest
 from mlperf_logging.mllog import mllog as mllog_module
@@ -272,3 +273,38 @@ def test_the_end_of_a_run_records_its_peak_memory(tmp_path):
     (note,) = (e for e in read_events(tmp_path / "events.rank0.jsonl") if e["name"] == "memory")
     assert note["device_peak_bytes"] == 17
     assert 2**20 < note["peak_bytes"] < 2**40
+
+
+class Recorded:
+    """Ranges as a profiler sees them: each with those around it, when it begins."""
+
+    def __init__(self) -> None:
+        self.open: list[str] = []
+        self.seen: list[str] = []
+
+    def range_push(self, msg: str, /) -> None:
+        self.open.append(msg)
+        self.seen.append(" > ".join(self.open))
+
+    def range_pop(self) -> None:
+        self.open.pop()
+
+
+def test_spans_waits_and_steps_are_ranges_of_the_device_from_when_it_is_known(tmp_path):
+    with RunLog(tmp_path, Solo()) as log:
+        with log.span("init"):
+            log.ranges = ranges = Recorded()  # whose beginning it has not seen
+        with log.span("run"), log.span("epoch", epoch=2):
+            list(log.timed("ab", "data_wait", epoch=2))
+    epoch = "run > epoch 2"
+    one = [f"{epoch} > data_wait", f"{epoch} > train step"]
+    assert ranges.seen == ["run", epoch, *one, *one, f"{epoch} > data_wait"] and ranges.open == []
+
+
+def test_a_range_ends_with_an_exception_too(tmp_path):
+    ranges = Recorded()
+    with RunLog(tmp_path, Solo()) as log:
+        log.ranges = ranges
+        with suppress(ZeroDivisionError), log.span("run"), log.span("eval", epoch=1):
+            raise ZeroDivisionError
+    assert ranges.seen == ["run", "run > eval of epoch 1"] and ranges.open == []
