@@ -1,7 +1,7 @@
 """What a thread asked of its storage, counted at a cost that does not show in what is measured.
 
-Of each read only when it ended is noted: it began when the one before it in its run ended, and where it was follows
-from that run. Notes take memory of fixed size, and many are counted at once.
+Of each read only when it ended is noted: it began when the one before it in its run ended, and where it was
+follows from that run. Notes take memory of fixed size, and many are counted at once.
 """
 
 import struct
