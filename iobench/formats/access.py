@@ -138,13 +138,11 @@ class CountedFile:
         fd, transfer, read, now, at = self._fd, self._transfer, self._preadv, clock, 0
         length = min(len(out), UNSETTLED * transfer)
         note = self._statistics.begin_run(transfer, length)
+        note(now())
         for at in range(0, length, transfer):
             part = out[at : at + transfer]
-            begin = now()
             count = read(fd, (part,), offset + at)
-            end = now()
-            note(begin)
-            note(end)
+            note(now())
             if count != transfer:  # the last one, or cut short
                 break
         asked = at + len(part)

@@ -1,7 +1,7 @@
 """What a thread asked of its storage, counted at a cost that does not show in what is measured.
 
-Of each read only when it began and ended is noted; where it was follows from the run of reads it belongs to. Notes
-take memory of fixed size, and many are counted at once.
+Of each read only when it ended is noted: it began when the one before it in its run ended, and where it was
+follows from that run. Notes take memory of fixed size, and many are counted at once.
 """
 
 import struct
@@ -153,7 +153,7 @@ class ReadStatistics:
     sequential: int = 0
     consecutive: int = 0
     sizes: Counter[int] = field(default_factory=Counter)
-    _times: list[float] = field(default_factory=list)  # when reads began and ended, in turn
+    _times: list[float] = field(default_factory=list)  # of each run: when it began, and when its reads ended
     # Of the run that goes on, in one object because other threads look at it: calls and bytes before it, bytes of
     # a read and of the run, and the list of times and its length when the run began.
     _going_on: tuple[int, int, int, int, list[float], int] = field(init=False)
@@ -168,12 +168,12 @@ class ReadStatistics:
     @property
     def calls(self) -> int:
         before, _, _, _, times, length = self._going_on
-        return before + (len(times) - length) // 2
+        return before + max(0, len(times) - length - 1)
 
     @property
     def bytes(self) -> int:
         _, before, transfer, most, times, length = self._going_on
-        return before + min((len(times) - length) // 2 * transfer, most)
+        return before + min(max(0, len(times) - length - 1) * transfer, most)
 
     def add(self, begin: float, end: float, offset: int, size: int, previous_end: int) -> None:
         """A read of ``size`` bytes. ``previous_end``: of the read before in this file, -1 for the first."""
@@ -184,7 +184,7 @@ class ReadStatistics:
 
     def begin_run(self, transfer: int, length: int) -> Callable[[float], None]:
         """At most ``UNSETTLED`` reads of up to ``length`` bytes one behind the other follow, each of ``transfer``
-        but the last, which may be shorter. Returns what notes when one began and, right after, when it ended."""
+        but the last, which may be shorter. Returns what notes when the first begins, then when each ends."""
         self._going_on = self.calls, self.bytes, transfer, length, self._times, len(self._times)
         return self._times.append
 
@@ -205,8 +205,11 @@ class ReadStatistics:
         number = np.maximum(1, -(-length // np.maximum(1, transfer)))
         last = length - (number - 1) * transfer
         # Packed by struct they are an array in a third of the time that NumPy needs for a list.
-        times = np.frombuffer(struct.pack(f"{len(self._times)}d", *self._times)).reshape(-1, 2)
-        times = times[: number.sum()]  # without those of a run that an error ended
+        noted = np.frombuffer(struct.pack(f"{len(self._times)}d", *self._times))
+        noted = noted[: number.sum() + len(number)]  # without those of a run that an error ended
+        ends = np.ones(len(noted), bool)
+        ends[np.cumsum(number + 1) - number - 1] = False  # where runs begin
+        times = np.stack([noted[:-1][ends[1:]], noted[ends]], axis=1)
         self.seconds += float((times[:, 1] - times[:, 0]).sum())
         self.activity.add(self._number, times)
         within = int((number - 1).sum())  # runs; each of these reads begins where the one before ended

@@ -53,13 +53,13 @@ class Case(NamedTuple):
 
 ROWS, COLUMNS = 384, 576  # of DeepCAM's samples
 CASES = {
-    "cosmoflow": Case(1024, 128, 0.02, [
+    "cosmoflow": Case(512, 64, 0.02, [
         "data.sample_shape=[64,64,64,4]", "network.conv_filters=2", "network.conv_layers=3",
         "data.simulation.grid=64", "data.simulation.particles=64"]),
     "deepcam": Case(96, 16, 0.02, [
         f"data.sample_shape=[{ROWS},{COLUMNS},16]", "network.width=0.1", "network.middle_blocks=1",
         "data.simulation.test_samples=1"]),
-    "resnet50": Case(2048, 256, 0.005, [
+    "resnet50": Case(1024, 128, 0.005, [
         "data.sample_shape=[224,224,3]", "data.simulation.side=512", "data.simulation.classes=4",
         "network.classes=4", "network.width=0.125", "training.epochs_between_evals=1"]),
 }  # fmt: skip

@@ -89,6 +89,19 @@ def test_counts_are_those_of_the_system_calls_one_by_one(tmp_path, monkeypatch, 
     assert 0 < statistics.seconds == pytest.approx(statistics.activity.reading_s)
 
 
+def test_a_read_begins_when_the_one_before_in_its_run_ended(tmp_path, monkeypatch):
+    (tmp_path / "file").write_bytes(bytes(2500))
+    monkeypatch.setattr(access, "clock", map(float, itertools.count()).__next__)
+    statistics = ReadStatistics(events=[])
+    file = CountedFile(tmp_path / "file", statistics, transfer=1000)  # opened from 0 to 1
+    file.read(0, 2500)
+    file.read(0, 1000)
+    file.close()
+    statistics.finish()
+    assert [(event.start, event.seconds) for event in statistics.events] == [(2, 1), (3, 1), (4, 1), (6, 1)]
+    assert statistics.seconds == statistics.activity.reading_s == 4
+
+
 def test_a_read_that_fails_after_others_of_its_run_ends_in_one_line(tmp_path, monkeypatch):
     def preadv(fd, buffers, offset):
         if offset >= 3000:
