@@ -37,7 +37,7 @@ class Costs:
 
 
 def costs(machine: Machine, *, moved: float, sample: float, gradients: float, local_batch_size: int) -> Costs:
-    """Figure 4. ``moved``: bytes of activations and model that a sample moves in the accelerator's memory;
+    """Figure 4. ``moved``: bytes of activations and model moved in the accelerator's memory per sample;
     ``sample``: bytes of a sample as the accelerator receives it; ``gradients``: bytes of all of them in float32.
     The ring moves them twice in the limit of many ranks, and in both directions at once: gap of one card.
     """
@@ -55,17 +55,17 @@ def costs(machine: Machine, *, moved: float, sample: float, gradients: float, lo
 
 
 def required_bandwidth(flops: float, bytes_moved: float, peak: float) -> float:
-    """Bytes/s that feed ``peak`` FLOP/s at ``flops`` per ``bytes_moved`` (paper 000, section VII)."""
+    """Bytes/s needed for ``peak`` FLOP/s at ``flops`` per ``bytes_moved`` (paper 000, section VII)."""
     return peak * bytes_moved / flops
 
 
 def input_seconds(
     machine: Machine, benchmark: str, size: SampleBytes, local: int, tier: Tier
 ) -> dict[str, float]:
-    """Seconds that each stage of the input path takes for a step of ``local`` samples per accelerator, as far as
-    the machine file has rates; stages overlap. Every accelerator of a group reads the whole sample (paper 001,
-    section 4.2.1). What the host does to a sample (inflate, decode, normalise: paper 000, section V-D and figure
-    8) takes all cores of the node."""
+    """Seconds of each stage of the input path for a step of ``local`` samples per accelerator, if the machine
+    file has a rate; stages overlap. Every accelerator of a group reads the whole sample (paper 001, section
+    4.2.1). Preparation on the host (decompression, decoding, normalisation: paper 000, section V-D and figure
+    8) uses all cores of the node."""
     samples = local * machine.per_node
     times = {}
     if tier.read:

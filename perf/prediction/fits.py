@@ -20,20 +20,21 @@ class Fits:
         self.largest = cache(self._largest)
 
     def needed(self, local: int, together: int) -> float:
-        """Peak bytes of a step. Accelerators that share a sample share all but weights and optimizer state."""
+        """Peak bytes of a step. Accelerators that share a sample divide everything except weights and
+        optimizer state."""
         memory = self._memory(local)
         weights = memory.parameters + memory.copies + memory.optimizer
         return weights + (memory.peak - weights) / together
 
     def _largest(self, together: int) -> int:
-        """Samples of the largest backward pass that fits, 0 where not even one does."""
+        """Samples of the largest backward pass that fits, 0 if none does."""
         if self.needed(1, together) > self.capacity - RESERVED:
             return 0
         return largest_batch(lambda samples: self.needed(samples, together), self.capacity - RESERVED)
 
     def require(self, local: int, together: int) -> None:
-        """Raises UserError where a backward pass of ``local`` samples needs more than the accelerator's memory
-        without what libraries take."""
+        """Raises UserError where a backward pass of ``local`` samples exceeds the accelerator's memory
+        available without libraries."""
         if self.needed(local, together) <= self.capacity - RESERVED:
             return
         fits = self.largest(together)
