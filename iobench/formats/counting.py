@@ -1,7 +1,7 @@
-"""What a thread asked of its storage, counted at a cost that does not show in what is measured.
+"""Counts a thread's reads with negligible overhead.
 
-Of each read only when it began and ended is noted; where it was follows from the run of reads it belongs to. Notes
-take memory of fixed size, and many are counted at once.
+Only the start and end time of each read is recorded; its position follows from its run of reads. Records use
+a fixed amount of memory, and many are processed at once.
 """
 
 import struct
@@ -36,11 +36,11 @@ class ReadEvent(NamedTuple):
 
 
 class Activity:
-    """How long at least one thread was reading, and how much of that the training loop spent waiting. Complete
-    once the threads have handed in their reads (``ReadStatistics.settle``).
+    """Time in which at least one thread was reading, and the part in which the training loop was waiting.
+    Complete once the threads have reported their reads (``ReadStatistics.settle``).
 
-    Times before the last handed-in read of the slowest thread are summed up and forgotten, so that memory does not
-    grow with the number of reads.
+    Times before the last reported read of the slowest thread are summed and discarded, so that memory does
+    not grow with the number of reads.
     """
 
     def __init__(self) -> None:
@@ -53,7 +53,7 @@ class Activity:
         self._waiting_since: float | None = None
 
     def enter(self) -> int:
-        """Take part: the number of a thread that will ``add`` its reads."""
+        """Register a thread that will ``add`` its reads; returns its number."""
         with self._lock:
             self._handed_in.append(-np.inf)
             return len(self._handed_in) - 1
@@ -93,7 +93,7 @@ class Activity:
             return self._waited_s
 
     def _sum_up(self, until: float) -> None:
-        """Count what was before ``until``, from when on other reads may still be handed in."""
+        """Sum up times before ``until``; later reads may still be reported."""
         reads = union(np.concatenate([np.empty((0, 2)), *self._reads]))
         if not len(reads):
             return
@@ -105,7 +105,7 @@ class Activity:
         if since is not None and since < until:
             waits.append((since, until))
         first = np.searchsorted(reads[:, 0], until)
-        if not first:  # a thread has handed in nothing yet
+        if not first:  # a thread has not reported any reads yet
             self._reads, self._kept = [reads], len(reads)
             return
         before = np.minimum(reads[:first], until)
@@ -138,8 +138,8 @@ def union(spans: Spans) -> Spans:
 
 @dataclass
 class ReadStatistics:
-    """What one thread asked of the storage. As in Darshan, a read is sequential when it starts at or behind
-    the end of the previous read of that file, consecutive when exactly there.
+    """Reads of one thread. As in Darshan, a read is sequential if it starts at or after the end of the
+    previous read of that file, consecutive if exactly there.
 
     Opens, calls and bytes are always up to date, for other threads too; the rest is after ``settle``.
     """
@@ -184,12 +184,12 @@ class ReadStatistics:
 
     def begin_run(self, transfer: int, length: int) -> Callable[[float], None]:
         """At most ``UNSETTLED`` reads of up to ``length`` bytes one behind the other follow, each of ``transfer``
-        but the last, which may be shorter. Returns what notes when one began and, right after, when it ended."""
+        but the last, which may be shorter. Returns the function that records the start and end of a read."""
         self._going_on = self.calls, self.bytes, transfer, length, self._times, len(self._times)
         return self._times.append
 
     def end_run(self, offset: int, transfer: int, length: int, previous_end: int) -> None:
-        """Where that run was, and how long."""
+        """Position and length of the run."""
         self._going_on = self.calls, self._going_on[1] + length, 0, 0, self._times, len(self._times)
         _RUN.pack_into(self._runs, self._noted, offset, transfer, length, previous_end)
         self._noted += _RUN.size
@@ -204,7 +204,7 @@ class ReadStatistics:
         offset, transfer, length, previous = runs.T
         number = np.maximum(1, -(-length // np.maximum(1, transfer)))
         last = length - (number - 1) * transfer
-        # Packed by struct they are an array in a third of the time that NumPy needs for a list.
+        # Packing with struct takes a third of the time of a NumPy array from a list.
         times = np.frombuffer(struct.pack(f"{len(self._times)}d", *self._times)).reshape(-1, 2)
         times = times[: number.sum()]  # without those of a run that an error ended
         self.seconds += float((times[:, 1] - times[:, 0]).sum())
@@ -217,7 +217,7 @@ class ReadStatistics:
         counts = np.bincount(which, np.concatenate([number - 1, np.ones_like(number)]))
         for size, count in zip(sizes.tolist(), counts.astype(int).tolist(), strict=True):
             if count:
-                # Where sizes vary without end, only their powers of two are kept.
+                # If there are too many different sizes, only their powers of two are kept.
                 known = size in self.sizes or len(self.sizes) < DISTINCT_SIZES
                 self.sizes[size if known else 1 << (size - 1).bit_length()] += count
         if self.events is not None:
