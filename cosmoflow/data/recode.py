@@ -1,4 +1,5 @@
-"""Samples of one format to another, without loss: TFRecord, plain or GZIP, or a codec's; or into archives."""
+"""Converts samples losslessly between formats: TFRecord, plain or GZIP, and codecs; or packs them into
+archives."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -29,12 +30,12 @@ def recode(
     archive: int | None = None,
 ) -> None:
     """Write the samples of ``train/`` and ``validation/`` of ``source`` to ``out`` in the format ``codec``
-    (None: as they are), with a manifest. ``archive``: the number of samples to pack into each file. ``packer``
-    compresses files of ``gzip``. The ranks share the files, ``workers`` threads in each; what is complete is
-    kept.
+    (None: unchanged), with a manifest. ``archive``: the number of samples to pack into each file. ``packer``
+    compresses files of ``gzip``. The ranks divide the files, with ``workers`` threads in each; complete files
+    are kept.
 
-    Called by all ranks. Raises UserError, the same on all ranks, if ``source`` is no data set, lacks what its
-    manifest lists or has a damaged file, and when ``out`` cannot be written or holds something else.
+    Called by all ranks. Raises UserError, the same on all ranks, if ``source`` is not a data set, lacks files
+    of its manifest or has a damaged file, or if ``out`` cannot be written or contains something else.
     """
     if out.resolve() == source.resolve():
         raise UserError(f"{out}: is the data set to convert; choose another output folder")
@@ -90,7 +91,7 @@ def _write(
     workers: int,
     archive: int | None,
 ) -> int:
-    """Write the samples ``names`` that ``out`` lacks, each to its file or into archives; the number of files."""
+    """Write the samples ``names`` missing in ``out``, to single files or archives; returns the number of files."""
     if archive:
         packed = archives.grouped(names, archive)
         archives.write_missing(out, packed, content, world, workers)
@@ -126,7 +127,7 @@ def _size(shape: list[int]) -> int:
 
 
 def _shape(path: Path) -> list[int]:
-    """That of a sample: a cube of voxels with four redshifts, where no manifest tells."""
+    """The shape of a sample: a cube of voxels with four redshifts, if not in the manifest."""
     x, _ = read_counts(path)
     side = round((x.size / 4) ** (1 / 3))
     if x.ndim == 4:
