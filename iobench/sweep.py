@@ -210,7 +210,7 @@ def write(folder: Path, sweep: Sweep, points: Sequence[Point], found: dict[str, 
 
 def _mlhpc(*words: str) -> None:
     """A command of the suite in a separate process. Raises UserError with its last line when it fails."""
-    done = subprocess.run([sys.executable, "-m", "mlhpc", *words], capture_output=True, text=True)
-    if done.returncode:
-        lines = done.stderr.strip().splitlines() or [f"status {done.returncode}"]
+    process = subprocess.run([sys.executable, "-m", "mlhpc", *words], capture_output=True, text=True)
+    if process.returncode:
+        lines = process.stderr.strip().splitlines() or [f"status {process.returncode}"]
         raise UserError(f"mlhpc {' '.join(words[:3])}: {lines[-1].removeprefix('mlhpc: ')}")

@@ -136,7 +136,9 @@ def _family(row: Published) -> str:
 
 
 def summary(errors: Sequence[float | None]) -> Summary | None:
-    known = [abs(error) for error in errors if error is not None]
-    if not known:
+    absolute = [abs(error) for error in errors if error is not None]
+    if not absolute:
         return None
-    return Summary(len(known), statistics.median(known), sum(e <= 0.35 for e in known) / len(known))
+    return Summary(
+        len(absolute), statistics.median(absolute), sum(e <= 0.35 for e in absolute) / len(absolute)
+    )

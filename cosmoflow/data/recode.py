@@ -47,8 +47,8 @@ def recode(
     require_listed(source, world, workers, set(files).__contains__)
     as_stored = codec is None
     codec = codec or on_rank0(world, lambda: format_of(source / files[0]))
-    made = {name: str(Path(name).with_suffix(suffix_of(codec))) for name in files}
-    if len(set(made.values())) < len(made):
+    converted_names = {name: str(Path(name).with_suffix(suffix_of(codec))) for name in files}
+    if len(set(converted_names.values())) < len(converted_names):
         raise UserError(f"{source}: two samples differ only in the suffix of their files; rename one of them")
     shape = dataset.facts.get("sample_shape") or on_rank0(world, lambda: _shape(source / files[0]))
     stored = {key: dataset.facts[key] for key in _HOW if key in dataset.facts}
@@ -58,7 +58,7 @@ def recode(
         "converted_from": source.resolve().name,
     }
 
-    of = {new: name for name, new in made.items()}
+    of = {new: name for name, new in converted_names.items()}
 
     def content(name: str) -> bytes | bytearray | memoryview:
         if as_stored:
@@ -78,7 +78,7 @@ def recode(
     }
     result = generate.write_manifest_of_converted(out, facts | settings, expected, world, workers)
     if world.rank == 0:
-        before = sum(file.size for file in dataset.files if file.path in made)
+        before = sum(file.size for file in dataset.files if file.path in converted_names)
         size = f"{result.bytes / before:.2f} of {source}'s size"
         print(f"{out}: {count(len(files), 'sample')} by {codec}{archives.described(archive)}, {size}")
 

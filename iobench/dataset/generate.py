@@ -51,13 +51,13 @@ def generate(dataset: Dataset, root: Root, world: World, workers: int) -> Genera
         for file in range(layout.files(split))
     }
     lacking = on_rank0(world, lambda: layout.place.missing(list(names)))
-    mine = lacking[world.rank :: world.size]
+    own_files = lacking[world.rank :: world.size]
     on_rank0(world, lambda: layout.place.require_space(_stored_bytes(dataset, len(lacking))))
     written: list[int] = []
 
     def write() -> None:
-        with progress(len(mine), f"generating {root}", "files", show=world.rank == 0) as advance:
-            written.extend(in_processes(_write_file, [names[name] for name in mine], workers, advance))
+        with progress(len(own_files), f"generating {root}", "files", show=world.rank == 0) as advance:
+            written.extend(in_processes(_write_file, [names[name] for name in own_files], workers, advance))
 
     write_on_all_ranks(world, str(root), write)
     total = world.sum(float(sum(written)))

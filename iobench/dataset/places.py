@@ -76,8 +76,12 @@ class Folder:
         return self.root
 
     def facts(self) -> dict[str, Any]:
-        there = filesystem_of(self.root)
-        return {"data": str(self.root.absolute()), "filesystem": there.type, "data_in_ram": there.is_ram}
+        filesystem = filesystem_of(self.root)
+        return {
+            "data": str(self.root.absolute()),
+            "filesystem": filesystem.type,
+            "data_in_ram": filesystem.is_ram,
+        }
 
     def record(self) -> dict[str, Any] | None:
         path = self.root / RECORD
@@ -100,11 +104,11 @@ class Folder:
         return {f"{split}/{name}" for name in os.listdir(self.root / split)}
 
     def require_space(self, needed: int) -> None:
-        there = filesystem_of(self.root)
-        if needed > there.free_bytes:
+        filesystem = filesystem_of(self.root)
+        if needed > filesystem.free_bytes:
             raise UserError(
-                f"{self.root}: needs {format_bytes(needed)}, {there.mount_point} has "
-                f"{format_bytes(there.free_bytes)} free; free some, or reduce the data set (--set "
+                f"{self.root}: needs {format_bytes(needed)}, {filesystem.mount_point} has "
+                f"{format_bytes(filesystem.free_bytes)} free; free some, or reduce the data set (--set "
                 f"dataset.files=...)"
             )
 

@@ -38,10 +38,10 @@ def load(source: str, settings: Iterable[str] = ()) -> Workload:
     """
     path = Path(source)
     if path.suffix not in (".toml", ".yaml", ".yml"):
-        known = names()
-        if source not in known:
+        suite_names = names()
+        if source not in suite_names:
             raise UserError(
-                f"no workload {source!r}; {did_you_mean(source, known)} Or give a .toml or .yaml file"
+                f"no workload {source!r}; {did_you_mean(source, suite_names)} Or give a .toml or .yaml file"
             )
         text = _folder().joinpath(f"{source}.toml").read_text("utf-8")
         return _from_toml(text, f"workload {source}", settings)

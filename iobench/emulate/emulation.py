@@ -87,9 +87,9 @@ def emulate(
             pipeline = rank.pipeline(
                 "train", epoch, steps, workload.reader.batch_size, storage.open, activity
             )
-        done = train.steps - left if train.steps else epoch * per_epoch
+        steps_done = train.steps - left if train.steps else epoch * per_epoch
 
-        def after_step(step: int, before: int = done) -> bool:
+        def after_step(step: int, before: int = steps_done) -> bool:
             every = workload.checkpoint.every_steps
             if not every or (before + step + 1) % every:
                 return False
@@ -215,14 +215,14 @@ def _prepare_cache(layout: Layout, world: World, cache: Cache, epoch: int, run: 
     """Prepare the page cache of each node as set, and return the share of the data in it."""
     splits: tuple[Split, ...] = ("train", "validation")
     paths = [layout.path(split, file) for split in splits for file in range(layout.files(split))]
-    mine = paths[world.local_rank :: world.local_size]
+    own_paths = paths[world.local_rank :: world.local_size]
     if cache == "each" or (cache == "first" and epoch == 0):
-        pagecache.evict(mine)
+        pagecache.evict(own_paths)
     elif cache == "warm" and epoch == 0:
-        for path in mine:
+        for path in own_paths:
             _read_through(path)
     world.barrier()
-    looked_at = random_module.Random(epoch).sample(mine, min(LOOKED_AT, len(mine)))
+    looked_at = random_module.Random(epoch).sample(own_paths, min(LOOKED_AT, len(own_paths)))
     resident = [pagecache.resident_fraction(path) for path in looked_at]
     run.resident.append(float(np.mean(resident)) if resident else 0.0)
 

@@ -64,12 +64,12 @@ def _step_times(epochs: Sequence[EpochTimes]) -> dict[str, dict[str, float]]:
     """Percentiles of the steps' waits, and of the relative oversleep."""
     steps = np.concatenate([epoch.steps for epoch in epochs]) if epochs else np.empty((0, 8))
     found = {"wait_s": percentiles(steps[:, 1].tolist())}
-    asked = steps[:, 2] > 0
-    if asked.any():
-        relative = steps[asked, 3] / steps[asked, 2]
+    has_compute = steps[:, 2] > 0
+    if has_compute.any():
+        relative = steps[has_compute, 3] / steps[has_compute, 2]
         found["oversleep_relative"] = {
             **percentiles(relative.tolist()),
-            "mean": float(steps[asked, 3].sum() / steps[asked, 2].sum()),
+            "mean": float(steps[has_compute, 3].sum() / steps[has_compute, 2].sum()),
         }
     return found
 
@@ -167,21 +167,21 @@ def reading(ranks: Sequence[Mapping[str, Any]], training_s: float) -> dict[str, 
     def total(name: str) -> Any:
         return sum(getattr(part, name) for part in parts)
 
-    calls, asked, follow_ups = total("calls"), total("bytes"), total("follow_ups")
+    calls, requested, follow_ups = total("calls"), total("bytes"), total("follow_ups")
     device = [rank["device_bytes"] for rank in ranks]
     node = [rank["node_device"]["read_bytes"] for rank in ranks if rank["node_device"]]
     reading_s = total("reading_s")
     return {
         "calls": calls,
         "opens": total("opens"),
-        "bytes_asked": asked,
+        "bytes_asked": requested,
         "content_bytes": total("content_bytes"),
         "process_device_bytes": sum(device) if all(value is not None for value in device) else None,
         "node_device_bytes": sum(node) if node else None,
         "transfer_sizes": size_statistics(sizes),
         "sequential_percent": 100 * total("sequential") / follow_ups if follow_ups else None,
         "consecutive_percent": 100 * total("consecutive") / follow_ups if follow_ups else None,
-        "bandwidth": asked / training_s if training_s else None,
+        "bandwidth": requested / training_s if training_s else None,
         "bandwidth_while_reading": sum(part.bytes / part.reading_s for part in parts if part.reading_s)
         or None,
         "io_s": reading_s / len(parts),

@@ -168,8 +168,8 @@ class _Simulation:
     def _read(self, now: float, rank: int, sample: int) -> None:
         place = rank * self._ranks[rank].samples + sample if self._shared else self._file(rank, sample)
         queue = self._targets[place % len(self._targets)]
-        done = queue.serve(now, self._service.device_s) + self._service.latency_s
-        self._at(done, self._decode, rank, sample)
+        completed = queue.serve(now, self._service.device_s) + self._service.latency_s
+        self._at(completed, self._decode, rank, sample)
 
     def _decode(self, now: float, rank: int, sample: int) -> None:
         cores = self._cores[rank // self._system.ranks_per_node]

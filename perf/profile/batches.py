@@ -124,10 +124,10 @@ def paper_relative(each: Shown, first: Shown) -> Printed | None:
     """The paper's time per sample at the batch of ``each`` relative to that of ``first``; None if one is
     missing."""
     paper = PAPER.get(first.run.benchmark, {})
-    here, base = paper.get(each.profile.batch), paper.get(first.profile.batch)
-    if here is None or base is None or base.bound:
+    printed, base = paper.get(each.profile.batch), paper.get(first.profile.batch)
+    if printed is None or base is None or base.bound:
         return None
-    return Printed(here.relative / base.relative, here.bound)
+    return Printed(printed.relative / base.relative, printed.bound)
 
 
 def bars(shown: Sequence[Shown]) -> Figure:

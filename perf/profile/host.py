@@ -23,8 +23,8 @@ def differences(machine: Machine, profile: Profile) -> list[str]:
     host; empty if none is found."""
     if not profile.gpu:
         return list(_differences(machine, _processor(), [], cores()))
-    there = found()  # TensorFlow's name of a device is its number
-    return list(_differences(machine, there[0].name if there else "", there, cores()))
+    listed = found()  # TensorFlow's name of a device is its number
+    return list(_differences(machine, listed[0].name if listed else "", listed, cores()))
 
 
 def _processor() -> str:
@@ -46,9 +46,9 @@ def _differences(
             yield f"accelerators of {binary(mib * 2**20)} for {binary(memory)}"
     if len(accelerators) > machine.per_node:  # fewer may be visible in a batch job
         yield f"{len(accelerators)} accelerators for {machine.per_node} a node"
-    there = machine.facts.get("host.cores")
-    if there is not None and cores and int(there) not in cores:
-        yield f"{max(cores)} cores for {there}"
+    listed = machine.facts.get("host.cores")
+    if listed is not None and cores and int(listed) not in cores:
+        yield f"{max(cores)} cores for {listed}"
 
 
 def _is_of(family: str, name: str) -> bool:

@@ -89,7 +89,7 @@ def by_layer(profile: Profile, network: Network, precision: Precision) -> list[L
             f"performance model has {len(layers)} layers with parameters (in order of calls, {alone}); bring "
             "perf/networks up to date"
         )
-    known = dict(zip(profile.modules, layers, strict=True))
+    layers_of_module = dict(zip(profile.modules, layers, strict=True))
     seconds: dict[tuple[str, Direction], float] = defaultdict(float)
     for work in profile.work:
         if work.part in ("forward", "backward") and work.module:
@@ -97,9 +97,12 @@ def by_layer(profile: Profile, network: Network, precision: Precision) -> list[L
     measured = {module for module, _ in seconds}
     found = []
     for (module, direction), total in seconds.items():
-        inside = _layers_of(module, known, measured)
+        inside = _layers_of(module, layers_of_module, measured)
         found.append(
-            (_rank(module, known), _layer_time(module, inside, direction, total, precision, profile))
+            (
+                _rank(module, layers_of_module),
+                _layer_time(module, inside, direction, total, precision, profile),
+            )
         )
     return [time for _, time in sorted(found, key=lambda item: item[0])]
 
@@ -132,13 +135,15 @@ def _with_followers(network: Network) -> list[list[Layer]]:
     return groups
 
 
-def _layers_of(module: str, known: dict[str, list[Layer]], measured: set[str]) -> list[Layer]:
+def _layers_of(module: str, layers_of_module: dict[str, list[Layer]], measured: set[str]) -> list[Layer]:
     """The layers of the module; for a module containing others, also those of inner modules that were never
     called because it computes them itself."""
-    if module in known:
-        return known[module]
-    uncalled = (name for name in known if name not in measured)
-    return [layer for name in uncalled if _innermost(name, measured) == module for layer in known[name]]
+    if module in layers_of_module:
+        return layers_of_module[module]
+    uncalled = (name for name in layers_of_module if name not in measured)
+    return [
+        layer for name in uncalled if _innermost(name, measured) == module for layer in layers_of_module[name]
+    ]
 
 
 def _innermost(name: str, measured: set[str]) -> str:
@@ -162,8 +167,8 @@ def _kind(products: list[Layer]) -> str:
     return " + ".join(kinds)
 
 
-def _rank(module: str, known: dict[str, list[Layer]]) -> int:
-    order = list(known)
+def _rank(module: str, layers_of_module: dict[str, list[Layer]]) -> int:
+    order = list(layers_of_module)
     inside = [n for n, name in enumerate(order) if name == module or name.startswith(f"{module}.")]
     return inside[0] if inside else len(order)
 

@@ -79,8 +79,8 @@ def predict_step(
         if not time.bytes:
             continue
         wanted = _point(time)
-        if known := points.get((time.kind, time.direction)):
-            seconds += _seconds(known, wanted, ceilings)
+        if measured := points.get((time.kind, time.direction)):
+            seconds += _seconds(measured, wanted, ceilings)
         else:
             bare.append(f"{time.name}, {time.direction}")
             bare_seconds += wanted.bound(ceilings)
@@ -103,9 +103,9 @@ def _point(time: LayerTime) -> Point:
     return Point(time.product_flops + time.other_flops, time.bytes, time.weights, time.seconds)
 
 
-def _seconds(known: Sequence[Point], wanted: Point, ceilings: Ceilings) -> float:
+def _seconds(measured: Sequence[Point], wanted: Point, ceilings: Ceilings) -> float:
     """The roofline's seconds over the efficiency of the nearest, weighted by closeness."""
-    nearest = sorted(known, key=wanted.distance)[:NEAREST]
+    nearest = sorted(measured, key=wanted.distance)[:NEAREST]
     weights = [1 / (0.05 + wanted.distance(point)) for point in nearest]
     logs = [math.log(point.bound(ceilings) / point.seconds) for point in nearest]
     mean = sum(w * log for w, log in zip(weights, logs, strict=True)) / sum(weights)
@@ -126,8 +126,8 @@ def _rest(stand_ins: Sequence[StandIn], network: Network, precision: Precision, 
     return _on_line(optimizer, network.parameters) + _on_line(other, batch * network.traffic(precision))
 
 
-def _on_line(known: Sequence[tuple[float, float]], wanted: float) -> float:
-    points = [(math.log(x), math.log(y)) for x, y in known if y > 0]
+def _on_line(measured: Sequence[tuple[float, float]], wanted: float) -> float:
+    points = [(math.log(x), math.log(y)) for x, y in measured if y > 0]
     if not points:
         return 0.0
     x_mean, y_mean = (sum(values) / len(points) for values in zip(*points, strict=True))

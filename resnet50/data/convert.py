@@ -79,8 +79,10 @@ def convert(source: Path, out: Path, codec: Target, world: World, workers: int) 
             on_rank0(world, partial(_make_folder, out / split))
             if codec == "tfrecord":
                 one = partial(write_shard, images, names, out, advance)
-                mine = shards_of(split, len(images))[world.rank :: world.size]
-                generate.write_on_all_ranks(world, out, partial(generate.in_threads, one, mine, workers))
+                own_shards = shards_of(split, len(images))[world.rank :: world.size]
+                generate.write_on_all_ranks(
+                    world, out, partial(generate.in_threads, one, own_shards, workers)
+                )
             else:
                 write = _write_lmdb if codec == "lmdb" else _write_raw
                 generate.write_on_rank0(world, out, partial(write, images, out / split, workers, advance))
