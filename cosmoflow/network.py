@@ -1,4 +1,4 @@
-"""What both implementations of the CosmoFlow network share: two constants, and which samples suit it."""
+"""Shared by both implementations of the CosmoFlow network: two constants, and the check of sample shapes."""
 
 from mlhpc.benchmarks.cosmoflow import Network
 from mlhpc.errors import UserError

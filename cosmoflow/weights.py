@@ -1,4 +1,4 @@
-"""The network's weights outside of any framework, and as either framework has them.
+"""The network's weights in a framework-neutral form and in either framework's form.
 
 The neutral form is the reference's: one array per weight in the order of the layers (kernel, then bias), kernels
 of convolutions [depth, height, width, in, out], kernels of dense layers [in, out].
@@ -98,7 +98,7 @@ def load(path: Path, network: Network) -> list[Array]:
         raise UserError(
             f"{path} cannot be read as a safetensors file ({error}); export the weights again"
         ) from None
-    # The format has no checksums of its own. Other tools write none, but metadata of theirs.
+    # The format has no checksums. Other tools write none, but may write other metadata.
     if facts.keys() & {"benchmark", "layout", "crc32"} and facts.get("crc32") != checksum(found):
         raise UserError(
             f"{path} is damaged (its arrays do not match the checksum in its metadata); export the weights "
@@ -118,7 +118,7 @@ def load(path: Path, network: Network) -> list[Array]:
 
 
 def checksum(tensors: Mapping[str, Array]) -> str:
-    """CRC-32 of names, types, shapes and numbers, which a file of weights has in its metadata as ``crc32``."""
+    """CRC-32 of names, types, shapes and values, stored in the metadata of weight files as ``crc32``."""
     crc = 0
     for name, tensor in sorted(tensors.items()):
         crc = zlib.crc32(f"{name} {tensor.dtype.str} {tensor.shape}".encode(), crc)

@@ -30,7 +30,7 @@ from mlhpc.iobench.report.trace import join_parts, write_part
 
 @dataclass(frozen=True)
 class Paths:
-    """``data`` None for a workload that reads nothing; ``checkpoints``: the folder they are written under."""
+    """``data`` None for a workload that reads nothing; ``checkpoints``: their parent folder."""
 
     data: Root | None
     out: Path
@@ -40,10 +40,10 @@ class Paths:
 def run(
     workload: Workload, paths: Paths, settings: Settings, command: Sequence[str], world: World
 ) -> dict[str, Any]:
-    """Emulate ``workload`` and leave ``result.json``, ``workload.toml``, ``env.json`` and ``steps.rankN.csv`` in
+    """Emulate ``workload`` and write ``result.json``, ``workload.toml``, ``env.json`` and ``steps.rankN.csv`` in
     ``paths.out``. Called by all ranks; returns the result on each.
 
-    Raises UserError, the same on all ranks; then the output folder is not there, unless a rank was killed.
+    Raises UserError, the same on all ranks; in this case no output folder is left, unless a rank was killed.
     """
     layout = Layout(paths.data, workload.dataset) if workload.dataset and paths.data else None
     on_all_ranks(world, lambda: require_enough(workload, world.size))
@@ -64,7 +64,7 @@ def run(
 
 
 def _require_access(workload: Workload, layout: Layout, settings: Settings, world: World) -> None:
-    """Raise UserError if the data cannot be read the way the workload wants."""
+    """Raise UserError if the data cannot be read as the workload requires."""
     reader = workload.reader
     if layout.place.folder is None:
         if reader.direct or reader.mpi_io:
@@ -108,7 +108,7 @@ def _measured(
 
 
 def _clean_up(checkpoints: Checkpoints, out: Path, world: World) -> None:
-    """When another rank is lost: no results are left, nor checkpoints."""
+    """After the loss of another rank: remove results and checkpoints."""
     checkpoints.remove()
     if world.rank == 0:
         shutil.rmtree(out, ignore_errors=True)
@@ -146,8 +146,8 @@ def _write_record(workload: Workload, total: dict[str, Any], out: Path) -> None:
 
 
 def data_of(given: str | None, workload: Workload, rank: int) -> Root:
-    """Where the data of ``workload`` is: as ``given``, else as its file says, else a folder of its name. Raises
-    UserError for a URL that names nothing."""
+    """Location of the data of ``workload``: as ``given``, else from its file, else a folder with its name.
+    Raises UserError for an incomplete URL."""
     data = given or workload.storage.url or f"data/io-{workload.name}"
     return root_of(data, workload.storage, rank)
 

@@ -1,8 +1,8 @@
-"""``mlhpc io sweep``: which settings of a workload read fastest on this storage, and whether that holds.
+"""``mlhpc io sweep``: finds the fastest settings of a workload on this storage, and confirms them.
 
-Every combination runs ``repeats`` times, in turns, so that a storage that becomes slower does so for all. The
-fastest of many runs is partly luck, so it is measured again against the workload's own settings before it is
-recommended; and where the suite trains the workload, in ``mlhpc run`` with the same settings."""
+All combinations run ``repeats`` times, interleaved, so that drift of the storage affects all alike. The
+fastest of many runs is partly due to chance, so it is measured again against the workload's own settings
+before it is recommended; and where the suite trains the workload, in ``mlhpc run`` with the same settings."""
 
 import itertools
 import json
@@ -51,7 +51,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The settings recommended, and their own, measured again in turns."""
+    """The recommended settings and the workload's own, measured again alternately."""
 
     own: Point
     recommended: Point
@@ -62,7 +62,7 @@ class Comparison:
 
     @property
     def confirmed(self) -> bool:
-        """Whether every run of the one was faster than every run of the other."""
+        """Whether every run of the first was faster than every run of the second."""
         return min(self.recommended.rates) > max(self.own.rates)
 
     def record(self) -> dict[str, Any]:
@@ -85,8 +85,8 @@ class Sweep:
     ranks: int
 
     def points(self) -> list[Point]:
-        """The workload's own settings, then all combinations. Data sets are shared where they are the same. Raises
-        UserError for a combination that is no workload."""
+        """The workload's own settings, then all combinations. Identical data sets are shared. Raises
+        UserError for an invalid combination."""
         folders: dict[str, Path] = {}
         found = []
         combinations = itertools.product(
@@ -109,7 +109,7 @@ class Sweep:
         return load.load(self.source, [*self.settings, *chosen])
 
     def measure(self, points: Sequence[Point], name: str) -> None:
-        """``repeats`` runs of each, in turns."""
+        """``repeats`` interleaved runs of each."""
         for number in range(self.repeats):
             for position, point in enumerate(points):
                 out = self.folder / f"{name}-{position}-{number}"
@@ -123,7 +123,8 @@ class Sweep:
 
 
 def advise(sweep: Sweep) -> tuple[list[Point], Comparison | None]:
-    """All points, measured, and the fastest beside the workload's own; None if no other is faster."""
+    """All measured points, and the comparison of the fastest with the workload's own settings; None if no
+    other is faster."""
     points = sweep.points()
     sweep.measure(points, "run")
     best = max(points, key=lambda point: point.rate)
@@ -135,7 +136,7 @@ def advise(sweep: Sweep) -> tuple[list[Point], Comparison | None]:
 
 
 def require_counterparts(sweep: Sweep, data: Path) -> None:
-    """Raise UserError if ``in_a_run`` could not apply what the sweep may recommend to the data set ``data``."""
+    """Raise UserError if ``in_a_run`` could not apply possible recommendations to the data set ``data``."""
     workload = sweep.workload()
     if workload.suite != "mlhpc":
         raise UserError(f"mlhpc run has no counterpart of the workload {workload.name}; omit --confirm")
@@ -149,7 +150,7 @@ def require_counterparts(sweep: Sweep, data: Path) -> None:
         facts = dataset.facts
         if samples_per_archive(dataset):
             raise UserError(f"{data}: its samples are in archives; give one without, or omit --confirm")
-        # The published files are compressed, though no manifest says so.
+        # The published files are compressed, but have no manifest.
         if facts.get("gzip", facts.get("codec", "gzip") == "gzip") is not compressed:
             kind = "GZIP" if compressed else "plain"
             raise UserError(
@@ -209,7 +210,7 @@ def write(folder: Path, sweep: Sweep, points: Sequence[Point], found: dict[str, 
 
 def _mlhpc(*words: str) -> None:
     """A command of the suite in a separate process. Raises UserError with its last line when it fails."""
-    done = subprocess.run([sys.executable, "-m", "mlhpc", *words], capture_output=True, text=True)
-    if done.returncode:
-        lines = done.stderr.strip().splitlines() or [f"status {done.returncode}"]
+    process = subprocess.run([sys.executable, "-m", "mlhpc", *words], capture_output=True, text=True)
+    if process.returncode:
+        lines = process.stderr.strip().splitlines() or [f"status {process.returncode}"]
         raise UserError(f"mlhpc {' '.join(words[:3])}: {lines[-1].removeprefix('mlhpc: ')}")

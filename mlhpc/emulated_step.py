@@ -96,10 +96,12 @@ def _predicted(name: str, run: Run, local_batch_size: int, ranks: int) -> float:
         raise UserError(
             f"--compute {name}: not seconds, the folder of a run or a machine; machines: {', '.join(known())}"
         )
-    there = machine(name)
-    nodes = -(-ranks // there.per_node)
+    machine_file = machine(name)
+    nodes = -(-ranks // machine_file.per_node)
     together = getattr(run.training, "spatial_size", 1)
-    batch = local_batch_size * run.backward_passes * (nodes * there.per_node // together)
+    batch = local_batch_size * run.backward_passes * (nodes * machine_file.per_node // together)
     hyperparameters = run.hyperparameters.model_copy(update={"global_batch_size": batch})
-    update = predict(there, run.model_copy(update={"hyperparameters": hyperparameters}), nodes).step.busy
+    update = predict(
+        machine_file, run.model_copy(update={"hyperparameters": hyperparameters}), nodes
+    ).step.busy
     return update / run.backward_passes

@@ -224,9 +224,9 @@ def _encoded(data: Path, codec: str, benchmark: registry.Benchmark) -> Path:
     """The data set of the origin of ``data`` that is in ``codec``: DIR or DIR-CODEC, where ``data`` is DIR or
     itself DIR-ANOTHER. Raises UserError if there is none, or it has another codec."""
     makes = benchmark.convert.codecs if benchmark.convert else ()
-    known = dict.fromkeys((benchmark.published_codec, *makes))
-    if codec not in known:
-        raise UserError(did_you_mean(codec, known))
+    candidates = dict.fromkeys((benchmark.published_codec, *makes))
+    if codec not in candidates:
+        raise UserError(did_you_mean(codec, candidates))
     origin = Path(family(str(data), _codec_of(data, benchmark)))
     other = origin.with_name(f"{origin.name}-{codec}")
     for path in (data, origin, other):

@@ -1,7 +1,7 @@
 """The model's errors on measured sets: throughput, epochs and time to train, compared with a baseline.
 
-The baseline is the obvious guess: the median rate of the other sets with the same accelerator, local batch,
-benchmark and framework. It may look at every other set; the model sees the ``fit`` rows only.
+The baseline is the simplest estimate: the median rate of the other sets with the same accelerator, local batch,
+benchmark and framework. It uses all other sets; the model only uses the ``fit`` rows.
 """
 
 import math
@@ -32,9 +32,9 @@ from mlhpc.perf.scaling import Estimate
 
 @dataclass(frozen=True)
 class Compared:
-    """One set. ``rate``: predicted training samples/s of an accelerator; ``baseline``: the median of like sets,
-    None without any; ``total_s``: predicted time to train, None for throughput sets. ``how``: what the efficiency
-    is from."""
+    """One set. ``rate``: predicted training samples/s per accelerator; ``baseline``: the median of similar
+    sets, None without any; ``total_s``: predicted time to train, None for throughput sets. ``how``: the
+    source of the efficiency."""
 
     row: Published
     rate: float
@@ -45,7 +45,7 @@ class Compared:
 
     @property
     def error(self) -> float:
-        """Of the predicted rate over the measured, less 1."""
+        """Predicted over measured rate, minus 1."""
         return self.rate / self.row.samples_per_s - 1
 
     @property
@@ -79,7 +79,7 @@ def compare(sets: Sequence[Published], given: Machine | None = None) -> list[Com
 
 
 def rate_of(row: Published, machine: Machine, calibrated: Calibration) -> tuple[float, str]:
-    """Predicted samples/s of one accelerator, and where the efficiency is from."""
+    """Predicted samples/s of one accelerator, and the source of the efficiency."""
     net = network(row.benchmark, row.preset)
     efficiency = calibrated.efficiency(machine.family, kind_of(net), row.generation)
     bound = roofline(net, machine, efficiency.precision) * max(1.0, row.local_batch_size)
@@ -103,7 +103,7 @@ def _compared(
 
 
 def _total(row: Published, run: Run, rate: float, epochs: float) -> float:
-    """T_staging as logged, since how a submission stages is its own choice; the rest predicted."""
+    """T_staging as logged, since the staging method is the submitter's choice; the rest predicted."""
     spent = parts()
     epoch = row.train_samples / (rate * row.accelerators)
     epoch *= 1 + spent.evaluation[0] * run.data.eval_samples / run.data.train_samples
@@ -112,7 +112,7 @@ def _total(row: Published, run: Run, rate: float, epochs: float) -> float:
 
 def baseline(row: Published, sets: Sequence[Published], family: str) -> float | None:
     """The median rate of the other sets with the same benchmark, framework, local batch and accelerator model;
-    where there is none, of the same accelerator family; None if there is none of these either."""
+    otherwise of the same accelerator family; None if there are none."""
     like = [other for other in sets if other is not row and _like(other, row)]
     alike = [o for o in like if _model(o) == _model(row)] or [o for o in like if _family(o) == family]
     return statistics.median(o.samples_per_s for o in alike) if alike else None
@@ -124,7 +124,7 @@ def _like(other: Published, row: Published) -> bool:
 
 
 def _model(row: Published) -> str:
-    """Without the part in brackets, such as the power limit."""
+    """The name without the part in brackets, such as the power limit."""
     return re.sub(r"\s*\(.*", "", row.model)
 
 
@@ -136,7 +136,9 @@ def _family(row: Published) -> str:
 
 
 def summary(errors: Sequence[float | None]) -> Summary | None:
-    known = [abs(error) for error in errors if error is not None]
-    if not known:
+    absolute = [abs(error) for error in errors if error is not None]
+    if not absolute:
         return None
-    return Summary(len(known), statistics.median(known), sum(e <= 0.35 for e in known) / len(known))
+    return Summary(
+        len(absolute), statistics.median(absolute), sum(e <= 0.35 for e in absolute) / len(absolute)
+    )

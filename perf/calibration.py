@@ -1,4 +1,4 @@
-"""Efficiencies that published results show: how far from the roofline real training is.
+"""Efficiencies derived from published results: the ratio of the roofline to real training.
 
 The bare roofline is 8 to 48 times too fast for CosmoFlow. One efficiency per accelerator family, framework
 generation and layer kind is fitted to the ``fit`` rows of ``published.csv``:
@@ -6,9 +6,9 @@ generation and layer kind is fitted to the ``fit`` rows of ``published.csv``:
     step = local batch · roofline / efficiency + layers · launch + all-reduce
 
 The roofline of a sample is the sum over layers and passes of the larger of FLOPs over the peak and bytes over the
-memory's bandwidth; ``launch`` is one constant for all, the time a layer costs a step whatever the batch (kernel
-launches, optimizer); all-reduce is that of ``collectives.py``, not overlapped. An efficiency is the median over
-the group's rows. All constants are computed from the file when they are needed, in milliseconds.
+memory's bandwidth; ``launch`` is one constant for all, the time per layer and step independent of the batch
+size (kernel launches, optimizer); all-reduce is that of ``collectives.py``, not overlapped. An efficiency is
+the median over the group's rows. All constants are computed from the file on demand, which takes milliseconds.
 """
 
 import math
@@ -41,9 +41,9 @@ CALIBRATED: tuple[Kind, ...] = ("2-D convolution", "3-D convolution")
 
 @dataclass(frozen=True)
 class Efficiency:
-    """``value``: of the roofline. ``group``: the family and generation that it is from. ``sets``: how many
-    published sets it is the median of, ``precision`` that of these. ``exact``: whether family and generation are
-    those asked for."""
+    """``value``: share of the roofline. ``group``: its family and generation. ``sets``: number of published
+    sets of the median, ``precision``: their precision. ``exact``: whether family and generation are the
+    requested ones."""
 
     value: float
     group: tuple[str, str]
@@ -63,8 +63,9 @@ class Efficiency:
 @dataclass(frozen=True)
 class Calibration:
     """``efficiencies`` by group: the value, the number of sets and their precision. ``launch``: seconds per layer.
-    ``undivided``: share of a step that several accelerators on one sample do not divide. ``factor``: within which
-    measured and predicted step times lie for nine of ten of the ``left_out`` ``fit`` sets, each left out in turn.
+    ``undivided``: share of a step that is not divided among several accelerators per sample. ``factor``:
+    bound of the ratio of measured and predicted step times for nine of ten ``fit`` sets in leave-one-out
+    cross-validation (``left_out``).
     """
 
     efficiencies: dict[Group, tuple[float, int, Precision]]
@@ -74,8 +75,9 @@ class Calibration:
     left_out: int
 
     def efficiency(self, family: str, kind: Kind, generation: str | None = None) -> Efficiency:
-        """Of this generation; else the family's generation of the nearest year, the newest if None is asked for;
-        of a family without sets the median of all families' newest. Raises UserError for an unknown kind."""
+        """The efficiency of this generation; otherwise of the family's generation with the nearest year, or
+        the newest if None; for a family without sets the median of all families' newest. Raises UserError for
+        an unknown kind."""
         groups = {(f, g): e for (f, g, k), e in self.efficiencies.items() if k == kind}
         if not groups:
             raise UserError(f"no efficiency of layers of the kind {kind!r} is known")
@@ -97,8 +99,8 @@ class Calibration:
 
 
 def kind_of(network: Network) -> Kind:
-    """The kind that takes most of the roofline's FLOPs: convolutions with that many spatial axes. Raises UserError
-    where published sets have none of it, with the largest layer of it."""
+    """The kind with most of the roofline's FLOPs, by the number of spatial axes of convolutions. Raises
+    UserError, naming its largest layer, if no published set covers it."""
     flops: dict[str, int] = {}
     largest: dict[str, Layer] = {}
     for layer in network:
@@ -123,7 +125,7 @@ def kind_of(network: Network) -> Kind:
 
 
 def roofline(network: Network, machine: Machine, precision: Precision) -> float:
-    """Seconds a training sample takes at least, without launches and communication."""
+    """Minimum seconds per training sample, without launches and communication."""
     peak, _ = machine.peak(precision)
     bandwidth = machine.figures["accelerator.bandwidth"]
     return sum(
@@ -140,7 +142,7 @@ def network(benchmark: str, preset: str) -> Network:
 
 @dataclass(frozen=True)
 class _Row:
-    """What the fit needs of a set, in seconds: its step, the roofline of its local batch, its all-reduce."""
+    """The data of a set for the fit, in seconds: its step, the roofline of its local batch, its all-reduce."""
 
     group: Group
     precision: Precision
@@ -167,7 +169,7 @@ def _of(row: Published) -> _Row:
     if row.spatial == 1:
         bound *= row.local_batch_size
     else:
-        # The batch's step on a quarter of the accelerators, by the speed-up; other divisions are not fitted to.
+        # The batch's step on a quarter of the accelerators, from the speed-up; other divisions are not fitted.
         step = row.batch / (row.accelerators * row.samples_per_s) * SPEEDUP_OF_FOUR
     return _Row((machine.family, row.generation, kind), row.precision, step, bound, len(net.layers), reduce)
 
@@ -204,7 +206,7 @@ def _left_out(rows: Sequence[_Row], launch: float) -> list[float]:
 
 
 def fit(sets: Sequence[Published]) -> Calibration:
-    """Of the sets marked ``fit``. Raises UserError if there are none."""
+    """Calibration with the sets marked ``fit``. Raises UserError if there are none."""
     used = [row for row in sets if row.use == "fit" and row.spatial in (1, 4)]
     if not used:
         raise UserError("no row is marked fit, so nothing can be calibrated")
@@ -231,5 +233,5 @@ def _year(generation: str | None) -> int:
 
 @cache
 def calibration() -> Calibration:
-    """Of the published results that come with the suite."""
+    """Calibration with the suite's published results."""
     return fit(published())

@@ -1,4 +1,4 @@
-"""What communication costs: all-reduce by algorithm, parameter servers, halo exchange. Times in seconds.
+"""The cost of communication: all-reduce by algorithm, parameter servers, halo exchange. Times in seconds.
 
 α-β model: a message of n bytes takes α + n/β. Symbols: M bytes of gradients, N ranks (or W workers), α the latency
 of a message between nodes, β the bandwidth of a rank or node. The bandwidth terms of ring and tree are those of
@@ -17,12 +17,12 @@ def ring(size: float, ranks: int, bandwidth: float, latency: float = 0.0) -> flo
 
 
 def ring_bytes(size: float, ranks: int) -> float:
-    """What a rank of a ring sends, 2·M·(N−1)/N; it receives as much at the same time."""
+    """Bytes sent by a rank of a ring, 2·M·(N−1)/N; it receives the same number concurrently."""
     return 2 * size * (ranks - 1) / ranks
 
 
 def server_bytes(size: float, workers: int, servers: int) -> float:
-    """What a parameter server receives and then sends, 2·M·W/P together."""
+    """Bytes that a parameter server receives and sends, 2·M·W/P in total."""
     return 2 * size * workers / servers
 
 
@@ -33,15 +33,15 @@ def tree(size: float, ranks: int, bandwidth: float, latency: float = 0.0) -> flo
 
 
 def parameter_servers(size: float, workers: int, servers: int, bandwidth: float) -> float:
-    """W workers send M to P servers, which share it, and fetch it again: 2·M·W/(P·B), limited by the servers'
-    links, but not faster than a worker's own link lets it be, 2·M/B."""
+    """W workers send M to P servers, among which it is divided, and fetch it again: 2·M·W/(P·B), limited by
+    the servers' links, but at least the time of a worker's link, 2·M/B."""
     return max(server_bytes(size, workers, servers), 2 * size) / bandwidth
 
 
 @dataclass(frozen=True)
 class AllReduce:
-    """``seconds`` by the fastest ``algorithm``, and of all of them. ``bound``: bandwidth, latency, or measured
-    where the machine file has a measured rate that is lower than the model's."""
+    """``seconds`` by the fastest ``algorithm``, and of all of them. ``bound``: bandwidth, latency, or
+    measured if the machine file has a measured rate lower than the model's."""
 
     seconds: float
     algorithm: str
@@ -50,12 +50,12 @@ class AllReduce:
 
 
 def all_reduce(machine: Machine, size: float, nodes: int, per_node: int) -> AllReduce:
-    """Of ``size`` bytes over ``nodes`` with ``per_node`` ranks each, by the algorithm that is fastest, as
-    communication libraries choose it.
+    """All-reduce of ``size`` bytes over ``nodes`` with ``per_node`` ranks each, with the fastest algorithm,
+    as chosen by communication libraries.
 
-    ring: one ring through all ranks. Within a node each hop is at the peers' bandwidth, between nodes at that of
-    all cards of a node, since NCCL runs a ring a card. tree: likewise. hierarchical: reduce-scatter within the
-    node, a ring over the nodes, all-gather within the node.
+    ring: one ring through all ranks. Within a node each hop has the peers' bandwidth, between nodes that of
+    all cards of a node, since NCCL runs one ring per card. tree: likewise. hierarchical: reduce-scatter
+    within the node, a ring over the nodes, all-gather within the node.
 
     Raises UserError if the machine file has no network and there are several nodes.
     """

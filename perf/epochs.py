@@ -1,8 +1,8 @@
-"""How many epochs a training needs, and how far runs and implementations differ in that.
+"""The number of epochs to target, and its variation between runs and implementations.
 
-The middle is the reference convergence points' mean for the batch size (mlperf-logging); between two points it is
-interpolated, straight in logarithms. Submissions differ from the reference by more than repeated runs differ among
-themselves: the interval comes from the ratios of the ``fit`` sets of published results to the points.
+The mean is that of the reference convergence points for the batch size (mlperf-logging); between two points
+it is interpolated linearly in logarithms. Submissions differ from the reference by more than repeated runs
+differ from each other: the interval comes from the ratios of the ``fit`` sets of published results to the points.
 """
 
 import json
@@ -43,7 +43,7 @@ class ReferenceRuns:
 
 @dataclass(frozen=True)
 class Spread:
-    """Of logarithms of a ratio, over ``sets`` sets."""
+    """The spread of the logarithm of a ratio over ``sets`` sets."""
 
     mean: float
     deviation: float
@@ -77,7 +77,7 @@ def student(freedom: int) -> float:
 def reference_runs(logged_name: str, rules: str) -> tuple[ReferenceRuns, ...]:
     """The reference convergence points of the benchmark that logs call ``logged_name`` under ``rules``
     (``hpc_2.0.0``), by batch size; empty if mlperf-logging has none. Raises ModuleNotFoundError without it."""
-    spec = find_spec("mlperf_logging")  # found without importing it: that takes a second
+    spec = find_spec("mlperf_logging")  # located without importing, which takes a second
     if spec is None:
         raise ModuleNotFoundError("No module named 'mlperf_logging'", name="mlperf_logging")
     if not spec.submodule_search_locations or not logged_name.isidentifier():
@@ -120,7 +120,7 @@ def epochs_to_target(benchmark: str, preset: str, batch: int) -> Estimate:
 
 @cache
 def spread(benchmark: str) -> Spread:
-    """How ``fit`` sets of rounds 1.0 on differ from the points; of all benchmarks where one has no such sets."""
+    """The deviation of ``fit`` sets since round 1.0 from the points; of all benchmarks if one has no such sets."""
     rows = [r for r in published() if r.use == "fit" and r.round != "v0.7"]
     own = [r for r in rows if r.benchmark == benchmark] or rows
     return spread_of([r.epochs[0] / _point(r) for r in own])
@@ -135,7 +135,7 @@ def _round_07(batch: int) -> Estimate:
     rows = [r for r in published() if r.use == "fit" and r.round == "v0.7" and r.benchmark == "cosmoflow"]
     points = [Point(r.batch, r.epochs, r.name) for r in rows]
     estimate = carried(points, batch, "batch size", 0.5, (0.0, 1.0))
-    # How far sets lie from the line through the others, as for the reference's points.
+    # Deviation of sets from the line through the others, as for the reference's points.
     ratios = []
     for left_out in points:
         others = [p for p in points if p is not left_out]

@@ -1,7 +1,7 @@
-"""Machines as data: ``benchmarks/systems/NAME.toml``, or a file of the user's in the same format.
+"""Machines as data: ``benchmarks/systems/NAME.toml``, or a user's file in the same format.
 
-Every figure stands with its source: ``bandwidth = { value = "900 GB/s", source = "data sheet, NVIDIA V100" }``.
-What is not known is left out. Bandwidths are of one direction. docs/performance_models.md describes the fields.
+Every figure has a source: ``bandwidth = { value = "900 GB/s", source = "data sheet, NVIDIA V100" }``.
+Unknown figures are omitted. Bandwidths are for one direction. docs/performance_models.md describes the fields.
 """
 
 from collections.abc import Mapping
@@ -17,12 +17,13 @@ from mlhpc.perf.units import quantity, written
 
 SYSTEMS = "mlhpc.benchmarks"
 PRECISIONS = {"float32": ("tf32",), "mixed_bfloat16": ("bfloat16",), "mixed_float16": ("float16", "bfloat16")}
-"""By a run's ``training.precision``, the peaks of matrix products in this order, before float32's own. Both
-frameworks let convolutions of float32 use TF32 where there is one (torch.backends.cudnn.allow_tf32)."""
+"""By a run's ``training.precision``, the peaks of matrix products in this order, then that of float32. Both
+frameworks use TF32 for float32 convolutions if available (torch.backends.cudnn.allow_tf32)."""
 
 
 class _Field(NamedTuple):
-    """``low`` and ``high``: what is possible, in the base unit; outside is a slip of the unit or of a zero."""
+    """``low`` and ``high``: the plausible range in the base unit; values outside have a wrong unit or number
+    of zeros."""
 
     dimension: str
     required: bool
@@ -85,8 +86,7 @@ _REQUIRED = {("", "title"), ("accelerator", "model"), ("accelerator", "family"),
 
 @dataclass(frozen=True)
 class Machine:
-    """A system of like nodes. An accelerator is what computes one rank's step: a GPU, or a processor where there
-    is none.
+    """A system of identical nodes. An accelerator computes one rank's step: a GPU, or a processor without GPUs.
 
     ``figures`` (base units) and ``sources`` by ``table.key``; ``facts``: the plain values. ``where``: the file,
     ``lines``: the line of each key in it.
@@ -113,7 +113,7 @@ class Machine:
 
     @property
     def nodes(self) -> int | None:
-        """How many nodes the system has, None if the file does not say."""
+        """Number of nodes of the system, None if not in the file."""
         nodes = self.facts.get("nodes")
         return None if nodes is None else int(nodes)
 
@@ -121,18 +121,19 @@ class Machine:
         return self.figures.get(key)
 
     def need(self, key: str, why: str) -> float:
-        """The figure ``key``. Raises UserError if the file leaves it out, with what it is needed for."""
+        """The figure ``key``. Raises UserError if it is missing, with its purpose."""
         if key not in self.figures:
             raise UserError(f"{self.at(key)}: no {key}, required for {why}")
         return self.figures[key]
 
     def at(self, key: str) -> str:
-        """Where ``key`` stands, ``FILE, line N``; of an absent one its table's line, or else the file's last."""
+        """Position of ``key``, ``FILE, line N``; for a missing key the line of its table, or else the last
+        line."""
         return _at(self.where, self.lines, key)
 
     def peak(self, precision: str) -> tuple[float, str]:
-        """FLOP/s of matrix products in a run's ``training.precision``, and the key of the figure: that of float32
-        where the file has no other for it."""
+        """FLOP/s of matrix products in a run's ``training.precision``, and the key of the figure: that of
+        float32 if the file has no other."""
         for key in PRECISIONS[precision]:
             if value := self.get(f"accelerator.{key}"):
                 return value, f"accelerator.{key}"
@@ -151,7 +152,7 @@ class Machine:
 
 
 def known() -> list[str]:
-    """The names of the machines that come with the suite."""
+    """The names of the suite's machines."""
     folder = resources.files(SYSTEMS).joinpath("systems")
     return sorted(
         entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml")
@@ -161,7 +162,7 @@ def known() -> list[str]:
 def machine(name: str) -> Machine:
     """The machine called ``name``, or described by the file of that path.
 
-    Raises UserError, with the line of the file, where the file is not as it should be.
+    Raises UserError with the line of the file if it is invalid.
     """
     if name in (names := known()):
         text = resources.files(SYSTEMS).joinpath(f"systems/{name}.toml").read_text("utf-8")
@@ -249,7 +250,7 @@ def _figure(value: Any, about: _Field) -> tuple[float, str]:
 
 
 def _consistent(found: Machine, wrong: Any) -> None:
-    """Figures that rule each other out."""
+    """Checks for contradictory figures."""
     for key in ("accelerator.bfloat16", "accelerator.float16", "accelerator.tf32"):
         value = found.get(key)
         if value is not None and value < 0.2 * found.figures["accelerator.float32"]:

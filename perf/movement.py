@@ -63,17 +63,17 @@ def costs(
 
 
 def required_bandwidth(flops: float, bytes_moved: float, peak: float) -> float:
-    """Bytes/s that feed ``peak`` FLOP/s at ``flops`` per ``bytes_moved`` (paper 000, section VII)."""
+    """Bytes/s needed for ``peak`` FLOP/s at ``flops`` per ``bytes_moved`` (paper 000, section VII)."""
     return peak * bytes_moved / flops
 
 
 def input_seconds(
     machine: Machine, benchmark: str, size: SampleBytes, local: int, tier: Tier
 ) -> dict[str, float]:
-    """Seconds that each stage of the input path takes for a step of ``local`` samples per accelerator, as far as
-    the machine file has rates; stages overlap. Every accelerator of a group reads the whole sample (paper 001,
-    section 4.2.1). What the host does to a sample (inflate, decode, normalise: paper 000, section V-D and figure
-    8) takes all cores of the node."""
+    """Seconds of each stage of the input path for a step of ``local`` samples per accelerator, if the machine
+    file has a rate; stages overlap. Every accelerator of a group reads the whole sample (paper 001, section
+    4.2.1). Preparation on the host (decompression, decoding, normalisation: paper 000, section V-D and figure
+    8) uses all cores of the node."""
     samples = local * machine.per_node
     times = {}
     if tier.read:

@@ -1,7 +1,7 @@
-"""What published runs spend apart from training steps: staging, evaluation, and the rest inside the clock.
+"""The time of published runs outside training steps: staging, evaluation, and the rest inside the clock.
 
-Medians over the strong-scaling ``fit`` sets, with their least and most: submissions differ in how they stage and
-evaluate far more than machines explain.
+Medians over the strong-scaling ``fit`` sets, with minimum and maximum: submissions differ more in their
+staging and evaluation methods than machines explain.
 """
 
 import statistics
@@ -21,9 +21,9 @@ _NOTHING_STAGED_S = 1.0
 class Parts:
     """(median, least, most) over sets.
 
-    ``staging_rate``: bytes/s of a node that copies its share of the data set out of the shared file system.
-    ``evaluation``: accelerator seconds of an evaluated sample over those of a trained one. ``rest``: share of the
-    time to train that is neither staging nor a median epoch; the first epoch's excess is in it.
+    ``staging_rate``: bytes/s of a node copying its share of the data set from the shared file system.
+    ``evaluation``: accelerator seconds of an evaluated sample over those of a trained one. ``rest``: share of
+    the time to train other than staging and median epochs, including the first epoch's excess.
     """
 
     staging_rate: Triple

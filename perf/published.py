@@ -1,8 +1,8 @@
 """Published results as rows: MLPerf HPC 0.7, 1.0 and 2.0, ``published.csv``, or a file with the same columns.
 
 Each row is a set of runs of one configuration: throughput, epochs and times, computed from the logs that the
-submitters published at github.com/mlcommons (hpc_results_v0.7, _v1.0, _v2.0), republished copies left out. ``use``
-is ``fit`` where the model may be fitted to the row and ``test`` where it is only tested on it.
+submitters published at github.com/mlcommons (hpc_results_v0.7, _v1.0, _v2.0), without republished copies.
+``use`` is ``fit`` if the model may be fitted to the row, and ``test`` if it is only tested on it.
 """
 
 import csv
@@ -31,7 +31,7 @@ _YEARS = {"v0.7": 2020, "v1.0": 2021, "v2.0": 2022, "v3.0": 2023}
 @dataclass(frozen=True)
 class Published:
     """One set. Times in seconds; None if the logs lack it. ``local_batch_size`` below 1: several accelerators
-    work on a sample. ``samples_per_s``: training, of one accelerator. ``epochs``: mean, least and most."""
+    per sample. ``samples_per_s``: training, of one accelerator. ``epochs``: mean, least and most."""
 
     use: str
     round: str
@@ -68,14 +68,14 @@ class Published:
 
     @property
     def generation(self) -> str:
-        """Framework, kind of build and year: what decides how fast the same network runs on the same hardware."""
+        """Framework, kind of build and year, which determine the speed of a network on given hardware."""
         build = " NGC" if "NVIDIA Release" in self.software else " Mesh" if "Mesh" in self.software else ""
         return f"{self.framework}{build} {self.year}"
 
     @property
     def precision(self) -> Precision:
-        """The logs do not say. The TensorFlow reference trains CosmoFlow in float32 unless it is asked otherwise,
-        and the submissions' scripts do not ask; MXNet and PyTorch submissions use automatic mixed precision."""
+        """Not in the logs. The TensorFlow reference trains CosmoFlow in float32 by default, which the
+        submissions' scripts do not change; MXNet and PyTorch submissions use automatic mixed precision."""
         return "float32" if self.framework == "TensorFlow" else "mixed_float16"
 
     @property
@@ -84,7 +84,7 @@ class Published:
 
     @property
     def spatial(self) -> int:
-        """Accelerators that work on one sample."""
+        """Accelerators per sample."""
         return max(1, round(1 / self.local_batch_size))
 
     @property
@@ -104,7 +104,7 @@ def published() -> tuple[Published, ...]:
 
 
 def read(path: Path) -> list[Published]:
-    """The rows of a file with the columns of ``published.csv``. Raises UserError with the line that is wrong."""
+    """The rows of a file with the columns of ``published.csv``. Raises UserError with the invalid line."""
     try:
         return list(parse(path.read_text("utf-8"), str(path)))
     except (OSError, UnicodeDecodeError) as error:
@@ -113,7 +113,7 @@ def read(path: Path) -> list[Published]:
 
 
 def parse(text: str, where: str) -> Iterable[Published]:
-    """Raises UserError with the line that is wrong."""
+    """Raises UserError with the invalid line."""
     reader = csv.DictReader(io.StringIO(text))
     if missing := sorted(_WANTED - set(reader.fieldnames or ())):
         raise UserError(f"{where}, line 1: the column {missing[0]!r} is missing; --against requires the "

@@ -1,4 +1,4 @@
-"""Bytes of a sample as it is stored, and as the accelerator receives it."""
+"""Bytes of a sample as stored and as received by the accelerator."""
 
 import math
 from dataclasses import dataclass
@@ -17,15 +17,15 @@ _TYPE_BYTES = {"int16": 2, "float16": 2, "bfloat16": 2, "float32": 4}
 
 @dataclass(frozen=True)
 class SampleBytes:
-    """``stored``: in its file. ``received``: as the loader delivers it, with its labels: what crosses the host's
-    link and what rates of preparation count."""
+    """``stored``: in its file. ``received``: as delivered by the loader, including labels: the bytes that
+    cross the host's link and that preparation rates count."""
 
     stored: float
     received: float
 
 
 def sample_bytes(run: Run) -> SampleBytes:
-    """Of ``run``'s data set. Other sizes than the official are scaled by their number of values.
+    """For ``run``'s data set. Non-official sizes are scaled by their number of values.
 
     Values are delivered in ``loading.sample_dtype``, ResNet-50's in float32. Samples that a GPU decodes
     (``loading.decode=device``, and images with DALI) cross the link encoded, in fewer bytes than these.
@@ -50,5 +50,5 @@ def _label_bytes(run: Run) -> int:
     if run.benchmark == "cosmoflow":
         return 4 * int(getattr(run.network, "targets", 0))
     if run.benchmark == "deepcam":
-        return math.prod(run.data.sample_shape[:-1])  # a class a pixel, one byte
+        return math.prod(run.data.sample_shape[:-1])  # one byte per pixel: its class
     return 8 if run.benchmark == "resnet50" else 0

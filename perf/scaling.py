@@ -1,13 +1,13 @@
-"""Time to solution of configurations that were not run: throughput and epoch scaling, joined on the batch size.
+"""Time to solution of configurations that were not run: throughput and epoch scaling, connected by the batch size.
 
 T_solution = T_staging + T_epoch · epochs + T_extra (paper 001, section 4.1, equation 1). T_epoch depends
-on the system and its size, the epochs to target on the batch size (section 4.1.2), so each is carried over from
-measurements along its own axis, and they are multiplied.
+on the system and its size, the epochs to target on the batch size (section 4.1.2), so each is scaled
+separately from measurements, and they are multiplied.
 
 Between two measured sizes a quantity is interpolated linearly in logarithms. Beyond them, and from a single
 measurement, it is bounded by two limits: it stays unchanged, or it changes in proportion to the size.
-T_epoch and staging are bounded by no gain and ideal scaling; epochs by the same number of epochs and, where
-data parallelism stops helping, the same number of steps (the level lines of figure 2).
+T_epoch and staging are bounded by no gain and ideal scaling; epochs by the same number of epochs and, in the
+limit where data parallelism stops helping, the same number of steps (the level lines of figure 2).
 """
 
 import math
@@ -31,7 +31,7 @@ class Point(NamedTuple):
 
 
 class Estimate(NamedTuple):
-    """A value with its range, and its origin in words."""
+    """A value with its range, and a description of its origin."""
 
     value: float
     low: float
@@ -104,14 +104,14 @@ _SAME = (0.0, (0.0, 0.0))
 def predict(
     units: int, batch: int, system: Sequence[Measured], convergence: Sequence[Point]
 ) -> Prediction | None:
-    """Joins the throughput scaling of ``system`` (sets of one machine) with the epoch scaling ``convergence``
+    """Combines the throughput scaling of ``system`` (sets of one machine) with the epoch scaling ``convergence``
     (epochs by batch size, of one problem and division on any machine) at ``batch``.
 
-    Every end of the range takes all terms at that end. None if either has no measurement.
+    Each end of the range combines that end of all terms. None if either has no measurement.
     """
     if not system or not convergence:
         return None
-    # T_epoch depends on the share of the batch per unit: sets with the same share predict it best.
+    # T_epoch depends on the batch size per unit: sets with the same value predict it best.
     share = batch / units
     same_share = [m for m in system if math.isclose(m.batch / m.units, share, rel_tol=0.01)]
     if same_share:
@@ -138,9 +138,9 @@ def carried(
     exponent: float,
     limits: tuple[float, float],
 ) -> Estimate:
-    """A quantity at size ``at`` from ``points``; sizes are positive. ``axis`` names the size in words.
+    """A quantity at size ``at`` from ``points``; sizes are positive. ``axis`` is the name of the size.
 
-    One measurement is carried over with ``exponent``, its range with both ``limits``. Between two, the value
+    A single measurement is scaled with ``exponent``, its range with both ``limits``. Between two, the value
     is interpolated and the range spans the predictions of each of the two. Beyond several, the value follows the
     slope of the last two if it is within the limits.
     """
@@ -169,9 +169,9 @@ def carried(
 
 
 def _other_share(system: Sequence[Measured], units: int, share: float) -> Estimate:
-    """T_epoch if no set has this share of the batch per unit. With a larger share it is between the same epoch
-    time (throughput bound) and the same step time (the epoch shorter in proportion); with a smaller share the
-    other way round. From the set with the nearest share, with ideal scaling to ``units``."""
+    """T_epoch if no set has this batch size per unit. With a larger one it is between the same epoch time
+    (throughput bound) and the same step time (proportionally shorter epoch); with a smaller one the reverse.
+    From the set with the nearest batch size per unit, with ideal scaling to ``units``."""
     near = min(
         system, key=lambda m: (abs(math.log(m.batch / m.units / share)), abs(math.log(m.units / units)))
     )
@@ -204,7 +204,7 @@ def _scaled(point: Point, at: float, exponent: float, end: int) -> float:
 def _on_line(left: Point, right: Point, at: float, end: int) -> float:
     a, b = left.value[end], right.value[end]
     share = math.log(at / left.size) / math.log(right.size / left.size)
-    if a <= 0 or b <= 0:  # a system that stages nothing
+    if a <= 0 or b <= 0:  # a system without staging
         return a + (b - a) * share
     return math.exp(math.log(a) + share * math.log(b / a))
 
@@ -219,8 +219,8 @@ def _number(value: float) -> str:
 
 
 def neighbours(system: Sequence[Measured]) -> list[tuple[int, int]]:
-    """Configurations worth a prediction: half and double the size of each set, with its share of the batch per
-    unit, without those that were measured. (units, batch), sorted."""
+    """Configurations worth a prediction: half and double the size of each set, with its batch size per unit,
+    without measured ones. (units, batch), sorted."""
     measured = {(m.units, m.batch) for m in system}
     candidates = set()
     for m in system:
@@ -228,7 +228,7 @@ def neighbours(system: Sequence[Measured]) -> list[tuple[int, int]]:
             candidates.add((m.units // 2, m.batch // 2))
         candidates.add((m.units * 2, m.batch * 2))
     for a, b in pairwise(sorted(system, key=lambda m: m.units)):
-        # Halfway between two measured sizes that have the same share.
+        # Halfway between two measured sizes with the same batch size per unit.
         middle = round(math.sqrt(a.units * b.units))
         if a.units < middle < b.units and a.batch * b.units == b.batch * a.units:
             candidates.add((middle, middle * a.batch // a.units))

@@ -1,9 +1,9 @@
 """Spatial parallelism: several accelerators compute one sample, and exchange the borders of their parts (halos).
 
-Convolutions are divided, everything else is not (paper 001, section 4.2.1: "Dense layers not split" in its Mesh
-TensorFlow implementation; each rank of a group reads the whole sample). :func:`halo` is of an inner rank of such a
-machine; :class:`Exchange` and :func:`saved_bytes` are exact, of this suite's own CosmoFlow (``training.spatial``);
-in mixed precision on accelerators, since CPUs pool in float32.
+Only convolutions are divided (paper 001, section 4.2.1: "Dense layers not split" in its Mesh
+TensorFlow implementation; each rank of a group reads the whole sample). :func:`halo` describes an inner rank
+of such a machine; :class:`Exchange` and :func:`saved_bytes` are exact for this suite's CosmoFlow
+(``training.spatial``); in mixed precision on accelerators, since CPUs pool in float32.
 """
 
 import math
@@ -23,8 +23,8 @@ _MOST_PARTS = 16
 
 @dataclass(frozen=True)
 class Halo:
-    """What one rank sends in the forward pass of one sample, and in how many messages; the backward pass repeats
-    it for the gradients of all inputs but the network's."""
+    """Bytes and messages sent by one rank in the forward pass of one sample; the backward pass repeats them
+    for the gradients of all inputs except the network's."""
 
     elements: int
     messages: int
@@ -33,8 +33,8 @@ class Halo:
 
 
 def halo(network: Network, splits: tuple[int, ...], kernel: int) -> Halo:
-    """Of an inner rank where the first axes of the space are divided into ``splits`` parts. Each axis in turn
-    sends ``kernel // 2`` planes both ways, with the corners that earlier axes have brought."""
+    """The halo of an inner rank if the first axes are divided into ``splits`` parts. Each axis in turn sends
+    ``kernel // 2`` planes in both directions, including the corners received along earlier axes."""
     width = kernel // 2
     elements = messages = first_elements = first_messages = 0
     convolutions = [layer for layer in network if layer.kind == "convolution"]
@@ -61,8 +61,8 @@ def _of_layer(layer: Layer, splits: tuple[int, ...], width: int) -> tuple[int, i
 
 
 def divide(batch: int, accelerators: int, plan: SlabPlan | None = None) -> tuple[int, int]:
-    """(accelerators on one sample, samples of such a group), as ``plan`` cuts samples where there is one. Raises
-    UserError if it does not come out even."""
+    """(accelerators on one sample, samples of such a group), as in ``plan`` if given. Raises UserError if
+    they cannot be divided evenly."""
     if plan is not None:
         groups = accelerators // plan.size
         if accelerators % plan.size or batch % groups:
@@ -101,8 +101,9 @@ def splits_of(parts: int, axes: int) -> tuple[int, ...]:
 
 
 def halo_seconds(machine: Machine, run: Run, nodes: int, parts: int, local_batch_size: int) -> float:
-    """Of a step in which ``parts`` accelerators compute ``local_batch_size`` samples together, on the links within
-    a node where the group fits one. Raises UserError if the machine file has no bandwidth between nodes."""
+    """Seconds per step in which ``parts`` accelerators compute ``local_batch_size`` samples together, on the
+    links within a node if the group fits in one. Raises UserError if the machine file has no bandwidth
+    between nodes."""
     if parts == 1:
         return 0.0
     size = 4 if run.training.precision == "float32" else 2
@@ -120,8 +121,8 @@ def halo_seconds(machine: Machine, run: Run, nodes: int, parts: int, local_batch
 
 @dataclass(frozen=True)
 class Exchange:
-    """Elements of one sample that the ranks of a group send in a forward pass, all of them together: halos of the
-    ``first`` convolution, whose input is float32 in any precision, of the ``others``, and the slabs when they are
+    """Elements of one sample that the ranks of a group send in a forward pass, in total: halos of the
+    ``first`` convolution, whose input is always float32, of the ``others``, and the slabs when they are
     ``gathered``."""
 
     first: int
@@ -129,16 +130,17 @@ class Exchange:
     gathered: int
 
     def bytes(self, precision: Precision, *, training: bool) -> int:
-        """Of one sample. In ``training`` the backward pass sends the gradients of all halos but the first's: the
-        network's input needs none. Gathered slabs need none either, since every rank has the whole gradient."""
+        """Bytes per sample. In ``training`` the backward pass sends the gradients of all halos except the
+        first: the network's input needs none. Gathered slabs need none either, since every rank has the whole
+        gradient."""
         width = activation_bytes(precision)
         backward = self.others if training else 0
         return 4 * self.first + width * (self.others + self.gathered + backward)
 
 
 def exchange(network: Network, plan: SlabPlan, kernel: int) -> Exchange:
-    """What a group sends that holds the slabs of ``plan``. Axes are exchanged one after the other, each with the
-    halo of those before it."""
+    """The exchange of a group with the slabs of ``plan``. Axes are exchanged in turn, each including the halo
+    of the previous ones."""
     sent = []
     levels = convolutions(network)[: plan.split_levels]
     for level, layer in enumerate(levels):
@@ -168,11 +170,11 @@ def _sent(plan: SlabPlan, rank: int, level: int, kernel: int) -> int:
 def saved_bytes(
     network: Network, plan: SlabPlan, kernel: int, rank: int, precision: Precision, batch: int = 1
 ) -> int:
-    """Bytes that ``rank`` of a group keeps for the backward pass of ``batch`` samples, its part of the input
-    included: what ``torch.autograd.graph.saved_tensors_hooks`` count, each memory once, without weights.
+    """Bytes that ``rank`` of a group keeps for the backward pass of ``batch`` samples, including its part of
+    the input, as counted by ``torch.autograd.graph.saved_tensors_hooks`` count, each memory once, without weights.
 
-    The input of a convolution is kept with its halo, and zeros around the volume; after the slabs have been put
-    together every rank keeps what a rank alone would.
+    The input of a convolution is kept with its halo, and zeros around the volume; after the slabs have been
+    gathered, every rank keeps the same as a single rank.
     """
     part, whole = math.prod(plan.shape(rank)), math.prod(ends[-1] for ends in plan.bounds)
     width, block, total = activation_bytes(precision), -1, 0
@@ -194,8 +196,8 @@ def saved_bytes(
 
 @dataclass(frozen=True)
 class Spatial:
-    """A run whose samples are cut into ``parts``. ``halo_bytes``: what all ranks send in an epoch and its
-    evaluation, as ``result.json`` has it. ``saved_bytes``: what a rank keeps for the backward pass, at most."""
+    """A run whose samples are divided into ``parts``. ``halo_bytes``: sent by all ranks in an epoch including
+    its evaluation, as in ``result.json``. ``saved_bytes``: maximum that a rank keeps for the backward pass."""
 
     parts: tuple[int, ...]
     halo_bytes: int
@@ -203,7 +205,8 @@ class Spatial:
 
 
 def slab_plan(run: Run) -> SlabPlan | None:
-    """How ``run`` cuts its samples; None if it does not. Raises UserError for slabs that are too thin."""
+    """The slabs of ``run``'s samples; None if they are not divided. Raises UserError for slabs that are too
+    thin."""
     parts = getattr(run.training, "spatial", (1, 1, 1))
     if math.prod(parts) == 1:
         return None
@@ -213,7 +216,7 @@ def slab_plan(run: Run) -> SlabPlan | None:
 
 
 def spatial_of(run: Run, local_batch_size: int) -> Spatial | None:
-    """``local_batch_size``: samples that a group has at once. None if samples are not cut."""
+    """``local_batch_size``: samples of a group per step. None if samples are not divided."""
     if (plan := slab_plan(run)) is None:
         return None
     network, precision = network_of(run), run.training.precision

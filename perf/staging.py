@@ -13,8 +13,8 @@ from mlhpc.perf.units import written
 
 @dataclass(frozen=True)
 class StagedBytes:
-    """What a staging moves, as ``mlhpc data plan`` counts it. ``held``: bytes that each node writes; ``source``:
-    read from the shared file system, and ``sent``: from node to node, by all nodes together."""
+    """Bytes moved by staging, as counted by ``mlhpc data plan``. ``held``: bytes that each node writes;
+    ``source``: read from the shared file system, and ``sent``: from node to node, by all nodes together."""
 
     held: float
     source: float
@@ -22,7 +22,7 @@ class StagedBytes:
 
 
 def staged_bytes(staging: Staging, size: float, nodes: int, copies: float = 1.0) -> StagedBytes:
-    """Of a data set of ``size`` bytes, training and evaluation, in files that every mode divides evenly.
+    """Staging of a data set of ``size`` bytes, including evaluation, assuming evenly divisible files.
     ``copies``: nodes that read the same sample."""
     if staging.mode == "shard":
         return StagedBytes(size * copies / nodes, size * copies, 0.0)
@@ -33,8 +33,7 @@ def staged_bytes(staging: Staging, size: float, nodes: int, copies: float = 1.0)
 
 @dataclass(frozen=True)
 class Placement:
-    """Where the training data lies, what staging moves for that (None: nothing is staged), and what is to be said
-    of it."""
+    """The location of the training data, the bytes moved by staging (None: nothing is staged), and notes."""
 
     tier: Tier
     moved: StagedBytes | None
@@ -58,8 +57,9 @@ def unstaged(
 def place(
     machine: Machine, staging: Staging, train: float, whole: float, nodes: int, together: int
 ) -> Placement:
-    """Staged data, of ``train`` bytes to train on and ``whole`` with those of the evaluation. With
-    ``staging.mode=replicate`` every node holds the whole set; where no node has room for it, nothing is staged.
+    """Placement of staged data with ``train`` bytes of training data and ``whole`` bytes including
+    evaluation. With ``staging.mode=replicate`` every node stores the whole set; if it does not fit, nothing
+    is staged.
 
     Raises UserError if no tier is large enough.
     """
@@ -89,7 +89,8 @@ def place(
 
 
 def _rate_of_file_system(tier: Tier) -> str:
-    """What a prediction rests on that reads from the shared file system, ``tier``, though it was to be staged."""
+    """Note for a prediction that reads from the shared file system, ``tier``, although the data should be
+    staged."""
     if tier.read is None:
         return "reading from the shared file system is not counted: the machine file has no bandwidth for it"
     middle, slow, fast = (written(rate, "bytes/s") for rate in parts().staging_rate)
@@ -138,9 +139,10 @@ def staging_seconds(machine: Machine, held: float, nodes: int, tier: Tier, recei
 
 
 def exchange_seconds(machine: Machine, size: float, tier: Tier) -> float:
-    """In which a node sends ``size`` bytes of its shard to other nodes, and writes as many of theirs to ``tier``:
-    a lower bound, from the machine's figures. All connections of a node go to one address, so to one of its
-    network cards, however many it has (``links.listening``). Raises UserError without a figure of the network."""
+    """Seconds in which a node sends ``size`` bytes of its shard to other nodes, and writes the same number of
+    received bytes to ``tier``: a lower bound from the machine's figures. All connections of a node use one
+    address, and so only one of its network cards (``links.listening``). Raises UserError without a figure of
+    the network."""
     rates: list[float | None] = [machine.need("network.bandwidth", "an exchange of shards between nodes")]
     if tier.name == "node-local storage":
         rates += [machine.get("storage.local_write"), machine.get("storage.local_read")]

@@ -52,15 +52,15 @@ def shared_rate(machine: Machine, nodes: int) -> float | None:
 
 
 def cached_share(size: float, memory: float, nodes: float = 1) -> float:
-    """Share of what a node reads that its cache of ``memory`` bytes still holds from earlier epochs, if it drops
-    what was used longest ago; 1 where all fits. ``size``: bytes that ``nodes`` nodes read once an epoch,
-    reshuffled over all of them every epoch; 1 node for a shard that only one node reads.
+    """Share of a node's reads served by its cache of ``memory`` bytes from earlier epochs, with LRU
+    replacement; 1 if everything fits. ``size``: bytes that ``nodes`` nodes read once per epoch, reshuffled
+    over all nodes every epoch; 1 node for a shard that only one node reads.
 
-    Where the share u of an epoch is done, the node has read u / nodes of the data in this epoch, which nobody
-    reads again in it. Of the share m = memory / size that it holds, the rest is of earlier epochs, and any other
-    sample is as likely to be the next: it is held with the probability (m - u / nodes) / (1 - u / nodes). The mean
-    over u is nodes · (w + (1 - m)·ln(1 - w)) with w the smaller of m and 1 / nodes: for half of the data 15% on
-    one node, and never more than m on many.
+    After the share u of an epoch, the node has read u / nodes of the data in this epoch, which is not read
+    again in it. The rest of the share m = memory / size in its cache is from earlier epochs, and all other
+    samples are equally likely to be next: such a sample is cached with probability (m - u / nodes) / (1 - u /
+    nodes). The mean over u is nodes · (w + (1 - m)·ln(1 - w)) with w the smaller of m and 1 / nodes: for half
+    of the data 15% on one node, and never more than m on many.
     """
     if size <= memory:
         return 1.0
@@ -78,10 +78,10 @@ def tier_of(
     staged: bool = True,
     scope: Scope = "node",
 ) -> Tier:
-    """The fastest tier that holds ``size`` bytes of data: file system, then node-local storage, then memory, as
-    nodes are added (paper 000, section VI). ``together``: accelerators that read a sample. ``scope`` "node": each
-    node has its share, the same in every epoch; "sample": each may read all of it. ``staged`` False: data that
-    does not fit memory is read from the shared file system. Either way the host's memory caches what it can hold.
+    """The fastest tier with room for ``size`` bytes of data: file system, then node-local storage, then memory, as
+    nodes are added (paper 000, section VI). ``together``: accelerators that read the same sample. ``scope``
+    "node": each node has a fixed share; "sample": each node may read all samples. ``staged`` False: data that
+    does not fit in memory is read from the shared file system. In both cases the host's memory is used as a cache.
 
     Raises UserError if no tier is large enough.
     """
@@ -121,15 +121,16 @@ def _refusal(
 
 
 def spanned(machine: Machine, together: int) -> float:
-    """Nodes that read the same sample where ``together`` accelerators share it: one where they fit in it."""
+    """Number of nodes that read the same sample if ``together`` accelerators share it: one if they fit in a
+    node."""
     return max(1.0, together / machine.per_node)
 
 
 def room(machine: Machine) -> float:
-    """Bytes that the largest of a node's own tiers holds."""
+    """Capacity in bytes of the largest tier of a node."""
     return max((size for tier, size in tiers(machine, 1) if tier.name != FILE_SYSTEM), default=0.0)
 
 
 def lies_there(machine: Machine) -> bool:
-    """Whether the data set is on the machine already: one node, and no shared file system."""
+    """Whether the data set is already on the machine: a single node without a shared file system."""
     return machine.nodes == 1 and machine.get("storage.shared_read") is None

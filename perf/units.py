@@ -1,4 +1,4 @@
-"""Quantities with units, as machine files write them: ``900 GB/s``, ``1.6 TB``, ``125 TFLOP/s``, ``1.5 us``."""
+"""Quantities with units, as in machine files: ``900 GB/s``, ``1.6 TB``, ``125 TFLOP/s``, ``1.5 us``."""
 
 import math
 import re
@@ -26,8 +26,8 @@ _EXAMPLE = {
 
 
 def quantity(text: str, dimension: str) -> float:
-    """``text`` in the base unit of ``dimension`` (a key of ``UNITS``). Raises ValueError that says what is wrong:
-    no number and unit, a unit of another dimension, or a number that is not positive and finite."""
+    """``text`` in the base unit of ``dimension`` (a key of ``UNITS``). Raises ValueError with the reason: not
+    a number with a unit, a unit of another dimension, or a number that is not positive and finite."""
     match = re.fullmatch(r"\s*([-+]?[\d.]+(?:[eE][-+]?\d+)?)\s*([^\s\d]\S*)?\s*", text)
     units = UNITS[dimension]
     if not match:
@@ -48,8 +48,8 @@ def quantity(text: str, dimension: str) -> float:
 
 
 def binary(size: float) -> str:
-    """``size`` bytes of memory as three digits and a binary unit, ``39.6 GiB``: what drivers and frameworks report
-    it in."""
+    """``size`` bytes of memory as three digits and a binary unit, ``39.6 GiB``, as reported by drivers and
+    frameworks."""
     for prefix, factor in reversed(_BINARY.items()):
         if size >= factor * 0.9995:
             shown = size / factor
@@ -58,7 +58,7 @@ def binary(size: float) -> str:
 
 
 def written(value: float, dimension: str) -> str:
-    """Three digits and the unit that suits: the inverse of :func:`quantity` for people."""
+    """Three digits and a suitable unit: the human-readable inverse of :func:`quantity`."""
     if dimension == "s":
         for unit, factor in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
             if value >= factor:

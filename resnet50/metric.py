@@ -1,4 +1,4 @@
-"""The loss, and the metric that the target is set for."""
+"""The loss and the target metric."""
 
 import torch
 import torch.nn.functional as F

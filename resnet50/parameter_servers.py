@@ -2,9 +2,8 @@
 parameter_servers=0,1,2,4``.
 
 Never a benchmark: there is no log, no target and no result, only ``servers.json``
-(``submission/logs/servers.py`` reads it), and no setting of ``mlhpc run`` leads here. ``mlhpc study`` starts
-it as ``python -m mlhpc.resnet50.parameter_servers``, one process, which starts a rank for every worker and
-server.
+(``submission/logs/servers.py`` reads it), and ``mlhpc run`` cannot start it. ``mlhpc study`` starts it as
+``python -m mlhpc.resnet50.parameter_servers``, a single process that starts a rank for every worker and server.
 """
 
 import argparse
@@ -62,7 +61,7 @@ def main(argv: Sequence[str]) -> int:
         if roles.size > 1 and "MLHPC_RANK" not in os.environ:
             options.out.mkdir(parents=True, exist_ok=True)
             return run_local(roles.size, [sys.executable, "-m", __spec__.name, *argv])
-        # As many threads for a worker with servers as without: servers mostly wait, and share the cores.
+        # The same number of threads per worker with and without servers: servers mostly wait, and share the cores.
         torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // options.workers))
         with launch.joined("torch") as world:
             if isinstance(world, TorchWorld):
@@ -82,7 +81,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def require_suitable(run: ResNet50) -> None:
-    """Raise UserError for settings that servers, which own pieces of weights, or this loop do not support."""
+    """Raise UserError for settings not supported by servers, which own parts of the weights, or by this loop."""
     hparams = run.hyperparameters
     for setting, value, needed in (
         ("hyperparameters.opt_name", hparams.opt_name, "sgd"),
@@ -111,11 +110,11 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def _take_part(run: ResNet50, options: argparse.Namespace, roles: Roles, world: World) -> dict[str, Any]:
-    """This rank's work; returns the record of all of them."""
+    """This rank's work; returns the records of all ranks."""
     hparams = run.hyperparameters
     workers = world.group(range(roles.workers)) if isinstance(world, TorchWorld) else None
     device = pick_device(run.training.device, world.local_rank)
-    torch.manual_seed(options.seed)  # all ranks draw the same first weights, so nobody has to send them
+    torch.manual_seed(options.seed)  # all ranks generate the same initial weights, so they need not be sent
     model = build_model(run.network)
     steps = run.study.warmup_steps + run.study.steps
     updates_per_epoch = run.data.train_samples // hparams.global_batch_size
@@ -159,7 +158,7 @@ class Worker:
     traffic: Traffic = field(default_factory=Traffic)
 
     def train(self, loader: Loader) -> dict[str, Any]:
-        """All steps, then this worker's part of the evaluation. Returns what it measured."""
+        """All steps, then this worker's part of the evaluation. Returns its measurements."""
         run, warmup = self.run, self.run.study.warmup_steps
         parameters = list(self.model.parameters())
         weights, move = flat(parameters), mover(self.device)
@@ -231,7 +230,7 @@ class Worker:
 def _loader(
     run: ResNet50, options: argparse.Namespace, roles: Roles, rank: int, device: torch.device
 ) -> Loader:
-    """The batches of one worker: as of one rank of as many, by the workers alone."""
+    """The batches of one worker, as of a rank in a run with only the workers."""
     if options.evict and rank == 0:
         pagecache.evict([path for path in options.data.rglob("*") if path.is_file()])
     alone = Solo()

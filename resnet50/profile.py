@@ -21,7 +21,7 @@ from mlhpc.resnet50.optim.optimizer import make_optimizer
 
 @oom_as_user_error()
 def profile(run: ResNet50, request: Request, world: World) -> Profile:
-    """The requested steps as ``train`` makes them, not compiled. Called by all ranks."""
+    """Profile the requested steps as in ``train``, not compiled. Called by all ranks."""
     training, side = run.training, run.data.sample_shape[0]
     device = pick_device(training.device, world.local_rank)
     model = build_model(run.network)

@@ -54,7 +54,7 @@ def train(
     """Train until an evaluation meets the target or the epochs run out, recorded in ``log``.
 
     ``data`` is the data set, ``staged`` the node-local folder to copy it to (None: read it in place),
-    ``resume`` the folder of a run to continue. Raises UserError for what the user can fix.
+    ``resume`` the folder of a run to continue. Raises UserError for errors that the user can fix.
     """
     hparams, training = run.hyperparameters, run.training
     accumulate = hparams.gradient_accumulation_steps

@@ -32,5 +32,5 @@ class Arriving(Sequence[Sample]):
         path = file_of(sample)
         if self._has_arrived(path):
             return sample
-        there = self._source / path.relative_to(self._staged)
-        return Member(there, sample.number) if isinstance(sample, Member) else there
+        at_source = self._source / path.relative_to(self._staged)
+        return Member(at_source, sample.number) if isinstance(sample, Member) else at_source

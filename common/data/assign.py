@@ -55,12 +55,12 @@ def assign_samples(
     packed = archives.samples_per_archive(dataset) is not None
     mesh, number = pool_of(world, mode, spatial_size)
     root = staged or dataset.root
-    here = files_of_node(dataset.files, world.node, world.nodes, mode)
+    node_files = files_of_node(dataset.files, world.node, world.nodes, mode)
 
     def samples_in(folder: str, needed: int) -> Sequence[Sample]:
         if not packed:
             _require_samples(dataset, folder, needed, mode, is_sample)
-        files = samples_of(dataset, folder, here, root, needed, is_sample)
+        files = samples_of(dataset, folder, node_files, root, needed, is_sample)
         return files[:needed] if mode == "replicate" else files
 
     train_files, eval_files = samples_in("train", train_samples), samples_in("validation", eval_samples)

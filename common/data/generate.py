@@ -84,11 +84,11 @@ def write_missing(
 
     # Rank 0 lists the existing files before any rank writes: another rank might already see new ones.
     todo = on_rank0(world, find)
-    mine = todo[world.rank :: world.size]
+    own_tasks = todo[world.rank :: world.size]
 
     def write_mine() -> None:
-        with progress(len(mine), unit, unit, show=world.rank == 0) as advance:
-            in_processes(write, mine, workers, advance)
+        with progress(len(own_tasks), unit, unit, show=world.rank == 0) as advance:
+            in_processes(write, own_tasks, workers, advance)
 
     write_on_all_ranks(world, out, write_mine)
     return len(todo)

@@ -81,13 +81,13 @@ def answering(measured: Measured, source: str, reads: Mapping[str, Read], withou
     """Those of ``reads`` that can be read; older devices have no counter. ``without``: the problem where none has
     one."""
     tried = {name: reading(read) for name, read in reads.items()}
-    there = {name: read for name, read in reads.items() if not isinstance(tried[name], str)}
+    readable = {name: read for name, read in reads.items() if not isinstance(tried[name], str)}
     silent = {name: why for name, why in tried.items() if isinstance(why, str)}
-    if not there:
+    if not readable:
         reasons = list(dict.fromkeys(silent.values()))
         return Counters(measured, source, problems=(without + (f" ({reasons[0]})" if reasons else ""),))
     return Counters(
-        measured, source, there, tuple(f"{name} has no counter ({why})" for name, why in silent.items())
+        measured, source, readable, tuple(f"{name} has no counter ({why})" for name, why in silent.items())
     )
 
 

@@ -52,10 +52,10 @@ def meter_of(world: World, accelerators: bool, root: Path = Path("/")) -> "Meter
     whatever the launcher counts as a node."""
     # A node of eight ranks that all started the vendor's tool at once would wait for seconds.
     vendor = vendor_here() if accelerators and world.local_rank == 0 else None
-    told = world.gather((_machine(root), vendor))
-    machine = told[world.rank][0]
-    there = next((v for where, v in told if v and where == machine), None)
-    found = counters_of_node(there is not None, root, there)
+    machines_and_vendors = world.gather((_machine(root), vendor))
+    machine = machines_and_vendors[world.rank][0]
+    vendor_of_machine = next((v for where, v in machines_and_vendors if v and where == machine), None)
+    found = counters_of_node(vendor_of_machine is not None, root, vendor_of_machine)
     own = next((each.devices for each in found if each.measured == "accelerators"), ())
     ranks = world.gather((machine, own))
     machines = [machine for machine, _ in ranks]

@@ -93,14 +93,14 @@ def in_use(folder: Path) -> bool:
 def _is_dead(path: Path, fd: int) -> bool:
     """Whether the process that created the use file ``path``, open as ``fd``, has definitely ended."""
     host, _, pid = path.name.removeprefix(".use.").rpartition(".")[0].rpartition(".")
-    here = host == socket.gethostname()
+    is_local = host == socket.gethostname()
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     except OSError:  # a file system without locks
-        return here and pid.isdecimal() and not Path("/proc", pid).exists()
-    return here or flock_reaches_other_nodes(path)
+        return is_local and pid.isdecimal() and not Path("/proc", pid).exists()
+    return is_local or flock_reaches_other_nodes(path)
 
 
 def is_locked(path: Path) -> bool:

@@ -11,8 +11,8 @@ from mlhpc.errors import UserError
 def require_compiler(gpu: bool) -> None:
     """Raise UserError if torch.compile could not build its code: C++ for a processor; for a ``gpu`` the
     functions in C that launch Triton's kernels. Both include Python's headers."""
-    variable, known = ("CXX", ("g++",)) if not gpu else ("CC", ("gcc", "clang"))
-    names = (named,) if (named := os.environ.get(variable)) else known
+    variable, candidates = ("CXX", ("g++",)) if not gpu else ("CC", ("gcc", "clang"))
+    names = (named,) if (named := os.environ.get(variable)) else candidates
     if not any(shutil.which(name.split()[0]) for name in names):
         raise UserError(
             f"training.compile needs a compiler, and {' or '.join(names)} was not found; install one or "

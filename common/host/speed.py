@@ -64,8 +64,8 @@ def disk(folder: Path) -> tuple[float, float]:
     file is removed. Raises OSError."""
     piece = np.random.default_rng(0).bytes(_PIECE)
     reads, writes = [], []
-    with tempfile.TemporaryDirectory(dir=folder, prefix="mlhpc-speed-") as made:
-        path = Path(made) / "file"
+    with tempfile.TemporaryDirectory(dir=folder, prefix="mlhpc-speed-") as temporary:
+        path = Path(temporary) / "file"
         for _ in range(3):
             begin = time.perf_counter()
             with path.open("wb", buffering=0) as file:

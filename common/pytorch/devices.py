@@ -223,9 +223,9 @@ def _of_kind(seen: str | None) -> str:
 def _require_none_unseen() -> None:
     """Raise UserError if the drivers list an accelerator that PyTorch does not find, unless it is hidden
     deliberately."""
-    there = accelerators.found()
-    if there and os.environ.get(accelerators.visible_variable(there[0].vendor)) not in ("", "-1"):
+    installed = accelerators.found()
+    if installed and os.environ.get(accelerators.visible_variable(installed[0].vendor)) not in ("", "-1"):
         raise UserError(
-            f"training.device=auto: this machine has {there[0].name}, which PyTorch does not see; check its "
+            f"training.device=auto: this machine has {installed[0].name}, which PyTorch does not see; check its "
             "driver and the build of PyTorch, or set training.device=cpu"
         )

@@ -185,12 +185,12 @@ def spatial_group(plan: SlabPlan, world: World) -> SpatialGroup:
     """
     assert isinstance(world, TorchWorld), "a group of several ranks is connected by torch.distributed"
     mesh = mesh_of(world.rank, world.size, plan.size)
-    mine = None
+    own_group = None
     for number in range(mesh.data_size):  # every rank takes part in making every group
         members = range(number * plan.size, (number + 1) * plan.size)
-        made = world.group(members)
+        process_group = world.group(members)
         if number == mesh.data_rank:
-            mine = made
-    assert mine is not None
+            own_group = process_group
+    assert own_group is not None
     world.name_places(partial(_place, plan))
-    return SpatialGroup(plan, mesh.spatial_rank, mesh.data_rank * plan.size, mine)
+    return SpatialGroup(plan, mesh.spatial_rank, mesh.data_rank * plan.size, own_group)

@@ -71,9 +71,9 @@ class SocketWorld(BaseWorld):
             child.sendall(b"\0")
 
     def sum(self, values: npt.ArrayLike) -> npt.NDArray[np.float64]:
-        mine = np.asarray(values, dtype=np.float64)
+        own_values = np.asarray(values, dtype=np.float64)
         # In order of rank, so that the result depends on nothing but the values.
-        return np.asarray(np.sum(self.gather(mine), axis=0), dtype=np.float64)
+        return np.asarray(np.sum(self.gather(own_values), axis=0), dtype=np.float64)
 
     def _broadcast_bytes(self, data: bytes) -> bytes:
         if self.parent is not None:

@@ -123,8 +123,8 @@ def _record(name: str) -> Any:
 
 
 def _is_record(kind: type) -> bool:
-    ours = kind.__module__.partition(".")[0] == _PACKAGE
-    return ours and (_is_row(kind) or (dataclasses.is_dataclass(kind) and isinstance(kind, type)))
+    is_ours = kind.__module__.partition(".")[0] == _PACKAGE
+    return is_ours and (_is_row(kind) or (dataclasses.is_dataclass(kind) and isinstance(kind, type)))
 
 
 def _is_row(kind: type) -> bool:

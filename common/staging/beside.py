@@ -39,11 +39,11 @@ def stage_beside(
         copying = thread.submit(work)
 
         def finish() -> StagingReport:
-            asked = time.monotonic()
-            done = on_all_ranks(world, lambda: (copying.result(), time.monotonic() - asked))
+            waiting_since = time.monotonic()
+            outcomes = on_all_ranks(world, lambda: (copying.result(), time.monotonic() - waiting_since))
             held.close()
-            report = report_of([rank for rank, _ in done], manifest, target, world, mode)
-            return replace(report, overlapped=True, waited_s=max(waited for _, waited in done))
+            report = report_of([rank for rank, _ in outcomes], manifest, target, world, mode)
+            return replace(report, overlapped=True, waited_s=max(waited for _, waited in outcomes))
 
         try:
             yield finish

@@ -89,8 +89,8 @@ class Receiver:
 def cause_of(world: World, error: Exception | None) -> Exception | None:
     """This rank's ``error``; None for a broken link if another rank knows the cause. Called by all ranks."""
     is_symptom = isinstance(error, LinkBroken)
-    known = any(world.gather(error is not None and not is_symptom))
-    return None if is_symptom and known else error
+    has_cause = any(world.gather(error is not None and not is_symptom))
+    return None if is_symptom and has_cause else error
 
 
 def _pieces(

@@ -72,8 +72,8 @@ def by_size(sent: Iterable[tuple[int, float | None]], steps: int) -> tuple[Messa
         sizes.setdefault(size, []).append(seconds)
     found = []
     for size, times in sorted(sizes.items()):
-        known = [seconds for seconds in times if seconds is not None]
-        mean = sum(known) / len(known) if len(known) == len(times) else None
+        measured = [seconds for seconds in times if seconds is not None]
+        mean = sum(measured) / len(measured) if len(measured) == len(times) else None
         found.append(Message(size, mean, len(times) / steps))
     return tuple(found)
 

@@ -101,7 +101,7 @@ def exchanging(
         log.metric("exchange_bytes", moved.bytes, epoch=epoch)
         before = epoch
         node_of = np.append(shards.nodes(epoch - 1), at_first[movable:])
-        here = [training[i] for i in np.flatnonzero(node_of == world.node)]
-        return replace(samples, train_files=samples_of(dataset, "train", here, staged, train_samples))
+        node_files = [training[i] for i in np.flatnonzero(node_of == world.node)]
+        return replace(samples, train_files=samples_of(dataset, "train", node_files, staged, train_samples))
 
     return renew

@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-Tensor = Any  # tf.Tensor, which has no types of its own
+Tensor = Any  # tf.Tensor, which has no type annotations
 
 MIN_CHANNELS = 8
 

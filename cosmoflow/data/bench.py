@@ -1,4 +1,4 @@
-"""One way to read a CosmoFlow data set, measured (``mlhpc data bench``)."""
+"""Measures one combination of format and loader for CosmoFlow (``mlhpc data bench``)."""
 
 from pathlib import Path
 
@@ -16,13 +16,13 @@ _REDSHIFTS = 4
 
 
 def files_of(data: Path, samples: int) -> list[Path]:
-    """The files that the first ``samples`` training samples are in. Raises UserError."""
+    """The files of the first ``samples`` training samples. Raises UserError."""
     return sorted({file_of(sample) for sample in list_samples(data / "train")[:samples]})
 
 
 def epoch(way: Way, samples: int) -> Figures:
-    """Read the first ``samples`` training samples. Raises UserError if the data set cannot be read, or not in
-    this way."""
+    """Read the first ``samples`` training samples. Raises UserError if the data set cannot be read, or not
+    with this loader."""
     files = list_samples(way.data / "train")[:samples]
     if way.local_batch_size > len(files):
         raise UserError(

@@ -1,13 +1,13 @@
 """The lookup-table codec of paper 002 (Ibrahim and Oliker, section V-B), and the codecs of CosmoFlow by name.
 
-The four redshifts of a voxel are one *group*. A universe of 128³ voxels has some ten thousand different groups, so
-that a table of them and a key of one or two bytes per voxel say everything. Where a table does not hold all
-groups, or smaller tables with narrower keys are smaller together, a sample is cut into blocks of voxels in C
-order, each with a separate table.
+The four redshifts of a voxel are one *group*. A universe of 128³ voxels has some ten thousand different
+groups, so it can be represented by a table of these and a key of one or two bytes per voxel. If a table
+cannot contain all groups, or several tables with narrower keys are smaller in total, a sample is divided into
+blocks of voxels in C order, each with a separate table.
 
-``lut`` keeps keys and tables as they are: decoding is one look-up a voxel, and the logarithm of the counts can be
-taken of the table instead of the voxels. ``lut-small`` numbers the groups by falling frequency, which makes small
-keys frequent, and compresses keys and tables by pcodec.
+``lut`` keeps keys and tables as they are: decoding is one look-up per voxel, and the logarithm of the counts
+can be applied to the table instead of the voxels. ``lut-small`` numbers the groups by decreasing frequency,
+which makes small keys frequent, and compresses keys and tables with pcodec.
 """
 
 import math
@@ -94,7 +94,8 @@ class LookupTable:
             yield block
 
     def _blocks(self, frame: Frame) -> Iterator[Block]:
-        """The blocks of a frame, checked against each other and its shape, but for the keys' values."""
+        """The blocks of a frame, checked for consistency with each other and its shape, except the keys'
+        values."""
         frame.require(self.name, "<i2", frame.shape)
         if not 1 <= frame.shape[-1] <= _MOST_VALUES:
             raise frame.error(f"groups of {frame.shape[-1]} values")
@@ -131,8 +132,8 @@ def _beyond(frame: Frame, block: Block, at: int) -> UserError:
 
 
 class _Range(NamedTuple):
-    """Voxels of one block, or of several that are smaller together: the different groups of all, the bytes
-    that the blocks take, and where each begins and ends."""
+    """Voxels of one block, or of several that are smaller in total: their different groups, the bytes of the
+    blocks, and the bounds of each."""
 
     unique: npt.NDArray[Any]
     size: int
@@ -140,7 +141,7 @@ class _Range(NamedTuple):
 
 
 def _blocks(groups: npt.NDArray[np.int16], by_frequency: bool) -> Iterator[Block]:
-    """The smallest blocks of ``groups [voxels, values]`` that halving it again and again can give."""
+    """The smallest blocks of ``groups [voxels, values]`` by recursive halving."""
     values = groups.shape[1]
     assert 1 <= values <= _MOST_VALUES
     # Groups are compared as one integer.
@@ -172,7 +173,7 @@ def _size(voxels: int, groups: int, values: int) -> int:
 
 def _block(start: int, codes: npt.NDArray[Any], values: int, by_frequency: bool) -> Block:
     unique, inverse, counts = np.unique(codes, return_inverse=True, return_counts=True)
-    if by_frequency:  # groups of one frequency stay sorted, which makes the table smaller
+    if by_frequency:  # groups of equal frequency remain sorted, which makes the table smaller
         order = np.argsort(-counts, kind="stable")
         rank = np.empty_like(order)
         rank[order] = np.arange(len(order))
@@ -185,4 +186,4 @@ _OURS = LookupTable("lut", small=False), LookupTable("lut-small", small=True)
 TABLES = tuple(codec.name for codec in _OURS)
 """The codecs whose samples a device can decode."""
 CODECS: dict[str, Codec] = {codec.name: codec for codec in (*_OURS, *library.LOSSLESS)}
-"""The codecs of encoded data sets; TFRecord files, plain or GZIP, are no frames and have none."""
+"""The codecs of encoded data sets; TFRecord files, plain or GZIP, are not frames and have none."""

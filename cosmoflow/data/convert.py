@@ -1,10 +1,10 @@
 """Raw universes to prepared samples: HDF5 to the published CosmoFlow layout, or to another format.
 
 A raw file contains one universe: ``full``, int16 counts [n, n, n, redshifts] (n = 512 as published, 4
-redshifts), and ``unitPar``, float32 [4], the parameters scaled to [-1, 1]. It is cut into (n / sample)³
-sub-volumes, numbered in C order as the public reference numbers them (mlcommons/hpc,
-cosmoflow/prepare.py: first axis slowest), each a file ``<folder>_<file>_<iii>.tfrecord`` (or the suffix of the
-format) in ``train/`` or ``validation/``. Samples that are prepared already are converted by ``recode``.
+redshifts), and ``unitPar``, float32 [4], the parameters scaled to [-1, 1]. It is divided into (n / sample)³
+sub-volumes, numbered in C order as in the public reference (mlcommons/hpc, cosmoflow/prepare.py: first axis
+slowest), each a file ``<folder>_<file>_<iii>.tfrecord`` (or the suffix of the format) in ``train/`` or
+``validation/``. Prepared samples are converted by ``recode``.
 """
 
 import contextlib
@@ -57,20 +57,20 @@ def convert(
     validation: float = 1 / 9,
     archive: int | None = None,
 ) -> None:
-    """Cut the universes under ``source`` into samples of ``sample``³ voxels under ``out``, with a manifest, in the
-    format ``codec`` (one of ``sample.NAMES``; None: gzip). Where ``source`` holds samples, these are converted
-    (``recode``). ``archive``: the number of samples to pack into each file; without ``codec`` they are packed
-    unchanged.
+    """Divide the universes under ``source`` into samples of ``sample``³ voxels under ``out``, with a
+    manifest, in the format ``codec`` (one of ``sample.NAMES``; None: gzip). If ``source`` contains samples,
+    these are converted (``recode``). ``archive``: the number of samples to pack into each file; without
+    ``codec`` they are packed unchanged.
 
     Files of ``gzip`` are compressed by ``packer`` (``tfrecord.compress``).
 
-    The ranks share the slabs of ``sample`` planes; ``workers`` threads of each compress and write. The same
-    files come out for any number of ranks and workers. What is complete is kept, so that an interrupted
-    conversion can be started again. A rank holds two slabs in memory, 0.5 GiB at the published sizes.
+    The ranks divide the slabs of ``sample`` planes; ``workers`` threads of each compress and write. The files
+    do not depend on the number of ranks and workers. Complete files are kept, so that an interrupted
+    conversion can be resumed. A rank keeps two slabs in memory, 0.5 GiB at the published sizes.
 
-    Called by all ranks. Raises UserError, the same on all ranks, if there is no universe, one is not as
-    expected, does not divide into samples or is missing although the manifest of ``source`` lists it, or
-    ``out`` cannot be written or holds samples of another kind.
+    Called by all ranks. Raises UserError, the same on all ranks, if there is no universe, if one is invalid,
+    does not divide into samples or is missing but listed in the manifest of ``source``, or if ``out`` cannot
+    be written or contains other samples.
     """
     if on_rank0(world, lambda: _holds_samples(source)):
         recode(source, out, world, workers, codec if codec or archive else "gzip", packer, archive)
@@ -186,7 +186,7 @@ def _convert_slabs(
     workers: int,
     advance: Callable[[int], None],
 ) -> None:
-    """Read slab by slab; while one is read, the threads write the samples of the one before."""
+    """Read by slab; while one is read, the threads write the samples of the previous one."""
     for folder in {universe.folder for universe, _ in slabs}:
         (out / folder).mkdir(parents=True, exist_ok=True)
     writing: list[Future[None]] = []
@@ -236,7 +236,7 @@ def _write(
 
 
 class _Alike:
-    """What a file kept from before must be: of the same format, packer and shape. Only its ends are read."""
+    """Requirements of existing files: the same format, packer and shape. Only their ends are read."""
 
     def __init__(self, codec: str, packer: Packer, shape: tuple[int, ...], parameters: int) -> None:
         self.codec, self.packer, self._shape = codec, packer, shape

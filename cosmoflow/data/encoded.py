@@ -1,4 +1,4 @@
-"""A batch of the lookup-table codec that the device decodes: keys and tables cross the bus, not voxels."""
+"""A batch of the lookup-table codec for decoding on the device: keys and tables are transferred, not voxels."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -9,7 +9,8 @@ import numpy.typing as npt
 
 class Encoded(NamedTuple):
     """Samples of ``shape`` [b, n, n, n, channels]: voxel i of all of them in C order, which lies in block k, is
-    ``tables[starts[k] + keys[i]]``, and sample j is turned by ``symmetries[j]`` (``augment.apply_symmetry``) then.
+    ``tables[starts[k] + keys[i]]``, and symmetry ``symmetries[j]`` is applied to sample j
+    (``augment.apply_symmetry``).
 
     ``keys`` uint16 [voxels]; ``tables`` [rows, channels] as delivered (``loading.sample_dtype``); ``starts`` int32
     and ``voxels`` int64 [blocks]: the first row and the number of voxels of each block, in order.

@@ -1,9 +1,9 @@
 """Batches of samples: ``x`` and ``y`` float32.
 
-Reader threads read, check and decode files into the arrays that the training step takes, a few
-batches ahead of it. As int16, ``x`` is the counts, and the step takes their logarithm on the device
-(``step.log_counts``), which halves the bytes transferred; as another type it is log(1 + counts). Samples of the
-lookup-table codec may be left to the device to decode, which divides them by four once more.
+Reader threads read, check and decode files into the arrays of the training step, a few batches ahead of it.
+As int16, ``x`` contains counts, and the step computes their logarithm on the device (``step.log_counts``),
+which halves the bytes transferred; as another type it contains log(1 + counts). Samples of the lookup-table
+codec may be decoded on the device, which reduces the bytes by another factor of four.
 """
 
 from collections.abc import Generator, Iterable, Iterator, Sequence
@@ -37,10 +37,10 @@ class Loader:
     """The batches of one rank: ``x`` ``[b, n, n, n, channels]`` of ``loading.sample_dtype``, ``y`` float32
     ``[b, targets]``, by batch. With ``loading.decode`` "device", ``x`` is ``Encoded``.
 
-    ``steps`` is the number that ``sharding.steps_per_epoch`` gave all ranks; ``augment`` turns training samples by
-    a random symmetry each. The arrays handed out are the caller's to keep; the memory of those that it drops is
-    used again. An iterator that is closed or dropped stops its readers. An error in a file is raised from the
-    iterator, as ``Reader.read`` raises it. ``codec`` is the one that the manifest names.
+    ``steps`` is the number that ``sharding.steps_per_epoch`` gave all ranks; ``augment`` applies a random
+    symmetry to each training sample. The caller may keep the arrays; the memory of dropped ones is reused. An
+    iterator that is closed or dropped stops its readers. An error in a file is raised from the iterator, as
+    in ``Reader.read``. ``codec`` is that of the manifest.
     """
 
     samples: RankSamples
@@ -59,7 +59,7 @@ class Loader:
 
     def train_epoch(self, epoch: int, *, first: int = 0, every: int = 1) -> Generator[AnyBatch, None, None]:
         """The ``steps`` training batches of ``epoch`` (from 0), shuffled by ``(seed, epoch)``; of these every
-        ``every``-th from ``first`` on, where the ranks of a spatial group share the reading."""
+        ``every``-th from ``first`` on, if the ranks of a spatial group divide the reading."""
         samples = self.samples.train_pool.samples
         symmetries = draw(samples, self.seed, epoch) if self.augment else np.zeros(samples, np.int8)
         return self._read(

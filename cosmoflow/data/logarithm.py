@@ -1,7 +1,7 @@
 """log(1 + counts), the network's input, as a table of all counts.
 
-A count has 16 bits, so that its logarithm is one look-up, for voxels and for the tables of the lookup-table codec
-alike. Both therefore get the same bits, and a voxel costs neither a logarithm nor a rounding.
+A count has 16 bits, so its logarithm is one look-up, for voxels and for the tables of the lookup-table codec.
+Both therefore give the same bits, and voxels need neither a logarithm nor rounding.
 """
 
 from functools import cache

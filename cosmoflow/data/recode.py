@@ -1,4 +1,5 @@
-"""Samples of one format to another, without loss: TFRecord, plain or GZIP, or a codec's; or into archives."""
+"""Converts samples losslessly between formats: TFRecord, plain or GZIP, and codecs; or packs them into
+archives."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -29,12 +30,12 @@ def recode(
     archive: int | None = None,
 ) -> None:
     """Write the samples of ``train/`` and ``validation/`` of ``source`` to ``out`` in the format ``codec``
-    (None: as they are), with a manifest. ``archive``: the number of samples to pack into each file. ``packer``
-    compresses files of ``gzip``. The ranks share the files, ``workers`` threads in each; what is complete is
-    kept.
+    (None: unchanged), with a manifest. ``archive``: the number of samples to pack into each file. ``packer``
+    compresses files of ``gzip``. The ranks divide the files, with ``workers`` threads in each; complete files
+    are kept.
 
-    Called by all ranks. Raises UserError, the same on all ranks, if ``source`` is no data set, lacks what its
-    manifest lists or has a damaged file, and when ``out`` cannot be written or holds something else.
+    Called by all ranks. Raises UserError, the same on all ranks, if ``source`` is not a data set, lacks files
+    of its manifest or has a damaged file, or if ``out`` cannot be written or contains something else.
     """
     if out.resolve() == source.resolve():
         raise UserError(f"{out}: is the data set to convert; choose another output folder")
@@ -46,8 +47,8 @@ def recode(
     require_listed(source, world, workers, set(files).__contains__)
     as_stored = codec is None
     codec = codec or on_rank0(world, lambda: format_of(source / files[0]))
-    made = {name: str(Path(name).with_suffix(suffix_of(codec))) for name in files}
-    if len(set(made.values())) < len(made):
+    converted_names = {name: str(Path(name).with_suffix(suffix_of(codec))) for name in files}
+    if len(set(converted_names.values())) < len(converted_names):
         raise UserError(f"{source}: two samples differ only in the suffix of their files; rename one of them")
     shape = dataset.facts.get("sample_shape") or on_rank0(world, lambda: _shape(source / files[0]))
     stored = {key: dataset.facts[key] for key in _HOW if key in dataset.facts}
@@ -57,7 +58,7 @@ def recode(
         "converted_from": source.resolve().name,
     }
 
-    of = {new: name for name, new in made.items()}
+    of = {new: name for name, new in converted_names.items()}
 
     def content(name: str) -> bytes | bytearray | memoryview:
         if as_stored:
@@ -77,7 +78,7 @@ def recode(
     }
     result = generate.write_manifest_of_converted(out, facts | settings, expected, world, workers)
     if world.rank == 0:
-        before = sum(file.size for file in dataset.files if file.path in made)
+        before = sum(file.size for file in dataset.files if file.path in converted_names)
         size = f"{result.bytes / before:.2f} of {source}'s size"
         print(f"{out}: {count(len(files), 'sample')} by {codec}{archives.described(archive)}, {size}")
 
@@ -90,7 +91,7 @@ def _write(
     workers: int,
     archive: int | None,
 ) -> int:
-    """Write the samples ``names`` that ``out`` lacks, each to its file or into archives; the number of files."""
+    """Write the samples ``names`` missing in ``out``, to single files or archives; returns the number of files."""
     if archive:
         packed = archives.grouped(names, archive)
         archives.write_missing(out, packed, content, world, workers)
@@ -126,7 +127,7 @@ def _size(shape: list[int]) -> int:
 
 
 def _shape(path: Path) -> list[int]:
-    """That of a sample: a cube of voxels with four redshifts, where no manifest tells."""
+    """The shape of a sample: a cube of voxels with four redshifts, if not in the manifest."""
     x, _ = read_counts(path)
     side = round((x.size / 4) ** (1 / 3))
     if x.ndim == 4:

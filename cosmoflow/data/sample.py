@@ -1,6 +1,6 @@
 """One sample and its file: TFRecord, plain or GZIP, as published, or encoded by a codec of this benchmark.
 
-Which of them a file is, its first bytes say.
+The format is detected from the first bytes.
 """
 
 from math import prod
@@ -34,15 +34,15 @@ _SUFFIXES = (".tfrecord", ".mlc")
 
 
 def suffix_of(codec: str) -> str:
-    """That of the files of a data set in the format ``codec``; readers do not ask for it."""
+    """The suffix of files in the format ``codec``; readers do not depend on it."""
     return _SUFFIXES[codec not in TFRECORD]
 
 
 def list_samples(directory: Path, expected: int | None = None) -> list[Sample]:
-    """The samples of ``directory``, files or members of its archives, in order: what sample indices count.
+    """The samples of ``directory``, files or members of its archives, in order of sample indices.
 
-    Raises ``UserError`` if there are none, or fewer than ``expected``; files beyond ``expected`` are left
-    out, as the reference does.
+    Raises ``UserError`` if there are none, or fewer than ``expected``; files beyond ``expected`` are ignored,
+    as in the reference.
     """
     if not directory.is_dir():
         raise UserError(f"{directory}: no such directory; give the data set's directory with train/ in it")
@@ -56,7 +56,7 @@ def list_samples(directory: Path, expected: int | None = None) -> list[Sample]:
 
 
 def facts_of(codec: str, packer: Packer = "zlib") -> dict[str, Any]:
-    """What a manifest says of a data set in the format ``codec``, ``gzip`` compressed by ``packer``."""
+    """The manifest facts of a data set in the format ``codec``, with ``gzip`` compressed by ``packer``."""
     if codec in CODECS:
         return facts(CODECS[codec])
     packed = {"packer": packer} if TFRECORD[codec] else {}
@@ -64,7 +64,7 @@ def facts_of(codec: str, packer: Packer = "zlib") -> dict[str, Any]:
 
 
 def format_of(path: Path) -> str:
-    """The format that a file is in, by its first bytes, one of ``NAMES``. Raises UserError."""
+    """The format of a file from its first bytes, one of ``NAMES``. Raises UserError."""
     try:
         with open(open_regular(path), "rb", buffering=0) as file:
             head = file.read(frame.HEAD_BYTES)
@@ -76,8 +76,8 @@ def format_of(path: Path) -> str:
 
 
 def require_facts(dataset: Manifest) -> None:
-    """Raise UserError if a manifest names a codec that is not here, or calls it lossless though it is not: the
-    rules of the closed division go by it."""
+    """Raise UserError if a manifest names an unknown codec, or declares a lossy one lossless: the rules of
+    the closed division rely on it."""
     if dataset.facts.get("codec", "gzip") not in tuple(TFRECORD):
         require(dataset.facts, CODECS, dataset.root / NAME)
 
@@ -100,14 +100,14 @@ def write_sample(
     codec: str,
     packer: Packer = "zlib",
 ) -> None:
-    """Write ``sample_bytes``; the file appears when it is complete. Raises OSError as the file system does."""
+    """Write ``sample_bytes``; the file appears when it is complete. Raises OSError."""
     with atomic.writing(path) as fd:
         atomic.write_all(fd, memoryview(sample_bytes(x, y, codec, packer)))
 
 
 def read_counts(path: Sample) -> tuple[npt.NDArray[np.int16], npt.NDArray[np.float32]]:
-    """A sample of any format: the counts, of unknown shape [voxels · channels] where the format does not keep it,
-    and the targets. Raises UserError as ``read_sample`` does."""
+    """A sample of any format: the counts, of unknown shape [voxels · channels] if the format does not store
+    it, and the targets. Raises UserError like ``read_sample``."""
     raw = frame.read(path)
     if raw[:8] != frame.MAGIC:
         voxels, targets = _example(path, raw)
@@ -119,9 +119,8 @@ def read_counts(path: Sample) -> tuple[npt.NDArray[np.int16], npt.NDArray[np.flo
 
 
 class Reader:
-    """Reads samples of a data set. ``codec``: the one that its manifest names; None: files of no codec, as
-    published. ``sample_dtype``: int16, the counts, or log(1 + counts) in another of ``dtypes.NUMPY``. Threads may
-    share one."""
+    """Reads samples of a data set. ``codec``: that of its manifest; None: files as published.
+    ``sample_dtype``: int16, the counts, or log(1 + counts) in another of ``dtypes.NUMPY``. Thread-safe."""
 
     def __init__(self, codec: str | None = None, sample_dtype: str = "int16") -> None:
         self._codec = codec if isinstance(codec, str) and codec in CODECS else None
@@ -132,8 +131,8 @@ class Reader:
         (``augment.apply_symmetry``), into ``x [n, n, n, channels]``, of ``sample_dtype``, and ``y [targets]``;
         return the size of the file in bytes.
 
-        Raises ``UserError`` naming the file when it is missing, truncated or corrupt, or holds anything but one
-        sample of this shape, and when it is encoded otherwise than the manifest says.
+        Raises ``UserError`` naming the file when it is missing, truncated or corrupt, or does not contain
+        exactly one sample of this shape, or if its codec differs from the manifest.
         """
         path, symmetry = sample
         raw = frame.read(path)
@@ -164,8 +163,8 @@ class Reader:
         shape: tuple[int, ...],
     ) -> EncodedSample:
         """Read ``sample``, of the lookup-table codec and of ``shape`` [n, n, n, channels], without decoding it:
-        the keys of all voxels into ``keys [voxels]``, the targets into ``y [targets]``. Raises UserError as
-        ``read`` does."""
+        the keys of all voxels into ``keys [voxels]``, the targets into ``y [targets]``. Raises UserError like
+        ``read``."""
         path, symmetry = sample
         raw = frame.read(path)
         encoded, codec = self._unpack(raw, path, shape)
@@ -230,7 +229,7 @@ def _take_targets(targets: npt.NDArray[Any], y: npt.NDArray[np.float32], path: S
 
 
 def _copy(voxels: npt.NDArray[Any], x: npt.NDArray[Any], symmetry: int) -> None:
-    # A voxel with all its channels is one item: turning then moves 8 bytes at a time, not 2.
+    # A voxel with all its channels is one item: a rotation then moves 8 bytes at a time, not 2.
     voxel = np.dtype((np.void, x.itemsize * x.shape[-1]))
     x.view(voxel)[...] = apply_symmetry(voxels.view(voxel), symmetry)
 

@@ -15,8 +15,8 @@ from mlhpc.cosmoflow.pytorch.decode import decode
 
 
 class Batches:
-    """Training and evaluation batches: on the host, or on the device if that decodes them. ``traffic``: what this
-    rank sent to its group to share the reading."""
+    """Training and evaluation batches: on the host, or on the device if decoded there. ``traffic``: bytes
+    sent by this rank to its group to share samples."""
 
     def __init__(self, loader: Loader, group: SpatialGroup | None, device: torch.device) -> None:
         self._loader, self._group, self._device = loader, group, device

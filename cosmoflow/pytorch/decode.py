@@ -1,4 +1,4 @@
-"""The lookup-table codec decoded on the device: keys and tables cross the bus, and a batch is one look-up."""
+"""Decodes the lookup-table codec on the device: keys and tables are transferred, and a batch is one look-up."""
 
 from collections.abc import Callable
 
@@ -12,9 +12,9 @@ from mlhpc.cosmoflow.data.encoded import Encoded
 
 
 def decode(batch: Encoded, sample_dtype: str, move: Callable[[Tensor], Tensor]) -> Tensor:
-    """The samples of ``batch``, ``[b, n, n, n, channels]`` of ``sample_dtype``, on the device that ``move`` moves
-    tensors to; bit for bit what the host decodes."""
-    # PyTorch has few operations on uint16: keys travel as int16 and lose their sign there.
+    """The samples of ``batch``, ``[b, n, n, n, channels]`` of ``sample_dtype``, on the target device of
+    ``move``; bit-identical to decoding on the host."""
+    # PyTorch has few operations on uint16: keys are transferred as int16 and converted to unsigned there.
     keys = move(torch.from_numpy(batch.keys.view(np.int16))).int() & 0xFFFF
     starts, voxels = move(torch.from_numpy(batch.starts)), move(torch.from_numpy(batch.voxels))
     rows = keys + torch.repeat_interleave(starts, voxels, output_size=len(batch.keys))
@@ -27,6 +27,6 @@ def decode(batch: Encoded, sample_dtype: str, move: Callable[[Tensor], Tensor]) 
 
 
 def _turned(sample: Tensor, symmetry: int) -> Tensor:
-    """``augment.apply_symmetry`` of a tensor."""
+    """``augment.apply_symmetry`` for a tensor."""
     axes, flips = SYMMETRIES[symmetry]
     return sample.permute(*axes, 3).flip([axis for axis, flip in enumerate(flips) if flip])

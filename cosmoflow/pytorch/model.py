@@ -1,4 +1,4 @@
-"""The CosmoFlow network in PyTorch: the function of ``cosmoflow/tf/model.py``, weight for weight."""
+"""The CosmoFlow network in PyTorch: the same function and weights as ``cosmoflow/tf/model.py``."""
 
 import torch
 from torch import Tensor, nn
@@ -11,14 +11,16 @@ from mlhpc.cosmoflow.network import LEAK, SCALE, require_divisible
 class CosmoFlowNet(nn.Module):
     """Voxels ``[b, n, n, n, redshifts]`` to ``[b, targets]`` in (-1.2, 1.2), float32.
 
-    Voxels are particle counts as stored, int16, which become log(1 + x) here, on the device, or log(1 + x) in
-    float32. ``channels_last`` keeps the voxels in the order in which they are stored; otherwise they are copied to
-    channels first. Under autocast the last layer is computed in float32, as in the TensorFlow network. With
-    ``group`` the voxels are this rank's slab of the volume; every rank of the group returns the prediction.
+    Voxels are stored particle counts, int16, which are converted to log(1 + x) here, on the device, or log(1
+    + x) in float32. ``channels_last`` keeps the voxels in the order in which they are stored; otherwise they
+    are copied to channels first. Under autocast the last layer is computed in float32, as in the TensorFlow
+    network. With ``group`` the voxels are this rank's slab of the volume; every rank of the group returns the
+    prediction.
 
     ``halvings`` may be set between steps: in training mode counts are then averaged over cubes of 2 **
-    ``halvings`` voxels per side, and as many of the last blocks do not pool, so that every weight keeps its shape
-    (multi-resolution training, arXiv 2510.25170, whose authors' code instead carries only convolutions over).
+    ``halvings`` voxels per side, and the last ``halvings`` blocks do not pool, so that every weight keeps its
+    shape (multi-resolution training, arXiv 2510.25170, whose authors' code instead carries only convolutions
+    over).
     """
 
     def __init__(
@@ -61,11 +63,11 @@ class CosmoFlowNet(nn.Module):
 
     def forward(self, voxels: Tensor) -> Tensor:
         halvings = self.halvings if self.training else 0
-        # In place: fresh memory for arrays of this size costs more than their arithmetic.
+        # In place: allocating arrays of this size takes longer than their arithmetic.
         x = voxels if voxels.is_floating_point() else coarse(voxels.float(), halvings).add_(1.0).log_()
         if self.input_mean.numel():
             x = (x - self.input_mean) / self.input_spread
-        x = x.permute(0, 4, 1, 2, 3)  # a view: what is stored channels last is channels_last_3d in PyTorch
+        x = x.permute(0, 4, 1, 2, 3)  # a view: data stored channels last is channels_last_3d in PyTorch
         if not self.channels_last:
             x = x.contiguous()
         group = self.group
@@ -83,7 +85,7 @@ class CosmoFlowNet(nn.Module):
             return SCALE * torch.tanh(self.last(x.float()))
 
     def decayed_weights(self) -> list[Tensor]:
-        """What weight decay applies to: the kernels of all dense layers but the last."""
+        """Weights with weight decay: the kernels of all dense layers except the last."""
         return [dense.weight for dense in self.hidden if isinstance(dense, nn.Linear)]
 
 
@@ -112,8 +114,8 @@ class Block(nn.Module):
 
 
 def coarse(counts: Tensor, halvings: int) -> Tensor:
-    """Counts ``[b, n, n, n, channels]`` averaged over cubes of 2 ** ``halvings`` voxels per side: as many
-    particles in fewer, larger voxels, in the range of the original's numbers."""
+    """Counts ``[b, n, n, n, channels]`` averaged over cubes of 2 ** ``halvings`` voxels per side: fewer,
+    larger voxels, with values in the same range."""
     if not halvings:
         return counts
     channels_first = counts.permute(0, 4, 1, 2, 3)

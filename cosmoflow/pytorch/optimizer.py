@@ -1,4 +1,4 @@
-"""Keras's optimizers in PyTorch. PyTorch's own differ from them, and the closed division fixes the reference's."""
+"""Keras's optimizers in PyTorch. PyTorch's differ, and the closed division requires the reference's."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -27,7 +27,7 @@ def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
 class KerasSGD(torch.optim.Optimizer):
     """v = momentum · v - rate · g, w = w + v (Keras 3, optimizers/sgd.py).
 
-    PyTorch's SGD has the rate outside of v, which differs from the first step after a change of the rate.
+    PyTorch's SGD has the rate outside of v, which differs after a change of the rate.
     """
 
     def __init__(self, parameters: Iterable[Tensor], lr: float, *, momentum: float) -> None:

@@ -23,7 +23,7 @@ from mlhpc.errors import UserError
 
 @oom_as_user_error()
 def profile(run: CosmoFlow, request: Request, world: World) -> Profile:
-    """The requested steps as ``train`` makes them, not compiled. Called by all ranks."""
+    """Profile the requested steps as in ``train``, not compiled. Called by all ranks."""
     training, hparams, shape = run.training, run.hyperparameters, run.data.sample_shape
     if training.spatial_size > 1:
         raise UserError(

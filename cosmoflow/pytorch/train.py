@@ -50,7 +50,7 @@ ADVICE = "look at them with mlhpc data show cosmoflow, or lower hyperparameters.
 
 
 def check(run: CosmoFlow, staged: Path | None, world: World) -> None:
-    """Raise UserError if the run cannot start on these ranks and this machine. Makes and changes nothing."""
+    """Raise UserError if the run cannot start on these ranks and this machine. No side effects."""
     _plan(run)
     require_weights(run)
     run.require_startable(world.size, staged=staged is not None)
@@ -61,10 +61,10 @@ def check(run: CosmoFlow, staged: Path | None, world: World) -> None:
 def train(
     run: CosmoFlow, data: Path, staged: Path | None, seed: int, resume: Path | None, world: World, log: RunLog
 ) -> None:
-    """Train until an evaluation meets the target or the epochs run out; what happened is in ``log``.
+    """Train until an evaluation meets the target or the epochs run out; recorded in ``log``.
 
     ``data`` is the data set, ``staged`` the node-local folder to copy it to (None: read it in place),
-    ``resume`` the folder of a run to continue. Raises UserError for what the user can fix.
+    ``resume`` the folder of a run to continue. Raises UserError for errors that the user can fix.
     """
     hparams, training = run.hyperparameters, run.training
     spatial_size = training.spatial_size
@@ -90,7 +90,7 @@ def train(
         place(model, device, channels_last=channels_last, dimensions=3)
         optimizer = make_optimizer(hparams, model.parameters())
         scaler = make_scaler(training.precision, device)
-        torch.manual_seed(seed + 1 + mesh.data_rank)  # dropout: each group of ranks drops units of its own
+        torch.manual_seed(seed + 1 + mesh.data_rank)  # dropout: each group of ranks drops different units
         last_epoch, _ = restore(resume, model, optimizer, scaler, world) if resume else (0, {})
         loss_of = partial(training_loss, model=model, weight_decay=hparams.opt_weight_decay)
         steps = make_steps(
@@ -106,7 +106,7 @@ def train(
             model.halvings = halvings
             warm_up(model, optimizer, scaler, steps, zeros, sizes, graphs=wants_graphs(training))
         if group:
-            group.traffic.take()  # the warm-up's is not counted
+            group.traffic.take()  # excludes the warm-up
         events = None if emulated else device_events(device)
 
     # The clock: from the moment the last rank is ready until the slowest one has finished.
@@ -150,7 +150,7 @@ def train(
                     timed = log.timed(batches.evaluation(), "eval_data_wait", events, "eval", epoch=epoch)
                     results = [steps.evaluate(x, y) for x, y in timed]
                     own = sum(float(total) for total, _ in results), sum(values for _, values in results)
-                    # All ranks of a group have its sums; the first one counts.
+                    # All ranks of a group have its sums; only the first one is counted.
                     error_sum, count = world.sum(own if mesh.spatial_rank == 0 else (0, 0))
                     error = error_sum / count
                 if not emulated:
@@ -182,8 +182,8 @@ def _zeros_batch(samples: int, *, sample_shape: tuple[int, ...], targets: int, d
 
 
 def _log_traffic(log: RunLog, world: World, halos: Traffic, slabs: Traffic, epoch: int) -> None:
-    """What all ranks have sent for halos, and to share samples, in ``epoch`` and its evaluation, and how long this
-    rank's host waited for it."""
+    """Log the bytes sent by all ranks for halos and for sharing samples in ``epoch`` including its
+    evaluation, and the time this rank's host waited."""
     for name, traffic in (("halo", halos), ("slab", slabs)):
         sent, seconds = traffic.take()
         log.metric(f"{name}_bytes", int(world.sum(sent)), epoch=epoch)

@@ -48,12 +48,12 @@ class Cosmology:
 
     @classmethod
     def from_unit(cls, unit: npt.ArrayLike, spread: float) -> Self:
-        """The universe whose parameters lie ``unit[4]`` in [-1, 1] of ``spread`` away from their means."""
+        """The universe with parameters at ``unit[4]`` in [-1, 1] times ``spread`` from their means."""
         omega_m, sigma_8, n_s, hubble = np.array(MEAN) * (1 + spread * np.asarray(unit, np.float64))
         return cls(float(omega_m), float(sigma_8), float(n_s), float(hubble) / 100)
 
     def expansion(self, a: npt.ArrayLike) -> Array:
-        """H(a)/H_0, without radiation (it matters before z = 10, where nothing here looks)."""
+        """H(a)/H_0, without radiation (which matters only before z = 10)."""
         squared: Array = self.omega_m * np.asarray(a, np.float64) ** -3 + 1 - self.omega_m
         return squared**0.5
 
@@ -129,7 +129,7 @@ class Cosmology:
         """Linear matter power spectrum P(k > 0) today in (Mpc/h)³, normalised to ``sigma_8``."""
         k = np.asarray(k, np.float64)
         lnk = np.linspace(np.log(1e-4), np.log(20), 512)
-        # Both shapes in one call of the transfer function: its cost is in the calls, not in the k.
+        # Both shapes in one call of the transfer function, whose cost is per call, not per k.
         all_k = np.concatenate([k.ravel(), np.exp(lnk)])
         shape: Array = all_k**self.n_s * self.transfer(all_k) ** 2
         unnormalised = variance(np.exp(lnk), shape[k.size :], radius=8.0)
@@ -144,4 +144,4 @@ def variance(k: Array, power: Array, radius: float) -> float:
     x = k * radius
     window = 3 * (np.sin(x) - x * np.cos(x)) / x**3
     integrand = k**3 * power / (2 * np.pi**2) * window**2
-    return float(integrand.sum() * np.log(k[-1] / k[0]) / (k.size - 1))  # both ends are nearly nothing
+    return float(integrand.sum() * np.log(k[-1] / k[0]) / (k.size - 1))  # both ends are negligible

@@ -1,8 +1,8 @@
-"""Evidence for the universes that ``simulate`` makes: ``python -m mlhpc.cosmoflow.synthetic.evidence``.
+"""Evidence for the universes of ``simulate``: ``python -m mlhpc.cosmoflow.synthetic.evidence``.
 
-``spectra`` holds the power spectra of a few universes against linear theory, ``statistics`` counts what
-paper 002 (figure 5) counted in the published samples, and ``regression DATA`` says how well the parameters
-can be read from the power spectra of a data set: what its volume allows, before a network is trained.
+``spectra`` compares the power spectra of a few universes with linear theory, ``statistics`` computes the
+statistics of paper 002 (figure 5), and ``regression DATA`` measures how well the parameters can be inferred
+from the power spectra of a data set: the limit of its volume, before a network is trained.
 docs/data_cosmoflow.md has the figures.
 """
 
@@ -46,7 +46,7 @@ def power_spectrum(field: npt.NDArray[np.floating[Any]], box: float, bins: int) 
 
 @lru_cache(maxsize=2)
 def _shells(n: int, bins: int) -> tuple[npt.NDArray[np.int64], Array, Array]:
-    """Of each mode that ``rfftn`` keeps: shell (0 and bins + 1 are outside), weight, |k| / fundamental."""
+    """For each mode kept by ``rfftn``: shell (0 and bins + 1 are outside), weight, |k| / fundamental."""
     length = np.sqrt(gravity.wave_numbers(n)[2].astype(np.float64))
     weight = np.full(length.shape, 2.0)
     # The planes that hold the conjugates of their own modes: k_z = 0 and, for even n, the Nyquist frequency.
@@ -63,7 +63,7 @@ def contrast(counts: npt.NDArray[np.number[Any]]) -> Array:
 
 @dataclass(frozen=True)
 class Regression:
-    """Mean absolute error of each normalised parameter on the validation samples, and how it came about."""
+    """Mean absolute error of each normalised parameter on the validation samples, with details."""
 
     errors: Array
     train: int
@@ -71,7 +71,7 @@ class Regression:
 
     @property
     def error(self) -> float:
-        """The mean over the parameters: what the benchmark's target is about."""
+        """The mean over the parameters, the target metric of the benchmark."""
         return float(self.errors.mean())
 
 
@@ -80,8 +80,8 @@ def power_spectrum_regression(data: Path, workers: int = 1) -> Regression:
 
     Features, by redshift: log power of the counts and of log(1 + counts) in shells, mean and spread of
     log(1 + counts); then their squares. The ridge is chosen by five-fold cross-validation in ``train/``.
-    An estimate that knows the physics' main statistic and nothing else: a network should get as far, and
-    where this stops for lack of modes in the volume so will any.
+    This estimate uses only the main statistic of the physics: a network should reach it, and has the same
+    limit from the number of modes in the volume.
 
     Raises UserError if ``data`` has no samples or a file is corrupt.
     """
@@ -151,7 +151,7 @@ class Spectrum:
 def spectra(simulation: Simulation, universes: int, bins: int = 32) -> Spectrum:
     """Measure the power spectra of the first ``universes``, mean over modes and universes.
 
-    The linear spectrum is that of each universe's own parameters. Nothing is corrected: the voxels' window
+    The linear spectrum is that of each universe's own parameters. Without corrections: the voxel window
     lowers the power near the Nyquist frequency.
     """
     measured, linear = np.zeros((2, len(REDSHIFTS), bins))
@@ -173,10 +173,10 @@ def spectra(simulation: Simulation, universes: int, bins: int = 32) -> Spectrum:
 
 @dataclass(frozen=True)
 class Statistics:
-    """What paper 002, figure 5, counts in one sample ``[n, n, n, 4]``.
+    """The statistics of paper 002, figure 5, of one sample ``[n, n, n, 4]``.
 
-    ``slope`` is that of log frequency against log value over the values above the mean that more than ten
-    voxels hold; ``gzip`` is the size of the sample over its size as the official preparation compresses it.
+    ``slope`` is that of log frequency against log value over the values above the mean in more than ten
+    voxels; ``gzip`` is the size of the sample over its compressed size in the official preparation.
     """
 
     values: int
@@ -187,7 +187,7 @@ class Statistics:
 
 
 def statistics(counts: Counts) -> Statistics:
-    """Count unique values, unique groups of four, the tail of the frequencies, and what gzip makes of it."""
+    """Count unique values, unique groups of four, the tail of the frequencies, and the gzip ratio."""
     values, frequency = np.unique(counts, return_counts=True)
     groups = np.unique(np.ascontiguousarray(counts).view(np.int64)).size
     tail = (values > max(1.0, counts.mean())) & (frequency > 10)

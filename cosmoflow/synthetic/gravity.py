@@ -1,8 +1,8 @@
 """Dark matter under gravity: Gaussian initial conditions, 2LPT displacements, COLA steps, counts in voxels.
 
-Everything here is in mesh units: lengths in cells of a periodic cubic mesh of n cells per side, wave numbers in
-radians a cell, densities relative to the mean. Only the power spectrum knows how long a cell is. Vector
-fields are lists of three arrays, one a direction.
+Everything here is in mesh units: lengths in cells of a periodic cubic mesh of n cells per side, wave numbers
+in radians per cell, densities relative to the mean. Only the power spectrum depends on the length of a cell.
+Vector fields are lists of three arrays, one per direction.
 
 Sources, by the names the docstrings use:
 Scoccimarro 1998: MNRAS 299, 1097, appendix D (2LPT).
@@ -58,8 +58,8 @@ def initial_modes(cosmology: Cosmology, box: float, n: int, rng: np.random.Gener
     """Fourier modes ``[n, n, n // 2 + 1]`` of a Gaussian density field, linearly grown to today.
 
     White noise in space has the flat spectrum 1 (cell³); each mode is scaled by √(P(k) / cell volume).
-    ``box`` is the side in Mpc/h. There are only 3n²/4 different lengths of wave vectors, so the spectrum
-    is worked out once for each.
+    ``box`` is the side in Mpc/h. There are only 3n²/4 different lengths of wave vectors, so the spectrum is
+    computed once for each.
     """
     squares = wave_numbers(n)[2]
     amplitude = np.zeros(3 * (n // 2) ** 2 + 1)
@@ -96,8 +96,8 @@ def displacements(modes: Modes) -> tuple[list[Field], list[Field]]:
 def paths(cosmology: Cosmology, modes: Modes, scales: Sequence[float], steps: int) -> Iterator[list[Field]]:
     """Displacements of the particles from their lattice at each of the ``scales``: three ``[n, n, n]``, in cells.
 
-    ``scales`` are expansion factors in rising order. Without ``steps`` this is 2LPT. With them COLA adds what
-    2LPT misses: that many particle-mesh steps from a = 0.1 to the last scale, equal in a.
+    ``scales`` are expansion factors in rising order. Without ``steps`` this is 2LPT. With them COLA adds this
+    number of particle-mesh steps from a = 0.1 to the last scale, equal in a, to correct 2LPT.
     """
     first, second = displacements(modes)
 
@@ -109,7 +109,7 @@ def paths(cosmology: Cosmology, modes: Modes, scales: Sequence[float], steps: in
     if not steps:
         yield from (lpt(a) for a in scales)
         return
-    # The residue is what is left of a path without its 2LPT part; T = a³E d/da and v = T residue
+    # The residue is a path without its 2LPT part; T = a³E d/da and v = T residue
     # (Tassev 2013, equations A.6 to A.15): T v = -3/2 Ω_M a (∇∇⁻²δ + D Ψ₁ + (D₂ - D²) Ψ₂).
     residue = [np.zeros_like(p) for p in first]
     velocity = [np.zeros_like(p) for p in first]
@@ -161,10 +161,10 @@ def counts(moved: list[Field], grid: int) -> npt.NDArray[np.int64]:
 def cloud_counts(moved: list[Field], total: int, rng: np.random.Generator) -> npt.NDArray[np.int64]:
     """Counts ``[n, n, n]`` of ``total`` particles that travel in ``n``³ clouds, each as large as a voxel.
 
-    The clouds ``moved`` from their lattice and share the particles equally. Cloud-in-cell gives a voxel's
-    expected count; systematic sampling (one random start, then every whole expected particle) rounds it, so the
-    total is exact and each count is less than one off. The voxels are visited in random order: in the order of
-    the array the rounding of neighbours along the last axis would depend on each other and add power there.
+    The clouds ``moved`` from their lattice and represent equal shares of the particles. Cloud-in-cell gives a
+    voxel's expected count; systematic sampling (one random start, then every whole expected particle) rounds
+    it, so the total is exact and each count is less than one off. The voxels are visited in random order: in
+    array order, the rounding of neighbours along the last axis would be correlated and add power there.
     """
     n = moved[0].shape[0]
     expected = _deposit(*_clouds(moved, n), n).ravel()
@@ -183,14 +183,15 @@ def _inverse(modes: Modes) -> Field:
 
 
 def _lattice(n: int, axis: int) -> Field:
-    """Where the particles start along ``axis``, in cells: the middle of each cell, shaped to broadcast."""
+    """Initial positions of the particles along ``axis``, in cells: the middle of each cell, shaped to
+    broadcast."""
     shape = [1, 1, 1]
     shape[axis] = n
     return (np.arange(n, dtype=np.float32) + np.float32(0.5)).reshape(shape)
 
 
 def _clouds(moved: list[Field], n: int) -> tuple[list[Cells], list[Weights]]:
-    """By direction, on an ``n``³ mesh: the lowest cell a particle's cloud touches, its share beyond it."""
+    """By direction, on an ``n``³ mesh: the lowest cell of a particle's cloud, and its share in the next cell."""
     cells, inside = [], []
     scale = np.float32(n / moved[0].shape[0])
     for axis, path in enumerate(moved):
@@ -198,13 +199,13 @@ def _clouds(moved: list[Field], n: int) -> tuple[list[Cells], list[Weights]]:
         place += _lattice(path.shape[0], axis) * scale - np.float32(0.5)
         low = np.floor(place)
         cells.append((low.astype(np.int64) % n).ravel())
-        # bincount is ten times slower when it has to convert its weights.
+        # bincount is ten times slower if it must convert its weights.
         inside.append((place - low).astype(np.float64).ravel())
     return cells, inside
 
 
 def _deposit(cells: list[Cells], inside: list[Weights], n: int) -> Weights:
-    """Cloud-in-cell density ``[n, n, n]``, 1 a particle (Hockney & Eastwood 1988, section 5-3).
+    """Cloud-in-cell density ``[n, n, n]``, 1 per particle (Hockney & Eastwood 1988, section 5-3).
 
     The weights of a cloud's eight cells are products of f or 1 - f. So sums over the lowest cell's particles
     of 1, fx, fy, fx fy, fz, … are enough; the shares of the eight cells follow by shifting whole fields.
@@ -222,7 +223,7 @@ def _deposit(cells: list[Cells], inside: list[Weights], n: int) -> Weights:
 
 
 def _gather(field: Field, cells: list[Cells], inside: list[Weights]) -> Field:
-    """``field`` where each particle is, with the weights of ``_deposit``: so no particle pulls itself."""
+    """``field`` at the position of each particle, with the weights of ``_deposit``, so there is no self-force."""
     n = field.shape[0]
     flat = field.ravel()
     value = np.zeros(cells[0].shape, np.float64)

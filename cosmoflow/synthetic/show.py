@@ -1,4 +1,4 @@
-"""A picture of one sample: what the network is given to look at."""
+"""An image of one sample, the input of the network."""
 
 from pathlib import Path
 
@@ -20,7 +20,7 @@ def show(sample_file: Path, out_png: Path) -> None:
     Raises UserError if the file is missing, corrupt, or not one sample of a cube at four redshifts, and
     when the image cannot be written.
     """
-    # Not pyplot: it looks for a screen and keeps every figure.
+    # Not pyplot, which requires a display and keeps every figure.
     from matplotlib.colors import LogNorm
     from matplotlib.figure import Figure
 
@@ -36,7 +36,7 @@ def show(sample_file: Path, out_png: Path) -> None:
 
     slab = max(1, n // 8)
     pictures = voxels[:slab].mean(axis=0, dtype=np.float64)
-    # Colours from a thin voxel to a dense one; an empty column is drawn as half a particle.
+    # Colours from sparse to dense voxels; an empty column is drawn as half a particle.
     floor, top = (float(np.quantile(pictures, q)) for q in (0.002, 0.9995))
     floor = max(floor, 0.5 / slab)
     top = max(top, 2 * floor)

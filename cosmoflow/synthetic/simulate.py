@@ -1,8 +1,8 @@
 """Universes for CosmoFlow: parameters, a simulated box of dark matter, sample files in the official layout.
 
 The published data set comes from pyCOLA runs on MUSIC initial conditions (paper 002, section V-B). This
-module makes universes of the same kind at any size: linear theory (``cosmology``) gives Gaussian initial
-conditions, 2LPT and optionally COLA move the particles (``gravity``), and a voxel holds their number.
+module generates universes of the same kind at any size: linear theory (``cosmology``) gives Gaussian initial
+conditions, 2LPT and optionally COLA move the particles (``gravity``), which are counted in voxels.
 """
 
 from collections.abc import Iterator
@@ -31,13 +31,13 @@ REDSHIFTS = (3.0, 1.5, 0.5, 0.0)
 def simulate(simulation: Simulation, universe: int) -> tuple[npt.NDArray[np.int16], npt.NDArray[np.float32]]:
     """Counts ``[grid, grid, grid, 4]`` at ``REDSHIFTS`` and the normalised parameters ``[4]`` of a universe.
 
-    The random numbers depend only on ``(simulation.seed, universe)``, so a universe is the same on any rank. Each
-    redshift has ``particles``³ counts in all. With up to one particle per voxel, each particle is followed and
-    counted in its voxel, as in the published data. With more, ``grid``³ clouds of particles are followed
-    (``gravity.cloud_counts``). That is for voxels larger than particle displacements, as in the small presets,
-    where counting a lattice of single particles would show no structure at z = 3.
+    The random numbers depend only on ``(simulation.seed, universe)``, so a universe is the same on any rank.
+    Each redshift has ``particles``³ counts in total. With up to one particle per voxel, each particle is
+    tracked and counted in its voxel, as in the published data. With more, ``grid``³ clouds of particles are
+    tracked (``gravity.cloud_counts``). That is for voxels larger than particle displacements, as in the small
+    presets, where counting a lattice of single particles would show no structure at z = 3.
 
-    Raises UserError if a voxel holds more particles than an int16 can.
+    Raises UserError if a voxel has more particles than the int16 range.
     """
     rng = np.random.default_rng([simulation.seed, universe])
     unit = rng.uniform(-1, 1, len(PARAMETERS)).astype(np.float32)
@@ -61,7 +61,7 @@ def simulate(simulation: Simulation, universe: int) -> tuple[npt.NDArray[np.int1
 
 
 def cut(box: npt.NDArray[np.int16], size: int) -> Iterator[npt.NDArray[np.int16]]:
-    """The sub-volumes ``[size, size, size, 4]`` of a box, last axis fastest, as the official tool cuts."""
+    """The sub-volumes ``[size, size, size, 4]`` of a box, last axis fastest, as in the official tool."""
     starts = range(0, box.shape[0], size)
     for x in starts:
         for y in starts:
@@ -70,18 +70,18 @@ def cut(box: npt.NDArray[np.int16], size: int) -> Iterator[npt.NDArray[np.int16]
 
 
 def make(data: Data, out: Path, world: World, workers: int, raw: bool = False) -> None:
-    """Make the data set of a preset under ``out``, and its manifest. Called by all ranks.
+    """Generate the data set of a preset under ``out``, with its manifest. Called by all ranks.
 
     Sub-volume ``iii`` of a universe is ``seed<seed>_universe<number>_<iii>.tfrecord`` in ``train/`` or
-    ``validation/``; with ``raw``, whole universes are ``seed<seed>/universe<number>.hdf5``, which
-    ``mlhpc data convert`` cuts into the same sub-volumes. Training takes the first universes and validation
-    the next, so none is in both.
+    ``validation/``; with ``raw``, whole universes are ``seed<seed>/universe<number>.hdf5``, which ``mlhpc
+    data convert`` divides into the same sub-volumes. Training takes the first universes and validation the
+    next, so none is in both.
 
-    The ranks share the universes, each with ``workers`` processes. Files appear complete or not at all; existing
+    The ranks divide the universes, each with ``workers`` processes. Files appear complete or not at all; existing
     ones are kept, so the same call resumes an interrupted one. The content does not depend on ranks or workers.
 
-    Raises UserError, the same on all ranks: settings that do not fit, a directory made with other settings,
-    a full disk, a worker that was killed.
+    Raises UserError, the same on all ranks: inconsistent settings, a directory created with other settings, a
+    full disk, a killed worker.
     """
     simulation = _checked(data)
     cuts = (simulation.grid // data.sample_shape[0]) ** 3
@@ -130,7 +130,7 @@ def _checked(data: Data) -> Simulation:
 
 
 def _facts(data: Data, raw: bool) -> dict[str, object]:
-    """What the manifest says of the data set."""
+    """The manifest facts of the data set."""
     facts: dict[str, object] = {
         "benchmark": "cosmoflow",
         "sample_shape": list(data.sample_shape),
@@ -172,7 +172,7 @@ def write_universe(
     path: Path, counts: npt.NDArray[np.int16], unit: npt.NDArray[np.float32], spread: float
 ) -> None:
     """Write a universe as HDF5: ``full`` int16 ``[g, g, g, 4]`` and ``unitPar`` float32 ``[4]``, as in the
-    published raw files, and beside them ``physPar`` (the parameters in their units) and ``redshifts``.
+    published raw files, and additionally ``physPar`` (the parameters in their units) and ``redshifts``.
 
     The file appears when it is complete. Raises OSError as the file system does.
     """

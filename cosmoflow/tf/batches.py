@@ -1,4 +1,4 @@
-"""The loader's batches as TensorFlow takes them."""
+"""The loader's batches as TensorFlow tensors."""
 
 from typing import Any
 
@@ -7,19 +7,19 @@ import tensorflow as tf
 from mlhpc.cosmoflow.data.augment import SYMMETRIES
 from mlhpc.cosmoflow.data.encoded import Encoded
 
-Tensor = Any  # tf.Tensor, which has no types of its own
+Tensor = Any  # tf.Tensor, which has no type annotations
 
 
 def as_tensors(batch: tuple[Any, Any], sample_dtype: str) -> tuple[Any, Any]:
-    """A batch of the loader as ``x`` of ``sample_dtype`` and ``y``: arrays, on the current device if that decodes
-    them."""
+    """A batch of the loader as ``x`` of ``sample_dtype`` and ``y``: arrays, or on the current device if
+    decoded there."""
     x, y = batch
     return (decode(x, sample_dtype) if isinstance(x, Encoded) else _typed(x, sample_dtype)), y
 
 
 def decode(batch: Encoded, sample_dtype: str) -> Tensor:
     """The samples of ``batch``, ``[b, n, n, n, channels]`` of ``sample_dtype``, decoded on the current device:
-    keys and tables cross the bus, and the batch is one look-up. Bit for bit what the host decodes."""
+    keys and tables are transferred, and the batch is one look-up. Bit-identical to decoding on the host."""
     rows = tf.cast(batch.keys, tf.int32) + tf.repeat(batch.starts, batch.voxels)
     x = tf.reshape(tf.gather(_typed(batch.tables, sample_dtype), rows), batch.shape)
     if not any(batch.symmetries):
@@ -28,7 +28,7 @@ def decode(batch: Encoded, sample_dtype: str) -> Tensor:
 
 
 def _turned(sample: Tensor, symmetry: int) -> Tensor:
-    """``augment.apply_symmetry`` of a tensor."""
+    """``augment.apply_symmetry`` for a tensor."""
     axes, flips = SYMMETRIES[symmetry]
     return tf.reverse(tf.transpose(sample, (*axes, 3)), [axis for axis, flip in enumerate(flips) if flip])
 

@@ -1,4 +1,4 @@
-"""TensorFlow's GPU: selection, memory, transfer of batches, and events when its work is done."""
+"""TensorFlow's GPU: selection, memory, transfer of batches, and events of completed work."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from mlhpc.errors import UserError
 
-Tensor = Any  # tf.Tensor, which has no types of its own
+Tensor = Any  # tf.Tensor, which has no type annotations
 Batch = tuple[Any, Any]
 
 
@@ -23,7 +23,7 @@ def use_one_gpu(local_rank: int) -> str | None:
     if not gpus:
         return None
     gpu = gpus[local_rank % len(gpus)]
-    # Neither can be set once TensorFlow has started to compute, as it has with several ranks.
+    # Neither can be set once TensorFlow has started to compute, as with several ranks.
     if tf.config.get_visible_devices("GPU") != [gpu]:
         tf.config.set_visible_devices([gpu], "GPU")
     if not tf.config.experimental.get_memory_growth(gpu):
@@ -92,20 +92,20 @@ def to_device(
         while batch := copying.result():
             copying = thread.submit(copy_next)
             yield batch
-            del batch  # its memory on the device is free once its step is done
+            del batch  # its device memory is freed after its step
 
 
 class LaunchEvents:
     """Events in a GPU's queue (``DeviceEvent``), which TensorFlow lacks: a thread copies the result of every step
-    to the host, and records the host's time when it arrives. An event has passed when the step launched before it
-    is done.
+    to the host, and records the host's time when it arrives. An event has passed when the previous step has
+    completed.
 
     ``watch`` wraps the steps; calling the object records an event.
     """
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="events")
-        self._last: Future[float] | None = None  # when the last launched step was done
+        self._last: Future[float] | None = None  # completion of the last launched step
 
     def watch(self, step: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
         """``step``, with its launches recorded here."""

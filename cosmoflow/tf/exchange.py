@@ -14,14 +14,14 @@ from mlhpc.common.ranks.world import World
 from mlhpc.common.timing.horovod_timeline import FusedMessage, fused_messages
 from mlhpc.common.timing.profile import Exchange, by_size
 
-Tensor = Any  # tf.Tensor, which has no types of its own
+Tensor = Any  # tf.Tensor, which has no type annotations
 
 
 class HorovodTimes:
-    """Averages gradients as a run does, with times around it, and with the fused messages of Horovod's timeline.
+    """Averages gradients as in a run, with timers, and with the fused messages of Horovod's timeline.
 
     The step averages all gradients after the last one is computed, so nothing hides the exchange. Times are the
-    host's: on a GPU only the timeline's are meaningful. Other ranks that are late are part of a rank's time, and
+    host's: on a GPU only the timeline's are meaningful. Waiting for late ranks is part of a rank's time, but
     not of the timeline's messages.
     """
 
@@ -71,7 +71,7 @@ class HorovodTimes:
         return Exchange(messages, exposed, under_way if timed else None)
 
     def _of_gradients(self, messages: list[FusedMessage], steps: int) -> list[FusedMessage]:
-        """Without what follows the last step: the barrier."""
+        """Without the barrier after the last step."""
         left, own = steps * self.bytes, []
         for message in messages:
             if left <= 0:

@@ -27,9 +27,9 @@ def build_model(
 
     ``precision`` is a Keras dtype policy. ``weight_decay`` is the factor of the L2 loss on the kernels of all
     dense layers but the last. ``seed`` draws the initial weights (Glorot uniform, the Keras default),
-    and with ``dropout_seed`` the dropout masks: every rank needs its own, or all drop the same units. ``conv3d``
-    is the class of the convolutions. Raises ``UserError`` if the side of a sample cannot be halved once per
-    block, and for float16 without a GPU, since TensorFlow's CPU pooling has no float16.
+    and with ``dropout_seed`` the dropout masks: every rank needs a different one, otherwise all drop the same
+    units. ``conv3d`` is the class of the convolutions. Raises ``UserError`` if the side of a sample cannot be
+    halved once per block, and for float16 without a GPU, since TensorFlow's CPU pooling has no float16.
     """
     require_divisible(network, sample_shape)
     require_precision(precision)
@@ -50,7 +50,7 @@ def build_model(
         x = convolution(block)(x)
         # The reference adds the bias and activates, then pools. Both are monotonic, so the largest of eight
         # voxels is the same before and after: function and gradients are the same, and bias and activation
-        # take an eighth of the work.
+        # need an eighth of the work.
         x = layers.MaxPool3D(2, dtype=precision)(x)
         x = Bias(dtype=precision)(x)
         x = layers.LeakyReLU(LEAK, dtype=precision)(x)

@@ -36,7 +36,7 @@ _INPUT = ("Log1p", "Cast")
 
 
 def profile(run: CosmoFlow, request: Request, world: World) -> Profile:
-    """The requested steps as ``train`` makes them. Called by all ranks. ``request.trace``: a folder for
+    """Profile the requested steps as in ``train``. Called by all ranks. ``request.trace``: a folder for
     TensorBoard's profiler."""
     require_precision(run.training.precision)
     device = use_one_gpu(world.local_rank)
@@ -125,7 +125,8 @@ def _traced(
 
 
 def _work(space: Any, layers: Sequence[str], steps: int) -> Iterator[Work]:
-    """Operations of the graph: on a GPU the kernels, by the operation that started them, else on the host."""
+    """Operations of the graph: on a GPU the kernels, by the operation that launched them, otherwise on the
+    host."""
     gpus = [plane for plane in space.planes if plane.name.startswith("/device:GPU")]
     seconds: defaultdict[tuple[Part, str, str], float] = defaultdict(float)
     calls: Counter[tuple[Part, str, str]] = Counter()
@@ -142,7 +143,7 @@ def _work(space: Any, layers: Sequence[str], steps: int) -> Iterator[Work]:
 
 
 def _operation(event: Any, plane: Any) -> str:
-    """``node:type`` of an event; empty for what is none."""
+    """``node:type`` of an event; empty for other events."""
     name = str(plane.event_metadata[event.metadata_id].name)
     if plane.name == "/host:CPU":
         return name if _OPERATION.fullmatch(name) else ""
@@ -153,7 +154,7 @@ def _operation(event: Any, plane: Any) -> str:
 
 
 def _own_times(events: Sequence[Any], plane: Any) -> Iterator[tuple[Any, int]]:
-    """Operations of one thread with their picoseconds, less those of operations within them."""
+    """Operations of one thread with their picoseconds, minus those of nested operations."""
     inside: list[tuple[Any, int]] = []
     for event in sorted(events, key=lambda e: (e.offset_ps, -e.duration_ps)):
         if not _operation(event, plane):

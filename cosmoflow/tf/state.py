@@ -10,7 +10,7 @@ from mlhpc.common.training import checkpoint
 
 
 def broadcast_weights(model: keras.Model, optimizer: keras.optimizers.Optimizer, world: World) -> None:
-    """Give every rank the weights and optimizer state of rank 0. Each keeps its own random state."""
+    """Give every rank the weights and optimizer state of rank 0. Random states are not changed."""
     if world.size > 1:
         from mlhpc.common.ranks.horovod_world import broadcast_variables
 
@@ -36,7 +36,7 @@ def save(
 
 
 def restore(directory: Path, model: keras.Model, optimizer: keras.optimizers.Optimizer, world: World) -> int:
-    """Restore the checkpoint in ``directory``; returns the epoch it was written after.
+    """Restore the checkpoint in ``directory``; returns its epoch.
 
     Raises UserError if it is missing, damaged or of another network, or was written by another number of ranks.
     """

@@ -11,7 +11,7 @@ from mlhpc.benchmarks.cosmoflow import Hyperparameters
 from mlhpc.common.ranks.world import World
 from mlhpc.cosmoflow.tf.device import LaunchEvents
 
-Tensor = Any  # tf.Tensor, which has no types of its own
+Tensor = Any  # tf.Tensor, which has no type annotations
 TrainStep = Callable[[Any, Any], Tensor]
 EvalStep = Callable[[Any, Any], tuple[Tensor, Tensor]]
 
@@ -29,7 +29,7 @@ class Steps(NamedTuple):
 
 def log_counts(x: Tensor) -> Tensor:
     """log(x + 1) in float32 of int16 particle counts (the reference's preprocessing, rounds 1.0 on); ``x`` of
-    another type is that logarithm already (``loading.sample_dtype``)."""
+    another type already is that logarithm (``loading.sample_dtype``)."""
     return tf.math.log(tf.cast(x, tf.float32) + 1.0) if x.dtype == tf.int16 else tf.cast(x, tf.float32)
 
 
@@ -71,7 +71,7 @@ def make_train_step(
 
     The loss (a float32 scalar, left on the device) is the mean square error over batch and targets plus the
     model's L2 losses, of this rank's batch. ``average_gradients`` maps this rank's gradients to their mean
-    over ranks. Counts (int16) go to the device as stored, in 2 bytes, and become log(1 + x) there.
+    over ranks. Counts (int16) are transferred as stored, 2 bytes each, and converted to log(1 + x) on the device.
     """
     optimizer.build(model.trainable_variables)
     scaled = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
@@ -116,9 +116,9 @@ def warm_up(
 ) -> None:
     """Run both steps once on zeros, which compiles them, and restore everything they changed.
 
-    Weights, optimizer state and random state are restored bit for bit. No data set is
-    touched: this may be done before the clock starts (MLPerf HPC training rules, initialisation). With
-    several ranks all must call it, because gradients are averaged.
+    Weights, optimizer state and random state are restored bit for bit. No data set is accessed, so this is
+    allowed before the clock starts (MLPerf HPC training rules, initialisation). With several ranks all must
+    call it, because gradients are averaged.
     """
     variables = [*model.variables, *optimizer.variables]
     before = [np.array(variable) for variable in variables]

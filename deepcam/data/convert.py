@@ -80,7 +80,7 @@ def convert(
         raise UserError(f"--max-error: {codec} has no bound")
     using = encoder(codec, max_error, error_of, *statistics) if encoded and not as_stored else None
     reader = Reader(shape, statistics if float16 else None, before.get("codec"))
-    mine = samples[world.rank :: world.size]
+    own_samples = samples[world.rank :: world.size]
     normalised_by = (
         {name: values.tolist() for name, values in statistics._asdict().items()} if float16 else None
     )
@@ -106,13 +106,13 @@ def convert(
         packed = archives.grouped(list(of), archive)
         archives.write_missing(out, packed, content, world, workers)
     else:
-        with progress(len(mine), "convert", "samples", show=world.rank == 0) as advance:
+        with progress(len(own_samples), "convert", "samples", show=world.rank == 0) as advance:
             one = (
                 partial(_encode_sample, out, reader, using, advance)
                 if using
                 else partial(_convert_sample, out, reader, dtype, advance)
             )
-            on_all_ranks(world, lambda: generate.in_threads(one, mine, workers))
+            on_all_ranks(world, lambda: generate.in_threads(one, own_samples, workers))
 
     def write_statistics() -> None:
         if float16:
@@ -135,10 +135,12 @@ def convert(
     if normalised_by:
         known["normalised_by"] = normalised_by
     expected = (len(packed) if archive else (1 if encoded else 2) * len(samples)) + 1
-    made = generate.write_manifest_of_converted(out, known, expected, world, workers)
+    written = generate.write_manifest_of_converted(out, known, expected, world, workers)
     if world.rank == 0:
         how_packed = archives.described(archive)
-        print(f"{out}: {count(len(samples), 'sample')} by {codec}{how_packed}, {made.bytes / 2**20:.1f} MiB")
+        print(
+            f"{out}: {count(len(samples), 'sample')} by {codec}{how_packed}, {written.bytes / 2**20:.1f} MiB"
+        )
 
 
 def _require_folders(source: Path, out: Path) -> None:
@@ -213,17 +215,17 @@ def _encode_sample(
     out: Path, reader: Reader, codec: Codec, advance: Callable[[int], None], sample: tuple[str, Path]
 ) -> None:
     folder, path = sample
-    made = out / folder / path.with_suffix(".mlc").name
+    written = out / folder / path.with_suffix(".mlc").name
     modified_ns = path.stat().st_mtime_ns  # asked before it is read: a change meanwhile will show
-    if not _is_kept(made, None, modified_ns):
+    if not _is_kept(written, None, modified_ns):
         content = _encoded(path, reader, codec)
         try:
-            with atomic.writing(made) as fd:
+            with atomic.writing(written) as fd:
                 atomic.write_all(fd, memoryview(content))
                 os.utime(fd, ns=(modified_ns, modified_ns))
         except OSError as error:
             raise UserError(
-                f"{made}: cannot be written: {error.strerror}; free some space or give another folder"
+                f"{written}: cannot be written: {error.strerror}; free some space or give another folder"
             ) from error
     advance(1)
 
@@ -234,12 +236,12 @@ def _encoded(path: Path, reader: Reader, codec: Codec) -> bytes:
     return encode_sample(codec, x, y)
 
 
-def _is_kept(made: Path, size: int | None, modified_ns: int) -> bool:
+def _is_kept(written: Path, size: int | None, modified_ns: int) -> bool:
     """Whether a file is there, whole (of this size; None: by its own header), and has its source's time of
     modification, which it was given."""
     try:
-        status = made.stat()
-        if size is None and not frame.is_whole(made):
+        status = written.stat()
+        if size is None and not frame.is_whole(written):
             return False
     except FileNotFoundError:
         return False

@@ -119,9 +119,9 @@ def write_statistics(
 
     Raises UserError, the same on all ranks, if a sample cannot be read or the file not be written.
     """
-    mine = names[world.rank :: world.size]
+    own_names = names[world.rank :: world.size]
     parts = on_all_ranks(
-        world, lambda: generate.in_processes(partial(_extremes, root), mine, workers, advance)
+        world, lambda: generate.in_processes(partial(_extremes, root), own_names, workers, advance)
     )
     low, high = zip(*(extremes for part in parts for extremes in part), strict=True)
     statistics = hdf5.Statistics(np.min(low, axis=0), np.max(high, axis=0))
@@ -132,5 +132,5 @@ def write_statistics(
 
 def _extremes(root: Path, name: str) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
     channels, _ = hdf5.read(root / name)
-    # Row by row first: a minimum over the last axis but one of so many short runs would be slow.
+    # First axis first: NumPy reduces it in long rows, the second axis in short and slow ones.
     return channels.min(axis=0).min(axis=0), channels.max(axis=0).max(axis=0)

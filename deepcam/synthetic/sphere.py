@@ -69,13 +69,13 @@ class Grid:
     def offsets(self, latitude: float, longitude: float, rows: slice) -> tuple[Field, Field]:
         """How far east and north of a place the cells of ``rows`` are: great-circle distance and bearing from
         it, as components; metres."""
-        there = self.latitude[rows]
+        row_latitude = self.latitude[rows]
         turn = self.longitude - np.float32(longitude)
         # The unit vector of the cell in the frame east, north, up of the place.
-        east = np.cos(there) * np.sin(turn)
-        along = np.cos(there) * np.cos(turn)
-        north = np.sin(there) * np.cos(latitude) - along * np.sin(latitude)
-        up = np.sin(there) * np.sin(latitude) + along * np.cos(latitude)
+        east = np.cos(row_latitude) * np.sin(turn)
+        along = np.cos(row_latitude) * np.cos(turn)
+        north = np.sin(row_latitude) * np.cos(latitude) - along * np.sin(latitude)
+        up = np.sin(row_latitude) * np.sin(latitude) + along * np.cos(latitude)
         across = np.hypot(east, north)
         stretch = RADIUS * np.arctan2(across, up) / np.maximum(across, 1e-12)
         return (east * stretch).astype(np.float32), (north * stretch).astype(np.float32)

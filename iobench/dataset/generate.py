@@ -1,5 +1,5 @@
-"""``mlhpc io generate``: the files of a workload, by several ranks and processes, going on where one was
-stopped."""
+"""``mlhpc io generate``: generates the files of a workload with several ranks and processes; resumes after an
+interruption."""
 
 import os
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from mlhpc.iobench.formats.formats import find
 FRAMING = 1.02
 """Free space reserved for the overhead of formats."""
 SPLITS: tuple[Split, ...] = ("train", "validation")
-_content: dict[tuple[int, float], Content] = {}  # of this process: made once, 8 MiB
+_content: dict[tuple[int, float], Content] = {}  # of this process: generated once, 8 MiB
 
 
 @dataclass(frozen=True)
@@ -36,11 +36,11 @@ class _Task:
 
 
 def generate(dataset: Dataset, root: Root, world: World, workers: int) -> Generated:
-    """Write the files of ``dataset`` that ``root`` lacks; the same bytes for any number of ranks and ``workers``.
+    """Write the missing files of ``dataset`` to ``root``; the same bytes for any number of ranks and ``workers``.
     Called by all ranks.
 
-    Every file has its name only once it is whole. Raises UserError, the same on all ranks, if ``root`` holds
-    another data set, the library of the format is missing, or the file system is or would be full.
+    Files get their final names once they are complete. Raises UserError, the same on all ranks, if ``root``
+    contains another data set, the library of the format is missing, or the file system is or would be full.
     """
     layout = Layout(root, dataset)
     find(dataset.format).load()
@@ -51,13 +51,13 @@ def generate(dataset: Dataset, root: Root, world: World, workers: int) -> Genera
         for file in range(layout.files(split))
     }
     lacking = on_rank0(world, lambda: layout.place.missing(list(names)))
-    mine = lacking[world.rank :: world.size]
+    own_files = lacking[world.rank :: world.size]
     on_rank0(world, lambda: layout.place.require_space(_stored_bytes(dataset, len(lacking))))
     written: list[int] = []
 
     def write() -> None:
-        with progress(len(mine), f"generating {root}", "files", show=world.rank == 0) as advance:
-            written.extend(in_processes(_write_file, [names[name] for name in mine], workers, advance))
+        with progress(len(own_files), f"generating {root}", "files", show=world.rank == 0) as advance:
+            written.extend(in_processes(_write_file, [names[name] for name in own_files], workers, advance))
 
     write_on_all_ranks(world, str(root), write)
     total = world.sum(float(sum(written)))
@@ -65,7 +65,7 @@ def generate(dataset: Dataset, root: Root, world: World, workers: int) -> Genera
 
 
 def require_data(dataset: Dataset, root: Root) -> None:
-    """Raise UserError unless ``root`` holds the whole data set that :func:`generate` makes of ``dataset``."""
+    """Raise UserError unless ``root`` contains the complete data set generated for ``dataset``."""
     layout = Layout(root, dataset)
     command = f"generate it with 'mlhpc io generate WORKLOAD --data {root}'"
     found = layout.place.record()
@@ -90,7 +90,7 @@ def require_data(dataset: Dataset, root: Root) -> None:
 
 
 def _stored_bytes(dataset: Dataset, files: int) -> int:
-    """Bytes that this many files take, about."""
+    """Approximate bytes of this number of files."""
     stored = dataset.samples_per_file * dataset.sample_bytes * FRAMING
     if dataset.compression != "none":
         stored /= dataset.compressibility
@@ -119,14 +119,14 @@ def _write_file(task: _Task) -> int:
 
 
 class _Writeback:
-    """Has the kernel write to the device what is in the page cache of a file, without waiting for it. By itself it
-    begins only when a tenth of the memory is dirty: the device would do nothing while samples are made."""
+    """Starts asynchronous write-back of a file's dirty pages. By default the kernel starts only when a tenth
+    of the memory is dirty, so the device would be idle while samples are generated."""
 
     def __init__(self) -> None:
         self._begun = 0
 
     def __call__(self, fd: int, least: int = 16 << 20) -> None:
-        """Begin with what has been written since the last time, if that is ``least`` bytes."""
+        """Start write-back of the bytes written since the last call, if there are at least ``least``."""
         size = os.fstat(fd).st_size
         if size - self._begun >= least:
             # Linux starts writing dirty pages that are not needed (mm/fadvise.c), and drops the clean ones.

@@ -1,4 +1,4 @@
-"""Which files a data set has and how large their samples are: known without opening one."""
+"""The files of a data set and the sizes of their samples, without opening files."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,14 +17,14 @@ Split = Literal["train", "validation"]
 Sizes = npt.NDArray[np.int64]
 
 Root = Path | ObjectStore
-"""Where a data set is."""
+"""The location of a data set."""
 SMALLEST = 100
 """No sample is smaller than the mean divided by this."""
 
 
 def root_of(data: str, storage: Storage, rank: int) -> Root:
-    """``data`` as it was given: a folder, or a URL of an object store, which rank ``rank`` reaches as ``storage``
-    says. Raises UserError for a URL that names nothing."""
+    """``data`` as a folder or the URL of an object store, which rank ``rank`` accesses as specified by
+    ``storage``. Raises UserError for an incomplete URL."""
     if data.startswith("file://"):
         data = data.removeprefix("file://")
     if "://" not in data:
@@ -80,5 +80,5 @@ class Layout:
         return np.maximum(np.rint(drawn), max(1, mean // SMALLEST)).astype(np.int64)
 
     def record(self) -> dict[str, Any]:
-        """What identifies the data set: all that its bytes depend on."""
+        """The identity of the data set: all parameters that determine its bytes."""
         return {"iobench": 1, **self.dataset.model_dump(mode="json", exclude={"total_bytes"})}

@@ -1,9 +1,8 @@
-"""Data sets in an object store, through fsspec: ``s3://bucket/prefix``, and any other URL that it knows.
+"""Data sets in an object store, through fsspec: ``s3://bucket/prefix``, and other URLs that it supports.
 
-A read is one GET request for a range of an object, and opening one is a HEAD request; nothing is cached on
-this side.
-Credentials are looked up as the client library does (for S3: AWS_ACCESS_KEY_ID, ~/.aws, a role of the machine).
-All requests of a process go through the one event loop of fsspec.
+A read is one GET request for a range of an object, and opening one is a HEAD request; nothing is cached by
+the client. Credentials are found by the client library (for S3: AWS_ACCESS_KEY_ID, ~/.aws, a role of the
+machine). All requests of a process go through the one event loop of fsspec.
 """
 
 import asyncio
@@ -36,15 +35,16 @@ CONNECTIONS = 1024
 """Maximum connections of a rank, opened on demand. More than any rank has reader threads."""
 S3 = ("s3", "s3a")
 CUT_OFF = ("ClientPayloadError", "IncompleteReadError", "IncompleteRead")
-"""Errors of a response that ended early: the client library's attempts are over once its headers are there."""
+"""Errors of a response that ended early: the client library does not retry after the headers have arrived."""
 LARGEST_RECORD = 1 << 20
 
 
 @dataclass(frozen=True)
 class ObjectStore:
-    """A prefix in an object store; a ``Place``. ``endpoint``: URL of the server, empty for the provider's own
-    or that of AWS_ENDPOINT_URL. ``path_style``: the bucket is named in the path of a request, not in the host;
-    None: where an endpoint is given. ``attempts``: of a request, with pauses between them that double."""
+    """A prefix in an object store; a ``Place``. ``endpoint``: URL of the server, empty for the provider's
+    default or that of AWS_ENDPOINT_URL. ``path_style``: the bucket is named in the path of a request, not in
+    the host; None: where an endpoint is given. ``attempts``: of a request, with pauses between them that
+    double."""
 
     url: str
     endpoint: str = ""
@@ -83,13 +83,13 @@ class ObjectStore:
         }
 
     def _server(self) -> str:
-        """The server that requests go to: the client library also looks in the environment and its files."""
+        """The server of requests: the client library also uses the environment and its configuration files."""
         if self.endpoint or self.protocol not in S3:
             return self.endpoint or "the provider's endpoint"
         return str(self._client().s3.meta.endpoint_url)
 
     def _client(self) -> Any:
-        with _one_at_a_time:  # reader threads come together, and each would make a client
+        with _one_at_a_time:  # concurrent reader threads would each create a client
             return _filesystem(self.protocol, self.endpoint, self.region, self.path_style, self.attempts)
 
     def record(self) -> dict[str, Any] | None:
@@ -114,7 +114,7 @@ class ObjectStore:
             text = json.dumps(record, indent=1).encode()
             (self / RECORD)._put(lambda fs, key: fs.pipe_file(key, text))
             found = self.record() or {}
-        wanted = json.loads(json.dumps(record))  # through JSON, like what was found: tuples become lists
+        wanted = json.loads(json.dumps(record))  # through JSON, like the stored record: tuples become lists
         if found != wanted:
             differ = sorted(key for key in found.keys() | wanted.keys() if found.get(key) != wanted.get(key))
             raise UserError(
@@ -130,10 +130,10 @@ class ObjectStore:
         return self._listed(split)
 
     def require_space(self, needed: int) -> None:
-        """Object stores do not say how much room they have."""
+        """Object stores do not report free space."""
 
     def write(self, name: str, fill: Callable[[int], None]) -> int:
-        # Objects appear whole. Formats write to a descriptor and some go back in it, so a file is made first.
+        # Objects are written atomically. Formats write to a descriptor and may seek, so a file is written first.
         try:
             file = tempfile.NamedTemporaryFile(prefix="mlhpc-")
         except OSError as error:
@@ -165,7 +165,7 @@ class ObjectStore:
         return ObjectFile(self / name, statistics, transfer=transfer, streaming=streaming)
 
     def read_range(self, start: int, end: int) -> bytes:
-        """Bytes ``start`` to ``end``, not included, of the object that this is the URL of: one GET request."""
+        """Bytes ``start`` to ``end``, not included, of this URL's object: one GET request."""
         return bytes(self._existing("read", lambda fs, key: fs.cat_file(key, start=start, end=end)))
 
     def _listed(self, below: str) -> set[str]:
@@ -206,7 +206,7 @@ class ObjectStore:
         except FileNotFoundError:
             raise
         except Exception as error:
-            # Each client library has types of its own for a server that is not there, or refuses.
+            # Each client library has different exceptions for a missing or refusing server.
             reason = " ".join(str(error).split()) or type(error).__name__
             denied = isinstance(error, PermissionError) or "redentials" in reason
             hint = "the credentials (AWS_ACCESS_KEY_ID and so on)" if denied else "the server and the network"
@@ -214,7 +214,7 @@ class ObjectStore:
 
 
 class ObjectFile(CountedFile):
-    """An object whose reads are GET requests. Not for several threads at once."""
+    """An object whose reads are GET requests. Not thread-safe."""
 
     def __init__(
         self, place: ObjectStore, statistics: ReadStatistics, *, transfer: int, streaming: bool
@@ -245,8 +245,8 @@ def _size_to_read(filesystem: Any, key: str) -> int:
 
 @cache
 def _have_way_given(loop: asyncio.AbstractEventLoop) -> None:
-    """The thread of ``loop`` does for readers what they do themselves with a file system, so it has their
-    priority: from the first object that is opened on, because data are generated without steps to give way to."""
+    """The thread of ``loop`` works on behalf of readers, so it gets their priority once the first object is
+    opened; data generation has no steps with higher priority."""
     loop.call_soon_threadsafe(give_way)
 
 
@@ -255,7 +255,7 @@ _one_at_a_time = threading.Lock()
 
 @cache
 def _filesystem(protocol: str, endpoint: str, region: str, path_style: bool | None, attempts: int) -> Any:
-    """The client for a kind of store, one for each process. Raises UserError if it cannot be had."""
+    """The client for a kind of store, one for each process. Raises UserError if it cannot be created."""
     try:
         import fsspec
 
@@ -284,12 +284,12 @@ def _filesystem(protocol: str, endpoint: str, region: str, path_style: bool | No
     # Neither listings nor instances are kept: another rank may have written meanwhile.
     options |= {"skip_instance_cache": True, "use_listings_cache": False}
     try:
-        inspect.signature(kind.__init__).bind(None, **options)  # before there is half a client
+        inspect.signature(kind.__init__).bind(None, **options)  # before a client is partially created
     except TypeError as error:
         raise UserError(
             f"{protocol}:// cannot be used: a URL is not sufficient ({error}); use s3://"
         ) from None
     filesystem = kind(**options)
     if hasattr(filesystem, "retries"):
-        filesystem.retries = 1  # botocore's attempts are inside each
+        filesystem.retries = 1  # each includes botocore's own attempts
     return filesystem

@@ -1,4 +1,4 @@
-"""Where the files of a data set are: in a folder, or (``objects``) below a prefix in an object store."""
+"""The location of a data set's files: a folder, or (``objects``) a prefix in an object store."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -22,40 +22,39 @@ RECORD = ".iobench.json"
 
 
 class Place(Protocol):
-    """Names of files are ``train/00000.npz`` and so on. All methods raise UserError, except where they say
-    OSError."""
+    """Names of files are ``train/00000.npz`` and so on. All methods raise UserError, or OSError if documented."""
 
     @property
     def folder(self) -> Path | None:
-        """The folder, where it is one: only then has it a page cache and a device on this machine."""
+        """The folder, if it is one: only then are its page cache and device on this machine."""
 
     def facts(self) -> dict[str, Any]:
-        """What a result says of it."""
+        """Its description in a result."""
 
     def record(self) -> dict[str, Any] | None:
-        """What data set it holds; None if there is none of this tool."""
+        """The record of its data set; None if there is none of this tool."""
 
     def claim(self, record: Mapping[str, Any]) -> None:
-        """Make it the place of this data set. Raises UserError if it holds anything else."""
+        """Assign it to this data set. Raises UserError if it contains anything else."""
 
     def missing(self, names: Sequence[str]) -> list[str]:
-        """Those files among ``names`` that it lacks, ready to be written."""
+        """The files among ``names`` that are missing, ready to be written."""
 
     def present(self, split: str) -> set[str]:
         """The files of ``train`` or ``validation`` that it has."""
 
     def require_space(self, needed: int) -> None:
-        """Raise UserError if ``needed`` bytes certainly do not fit."""
+        """Raise UserError if ``needed`` bytes definitely do not fit."""
 
     def write(self, name: str, fill: Callable[[int], None]) -> int:
-        """Have ``fill`` write a file through a descriptor; returns its bytes. The file has its name only once
-        it is whole. Raises OSError too."""
+        """Write a file by calling ``fill`` with a descriptor; returns its bytes. The file gets its final name
+        once it is complete. Also raises OSError."""
 
     def size(self, name: str) -> int:
-        """Bytes of a file. Raises OSError too."""
+        """Bytes of a file. Also raises OSError."""
 
     def read(self, name: str) -> Bytes:
-        """A whole file, not counted. Raises OSError too."""
+        """The content of a file, not counted. Also raises OSError."""
 
     def open(
         self, name: str, statistics: ReadStatistics, *, transfer: int, direct: bool, streaming: bool
@@ -77,8 +76,12 @@ class Folder:
         return self.root
 
     def facts(self) -> dict[str, Any]:
-        there = filesystem_of(self.root)
-        return {"data": str(self.root.absolute()), "filesystem": there.type, "data_in_ram": there.is_ram}
+        filesystem = filesystem_of(self.root)
+        return {
+            "data": str(self.root.absolute()),
+            "filesystem": filesystem.type,
+            "data_in_ram": filesystem.is_ram,
+        }
 
     def record(self) -> dict[str, Any] | None:
         path = self.root / RECORD
@@ -101,11 +104,11 @@ class Folder:
         return {f"{split}/{name}" for name in os.listdir(self.root / split)}
 
     def require_space(self, needed: int) -> None:
-        there = filesystem_of(self.root)
-        if needed > there.free_bytes:
+        filesystem = filesystem_of(self.root)
+        if needed > filesystem.free_bytes:
             raise UserError(
-                f"{self.root}: needs {format_bytes(needed)}, {there.mount_point} has "
-                f"{format_bytes(there.free_bytes)} free; free some, or reduce the data set (--set "
+                f"{self.root}: needs {format_bytes(needed)}, {filesystem.mount_point} has "
+                f"{format_bytes(filesystem.free_bytes)} free; free some, or reduce the data set (--set "
                 f"dataset.files=...)"
             )
 

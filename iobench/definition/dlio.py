@@ -1,5 +1,5 @@
-"""DLIO's workload files as they are: its tables and keys (``dlio_keys``) become those of a ``Workload``. DLIO
-ignores a key that it does not know; here it is refused."""
+"""Reads DLIO's workload files: its tables and keys (``dlio_keys``) are converted to those of a ``Workload``.
+DLIO ignores unknown keys; here they are refused."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -20,7 +20,7 @@ from mlhpc.iobench.definition.quantities import LARGEST
 
 
 class BadKey(Exception):
-    """A key, or its value, that cannot be taken over; ``keys`` is its place in the file."""
+    """A key or value that cannot be converted; ``keys`` is its position in the file."""
 
     def __init__(self, keys: Keys, message: str) -> None:
         super().__init__(message)
@@ -28,8 +28,8 @@ class BadKey(Exception):
 
 
 def convert(tables: Mapping[str, Any], name: str) -> tuple[dict[str, Any], dict[Keys, Keys]]:
-    """The tables of a ``Workload``, and where in DLIO's file each key comes from. ``name`` where the file has
-    none.
+    """The tables of a ``Workload``, and the position of each key in DLIO's file. ``name``: used if the file
+    has none.
 
     Raises BadKey for a key that DLIO does not have, and for values that this tool does not emulate.
     """
@@ -48,7 +48,7 @@ def convert(tables: Mapping[str, Any], name: str) -> tuple[dict[str, Any], dict[
             raise BadKey(("workflow", "checkpoint"), "workflow.checkpoint: to an object store, not emulated")
         without_effect.discard("dataset.data_folder")
         workload |= {"storage": storage, "without_effect": sorted(without_effect)}
-    # A file that only generates data has nothing to train; running it reads the data.
+    # A file that only generates data does not train; running it reads the data.
     if workflow.get("train", True) or (workflow.get("generate_data") and "dataset" in tables):
         workload |= {
             "dataset": _dataset(_table(tables, "dataset"), _table(tables, "reader") | _table(tables, reader)),

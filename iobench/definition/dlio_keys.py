@@ -26,7 +26,7 @@ USED = {
     "storage": {"storage_type", "storage_root", "storage_options"},
     "storage.storage_options": {"endpoint_url", "region", "s3_force_path_style", "s3_max_attempts"},
 }  # fmt: skip
-# Keys of DLIO that change nothing here: folders are options of the command, frameworks and loaders are not
+# Keys of DLIO without effect here: folders are options of the command, frameworks and loaders are not
 # used, and credentials never come from a workload.
 NO_EFFECT = {
     "": {"framework", "logging"},
@@ -55,7 +55,7 @@ TABLES = {"model", "workflow", "dataset", "reader", "data_reader", "train", "eva
 FORMATS = {"tfrecord": "tfrecord", "hdf5": "hdf5", "hdf5_opt": "hdf5", "csv": "csv", "npz": "npz", "npy": "npy",
             "jpeg": "jpeg", "indexed_binary": "binary", "mmap_indexed_binary": "binary",
             "parquet": "parquet"}  # fmt: skip
-# What is calculated with, or looked up, on the way to a workload; all other values a workload checks itself.
+# Types of values used in the conversion; all other values are validated by the workload.
 NUMBERS = {"train.total_training_steps", "metric.au", "checkpoint.steps_between_checkpoints",
            "checkpoint.num_checkpoints_write", "checkpoint.num_checkpoints_read",
            "output.metric.exclude_start_steps", "output.metric.exclude_end_steps", "model.num_layers",
@@ -71,7 +71,7 @@ WORDS = {
 }
 DATATYPES = {"int8": 1, "uint8": 1, "fp16": 2, "bf16": 2, "fp32": 4, "fp64": 8}
 
-# Where a key of ours comes from, for the line in a message.
+# The origin of our keys, for the line in messages.
 ORIGIN: dict[Keys, Keys] = {
     ("dataset", "files"): ("dataset", "num_files_train"),
     ("dataset", "eval_files"): ("dataset", "num_files_eval"),

@@ -1,4 +1,4 @@
-"""Which line of a TOML or YAML file a key is on: neither parser keeps it."""
+"""The line of a key in a TOML or YAML file, which neither parser provides."""
 
 import re
 from collections.abc import Sequence
@@ -9,10 +9,9 @@ _KEY = re.compile(r"""\s*((?:[A-Za-z0-9_-]+|"[^"]*")(?:\s*\.\s*[A-Za-z0-9_-]+)*)
 
 
 def toml_line(text: str, keys: Sequence[str]) -> int | None:
-    """The line, from 1, of the innermost part of the dotted ``keys`` that the text names; None if it names
-    none.
+    """The line, from 1, of the innermost part of the dotted ``keys`` found in the text; None if none is found.
 
-    Workloads are plain tables and keys; keys inside an inline table have the line of that table.
+    Workloads have plain tables and keys; keys inside an inline table have the line of that table.
     """
     best: tuple[int, int] | None = None
     table: list[str] = []

@@ -1,4 +1,4 @@
-"""From a workload's file, or the name of one that comes with the suite, to a validated ``Workload``."""
+"""Loads a workload from a file or the suite, and validates it."""
 
 import tomllib
 from collections.abc import Callable, Iterable, Sequence
@@ -21,7 +21,7 @@ LineOf = Callable[[Sequence[str]], int | None]
 
 
 def names() -> dict[str, str]:
-    """Name and description of each workload that comes with the suite."""
+    """Name and description of each workload of the suite."""
     found = {}
     for file in sorted(_folder().iterdir(), key=lambda file: file.name):
         if file.name.endswith(".toml"):
@@ -31,17 +31,17 @@ def names() -> dict[str, str]:
 
 
 def load(source: str, settings: Iterable[str] = ()) -> Workload:
-    """The workload in the file ``source`` (.toml, .yaml or .yml), or the suite's own of that name, with
-    ``settings`` (``table.key=value``) laid over it.
+    """The workload in the file ``source`` (.toml, .yaml or .yml), or the suite's workload of that name,
+    overridden by ``settings`` (``table.key=value``).
 
-    Raises UserError, with file and line, for what is not readable, unknown, not valid or contradictory.
+    Raises UserError, with file and line, for unreadable, unknown, invalid or contradictory values.
     """
     path = Path(source)
     if path.suffix not in (".toml", ".yaml", ".yml"):
-        known = names()
-        if source not in known:
+        suite_names = names()
+        if source not in suite_names:
             raise UserError(
-                f"no workload {source!r}; {did_you_mean(source, known)} Or give a .toml or .yaml file"
+                f"no workload {source!r}; {did_you_mean(source, suite_names)} Or give a .toml or .yaml file"
             )
         text = _folder().joinpath(f"{source}.toml").read_text("utf-8")
         return _from_toml(text, f"workload {source}", settings)
@@ -84,7 +84,7 @@ def _from_yaml(text: str, where: str, stem: str, settings: Iterable[str]) -> Wor
         mark = getattr(error, "problem_mark", None)
         line = f":{mark.line + 1}" if mark else ""
         raise UserError(f"{where}{line}: invalid YAML: {getattr(error, 'problem', error)}") from None
-    except (ValueError, RecursionError) as error:  # a date that does not exist; lists in lists without end
+    except (ValueError, RecursionError) as error:  # an invalid date; infinitely nested lists
         reason = "nested too deeply" if isinstance(error, RecursionError) else error
         raise UserError(f"{where}: invalid YAML: {reason}") from None
     if not isinstance(tables, dict):
@@ -109,7 +109,7 @@ def _validated(tables: dict[str, Any], settings: Iterable[str], where: str, line
         and ("dataset", "total_bytes") not in changed
         and isinstance(tables.get("dataset"), dict)
     ):
-        # The file's total was that of the file's sizes.
+        # The file's total belongs to the file's sizes.
         tables = {**tables, "dataset": {k: v for k, v in tables["dataset"].items() if k != "total_bytes"}}
     try:
         return Workload(**tables)
@@ -140,7 +140,7 @@ def _with_setting(tables: dict[str, Any], setting: str) -> tuple[dict[str, Any],
 
 
 def _first_problem(error: ValidationError) -> tuple[tuple[str, ...], str]:
-    # A key that is mistyped is also missing: what is unknown comes first.
+    # A misspelt key is also missing: report unknown keys first.
     problem = min(error.errors(), key=lambda each: each["type"] != "extra_forbidden")
     keys = tuple(str(part) for part in problem["loc"])
     place = ".".join(keys)

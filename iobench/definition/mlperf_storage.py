@@ -1,5 +1,5 @@
-"""How large a data set must be for MLPerf Storage, so that no cache helps and the run is long enough, and what
-else its rules ask of a run.
+"""The size that MLPerf Storage requires for a data set, to defeat caches and for a minimum run length, and
+other rules.
 
 Rounds v1.0 and v2.0 (the same workloads): mlcommons/storage, Submission guidelines. Round v3.0: Rules.md there
 (2.1.17, 3.1.2, 3.3.2, 3.3.6, 3.4.2), training/README.md (Table 1) and the round's workload files in
@@ -23,8 +23,8 @@ RUNS = 5
 
 @dataclass(frozen=True)
 class Official:
-    """A workload of a round; the rest of it is in the suite's ``mlperf_`` workload of that name, the same in all
-    rounds. ``accelerators``: batch size, and seconds of a step with it."""
+    """A workload of a round; its other settings, the same in all rounds, are in the suite's ``mlperf_``
+    workload of that name. ``accelerators``: batch size and seconds per step."""
 
     round: str
     name: str
@@ -34,16 +34,16 @@ class Official:
 
     @property
     def warm_ups(self) -> int:
-        """Runs before those that count."""
+        """Number of warm-up runs."""
         return 1 if self.round == "v3.0" else 0
 
     @property
     def results_elsewhere(self) -> bool:
-        """Whether results may not be on the file system that is measured."""
+        """Whether results must not be on the measured file system."""
         return self.round == "v3.0"
 
     def accelerator(self, workload: Workload) -> str | None:
-        """The accelerator whose steps ``workload`` has."""
+        """The accelerator with the step time of ``workload``."""
         steps = (workload.reader.batch_size, workload.train.computation.expected)
         constant = workload.train.computation.constant
         return next((name for name, own in self.accelerators.items() if constant and own == steps), None)
@@ -59,19 +59,20 @@ _OFFICIAL = (
 )
 _TABLES = ("dataset", "reader", "train", "evaluation", "checkpoint", "metric")
 _FREE = {
-    # What the closed division may change: see core_config_keys.yaml. Folders and storage are not in these tables.
+    # Settings that the closed division may change: see core_config_keys.yaml. Folders and storage are not in
+    # these tables.
     "dataset.files", "dataset.total_bytes", "reader.threads", "reader.preprocess_threads", "reader.prefetch",
     "reader.transfer_bytes", "reader.direct",
-    # What changes nothing that is measured: no round evaluates, and the contents are random.
+    # Settings without effect on the measurement: no round evaluates, and contents are random.
     "dataset.eval_files", "reader.eval_batch_size", "dataset.seed",
-    # What is held to the round's numbers by itself.
+    # Settings checked separately against the round's numbers.
     "reader.batch_size", "train.computation", "train.epochs", "train.steps", "metric.au_percent",
 }  # fmt: skip
 
 
 def official(workload: Workload) -> Official | None:
-    """The official workload that ``workload`` is by its name: of the round whose accelerators it has, else of the
-    last."""
+    """The official workload with the name of ``workload``: of the round with its accelerator, otherwise of
+    the last."""
     if workload.suite == "mlhpc":
         return None
     name = workload.name.removeprefix("mlperf_")
@@ -81,7 +82,7 @@ def official(workload: Workload) -> Official | None:
 
 @dataclass(frozen=True)
 class Size:
-    """``bound``: ``memory`` or ``steps``, whichever asks for more files."""
+    """``bound``: ``memory`` or ``steps``, the one that requires more files."""
 
     files: int
     samples: int
@@ -91,8 +92,8 @@ class Size:
 
 
 def required(workload: Workload, memory_bytes: int, accelerators: int, clients: int = 1) -> Size:
-    """The smallest data set of ``workload`` for ``clients`` nodes of ``memory_bytes`` each and this number of
-    accelerators in all. Raises UserError for a workload without data, and numbers below 1."""
+    """The smallest data set of ``workload`` for ``clients`` nodes of ``memory_bytes`` each and this total
+    number of accelerators. Raises UserError for a workload without data, and numbers below 1."""
     dataset = workload.dataset
     if dataset is None:
         raise UserError(f"{workload.name} reads no data, so it has no data size")
@@ -112,8 +113,8 @@ def required(workload: Workload, memory_bytes: int, accelerators: int, clients: 
 def findings(
     workload: Workload, memory_bytes: int, accelerators: int, clients: int, runs: Sequence[float | None] = ()
 ) -> list[str]:
-    """What the rules have against a result of this workload, one sentence each; ``runs``: the utilisations, in per
-    cent, of the runs in their order, empty before the first."""
+    """Rule violations of a result of this workload, one sentence each; ``runs``: the utilisations of the runs
+    in order, in per cent, empty before the first."""
     dataset = workload.dataset
     if dataset is None:
         return ["it reads no data"]
@@ -146,7 +147,7 @@ def findings(
 
 
 def _changes(workload: Workload, own: Official | None) -> list[str]:
-    """What of ``workload`` is not as in the round's file, and may not be changed."""
+    """Settings of ``workload`` that differ from the round's file but may not be changed."""
     if own is None:
         names = sorted({f"mlperf_{each.name}" for each in _OFFICIAL})
         return [f"the workload {workload.name} is not one of MLPerf Storage: {', '.join(names)}"]
@@ -171,7 +172,7 @@ def _changes(workload: Workload, own: Official | None) -> list[str]:
 
 
 def _fixed(workload: Workload) -> dict[str, Any]:
-    """Every key of a workload that has to be as in the round's file, and its value as in JSON."""
+    """All keys of a workload that must equal those in the round's file, with JSON values."""
     tables = workload.model_dump(mode="json", include=set(_TABLES))
     return {
         f"{table}.{key}": value

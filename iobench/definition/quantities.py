@@ -1,4 +1,4 @@
-"""Sizes and times as people write them: ``"256 KiB"``, ``"2 TB"``, 0.323, ``{mean = 0.3, stdev = 0.01}``."""
+"""Human-readable sizes and times: ``"256 KiB"``, ``"2 TB"``, 0.323, ``{mean = 0.3, stdev = 0.01}``."""
 
 import math
 import re
@@ -40,7 +40,7 @@ def format_bytes(size: float) -> str:
 
 
 LARGEST = 10**24
-"""Beyond any number of bytes, files, samples or steps. Products of a few of them still fit a float."""
+"""Larger than any number of bytes, files, samples or steps. Products of a few of them still fit a float."""
 
 Count = Annotated[PositiveInt, Field(le=LARGEST)]
 CountOrNone = Annotated[NonNegativeInt, Field(le=LARGEST)]
@@ -50,7 +50,7 @@ BytesOrNone = Annotated[NonNegativeInt, Field(le=LARGEST), BeforeValidator(parse
 
 
 class Duration(FrozenModel):
-    """Seconds, the same every time or drawn from a distribution, with the parameters that DLIO's files have.
+    """Seconds, the same every time or drawn from a distribution, with the parameters of DLIO's files.
 
     ``normal``: mean and stdev; ``uniform``: min and max; ``gamma``: shape and scale; ``exponential``: scale, the
     mean; ``poisson``: lam events of ``scale`` seconds each. Draws below 0 count as 0.

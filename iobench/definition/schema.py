@@ -1,4 +1,4 @@
-"""What a workload is made of: the data set, how a rank reads it, what it computes in between, its checkpoints.
+"""The settings of a workload: the data set, how a rank reads it, computation, checkpoints.
 
 A workload is a TOML file with these tables. Every class is frozen and refuses unknown keys.
 """
@@ -46,7 +46,7 @@ class Dataset(FrozenModel):
 
     @property
     def bytes(self) -> int:
-        """Expected content of all samples that are trained on, in bytes."""
+        """Expected bytes of all training samples."""
         return self.samples * self.sample_bytes
 
     @model_validator(mode="after")
@@ -85,7 +85,7 @@ def _split(value: Any) -> Any:
 
 
 class Extent(FrozenModel):
-    """A stretch of a sample that a reader asks for."""
+    """A part of a sample that a reader requests."""
 
     offset: BytesOrNone = Field(0, description="from the start of the sample")
     bytes: Bytes
@@ -96,8 +96,8 @@ NO_PASSWORDS = "credentials in a URL would be recorded; set AWS_ACCESS_KEY_ID an
 
 
 def has_password(url: str) -> bool:
-    """Whether the server's name in ``url`` has a password before it (``user:secret@``), or, where that has no
-    other meaning, a user. Results record URLs, and messages repeat them."""
+    """Whether the server's name in ``url`` has a password before it (``user:secret@``), or, if unambiguous, a
+    user. Results record URLs, and messages repeat them."""
     protocol, named, rest = url.partition("://")
     server = (rest if named else url).partition("/")[0]
     if protocol in ("s3", "s3a"):  # a secret key may have slashes; an ARN has colons
@@ -107,8 +107,8 @@ def has_password(url: str) -> bool:
 
 
 class Storage(FrozenModel):
-    """An object store that the data is in, and how it is reached. Credentials are looked up by its client library,
-    and never part of a workload."""
+    """The object store of the data, and how it is accessed. Credentials are found by its client library, and
+    are never part of a workload."""
 
     url: str = Field("", description="s3://bucket/prefix; --data overrides it")
     endpoints: Annotated[tuple[str, ...], BeforeValidator(_split)] = Field(
@@ -178,7 +178,7 @@ class Evaluation(FrozenModel):
 
 
 class Checkpoint(FrozenModel):
-    """Files written while training (``every_*``), or ``writes`` and ``reads`` of them after it."""
+    """Checkpoints written during training (``every_*``), or ``writes`` and ``reads`` afterwards."""
 
     files: tuple[Bytes, ...] = Field((), description="sizes of the files of each writer")
     total_bytes: BytesOrNone = Field(
@@ -208,7 +208,7 @@ class Checkpoint(FrozenModel):
 
 
 class Metric(FrozenModel):
-    """What is computed from the times."""
+    """The metrics computed from the times."""
 
     au_percent: PositiveFloat | None = Field(None, le=100, description="required accelerator utilisation")
     exclude_start_steps: CountOrNone = Field(1, description="steps per epoch excluded from the utilisation")
@@ -276,7 +276,7 @@ class Workload(FrozenModel):
             )
 
     def steps_per_epoch(self, ranks: int) -> int:
-        """Of each rank: as many as the samples fill. Without a data set, the stated steps."""
+        """Steps per rank and epoch: the number of full batches. Without a data set, the given steps."""
         if self.dataset is None:
             return self.train.steps
         sharing = ranks if self.reader.partition else 1

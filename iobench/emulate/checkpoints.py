@@ -1,4 +1,4 @@
-"""Writing checkpoints and reading them back: each writing rank its files, in pieces, forced to the device."""
+"""Writes checkpoints and reads them back: each writing rank writes its files in pieces, synced to the device."""
 
 import contextlib
 import os
@@ -103,7 +103,7 @@ class Checkpoints:
         self.transfers.append(Transfer("read", number, sum(self.sizes), seconds, 0.0))
 
     def remove(self) -> None:
-        """Remove what is there of this rank's checkpoints."""
+        """Remove this rank's checkpoints."""
         for number in range(max(0, self._written - 1), self._written + 1):
             self._remove(number)
         with contextlib.suppress(OSError):
@@ -112,7 +112,9 @@ class Checkpoints:
     def _remove(self, number: int) -> None:
         for path in self._paths(number):
             path.unlink(missing_ok=True)
-        with contextlib.suppress(OSError):  # not empty: other ranks' files, and the last of them removes it
+        with contextlib.suppress(
+            OSError
+        ):  # not empty: contains files of other ranks, the last of which removes it
             (self._folder / f"checkpoint-{number}").rmdir()
 
     def _paths(self, number: int) -> list[Path]:
@@ -120,7 +122,7 @@ class Checkpoints:
         return [folder / f"rank{self._rank}-{file}" for file in range(len(self.sizes))]
 
     def _write_file(self, path: Path, size: int) -> tuple[float, float]:
-        """Seconds of the file, and those of its fsync among them."""
+        """Seconds for the file, and the part for its fsync."""
         buffer, step = self._buffer, self._settings.transfer_bytes
         start = clock()
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
@@ -130,7 +132,7 @@ class Checkpoints:
             while left:
                 if at + min(step, left) > len(buffer):
                     at = 0
-                    np.add(buffer, 1, out=buffer)  # other bytes than the last time round
+                    np.add(buffer, 1, out=buffer)  # different bytes from the previous checkpoint
                 start = clock()
                 count = os.write(fd, buffer[at : at + min(step, left)].data)
                 seconds += clock() - start

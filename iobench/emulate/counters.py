@@ -1,4 +1,4 @@
-"""What the kernel counts: bytes that a process fetched from storage, and bytes that the device moved."""
+"""Counters of the kernel: bytes that a process fetched from storage, and bytes transferred by the device."""
 
 import contextlib
 import os
@@ -10,7 +10,7 @@ SECTOR = 512  # of /sys/block/*/stat, whatever the device's (Documentation/block
 
 
 class ProcessIo:
-    """``/proc/self/io`` (proc(5)), kept open: a reading costs some microseconds. ``counted`` false: the data is
+    """``/proc/self/io`` (proc(5)), kept open: a reading takes a few microseconds. ``counted`` false: the data is
     not on this machine's devices, and nothing is read."""
 
     def __init__(self, counted: bool = True) -> None:
@@ -20,8 +20,8 @@ class ProcessIo:
                 self._fd = os.open("/proc/self/io", os.O_RDONLY | os.O_CLOEXEC)
 
     def read_bytes(self) -> int | None:
-        """Bytes fetched from the storage layer for this process, readahead included; None if not counted. What
-        came from the page cache is not in it, nor, on some network file systems, what came over the network."""
+        """Bytes fetched from the storage layer for this process, readahead included; None if not counted.
+        Bytes from the page cache are not included, nor, on some network file systems, bytes from the network."""
         if self._fd < 0:
             return None
         for line in os.pread(self._fd, 512, 0).split(b"\n"):
@@ -36,7 +36,7 @@ class ProcessIo:
 
 
 class DeviceIo(NamedTuple):
-    """Bytes that the whole machine moved to and from the block device of a folder."""
+    """Bytes transferred to and from the block device of a folder by the whole machine."""
 
     read_bytes: int
     written_bytes: int

@@ -38,12 +38,12 @@ class Settings:
 
 
 class _Rank:
-    """What the parts of an emulation on one rank share."""
+    """State shared by the parts of an emulation on one rank."""
 
     def __init__(self, workload: Workload, layout: Layout | None, world: World, settings: Settings) -> None:
         self.workload, self.layout, self.world, self.settings = workload, layout, world, settings
         self.folder = layout.place.folder if layout else None
-        # What other programs read from this machine's devices says nothing of an object store.
+        # Reads from this machine's devices are unrelated to an object store.
         self.process = ProcessIo(counted=layout is None or self.folder is not None)
         self.random = np.random.default_rng([7, world.rank])  # of the waits
 
@@ -87,9 +87,9 @@ def emulate(
             pipeline = rank.pipeline(
                 "train", epoch, steps, workload.reader.batch_size, storage.open, activity
             )
-        done = train.steps - left if train.steps else epoch * per_epoch
+        steps_done = train.steps - left if train.steps else epoch * per_epoch
 
-        def after_step(step: int, before: int = done) -> bool:
+        def after_step(step: int, before: int = steps_done) -> bool:
             every = workload.checkpoint.every_steps
             if not every or (before + step + 1) % every:
                 return False
@@ -135,8 +135,8 @@ def emulate(
 
 
 def emulate_null(workload: Workload, layout: Layout, world: World, settings: Settings) -> Run:
-    """Some steps of the same workload with its data in memory: what the machine does with storage that takes
-    no time. Called by all ranks."""
+    """Some steps of the same workload with its data in memory: the performance of the machine with infinitely
+    fast storage. Called by all ranks."""
     rank, run, activity = _Rank(workload, layout, world, settings), Run(), Activity()
     reader, per_epoch = workload.reader, workload.steps_per_epoch(world.size)
     steps = min(settings.null_steps, per_epoch)
@@ -184,7 +184,7 @@ def _load_all(rank: _Rank, layout: Layout, run: Run) -> float:
     sharing = rank.world.size if workload.reader.partition else 1
     samples = layout.dataset.samples // sharing
     activity, start = Activity(), clock()
-    activity.waiting(True)  # nothing is computed meanwhile
+    activity.waiting(True)  # without concurrent computation
     pipeline = rank.pipeline("train", 0, samples, 1, Storage(layout, workload.reader).open, activity)
     kept = [pipeline.next_batch() for _ in range(samples)]
     activity.waiting(False)
@@ -212,17 +212,17 @@ def _evaluate(rank: _Rank, layout: Layout, epoch: int, run: Run) -> None:
 
 
 def _prepare_cache(layout: Layout, world: World, cache: Cache, epoch: int, run: Run) -> None:
-    """The page cache of each node as the settings want it before an epoch, and how much of the data is in it."""
+    """Prepare the page cache of each node as set, and return the share of the data in it."""
     splits: tuple[Split, ...] = ("train", "validation")
     paths = [layout.path(split, file) for split in splits for file in range(layout.files(split))]
-    mine = paths[world.local_rank :: world.local_size]
+    own_paths = paths[world.local_rank :: world.local_size]
     if cache == "each" or (cache == "first" and epoch == 0):
-        pagecache.evict(mine)
+        pagecache.evict(own_paths)
     elif cache == "warm" and epoch == 0:
-        for path in mine:
+        for path in own_paths:
             _read_through(path)
     world.barrier()
-    looked_at = random_module.Random(epoch).sample(mine, min(LOOKED_AT, len(mine)))
+    looked_at = random_module.Random(epoch).sample(own_paths, min(LOOKED_AT, len(own_paths)))
     resident = [pagecache.resident_fraction(path) for path in looked_at]
     run.resident.append(float(np.mean(resident)) if resident else 0.0)
 

@@ -27,8 +27,8 @@ OpenFile = Callable[[Split, int, ReadStatistics], tuple[CountedFile, Sizes]]
 
 @dataclass
 class ThreadTimes:
-    """What one reader thread did. ``decode_s``, what samples took beyond their reads, is right once the statistics
-    are settled."""
+    """Times of one reader thread. ``decode_s``, the time for samples beyond their reads, is valid once the
+    statistics are settled."""
 
     statistics: ReadStatistics
     samples: int = 0
@@ -44,7 +44,7 @@ class ThreadTimes:
 
 @dataclass
 class Storage:
-    """The files of a data set, where they are."""
+    """The files of a data set in their storage."""
 
     layout: Layout
     reader: Reader
@@ -69,7 +69,7 @@ class Storage:
 
 @dataclass
 class NullStorage:
-    """A few files of a data set in memory, which stand for all: storage that takes no time."""
+    """A few files of a data set in memory, representing all: infinitely fast storage."""
 
     layout: Layout
     files: dict[int, Any]
@@ -97,12 +97,12 @@ class NullStorage:
 
 
 class Pipeline:
-    """An epoch's samples, read by ``reader.threads`` threads, handed out in batches by ``next_batch``.
+    """An epoch's samples, read by ``reader.threads`` threads, delivered in batches by ``next_batch``.
 
-    With 0 threads ``next_batch`` reads by itself. Samples of one piece keep their order; those of different
-    threads come as they are ready, as in a pipeline that does not ask for a fixed order. With
-    ``reader.preprocess_threads`` samples go through one of these before they are ready. ``next_batch`` raises
-    what a thread raised. ``times``: of the reader threads, then of those.
+    With 0 threads ``next_batch`` itself reads. Samples of one piece keep their order; those of different
+    threads are delivered when ready, as in a pipeline without a fixed order. With
+    ``reader.preprocess_threads`` samples are preprocessed by one of these threads. ``next_batch`` raises the
+    exceptions of threads. ``times``: of the reader threads, then of the preprocessing threads.
     """
 
     def __init__(
@@ -159,7 +159,7 @@ class Pipeline:
         return batch
 
     def stop(self) -> None:
-        """End the threads; what they have begun is finished first."""
+        """Stop the threads after they have finished their current work."""
         with self._change:
             self._stopped = True
             self._change.notify_all()
@@ -183,7 +183,7 @@ class Pipeline:
                 try:
                     sample = next(samples)
                 except StopIteration:
-                    with self._change:  # the place goes to a thread that has samples left
+                    with self._change:  # the slot goes to a thread that has samples left
                         self._claimed -= 1
                         self._change.notify_all()
                     return
@@ -231,7 +231,7 @@ class Pipeline:
             self._change.notify_all()
 
     def _samples(self, number: int) -> Generator[Any, None, None]:
-        """The samples that thread ``number`` reads, one by one, until there is no more work."""
+        """The samples that thread ``number`` reads, in order, until no work is left."""
         times = self.times[number]
         statistics, reader = times.statistics, self._reader
         files: OrderedDict[int, tuple[SampleReader, CountedFile, Sizes]] = OrderedDict()
@@ -272,7 +272,7 @@ class Pipeline:
         return find(self._dataset.format).open_samples(counted, sizes, self._dataset)
 
     def _make_room(self, files: OrderedDict[int, tuple[SampleReader, CountedFile, Sizes]]) -> None:
-        # In sequential order a thread is done with a file when it opens the next.
+        # In sequential order a thread has finished a file when it opens the next.
         most = 1 if self._reader.sample_order == "sequential" else OPEN_FILES
         while len(files) >= most:
             _, (samples, _, _) = files.popitem(last=False)

@@ -1,4 +1,4 @@
-"""Which samples a rank reads in an epoch, in which order, cut into pieces of work for its reader threads."""
+"""The samples of a rank in an epoch and their order, divided into pieces of work for its reader threads."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,12 +10,12 @@ from mlhpc.errors import UserError, count
 from mlhpc.iobench.definition.schema import Dataset, Reader, Workload
 
 Numbers = npt.NDArray[np.int64]
-_RANDOM = 1 << 32  # apart from the keys of the orders
+_RANDOM = 1 << 32  # different from the keys of the orders
 
 
 @dataclass(frozen=True)
 class Piece:
-    """Samples ``samples`` (numbers in the file) of file ``file``, read one after the other."""
+    """Samples ``samples`` (numbers in the file) of file ``file``, read sequentially."""
 
     file: int
     samples: Numbers
@@ -51,10 +51,10 @@ def pieces(
 ) -> Iterator[Piece]:
     """The work of a rank in an epoch: ``samples`` samples.
 
-    The files are put in their order, the same on all ranks; each rank takes an equal stretch of all samples,
-    or all of them. With ``sample_order`` sequential a piece is what the stretch has of one file; shuffled, all
-    samples of the stretch are permuted, and a piece is one sample; random, they are drawn with replacement
-    from it.
+    The files are ordered, identically on all ranks; each rank gets an equal contiguous part of all samples,
+    or all of them. With ``sample_order`` sequential, a piece contains the samples of one file in this part;
+    with shuffled, all samples of the part are permuted, and a piece is one sample; with random, they are
+    drawn with replacement.
     """
     per_file = dataset.samples_per_file
     order = np.arange(files)

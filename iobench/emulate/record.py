@@ -1,4 +1,4 @@
-"""What a rank's emulation leaves behind, before it is summed up."""
+"""The measurements of a rank's emulation, before they are summarised."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -56,7 +56,7 @@ class Reading:
 
 @dataclass
 class Run:
-    """One emulation on one rank: of the real storage, or of the null storage."""
+    """One emulation on one rank: with the real storage or the null storage."""
 
     epochs: list[EpochTimes] = field(default_factory=list)
     evaluations: list[EpochTimes] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""The emulated training loop of a rank: wait for a batch, compute for a while, wait for the other ranks."""
+"""The emulated training loop of a rank: wait for a batch, emulate computation, wait for the other ranks."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -66,7 +66,7 @@ def run_steps(
     for step in range(steps):
         start = clock()
         if pipeline:
-            del batch  # as a training loop does not keep the last one
+            del batch  # like a training loop, which does not keep the last one
             activity.waiting(True)
             batch = pipeline.next_batch()
             activity.waiting(False)

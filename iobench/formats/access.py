@@ -1,7 +1,6 @@
-"""Reading a file so that every call is known: how many bytes, where, and how long it took.
+"""Reads files and counts every call: bytes, position and time.
 
-All formats read through ``CountedFile``; nothing is read beside it, so that what is counted here is what the
-application asked of its storage.
+All formats read only through ``CountedFile``, so the counts are the application's requests to its storage.
 """
 
 import mmap
@@ -17,7 +16,7 @@ from mlhpc.errors import UserError
 from mlhpc.iobench.formats.counting import UNSETTLED, ReadStatistics, clock
 
 ALIGNMENT = 4096
-"""Of offset, length and address with O_DIRECT: enough for the logical blocks of every disk (open(2), NOTES)."""
+"""Of offset, length and address with O_DIRECT: sufficient for the logical blocks of all disks (open(2), NOTES)."""
 LARGEST_READ = 1 << 30
 """Linux reads at most 2 GiB less a page at once (read(2))."""
 DIRECT_READ = 8 << 20
@@ -30,9 +29,9 @@ Bytes = npt.NDArray[np.uint8]
 class CountedFile:
     """A file open for reading. Not for several threads at once.
 
-    ``transfer``: bytes of the largest read, 0 for no limit. ``streaming``: the samples are read one after the
-    other, through a window of ``transfer`` bytes, as buffered input streams do; otherwise exactly what is
-    asked for is read. Raises UserError if the file cannot be opened, read, or ends early.
+    ``transfer``: maximum bytes of a read, 0 for no limit. ``streaming``: the samples are read sequentially
+    through a window of ``transfer`` bytes, like buffered input streams; otherwise exactly the requested bytes
+    are read. Raises UserError if the file cannot be opened, read, or ends early.
     """
 
     def __init__(
@@ -61,7 +60,7 @@ class CountedFile:
         statistics.open_s += clock() - start
 
     def _begin(self, path: Path | str, statistics: ReadStatistics, transfer: int, streaming: bool) -> None:
-        """What a file that is not opened here needs as well. ``path`` is for messages."""
+        """Initialisation also needed for files not opened here. ``path`` is for messages."""
         self.path = path
         self._statistics = statistics
         self._transfer = min(transfer or LARGEST_READ, LARGEST_READ)
@@ -82,7 +81,7 @@ class CountedFile:
             self._aligned.close()
 
     def read(self, offset: int, length: int) -> Bytes:
-        """``length`` bytes from ``offset``, in memory of their own."""
+        """``length`` bytes from ``offset``, in a separate buffer."""
         out = np.empty(length, np.uint8)
         self.read_into(offset, out)
         return out
@@ -108,7 +107,7 @@ class CountedFile:
             self._from_window(at, out[done:])
 
     def _from_window(self, offset: int, out: Bytes) -> int:
-        """Copy what the window has from ``offset`` on; returns how many bytes."""
+        """Copy the window's bytes from ``offset`` on; returns their number."""
         start = offset - self._window_at
         if not 0 <= start < len(self._window):
             return 0
@@ -133,8 +132,8 @@ class CountedFile:
             ) from error
 
     def _read_run(self, offset: int, out: memoryview) -> int:
-        """A run of reads into ``out``, until it is full or one of them is cut short; the bytes that it brought."""
-        # Names of this function are faster than attributes, and what the loop does is paid for every read.
+        """A run of reads into ``out``, until it is full or one of them is short; returns the number of bytes."""
+        # Local names are faster than attributes, and the loop runs for every read.
         fd, transfer, read, now, at = self._fd, self._transfer, self._preadv, clock, 0
         length = min(len(out), UNSETTLED * transfer)
         note = self._statistics.begin_run(transfer, length)
@@ -151,7 +150,7 @@ class CountedFile:
         return at + count
 
     def _read_direct(self, offset: int, out: memoryview) -> int:
-        """One direct read; the bytes that it brought into ``out``."""
+        """One direct read into ``out``; returns the number of bytes."""
         part = out[: self._transfer]
         begin = clock()
         count = self._preadv_direct(self._fd, (part,), offset)
@@ -162,7 +161,7 @@ class CountedFile:
         return count
 
     def _blocks(self, offset: int, length: int) -> tuple[int, int]:
-        """Where a direct read of ``length`` bytes from ``offset`` begins, and how many bytes it asks for."""
+        """Start and length of the aligned direct read for ``length`` bytes from ``offset``."""
         begin = offset // ALIGNMENT * ALIGNMENT
         return begin, min(-(-(offset + length - begin) // ALIGNMENT) * ALIGNMENT, self._aligned_bytes)
 
@@ -181,7 +180,7 @@ class CountedFile:
 
 
 class MemoryFile(CountedFile):
-    """A file whose bytes are in memory: storage that takes no time. Nothing is counted."""
+    """A file whose bytes are in memory: infinitely fast storage. Nothing is counted."""
 
     def __init__(self, path: Path, data: Bytes) -> None:
         self.path, self.size, self._data = path, len(data), data
@@ -192,14 +191,14 @@ class MemoryFile(CountedFile):
     def read(self, offset: int, length: int) -> Bytes:
         if offset < 0 or offset + length > self.size:
             raise UserError(f"{self.path}: has {self.size} bytes, {offset + length} are expected: damaged")
-        return self._data[offset : offset + length]  # no copy: it takes no time
+        return self._data[offset : offset + length]  # no copy
 
     def read_into(self, offset: int, out: Bytes) -> None:
         out[:] = self.read(offset, len(out))
 
 
 class FileObject:
-    """A counted file as libraries want it: with a position."""
+    """A counted file with a position, for libraries."""
 
     def __init__(self, file: CountedFile) -> None:
         self._file, self._at = file, 0

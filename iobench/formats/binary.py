@@ -1,4 +1,4 @@
-"""Samples one after the other, nothing between them: what large sets of tokens and features are kept in."""
+"""Contiguous samples without framing, as used for large sets of tokens and features."""
 
 from collections.abc import Sequence
 
@@ -32,7 +32,7 @@ def open_samples(file: CountedFile, sizes: Sizes, dataset: Dataset) -> Samples:
 
 
 class ExtentReader:
-    """Reads the ``extents`` of samples, in their order: what a program does that knows where its arrays are."""
+    """Reads the ``extents`` of samples in order, like a program that knows the positions of its arrays."""
 
     def __init__(self, file: CountedFile, sizes: Sizes, extents: Sequence[Extent]) -> None:
         self._file, self._extents = file, extents

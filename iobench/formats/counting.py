@@ -1,4 +1,4 @@
-"""What a thread asked of its storage, counted at a cost that does not show in what is measured.
+"""Counts a thread's reads with negligible overhead.
 
 Of each read only when it ended is noted: it began when the one before it in its run ended, and where it was
 follows from that run. Notes take memory of fixed size, and many are counted at once.
@@ -36,11 +36,11 @@ class ReadEvent(NamedTuple):
 
 
 class Activity:
-    """How long at least one thread was reading, and how much of that the training loop spent waiting. Complete
-    once the threads have handed in their reads (``ReadStatistics.settle``).
+    """Time in which at least one thread was reading, and the part in which the training loop was waiting.
+    Complete once the threads have reported their reads (``ReadStatistics.settle``).
 
-    Times before the last handed-in read of the slowest thread are summed up and forgotten, so that memory does not
-    grow with the number of reads.
+    Times before the last reported read of the slowest thread are summed and discarded, so that memory does
+    not grow with the number of reads.
     """
 
     def __init__(self) -> None:
@@ -53,7 +53,7 @@ class Activity:
         self._waiting_since: float | None = None
 
     def enter(self) -> int:
-        """Take part: the number of a thread that will ``add`` its reads."""
+        """Register a thread that will ``add`` its reads; returns its number."""
         with self._lock:
             self._handed_in.append(-np.inf)
             return len(self._handed_in) - 1
@@ -93,7 +93,7 @@ class Activity:
             return self._waited_s
 
     def _sum_up(self, until: float) -> None:
-        """Count what was before ``until``, from when on other reads may still be handed in."""
+        """Sum up times before ``until``; later reads may still be reported."""
         reads = union(np.concatenate([np.empty((0, 2)), *self._reads]))
         if not len(reads):
             return
@@ -105,7 +105,7 @@ class Activity:
         if since is not None and since < until:
             waits.append((since, until))
         first = np.searchsorted(reads[:, 0], until)
-        if not first:  # a thread has handed in nothing yet
+        if not first:  # a thread has not reported any reads yet
             self._reads, self._kept = [reads], len(reads)
             return
         before = np.minimum(reads[:first], until)
@@ -138,8 +138,8 @@ def union(spans: Spans) -> Spans:
 
 @dataclass
 class ReadStatistics:
-    """What one thread asked of the storage. As in Darshan, a read is sequential when it starts at or behind
-    the end of the previous read of that file, consecutive when exactly there.
+    """Reads of one thread. As in Darshan, a read is sequential if it starts at or after the end of the
+    previous read of that file, consecutive if exactly there.
 
     Opens, calls and bytes are always up to date, for other threads too; the rest is after ``settle``.
     """
@@ -189,7 +189,7 @@ class ReadStatistics:
         return self._times.append
 
     def end_run(self, offset: int, transfer: int, length: int, previous_end: int) -> None:
-        """Where that run was, and how long."""
+        """Position and length of the run."""
         self._going_on = self.calls, self._going_on[1] + length, 0, 0, self._times, len(self._times)
         _RUN.pack_into(self._runs, self._noted, offset, transfer, length, previous_end)
         self._noted += _RUN.size
@@ -220,7 +220,7 @@ class ReadStatistics:
         counts = np.bincount(which, np.concatenate([number - 1, np.ones_like(number)]))
         for size, count in zip(sizes.tolist(), counts.astype(int).tolist(), strict=True):
             if count:
-                # Where sizes vary without end, only their powers of two are kept.
+                # If there are too many different sizes, only their powers of two are kept.
                 known = size in self.sizes or len(self.sizes) < DISTINCT_SIZES
                 self.sizes[size if known else 1 << (size - 1).bit_length()] += count
         if self.events is not None:

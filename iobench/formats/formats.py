@@ -1,4 +1,4 @@
-"""The formats by name. A format writes a file and reads its samples; a library is imported when it is needed."""
+"""The formats by name. A format writes a file and reads its samples; libraries are imported on use."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -30,7 +30,8 @@ class SampleReader(Protocol):
 @dataclass(frozen=True)
 class Format:
     """``module`` has ``write(fd, sizes, make_sample, dataset)`` and ``open_samples(file, sizes, dataset)``.
-    ``package`` is what it needs beside NumPy, ``import_name`` how that is imported, ``extra`` what installs it."""
+    ``package``: its requirement in addition to NumPy, ``import_name``: the name to import, ``extra``: the
+    extra that installs it."""
 
     name: str
     suffix: str

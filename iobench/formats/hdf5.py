@@ -1,7 +1,7 @@
 """HDF5: the samples of a file in one dataset ``samples`` of bytes, contiguous or in chunks with a filter.
 
-HDF5 itself decides which bytes to read, and reads them through the counted file: chunk by chunk, and its own
-metadata. The library is not thread-safe: h5py's lock admits one thread of a process at a time.
+HDF5 itself determines the reads, and performs them through the counted file: chunks and its metadata. The
+library is not thread-safe: h5py's lock admits one thread of a process at a time.
 """
 
 import os
@@ -39,7 +39,7 @@ def write(fd: int, sizes: Sizes, make_sample: MakeSample, dataset: Dataset) -> N
                 written[at : at + size] = make_sample(number, size)
                 at += size
     except Exception:
-        # HDF5 goes on after a failed write and fails again elsewhere: the first error is the one to report.
+        # HDF5 continues after a failed write and fails again elsewhere: the first error is reported.
         if output.error:
             raise output.error from None
         raise
@@ -62,7 +62,7 @@ class _Output:
         return self._at
 
     def read(self, length: int = -1) -> bytes:
-        """h5py takes for a file what has this; it calls ``readinto``."""
+        """h5py requires this method of file objects; it calls ``readinto``."""
         raise NotImplementedError
 
     def readinto(self, buffer: memoryview) -> int:

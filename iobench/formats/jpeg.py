@@ -1,8 +1,8 @@
-"""JPEG: one picture a file, decoded when it is read.
+"""JPEG: one image per file, decoded when it is read.
 
-A noisy picture is encoded once per process, as large as fits into the sample's bytes; application segments
-(APP15) of random bytes make up the rest, so that files have exactly the size asked for and no two of them are
-alike.
+A noisy image is encoded once per process, as large as fits into the sample's bytes; application segments
+(APP15) of random bytes fill the rest, so that all files have exactly the requested size and differ from each
+other.
 """
 
 import io

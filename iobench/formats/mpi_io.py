@@ -1,6 +1,6 @@
-"""Reading HDF5 files by MPI-IO, where h5py was built with it: HDF5's ``mpio`` driver, independent transfers.
+"""Reads HDF5 files with MPI-IO, if h5py was built with it: HDF5's ``mpio`` driver, independent transfers.
 
-HDF5 reads by itself then. What is counted is each sample asked of it; the reads of the MPI library are not seen.
+HDF5 itself reads, so requests for samples are counted, but not the reads of the MPI library.
 """
 
 import os
@@ -16,7 +16,7 @@ from mlhpc.iobench.formats.counting import ReadStatistics, clock
 
 def require_mpi(ranks: int, shared: bool) -> None:
     """Raise UserError unless h5py here can read by MPI-IO, and, for a file that all ``ranks`` open together
-    (``shared``), MPI has as many."""
+    (``shared``), MPI has the same number."""
     import h5py
 
     if not h5py.get_config().mpi:

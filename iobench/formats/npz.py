@@ -1,7 +1,7 @@
 """NumPy's ``.npz``: a zip file, stored, with one array ``x`` of all samples of the file, uint8.
 
-``np.load`` reads the file's directory at its end, then the array, and checks its CRC-32; so does this, with the
-reads of the workload's size. The samples of a file are read together, as the array is one.
+``np.load`` reads the file's directory at its end, then the array, and checks its CRC-32; so does this, with
+the transfer size of the workload. The samples of a file are read together, since they are one array.
 """
 
 import io
@@ -32,7 +32,7 @@ def write(fd: int, sizes: Sizes, make_sample: MakeSample, dataset: Dataset) -> N
 
 
 class _Unseekable(io.RawIOBase):
-    """What zipfile writes to: only forward, so that it puts sizes behind the data, and never half of a write."""
+    """Output of zipfile: not seekable, so that sizes are written after the data; writes are complete."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -47,7 +47,7 @@ class _Unseekable(io.RawIOBase):
 
 
 class Samples:
-    """The array is read with the first sample asked for; the others are in memory then."""
+    """The array is read with the first requested sample; the others are then in memory."""
 
     def __init__(self, file: CountedFile, sizes: Sizes) -> None:
         self._file, self._sizes = file, sizes

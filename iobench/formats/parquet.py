@@ -1,4 +1,4 @@
-"""Parquet: one binary column ``sample``, a row group for each sample, so that a sample can be read by itself."""
+"""Parquet: one binary column ``sample``, a row group for each sample, so that samples can be read individually."""
 
 import os
 from typing import Any

@@ -1,4 +1,4 @@
-"""CSV: a sample is a row of ``columns`` numbers, as many digits each as fill its bytes."""
+"""CSV: a sample is a row of ``columns`` numbers, with enough digits to fill its bytes."""
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +20,7 @@ def write(fd: int, sizes: Sizes, make_sample: MakeSample, dataset: Dataset) -> N
 
 def row(content: Bytes, columns: int) -> Bytes:
     """A row of ``columns`` numbers between 0 and 1 (``.27`` and so on), as long as ``content``, from its
-    bytes. Where a number would have more than DIGITS digits, blanks are added."""
+    bytes. Numbers of more than DIGITS digits are padded with spaces instead."""
     text = content % np.uint8(10) + np.uint8(ord("0"))
     ends = (np.arange(1, columns + 1) * len(text)) // columns - 1
     starts = np.concatenate([[0], ends[:-1] + 1])

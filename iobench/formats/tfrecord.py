@@ -1,6 +1,6 @@
-"""TFRecord files of ``tf.train.Example`` with one bytes feature, ``sample``; plain, or one gzip stream a file.
+"""TFRecord files of ``tf.train.Example`` with one bytes feature, ``sample``; plain, or one gzip stream per file.
 
-Where records start follows from the sizes of the samples, so that any record can be read without an index.
+The positions of records follow from the sizes of the samples, so any record can be read without an index.
 """
 
 import struct
@@ -77,7 +77,7 @@ class Samples:
 
 
 class GzipSamples:
-    """A gzip stream is read and inflated whole."""
+    """Reads and decompresses the whole gzip stream."""
 
     def __init__(self, file: CountedFile, sizes: Sizes) -> None:
         self._file, self._sizes = file, record_sizes(sizes) + tfrecord.RECORD_OVERHEAD
@@ -98,7 +98,7 @@ class GzipSamples:
         try:
             inflate: Any = igzip.decompress
             data = np.frombuffer(inflate(self._file.read(0, self._file.size)), np.uint8)
-        except Exception as error:  # isal raises types of its own
+        except Exception as error:  # isal raises its own exceptions
             raise UserError(f"{self._file.path}: corrupt gzip file: {error}; regenerate it") from error
         if len(data) != self._sizes.sum():
             raise UserError(f"{self._file.path}: inflates to {len(data)} bytes, not {self._sizes.sum()}")

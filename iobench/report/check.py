@@ -1,4 +1,4 @@
-"""``mlhpc io check``: finished runs against the rules of MLPerf Storage."""
+"""``mlhpc io check``: checks runs against the rules of MLPerf Storage."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ def read_result(run: Path) -> dict[str, Any]:
 
 
 def check_runs(runs: Sequence[Path], memory_bytes: int) -> list[str]:
-    """Findings against runs that are to be one result. Raises UserError if they are of different workloads."""
+    """Findings about runs of one result. Raises UserError if they are of different workloads."""
     results = [read_result(run) for run in runs]
     first = results[0]
     for run, other in zip(runs, results, strict=True):

@@ -27,7 +27,7 @@ _RESOURCES = {
 
 
 def print_result(result: Mapping[str, Any], console: Console) -> None:
-    """The epochs as a table, and under it what they come to."""
+    """Print the epochs as a table, followed by a summary."""
     if result["epochs"]:
         print_table(epochs_table(result), console)
     for line in summary_lines(result):
@@ -53,7 +53,7 @@ def epochs_table(result: Mapping[str, Any]) -> Table:
 
 
 def summary_lines(result: Mapping[str, Any]) -> list[str]:
-    """The result in sentences, each figure with what it was measured on."""
+    """The result in sentences, with the basis of each figure."""
     lines = []
     reading = result["reading"]
     if reading["calls"]:
@@ -134,7 +134,7 @@ def print_similarity(found: Similarity, console: Console) -> None:
 
 
 def print_simulated(fitted: Fit, system: System, found: Sequence[Simulated], console: Console) -> None:
-    """The simulated runs, each beside as many times the rate of the first as it has ranks more."""
+    """Print the simulated runs, with their efficiency relative to the first."""
     of_one = found[0].samples_per_s / found[0].ranks
     columns: dict[str, Callable[[Simulated], Cell | str]] = {
         "ranks": lambda each: str(each.ranks),
@@ -196,7 +196,7 @@ class Compared(Protocol):
 
 
 def print_sweep(points: Sequence[Measured], found: Mapping[str, Compared | None], console: Console) -> None:
-    """Every combination with its runs' median, least and most, and what is recommended."""
+    """Print every combination with median, minimum and maximum of its runs, and the recommendation."""
     columns: dict[str, Callable[[Measured], Cell | str]] = {
         "settings": lambda point: point.named,
         "samples/s": lambda point: figure(point.rate),

@@ -1,4 +1,4 @@
-"""A command's reads as the kernel sees them: ``strace -f``, the same for a training run and for its emulation."""
+"""Records a command's reads with ``strace -f``, for a training run and its emulation alike."""
 
 import json
 import re
@@ -27,7 +27,7 @@ _READS = {"read", "pread64", "preadv", "preadv2", "readv"}
 
 @dataclass
 class _File:
-    """A file as one thread group reads it: where the last read ended, and where ``read`` goes on."""
+    """A file read by one thread group: end of the last read, and the file position of ``read``."""
 
     at: int = 0
     end: int = -1
@@ -35,8 +35,8 @@ class _File:
 
 @dataclass
 class Reads:
-    """All reads of files below a folder. As in Darshan, a read is sequential at or behind the end of the
-    previous one of that file, consecutive exactly there."""
+    """All reads of files below a folder. As in Darshan, a read is sequential if it starts at or after the end
+    of the previous one of that file, consecutive if exactly there."""
 
     sizes: list[int] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
@@ -48,15 +48,16 @@ class Reads:
 
     @property
     def io_percent(self) -> float:
-        """Per cent of the time from the first read to the end of the last in which at least one was under way."""
+        """Per cent of the time from the first read to the end of the last in which at least one was in
+        progress."""
         if not self.spans:
             return 0.0
         whole = max(end for _, end in self.spans) - min(start for start, _ in self.spans)
         return 100 * union_s(self.spans) / whole if whole > 0 else 100.0
 
     def factors(self) -> dict[str, float]:
-        """The eight factors of paper 004's Fig. 8. I/O time: seconds in which at least one read was under way;
-        bandwidths are those of single reads."""
+        """The eight factors of paper 004's Fig. 8. I/O time: seconds in which at least one read was in
+        progress; bandwidths are those of single reads."""
         rates = [
             size / seconds for size, seconds in zip(self.sizes, self.seconds, strict=True) if seconds > 0
         ]
@@ -75,9 +76,9 @@ class Reads:
 
 
 def observe(command: Sequence[str], below: Path, out: Path) -> int:
-    """Run ``command`` under strace, and write what it read below ``below`` to ``out/observation.json``.
-    Returns the exit status of the command, whatever it is: a training run that misses its target has read as
-    well. Raises UserError, also when it read nothing."""
+    """Run ``command`` under strace, and write its reads below ``below`` to ``out/observation.json``. Returns
+    the exit status of the command, which may be nonzero: a training run that misses its target also reads.
+    Raises UserError, also if nothing was read."""
     if not command:
         raise UserError("no command to observe; give it after --")
     if out.exists():

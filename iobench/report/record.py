@@ -1,6 +1,6 @@
-"""What ``result.json`` of an emulation has to hold before it is checked, drawn or simulated from.
+"""Validation of an emulation's ``result.json`` before it is checked, drawn or simulated.
 
-A result may come from anybody: types and bounds are checked once, when it is read.
+Results are untrusted: types and bounds are checked once, when they are read.
 """
 
 from typing import Annotated, Any, Literal
@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from mlhpc.iobench.definition.schema import Workload
 
 LARGEST = 10**30
-"""Beyond any count, size in bytes or time in seconds."""
+"""Larger than any count, size in bytes or time in seconds."""
 
 Amount = Annotated[float, Field(ge=0, le=LARGEST, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=0, le=LARGEST)]
@@ -133,7 +133,7 @@ class _Result(_Part):
 
 
 def problem(found: Any) -> str | None:
-    """What keeps ``found`` from being a result, with its key; None if it is one."""
+    """The reason why ``found`` is not a valid result, with its key; None if it is valid."""
     try:
         _Result.model_validate(found)
     except ValidationError as error:

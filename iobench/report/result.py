@@ -1,4 +1,4 @@
-"""``result.json`` of an emulation: what each rank measured, and what that comes to over all ranks."""
+"""``result.json`` of an emulation: the measurements of each rank, and their totals."""
 
 import math
 import os
@@ -20,7 +20,7 @@ from mlhpc.iobench.report.utilisation import Shares, binding, shares
 
 
 def rank_summary(workload: Workload, run: Run, null: Run | None) -> dict[str, Any]:
-    """What this rank sends to rank 0: JSON types."""
+    """The summary sent to rank 0, in JSON types."""
     summary = {
         "host": os.uname().nodename,
         "cores": len(os.sched_getaffinity(0)),
@@ -61,15 +61,15 @@ def _epoch(epoch: EpochTimes, workload: Workload) -> dict[str, Any]:
 
 
 def _step_times(epochs: Sequence[EpochTimes]) -> dict[str, dict[str, float]]:
-    """Percentiles of the steps' waits, and of what waits took beyond what was asked, relative to that."""
+    """Percentiles of the steps' waits, and of the relative oversleep."""
     steps = np.concatenate([epoch.steps for epoch in epochs]) if epochs else np.empty((0, 8))
     found = {"wait_s": percentiles(steps[:, 1].tolist())}
-    asked = steps[:, 2] > 0
-    if asked.any():
-        relative = steps[asked, 3] / steps[asked, 2]
+    has_compute = steps[:, 2] > 0
+    if has_compute.any():
+        relative = steps[has_compute, 3] / steps[has_compute, 2]
         found["oversleep_relative"] = {
             **percentiles(relative.tolist()),
-            "mean": float(steps[asked, 3].sum() / steps[asked, 2].sum()),
+            "mean": float(steps[has_compute, 3].sum() / steps[has_compute, 2].sum()),
         }
     return found
 
@@ -80,7 +80,7 @@ def result(
     world: World,
     facts: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """The result of all ranks. ``facts``: the data folder, cache policy and the like, added as they are."""
+    """The result of all ranks. ``facts``: the data folder, cache policy and the like, added unchanged."""
     epochs = [
         _over_ranks([rank["epochs"][n] for rank in ranks], workload) for n in range(len(ranks[0]["epochs"]))
     ]
@@ -130,13 +130,13 @@ def _cpu_busy(ranks: Sequence[Mapping[str, Any]]) -> float:
     seconds = max(rank["null"]["seconds"] for rank in ranks)
     for rank in ranks:
         used[rank["host"]] = used.get(rank["host"], 0.0) + rank["null"]["cpu_s"]
-        # Ranks bound to cores of their own add up; unbound ones all see the same.
+        # The cores of bound ranks add up; unbound ranks share the same cores.
         cores[rank["host"]] = max(cores.get(rank["host"], 0), rank["cores"])
     return max(100 * used[host] / (cores[host] * seconds) for host in used) if seconds else 0.0
 
 
 def _over_ranks(parts: Sequence[Mapping[str, Any]], workload: Workload) -> dict[str, Any]:
-    """An epoch over all ranks: as long as on the slowest, its parts as means."""
+    """An epoch over all ranks: the duration of the slowest, means of the parts."""
     reads = workload.dataset is not None
     samples = sum(part["steps"] for part in parts) * workload.reader.batch_size if reads else 0
     seconds = max(part["seconds"] for part in parts)
@@ -158,7 +158,7 @@ def _over_ranks(parts: Sequence[Mapping[str, Any]], workload: Workload) -> dict[
 
 
 def reading(ranks: Sequence[Mapping[str, Any]], training_s: float) -> dict[str, Any]:
-    """The reads of all ranks: counts, sizes, shares, rates, and how much of the I/O was hidden."""
+    """The reads of all ranks: counts, sizes, shares, rates, and the hidden share of the I/O."""
     parts = [Reading(**rank["reading"]) for rank in ranks]
     sizes: Counter[int] = Counter()
     for part in parts:
@@ -167,21 +167,21 @@ def reading(ranks: Sequence[Mapping[str, Any]], training_s: float) -> dict[str, 
     def total(name: str) -> Any:
         return sum(getattr(part, name) for part in parts)
 
-    calls, asked, follow_ups = total("calls"), total("bytes"), total("follow_ups")
+    calls, requested, follow_ups = total("calls"), total("bytes"), total("follow_ups")
     device = [rank["device_bytes"] for rank in ranks]
     node = [rank["node_device"]["read_bytes"] for rank in ranks if rank["node_device"]]
     reading_s = total("reading_s")
     return {
         "calls": calls,
         "opens": total("opens"),
-        "bytes_asked": asked,
+        "bytes_asked": requested,
         "content_bytes": total("content_bytes"),
         "process_device_bytes": sum(device) if all(value is not None for value in device) else None,
         "node_device_bytes": sum(node) if node else None,
         "transfer_sizes": size_statistics(sizes),
         "sequential_percent": 100 * total("sequential") / follow_ups if follow_ups else None,
         "consecutive_percent": 100 * total("consecutive") / follow_ups if follow_ups else None,
-        "bandwidth": asked / training_s if training_s else None,
+        "bandwidth": requested / training_s if training_s else None,
         "bandwidth_while_reading": sum(part.bytes / part.reading_s for part in parts if part.reading_s)
         or None,
         "io_s": reading_s / len(parts),
@@ -211,7 +211,7 @@ def size_statistics(sizes: Counter[int]) -> dict[str, float] | None:
 
 
 def checkpoints(ranks: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Each checkpoint over its ranks: the longest time, and the bandwidth of all in that time."""
+    """Each checkpoint over its ranks: the longest time, and the total bandwidth in that time."""
     found = []
     keys = sorted({(t["kind"], t["number"]) for rank in ranks for t in rank["checkpoints"]}, reverse=True)
     for kind, number in sorted(keys, key=lambda key: (key[0] == "read", key[1])):

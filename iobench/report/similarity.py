@@ -1,8 +1,8 @@
-"""How alike the I/O of two runs is: paper 004's cosine, and the largest single difference beside it.
+"""The similarity of the I/O of two runs: paper 004's cosine, and the largest single difference.
 
 Devarajan et al. 2021 (paper 004), section V.B: each factor is divided by the larger of its two values, and S
-is the cosine of the two vectors. The cosine does not see an error that all factors share: twice as much of
-everything has S = 1. Hence the second number.
+is the cosine of the two vectors. The cosine is insensitive to an error common to all factors: doubling
+everything gives S = 1. Hence the second number.
 """
 
 import math
@@ -23,7 +23,7 @@ class Similarity:
 
     @property
     def largest(self) -> tuple[str, float]:
-        """The factor with the largest difference, and that."""
+        """The factor with the largest difference, and its value."""
         return max(self.differences.items(), key=lambda item: abs(item[1]))
 
     @property
@@ -32,8 +32,8 @@ class Similarity:
 
 
 def compare(first: Mapping[str, float], second: Mapping[str, float]) -> Similarity:
-    """``first`` and ``second``: the same non-negative factors of two runs. Factors that are 0 in both are left
-    out. Raises ValueError if the factors differ, or none is left."""
+    """``first`` and ``second``: the same non-negative factors of two runs. Factors that are 0 in both are
+    omitted. Raises ValueError if the factors differ, or none is left."""
     if first.keys() != second.keys():
         raise ValueError(f"different factors: {sorted(first.keys() ^ second.keys())}")
     differences = {

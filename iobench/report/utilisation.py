@@ -1,9 +1,9 @@
-"""Accelerator utilisation, and what the rest of the time went into.
+"""Accelerator utilisation, and the breakdown of the remaining time.
 
 MLPerf Storage (mlcommons/storage, Submission guidelines, "Metric"): AU = total compute time / total running time,
-where compute time is that of the steps as configured, and what comes before the first step's end is left out.
-DLIO's code adds up the sleep it measured instead, so a machine that oversleeps scores higher; here compute is what
-was asked for, and what it took beyond that counts against the utilisation.
+where compute time is that of the steps as configured, and the time before the first step's end is excluded.
+DLIO's code adds up the measured sleep instead, so a machine that oversleeps scores higher; here compute is
+the configured time, and oversleep counts against the utilisation.
 """
 
 from collections.abc import Sequence
@@ -13,14 +13,14 @@ from mlhpc.iobench.definition.schema import Metric
 from mlhpc.iobench.emulate.steps import EpochTimes
 
 KEEPS_UP = 5.0
-"""Per cent: with less than this lost, nothing binds but the compute itself."""
+"""Per cent: with smaller losses, compute is the bottleneck."""
 BUSY = 90.0
-"""Per cent of the cores: from here on what is slow is the processor, not the work in the reader threads."""
+"""Per cent of the cores: above this the processor is the bottleneck, not the work in the reader threads."""
 
 
 @dataclass(frozen=True)
 class Shares:
-    """Seconds of one rank, over the steps that count."""
+    """Seconds of one rank over the counted steps."""
 
     running_s: float
     compute_s: float
@@ -30,7 +30,7 @@ class Shares:
 
     @property
     def utilisation(self) -> float | None:
-        """Per cent; None when there was nothing to compute, or nothing ran."""
+        """Per cent; None without compute time or running time."""
         if self.running_s <= 0 or self.compute_s <= 0:
             return None
         return 100 * self.compute_s / self.running_s
@@ -59,10 +59,9 @@ def shares(epochs: Sequence[EpochTimes], metric: Metric) -> Shares:
 
 @dataclass(frozen=True)
 class Binding:
-    """Per cent of the running time: what the accelerators computed, and what kept them from it. They add up to
-    100.
-    ``oversleep``: the computing thread got its core, or the interpreter, back too late. ``resource``: the largest
-    of the losses, or ``compute`` where they are small; oversleep is the processor's."""
+    """Per cent of the running time: compute and its losses, which add up to 100. ``oversleep``: the computing
+    thread regained its core, or the interpreter, too late. ``resource``: the largest loss, or ``compute`` if
+    losses are small; oversleep counts as the processor."""
 
     resource: str
     compute: float
@@ -77,10 +76,9 @@ class Binding:
 def binding(real: Shares, null: Shares, cpu_busy_percent: float) -> Binding | None:
     """``real`` against steps of the same workload with ``null`` storage, each relative to its compute time.
 
-    What a run waits for data and for other ranks beyond the null run is storage's: ranks also wait for one
-    that waits for data. The rest of it is divided as in the null run: between decoding, or the processor where
-    its cores were
-    ``cpu_busy_percent`` busy, and the barrier. None when there was nothing to compute.
+    The waits for data and for other ranks beyond those of the null run are due to storage: ranks also wait
+    for others that wait for data. The rest is divided as in the null run: between decoding, or the processor
+    if its cores were ``cpu_busy_percent`` busy, and the barrier. None without compute time.
     """
     if real.utilisation is None or null.utilisation is None:
         return None

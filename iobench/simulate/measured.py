@@ -1,4 +1,4 @@
-"""Service times of a storage, from runs of the workload on one and two ranks."""
+"""Service times of storage, from runs of the workload on one and two ranks."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,16 +12,18 @@ _HALVINGS = 30
 SPREAD = 0.03
 """Maximum difference of the rates of equal runs."""
 APART = 1.3
-"""Of the largest share of a read that the runs allow to the smallest: above that they say little about it."""
+"""Ratio of the largest to the smallest exclusive share consistent with the runs, above which they do not
+determine it."""
 LEAST = 0.01
-"""Share of a read: two ranks that were more than twice as fast as one share nothing that could be measured."""
+"""Minimum exclusive share: with less, two ranks were more than twice as fast as one, and sharing could not be
+measured."""
 
 
 @dataclass(frozen=True)
 class Fit:
-    """``measured`` and ``simulated``: samples/s on one rank and on two. Where they differ the simulation has no
-    grounds: the runs were disturbed, or wait for something that is not in it. ``exclusive``: between which shares
-    of a read it takes from other readers would explain the second run to 3%."""
+    """``measured`` and ``simulated``: samples/s on one rank and on two. If they differ, the simulation is
+    unreliable: the runs were disturbed, or waited for something not simulated. ``exclusive``: between which
+    shares of a read it takes from other readers would explain the second run to 3%."""
 
     service: Service
     system: System
@@ -31,23 +33,23 @@ class Fit:
 
     @property
     def told_apart(self) -> bool:
-        """Whether the two ranks competed for the storage enough to say how many more it can serve."""
+        """Whether the two ranks competed enough for storage to determine its capacity."""
         low, high = self.exclusive
         return low > LEAST and high <= APART * low
 
     @property
     def error(self) -> float:
-        """The larger relative error of the two."""
+        """The larger of the two relative errors."""
         return max(abs(s / m - 1) for s, m in zip(self.simulated, self.measured, strict=True))
 
 
 def fit(workload: Workload, results: Sequence[Mapping[str, Any]]) -> Fit:
-    """The service times in the ``result.json`` of a run on one rank, and the share of a read that two ranks cannot
-    do at once: the one with which the simulation of two ranks is as fast as the second run was. The system is the
-    one that was measured, a single target and metadata server.
+    """The service times in the ``result.json`` of a run on one rank, and the exclusive share of a read,
+    chosen such that the simulation of two ranks is as fast as the second run. The system is the measured one,
+    with a single target and metadata server. The runs read the data of ``workload`` in the same way, but may
+    have other steps, reader threads and prefetching:
 
-    The runs read the data of ``workload`` as it does, but may have other steps, reader threads and prefetching:
-    two ranks that only read, with several threads, tell how much the storage can serve.
+    two ranks that only read, with several threads, determine the capacity of storage.
 
     Raises UserError if the runs are not of one and two ranks of this workload, or read nothing.
     """
@@ -91,7 +93,7 @@ def fit(workload: Workload, results: Sequence[Mapping[str, Any]]) -> Fit:
 
 
 def _share(rate: Callable[[int, float], float], measured: float) -> float:
-    """Of a read, what is the device's alone: the more, the slower are two ranks."""
+    """The exclusive share of a read: the larger, the slower are two ranks."""
     low, high = 0.0, 1.0
     for _ in range(_HALVINGS):
         share = (low + high) / 2
@@ -103,7 +105,7 @@ def _share(rate: Callable[[int, float], float], measured: float) -> float:
 
 
 def _reads(stated: Mapping[str, Any]) -> object:
-    """What of a workload decides how long a read takes."""
+    """The settings of a workload that determine the duration of a read."""
     reader = {
         key: value for key, value in stated.get("reader", {}).items() if key not in ("threads", "prefetch")
     }

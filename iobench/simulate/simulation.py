@@ -1,12 +1,12 @@
-"""A workload on more ranks than there are: a discrete-event simulation of its readers and its storage.
+"""Simulates a workload on many ranks: a discrete-event simulation of its readers and its storage.
 
 Every rank has its reader threads, its queue of ready samples, its steps and the barrier, as in an emulated run.
-What they share are queues served first come, first served: metadata servers (opening a file, looking up a sample
+They share FIFO queues: metadata servers (opening a file, looking up a sample
 in a shared one), storage targets (the bytes), and the cores of a node (decoding). Read ``simulate`` first.
 
-A file lies on one target, and its metadata on one server. A file that all ranks share lies on all targets, sample
-by sample, but has one metadata server: that is why one shared file stops scaling where many files do not
-(Devarajan et al. 2021, paper 004, Figs. 14 and 15).
+A file is on one target, and its metadata on one server. A file shared by all ranks is distributed over all
+targets by sample, but has one metadata server: this limits the scaling of a single shared file compared with
+many files (Devarajan et al. 2021, paper 004, Figs. 14 and 15).
 """
 
 from collections.abc import Callable
@@ -18,9 +18,9 @@ from mlhpc.iobench.definition.schema import Workload
 
 @dataclass(frozen=True)
 class Service:
-    """What a rank's requests take, in seconds. ``open_s``: opening a file, or a lookup. ``latency_s``: of a
-    sample's reads, the part that other readers do not lengthen; ``device_s``: the part in which the target serves
-    nobody else. ``decode_s``: a core's work on a sample."""
+    """Durations of a rank's requests in seconds. ``open_s``: opening a file, or a lookup. ``latency_s``: the
+    part of a sample's reads independent of other readers; ``device_s``: the part in which the target is
+    exclusively used. ``decode_s``: CPU time per sample."""
 
     open_s: float
     latency_s: float
@@ -30,7 +30,7 @@ class Service:
 
 @dataclass(frozen=True)
 class System:
-    """``targets``: storage targets, each as fast as the one measured. ``metadata``: servers. ``cores``: of a node
+    """``targets``: storage targets, each as fast as the measured one. ``metadata``: servers. ``cores``: of a node
     with ``ranks_per_node`` ranks."""
 
     targets: int = 1
@@ -41,7 +41,7 @@ class System:
 
 @dataclass(frozen=True)
 class Simulated:
-    """``busy``: share of the time in which the busiest metadata server, target and node's cores were at work."""
+    """``busy``: share of the time in which the busiest metadata server, target and node's cores were busy."""
 
     ranks: int
     seconds: float
@@ -51,7 +51,7 @@ class Simulated:
 
     @property
     def binding(self) -> str:
-        """The busiest resource if it is nearly always at work, otherwise what a rank does by itself."""
+        """The busiest resource if it is almost always busy, otherwise the rank itself."""
         name = max(self.busy, key=lambda each: self.busy[each])
         return name if self.busy[name] > 0.9 else "each rank by itself"
 
@@ -64,7 +64,7 @@ class _Queue:
         self.worked = 0.0
 
     def serve(self, at: float, seconds: float) -> float:
-        """When a request that arrives ``at`` is done. Requests come in the order of their arrival."""
+        """Completion time of a request that arrives ``at``. Requests are given in order of arrival."""
         begin = max(at, heappop(self._free))
         self.worked += seconds
         heappush(self._free, begin + seconds)
@@ -75,7 +75,7 @@ class _Queue:
 
 
 class _Rank:
-    """A rank's threads and its loop: which samples are claimed, how many are ready, which step is next."""
+    """A rank's threads and its loop: claimed samples, number of ready samples, next step."""
 
     def __init__(self, samples: int) -> None:
         self.samples, self.taken = samples, 0
@@ -126,11 +126,11 @@ class _Simulation:
         return Simulated(len(self._ranks), now, rate, utilisation, busy)
 
     def _at(self, time: float, stage: "_Stage", rank: int, sample: int = 0) -> None:
-        self._count += 1  # equal times: in the order they were made
+        self._count += 1  # equal times: in order of creation
         heappush(self._events, (time, self._count, stage, rank, sample))
 
     def _claim(self, now: float, number: int) -> None:
-        """A thread looks for work: a sample, if one is left and there is room for it."""
+        """A thread claims a sample, if one is left and the queue has space."""
         rank = self._ranks[number]
         if rank.taken == rank.samples:
             return
@@ -143,15 +143,15 @@ class _Simulation:
         self._at(now, self._open if self._needs_metadata(sample) else self._read, number, sample)
 
     def _wake(self, now: float, number: int) -> None:
-        """The idle threads of a rank look again."""
+        """Idle threads of a rank try again."""
         rank = self._ranks[number]
         idle, rank.idle = rank.idle, 0
         for _ in range(idle):
             self._claim(now, number)
 
     def _needs_metadata(self, sample: int) -> bool:
-        """Whether a metadata server is asked before this sample of a rank: at the first of each file, and at
-        every one where the workload looks samples up."""
+        """Whether a metadata server is accessed before this sample of a rank: at the first of each file, and
+        at every sample if the workload looks samples up."""
         if self._reader.metadata_bytes or (self._dataset.format == "hdf5" and self._dataset.chunk_bytes):
             return True
         return sample % self._dataset.samples_per_file == 0 if not self._shared else sample == 0
@@ -168,8 +168,8 @@ class _Simulation:
     def _read(self, now: float, rank: int, sample: int) -> None:
         place = rank * self._ranks[rank].samples + sample if self._shared else self._file(rank, sample)
         queue = self._targets[place % len(self._targets)]
-        done = queue.serve(now, self._service.device_s) + self._service.latency_s
-        self._at(done, self._decode, rank, sample)
+        completed = queue.serve(now, self._service.device_s) + self._service.latency_s
+        self._at(completed, self._decode, rank, sample)
 
     def _decode(self, now: float, rank: int, sample: int) -> None:
         cores = self._cores[rank // self._system.ranks_per_node]

@@ -101,12 +101,12 @@ def _numbers(option: str, text: str) -> list[int]:
     return [_positive(option, value) for value in dict.fromkeys(values)]
 
 
-def _names(option: str, text: str | None, known: tuple[str, ...]) -> list[str]:
+def _names(option: str, text: str | None, valid: tuple[str, ...]) -> list[str]:
     """The names in a list; "cached" is short for "threads, cached"."""
     words = [word.strip() for word in (text or "").split(",") if word.strip()]
     names = ["threads, cached" if word == "cached" else word for word in words]
     for name in names:
-        if name not in known:
-            hint = did_you_mean(name, known) if known else "this benchmark has only one; leave it out"
+        if name not in valid:
+            hint = did_you_mean(name, valid) if valid else "this benchmark has only one; leave it out"
             raise UserError(f"{option} {name}: {hint}")
     return list(dict.fromkeys(names))

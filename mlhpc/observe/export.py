@@ -127,10 +127,10 @@ def _mlflow(run: RunDirectory, result: Result, out: Path) -> None:
         experiment = client.create_experiment(result.benchmark, (out.resolve() / "artifacts").as_uri())
         _mlflow_run(client, experiment, run, result)
         with (
-            closing(sqlite3.connect(f"{folder}/mlflow.db")) as made,
+            closing(sqlite3.connect(f"{folder}/mlflow.db")) as database,
             closing(sqlite3.connect(f"{folder}/whole.db")) as whole,
         ):
-            made.backup(whole)
+            database.backup(whole)
         shutil.copyfile(f"{folder}/whole.db", out / "mlflow.db")
 
 

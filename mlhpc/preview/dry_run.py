@@ -36,9 +36,9 @@ def content(options: argparse.Namespace) -> dict[str, Any]:
     Raises the same UserErrors as the start of the run.
     """
     run, paths = requested(options)
-    here = identify(os.environ)
-    ranks = options.ranks or here.size
-    nodes = 1 if options.ranks else here.nodes
+    rank_info = identify(os.environ)
+    ranks = options.ranks or rank_info.size
+    nodes = 1 if options.ranks else rank_info.nodes
     run.require_startable(ranks, staged=paths.stage is not None)
     together = getattr(run.training, "spatial_size", 1)
     local = divide_batch(run.hyperparameters.global_batch_size, ranks // together)
@@ -48,7 +48,7 @@ def content(options: argparse.Namespace) -> dict[str, Any]:
     context = replace(context_of(run, paths, options.evict), facts=dataset.facts if dataset else None)
     cores: Sequence[Cores] = ()
     unbound = None
-    if here.launcher == "none":
+    if rank_info.launcher == "none":
         try:
             cores = cores_of_ranks(asked(options.bind), ranks)
         except UserError as error:

@@ -64,7 +64,7 @@ def print_list(console: Console) -> None:
         for label, words in (("frameworks", installed), *((k, benchmark[k]) for k in ("presets", "codecs"))):
             rows.append((Text(f"  {label}", style="dim"), ", ".join(words)))
     extra_names = [
-        f"{name}{'' if there else ' (not installed)'}" for name, there in everything["extras"].items()
+        f"{name}{'' if installed else ' (not installed)'}" for name, installed in everything["extras"].items()
     ]
     rows += [
         (Text(label, style="dim"), ", ".join(words))

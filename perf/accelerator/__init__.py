@@ -1,1 +1,1 @@
-"""What a step costs on one accelerator: memory, roofline, pictures of both."""
+"""The cost of a step on one accelerator: memory, roofline, and charts of both."""

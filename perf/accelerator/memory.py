@@ -1,4 +1,4 @@
-"""What a training step needs in an accelerator's memory, and the largest batch that fits.
+"""Memory of a training step on an accelerator, and the largest batch that fits.
 
 It follows a step of the suite through its passes: what PyTorch's MemTracker counts.
 """
@@ -23,13 +23,13 @@ convolutions and the allocator's fragments: no figures known."""
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes in one accelerator's memory for a local batch, and the most that is held at once.
+    """Bytes in one accelerator's memory for a local batch, and their peak.
 
     ``parameters`` are the float32 weights and batch norm's running statistics; ``copies`` the 16-bit weights of
-    mixed precision. ``activations``: what the forward pass keeps for the backward pass. ``working``: gradients of
-    activations at the peak. ``gradients`` are complete only at the end of the backward pass, when the activations
-    are gone: so the peak is less than the sum. ``peak_at``: the layer in whose backward pass it is, or
-    "optimizer".
+    mixed precision. ``activations``: kept by the forward pass for the backward pass. ``working``: gradients of
+    activations at the peak. ``gradients`` are complete only at the end of the backward pass, when the
+    activations have been freed, so the peak is less than the sum. ``peak_at``: the layer with the peak in its
+    backward pass, or "optimizer".
     """
 
     batch: int
@@ -45,9 +45,9 @@ class Memory:
 
 
 def memory_of(run: Run, batch: int, *, gpu: bool = True) -> Memory:
-    """Of a step of ``run`` with ``batch`` samples at once (of a backward pass) on one accelerator."""
+    """The memory of a step of ``run`` with ``batch`` samples per backward pass on one accelerator."""
     optimizer = str(getattr(run.hyperparameters, "opt_name", "none")).lower()
-    # int16 goes to the device and stays there; its logarithm is the network's input.
+    # int16 is sent to the device and kept; its logarithm is the network's input.
     counts = getattr(run.loading, "sample_dtype", "") == "int16"
     extra = 2 if counts else 0
     accumulates = run.backward_passes > 1
@@ -65,15 +65,15 @@ def step_memory(
     gpu: bool = True,
     accumulates: bool = False,
 ) -> Memory:
-    """Of one training step with ``batch`` samples. ``optimizer``: one of ``STATES``. ``extra_input``: bytes of an
-    input's element beside the float32 that the network gets. ``gpu``: LAMB updates all weights at once there, with
-    two copies of them; on a CPU in small parts. ``accumulates``: the gradients of earlier backward passes are
-    there from the start, and a layer's new ones are added to them.
+    """The memory of one training step with ``batch`` samples. ``optimizer``: one of ``STATES``.
+    ``extra_input``: bytes per input element in addition to the network's float32. ``gpu``: LAMB updates all
+    weights at once, with two copies of them; on a CPU in small parts. ``accumulates``: the gradients of
+    earlier backward passes exist from the start, and a layer's new ones are added to them.
 
-    Walks backward through the layers: in the backward pass of a layer there are the weights and the optimizer's
-    state, what this layer and those before it keep, the weights' gradients of this layer and those after it, and
-    the gradients of its output and inputs. Not in it: what libraries reserve (CUDA contexts, cuDNN's workspaces),
-    fragmentation, buckets of gradients for all-reduce beyond the gradients themselves.
+    Walks backward through the layers: the backward pass of a layer needs the weights and the optimizer's
+    state, the saved tensors of this layer and those before it, the weight gradients of this layer and those
+    after it, and the gradients of its output and inputs. Not included: memory reserved by libraries (CUDA
+    contexts, cuDNN's workspaces), fragmentation, and gradient buckets for all-reduce.
     """
     width = activation_bytes(precision)
     mixed = precision != "float32"
@@ -124,10 +124,11 @@ def power_of_two(batch: int) -> int:
 
 
 def _running_statistics(layer: Layer) -> int:
-    """Running mean and variance of a batch norm, as many as its weights; the count of its batches is nothing."""
+    """Running mean and variance of a batch norm, the same number as its weights; the count of batches is
+    negligible."""
     return layer.parameters if layer.kind == "batch norm" else 0
 
 
 def _reaches_weights(layer: Layer) -> bool:
-    """Whether its input wants a gradient: all layers but the first."""
+    """Whether its input needs a gradient: true for all layers except the first."""
     return any(part.name == "input gradient" for part in layer.passes)

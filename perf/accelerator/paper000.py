@@ -1,7 +1,8 @@
-"""Table II of paper 000 (Ibrahim et al. 2021), as printed, and what follows from it.
+"""Table II of paper 000 (Ibrahim et al. 2021), as printed, and derived quantities.
 
 Cori GPU, one V100, mixed precision. The table divides binary GiF (2³⁰ FLOPs) and GiB by each other, and GiF by MiB
-as if the prefixes were a factor of 1000 apart, not 1024; so do the properties here, to give the printed figures.
+as if the prefixes were a factor of 1000 apart, not 1024; the properties here do the same, to reproduce the
+printed figures.
 """
 
 from dataclasses import dataclass
@@ -11,8 +12,9 @@ PETAFLOP = 1e15
 
 @dataclass(frozen=True)
 class Row:
-    """Of one training sample: ``sample_mib``, ``gif`` (measured), activation memory in 16 bits (section V-A) and
-    measured HBM traffic in GiB; ``sustained``: HBM bandwidth in bytes/s; ``largest_batch``: of figures 5 to 8.
+    """Values per training sample: ``sample_mib``, ``gif`` (measured), activation memory in 16 bits (section
+    V-A) and measured HBM traffic in GiB; ``sustained``: HBM bandwidth in bytes/s; ``largest_batch``: of
+    figures 5 to 8.
 
     ResNet-50's measured traffic is printed twice, as 0.68 GiB in the table and as 0.56 GiB in section V-A; only
     0.56 gives the table's own 55.35 FLOPs per byte and the text's "13 times".
@@ -47,7 +49,7 @@ class Row:
 
     @property
     def reuse(self) -> float:
-        """How many times a byte of activations is read or written."""
+        """Number of times that a byte of activations is read or written."""
         return self.hbm_gib / self.activations_gib
 
     @property
@@ -72,7 +74,7 @@ RESNET50_HBM_PRINTED_GIB = 0.68
 @dataclass(frozen=True)
 class StrongScaling:
     """``samples`` divided over the nodes; ``unstaged``: by nodes, the time of a sample read from Lustre over that
-    of one staged to NVMe, in words of section VI."""
+    of one staged to NVMe, as described in section VI."""
 
     samples: int
     unstaged: dict[int, float]
@@ -82,5 +84,5 @@ STRONG_SCALING = {
     "cosmoflow": StrongScaling(49_152, {1: 2.0, 4: 1.15}),
     "deepcam": StrongScaling(49_152 // 5, {1: 1.15, 4: 1.0}),
 }
-"""Figures 8 and 9: "roughly 2×" and "roughly 15%" for CosmoFlow, "roughly a 15%" and "negligible" for DeepCAM, of
-which it only says that CosmoFlow has "nearly five times the number of samples"."""
+"""Figures 8 and 9: "roughly 2×" and "roughly 15%" for CosmoFlow, "roughly a 15%" and "negligible" for
+DeepCAM, the text only states that CosmoFlow has "nearly five times the number of samples"."""

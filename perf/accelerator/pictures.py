@@ -1,4 +1,4 @@
-"""Pictures of a step on one accelerator: the roofline with every layer, and memory against the batch (paper 000,
+"""Charts of a step on one accelerator: the roofline with every layer, and memory by batch size (paper 000,
 figures 1 and 2). Functions take plain data and return sections of a page (common/pages)."""
 
 from collections.abc import Sequence
@@ -51,8 +51,8 @@ BOUNDS = {
 def roofline_section(
     title: str, points: Sequence[Point], ceilings: Ceilings, paper: Row | None = None, update: str = ""
 ) -> Section:
-    """Every layer under the roofs of ``ceilings``; ``paper``: the two points of Table II beside them. The table
-    sums the layers by kind. ``update``: a sentence on the optimizer."""
+    """Every layer under the roofs of ``ceilings``; ``paper``: the two points of Table II. The table sums the
+    layers by kind. ``update``: a sentence about the optimizer."""
     seconds = least_seconds(points)
     shares = {bound: sum(p.seconds for p in points if p.bound == bound) / seconds for bound in BOUNDS}
     about = (
@@ -65,8 +65,8 @@ def roofline_section(
 
 
 def roofline(points: Sequence[Point], ceilings: Ceilings, paper: Row | None = None) -> Figure:
-    """FLOP/s attainable against FLOPs per byte, both logarithmic; a mark a layer, larger with its share of the
-    least time."""
+    """Attainable FLOP/s by FLOPs per byte, both logarithmic; one mark per layer, sized by its share of the
+    minimum time."""
     drawn = [point for point in points if point.flops and point.bytes]
     whole = least_seconds(points)
     rows = [_row(point, whole) for point in drawn] + _paper_rows(paper, ceilings)
@@ -112,8 +112,8 @@ def memory_section(
     paper: Row | None = None,
     fits: int = 0,
 ) -> Section:
-    """Memory of a step against the local batch, and the ``capacities`` (name, bytes) it has to fit into.
-    ``paper``: its activation memory, and the largest batch it ran. ``fits``: the largest power of two to fit."""
+    """Memory of a step by local batch size, and the ``capacities`` (name, bytes). ``paper``: its activation
+    memory and its largest batch. ``fits``: the largest power of two that fits."""
     about = f"The largest power of two that fits is {fits}" if fits else "Not even one sample fits"
     about += (
         f", excluding {RESERVED / 2**30:g} GiB that libraries reserve (a CUDA context, workspaces of cuDNN)."
@@ -133,7 +133,7 @@ _PAPER_ACTIVATIONS = "paper 000: activations (16 bits)"
 def memory(
     by_batch: Sequence[Memory], capacities: Sequence[tuple[str, float]], paper: Row | None = None
 ) -> Figure:
-    """GiB against batch, both logarithmic (paper 000, figure 1)."""
+    """GiB by batch size, both logarithmic (paper 000, figure 1)."""
     rows: list[dict[str, Any]] = []
     for memory in by_batch:
         sizes = {
@@ -202,7 +202,7 @@ Rows = list[dict[str, Any]]
 
 
 def _roofs(ceilings: Ceilings, left: float, right: float, bottom: float) -> tuple[Rows, Rows]:
-    """The ends of each roof, and where its label is."""
+    """The ends of each roof, and the position of its label."""
     bandwidth = ceilings.bandwidth / 1e12
     flat = {f"tensor cores {_tera(ceilings.tensor)}": ceilings.tensor / 1e12}
     if ceilings.float32 != ceilings.tensor:

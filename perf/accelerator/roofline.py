@@ -1,4 +1,4 @@
-"""The roofline of a network: what limits each layer on an accelerator, and how fast it can be at most.
+"""The roofline of a network: the limit of each layer on an accelerator, and its maximum speed.
 
 Williams et al. 2009: a layer of ``intensity`` FLOPs per byte runs at no more than min(peak, intensity ·
 bandwidth). Matrix products have the peak of the tensor cores in the run's precision, all else that of float32
@@ -25,14 +25,14 @@ class Ceilings:
 
     @property
     def balance(self) -> float:
-        """FLOPs per byte from which on matrix products are limited by the tensor cores."""
+        """FLOPs per byte above which matrix products are limited by the tensor cores."""
         return self.tensor / self.bandwidth
 
     def peak(self, kind: Kind) -> float:
         return self.tensor if kind in PRODUCTS else self.float32
 
     def attainable(self, intensity: float, kind: Kind) -> float:
-        """FLOP/s at most."""
+        """Maximum FLOP/s."""
         return min(self.peak(kind), intensity * self.bandwidth)
 
 
@@ -41,8 +41,8 @@ V100 = Ceilings("NVIDIA V100", 125e12, 15.7e12, 900e9)
 
 
 class Point(NamedTuple):
-    """A layer under the roofline, of one training sample: FLOPs of products and operations on elements together,
-    bytes, what ``bound`` it, and the least seconds it takes."""
+    """A layer under the roofline, of one training sample: the sum of FLOPs of products and operations on
+    elements, bytes, its limit ``bound``, and its minimum seconds."""
 
     layer: str
     kind: Kind
@@ -65,7 +65,7 @@ class Point(NamedTuple):
 def points(
     network: Network, ceilings: Ceilings, precision: Precision, batch: int | None = None
 ) -> list[Point]:
-    """Every layer of ``network``; ``batch``: samples that share the traffic of the weights (None: without it)."""
+    """Every layer of ``network``; ``batch``: samples that share the traffic of the weights (None: excluded)."""
     return [_point(layer, ceilings, precision, batch) for layer in network]
 
 
@@ -78,5 +78,6 @@ def _point(layer: Layer, ceilings: Ceilings, precision: Precision, batch: int | 
 
 
 def least_seconds(points: Iterable[Point]) -> float:
-    """Of a training sample, layer after layer: compute and memory overlap within a layer, not between layers."""
+    """Minimum seconds per training sample, summed over layers: compute and memory overlap within a layer, not
+    between layers."""
     return sum(point.seconds for point in points)

@@ -1,7 +1,7 @@
-"""Builds a list of layers the way a network is written: each method takes tensors and returns the layer's output.
+"""Builds a list of layers like a network definition: each method takes tensors and returns the layer's output.
 
-A tensor is a piece of memory: a layer that works in place returns the tensor it was given, so that what two layers
-keep for their backward passes counts once.
+A tensor is a piece of memory: a layer that works in place returns the tensor it was given, so that memory
+kept by two layers for their backward passes counts once.
 """
 
 import math
@@ -13,8 +13,8 @@ from mlhpc.perf.networks.layer import Kind, Layer, Network, Pass, Saved, Shape
 
 @dataclass(eq=False)
 class Tensor:
-    """``shape`` with channels last; ``source``: name of the layer that it comes from; ``wants_gradient``: whether
-    anything before it has weights."""
+    """``shape`` with channels last; ``source``: name of its layer; ``wants_gradient``: whether any earlier
+    layer has weights."""
 
     shape: Shape
     source: str
@@ -29,7 +29,7 @@ class Tensor:
         return self.shape[-1]
 
 
-# Operations on single elements, per element of the output: forward and backward. Multiplications, additions and
+# Elementwise operations per element of the output: forward and backward. Multiplications, additions and
 # comparisons count one each. Batch norm forward: sum, sum of squares (2), factor and summand; backward: normalised
 # input (2), sum of gradients, of their products with it (2), and the linear combination of both (4).
 _OPERATIONS: dict[Kind, tuple[int, int]] = {
@@ -43,14 +43,14 @@ _OPERATIONS: dict[Kind, tuple[int, int]] = {
 
 
 class Builder:
-    """Collects layers; :meth:`network` gives them."""
+    """Collects layers; :meth:`network` returns the network."""
 
     def __init__(self, name: str, sample_shape: Sequence[int]) -> None:
         self.name, self.shape = name, tuple(sample_shape)
         self.layers: list[Layer] = []
         self.input = Tensor(self.shape, "input", wants_gradient=False)
         self._kept: set[int] = set()
-        self._tensors: list[Tensor] = [self.input]  # kept alive, for their ids are what _kept holds
+        self._tensors: list[Tensor] = [self.input]  # kept alive, because _kept contains their ids
 
     def network(self) -> Network:
         return Network(self.name, self.shape, tuple(self.layers))
@@ -70,7 +70,7 @@ class Builder:
         groups: int = 1,
         bias: bool = False,
     ) -> Tensor:
-        """Over all sides; ``padding`` None: as much as keeps them at stride 1 ("same")."""
+        """Over all sides; ``padding`` None: "same", which keeps the sides at stride 1."""
         sides = x.shape[:-1]
         reach = dilation * (kernel - 1)
         around = reach if padding is None else 2 * padding
@@ -133,8 +133,8 @@ class Builder:
         return out
 
     def mean_pool(self, name: str, x: Tensor, sides: Shape = ()) -> Tensor:
-        """Means over areas, of all by default. Over several areas PyTorch keeps the input, though only its shape
-        is needed; over one it keeps nothing."""
+        """Means over areas, of all by default. Over several areas PyTorch keeps the input, although only its
+        shape is needed; over one it keeps nothing."""
         out = Tensor((*sides, x.channels), name)
         saved = self._keep(x) if math.prod(sides) > 1 else ()
         self._add(name, "pooling", [x], out, saved=saved, operations=(x.elements, x.elements))
@@ -152,7 +152,7 @@ class Builder:
         return out
 
     def add(self, name: str, x: Tensor, y: Tensor) -> Tensor:
-        """``x += y``, in the memory of ``x``. Its backward pass hands the gradient on."""
+        """``x += y``, in the memory of ``x``. Its backward pass passes the gradient on."""
         self._add(name, "sum", [x, y], x, in_place=True)
         return x
 
@@ -167,7 +167,7 @@ class Builder:
         return Tensor((*shape[:-1], x.channels), x.source)
 
     def dropout(self, name: str, x: Tensor) -> Tensor:
-        """Keeps what it multiplied with (PyTorch on CPUs; on GPUs that is a byte an element)."""
+        """Keeps its mask (in PyTorch on CPUs with the type of the input; on GPUs one byte per element)."""
         out = Tensor(x.shape, name)
         self._add(name, "dropout", [x], out, saved=(Saved(f"{name} mask", x.elements),))
         return out
@@ -223,7 +223,7 @@ class Builder:
         in_place: bool = False,
     ) -> None:
         """A layer without products. Its one backward pass reads the output's gradient and ``backward_reads``
-        elements and writes the inputs' gradients; sums, concatenations and padding hand the gradient on."""
+        elements and writes the inputs' gradients; sums, concatenations and padding pass the gradient on."""
         if operations is None:
             of_forward, of_backward = _OPERATIONS.get(kind, (0, 0))  # of an unknown kind: Network refuses it
             operations = of_forward * out.elements, of_backward * out.elements

@@ -1,7 +1,7 @@
-"""What a layer costs a sample: floating-point operations, data moved, what is kept for the backward pass.
+"""The cost of a layer per sample: floating-point operations, data movement, and memory kept for the backward pass.
 
-Shapes have no batch and have the channels last, as ``sample_shape`` of a run's configuration. All numbers are of
-one sample, except weights, which a batch reads and writes once.
+Shapes have no batch dimension and channels last, like ``sample_shape`` in a run's configuration. All numbers
+are of one sample, except weights, which a batch reads and writes once.
 """
 
 import math
@@ -46,7 +46,7 @@ Type = Literal["activation", "float32", "int64"]
 
 
 def activation_bytes(precision: Precision) -> int:
-    """Bytes of an activation's element: matrix work and what lies between is done in ``precision``."""
+    """Bytes of an activation's element: matrix products and the operations between them use ``precision``."""
     return 4 if precision == "float32" else 2
 
 
@@ -56,8 +56,8 @@ def type_bytes(kind: Type, precision: Precision) -> int:
 
 
 class Saved(NamedTuple):
-    """Elements that a layer keeps for its backward pass and that no earlier layer keeps already. ``name``: the
-    layer whose output they are, or what they are. ``is_input``: the network's input. ``once``: of a batch."""
+    """Elements that a layer keeps for its backward pass and that no earlier layer keeps. ``name``: their
+    layer, or a description. ``is_input``: the network's input. ``once``: of a batch."""
 
     name: str
     elements: int
@@ -94,8 +94,8 @@ class Pass(NamedTuple):
 
 @dataclass(frozen=True)
 class Layer:
-    """One layer. ``saved`` is what it adds to what is kept for the backward pass. ``in_place``: its output takes
-    the memory of its (first) input."""
+    """One layer. ``saved``: the elements it adds to those kept for the backward pass. ``in_place``: its
+    output uses the memory of its (first) input."""
 
     name: str
     kind: Kind
@@ -120,7 +120,7 @@ class Layer:
 
     @property
     def input_gradient_flops(self) -> int:
-        """0 for a layer that gets the network's input, which needs no gradient."""
+        """0 for the layer of the network's input, which needs no gradient."""
         return self._flops("input gradient")
 
     @property
@@ -132,12 +132,12 @@ class Layer:
         return sum(part.flops for part in self.passes)
 
     def traffic(self, precision: Precision, batch: int | None = None) -> float:
-        """Bytes read and written a training sample: see :meth:`Pass.traffic`."""
+        """Bytes read and written per training sample: see :meth:`Pass.traffic`."""
         return sum(part.traffic(precision, batch) for part in self.passes)
 
     def saved_bytes(self, precision: Precision, batch: int = 1) -> int:
-        """Bytes that this layer adds to what is kept for the backward pass of ``batch`` samples, the network's
-        input aside."""
+        """Bytes that this layer adds to those kept for the backward pass of ``batch`` samples, excluding the
+        network's input."""
         return sum(saved.size(precision, batch) for saved in self.saved if not saved.is_input)
 
     def _flops(self, name: PassName) -> int:
@@ -146,8 +146,8 @@ class Layer:
 
 @dataclass(frozen=True)
 class Network:
-    """A network as its layers in the order of the forward pass. ``input``: shape of a sample. Raises UserError for
-    a layer of a kind whose costs nothing here knows."""
+    """A network as its layers in the order of the forward pass. ``input``: shape of a sample. Raises
+    UserError for layers of an unknown kind."""
 
     name: str
     input: Shape
@@ -170,12 +170,12 @@ class Network:
 
     @cached_property
     def forward_flops(self) -> int:
-        """FLOPs of products a sample, forward."""
+        """FLOPs of products per sample, forward."""
         return sum(layer.forward_flops for layer in self.layers)
 
     @cached_property
     def training_flops(self) -> int:
-        """FLOPs of products a training sample: three times the forward pass, less the gradient of the input."""
+        """FLOPs of products per training sample: three times the forward pass, minus the gradient of the input."""
         return sum(layer.training_flops for layer in self.layers)
 
     @property
@@ -183,7 +183,7 @@ class Network:
         return math.prod(self.input)
 
     def saved_bytes(self, precision: Precision, batch: int = 1) -> int:
-        """Bytes kept for the backward pass of ``batch`` samples, the network's input aside: what
+        """Bytes kept for the backward pass of ``batch`` samples, excluding the network's input, as counted by
         ``torch.autograd.graph.saved_tensors_hooks`` count, each memory once, without weights."""
         return sum(layer.saved_bytes(precision, batch) for layer in self.layers)
 

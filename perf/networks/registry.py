@@ -14,8 +14,8 @@ KNOWN = ("cosmoflow", "deepcam", "resnet50")
 
 
 def network_of(run: Run) -> Network:
-    """The layers of ``run``'s network for its samples. Raises UserError for a benchmark of another package, whose
-    network nobody has described."""
+    """The layers of ``run``'s network for its samples. Raises UserError for a benchmark of another package,
+    whose network is unknown."""
     shape = run.data.sample_shape
     if run.benchmark == "cosmoflow":
         keeps = "indices" if run.training.framework == "pytorch" else "output"

@@ -38,7 +38,7 @@ def show(compared: Sequence[Compared]) -> None:
 
 
 def summaries(compared: Sequence[Compared]) -> list[str]:
-    """What the errors come to, in sentences; of the baseline over the sets that it speaks of."""
+    """Summary of the errors in sentences; for the baseline over the sets that have one."""
     if not compared:
         return []
     both = [c for c in compared if c.baseline is not None]

@@ -20,13 +20,14 @@ class Fits:
         self.largest = cache(self._largest)
 
     def needed(self, local: int, together: int) -> float:
-        """Peak bytes of a step. Accelerators that share a sample share all but weights and optimizer state."""
+        """Peak bytes of a step. Accelerators that share a sample divide everything except weights and
+        optimizer state."""
         memory = self._memory(local)
         weights = memory.parameters + memory.copies + memory.optimizer
         return weights + (memory.peak - weights) / together
 
     def _largest(self, together: int) -> int:
-        """Samples of the largest backward pass that fits, 0 where not even one does."""
+        """Samples of the largest backward pass that fits, 0 if none does."""
         if self.needed(1, together) > self.capacity - RESERVED:
             return 0
         return largest_batch(lambda samples: self.needed(samples, together), self.capacity - RESERVED)

@@ -1,9 +1,9 @@
-"""What a run should cost on a machine: T = T_staging + T_epoch · epochs + T_extra (paper 001, equation 1).
+"""The predicted time of a run on a machine: T = T_staging + T_epoch · epochs + T_extra (paper 001, equation 1).
 
 Each term has a value and the ends of its interval; deviations add in quadrature. A step is the roofline over the
-calibrated efficiency, launches, and the all-reduce; where the input path is slower than that, the step waits for
-it. Staged, each node keeps the whole data set or its share (``staging.mode``), in the fastest tier that
-holds it; not staged, a node reads any sample from the shared file system, or from memory what that holds.
+calibrated efficiency, launches, and the all-reduce; if the input path is slower, the step waits for it.
+Staged, each node keeps the whole data set or its share (``staging.mode``) in the fastest tier with enough
+capacity; not staged, a node reads samples from the shared file system, or from memory if cached.
 """
 
 from typing import Any
@@ -46,10 +46,9 @@ def predict(machine: Machine, run: Run, nodes: int) -> Prediction:
 
 
 class Model:
-    """What predictions of one run on one machine share. ``staged`` False: training data is read from
-    the shared file system, in every epoch what memory does not hold from those before; ``scope``: what an epoch of
-    such data is shuffled among (of staged data ``staging.mode`` says it). ``generation``: of the framework, the
-    newest if None."""
+    """Predictions of one run on one machine. ``staged`` False: training data is read from the shared file
+    system, except for samples in memory from earlier epochs; ``scope``: scope of the shuffle of such data
+    (for staged data it follows from ``staging.mode``). ``generation``: of the framework, the newest if None."""
 
     def __init__(
         self,
@@ -61,7 +60,7 @@ class Model:
         generation: str | None = None,
         calibrated: Calibration | None = None,
     ) -> None:
-        """Raises UserError for a run whose steps are not all alike."""
+        """Raises UserError for a run with different kinds of steps."""
         if getattr(run.training, "coarse_epochs", ()):
             raise UserError("epochs on coarser samples cannot be predicted; set training.coarse_epochs=[]")
         calibrated = calibrated or calibration()
@@ -84,7 +83,7 @@ class Model:
         self.fits = Fits(machine, run)
 
     def own_efficiency(self) -> Efficiency | None:
-        """What the machine file says of this kind of layer, in the run's precision."""
+        """The machine file's efficiency for this kind of layer in the run's precision."""
         key = f"efficiency.convolution_{self.kind[0]}d"
         if (share := self.machine.get(key)) is None:
             return None
@@ -92,7 +91,7 @@ class Model:
         return Efficiency(share, group, 0, self.run.training.precision, exact=True)
 
     def at(self, nodes: int) -> Prediction:
-        """Raises UserError as :func:`predict`."""
+        """Raises UserError like :func:`predict`."""
         machine, run = self.machine, self.run
         if machine.nodes is not None and nodes > machine.nodes:
             raise UserError(
@@ -167,7 +166,7 @@ class Model:
     def step(self, nodes: int, together: int, local: int, tier: Tier) -> Step:
         machine, net = self.machine, self.network
         compute = local * self.roofline / self.efficiency.value
-        # An efficiency measured on the machine itself has its launches in it.
+        # An efficiency measured on the machine itself includes its launches.
         launches = len(net.layers) * self.run.backward_passes
         launch = launches * self.calibrated.launch if self.efficiency.sets else 0.0
         if together > 1:

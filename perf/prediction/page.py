@@ -71,7 +71,7 @@ def _terms(p: Prediction) -> Section:
 
 
 def accelerator(machine: Machine, run: Run, largest: int) -> list[Section]:
-    """Its roofline, and its memory against batch; ``largest``: samples that fit at once."""
+    """Its roofline, and its memory by batch size; ``largest``: samples that fit at once."""
     network, precision = network_of(run), run.training.precision
     peak, _ = machine.peak(precision)
     figures = machine.figures

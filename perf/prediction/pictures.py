@@ -31,7 +31,7 @@ _PARTS = {"staging": "Staging", "data_wait": "Data wait", "step": "Training step
 
 
 def time_to_train(found: Sequence[Prediction]) -> Section | None:
-    """Time to train against nodes with its parts; beside it the interval, and published sets of the family."""
+    """Time to train by nodes with its parts, its interval, and published sets of the family."""
     timed = [p for p in found if p.total_s and p.epochs]
     if not timed:
         return None
@@ -126,8 +126,8 @@ def scaling(machine: Machine, run: Run, chosen: Prediction) -> Section:
 
 
 def _paper_scaling(machine: Machine, run: Run) -> Figure | None:
-    """Figures 8 and 9 on the machine of paper 000: its number of samples to train on, one at a time on each
-    accelerator, and none to evaluate. Its own points are ratios, drawn over what is predicted for staged data."""
+    """Figures 8 and 9 on the machine of paper 000: its number of training samples, local batch size 1,
+    without evaluation. Its points are ratios, drawn relative to the prediction for staged data."""
     paper = STRONG_SCALING.get(run.benchmark)
     if paper is None or machine.name != "cori-gpu":
         return None
@@ -197,7 +197,7 @@ def cost(machine: Machine, run: Run, tier: Tier) -> Section | None:
 
 
 def _required(machine: Machine, run: Run, received: float, moved: float) -> str:
-    """What an accelerator at its peak would take (paper 000, section VII)."""
+    """The demand of an accelerator at its peak (paper 000, section VII)."""
     peak, _ = machine.peak(run.training.precision)
     flops = network_of(run).training_flops
     samples, memory = (

@@ -16,9 +16,9 @@ from mlhpc.perf.units import rate_text
 @dataclass(frozen=True)
 class Step:
     """One training step, an update of the weights, in seconds. ``compute``: products and memory traffic,
-    calibrated; ``launch``: what layers cost whatever the batch; ``reduce``: all-reduce; ``halo``: exchange within
-    a sample; ``inputs``: what each stage of the input path takes for a step, of which the slowest counts; what is
-    not hidden of it is ``wait``."""
+    calibrated; ``launch``: the time per layer independent of the batch size; ``reduce``: all-reduce;
+    ``halo``: exchange within a sample; ``inputs``: the time of each stage of the input path per step, of
+    which the slowest counts; ``wait``: its part that is not hidden."""
 
     compute: float
     launch: float
@@ -93,12 +93,12 @@ class Prediction:
 
     @property
     def spatial(self) -> Spatial | None:
-        """What a group of ranks exchanges and keeps where ``training.spatial`` cuts the samples."""
+        """Exchanges and memory of a group of ranks with ``training.spatial``."""
         return spatial_of(self.run, self.local_batch_size)
 
     @property
     def samples_per_s(self) -> Triple:
-        """Training samples of one accelerator; the low end is that of the slow end of the step."""
+        """Training samples of one accelerator; the low end corresponds to the slow end of the step."""
         share = self.batch / self.accelerators
         return share / self.step_s.value, share / self.step_s.high, share / self.step_s.low
 
@@ -115,14 +115,14 @@ class Prediction:
 
     @property
     def bound(self) -> str:
-        """The longest part of a training step; "waiting for input" whenever there is any such wait."""
+        """The longest part of a training step; "waiting for input" if there is any such wait."""
         if self.step.wait > 0:
             return "waiting for input"
         return max(self.step.named, key=lambda name: self.step.named[name])
 
     @property
     def binding(self) -> str:
-        """What limits a training step, in words."""
+        """Description of the limit of a training step."""
         if self.step.wait > 0 and self.input_rate is not None:
             fed, wanted = (rate_text(self.batch / seconds) for seconds in (self.step.seconds, self.step.busy))
             return f"the input path limits: {fed} of {wanted} samples/s, {self.step.slowest_input}"

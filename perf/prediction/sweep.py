@@ -17,8 +17,8 @@ MOST_NODES = 2**17
 def over_nodes(
     machine: Machine, run: Run, *, most: int | None = None, staged: bool = True
 ) -> Iterator[Prediction]:
-    """Predictions at 1, 2, 4, … nodes, as far as the machine goes and the batch can be divided; those that cannot
-    be are left out."""
+    """Predictions at 1, 2, 4, … nodes, up to the size of the machine, if the batch can be divided; impossible
+    ones are omitted."""
     model = Model(machine, run, staged=staged)
     nodes, last = 1, most or machine.nodes or MOST_NODES
     while nodes <= last:
@@ -41,7 +41,7 @@ def limits(machine: Machine, run: Run, found: Sequence[Prediction]) -> list[str]
 
 
 def weak(machine: Machine, run: Run, local_batch_size: int, nodes: Iterable[int]) -> Iterator[Prediction]:
-    """Weak scaling: the same local batch on more and more nodes, so that the global batch grows."""
+    """Weak scaling: the same local batch size on increasing numbers of nodes."""
     for each in nodes:
         with suppress(UserError):
             yield predict(machine, with_batch(run, local_batch_size * each * machine.per_node), each)

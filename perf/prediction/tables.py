@@ -50,7 +50,7 @@ def terms_table(p: Prediction) -> Table:
 
 
 def terms(p: Prediction) -> dict[str, Triple]:
-    """The terms of the time to train in the order in which they are printed: seconds, and epochs."""
+    """The terms of the time to train in display order: seconds, and epochs."""
     found = {"training step": p.step_s.ends, "  training": p.train_s, "  evaluation": p.eval_s}
     found |= {"T_epoch": p.epoch_s, "T_staging": p.staging_s}
     if p.epochs and p.total_s:
@@ -95,7 +95,7 @@ def facts_of(p: Prediction) -> dict[str, str]:
 
 
 def moved_text(p: Prediction) -> str:
-    """What staging moves, in words."""
+    """Description of the bytes moved by staging."""
     if p.moved is None:
         return "none"
     held, source, sent = (written(size, "bytes") for size in (p.moved.held, p.moved.source, p.moved.sent))
@@ -104,7 +104,7 @@ def moved_text(p: Prediction) -> str:
 
 
 def fits(p: Prediction) -> str:
-    """The largest batch that an accelerator, or those that share a sample, can hold."""
+    """The largest batch that fits on an accelerator, or on those sharing a sample."""
     capacity = binary(p.machine.figures["accelerator.memory"])
     whose = f"{p.parts} accelerators of {capacity} each" if p.parts > 1 else f"an accelerator's {capacity}"
     once = " in a backward pass" if p.run.backward_passes > 1 else ""
@@ -146,7 +146,7 @@ def scaling(
 
 
 def notes_of(found: Sequence[Prediction]) -> list[str]:
-    """The notes of all, each once; after their numbers of nodes where it does not hold for all."""
+    """The notes of all predictions, each once, preceded by their numbers of nodes unless they apply to all."""
     nodes: dict[str, list[int]] = {}
     for p in found:
         for note in p.notes:

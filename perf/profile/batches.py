@@ -1,4 +1,4 @@
-"""Time per sample by part against the batch (paper 000, figures 5 to 7)."""
+"""Time per sample by part and batch size (paper 000, figures 5 to 7)."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -27,7 +27,7 @@ NOTE = (
 
 
 class Printed(NamedTuple):
-    """Time of a sample relative to batch 1. ``bound``: it is at least that, where the paper says "up to"."""
+    """Time per sample relative to batch size 1. ``bound``: a lower bound, where the paper states "up to"."""
 
     relative: float
     bound: bool = False
@@ -38,17 +38,17 @@ PAPER = {
     "resnet50": {1: Printed(1.0), 2: Printed(1 / 2), 128: Printed(1.2 / 50), 256: Printed(1 / 50)},
     "deepcam": {1: Printed(1.0), 2: Printed(1 / 1.6, bound=True)},
 }
-"""By local batch, in words of paper 000, section V-D, on a V100: CosmoFlow "roughly 29%" better from 1 to 2
-(figure 5); ResNet-50 2 times at first, "roughly 50 times" at 256, 20% from 128 to 256 (figure 6); DeepCAM "up to
-1.6 times" for a doubling, streamed from Lustre (figure 7)."""
+"""By local batch size, from the text of paper 000, section V-D, on a V100: CosmoFlow "roughly 29%" better
+from 1 to 2 (figure 5); ResNet-50 2 times at first, "roughly 50 times" at 256, 20% from 128 to 256 (figure 6);
+DeepCAM "up to 1.6 times" for a doubling, streamed from Lustre (figure 7)."""
 
 
 def per_sample(shown: Shown) -> dict[str, float]:
-    """Seconds per sample and rank by ``PARTS``; their sum is the time of a step without the profiler over its
-    samples.
+    """Seconds per sample and rank by ``PARTS``; their sum is the time of a step without the profiler divided
+    by its samples.
 
-    The shares are those of the profiled step. Only operations overlap: they divide among them what the waits leave
-    of it. Communication is a wait where it was measured as what nothing hides, else operations.
+    The shares are those of the profiled step. Only operations overlap: the time without waits is divided
+    among them. Communication counts as a wait if its unhidden part was measured, otherwise as operations.
     """
     profile, parts = shown.profile, shown.parts
     waits = {"input wait": parts.get("input wait", 0.0), "other wait": parts.get("wait", 0.0)}
@@ -69,7 +69,7 @@ def per_sample(shown: Shown) -> dict[str, float]:
 
 
 def sample_seconds(shown: Shown) -> float:
-    """Of a step without the profiler."""
+    """Seconds per sample without the profiler."""
     return shown.profile.plain / shown.profile.samples
 
 
@@ -100,7 +100,7 @@ def page(shown: Sequence[Shown]) -> str:
 
 
 def by_batch(shown: Sequence[Shown]) -> Table:
-    """Milliseconds per sample by part; relative to the smallest batch, beside the paper's where it has both."""
+    """Milliseconds per sample by part; relative to the smallest batch, with the paper's values if it has both."""
     least = sample_seconds(shown[0])
 
     def printed(each: Shown) -> Cell:
@@ -121,17 +121,17 @@ def by_batch(shown: Sequence[Shown]) -> Table:
 
 
 def paper_relative(each: Shown, first: Shown) -> Printed | None:
-    """The paper's time of a sample at the batch of ``each`` relative to that of ``first``; None if it lacks
-    one."""
+    """The paper's time per sample at the batch of ``each`` relative to that of ``first``; None if one is
+    missing."""
     paper = PAPER.get(first.run.benchmark, {})
-    here, base = paper.get(each.profile.batch), paper.get(first.profile.batch)
-    if here is None or base is None or base.bound:
+    printed, base = paper.get(each.profile.batch), paper.get(first.profile.batch)
+    if printed is None or base is None or base.bound:
         return None
-    return Printed(here.relative / base.relative, here.bound)
+    return Printed(printed.relative / base.relative, printed.bound)
 
 
 def bars(shown: Sequence[Shown]) -> Figure:
-    """A bar a batch, stacked by part."""
+    """A stacked bar per batch size."""
     seconds = {str(each.profile.batch): per_sample(each) for each in shown}
     used = [part for part in PARTS if any(of[part] for of in seconds.values())]
     rows = [
@@ -164,7 +164,7 @@ _SHAPES = {
 
 
 def _paper_points(shown: Sequence[Shown]) -> list[dict[str, Any]]:
-    """The paper's ratios times what was measured at the smallest batch; triangles for bounds."""
+    """The paper's ratios times the measured value at the smallest batch; triangles for bounds."""
     measured = 1e3 * sample_seconds(shown[0])
     found = [(str(each.profile.batch), paper_relative(each, shown[0])) for each in shown[1:]]
     return [

@@ -68,7 +68,7 @@ def profile(options: argparse.Namespace) -> int:
 
 
 def _elsewhere(given: Machine, first: Profile) -> str:
-    """That ``first``, rank 0's profile, is not of the machine ``given``; empty if it may be."""
+    """A message if ``first``, rank 0's profile, was not measured on the machine ``given``; otherwise empty."""
     if not (differ := differences(given, first)):
         return ""
     return (
@@ -115,7 +115,7 @@ def _check(options: argparse.Namespace) -> None:
 
 def _requested(options: argparse.Namespace) -> Run:
     settings = list(options.set)
-    if options.data:  # an epoch is cut to the steps, and refused where it has too few
+    if options.data:  # an epoch is truncated to the steps, and refused if it has too few
         before = 1 + options.steps  # without the profiler
         settings += ["division=open", f"study.warmup_steps={before}", f"study.steps={options.steps}"]
     return load(options.benchmark, options.preset, settings)
@@ -144,7 +144,8 @@ def _show(
     found: Sequence[Sequence[Profile]],
     elsewhere: str,
 ) -> None:
-    """``found``: the profiles of all ranks, by batch. ``elsewhere``: why the ceilings are not theirs."""
+    """``found``: the profiles of all ranks, by batch. ``elsewhere``: the reason if the ceilings belong to
+    another machine."""
     network = network_of(run)
     shown = []
     for ranks in found:

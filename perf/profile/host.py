@@ -1,4 +1,4 @@
-"""Checks that a profile was measured on the machine whose peaks it is compared with."""
+"""Checks that a profile was measured on the machine with whose peaks it is compared."""
 
 import os
 import platform
@@ -19,12 +19,12 @@ _NEAR = 0.1
 
 
 def differences(machine: Machine, profile: Profile) -> list[str]:
-    """How this node differs from a node of ``machine``, according to the first rank's ``profile`` and to what the
-    host reports; empty if no difference is found."""
+    """Differences between this node and a node of ``machine``, from the first rank's ``profile`` and the
+    host; empty if none is found."""
     if not profile.gpu:
         return list(_differences(machine, _processor(), [], cores()))
-    there = found()  # TensorFlow's name of a device is its number
-    return list(_differences(machine, there[0].name if there else "", there, cores()))
+    listed = found()  # TensorFlow's name of a device is its number
+    return list(_differences(machine, listed[0].name if listed else "", listed, cores()))
 
 
 def _processor() -> str:
@@ -36,34 +36,34 @@ def _processor() -> str:
 def _differences(
     machine: Machine, name: str, accelerators: Sequence[Accelerator], cores: Collection[int]
 ) -> Iterator[str]:
-    """``name``: of what was measured, empty if unknown. ``accelerators``: of the node as its driver lists them.
-    ``cores``: how many it has, by each way of counting."""
+    """``name``: the measured device, empty if unknown. ``accelerators``: those of the node, as listed by its
+    driver. ``cores``: their number by each method of counting."""
     if name and not _is_of(machine.family, name):
         yield f"{name} for {machine.facts['accelerator.model']}"
     elif accelerators and (mib := accelerators[0].memory_mib):
         memory = machine.figures["accelerator.memory"]
         if abs(mib * 2**20 / memory - 1) > _NEAR:
             yield f"accelerators of {binary(mib * 2**20)} for {binary(memory)}"
-    if len(accelerators) > machine.per_node:  # a batch job may see fewer than the node has
+    if len(accelerators) > machine.per_node:  # fewer may be visible in a batch job
         yield f"{len(accelerators)} accelerators for {machine.per_node} a node"
-    there = machine.facts.get("host.cores")
-    if there is not None and cores and int(there) not in cores:
-        yield f"{max(cores)} cores for {there}"
+    listed = machine.facts.get("host.cores")
+    if listed is not None and cores and int(listed) not in cores:
+        yield f"{max(cores)} cores for {listed}"
 
 
 def _is_of(family: str, name: str) -> bool:
-    """Whether the product ``name`` contains ``family`` as words of its own: GH200 is no H200."""
+    """Whether the product ``name`` contains ``family`` as separate words: GH200 is not H200."""
     return f" {_words(family)} " in f" {_words(name)} "
 
 
 def _words(name: str) -> str:
-    """In small letters, one space between any two; of Intel(R) Xeon Phi(TM) the marks are none."""
+    """Lower-case words separated by single spaces, without marks such as (R) and (TM)."""
     return " ".join(re.findall(r"[a-z0-9]+", re.sub(r"\((r|tm)\)", " ", name.lower())))
 
 
 def cores() -> set[int]:
-    """The number of cores of this node by each way of counting: those of this process, all, and without their
-    hardware threads."""
+    """The number of cores of this node by each method of counting: of this process, all, and without hardware
+    threads."""
     logical = os.cpu_count() or 1
     try:
         threads = len(parse_ranges(_SIBLINGS.read_text("ascii").strip()))

@@ -1,4 +1,4 @@
-"""What was measured of a step, by layers of the network instead of modules of a framework."""
+"""Measured times of a step by layers of the network instead of modules of a framework."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -15,8 +15,8 @@ Direction = Literal["forward", "backward"]
 
 class LayerTime(NamedTuple):
     """Seconds per step of one direction of some layers, which a framework may compute together. FLOPs and
-    ``bytes`` (lower limit) are those of a step's samples, ``weights`` the elements of which it reads or
-    writes weights in each backward pass: 0 where no layer is known for the module."""
+    ``bytes`` (lower limit) are those of a step's samples, ``weights`` the number of weight elements read or
+    written in each backward pass: 0 if no layer is known for the module."""
 
     name: str
     kind: str
@@ -28,9 +28,8 @@ class LayerTime(NamedTuple):
     weights: int = 0
 
     def efficiency(self, ceilings: Ceilings) -> float:
-        """The largest share of tensor cores, float32 units and memory bandwidth that it used (paper 000,
-        section V-B), from what it has to compute and move at least. At most 1, though caches can save
-        traffic."""
+        """The largest share of tensor cores, float32 units and memory bandwidth used (paper 000, section
+        V-B), from its minimum computation and traffic. At most 1, although caches can save traffic."""
         if not self.seconds:
             return 0.0
         used = (
@@ -42,8 +41,8 @@ class LayerTime(NamedTuple):
 
 
 class Bin(NamedTuple):
-    """Layers of a hardware efficiency of at least ``low``, below ``high``: their seconds, and those left if each
-    used all of what it used most (time · efficiency)."""
+    """Layers of a hardware efficiency of at least ``low``, below ``high``: their seconds, and the seconds at
+    full use of their most-used resource (time · efficiency)."""
 
     low: float
     high: float
@@ -53,7 +52,7 @@ class Bin(NamedTuple):
 
 
 def by_part(profile: Profile) -> dict[str, float]:
-    """Seconds of a step by what they went into; their sum is the step where nothing overlaps."""
+    """Seconds of a step by part; their sum is the step if nothing overlaps."""
     parts: dict[Part, float] = defaultdict(float)
     for work in profile.work:
         parts[work.part] += work.seconds
@@ -75,7 +74,7 @@ def by_layer(profile: Profile, network: Network, precision: Precision) -> list[L
     """Forward and backward seconds of the layers of ``network``, in its order, and of modules without weights.
 
     The framework's modules with weights and the network's layers with parameters are the same, in the same order
-    (tests/numeric/perf/networks). Layers that work in place on what one of them puts out go with it.
+    (tests/numeric/perf/networks). Layers that modify the output of one of them in place are counted with it.
     """
     layers = _with_followers(network)
     if len(layers) != len(profile.modules):
@@ -90,7 +89,7 @@ def by_layer(profile: Profile, network: Network, precision: Precision) -> list[L
             f"performance model has {len(layers)} layers with parameters (in order of calls, {alone}); bring "
             "perf/networks up to date"
         )
-    known = dict(zip(profile.modules, layers, strict=True))
+    layers_of_module = dict(zip(profile.modules, layers, strict=True))
     seconds: dict[tuple[str, Direction], float] = defaultdict(float)
     for work in profile.work:
         if work.part in ("forward", "backward") and work.module:
@@ -98,15 +97,18 @@ def by_layer(profile: Profile, network: Network, precision: Precision) -> list[L
     measured = {module for module, _ in seconds}
     found = []
     for (module, direction), total in seconds.items():
-        inside = _layers_of(module, known, measured)
+        inside = _layers_of(module, layers_of_module, measured)
         found.append(
-            (_rank(module, known), _layer_time(module, inside, direction, total, precision, profile))
+            (
+                _rank(module, layers_of_module),
+                _layer_time(module, inside, direction, total, precision, profile),
+            )
         )
     return [time for _, time in sorted(found, key=lambda item: item[0])]
 
 
 def histogram(times: Iterable[LayerTime], ceilings: Ceilings, bins: int = 10) -> list[Bin]:
-    """Paper 000, figure 3, with layers in the place of kernels."""
+    """Paper 000, figure 3, with layers instead of kernels."""
     counted = [(time, time.efficiency(ceilings)) for time in times]
     made = []
     for number in range(bins):
@@ -133,13 +135,15 @@ def _with_followers(network: Network) -> list[list[Layer]]:
     return groups
 
 
-def _layers_of(module: str, known: dict[str, list[Layer]], measured: set[str]) -> list[Layer]:
-    """Its own layers; of a module around others, those of the modules inside that were never called, because it
-    computes them itself."""
-    if module in known:
-        return known[module]
-    uncalled = (name for name in known if name not in measured)
-    return [layer for name in uncalled if _innermost(name, measured) == module for layer in known[name]]
+def _layers_of(module: str, layers_of_module: dict[str, list[Layer]], measured: set[str]) -> list[Layer]:
+    """The layers of the module; for a module containing others, also those of inner modules that were never
+    called because it computes them itself."""
+    if module in layers_of_module:
+        return layers_of_module[module]
+    uncalled = (name for name in layers_of_module if name not in measured)
+    return [
+        layer for name in uncalled if _innermost(name, measured) == module for layer in layers_of_module[name]
+    ]
 
 
 def _innermost(name: str, measured: set[str]) -> str:
@@ -150,7 +154,8 @@ def _innermost(name: str, measured: set[str]) -> str:
 
 
 def _common_start(names: list[str]) -> str:
-    """``entry 1.2`` of ``entry 1.2 depthwise`` and ``entry 1.2 pointwise``; the first where nothing is common."""
+    """``entry 1.2`` of ``entry 1.2 depthwise`` and ``entry 1.2 pointwise``; the first if there is no common
+    part."""
     alike = takewhile(lambda letters: len(set(letters)) == 1, zip(*names, strict=False))
     return "".join(letters[0] for letters in alike).strip(" .") or names[0]
 
@@ -162,8 +167,8 @@ def _kind(products: list[Layer]) -> str:
     return " + ".join(kinds)
 
 
-def _rank(module: str, known: dict[str, list[Layer]]) -> int:
-    order = list(known)
+def _rank(module: str, layers_of_module: dict[str, list[Layer]]) -> int:
+    order = list(layers_of_module)
     inside = [n for n, name in enumerate(order) if name == module or name.startswith(f"{module}.")]
     return inside[0] if inside else len(order)
 

@@ -1,4 +1,4 @@
-"""What the ranks of a profiled step exchange and read (paper 001, figure 6, tables 8 and 9)."""
+"""Exchanges and input of the ranks of a profiled step (paper 001, figure 6, tables 8 and 9)."""
 
 from collections.abc import Sequence
 
@@ -73,7 +73,7 @@ _ON_A_GPU = (
 
 
 def reading_note(ranks: Sequence[Profile]) -> str:
-    """What the table of the input means on the device that was measured."""
+    """Explanation of the input table for the measured device."""
     return _READING_NOTE + (_ON_A_GPU if ranks[0].gpu else "")
 
 

@@ -1,11 +1,11 @@
-"""A training step predicted from profiles of the same code at other sizes, taken on the machine in question.
+"""Predicts a training step from profiles of the same code at other sizes on the same machine.
 
-Published efficiencies do not know a machine's libraries. Short profiles of stand-ins (the network at other widths,
-input sizes and batches, so that no layer has the shape of the one predicted) give the efficiency of each kind of
-layer and direction by size: the roofline's time over the measured time. The target's layers get the mean of the
-nearest ones by FLOPs, bytes and weights; those of a kind and direction that no stand-in has get the bare
-roofline's time, and are named. What is no layer's (optimizer, loss, copies, waiting) follows its own size. This
-interpolates; far from the stand-ins it is no better than the roofline.
+Published efficiencies do not reflect a machine's libraries. Short profiles of stand-ins (the network at other
+widths, input sizes and batches, so that no layer has the shape of the one predicted) give the efficiency of
+each kind of layer and direction by size: the roofline's time over the measured time. The target's layers get
+the mean of the nearest ones by FLOPs, bytes and weights; those with a kind and direction missing in the
+stand-ins get the plain roofline's time, and are named. Other parts (optimizer, loss, copies, waiting) are
+scaled with their sizes. This interpolates; far from the stand-ins it is no better than the roofline.
 """
 
 import math
@@ -22,7 +22,7 @@ NEAREST = 4
 
 
 class StandIn(NamedTuple):
-    """One measured size: its profile, whose ``plain`` time counts, and its network."""
+    """One measured size: its profile, of which the ``plain`` time is used, and its network."""
 
     profile: Profile
     network: Network
@@ -38,8 +38,8 @@ class Point(NamedTuple):
     seconds: float
 
     def distance(self, other: "Point") -> float:
-        """In the logarithms of all three. Layers of equal FLOPs and bytes are not alike if one has many weights
-        and few pixels: libraries rearrange weights in every call, and divide the work by pixels."""
+        """Distance in the logarithms of all three. Layers with equal FLOPs and bytes differ if one has many
+        weights and few pixels: libraries rearrange weights in every call, and divide the work by pixels."""
         return math.hypot(
             math.log((1 + self.flops) / (1 + other.flops)),
             math.log(self.bytes / other.bytes),
@@ -47,13 +47,13 @@ class Point(NamedTuple):
         )
 
     def bound(self, ceilings: Ceilings) -> float:
-        """The roofline's seconds."""
+        """Seconds of the roofline."""
         return max(self.flops / ceilings.tensor, self.bytes / ceilings.bandwidth)
 
 
 class Predicted(NamedTuple):
-    """``seconds`` of a step. ``bare``: its layers, "NAME, DIRECTION", of whose kind and direction no stand-in has
-    any, and ``bare_seconds`` of the roofline that stand for them: far too few."""
+    """``seconds`` of a step. ``bare``: its layers, "NAME, DIRECTION", whose kind and direction is missing in
+    all stand-ins, and ``bare_seconds``: the roofline's time for them, far too short."""
 
     seconds: float
     bare: tuple[str, ...]
@@ -71,7 +71,7 @@ def predict_step(
     for each in stand_ins:
         for time in _layers(each):
             points.setdefault((time.kind, time.direction), []).append(_point(time))
-    # Which layers a framework computes together is the same at every size.
+    # The framework fuses the same layers at every size.
     shape = stand_ins[0].profile
     unit = Profile(shape.device, batch, 1, 0.0, shape.modules, shape.work)
     seconds, bare, bare_seconds = 0.0, [], 0.0
@@ -79,8 +79,8 @@ def predict_step(
         if not time.bytes:
             continue
         wanted = _point(time)
-        if known := points.get((time.kind, time.direction)):
-            seconds += _seconds(known, wanted, ceilings)
+        if measured := points.get((time.kind, time.direction)):
+            seconds += _seconds(measured, wanted, ceilings)
         else:
             bare.append(f"{time.name}, {time.direction}")
             bare_seconds += wanted.bound(ceilings)
@@ -89,7 +89,7 @@ def predict_step(
 
 
 def _scale(each: StandIn) -> float:
-    """The profiler slows a step: its times are those of a step without it, divided as the profile says."""
+    """The profiler slows a step: the times of a step without it are divided by the shares of the profile."""
     return each.profile.plain / sum(by_part(each.profile).values())
 
 
@@ -103,9 +103,9 @@ def _point(time: LayerTime) -> Point:
     return Point(time.product_flops + time.other_flops, time.bytes, time.weights, time.seconds)
 
 
-def _seconds(known: Sequence[Point], wanted: Point, ceilings: Ceilings) -> float:
+def _seconds(measured: Sequence[Point], wanted: Point, ceilings: Ceilings) -> float:
     """The roofline's seconds over the efficiency of the nearest, weighted by closeness."""
-    nearest = sorted(known, key=wanted.distance)[:NEAREST]
+    nearest = sorted(measured, key=wanted.distance)[:NEAREST]
     weights = [1 / (0.05 + wanted.distance(point)) for point in nearest]
     logs = [math.log(point.bound(ceilings) / point.seconds) for point in nearest]
     mean = sum(w * log for w, log in zip(weights, logs, strict=True)) / sum(weights)
@@ -113,8 +113,8 @@ def _seconds(known: Sequence[Point], wanted: Point, ceilings: Ceilings) -> float
 
 
 def _rest(stand_ins: Sequence[StandIn], network: Network, precision: Precision, batch: int) -> float:
-    """Seconds of what is no layer's: the optimizer by the number of parameters, everything else by the bytes that
-    the layers move, each as a straight line through the logarithms with a slope between 0 and 1."""
+    """Seconds of other parts: the optimizer by the number of parameters, everything else by the bytes moved
+    by the layers, each as a line through the logarithms with a slope between 0 and 1."""
     optimizer, other = [], []
     for each in stand_ins:
         scale, parts = _scale(each), by_part(each.profile)
@@ -126,8 +126,8 @@ def _rest(stand_ins: Sequence[StandIn], network: Network, precision: Precision, 
     return _on_line(optimizer, network.parameters) + _on_line(other, batch * network.traffic(precision))
 
 
-def _on_line(known: Sequence[tuple[float, float]], wanted: float) -> float:
-    points = [(math.log(x), math.log(y)) for x, y in known if y > 0]
+def _on_line(measured: Sequence[tuple[float, float]], wanted: float) -> float:
+    points = [(math.log(x), math.log(y)) for x, y in measured if y > 0]
     if not points:
         return 0.0
     x_mean, y_mean = (sum(values) / len(points) for values in zip(*points, strict=True))

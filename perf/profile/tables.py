@@ -1,4 +1,4 @@
-"""A profile in the terminal, and as a page."""
+"""Prints a profile in the terminal, and as a page."""
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -47,8 +47,9 @@ NOTE = (
 
 @dataclass(frozen=True)
 class Shown:
-    """All that is printed of the profiles of all ``ranks``; times, parts and operations are those of rank 0.
-    ``bins`` are empty without ``ceilings``; ``elsewhere``: why these are not of the machine measured on, or empty.
+    """The printed content of the profiles of all ``ranks``; times, parts and operations are those of rank 0.
+    ``bins`` are empty without ``ceilings``; ``elsewhere``: the reason if these belong to another machine, or
+    empty.
     """
 
     run: Run
@@ -148,7 +149,7 @@ def page(shown: Shown) -> str:
 
 
 def efficiency(bins: Sequence[Bin]) -> Figure:
-    """Time by hardware efficiency in ten bins, and what would be left at full use of the same hardware (paper 000,
+    """Time by hardware efficiency in ten bins, and the time at full use of the same hardware (paper 000,
     figure 3)."""
     colours = {"measured": ACCENT, "at full efficiency": SERIES[2]}
     rows = [

@@ -1,6 +1,6 @@
 """Crop and size of an image: a random view in training, the central one in evaluation.
 
-This is torchvision's usual preprocessing; closed runs use that of the MLPerf reference (``mlperf.py``).
+This is torchvision's standard preprocessing; closed runs use that of the MLPerf reference (``mlperf.py``).
 
 Random resized crop: Szegedy et al. 2015 (arXiv:1409.4842, section 6): 8% to 100% of the area at an aspect
 ratio from 3/4 to 4/3. Evaluation: the shorter side resized to 256, then the central 224 x 224 (He et al. 2016,

@@ -1,4 +1,4 @@
-"""One way to read a ResNet-50 data set at 224 x 224, measured (``mlhpc data bench``)."""
+"""Measures one combination of format and loader for ResNet-50 at 224 x 224 (``mlhpc data bench``)."""
 
 from pathlib import Path
 
@@ -14,12 +14,13 @@ SIDE = 224
 
 
 def files_of(data: Path, samples: int) -> list[Path]:
-    """The files that ``samples`` training images are read from. Raises UserError."""
+    """The files of ``samples`` training images. Raises UserError."""
     return _chosen(data, samples)[1]
 
 
 def epoch(way: Way, samples: int) -> Figures:
-    """Read ``samples`` training images. Raises UserError if the data set cannot be read, or not in this way."""
+    """Read ``samples`` training images. Raises UserError if the data set cannot be read, or not with this
+    loader."""
     from mlhpc.benchmarks.resnet50 import Loading
     from mlhpc.common.data.sharding import Pool
     from mlhpc.common.pytorch.bench import DEVICE, measure_batches

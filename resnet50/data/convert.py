@@ -42,16 +42,16 @@ _PAGE = 4096
 
 
 def convert(source: Path, out: Path, codec: Target, world: World, workers: int) -> None:
-    """Write the data set at ``source`` to ``out`` in the format ``codec``, with a manifest, and say how long it
-    took. Called by all ranks.
+    """Write the data set at ``source`` to ``out`` in the format ``codec``, with a manifest, and print the
+    time. Called by all ranks.
 
     TFRecord shards are divided among the ranks, with ``workers`` threads in each; LMDB and pixels are written by
     rank 0, and read by its threads. Complete files are kept, so that an interrupted conversion can be
     resumed.
 
-    Raises UserError, the same on all ranks, if the source is not a data set, lacks a file that its manifest
-    lists or has only pixels, when an image has no readable size (for "raw": cannot be decoded), or ``out``
-    cannot be written or holds other files.
+    Raises UserError, the same on all ranks, if the source is not a data set, lacks a file of its manifest or
+    has only pixels, if an image has no readable size (for "raw": cannot be decoded), or ``out`` cannot be
+    written or contains other files.
     """
     started = time.perf_counter()
     if out.resolve() == source.resolve():
@@ -79,8 +79,10 @@ def convert(source: Path, out: Path, codec: Target, world: World, workers: int) 
             on_rank0(world, partial(_make_folder, out / split))
             if codec == "tfrecord":
                 one = partial(write_shard, images, names, out, advance)
-                mine = shards_of(split, len(images))[world.rank :: world.size]
-                generate.write_on_all_ranks(world, out, partial(generate.in_threads, one, mine, workers))
+                own_shards = shards_of(split, len(images))[world.rank :: world.size]
+                generate.write_on_all_ranks(
+                    world, out, partial(generate.in_threads, one, own_shards, workers)
+                )
             else:
                 write = _write_lmdb if codec == "lmdb" else _write_raw
                 generate.write_on_rank0(world, out, partial(write, images, out / split, workers, advance))
@@ -106,15 +108,15 @@ def _make_folder(folder: Path) -> None:
 
 
 class Shard(NamedTuple):
-    """A TFRecord file by its name in the data set, and the images of the split that go into it."""
+    """A TFRecord file by its name in the data set, and its images of the split."""
 
     name: str
     images: range
 
 
 def shards_of(split: Split, images: int) -> list[Shard]:
-    """The shards of a split with this number of images. Image n is record n // shards of shard n % shards, so that
-    each has its part of every class."""
+    """The shards of a split with this number of images. Image n is record n // shards of shard n % shards, so
+    that each contains images of every class."""
     shards = max(-(-images // _IN_A_SHARD[split]), min(_FEWEST_SHARDS, images))
     return [
         Shard(f"{split}/{split}-{n:05d}-of-{shards:05d}", range(n, images, shards)) for n in range(shards)
@@ -176,7 +178,7 @@ def _write_lmdb(images: Images, folder: Path, workers: int, advance: Callable[[i
         with lmdb.open(os.fspath(part), map_size=size, subdir=False, lock=False, sync=False) as environment:
             transaction = environment.begin(write=True)
             for index, value in enumerate(_ahead(datum, len(images), workers)):
-                # A value has its own pages, and its key a place in another one.
+                # A value has its own pages, and its key is in another page.
                 room += len(value) + 3 * _PAGE
                 if room > size // 2:
                     transaction.commit()
@@ -189,7 +191,7 @@ def _write_lmdb(images: Images, folder: Path, workers: int, advance: Callable[[i
             environment.sync(True)
         part.replace(path)
     except lmdb.Error as error:
-        # LMDB calls a write cut short, what is left of a full disk, an I/O error (mdb.c, mdb_page_flush).
+        # LMDB reports a short write, as on a full disk, as an I/O error (mdb.c, mdb_page_flush).
         short = str(error).endswith(os.strerror(errno.EIO))
         also = f", which may be: {os.strerror(errno.ENOSPC)}" if short else ""
         raise UserError(

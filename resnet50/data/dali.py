@@ -1,7 +1,7 @@
 """Batches made by an NVIDIA DALI pipeline: on its threads, or decoded on the GPU if there is one.
 
-The images are read, and their views drawn, as for the other loaders; DALI gets the bytes as an external source and
-decodes only the box of the view. So every format can be read, and every error names its image.
+The images are read, and their views drawn, as for the other loaders; DALI gets the bytes as an external
+source and decodes only the box of the view. So all formats are supported, and errors name the image.
 """
 
 from collections import deque
@@ -47,7 +47,7 @@ def batches(
     gpu = device != "cpu"
     geometry = _geometry(reader)
     encoded = reader.images.read(batches[0][0])[0].ndim == 1
-    in_use: deque[list[_Source]] = deque()  # read in place by DALI: kept until it is done
+    in_use: deque[list[_Source]] = deque()  # read in place by DALI: kept until it has finished
     source = read_batches(
         batches,
         allocate=lambda samples: (None, [()] * samples),
@@ -170,7 +170,7 @@ def _take(reader: Reader, index: int) -> _Source:
 
 
 def _as_user_error(reader: Reader, batches: Sequence[Sequence[_Source]], error: RuntimeError) -> UserError:
-    """An error naming the image that DALI could not decode, if the own decoder fails on it too."""
+    """An error naming the image that DALI could not decode, if our decoder also fails on it."""
     for source in (source for sources in batches for source in sources):
         try:
             decode(source.data)

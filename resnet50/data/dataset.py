@@ -1,6 +1,6 @@
-"""From the files of a data set to the images of its two splits, in whatever format they are stored.
+"""From the files of a data set to the images of its two splits, for all formats.
 
-``train/`` and ``validation/`` (or ``val/``) hold one of: a folder of images for each class; TFRecord shards,
+``train/`` and ``validation/`` (or ``val/``) contain one of: a folder of images for each class; TFRecord shards,
 which may also share one folder; ``data.mdb``; ``pixels.raw`` with ``index.npy``.
 """
 
@@ -44,7 +44,7 @@ class RankSamples:
 
 def select(dataset: Manifest, data: Data) -> Manifest:
     """The part of a data set that a run needs: the files of its two splits, which must contain exactly the number
-    of images in ``data``: a part of them would be only the first classes.
+    of images in ``data``: a part would contain only the first classes.
 
     Raises UserError if a split is missing, mixed or has another number of images according to names
     and facts (TFRecord, LMDB and raw arrays without a count in the manifest are counted by ``assign_samples``).
@@ -83,7 +83,7 @@ def files_of(dataset: Manifest, split: Split) -> list[str]:
 
 
 def format_of(dataset: Manifest, names: Sequence[str]) -> Format:
-    """The format that the files of a split are in. Raises UserError for none, or more than one, of them."""
+    """The format of the files of a split. Raises UserError if there is none, or more than one."""
     strangers = [name for name in names if not name.lower().endswith(SUFFIXES) or name.count("/") < 2]
     if not strangers:
         return "jpeg"
@@ -123,7 +123,7 @@ def assign_samples(
     """This rank's part of the data set returned by ``select``; ``staged`` is the folder that it was
     staged to in ``mode``, None: all ranks read it in place. Called by all ranks.
 
-    Raises UserError, the same on all ranks, if a file cannot be read, or when the number of images or classes
+    Raises UserError, the same on all ranks, if a file cannot be read, or if the number of images or classes
     differs from the run's samples or ``classes``.
     """
     mode = mode if staged else "replicate"

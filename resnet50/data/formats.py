@@ -1,4 +1,4 @@
-"""How images are stored: JPEG files by class, TFRecord shards, LMDB, raw arrays. One class reads each.
+"""Formats of images: JPEG files by class, TFRecord shards, LMDB, raw arrays. Each has a reader class.
 
 Labels start at 0. ``read`` returns the same bytes of an image for every format.
 """
@@ -54,7 +54,7 @@ class Files:
 
     def read(self, index: int) -> tuple[Bytes, int]:
         path = Path(self.paths[index])
-        with opened(path) as fd:  # in one read: np.fromfile looks for the end first, and reads that twice
+        with opened(path) as fd:  # in one read: np.fromfile first seeks to the end, and reads twice
             data = np.empty(os.fstat(fd).st_size, np.uint8)
             read_into(fd, path, 0, data)
         return data, self.labels[index]
@@ -146,7 +146,7 @@ class Raw:
         try:
             self.index = np.load(folder / INDEX, allow_pickle=False)
             size = self.path.stat().st_size
-        except Exception as error:  # numpy's parser raises nearly anything for a damaged header
+        except Exception as error:  # numpy's parser raises almost any exception for a damaged header
             reason = " ".join(str(error).split())[:200]
             raise UserError(f"{folder}: {PIXELS} or {INDEX}: cannot be read ({reason}); {_REMEDY}") from error
         if not isinstance(self.index, np.ndarray):

@@ -1,4 +1,4 @@
-"""A JPEG's bytes to pixels, and the size of an image before it is decoded."""
+"""Decodes JPEG images, and reads the size of an image without decoding."""
 
 import io
 import re
@@ -26,9 +26,8 @@ class BrokenImage(UserError):
 
 
 def decode(data: Bytes) -> torch.Tensor:
-    """Pixels uint8 ``[3, height, width]``, RGB, of a JPEG's bytes, or of another of ``FORMATS``; for
-    pixels, a view. Greyscale and CMYK become RGB. The orientation of EXIF is ignored, as in ImageNet
-    training.
+    """Pixels uint8 ``[3, height, width]``, RGB, of a JPEG's bytes, or of another of ``FORMATS``; for pixels,
+    a view. Greyscale and CMYK are converted to RGB. The orientation of EXIF is ignored, as in ImageNet training.
 
     Raises BrokenImage, without the file's name, when it cannot be decoded or is truncated.
     """

@@ -34,8 +34,8 @@ def open_loader(
     world: World,
     device: str,
 ) -> Loader:
-    """The loader of this rank's images: of ``staged``, or of the data set where it is None. ``device`` is the type
-    of the rank's device."""
+    """The loader of this rank's images: from ``staged``, or from the data set if it is None. ``device`` is
+    the type of the rank's device."""
     samples = assign_samples(
         dataset,
         staged,

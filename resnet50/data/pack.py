@@ -1,9 +1,9 @@
 """Packs JPEG files into TFRecord shards while staging, so that few files are written instead of many.
 
 All of it is inside the clock, in every run. Each node reads every image once, and writes the shards that
-``mlhpc data convert resnet50 --to tfrecord`` would: a run reads the same batches, bit for bit. Shared
-with staging are the locks of a target, the check of free space, and the removal after the run.
-A shard is complete or absent, but an interrupted packing is not resumed: the next run starts over.
+``mlhpc data convert resnet50 --to tfrecord`` would: a run reads the same batches, bit for bit. Target locks,
+the check of free space, and the removal after the run are shared with staging. A shard is complete or absent,
+but interrupted packing is not resumed: the next run starts over.
 """
 
 import os
@@ -84,7 +84,7 @@ def pack(
 
     Called by all ranks. Raises UserError, the same on all ranks, if the data set is packed already or does
     not have ``classes`` classes, an image differs from the manifest or has no readable size, or the target
-    cannot be written, is too small (checked before the first byte if possible) or holds other files.
+    cannot be written, is too small (checked before the first byte if possible) or contains other files.
     If an image or the target fails, packed files are removed.
     """
     started = time.monotonic()
@@ -152,8 +152,8 @@ def _open(dataset: Manifest, world: World, classes: int) -> tuple[dict[Split, _C
 
 
 def _clear_target(packed: Manifest, of: str, team: StagingGroup, in_use: bool) -> bool:
-    """Called by the first rank of a team: whether another run has packed this data set there, and uses it. Files
-    of an interrupted run, packed or not, are removed; anything else is refused."""
+    """Called by the first rank of a team: whether another run has packed this data set there and is using it.
+    Files of an interrupted run, packed or not, are removed; anything else is refused."""
     if not team.leads:
         return False
     target = packed.root

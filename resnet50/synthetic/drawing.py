@@ -1,10 +1,10 @@
 """Images of classes that differ in shape, texture and colour, on cluttered backgrounds.
 
 A class is a look: an outline (a circle with a few waves around it), a texture inside it (stripes, checks,
-dots, rings or blotches at some scale) and two colours. An image shows one object of its class, turned,
-scaled, recoloured and lit at random, on a mottled background among smaller objects that belong to no class.
-No single cue decides: the outline varies with the view, and three objects in ten have hues of any kind.
-Colours and the scale of the texture still go far (docs/performance.md).
+dots, rings or blotches at some scale) and two colours. An image shows one object of its class, randomly
+rotated, scaled, recoloured and lit, on a mottled background among smaller objects without a class. No single
+cue is decisive: the outline varies with the view, and three objects in ten have arbitrary hues. Colours and
+the scale of the texture are still strong cues (docs/performance.md).
 """
 
 import colorsys
@@ -22,12 +22,12 @@ _SHAPES = ((1, 0.75), (0.75, 1), (1, 2 / 3), (2 / 3, 1), (1, 1))
 _OFTEN = (0.47, 0.16, 0.17, 0.07, 0.13)
 _STRAY = 0.15  # share of images with arbitrary dimensions
 _GREY = 1 / 64
-_RECOLOURED = 0.3  # of images, whose object has any hue: colour alone does not decide
+_RECOLOURED = 0.3  # of images whose object has an arbitrary hue, so colour is not decisive
 _GOLDEN = (5**0.5 - 1) / 2
 
 
 class Look(NamedTuple):
-    """What the images of a class have in common. Hues are from 0 to 1; ``waves`` are (number around,
+    """The common properties of the images of a class. Hues are from 0 to 1; ``waves`` are (number around,
     height, phase)."""
 
     waves: tuple[tuple[int, float, float], ...]
@@ -39,7 +39,7 @@ class Look(NamedTuple):
 
 def class_look(seed: int, number: int) -> Look:
     """The look of class ``number`` of the data set ``seed``. Hues and textures are spread, so that
-    classes of neighbouring numbers differ."""
+    neighbouring classes differ."""
     rng = np.random.default_rng([seed, 1, number])
     start = np.random.default_rng([seed, 2]).random(2)
     hue = (start[0] + number * _GOLDEN) % 1

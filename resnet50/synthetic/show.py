@@ -1,4 +1,4 @@
-"""A picture of a data set: images spread over it, each with its class and size."""
+"""An overview image of a data set: sampled images with class and size."""
 
 from pathlib import Path
 
@@ -13,13 +13,13 @@ ROWS, COLUMNS = 5, 8
 
 
 def show(data: Path, out_png: Path) -> None:
-    """Draw 40 training images of the data set at ``data``, of any format, in order of class: every so many
-    as there are, whole, as they are stored.
+    """Draw 40 training images of the data set at ``data``, of any format, in order of class: evenly spaced,
+    uncropped, as stored.
 
     Raises UserError if the data set or one of the images cannot be read, and when the image cannot be
     written.
     """
-    # Not pyplot: it looks for a screen and keeps every figure.
+    # Not pyplot, which requires a display and keeps every figure.
     from matplotlib.figure import Figure
 
     dataset = describe(data, Solo())

@@ -1,6 +1,4 @@
-"""Data sets for ResNet-50: drawn pictures in the folders that ImageNet is kept in.
-
-``drawing`` says what is in them. The folders are those of ImageNet-1k as its users lay it out:
+"""Data sets for ResNet-50: synthetic images (``drawing``) in the folder layout of ImageNet-1k:
 ``train/<class>/*.JPEG`` and ``validation/<class>/*.JPEG``.
 """
 
@@ -19,16 +17,16 @@ GENERATOR = 2
 
 
 def make(data: Data, out: Path, world: World, workers: int) -> None:
-    """Make the data set of a preset under ``out``, and its manifest. Called by all ranks.
+    """Generate the data set of a preset under ``out``, with its manifest. Called by all ranks.
 
-    Image n is of class n modulo the number of classes, so that classes are of equal size, but for one: the
+    Image n is of class n modulo the number of classes, so that class sizes differ by at most one: the
     first images are ``train/``, the next ``validation/``.
 
-    The ranks share the images, each with ``workers`` processes. Files appear complete or not at all; existing
+    The ranks divide the images, each with ``workers`` processes. Files appear complete or not at all; existing
     ones are kept, so the same call resumes an interrupted one. The bytes do not depend on ranks or workers.
 
-    Raises UserError, the same on all ranks: settings that do not fit, a directory made with other settings, a
-    full disk, a worker that was killed.
+    Raises UserError, the same on all ranks: inconsistent settings, a directory created with other settings, a
+    full disk, a killed worker.
     """
     simulation = _checked(data)
     counts = {"train": data.train_samples, "validation": data.eval_samples}

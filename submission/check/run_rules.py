@@ -193,14 +193,14 @@ def _division(config: Run) -> Iterator[Finding]:
         )
         return
     for part in ("target", "data", "network"):
-        ours, theirs = getattr(config, part).model_dump(), getattr(official, part).model_dump()
-        for key in ours:
-            if ours[key] != theirs[key]:
+        configured, required = getattr(config, part).model_dump(), getattr(official, part).model_dump()
+        for key in configured:
+            if configured[key] != required[key]:
                 yield Finding(
                     "run/division",
                     "error",
                     "config.toml",
-                    f"closed: {part}.{key} = {theirs[key]}",
-                    f"{ours[key]} (preset {config.preset!r})",
+                    f"closed: {part}.{key} = {required[key]}",
+                    f"{configured[key]} (preset {config.preset!r})",
                     "run the preset closed unchanged, or set division to open",
                 )

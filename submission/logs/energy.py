@@ -91,10 +91,10 @@ def joules_text(joules: float | None) -> str:
 
 def energy_line(energies: Mapping[str, Energy] | None) -> str:
     """``accelerators 81.23 kJ (NVML), whole nodes incomplete (Slurm, ipmi)``; empty without any figure."""
-    known = energies or {}
+    figures = energies or {}
     return ", ".join(
-        f"{NAMES[kind]} {joules_text(known[kind].whole_joules)} ({known[kind].source})"
-        for kind in measured_in([known])
+        f"{NAMES[kind]} {joules_text(figures[kind].whole_joules)} ({figures[kind].source})"
+        for kind in measured_in([figures])
     )
 
 

@@ -70,9 +70,9 @@ def _taken(path: Path, benchmark: str, given: Collection[str]) -> tuple[dict[str
     log = parse(path)
     name, expected = log.value("submission_benchmark"), registry.logged_name(benchmark)
     if name != expected:
-        what = f"submission_benchmark {_short(name)}" if name else "no submission_benchmark"
+        logged_benchmark = f"submission_benchmark {_short(name)}" if name else "no submission_benchmark"
         raise UserError(
-            f"{path}: {what}, not {expected}; pass the log of a {expected} submission (result_N.txt)"
+            f"{path}: {logged_benchmark}, not {expected}; pass the log of a {expected} submission (result_N.txt)"
         )
     fields = _class_of(benchmark).model_fields
     values = {}

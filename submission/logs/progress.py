@@ -246,7 +246,7 @@ class Follower:
         now = self._last_t + (self._age if self._status == "running" else 0.0)
         epochs = [e for e in own if (e["event"], e["name"]) == ("end", "epoch")]
         current = next((e["epoch"] for e in reversed(self._open) if isinstance(e.get("epoch"), int)), None)
-        done = max((e["epoch"] for e in epochs if isinstance(e.get("epoch"), int)), default=None)
+        trained = max((e["epoch"] for e in epochs if isinstance(e.get("epoch"), int)), default=None)
         phase = self._open[-1] if self._open else None
         started = next((e for e in self._open if e["name"] == "run"), None)
         ended = next((e.get("seconds") for e in own if (e["event"], e["name"]) == ("end", "run")), None)
@@ -257,16 +257,16 @@ class Follower:
         facts = next((e for e in own if e["event"] == "note" and e["name"] == "facts"), {})
         elapsed = ended if ended is not None else now - started.get("t", now) if started else None
         left = None
-        if run and done is not None and self._status == "running":
+        if run and trained is not None and self._status == "running":
             each = median(e.get("seconds", 0.0) for e in epochs)
             begun = next((e.get("t", now) for e in self._open if e["name"] == "epoch"), now)
-            left = max(0.0, (run.training.max_epochs - done) * each - (now - begun))
+            left = max(0.0, (run.training.max_epochs - trained) * each - (now - begun))
         return Progress(
             status=self._status,
             phase=_phase(phase) if phase else ("after the run" if ended is not None else "start"),
             phase_s=now - phase.get("t", now) if phase else 0.0,
             ranks=_whole(facts.get("ranks")),
-            epoch=current if current is not None else done,
+            epoch=current if current is not None else trained,
             epochs=run.training.max_epochs if run else None,
             step=updates,
             steps=run.data.train_samples // run.hyperparameters.global_batch_size if run else None,

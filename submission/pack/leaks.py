@@ -127,15 +127,15 @@ def _in_piece(text: str, names: Names, is_text: bool) -> Iterator[tuple[str, str
                 yield "user name", word
 
 
-def _finding(kind: str, what: str, where: list[str]) -> Finding:
+def _finding(kind: str, text: str, where: list[str]) -> Finding:
     place = printable(where[0]) + (f" and {len(where) - 1} more places" if len(where) > 1 else "")
     if kind == "file for secrets":
         remedy = "remove it: files with this name contain keys or passwords, and the whole tree is published"
-        return Finding("pack/secret", "error", place, "no files for secrets", printable(what), remedy)
+        return Finding("pack/secret", "error", place, "no files for secrets", printable(text), remedy)
     if kind in SECRETS:
         # The finding must not repeat the secret.
-        shown = f"{kind}: {printable(what[:6])}… ({len(what)} characters)"
+        shown = f"{kind}: {printable(text[:6])}… ({len(text)} characters)"
         remedy = "remove and revoke it: the file would be published"
         return Finding("pack/secret", "error", place, "no secrets", shown, remedy)
     remedy = "it will be published; to avoid this, repeat the run with other names (logs may not be edited)"
-    return Finding("pack/name", "warning", place, f"no {kind}", printable(what), remedy)
+    return Finding("pack/name", "warning", place, f"no {kind}", printable(text), remedy)

@@ -122,10 +122,10 @@ def own_target(results: ResultSet) -> Iterator[Finding]:
         )
 
 
-def _first_difference(ours: dict[str, Any], theirs: dict[str, Any], above: str = "") -> str:
+def _first_difference(first: dict[str, Any], second: dict[str, Any], above: str = "") -> str:
     """The first key that differs, with both values; empty if none differs."""
-    for key in sorted(ours.keys() | theirs.keys()):
-        a, b = ours.get(key), theirs.get(key)
+    for key in sorted(first.keys() | second.keys()):
+        a, b = first.get(key), second.get(key)
         if isinstance(a, dict) and isinstance(b, dict):
             if other := _first_difference(a, b, f"{above}{key}."):
                 return other

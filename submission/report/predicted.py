@@ -96,9 +96,9 @@ def _predicted(model: Model, found: Prediction, result: Result, apart: bool) -> 
         predicted["staging"] = staging_seconds(model.machine, size, found.nodes, found.tier, received)
         rates = [model.machine.get(f"storage.local_{way}") for way in ("read", "write")]
         if predicted["staging"][0] == 0 and (
-            known := [r for r in rates if r]
+            positive := [r for r in rates if r]
         ):  # from one local folder to another
-            predicted["staging"] = _times(size / min(known), (1, 1, 1))
+            predicted["staging"] = _times(size / min(positive), (1, 1, 1))
     return predicted
 
 

@@ -148,16 +148,16 @@ def _missing(problems: Sequence[tuple[str, str]]) -> Table:
 
 
 def _breakdown(run: RunDirectory) -> list[Figure | Table] | None:
-    known = parts(run)
-    drawn = [run_charts.breakdown(known)] if any(part.seconds for part in known) else []
-    return [*drawn, breakdown_table(known)] if known else None
+    breakdown_parts = parts(run)
+    drawn = [run_charts.breakdown(breakdown_parts)] if any(part.seconds for part in breakdown_parts) else []
+    return [*drawn, breakdown_table(breakdown_parts)] if breakdown_parts else None
 
 
-def breakdown_table(known: Sequence[Part]) -> Table:
-    total = sum(part.seconds or 0.0 for part in known)
+def breakdown_table(breakdown_parts: Sequence[Part]) -> Table:
+    total = sum(part.seconds or 0.0 for part in breakdown_parts)
     return table(
         "breakdown",
-        known,
+        breakdown_parts,
         {
             "part": lambda part: Cell(part.label, (part.what,), part.label, swatch=part.key),
             "seconds": lambda part: number(part.seconds, "{:.2f}".format, none=part.unknown),

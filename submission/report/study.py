@@ -313,9 +313,13 @@ def accuracy_loss(study: Study, cell: Cell) -> float | None:
         return None
     same = {key: value for key, value in cell.settings.items() if key != UPDATES}
     for other in study.cells:
-        mine, its = accuracy(cell), accuracy(other)
-        if other.settings == {**same, UPDATES: "synchronous"} and mine is not None and its is not None:
-            return its - mine
+        own_accuracy, other_accuracy = accuracy(cell), accuracy(other)
+        if (
+            other.settings == {**same, UPDATES: "synchronous"}
+            and own_accuracy is not None
+            and other_accuracy is not None
+        ):
+            return other_accuracy - own_accuracy
     return None
 
 

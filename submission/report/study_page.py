@@ -148,8 +148,8 @@ def _interval(cell: StudyCell) -> str:
 
 
 def _mean(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else None
+    present = [value for value in values if value is not None]
+    return sum(present) / len(present) if present else None
 
 
 def _speedup(study: Study, cell: StudyCell) -> tuple[float | None, float | None]:

@@ -7,8 +7,8 @@ against the lossless one, and draws the picture. ``--test`` only tests and draws
 
 Written down before the runs, so that nothing is chosen after seeing them:
 - seeds 1001 to 1000 + N, the same for all formats; no run is left out, whatever its value;
-- the order: all seeds of the lossless format, then all seeds of each lossy one in the order of ``FORMATS``, so that a
-  study that is cut off has whole comparisons. A format with fewer than N pairs is reported with its number of pairs;
+- the order: all seeds of the lossless format, then all seeds of each lossy one in the order of ``FORMATS``. An
+  interrupted study then has complete comparisons. A format with fewer than N pairs is reported with their number;
 - the quantity: the intersection over union after the last of ``--epochs`` epochs (``target.value`` is out of
   reach, and the learning rate is the preset's, whose schedule is longer than the run);
 - the margin: one seed-to-seed standard deviation of the lossless runs;

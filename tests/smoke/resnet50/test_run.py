@@ -190,7 +190,7 @@ def test_packing_needs_replicated_staging_and_does_not_concern_the_rules(picture
     pack = ["--set", "staging.pack=true", "--data", pictures]
     stage = ["--stage", tmp_path / "s"]
     for more, message in (
-        (settings(), "give --stage"),
+        (settings(), "requires --stage"),
         ([*stage, *settings("staging.mode=shard")], "mode=shard"),
     ):
         done = mlhpc("run", "resnet50", *pack, *more, "--out", tmp_path / "out")

@@ -188,7 +188,7 @@ def test_a_task_of_a_job_array_starts_only_its_run(site):
             "ranks=3: a global batch of 16 samples cannot be divided equally among 3 ranks",
         ),
         (["--vary", "storage=sharde"], "did you mean 'shared'"),
-        (["--vary", "storage=staged"], "give --stage"),
+        (["--vary", "storage=staged"], "pass --stage"),
         (["--vary", "data=/nowhere/at/all"], "no such data set"),
         (
             ["--vary", "batch=1024"],
