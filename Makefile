@@ -72,7 +72,7 @@ $(VENV)/.venv:
 	@$(PYTHON) -m venv $(VENV)
 	@touch $@
 
-$(VENV)/.demo: $(VENV)/.venv setup.cfg setup.py constraints.txt common/data/codecs/_decode.c
+$(VENV)/.demo: $(VENV)/.venv setup.cfg setup.py constraints.txt common/data/codecs/_decode.c cosmoflow/cpu/_pooled.c
 	@echo '== environment: TensorFlow and the suite (about a minute)'
 	@$(PIP) install -q -c constraints.txt -e '.[cosmoflow]'
 	@touch $@

@@ -1,5 +1,5 @@
-"""The compiled part: decoders without which encoded data sets are read by NumPy, slowly. All else is in
-setup.cfg."""
+"""The compiled parts, without which encoded data sets are read by NumPy and CosmoFlow's gradients on a CPU are
+computed by PyTorch, both slowly. All else is in setup.cfg."""
 
 from setuptools import Extension, setup
 
@@ -11,6 +11,13 @@ setup(
             # No fused multiply-add: all decoders give the same bits.
             extra_compile_args=["-O3", "-ffp-contract=off"],
             optional=True,  # where there is no compiler
-        )
+        ),
+        Extension(
+            "mlhpc.cosmoflow.cpu._pooled",
+            ["cosmoflow/cpu/_pooled.c"],
+            # Floating-point exceptions are never looked at, and vectors only passed between inlined functions.
+            extra_compile_args=["-O3", "-fno-trapping-math", "-Wno-psabi"],
+            optional=True,
+        ),
     ]
 )

@@ -110,8 +110,8 @@ class Hyperparameters(schema.Hyperparameters):
 class Training(schema.HorovodTraining, schema.DdpTraining):
     cpu_kernels: bool = Field(
         True,
-        description="on a CPU, use this suite's convolutions instead of the framework's; same function",
-        json_schema_extra=schema.only_in("tensorflow"),
+        description="on a CPU, use this suite's convolutions (TensorFlow) or their gradients (PyTorch) "
+        "instead of the framework's; same function",
     )
     augment: bool = Field(
         False, description="augment samples by the 48 symmetries of the cube (open division, paper 001)"

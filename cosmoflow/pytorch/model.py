@@ -1,11 +1,21 @@
 """The CosmoFlow network in PyTorch: the same function and weights as ``cosmoflow/tf/model.py``."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
 from mlhpc.benchmarks.cosmoflow import Network
 from mlhpc.common.pytorch.spatial import SpatialGroup, gather, with_halo
 from mlhpc.cosmoflow.network import LEAK, SCALE, require_divisible
+
+ConvolveAndPool = Callable[[Tensor, nn.Conv3d], Tensor]
+
+
+def convolve_and_pool(x: Tensor, convolution: nn.Conv3d) -> Tensor:
+    """The largest of every 2³ outputs of ``convolution``, ``[b, filters, d/2, h/2, w/2]``. On a CPU
+    ``cosmoflow/cpu/pooled.py`` has the same function with faster gradients."""
+    return nn.functional.max_pool3d(convolution(x), 2)
 
 
 class CosmoFlowNet(nn.Module):
@@ -16,6 +26,8 @@ class CosmoFlowNet(nn.Module):
     are copied to channels first. Under autocast the last layer is computed in float32, as in the TensorFlow
     network. With ``group`` the voxels are this rank's slab of the volume; every rank of the group returns the
     prediction.
+
+    ``convolve_and_pool`` computes these two of every block that has whole volumes.
 
     ``halvings`` may be set between steps: in training mode counts are then averaged over cubes of 2 **
     ``halvings`` voxels per side, and the last ``halvings`` blocks do not pool, so that every weight keeps its
@@ -31,6 +43,7 @@ class CosmoFlowNet(nn.Module):
         dropout: float = 0.5,
         channels_last: bool = True,
         group: SpatialGroup | None = None,
+        convolve_and_pool: ConvolveAndPool = convolve_and_pool,
     ) -> None:
         super().__init__()
         self.group = group
@@ -46,7 +59,7 @@ class CosmoFlowNet(nn.Module):
         for block in range(network.conv_layers):
             filters = network.conv_filters * 2**block
             split = group is not None and block < group.plan.split_levels
-            self.blocks.append(Block(channels, filters, network.conv_kernel, split=split))
+            self.blocks.append(Block(channels, filters, network.conv_kernel, convolve_and_pool, split=split))
             channels = filters
         features = channels * torch.Size(side // 2**network.conv_layers for side in sides).numel()
         self.hidden = nn.ModuleList()
@@ -96,8 +109,11 @@ class Block(nn.Module):
     gradients are the same, and bias and activation have an eighth of the work.
     """
 
-    def __init__(self, channels: int, filters: int, kernel: int, *, split: bool) -> None:
+    def __init__(
+        self, channels: int, filters: int, kernel: int, convolve_and_pool: ConvolveAndPool, *, split: bool
+    ) -> None:
         super().__init__()
+        self._convolve_and_pool = convolve_and_pool
         padding = 0 if split or kernel % 2 == 0 else kernel // 2
         self.convolution = nn.Conv3d(channels, filters, kernel, padding=padding, bias=False)
         self.bias = nn.Parameter(torch.zeros(filters))
@@ -108,8 +124,7 @@ class Block(nn.Module):
             x = with_halo(x, kernel, group)
         elif kernel % 2 == 0:  # padded at the end, as TensorFlow does; PyTorch's own "same" warns of a copy
             x = nn.functional.pad(x, ((kernel - 1) // 2, kernel // 2) * 3)
-        x = self.convolution(x)
-        x = nn.functional.max_pool3d(x, 2) if pool else x
+        x = self._convolve_and_pool(x, self.convolution) if pool else self.convolution(x)
         return nn.functional.leaky_relu(x + self.bias.to(x.dtype).view(-1, 1, 1, 1), LEAK)
 
 

@@ -13,10 +13,11 @@ from mlhpc.common.pytorch.profile import modules_in_order, profile_steps
 from mlhpc.common.pytorch.step import make_scaler, make_train_step, wrap_ddp
 from mlhpc.common.ranks.world import World
 from mlhpc.common.timing.profile import Feed, Profile, Request
+from mlhpc.cosmoflow.cpu import pooled
 from mlhpc.cosmoflow.data.dataset import open_data, open_loader
 from mlhpc.cosmoflow.pytorch.batches import Batches
 from mlhpc.cosmoflow.pytorch.metric import training_loss
-from mlhpc.cosmoflow.pytorch.model import CosmoFlowNet
+from mlhpc.cosmoflow.pytorch.model import CosmoFlowNet, convolve_and_pool
 from mlhpc.cosmoflow.pytorch.optimizer import make_optimizer
 from mlhpc.errors import UserError
 
@@ -33,7 +34,14 @@ def profile(run: CosmoFlow, request: Request, world: World) -> Profile:
     device = pick_device(training.device, world.local_rank)
     if device.type == "cpu":
         keep_memory()
-    model = CosmoFlowNet(run.network, shape, dropout=hparams.dropout, channels_last=training.channels_last)
+    cpu_kernels = device.type == "cpu" and training.cpu_kernels
+    model = CosmoFlowNet(
+        run.network,
+        shape,
+        dropout=hparams.dropout,
+        channels_last=training.channels_last,
+        convolve_and_pool=pooled.convolve_and_pool if cpu_kernels else convolve_and_pool,
+    )
     place(model, device, channels_last=training.channels_last, dimensions=3)
     order = modules_in_order(model, torch.zeros((1, *shape), device=device))
     wrapped = wrap_ddp(model, world, training.bucket_cap_mib)

@@ -38,6 +38,7 @@ VARIANTS: dict[str, dict[str, bool]] = {
     "pytorch": {},
     "channels_first": {"channels_last": False},
     "compiled": {"compiled": True},
+    "plain": {"kernels": False},
     "no_keep_memory": {"keep": False},
     "onednn_off": {"onednn": False},
 }
@@ -95,6 +96,7 @@ def pytorch_step(
     compiled: bool = False,
     keep: bool = True,
     onednn: bool = True,
+    kernels: bool = True,
 ) -> Step:
     from functools import partial
 
@@ -103,15 +105,21 @@ def pytorch_step(
     from mlhpc.common.host.malloc import keep_memory
     from mlhpc.common.pytorch.devices import place
     from mlhpc.common.pytorch.step import make_scaler, make_train_step
+    from mlhpc.cosmoflow.cpu import pooled
     from mlhpc.cosmoflow.pytorch.metric import training_loss
-    from mlhpc.cosmoflow.pytorch.model import CosmoFlowNet
+    from mlhpc.cosmoflow.pytorch.model import CosmoFlowNet, convolve_and_pool
     from mlhpc.cosmoflow.pytorch.optimizer import make_optimizer
 
     if keep:
         keep_memory()
     torch.backends.mkldnn.set_flags(onednn)
     device = torch.device("cpu")
-    model = CosmoFlowNet(Network(), x.shape[1:], channels_last=channels_last)
+    model = CosmoFlowNet(
+        Network(),
+        x.shape[1:],
+        channels_last=channels_last,
+        convolve_and_pool=pooled.convolve_and_pool if kernels and not compiled else convolve_and_pool,
+    )
     place(model, device, channels_last=channels_last, dimensions=3)
     optimizer = make_optimizer(_hyperparameters(x), model.parameters())
     loss_of = partial(training_loss, model=model, weight_decay=0.0)

@@ -63,7 +63,8 @@ NEVER = {
 FRAMEWORKS = {"tensorflow", "keras", "horovod", "torch", "torchvision", "nvidia"}
 MAY_USE_FRAMEWORKS = {
     "cosmoflow/tf": {"tensorflow", "keras"},
-    "cosmoflow/cpu": {"tensorflow", "keras"},
+    "cosmoflow/cpu/convolution.py": {"tensorflow", "keras"},
+    "cosmoflow/cpu/pooled.py": {"torch"},
     "cosmoflow/pytorch": {"torch"},
     "deepcam": {"torch", "nvidia"},
     "resnet50": {"torch", "torchvision", "nvidia"},

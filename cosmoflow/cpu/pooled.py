@@ -1,0 +1,177 @@
+"""A 3³ convolution and the pooling after it, for CPUs, whose gradients leave out what pooling makes zero."""
+
+import ctypes
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache, partial
+from importlib.machinery import EXTENSION_SUFFIXES
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+LAST = torch.channels_last_3d
+LANES = 16  # channels that are computed at once, float32: LANES of _pooled.c
+MOST_FILTERS = 512
+
+
+class Layer(ctypes.Structure):
+    """``layer`` of ``_pooled.c``."""
+
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in ("depth", "height", "width", "channels", "filters")),
+        *((name, ctypes.c_void_p) for name in ("x", "pooled", "chosen")),
+        ("half", ctypes.c_int),
+    ]
+
+
+@cache
+def library() -> Any:
+    """The library; None where it was not compiled, and PyTorch computes everything."""
+    for suffix in EXTENSION_SUFFIXES:
+        path = Path(__file__).with_name(f"_pooled{suffix}")
+        if path.exists():
+            found = ctypes.CDLL(str(path))
+            planes = [ctypes.c_int64] * 3
+            found.mlhpc_pool.argtypes = [ctypes.POINTER(Layer), *planes]
+            for function in (found.mlhpc_weight_gradient, found.mlhpc_input_gradient):
+                function.argtypes = [ctypes.POINTER(Layer), ctypes.c_void_p, *planes, ctypes.c_void_p]
+            found.mlhpc_scratch_bytes.restype = ctypes.c_int64
+            return found
+    return None
+
+
+def convolve_and_pool(x: Tensor, convolution: torch.nn.Conv3d) -> Tensor:
+    """``F.max_pool3d(convolution(x), 2)`` of ``x`` [b, channels, d, h, w], with "same" padding.
+
+    Seven of eight outputs of the convolution have no gradient, since one of their neighbours is larger. PyTorch
+    fills an array with these zeros and multiplies them all; ``_pooled.c`` multiplies each pooled voxel's gradient
+    with the 27 voxels under its filter, an eighth of the arithmetic. Sums are float32, in mixed precision too. For
+    the backward pass ``x`` is kept, and in a byte per pooled voxel which of the eight was the largest. What the
+    library cannot do is left to PyTorch: other kernels, no padding, odd sides, channels first, other devices.
+    """
+    channels, filters, kernel = convolution.in_channels, convolution.out_channels, convolution.kernel_size
+    suitable = (
+        library() is not None
+        and kernel == (3, 3, 3)
+        and convolution.padding == (1, 1, 1)
+        and convolution.bias is None
+        and (channels <= LANES or channels % LANES == 0)
+        and filters <= MOST_FILTERS
+        and not any(side % 2 for side in x.shape[2:])
+        and x.device.type == "cpu"
+        and x.dtype in (torch.float32, torch.bfloat16)
+        and x.is_contiguous(memory_format=LAST)
+    )
+    if not suitable:
+        return F.max_pool3d(convolution(x), 2)
+    pooled: Tensor = _ConvolveAndPool.apply(x, convolution.weight)
+    return pooled
+
+
+class _ConvolveAndPool(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        y = F.conv3d(x, weight, padding=1).contiguous(memory_format=LAST)  # in autocast's type
+        shape = (*y.shape[:2], *(side // 2 for side in y.shape[2:]))
+        pooled = torch.empty(shape, dtype=y.dtype, memory_format=LAST)
+        chosen = torch.empty(shape, dtype=torch.uint8, memory_format=LAST)
+        _on_planes(partial(library().mlhpc_pool, _layer(y, pooled, chosen, y.shape[1])), chosen)
+        ctx.save_for_backward(x.to(y.dtype), weight, chosen)
+        return pooled
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        x, weight, chosen = ctx.saved_tensors
+        gradient = gradient.contiguous(memory_format=LAST)
+        of_input, of_weight = ctx.needs_input_grad
+        return (
+            _input_gradient(x, weight, gradient, chosen) if of_input else None,
+            _weight_gradient(x, weight, gradient, chosen) if of_weight else None,
+        )
+
+
+def _weight_gradient(x: Tensor, weight: Tensor, gradient: Tensor, chosen: Tensor) -> Tensor:
+    sums: list[Tensor] = []  # one of each thread
+
+    def add(layer: Layer, begin: int, end: int, step: int) -> None:
+        own = torch.zeros(_packed_shape(weight))
+        sums.append(own)
+        scratch = _scratch()  # by name, or it would be freed before the call
+        library().mlhpc_weight_gradient(layer, scratch.data_ptr(), begin, end, step, own.data_ptr())
+
+    _on_planes(partial(add, _layer(x, gradient, chosen, x.shape[1])), chosen)
+    return _unpacked(torch.stack(sums).sum(0) if len(sums) > 1 else sums[0], weight)
+
+
+def _input_gradient(x: Tensor, weight: Tensor, gradient: Tensor, chosen: Tensor) -> Tensor:
+    found = torch.zeros_like(x, dtype=torch.float32, memory_format=LAST)
+    packed = _packed(weight)
+
+    def add(layer: Layer, begin: int, end: int, step: int) -> None:
+        scratch = _scratch()  # by name, or it would be freed before the call
+        library().mlhpc_input_gradient(layer, scratch.data_ptr(), begin, end, step, packed.data_ptr())
+
+    layer = _layer(found, gradient, chosen, x.shape[1])
+    layer.half = gradient.dtype == torch.bfloat16
+    for parity in range(2):
+        _on_planes(partial(add, layer), chosen, first=parity, step=2)
+    return found.to(x.dtype)
+
+
+def _layer(x: Tensor, pooled: Tensor, chosen: Tensor, channels: int) -> Layer:
+    return Layer(
+        *x.shape[2:], channels, pooled.shape[1], x.data_ptr(), pooled.data_ptr(), chosen.data_ptr(),
+        x.dtype == torch.bfloat16,
+    )  # fmt: skip
+
+
+def _on_planes(
+    work: Callable[[int, int, int], None], chosen: Tensor, *, first: int = 0, step: int = 1
+) -> None:
+    """Call ``work(begin, end, step)`` in as many threads as PyTorch uses, each with a part of the planes."""
+    planes = len(chosen) * chosen.shape[2]
+    steps = range(first, planes, step)
+    threads = min(torch.get_num_threads(), len(steps))
+    cuts = [len(steps) * part // threads for part in range(threads + 1)]
+    parts = [steps[begin:end] for begin, end in pairwise(cuts)]
+    done = _threads(threads).map(lambda part: work(part.start, part.stop, part.step), parts)
+    list(done)  # raises what a thread raised
+
+
+@cache
+def _threads(number: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(number, "pooled")
+
+
+def _scratch() -> Tensor:
+    return torch.empty(library().mlhpc_scratch_bytes(), dtype=torch.uint8)
+
+
+def _packed_shape(weight: Tensor) -> tuple[int, ...]:
+    """[chunks, filters, 9, row] of ``_pooled.c``."""
+    filters, channels = weight.shape[:2]
+    chunks, taken = max(1, channels // LANES), min(channels, LANES)
+    return chunks, filters, 9, -(-3 * taken // LANES) * LANES
+
+
+def _packed(weight: Tensor) -> Tensor:
+    """``weight`` [filters, channels, 3, 3, 3] as ``_pooled.c`` reads it."""
+    chunks, filters, lines, row = _packed_shape(weight)
+    lined = weight.detach().float().permute(2, 3, 0, 4, 1).reshape(lines, filters, 3, chunks, -1)
+    taken = lined.permute(3, 1, 0, 2, 4).reshape(chunks, filters, lines, -1)
+    return F.pad(taken, (0, row - taken.shape[-1])).contiguous()
+
+
+def _unpacked(packed: Tensor, weight: Tensor) -> Tensor:
+    """The inverse of ``_packed``, in the layout of ``weight``."""
+    filters, channels = weight.shape[:2]
+    taken = min(channels, LANES)
+    lined = packed[..., : 3 * taken].reshape(len(packed), filters, 3, 3, 3, taken)
+    found = lined.permute(1, 0, 5, 2, 3, 4).reshape(weight.shape)
+    return torch.empty_like(weight).copy_(found)

@@ -1,0 +1,112 @@
+"""Convolution and pooling with gradients that leave out zeros (``cosmoflow/cpu/pooled.py``), against PyTorch's."""
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from mlhpc.cosmoflow.cpu import pooled
+from mlhpc.cosmoflow.pytorch.model import convolve_and_pool
+
+LAST = torch.channels_last_3d
+# Channels and filters that do and do not fill vectors, sides that do and do not fill tiles, odd numbers of planes.
+SHAPES = [
+    ((2, 4, 12, 8, 20), 8),
+    ((3, 5, 6, 10, 2), 19),
+    ((1, 8, 6, 36, 4), 16),
+    ((1, 11, 4, 4, 4), 3),
+    ((2, 16, 6, 6, 6), 32),
+    ((2, 48, 4, 14, 18), 20),
+    ((3, 32, 2, 2, 2), 512),
+]
+
+
+def case(shape, filters, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(shape, generator=generator).contiguous(memory_format=LAST).requires_grad_()
+    convolution = torch.nn.Conv3d(shape[1], filters, 3, padding=1, bias=False).to(memory_format=LAST)
+    upstream = torch.randn(shape[0], filters, *(side // 2 for side in shape[2:]), generator=generator)
+    return x, convolution, upstream
+
+
+def results(function, x, convolution, upstream):
+    found = function(x, convolution)
+    return found, *torch.autograd.grad(found, (x, convolution.weight), upstream.to(found.dtype))
+
+
+def test_the_library_was_compiled():
+    """Where the tests run there is a compiler: the others would compare PyTorch with itself."""
+    assert pooled.library() is not None
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("shape, filters", SHAPES, ids=str)
+def test_output_and_gradients_are_those_in_float64(shape, filters, threads, monkeypatch):
+    x, convolution, upstream = case(shape, filters)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    found, of_x, of_weight = results(pooled.convolve_and_pool, x, convolution, upstream)
+    truth = results(convolve_and_pool, x.double(), convolution.double(), upstream)
+    # Where two of eight sums are equal in float32, another voxel could be chosen: not with this seed.
+    for ours, wanted in zip((found, of_x, of_weight), truth, strict=True):
+        wanted = wanted.float()
+        torch.testing.assert_close(ours, wanted, rtol=0, atol=2e-6 * float(wanted.abs().max()))
+    assert of_weight.is_contiguous(memory_format=LAST)
+
+
+def test_bfloat16_is_as_close_to_float32_as_pytorch_in_bfloat16():
+    x, convolution, upstream = case((2, 16, 8, 8, 8), 32)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = results(pooled.convolve_and_pool, x, convolution, upstream)
+        plain = results(convolve_and_pool, x, convolution, upstream)
+    assert found[0].dtype == torch.bfloat16 and torch.equal(found[0], plain[0])
+    assert found[1].dtype == found[2].dtype == torch.float32
+    for ours, theirs in zip(found[1:], plain[1:], strict=True):
+        assert float((ours - theirs).norm() / theirs.norm()) < 5e-3
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("filters", [16, 19])
+def test_the_first_of_equal_voxels_is_chosen_and_nan_is_not_lost(dtype, filters):
+    """As PyTorch does. Outputs of a convolution of ones are equal within the volume."""
+    x = torch.randint(0, 2, (1, 4, 8, 8, 8)).to(dtype).contiguous(memory_format=LAST)
+    x[0, 1, 3, 4, 5] = torch.nan
+    x.requires_grad_()
+    convolution = torch.nn.Conv3d(4, filters, 3, padding=1, bias=False).to(dtype=dtype, memory_format=LAST)
+    torch.nn.init.ones_(convolution.weight)
+    upstream = torch.ones(1, filters, 4, 4, 4)
+    found, of_x, _ = results(pooled.convolve_and_pool, x, convolution, upstream)
+    wanted, wanted_of_x, _ = results(convolve_and_pool, x, convolution, upstream)
+    assert found.isnan().any()
+    assert torch.equal(found.nan_to_num(-1), wanted.nan_to_num(-1))
+    torch.testing.assert_close(of_x, wanted_of_x)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        pytest.param(lambda x, c: (x.detach().contiguous(), c), id="channels first"),
+        pytest.param(lambda x, c: (x[:, :, :5], c), id="odd side"),
+        pytest.param(lambda x, c: (x, torch.nn.Conv3d(16, 8, 2, bias=False)), id="kernel of 2"),
+        pytest.param(lambda x, c: (x, torch.nn.Conv3d(16, 8, 3, bias=False)), id="no padding"),
+        pytest.param(lambda x, c: (x, torch.nn.Conv3d(16, 513, 3, padding=1, bias=False)), id="many filters"),
+    ],
+)
+def test_what_the_library_cannot_do_is_left_to_pytorch(changed):
+    x, convolution, _ = case((1, 16, 6, 6, 6), 8)
+    x, convolution = changed(x, convolution)
+    expected = F.max_pool3d(convolution(x), 2)
+    assert torch.equal(pooled.convolve_and_pool(x, convolution), expected)
+
+
+def test_a_byte_per_pooled_voxel_is_kept_and_not_the_convolutions_output():
+    x, convolution, _ = case((2, 16, 8, 8, 8), 32)
+    kept = []
+
+    def pack(tensor):
+        kept.append(tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        pooled.convolve_and_pool(x, convolution)
+    assert sorted(tensor.nbytes for tensor in kept) == sorted(
+        [x.nbytes, convolution.weight.nbytes, 2 * 32 * 4**3]
+    )
