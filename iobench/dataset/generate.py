@@ -44,7 +44,7 @@ def generate(dataset: Dataset, root: Root, world: World, workers: int) -> Genera
     """
     layout = Layout(root, dataset)
     find(dataset.format).load()
-    on_rank0(world, lambda: layout.place.claim(layout.record()))
+    on_rank0(world, lambda: _claim(layout))
     names = {
         layout.name(split, file): _Task(layout, split, file)
         for split in SPLITS
@@ -62,6 +62,14 @@ def generate(dataset: Dataset, root: Root, world: World, workers: int) -> Genera
     write_on_all_ranks(world, str(root), write)
     total = world.sum(float(sum(written)))
     return Generated(len(names), len(lacking), int(total))
+
+
+def _claim(layout: Layout) -> None:
+    """Make the root this data set's; where it is new, only if all files fit, so that a refusal leaves nothing."""
+    if layout.place.record() is None:
+        files = layout.files("train") + layout.files("validation")
+        layout.place.require_space(_stored_bytes(layout.dataset, files))
+    layout.place.claim(layout.record())
 
 
 def require_data(dataset: Dataset, root: Root) -> None:

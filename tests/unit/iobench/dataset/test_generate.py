@@ -84,8 +84,8 @@ def test_a_foreign_folder_is_left_alone(tmp_path):
 def test_a_data_set_larger_than_the_disk_is_refused_before_it_is_begun(tmp_path):
     vast = SMALL.model_copy(update={"files": 998, "samples_per_file": 10**9})
     with pytest.raises(UserError, match=r"needs 5\.1 PB, .* free"):
-        generate(vast, tmp_path, Solo(), 1)
-    assert not list((tmp_path / "train").iterdir())
+        generate(vast, tmp_path / "data", Solo(), 1)
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("format", ["tfrecord", "hdf5", "npz", "parquet"])
