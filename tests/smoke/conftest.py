@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,9 @@ from helpers.warm import WarmPython, run_warm
 
 # What is imported once for all programs of these tests. No TensorFlow where PyTorch trains: it is blocked there.
 COMMANDS = ("mlhpc.cli", "mlhpc.run")
-TENSORFLOW = ("mlhpc.cosmoflow.tf.train", "horovod.tensorflow", *COMMANDS)
+# Python 3.13 has no Horovod: tests of one rank run there.
+HOROVOD = ("horovod.tensorflow",) if find_spec("horovod") else ()
+TENSORFLOW = ("mlhpc.cosmoflow.tf.train", *HOROVOD, *COMMANDS)
 TRAIN_WITH_PYTORCH = ("mlhpc.cosmoflow.pytorch.train", "mlhpc.deepcam.train", "mlhpc.resnet50.train")
 PYTORCH = ("!tensorflow", "!keras", "!horovod", *TRAIN_WITH_PYTORCH, *COMMANDS)
 NO_FRAMEWORK = ("mlhpc.submission.report.report", *COMMANDS)
