@@ -36,7 +36,7 @@ def quantity(text: str, dimension: str) -> float:
     if not unit and unit not in units:
         raise ValueError(f"{text!r} is not a number with a unit, such as {_EXAMPLE[dimension]!r}")
     if unit not in units:
-        raise ValueError(f"{text!r} has the unit {unit!r}, which is not a {dimension} unit; write it as "
+        raise ValueError(f"{text!r} has the unit {unit!r}, which is not a unit of {dimension}; write it as "
                          f"{_EXAMPLE[dimension]!r}")  # fmt: skip
     try:
         value = float(match[1]) * units[unit]

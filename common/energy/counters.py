@@ -155,7 +155,7 @@ class Sum:
         if most > wrap:
             self._lost[name] = f"{name} was not read for {gap:.0f} s, in which it may have wrapped unnoticed"
         elif used > most:
-            self._lost[name] = f"{name} counted {used:.0f} J in {gap:.0f} s: it was set back"
+            self._lost[name] = f"{name} counted {used:.0f} J in {gap:.0f} s: it was reset"
         return used
 
     def spent(self, host: str) -> Spent:

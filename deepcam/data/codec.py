@@ -198,7 +198,7 @@ def encode_sample(codec: Codec, field: npt.NDArray[np.float32], mask: npt.NDArra
 def decode_mask(frame: Frame, out: npt.NDArray[np.uint8]) -> None:
     """Fill ``out`` [rows, columns] with the mask of a sample. Raises UserError if it is malformed."""
     if "mask" not in frame.sections:
-        raise frame.error("it has no section 'mask'")
+        raise frame.error("section 'mask' is missing")
     stream = isal_zlib.decompressobj()
     try:
         content = stream.decompress(frame.sections["mask"], out.size + 1)

@@ -55,7 +55,7 @@ def add(commands: Commands) -> None:
         commands,
         "doctor",
         _doctor,
-        "check this machine before a run, or write its system description for a submission",
+        "check this machine before a run, or write the system description for submissions",
     )
     doctor.add_argument("benchmark", metavar="BENCHMARK", nargs="?", help="also start its framework")
     doctor.add_argument("--data", type=folder, help="the data set of the planned run")

@@ -101,7 +101,7 @@ def sample_times(study: Study) -> tuple[Figure | None, int]:
         return None, 0
     shown = bars.stacked_bars(
         rows[:BARS],
-        "Time of a sample",
+        "Time per sample",
         parts={"data_wait": "waiting for data", "step": "rest of the step"},
         value_title="milliseconds per sample",
         write=lambda seconds: f"{plain(1e3 * seconds)} ms",

@@ -76,7 +76,7 @@ class Frame:
         does not match."""
         kind = np.dtype(dtype)
         if section not in self.sections:
-            raise self.error(f"it has no section {section!r}")
+            raise self.error(f"section {section!r} is missing")
         data = self.sections[section]
         if len(data) % kind.itemsize or (length is not None and len(data) != length * kind.itemsize):
             expected = f"a multiple of {kind.itemsize}" if length is None else f"{length * kind.itemsize}"

@@ -69,7 +69,7 @@ def pco_decompress_into(frame: Frame, section: str, out: npt.NDArray[Any]) -> No
 
 def _content(frame: Frame, section: str, empty: bool) -> memoryview:
     if section not in frame.sections:
-        raise frame.error(f"it has no section {section!r}")
+        raise frame.error(f"section {section!r} is missing")
     data = frame.sections[section]
     if empty and len(data):
         raise frame.error(f"has {len(data)} bytes, expected none", section)

@@ -181,8 +181,8 @@ def test_a_task_of_a_job_array_starts_only_its_run(site):
         (["--vary", "bach=8"], "did you mean 'batch'"),
         (["--vary", "network.wdth=1,2"], "did you mean 'network.width'"),
         (["--vary", "batch=8", "--vary", "batch=16"], "twice"),
-        (["--vary", "batch=0"], "whole numbers of 1 or more"),
-        (["--vary", "ranks=two"], "whole numbers of 1 or more"),
+        (["--vary", "batch=0"], "whole numbers of at least 1"),
+        (["--vary", "ranks=two"], "whole numbers of at least 1"),
         (
             ["--vary", "ranks=3"],
             "ranks=3: a global batch of 16 samples cannot be divided equally among 3 ranks",
@@ -198,11 +198,11 @@ def test_a_task_of_a_job_array_starts_only_its_run(site):
         (["--vary", "batch=8", "--repeats", "0"], "--repeats 0"),
         (["--vary", "batch=8", "--warmup", "-1"], "--warmup -1"),
         (["--vary", "batch=4,8", "--repeats", "2", "--number", "5"], "numbered 1 to 4"),
-        (["--vary", "batch=true"], "whole numbers of 1 or more"),
+        (["--vary", "batch=true"], "whole numbers of at least 1"),
         (["--vary", "batch=,"], "has no value"),
         (["--vary", "study.steps=0"], "study.steps=0 means a run to the target"),
-        (["--vary", "parameter_servers=0,1"], "cosmoflow has no such study; it is for resnet50"),
-        (["--vary", "parameter_servers=two"], "whole numbers of 0 (an all-reduce) or more"),
+        (["--vary", "parameter_servers=0,1"], "cosmoflow does not support it; only resnet50"),
+        (["--vary", "parameter_servers=two"], "whole numbers of at least 0 (an all-reduce)"),
         (["--vary", "updates=synchronous"], "add --vary parameter_servers=0,1,2,4"),
         (["--vary", "parameter_servers=1", "--vary", "updates=async"], "did you mean 'asynchronous'"),
         (
@@ -244,4 +244,4 @@ def test_ranks_spread_over_more_nodes_are_another_cell(site, monkeypatch):
 def test_a_folder_holds_a_study_of_one_benchmark(site, capsys):
     assert site.study("--vary", "batch=8", "--repeats", "1") == 0
     assert site.study("--vary", "batch=4", "--repeats", "1", benchmark="deepcam") == 2
-    assert "holds a study of cosmoflow" in capsys.readouterr().err
+    assert "contains a study of cosmoflow" in capsys.readouterr().err

@@ -142,7 +142,7 @@ def test_storage_may_be_several_folders_to_stage_to(site, capsys):
     assert site.study(*words, f"storage={disk}", benchmark="resnet50") == 2
     assert "omit --stage and storage" in capsys.readouterr().err
     assert site.study(*words, "study.earlier_epochs=1", benchmark="resnet50") == 2
-    assert "is for studies without parameter_servers" in capsys.readouterr().err
+    assert "is only for studies without parameter_servers" in capsys.readouterr().err
 
 
 def test_a_home_folder_in_a_list_is_the_users(site, monkeypatch):
@@ -161,7 +161,7 @@ def test_the_page_shows_codecs_for_each_storage_batch_and_set_size(site):
     words += ["--vary", f"storage=shared,{site.folder / 'nvme'}", "--repeats", "1", "--steps", "10"]
     assert site.study(*words) == 0
     page = Page((site.out / "study.html").read_text())
-    assert "<h2>Time of a sample</h2>" in (site.out / "study.html").read_text()
+    assert "<h2>Time per sample</h2>" in (site.out / "study.html").read_text()
     curves = [c for c in page.charts if "codec" not in c["description"] and "gzip" in c["description"]]
     assert curves
     (times,) = [chart for chart in page.charts if chart["description"].startswith("Time per sample")]

@@ -110,7 +110,7 @@ def test_a_run_whose_accelerators_have_no_counters_says_why(tmp_path, capsys):
     assert note["accelerators"] == {
         "joules": None, "source": "NVML", "counters": 0, "nodes": 0, "problems": [missing]
     }  # fmt: skip
-    assert capsys.readouterr().err == f"no energy figure of the accelerators: {missing}\n"
+    assert capsys.readouterr().err == f"no energy figure for the accelerators: {missing}\n"
 
 
 @pytest.mark.parametrize("fails_at", [1, 2])
@@ -128,7 +128,7 @@ def test_a_counter_that_fails_during_a_run_is_named_and_ends_nothing(tmp_path, c
     note = recorded(tmp_path, Counters("accelerators", "NVML", reads))["accelerators"]
     problem = "GPU 1 could not be read during the run (RuntimeError: GPU is lost)"
     assert (note["joules"], note["counters"], note["problems"]) == (7.0, 1, [problem])
-    said = f"the energy figure of the accelerators is of 1 counter only: {problem}\n"
+    said = f"the energy figure for the accelerators covers only 1 counter: {problem}\n"
     assert capsys.readouterr().err == said
 
 
@@ -185,7 +185,7 @@ def test_a_figure_of_some_nodes_says_so(tmp_path, capsys):
         1,
         ["1 of 2 nodes have no counter"],
     )
-    assert "the energy figure of the processors is of 4 counters only: 1 of 2" in capsys.readouterr().err
+    assert "the energy figure for the processors covers only 4 counters: 1 of 2" in capsys.readouterr().err
 
 
 def test_slurm_counts_the_nodes_that_have_no_counter_of_their_own(tmp_path, monkeypatch):

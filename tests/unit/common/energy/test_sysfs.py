@@ -69,7 +69,7 @@ def test_two_counters_of_one_name_make_no_figure(tmp_path):
     twice = {"intel-rapl:0": ("package-0", PACKAGE_UJ), "intel-rapl:1": ("package-0", PACKAGE_UJ)}
     counters = rapl(processors_of(powercap(tmp_path, twice), "GenuineIntel"))
     assert not counters.reads
-    assert counters.problems == ("two counters (RAPL) are called package-0, and may count the same energy",)
+    assert counters.problems == ("two counters (RAPL) are named package-0 and may count the same energy",)
 
 
 def test_zones_are_numbered_in_hexadecimal_digits(tmp_path):

@@ -101,13 +101,13 @@ def test_accelerators_that_the_reading_rank_cannot_see_are_said_to_be_missing(mo
     found, [warning] = seen_by_ranks(monkeypatch, tmp_path, one_each)
     assert found["accelerators"]["counters"] == 1
     assert found["accelerators"]["problems"][0].startswith("counters of 1 of 4 devices: ")
-    assert "is of 1 counter only: counters of 1 of 4 devices" in warning
+    assert "covers only 1 counter: counters of 1 of 4 devices" in warning
 
 
 def test_accelerators_that_only_other_ranks_see_are_missed_too(monkeypatch, tmp_path):
     found, [warning] = seen_by_ranks(monkeypatch, tmp_path, [[], ["a"], ["b"], ["a", "b"]])
     assert found["accelerators"]["joules"] is None
-    assert warning.startswith("no energy figure of the accelerators: counters of 0 of 2 devices")
+    assert warning.startswith("no energy figure for the accelerators: counters of 0 of 2 devices")
 
 
 def test_accelerators_that_all_ranks_see_are_complete(monkeypatch, tmp_path):
@@ -196,7 +196,7 @@ def test_a_driver_that_blocks_does_not_hold_up_the_end_of_a_run():
     assert len(calls) == 2, "the reading in progress has not ended, and none was begun beside it"
     answers.set()
     assert found["accelerators"]["joules"] is None
-    assert warning == "no energy figure of the accelerators: a counter did not answer within 0.05 s"
+    assert warning == "no energy figure for the accelerators: a counter did not answer within 0.05 s"
 
 
 def test_a_run_that_ends_before_its_clock_starts_leaves_no_thread(tmp_path):

@@ -158,7 +158,9 @@ def test_a_file_that_unpacks_to_more_than_expected_is_refused_before_it_is_alloc
         bomb.write_bytes(content)
         tracemalloc.start()
         try:
-            with pytest.raises(UserError, match=r"bomb\.tfrecord: unpacks to more than 1000000 bytes"):
+            with pytest.raises(
+                UserError, match=r"bomb\.tfrecord: unpacks to more than the expected maximum of 1000000 bytes"
+            ):
                 list(read_records(bomb, max_bytes=1_000_000))
             _, peak = tracemalloc.get_traced_memory()
         finally:

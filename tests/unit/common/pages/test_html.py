@@ -101,7 +101,7 @@ def test_a_page_replaces_a_page_and_nothing_else(tmp_path: Path) -> None:
     write(tmp_path / "page.html", rendered(title="new"))
     assert "<title>new</title>" in (tmp_path / "page.html").read_text("utf-8")
     (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(UserError, match=r"notes\.txt: exists and is not a page"):
+    with pytest.raises(UserError, match=r"notes\.txt: exists and is not an HTML page"):
         write(tmp_path / "notes.txt", rendered())
     with pytest.raises(UserError, match="cannot be written"):
         write(tmp_path / "missing" / "page.html", rendered())

@@ -41,5 +41,7 @@ class Full:
 
 
 def test_running_out_of_descriptors_is_one_line():
-    with pytest.raises(UserError, match=r"cannot be accepted: Too many open files; .*ulimit -n"):
+    with pytest.raises(
+        UserError, match=r"cannot accept connections of other ranks: Too many open files; .*ulimit -n"
+    ):
         accept(Full(), b"secret", [1])

@@ -77,7 +77,7 @@ def test_packing_that_was_interrupted_goes_on(source: Path, tmp_path: Path) -> N
 def test_archives_are_not_converted_again(source: Path, tmp_path: Path) -> None:
     convert(source, tmp_path / "packed", Solo(), 1, archive=3)
     with pytest.raises(
-        UserError, match=r"packed: its samples are in archives; convert what it was made from"
+        UserError, match=r"packed: its samples are in archives; convert the original data set"
     ):
         convert(tmp_path / "packed", tmp_path / "again", Solo(), 1, codec="lut")
     assert not (tmp_path / "again").exists()

@@ -264,7 +264,7 @@ def test_show_draws_a_sample(tmp_path: Path) -> None:
     sample = tmp_path / "d/train/seed2019_universe000000_000.tfrecord"
     show(sample, tmp_path / "sample.png")
     assert (tmp_path / "sample.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
-    with pytest.raises(UserError, match=r"cannot be written: there is no folder .*no such; make it or"):
+    with pytest.raises(UserError, match=r"cannot be written: there is no folder .*no such; create it or"):
         show(sample, tmp_path / "no such/sample.png")
     tfrecord.write_records(
         tmp_path / "odd", [tf_example.encode_example(np.zeros(9, np.int16), np.zeros(4))], False

@@ -253,7 +253,7 @@ def test_an_impossible_conversion_is_a_one_line_error(source, tmp_path):
         convert(tmp_path / "half", tmp_path / "again", Solo(), 1)
     before = contents(out)
     with pytest.raises(
-        UserError, match="made with another codec, dtype, lossy, statistics; remove it or give"
+        UserError, match="made with another codec, dtype, lossy, statistics; remove it or choose"
     ):
         convert(source, out, Solo(), 1, "npy-float16")
     assert contents(out) == before

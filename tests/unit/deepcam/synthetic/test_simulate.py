@@ -221,7 +221,7 @@ def test_show_draws_a_sample_of_either_layout(tmp_path: Path) -> None:
         show(path, tmp_path / f"{number}.png")
         assert (tmp_path / f"{number}.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
     with pytest.raises(
-        UserError, match=r"cannot be written: there is no folder .*no such; make it or"
+        UserError, match=r"cannot be written: there is no folder .*no such; create it or"
     ) as said:
         show(sample, tmp_path / "no such/sample.png")
     assert "Errno" not in str(said.value)

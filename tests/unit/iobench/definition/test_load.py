@@ -78,7 +78,7 @@ def test_a_stated_total_does_not_hinder_a_smaller_data_set(tmp_path):
 def test_a_bad_setting_is_named_as_such(tmp_path):
     with pytest.raises(UserError, match=r"--set dataset\.files: .*got -1"):
         load.load(write(tmp_path, GOOD), ["dataset.files=-1"])
-    with pytest.raises(UserError, match=r"does not have the form table\.key=value"):
+    with pytest.raises(UserError, match=r"is not of the form table\.key=value"):
         load.load(write(tmp_path, GOOD), ["dataset.files"])
 
 

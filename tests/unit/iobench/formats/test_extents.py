@@ -41,7 +41,7 @@ def test_extents_are_read_in_their_order_each_by_its_own_transfers(tmp_path):
     ("setting", "reason"),
     [
         ("dataset.format=npz", "format binary"),
-        ("dataset.sample_bytes_stdev=5", "one size"),
+        ("dataset.sample_bytes_stdev=5", "samples of equal size"),
         ("reader.transfer_bytes=4096", "its own"),
         ("reader.extents=[{offset=63703690,bytes=7}]", "end at byte 63703697"),
     ],

@@ -18,7 +18,7 @@ SHARED = [
 def test_an_h5py_without_mpi_is_a_line():
     assert not h5py.get_config().mpi, "this h5py has MPI: test the path itself"
     with pytest.raises(
-        UserError, match=r"reader\.mpi_io: h5py [\d.]+ was built without MPI; install"
+        UserError, match=r"reader\.mpi_io: the installed h5py [\d.]+ was built without MPI; install"
     ) as caught:
         mpi_io.require_mpi(2, shared=True)
     assert "\n" not in str(caught.value)

@@ -77,9 +77,9 @@ def test_what_the_paper_gives_as_up_to_is_a_bound():
     """DeepCAM, section V-D: doubling improves "by up to 1.6×", so a sample takes 1/1.6 of the time or more."""
     sets = [shown(1, 1.0, benchmark="deepcam"), shown(2, 1.5, benchmark="deepcam")]
     assert [row[-1].text for row in by_batch(sets).rows] == ["1", "≥0.62"]
-    assert "or more" in bars(sets).note and "Diamonds" not in bars(sets).note
+    assert "at least" in bars(sets).note and "Diamonds" not in bars(sets).note
     exact = [shown(1, 1.0), shown(2, 1.5)]
-    assert "Diamonds" in bars(exact).note and "or more" not in bars(exact).note
+    assert "Diamonds" in bars(exact).note and "at least" not in bars(exact).note
 
 
 def test_the_papers_figure_is_there_where_it_has_both_batches():

@@ -23,7 +23,7 @@ def test_a_score_is_printed_with_the_verdict_of_its_check(tmp_path: Path) -> Non
     assert status == 1 and "not a valid score, since the set does not pass its check: 12.0000 min" in text
     make_set(tmp_path / "few", "deepcam", [10.0, 11, 12])
     status, text = printed(tmp_path / "few", print_score)
-    assert status == 1 and "no score: 3 runs; a score is made from 5" in text
+    assert status == 1 and "no score: 3 runs; a score requires 5" in text
 
 
 def test_no_run_is_in_a_score_that_there_is_not(tmp_path: Path) -> None:

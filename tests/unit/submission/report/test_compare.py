@@ -113,7 +113,7 @@ def test_the_terminal_shows_the_same_numbers(whole: tuple[Comparison, str, str])
     for e in comparison.entries:
         if e.score and e.score.minutes is not None:
             assert f"{e.score.minutes:.4f}" in terminal and f"{e.score.minutes:.4f}" in html
-    assert "no score: 1 run; a score is made from 10" in terminal
+    assert "no score: 1 run; a score requires 10" in terminal
     assert "no record" in html
     assert max(map(len, terminal.splitlines())) <= 100
 

@@ -64,7 +64,7 @@ def test_without_a_score_the_runs_are_shown_but_no_score(tmp_path: Path) -> None
     assert entry.made_from == "closed, 3 runs: all runs that converged"
     assert not entry.is_closed_score
     text = Page(page(comparison)).text
-    assert "no score 3 runs; a score is made from 10 mean 12.00 of all runs that converged" in text
+    assert "no score 3 runs; a score requires 10 mean 12.00 of all runs that converged" in text
     # Three runs of closed settings are hollow in the figures: no closed result.
     assert [row["hollow"] for row in Page(page(comparison)).rows("a) ") if row.get("letter") == "A"] == [True]
 

@@ -122,7 +122,7 @@ def test_a_missing_file_is_named_and_the_rest_is_shown(name: str, tmp_path: Path
 
 def test_a_killed_run_still_shows_its_learning_curve(tmp_path: Path) -> None:
     page, _ = report_of(unfinished(tmp_path / "run"))
-    assert "No score: there is no readable result.json" in page.text
+    assert "No score: no readable result.json" in page.text
     assert "The clock ran" not in page.text  # the duration is unknown
     assert len(curve(page)) == 8
 

@@ -86,7 +86,7 @@ def test_a_running_run_holds_a_lock_on_its_events(tmp_path: Path) -> None:
 
 def test_a_run_whose_process_is_gone_has_no_score(tmp_path: Path) -> None:
     page, _ = report_of(unfinished(tmp_path / "run"))
-    assert "No score: there is no readable result.json: the run did not end" in page.text
+    assert "No score: no readable result.json: the run did not end" in page.text
 
 
 def test_recent_events_of_another_machine_may_be_those_of_a_running_run(tmp_path: Path) -> None:

@@ -251,7 +251,7 @@ def test_too_few_instances_or_different_scales_have_no_score(tmp_path: Path) -> 
     logs = [log_of(tmp_path, records("deepcam", seed=n), f"{n}") for n in range(4)]
     target, needed = score_rules("deepcam")
     few = score_weak(logs, target, needed)
-    assert (few.minutes, few.T, few.S, few.M) == (None, 32, 8, 4) and "5 are needed" in few.why
+    assert (few.minutes, few.T, few.S, few.M) == (None, 32, 8, 4) and "5 are required" in few.why
     logs.append(log_of(tmp_path, records("deepcam", seed=4, nodes=3), "4"))
     assert "different scales: 8, 12" in score_weak(logs, target, needed).why
 
