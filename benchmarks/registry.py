@@ -219,6 +219,7 @@ DEEPCAM = Benchmark(
             "delta",
             "delta-small",
             "delta-paper",
+            "sz3",
             "zfp",
             "pco",
             "zstd",

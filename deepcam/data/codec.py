@@ -149,6 +149,29 @@ class Zfp:
             out[..., i] = library.zfp_decompress(frame, f"plane{i}", out.shape[:2], tolerance)
 
 
+class Sz3:
+    """SZ3 with an absolute bound, a channel at a time, each with the bound of its range."""
+
+    name, lossy = "sz3", True
+
+    def __init__(self, bound: Bound | None = None) -> None:
+        self.bound = bound
+
+    def facts(self) -> dict[str, Any]:
+        return self.bound.facts() if self.bound else {}
+
+    def encode(self, array: npt.NDArray[np.float32]) -> Sections:
+        assert self.bound
+        limits = self.bound.error * self.bound.ranges
+        planes = zip(np.moveaxis(array, 2, 0), limits, strict=True)
+        return {f"plane{i}": library.sz3_compress(plane, limit) for i, (plane, limit) in enumerate(planes)}
+
+    def decode(self, frame: Frame, out: npt.NDArray[np.float32]) -> None:
+        frame.require(self.name, np.float32, out.shape)
+        for i in range(out.shape[2]):
+            out[..., i] = library.sz3_decompress(frame, f"plane{i}", out.shape[:2])
+
+
 def _take_plain(frame: Frame, section: str, out: npt.NDArray[Any]) -> None:
     out[...] = frame.array(section, out.dtype, out.size)
 
@@ -158,11 +181,12 @@ PLAIN = library.Compressed("plain", lambda field: field.tobytes(), _take_plain)
 _BOUNDED: Mapping[str, Callable[[Bound], Codec]] = {
     "delta": partial(Delta, "delta"),
     "delta-small": partial(Delta, "delta-small"),
+    "sz3": Sz3,
     "zfp": Zfp,
 }
 LINES = ("delta", "delta-small", "delta-paper")
 """The codecs whose samples a GPU can decode."""
-_OURS: tuple[Codec, ...] = (*map(Delta, LINES), Zfp(), PLAIN)
+_OURS: tuple[Codec, ...] = (*map(Delta, LINES), Sz3(), Zfp(), PLAIN)
 CODECS: dict[str, Codec] = {codec.name: codec for codec in (*_OURS, *library.LOSSLESS)}
 """Decoders by name."""
 
@@ -184,8 +208,8 @@ def encoder(
     if not 1e-12 < error < 1:
         raise UserError(f"--max-error {error}: must be between 1e-12 and 1")
     of: Of = error_of or "range"
-    if name == "zfp" and of == "value":
-        raise UserError("--error-of value: zfp has an absolute bound; use --error-of range, or delta")
+    if name in ("sz3", "zfp") and of == "value":
+        raise UserError(f"--error-of value: {name} has an absolute bound; use --error-of range, or delta")
     return _BOUNDED[name](Bound(error, of, (maximum - minimum).astype(np.float64)))
 
 
@@ -198,7 +222,7 @@ def encode_sample(codec: Codec, field: npt.NDArray[np.float32], mask: npt.NDArra
 def decode_mask(frame: Frame, out: npt.NDArray[np.uint8]) -> None:
     """Fill ``out`` [rows, columns] with the mask of a sample. Raises UserError if it is malformed."""
     if "mask" not in frame.sections:
-        raise frame.error("section 'mask' is missing")
+        raise frame.error("it has no section 'mask'")
     stream = isal_zlib.decompressobj()
     try:
         content = stream.decompress(frame.sections["mask"], out.size + 1)

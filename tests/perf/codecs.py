@@ -6,8 +6,7 @@
 One thread. The ways take turns, so that what else the machine does falls on all; the figures are medians. The
 output of CosmoFlow is float16 log(1 + counts), as the paper's decoder hands it out, of DeepCAM the normalised
 float32 field, channels last; the copy is of that output. Samples: docs/performance.md says how those of the
-record were made. For SZ3 and the HDF5 filters: pip install pysz hdf5plugin; what is not installed is left
-out.
+record were made. For the HDF5 filters: pip install hdf5plugin; what is not installed is left out.
 """
 
 import argparse
@@ -16,6 +15,7 @@ import io
 import statistics
 import time
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -177,35 +177,11 @@ def deepcam(path: Path, root: Path, max_error: float) -> tuple[Any, Any, list[Wa
             "zstd", zstd.ZstdCompressor(3).compress, lambda data: half(zstd.ZstdDecompressor().decompress(data))
         ))  # fmt: skip
     for error in (max_error * 10, max_error, max_error / 10):
-        ways += [framed(name, f"{name} {error:g}", error) for name in ("delta", "delta-small", "zfp")]
-        if pysz := module("pysz"):
-            ways.append(_sz3(pysz, f"SZ3 {error:g}", x, error * ranges, normalise))
+        ways += [framed(name, f"{name} {error:g}", error) for name in ("delta", "delta-small", "sz3", "zfp")]
     if module("hdf5plugin"):
         ways += list(_hdf5_filters(x, normalise))
     _ = Bound
     return out, normalised(x), ways, x, ranges
-
-
-def _sz3(pysz: Any, label: str, x: Any, bounds: Any, normalise: Callable[[Any], None]) -> Way:
-    def encode() -> bytes:
-        parts = []
-        for channel, bound in enumerate(bounds):
-            config = pysz.szConfig()
-            config.errorBoundMode, config.absErrorBound = pysz.szErrorBoundMode.ABS, float(bound)
-            part, _ = pysz.sz.compress(np.ascontiguousarray(x[..., channel]), config)
-            parts.append(bytes(part))
-        return b"".join(len(part).to_bytes(8, "little") + part for part in parts)
-
-    def physical(data: bytes) -> Any:
-        field, at = np.empty_like(x), 0
-        for channel in range(x.shape[2]):
-            size = int.from_bytes(data[at : at + 8], "little")
-            part = np.frombuffer(data, np.uint8, size, at + 8)
-            field[..., channel] = pysz.sz.decompress(part, np.float32, x.shape[:2])[0]
-            at += 8 + size
-        return field
-
-    return Way(label, encode, lambda data: normalise(physical(data)), physical=physical)
 
 
 def _hdf5_filters(x: Any, normalise: Callable[[Any], None]) -> Iterator[Way]:
@@ -229,6 +205,21 @@ def _hdf5_filters(x: Any, normalise: Callable[[Any], None]) -> Iterator[Way]:
                 normalise(file["data"][...])
 
         yield Way(label, encode, decode)
+
+
+def kinds_of_lines(data: bytes) -> str:
+    """The shares of a sample's lines by how the differential codec encoded them."""
+    read = frame.unpack(data)
+    kinds, columns = np.frombuffer(read.sections["kinds"], np.uint8), read.shape[1]
+    segments = {2 * log2 + code: 1 << log2 for log2 in range(4, 17) for code in (0, 1)}
+
+    def name(kind: int) -> str:
+        if kind in segments:
+            return f"segments of {segments[kind]}" if segments[kind] < columns else "one segment"
+        return "constant" if kind == 0 else "raw"
+
+    numbers = Counter(map(name, kinds.tolist()))
+    return ", ".join(f"{kind} {number / len(kinds):.1%}" for kind, number in numbers.most_common())
 
 
 def main() -> None:
@@ -301,6 +292,9 @@ def main() -> None:
             f"{decode / copy:.1f} | {far} | {largest} |"
         )
         points.append((way.name, ratio, rate / decode, largest))
+    for name, data in encoded.items():
+        if name.startswith("delta"):
+            print(f"lines of {name}: {kinds_of_lines(data)}")
     for name, why in refused.items():
         print(f"{name}: {why}")
     if options.out:

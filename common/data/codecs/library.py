@@ -69,7 +69,7 @@ def pco_decompress_into(frame: Frame, section: str, out: npt.NDArray[Any]) -> No
 
 def _content(frame: Frame, section: str, empty: bool) -> memoryview:
     if section not in frame.sections:
-        raise frame.error(f"section {section!r} is missing")
+        raise frame.error(f"it has no section {section!r}")
     data = frame.sections[section]
     if empty and len(data):
         raise frame.error(f"has {len(data)} bytes, expected none", section)
@@ -170,6 +170,37 @@ def zfp_decompress(
     room[: len(data)] = np.frombuffer(data, np.uint8)
     out = np.empty(shape, np.float32)
     zfp._decompress(room.tobytes(), zfp.type_float, shape, out=out, tolerance=tolerance)
+    return out
+
+
+def sz3_compress(plane: npt.NDArray[np.float32], tolerance: float) -> bytes:
+    """Two axes of float32, finite, with an error of at most ``tolerance``. Raises UserError for other values, and
+    when SZ3 does not keep the tolerance: the plane is decoded to see."""
+    if not np.isfinite(plane).all():
+        raise UserError("sz3 keeps finite values only; take another codec")
+    pysz = load("pysz", "pysz")
+    config = pysz.szConfig()
+    config.errorBoundMode, config.absErrorBound = pysz.szErrorBoundMode.ABS, float(tolerance)
+    config.openmp = False  # the same bytes for any number of threads
+    plane = np.ascontiguousarray(plane)
+    compressed, _ = pysz.sz.compress(plane, config)
+    decoded, _ = pysz.sz.decompress(compressed, np.float32, plane.shape)
+    if (np.abs(decoded.astype(np.float64) - plane) > tolerance).any():
+        raise UserError(f"sz3 does not keep an error of {tolerance:.3g} here; take another codec")
+    return bytes(compressed)
+
+
+def sz3_decompress(frame: Frame, section: str, shape: tuple[int, ...]) -> npt.NDArray[np.float32]:
+    """What ``sz3_compress`` made. Raises UserError when the section is missing, or SZ3 refuses it."""
+    data = np.frombuffer(_content(frame, section, empty=False), np.uint8)
+    pysz = load("pysz", "pysz")
+    try:
+        out: npt.NDArray[np.float32]
+        out, _ = pysz.sz.decompress(data, np.float32, shape)
+    except (RuntimeError, ValueError, IndexError, MemoryError) as error:  # C++ exceptions by Cython's table
+        raise frame.error(f"not readable by SZ3: {_reason(error)}", section) from error
+    if out.shape != shape:
+        raise frame.error(f"holds a plane of {out.shape}, expected {shape}", section)
     return out
 
 

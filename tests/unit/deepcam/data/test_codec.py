@@ -227,12 +227,13 @@ def test_the_libraries_lose_nothing(name: str) -> None:
         assert out.tobytes() == x.tobytes()
 
 
-def test_zfp_keeps_its_bound() -> None:
+@pytest.mark.parametrize("name", ["sz3", "zfp"])
+def test_libraries_keep_a_bound(name: str) -> None:
     x = smooth((24, 64, 3))
-    codec = encoder("zfp", 1e-3, None, x.min(axis=(0, 1)), x.max(axis=(0, 1)))
-    read = frame.unpack(frame.pack("zfp", "<f4", x.shape, codec.encode(x)))
+    codec = encoder(name, 1e-3, None, x.min(axis=(0, 1)), x.max(axis=(0, 1)))
+    read = frame.unpack(frame.pack(name, "<f4", x.shape, codec.encode(x)))
     out = np.empty_like(x)
-    CODECS["zfp"].decode(read, out)
+    CODECS[name].decode(read, out)
     assert (np.abs(out.astype(np.float64) - x) <= 1e-3 * np.ptp(x, axis=(0, 1))).all()
 
 
@@ -244,6 +245,7 @@ def test_zfp_keeps_its_bound() -> None:
         ("delta", 0.0, None, "must be between 1e-12 and 1"),
         ("delta", float("nan"), None, "must be between 1e-12 and 1"),
         ("zfp", 1e-3, "value", "zfp has an absolute bound"),
+        ("sz3", 1e-3, "value", "sz3 has an absolute bound"),
     ],
 )
 def test_a_bound_that_cannot_be_is_one_line(name: str, error: float, of: Of, words: str) -> None:
@@ -318,6 +320,18 @@ def test_sections_that_do_not_fit_each_other_are_one_line(section: str, content:
     with pytest.raises(UserError, match=words) as said:
         delta.parse(resealed(**{section: content}))
     assert str(said.value).startswith("data-a.mlc: section ") and "\n" not in str(said.value)
+
+
+def test_what_sz3_refuses_is_one_line() -> None:
+    """Streams cut short, and with other bytes where the header has the number of axes."""
+    x = smooth((24, 64, 1))
+    codec = encoder("sz3", 1e-3, None, x.min(axis=(0, 1)), x.max(axis=(0, 1)))
+    (plane,) = codec.encode(x).values()
+    for stream in (b"", bytes(plane[:8]), bytes(plane[:-34]), bytes(plane[:-34]) + b"\xff" * 34):
+        read = frame.unpack(frame.pack("sz3", "<f4", x.shape, {"plane0": stream}), "data-a.mlc")
+        with pytest.raises(UserError, match="not readable by SZ3") as said:
+            CODECS["sz3"].decode(read, np.empty_like(x))
+        assert "\n" not in str(said.value)
 
 
 def test_a_small_stream_that_says_that_it_is_huge_is_refused() -> None:
