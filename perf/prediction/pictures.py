@@ -203,7 +203,7 @@ def _required(machine: Machine, run: Run, received: float, moved: float) -> str:
     samples, memory = (
         written(required_bandwidth(flops, size, peak), "bytes/s") for size in (received, moved)
     )
-    return f"At its peak an accelerator would take {samples} of samples and {memory} of memory traffic."
+    return f"At its peak an accelerator would handle {samples} of samples and {memory} of memory traffic."
 
 
 def _cost_row(batch: int, series: str, value: float) -> dict[str, Any]:
