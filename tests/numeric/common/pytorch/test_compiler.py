@@ -18,12 +18,12 @@ def evaluate(compiled: bool) -> torch.Tensor:
 
 def test_without_headers(tmp_path, monkeypatch):
     monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path))
-    with pytest.raises(UserError, match=rf"Python's headers, and {tmp_path}/Python.h is not there; install"):
+    with pytest.raises(UserError, match=rf"Python's headers, and {tmp_path}/Python.h was not found; install"):
         evaluate(compiled=True)
     assert evaluate(compiled=False).shape == (3, 1)
 
 
-@pytest.mark.parametrize(("variables", "named"), [({}, r"g\+\+ is"), ({"CXX": "icpx -O2"}, "icpx -O2 is")])
+@pytest.mark.parametrize(("variables", "named"), [({}, r"g\+\+ was"), ({"CXX": "icpx -O2"}, "icpx -O2 was")])
 def test_without_a_compiler(tmp_path, monkeypatch, variables, named):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)

@@ -48,7 +48,7 @@ def test_a_trainer_gives_the_log_the_ranges_of_its_device(benchmark, trainer, tm
     train, ranges = import_module(f"mlhpc.{trainer}"), Mock()
     monkeypatch.setattr(train, "device_ranges", {CPU: ranges}.__getitem__)
     monkeypatch.setattr(train.torch, "manual_seed", Mock(side_effect=_Enough))
-    run = load.load(benchmark, "smoke", ["training.device=cpu"])
+    run = load.load(benchmark, "smoke", ["training.framework=pytorch", "training.device=cpu"])
     with RunLog(tmp_path, Solo()) as log, pytest.raises(_Enough):
         train.train(run, tmp_path, None, 1, None, Solo(), log)
     assert log.ranges is ranges
