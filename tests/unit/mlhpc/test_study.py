@@ -74,11 +74,13 @@ def test_json_has_the_numbers_of_the_printed_table(site, capsys):
     content = json.loads(capsys.readouterr().out)
     assert content["command"] == "study" and list(content["axes"]) == ["batch"]
     assert site.study(*vary) == 0  # everything has run: only the table is left
-    text = " ".join(capsys.readouterr().out.split())
-    for cell in content["cells"]:
+    rows = [line.split() for line in capsys.readouterr().out.splitlines() if " – " in line]
+    for cell, (batch, runs, mean, low, _, high, *rest) in zip(content["cells"], rows, strict=True):
         rate = cell["samples_per_s"]
-        assert f"{rate['low95']:.2f} – {rate['high95']:.2f}" in text and f"{rate['mean']:.2f}" in text
-        assert f"{cell['variability']:.1%}" in text
+        assert (int(batch), int(runs)) == (cell["settings"]["batch"], len(cell["runs"]))
+        printed = [float(number) for number in (mean, low, high)]
+        assert printed == pytest.approx([rate["mean"], rate["low95"], rate["high95"]], rel=2e-3)
+        assert f"{cell['variability']:.1%}" in rest
 
 
 def test_every_combination_is_run_with_the_batch_times_the_ranks(site):
