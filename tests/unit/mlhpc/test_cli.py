@@ -248,7 +248,7 @@ def test_bash_completes_commands_and_options(tmp_path, capsys):
     script = """
         source completion
         complete_last() {  # as bash does where Tab is pressed after these words
-            local function=$(complete -p mlhpc | sed 's/.*-F \([^ ]*\).*/\1/')
+            local function=$(complete -p mlhpc | sed 's/.*-F \\([^ ]*\\).*/\\1/')
             COMP_WORDS=("$@") COMP_CWORD=$(($# - 1)) COMPREPLY=()
             $function mlhpc "${@: -1}" "${@: -2:1}"
             echo "${COMPREPLY[@]}"
