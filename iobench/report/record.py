@@ -129,6 +129,8 @@ class _Result(_Part):
     def _consistent(self) -> "_Result":
         if len(self.rank_results) != self.ranks:
             raise ValueError(f"has {len(self.rank_results)} rank_results for {self.ranks} ranks")
+        if self.binding and self.au_null_percent is None:
+            raise ValueError("has a binding without au_null_percent")
         return self
 
 

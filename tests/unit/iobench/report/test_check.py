@@ -28,6 +28,7 @@ def test_the_result_of_an_emulation_is_read_as_it_was_written(tmp_path):
         ("epochs", [{}], "epochs.0.epoch: "),
         ("workload", {"name": "x"}, "nothing to do"),
         ("kind", "training", "kind: "),
+        ("au_null_percent", None, "a binding without au_null_percent"),
     ],
 )
 def test_a_result_with_other_content_is_refused_with_its_key(tmp_path, key, value, says):
