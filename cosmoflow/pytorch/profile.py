@@ -13,18 +13,18 @@ from mlhpc.common.pytorch.profile import modules_in_order, profile_steps
 from mlhpc.common.pytorch.step import make_scaler, make_train_step, wrap_ddp
 from mlhpc.common.ranks.world import World
 from mlhpc.common.timing.profile import Feed, Profile, Request
-from mlhpc.cosmoflow.cpu import pooled
 from mlhpc.cosmoflow.data.dataset import open_data, open_loader
 from mlhpc.cosmoflow.pytorch.batches import Batches
 from mlhpc.cosmoflow.pytorch.metric import training_loss
-from mlhpc.cosmoflow.pytorch.model import CosmoFlowNet, convolve_and_pool
+from mlhpc.cosmoflow.pytorch.model import CosmoFlowNet
 from mlhpc.cosmoflow.pytorch.optimizer import make_optimizer
 from mlhpc.errors import UserError
 
 
 @oom_as_user_error()
 def profile(run: CosmoFlow, request: Request, world: World) -> Profile:
-    """Profile the requested steps as in ``train``, not compiled. Called by all ranks."""
+    """Profile the requested steps as in ``train``, but not compiled, and without the CPU kernels, whose time
+    belongs to no single layer. Called by all ranks."""
     training, hparams, shape = run.training, run.hyperparameters, run.data.sample_shape
     if training.spatial_size > 1:
         raise UserError(
@@ -34,14 +34,7 @@ def profile(run: CosmoFlow, request: Request, world: World) -> Profile:
     device = pick_device(training.device, world.local_rank)
     if device.type == "cpu":
         keep_memory()
-    cpu_kernels = device.type == "cpu" and training.cpu_kernels
-    model = CosmoFlowNet(
-        run.network,
-        shape,
-        dropout=hparams.dropout,
-        channels_last=training.channels_last,
-        convolve_and_pool=pooled.convolve_and_pool if cpu_kernels else convolve_and_pool,
-    )
+    model = CosmoFlowNet(run.network, shape, dropout=hparams.dropout, channels_last=training.channels_last)
     place(model, device, channels_last=training.channels_last, dimensions=3)
     order = modules_in_order(model, torch.zeros((1, *shape), device=device))
     wrapped = wrap_ddp(model, world, training.bucket_cap_mib)

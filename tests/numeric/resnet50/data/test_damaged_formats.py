@@ -148,7 +148,7 @@ def spoil_pixel_index(root):
         ("raw", archive_as_index, r"index\.npy: an archive"),
         ("raw", damage_index_header, r"pixels\.raw or index\.npy: cannot be read"),
         ("raw", overflowing_index, r"index\.npy: has images beyond"),
-        ("raw", spoil_pixel_index, r"pixels\.raw and index\.npy go together"),
+        ("raw", spoil_pixel_index, r"pixels\.raw and index\.npy belong together"),
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )
