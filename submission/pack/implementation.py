@@ -63,14 +63,20 @@ def _below(top: Path, folder: str = ".") -> list[Path]:
 
 _SETUP_PY = """from setuptools import Extension, setup
 
-# optional: where there is no compiler, NumPy decodes
+# optional: where there is no compiler, NumPy decodes and PyTorch computes CosmoFlow's gradients
 decoders = Extension(
     "mlhpc.common.data.codecs._decode",
     ["mlhpc/common/data/codecs/_decode.c"],
     extra_compile_args=["-O3", "-ffp-contract=off"],
     optional=True,
 )
-setup(ext_modules=[decoders])
+gradients = Extension(
+    "mlhpc.cosmoflow.cpu._pooled",
+    ["mlhpc/cosmoflow/cpu/_pooled.c"],
+    extra_compile_args=["-O3", "-fno-trapping-math", "-Wno-psabi"],
+    optional=True,
+)
+setup(ext_modules=[decoders, gradients])
 """
 
 
