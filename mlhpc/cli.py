@@ -19,6 +19,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     is_program = argv is None  # not a call from Python, whose process is not ours
     argv = list(sys.argv[1:] if argv is None else argv)
     debug = False  # the traceback of a command-line error is not useful
+    quiet_before = os.environ.get(QUIET)
     try:
         parser = _parser()
         options, unknown = parser.parse_known_args([word for word in argv if word != "--debug"])
@@ -61,6 +62,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The reader of our output has closed it. Flushing the buffer must not fail again when Python exits.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    finally:
+        if quiet_before is None:
+            os.environ.pop(QUIET, None)  # --quiet is for this call, not for the next one of the same process
 
 
 def _parser() -> Parser:

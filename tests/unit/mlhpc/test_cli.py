@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import shlex
 import shutil
 import subprocess
@@ -278,3 +279,13 @@ def test_presets_without_a_benchmark_lists_all(capsys):
     assert cli.main(["presets"]) == 0
     text = capsys.readouterr().out
     assert all(name in text for name in ("cosmoflow", "deepcam", "resnet50", "closed-2048"))
+
+
+@pytest.mark.parametrize("before", [None, "1"])
+def test_quiet_is_for_one_call(monkeypatch, before):
+    """A program that calls ``main`` twice hears the second run."""
+    monkeypatch.delenv("MLHPC_QUIET", raising=False)
+    if before:
+        monkeypatch.setenv("MLHPC_QUIET", before)
+    assert cli.main(["--quiet", "list", "--json"]) == 0
+    assert os.environ.get("MLHPC_QUIET") == before
