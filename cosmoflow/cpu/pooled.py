@@ -97,16 +97,16 @@ class _ConvolveAndPool(torch.autograd.Function):
 
 
 def _weight_gradient(x: Tensor, weight: Tensor, gradient: Tensor, chosen: Tensor) -> Tensor:
-    sums: list[Tensor] = []  # one of each thread
+    sums: dict[int, Tensor] = {}  # one of each thread, by its first plane
 
     def add(layer: Layer, begin: int, end: int, step: int) -> None:
-        own = torch.zeros(_packed_shape(weight))
-        sums.append(own)
+        own = sums[begin] = torch.zeros(_packed_shape(weight))
         scratch = _scratch()  # by name, or it would be freed before the call
         library().mlhpc_weight_gradient(layer, scratch.data_ptr(), begin, end, step, own.data_ptr())
 
     _on_planes(partial(add, _layer(x, gradient, chosen, x.shape[1])), chosen)
-    return _unpacked(torch.stack(sums).sum(0) if len(sums) > 1 else sums[0], weight)
+    # In the order of planes, not of threads: sums of floats depend on their order, and two runs should be equal.
+    return _unpacked(torch.stack([sums[begin] for begin in sorted(sums)]).sum(0), weight)
 
 
 def _input_gradient(x: Tensor, weight: Tensor, gradient: Tensor, chosen: Tensor) -> Tensor:

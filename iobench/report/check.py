@@ -27,7 +27,8 @@ def read_result(run: Path) -> dict[str, Any]:
         raise UserError(
             f"{path}: not the result of an emulation by this version ({wrong}); give the folder of mlhpc io run"
         )
-    return found
+    # Keys that are left out have their defaults, as in a workload's own file.
+    return found | {"workload": Workload(**found["workload"]).model_dump(mode="json", exclude_none=True)}
 
 
 def check_runs(runs: Sequence[Path], memory_bytes: int) -> list[str]:

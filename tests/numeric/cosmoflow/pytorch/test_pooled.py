@@ -1,5 +1,7 @@
 """Convolution and pooling with gradients that leave out zeros (``cosmoflow/cpu/pooled.py``), against PyTorch's."""
 
+import itertools
+
 import pytest
 import torch
 from torch.nn import functional as F
@@ -50,6 +52,21 @@ def test_output_and_gradients_are_those_in_float64(shape, filters, threads, monk
         wanted = wanted.float()
         torch.testing.assert_close(ours, wanted, rtol=0, atol=2e-6 * float(wanted.abs().max()))
     assert of_weight.is_contiguous(memory_format=LAST)
+
+
+def test_gradients_do_not_depend_on_which_thread_is_first(monkeypatch):
+    """Two runs with the same seed are equal bit for bit."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
+    x, convolution, upstream = case((2, 16, 16, 8, 8), 32)
+    _, _, of_weight = results(pooled.convolve_and_pool, x, convolution, upstream)
+    for order in itertools.permutations(range(4)):
+
+        class InThisOrder:
+            def map(self, work, parts, order=order):
+                return [work(list(parts)[i]) for i in order]
+
+        monkeypatch.setattr(pooled, "_threads", lambda number: InThisOrder())
+        assert torch.equal(results(pooled.convolve_and_pool, x, convolution, upstream)[2], of_weight)
 
 
 def test_bfloat16_is_as_close_to_float32_as_pytorch_in_bfloat16():

@@ -6,6 +6,7 @@ from fuzz.emulation import results
 
 from mlhpc.errors import UserError
 from mlhpc.iobench.report.check import check_runs, read_result
+from mlhpc.iobench.report.page import page
 
 
 def write(folder: Path, result) -> Path:
@@ -17,6 +18,17 @@ def write(folder: Path, result) -> Path:
 def test_the_result_of_an_emulation_is_read_as_it_was_written(tmp_path):
     one, _ = results()
     assert read_result(write(tmp_path / "run", one)) == one
+
+
+def test_keys_of_the_workload_that_are_left_out_have_their_defaults(tmp_path):
+    """Hand-edited, or of a version without them."""
+    one, _ = results()
+    parts = ("metric", "storage", "reader", "evaluation", "checkpoint")
+    left = {key: value for key, value in one["workload"].items() if key not in parts}
+    assert left.keys() < one["workload"].keys()
+    result = read_result(write(tmp_path / "run", {**one, "workload": left}))
+    assert result["workload"]["reader"]["batch_size"] == 1
+    assert "Accelerator utilisation" in page(result)
 
 
 @pytest.mark.parametrize(
