@@ -10,6 +10,7 @@ import subprocess
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from importlib import metadata
+from importlib.machinery import EXTENSION_SUFFIXES
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,9 @@ PREFIXES = (
 )  # fmt: skip
 """Environment variables that can affect a result: of launchers, the fabric, and the libraries' threads and
 algorithms."""
+COMPILED = {"decoders": "common/data/codecs/_decode", "gradients": "cosmoflow/cpu/_pooled"}
+"""The parts in C (setup.py), which an installation without a compiler omits."""
+_ROOT = Path(__file__).resolve().parents[2]
 _NVIDIA = Path("/proc/driver/nvidia")
 _PRIVATE = re.compile(
     "TOKEN|SECRET|PASS|KEY|JWT|CRED|USER|ACCOUNT|_UID|_GID|DIR|SUBMIT|COMMAND|COMMENT|JOB_NAME|JOBNAME|HOME|PATH"
@@ -49,6 +53,7 @@ def describe_environment() -> dict[str, Any]:
         "drivers": drivers(),
         "python": platform.python_version(),
         "packages": packages(),
+        "compiled": compiled_parts(),
     }
 
 
@@ -118,23 +123,31 @@ def drivers() -> dict[str, str | None]:
 
 def commit() -> dict[str, Any]:
     """The commit of the checkout that this package runs from; None if it is not a checkout."""
-    here = Path(__file__).resolve().parents[2]
 
     def git(*words: str) -> str | None:
         try:
             completed = subprocess.run(
-                ["git", "-C", here, *words], capture_output=True, text=True, timeout=10, check=False
+                ["git", "-C", _ROOT, *words], capture_output=True, text=True, timeout=10, check=False
             )
         except (OSError, subprocess.TimeoutExpired):
             return None
         return completed.stdout.strip() if completed.returncode == 0 else None
 
     top = git("rev-parse", "--show-toplevel")
-    if top is None or Path(top).resolve() != here:  # installed somewhere inside another project's checkout
+    if top is None or Path(top).resolve() != _ROOT:  # installed somewhere inside another project's checkout
         return {"commit": None, "dirty": None}
     head = git("rev-parse", "HEAD")
     changed = git("status", "--porcelain", "--untracked-files=no")
     return {"commit": head, "dirty": bool(changed) if changed is not None else None}
+
+
+def compiled_parts() -> dict[str, bool]:
+    """Whether each part in C was compiled when the suite was installed: decoders of encoded data sets, and
+    CosmoFlow's gradients on a CPU. Without them runs are slower, with the same results."""
+    return {
+        name: any((_ROOT / f"{path}{suffix}").exists() for suffix in EXTENSION_SUFFIXES)
+        for name, path in COMPILED.items()
+    }
 
 
 def extras() -> dict[str, bool]:

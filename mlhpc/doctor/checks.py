@@ -10,7 +10,7 @@ from mlhpc.common.ranks.environment import RankInfo
 from mlhpc.common.ranks.launch import Framework
 from mlhpc.doctor import folder_checks
 from mlhpc.doctor.check_result import GIB, CheckResult, Node, Status
-from mlhpc.doctor.framework_checks import extras, frameworks
+from mlhpc.doctor.framework_checks import compiled, extras, frameworks
 from mlhpc.errors import count, few
 
 CLOCK_PASS_S, CLOCK_WARN_S = 0.1, 1.0
@@ -84,6 +84,7 @@ def _check_node(
     yield from _energy(node)
     yield from frameworks(node, rank_info, framework)
     yield from extras(node, framework != "none")
+    yield from compiled(node)
     yield from folder_checks.dataset(node["data"], benchmark)
     yield from folder_checks.stage(node["stage"], node["data"].get("bytes"))
     yield from folder_checks.out(node["out"])
@@ -197,11 +198,17 @@ def _slurms_energy(node: Node) -> Iterator[CheckResult]:
         yield CheckResult("pass", f"energy of {NAMES['node']}", detail)
 
 
+def _compiled(node: Node) -> dict[str, str]:
+    return {f"compiled {name}": "there" if there else "missing" for name, there in node["compiled"].items()}
+
+
 def _check_alike(nodes: Sequence[Node]) -> Iterator[CheckResult]:
     """All ranks of a run need the same versions, and all nodes the same number of GPUs."""
     if len(nodes) == 1:
         return
-    versions = [{**n["packages"], "Python": n["python"], "mlhpc commit": n["commit"]} for n in nodes]
+    versions = [
+        {**n["packages"], **_compiled(n), "Python": n["python"], "mlhpc commit": n["commit"]} for n in nodes
+    ]
     differ = sorted(
         name
         for name in {key for version in versions for key in version}

@@ -32,6 +32,19 @@ def extras(node: Node, needed: bool) -> Iterator[CheckResult]:
             )
 
 
+def compiled(node: Node) -> Iterator[CheckResult]:
+    """Parts in C that were not compiled when the suite was installed; nothing if all are there."""
+    use = {
+        "decoders": "NumPy decodes encoded data sets",
+        "gradients": "PyTorch computes CosmoFlow's gradients on CPUs",
+    }
+    for name, there in node["compiled"].items():
+        if not there:
+            detail = f"not compiled: {use[name]}, more slowly"
+            remedy = "install a C compiler, then mlhpc again"
+            yield CheckResult("warn", f"compiled {name}", detail, remedy)
+
+
 def _tensorflow(node: Node, needed: bool) -> Iterator[CheckResult]:
     facts, name = node["tensorflow"], "TensorFlow"
     if facts is None:

@@ -25,7 +25,7 @@ from mlhpc.common.energy.slurm import plugin
 from mlhpc.common.files.filesystem import SHARED_TYPES, filesystem_of
 from mlhpc.common.host.accelerators import accelerators
 from mlhpc.common.host.binding import numa_nodes
-from mlhpc.common.host.provenance import commit, extras, packages
+from mlhpc.common.host.provenance import commit, compiled_parts, extras, packages
 from mlhpc.common.ranks.environment import RankInfo
 from mlhpc.common.ranks.launch import Framework
 from mlhpc.errors import UserError
@@ -58,6 +58,7 @@ def examine(
         "python": platform.python_version(),
         "packages": packages(),
         "extras": extras(),
+        "compiled": compiled_parts(),
         "commit": commit()["commit"],
         "machine_cores": os.cpu_count(),
         "threads": {name: int(value) for name, value in threads.items() if value.isdigit()},

@@ -16,6 +16,7 @@ NODE = {
     "threads": {}, "driver": None,
     "packages": {"mlhpc": "0.1.0", "tensorflow": "2.18.1", "horovod": "0.28.1", "torch": "2.12.1"},
     "extras": {"submission": True, "pages": True},
+    "compiled": {"decoders": True, "gradients": True},
     "commit": "abc", "horovod_built_for": "2.18.1", "infiniband": False, "memlock": 8 << 20,
     "clock_synchronised": True,
     "no_interface": {}, "shm": FOLDER | {"path": "/dev/shm", "type": "tmpfs", "is_ram": True},

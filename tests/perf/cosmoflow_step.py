@@ -30,6 +30,7 @@ from rich.console import Console
 from rich.table import Table
 
 from mlhpc.benchmarks.cosmoflow import Hyperparameters, Network
+from mlhpc.common.host.provenance import compiled_parts
 
 # Multiply-adds, two operations each: forward, and twice that backward but for the first block's input.
 FLOP_PER_SAMPLE_128 = 0.193e12
@@ -219,6 +220,8 @@ def main() -> None:
         work(args.worker, args)
         return
     ways = list(dict.fromkeys([*args.ways, *args.variant]))
+    if not all(compiled_parts().values()):
+        sys.exit("the suite was installed without a C compiler: PyTorch would compute the gradients")
     table = Table("precision", "", "samples/s", "TFLOP/s as if plain",
                   *(f"to {way}{of}" for way in ways[:2] for of in ("", ", CPU time")))  # fmt: skip
     flop = FLOP_PER_SAMPLE_128 * args.batch * (args.side / 128) ** 3

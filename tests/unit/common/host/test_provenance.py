@@ -40,6 +40,12 @@ def test_runs_that_differ_only_in_threads_or_binding_are_distinguishable() -> No
         assert plain["binding"] != bound["binding"]
 
 
+def test_an_installation_without_a_compiler_is_distinguishable(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert provenance.describe_environment()["compiled"] == {"decoders": True, "gradients": True}
+    monkeypatch.setattr(provenance, "EXTENSION_SUFFIXES", [".absent"])
+    assert provenance.describe_environment()["compiled"] == {"decoders": False, "gradients": False}
+
+
 def test_the_batch_job_is_recorded() -> None:
     assert provenance.batch_job(SLURM | {"HOME": "/home/me"}) == {
         "id": "4711",

@@ -135,6 +135,8 @@ def torch_of(cuda, driver, usable):
         ("results", "warn", {"out__free": GIB // 2}, {}),
         ("/dev/shm", "warn", {"shm__free": 64 << 20}, {}),  # what container engines give
         ("network", "fail", {"no_interface": {"HOROVOD_GLOO_IFACE": "ib9"}}, {}),
+        ("compiled gradients", "warn", {"compiled__gradients": False}, {}),
+        ("compiled gradients", None, {}, {}),
         ("clock", "warn", {"clock_synchronised": False}, {}),
         ("clock", None, {"clock_synchronised": None}, {}),
         ("memory locks", "warn", {"infiniband": True}, {}),
