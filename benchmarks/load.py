@@ -228,6 +228,10 @@ def _first_problem(error: ValidationError, model: type[Run]) -> BadSetting:
     problem = next((each for each in problems if each["type"] == "extra_forbidden"), problems[0])
     place = ".".join(str(part) for part in problem["loc"])
     if problem["type"] == "extra_forbidden":
+        table = problem["input"]
+        while isinstance(table, dict) and table:  # an unknown table: its first key says what was meant
+            key, table = next(iter(table.items()))
+            place += f".{key}"
         return BadSetting(f"unknown key {place!r}; {did_you_mean(place, _keys(model))}", place)
     message = problem["msg"].removeprefix("Value error, ")
     got = "" if isinstance(problem["input"], dict) else f"; got {problem['input']!r}"

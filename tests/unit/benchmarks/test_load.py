@@ -184,3 +184,8 @@ def test_a_setting_given_over_a_config_toml_is_not_blamed_on_the_file(tmp_path):
     path, line = config_with(tmp_path, "max_epochs = 16", "max_epochs = -3")
     with pytest.raises(UserError, match=f"config.toml, line {line}: training.max_epochs"):
         load.load_file(path, "cosmoflow", ["training.eval_batch_size=2"])
+
+
+def test_a_setting_in_the_wrong_table_is_named_with_its_table():
+    with pytest.raises(UserError, match=r"'horovod\.fusion_threshold_mib'; did you mean 'training\.fusion_"):
+        load.load("cosmoflow", "smoke", ["horovod.fusion_threshold_mib=64"])
