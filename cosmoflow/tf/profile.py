@@ -11,7 +11,7 @@ from contextlib import nullcontext
 from functools import partial
 from itertools import repeat
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 import numpy as np
@@ -25,9 +25,11 @@ from mlhpc.cosmoflow.cpu.convolution import MinimalConv3D, start_xla
 from mlhpc.cosmoflow.data.dataset import open_data, open_loader
 from mlhpc.cosmoflow.tf.batches import as_tensors
 from mlhpc.cosmoflow.tf.device import to_device, use_one_gpu
-from mlhpc.cosmoflow.tf.exchange import HorovodTimes
 from mlhpc.cosmoflow.tf.model import build_model, require_precision
 from mlhpc.cosmoflow.tf.step import make_optimizer, make_train_step
+
+if TYPE_CHECKING:
+    from mlhpc.cosmoflow.tf.exchange import HorovodTimes
 
 _OPERATION = re.compile(r"[\w./-]+:\w+")  # node of the graph : type of the operation
 _BACKWARD = "gradient_tape/"
@@ -52,7 +54,7 @@ def profile(run: CosmoFlow, request: Request, world: World) -> Profile:
         precision=run.training.precision,
         conv3d=MinimalConv3D if own_kernels else keras.layers.Conv3D,
     )
-    exchange = HorovodTimes(world, on_host=device is None) if world.size > 1 else None
+    exchange = _exchange(world, on_host=device is None)
     average = exchange.average if exchange else None
     optimizer = make_optimizer(hparams, run.training.precision)
     step = make_train_step(model, optimizer, average, run.loading.sample_dtype)
@@ -98,8 +100,16 @@ def _feed(run: CosmoFlow, request: Request, world: World, device: str | None) ->
     )
 
 
+def _exchange(world: World, on_host: bool) -> "HorovodTimes | None":
+    if world.size == 1:  # needs no Horovod
+        return None
+    from mlhpc.cosmoflow.tf.exchange import HorovodTimes
+
+    return HorovodTimes(world, on_host)
+
+
 def _traced(
-    step: Callable[[Any, Any], Any], feed: Feed, request: Request, exchange: HorovodTimes | None
+    step: Callable[[Any, Any], Any], feed: Feed, request: Request, exchange: "HorovodTimes | None"
 ) -> tuple[Any, float]:
     """TensorFlow's trace of the requested steps, and seconds of a step."""
     folder = Path(tempfile.mkdtemp(prefix="mlhpc-profile-"))

@@ -69,7 +69,7 @@ class _Steps(_Part):
 
 class _Rank(_Part):
     host: str
-    cores: Annotated[int, Field(ge=1, le=LARGEST)]
+    cores: Annotated[int, Field(ge=1, le=10**6)]
     reading: _RankReading
     steps: _Steps
 
@@ -129,6 +129,8 @@ class _Result(_Part):
     def _consistent(self) -> "_Result":
         if len(self.rank_results) != self.ranks:
             raise ValueError(f"has {len(self.rank_results)} rank_results for {self.ranks} ranks")
+        if self.nodes > self.ranks:
+            raise ValueError(f"has {self.nodes} nodes for {self.ranks} ranks")
         if self.binding and self.au_null_percent is None:
             raise ValueError("has a binding without au_null_percent")
         return self

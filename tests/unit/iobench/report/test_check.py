@@ -38,6 +38,7 @@ def test_keys_of_the_workload_that_are_left_out_have_their_defaults(tmp_path):
         ("resident_before_epochs", [float("nan")], "resident_before_epochs.0: "),
         ("rank_results", [], "has 0 rank_results for 1 ranks"),
         ("epochs", [{}], "epochs.0.epoch: "),
+        ("nodes", 2, "has 2 nodes for 1 ranks"),
         ("workload", {"name": "x"}, "nothing to do"),
         ("kind", "training", "kind: "),
         ("au_null_percent", None, "a binding without au_null_percent"),
@@ -49,3 +50,12 @@ def test_a_result_with_other_content_is_refused_with_its_key(tmp_path, key, valu
     with pytest.raises(UserError) as refused:
         check_runs([run], 2**30)
     assert says in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_a_node_with_more_cores_than_memory_could_list_is_refused(tmp_path):
+    """The simulation of other numbers of ranks has an entry for each."""
+    one, _ = results()
+    (rank,) = one["rank_results"]
+    run = write(tmp_path / "run", {**one, "rank_results": [{**rank, "cores": 10**12}]})
+    with pytest.raises(UserError, match=r"rank_results\.0\.cores: "):
+        read_result(run)
