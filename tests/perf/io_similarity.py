@@ -7,13 +7,15 @@ FOLDER is on the storage in question; with ``--steady`` it is in memory, and bot
 ``steady_storage.py``, whose reads take as long every time: 100 µs and their size at that rate, one after the
 other. The run is ``mlhpc run --evict`` for one epoch and its evaluation; with ``--train`` its steps are computed,
 otherwise they take the time of the case (``--compute``): its readers and decoders are the suite's in both cases.
-The emulation is ``mlhpc io run`` on files of its own, with the page cache dropped. Each is observed ``--repeats``
-times, and the median of every factor counts. The last columns compare the runs with each other: differences of
-that size are the machine's, not the emulation's. Needs a quiet machine for the four factors that are times.
+The emulation is ``mlhpc io run`` on files of its own, with the page cache dropped, and with the time that a
+sample takes to decode, measured before (``reader.preprocess``). Each is observed ``--repeats`` times, and the
+median of every factor counts. The last columns compare the runs with each other: differences of that size are the
+machine's, not the emulation's. Needs a quiet machine for the four factors that are times.
 """
 
 import argparse
 import json
+import shutil
 import statistics
 import subprocess
 import sys
@@ -108,10 +110,38 @@ def words(settings: list[str]) -> list[str]:
     return [word for setting in settings for word in ("--set", setting)]
 
 
-def mlhpc(*command: object) -> None:
+def mlhpc(*command: object) -> str:
     done = subprocess.run([sys.executable, "-m", "mlhpc", *map(str, command)], capture_output=True, text=True)
     if done.returncode not in (0, 1):  # 1: a short training misses its target
         sys.exit(done.stderr)
+    return done.stdout
+
+
+def preprocessing_s(benchmark: str, folder: Path, workload: list[str]) -> float:
+    """Seconds for which the suite's readers decode a sample longer than the emulation's do: each one thread that
+    reads from the page cache, without steps. An emulation of a job is given this as ``reader.preprocess``."""
+    bench = (
+        "data",
+        "bench",
+        benchmark,
+        folder / "data",
+        "--batch",
+        BATCH,
+        "--workers",
+        1,
+        "--loader",
+        "threads",
+    )
+    (way,) = json.loads(mlhpc(*bench, "--samples", 64, "--json"))["ways"]
+    alone = words(["reader.threads=1", "train.computation=0", "evaluation.every_epochs=0"])
+    out = folder / "decoding"
+    shutil.rmtree(out, ignore_errors=True)
+    mlhpc("io", "run", benchmark, "--data", folder / "files", "--out", out, "--null-steps", 0,
+          "--cache", "keep", *workload, *alone)  # fmt: skip
+    result = json.loads((out / "result.json").read_text())
+    samples = sum(rank["reading"]["samples"] for rank in result["rank_results"])
+    own = result["reading"]["thread_s"]["decode_s"] / samples
+    return max(0.0, float(way["cpu_s_per_sample"] * way["decoding_share"]) - own)
 
 
 def observe(folder: Path, name: str, below: Path, *command: object) -> tuple[dict[str, float], float]:
@@ -157,6 +187,9 @@ def main() -> None:
             mlhpc("data", "make", benchmark, "--out", folder / "data", *settings)
         workload = words(emulation(benchmark, folder / "data"))
         mlhpc("io", "generate", benchmark, "--data", folder / "files", *workload)
+        decoding = preprocessing_s(benchmark, folder, workload)
+        print(f"{benchmark}: reader.preprocess {1e3 * decoding:.2f} ms")
+        workload += words([f"reader.preprocess={decoding:.6f}"])
         with steady(folder, options.steady) if options.steady else nullcontext(folder) as place:
             measure(options, benchmark, folder, settings, workload, place)
 
