@@ -202,9 +202,19 @@ def printed(chromium: str, folder: Path, page: Path) -> tuple[int, str]:
     return int(re.search(r"Pages:\s+(\d+)", info)[1]), " ".join(text.split())  # type: ignore[index]
 
 
+def with_gpu_packages(env: dict[str, Any]) -> None:
+    """As PyTorch for CUDA brings them."""
+    env["packages"] |= {"torch": "2.13.0+cu130", "torchvision": "0.28.0", "nvidia-dali-cuda130": "2.4.0"}
+    env["packages"] |= {f"nvidia-library-{n}-cu13": f"13.{n}.0.{n}" for n in range(20)}
+
+
 def test_a_run_prints_on_two_pages_with_collapsed_parts_open(chromium: str, tmp_path: Path) -> None:
-    pages, text = printed(chromium, tmp_path, made(tmp_path, epochs=8))
-    assert pages <= 2
+    """One that failed, with its findings, too."""
+    failed = made(
+        tmp_path, epochs=8, status="failed", settings=["training.framework=pytorch"], env=with_gpu_packages
+    )
+    pages, text = printed(chromium, tmp_path, failed)
+    assert pages <= 2 and "nvidia-library-19-cu13" in text and "what to do" in text
     for shown in (
         "8 epochs in numbers",
         "Hyperparameters",
