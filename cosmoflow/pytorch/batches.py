@@ -1,7 +1,6 @@
 """The loader's batches as tensors: whole volumes, or this rank's slabs of its group's volumes."""
 
 from collections.abc import Generator, Iterator
-from typing import Any
 
 import torch
 
@@ -10,7 +9,7 @@ from mlhpc.common.pytorch.loading import as_tensor, dtype_of, pinned
 from mlhpc.common.pytorch.slab_batches import Batch, slab_batches
 from mlhpc.common.pytorch.spatial import SpatialGroup, Traffic
 from mlhpc.cosmoflow.data.encoded import Encoded
-from mlhpc.cosmoflow.data.loader import Loader
+from mlhpc.cosmoflow.data.loader import AnyBatch, Loader
 from mlhpc.cosmoflow.pytorch.decode import decode
 
 
@@ -23,30 +22,33 @@ class Batches:
         self._move = mover(device)
         self.traffic = Traffic()
 
-    def training(self, epoch: int) -> Iterator[Batch]:
+    def training(self, epoch: int) -> Generator[Batch, None, None]:
         """The batches of ``epoch``, counted from 0."""
         loader, group = self._loader, self._group
         if group is None:
-            return self._tensors(loader.train_epoch(epoch))
-        read = loader.train_epoch(epoch, first=group.rank, every=group.plan.size)
-        return self._slabs(self._tensors(read), [loader.local_batch_size] * loader.steps, group)
+            yield from map(self._as_tensors, loader.train_epoch(epoch))
+        else:
+            read = loader.train_epoch(epoch, first=group.rank, every=group.plan.size)
+            yield from self._slabs(
+                map(self._as_tensors, read), [loader.local_batch_size] * loader.steps, group
+            )
 
-    def evaluation(self) -> Iterator[Batch]:
+    def evaluation(self) -> Generator[Batch, None, None]:
         """All evaluation batches."""
         loader, group = self._loader, self._group
         if group is None:
-            return self._tensors(loader.evaluation())
-        read = loader.evaluation(first=group.rank, every=group.plan.size)
-        return self._slabs(self._tensors(read), loader.eval_batch_sizes(), group)
+            yield from map(self._as_tensors, loader.evaluation())
+        else:
+            read = loader.evaluation(first=group.rank, every=group.plan.size)
+            yield from self._slabs(map(self._as_tensors, read), loader.eval_batch_sizes(), group)
 
-    def _tensors(self, batches: Generator[Any, None, None]) -> Iterator[Batch]:
+    def _as_tensors(self, batch: AnyBatch) -> Batch:
         sample_dtype, device = self._loader.loading.sample_dtype, self._device
-        for x, y in batches:
-            targets = pinned(torch.from_numpy(y), device)
-            if isinstance(x, Encoded):
-                yield decode(x, sample_dtype, lambda part: self._move(pinned(part, device))), targets
-            else:
-                yield pinned(as_tensor(x, sample_dtype), device), targets
+        x, y = batch
+        targets = pinned(torch.from_numpy(y), device)
+        if isinstance(x, Encoded):
+            return decode(x, sample_dtype, lambda part: self._move(pinned(part, device))), targets
+        return pinned(as_tensor(x, sample_dtype), device), targets
 
     def _slabs(self, read: Iterator[Batch], sizes: list[int], group: SpatialGroup) -> Iterator[Batch]:
         loader = self._loader

@@ -69,14 +69,15 @@ class Loader:
 
     def train_epoch(self, epoch: int) -> Generator[TensorPair, None, None]:
         """The ``steps`` training batches of ``epoch`` (from 0), shuffled by ``(seed, epoch)``."""
-        return self._yield_batches(self._source(self._train_files(epoch)))
+        with closing(self._source(self._train_files(epoch))) as batches:
+            yield from map(self._deliver, batches)
 
     def evaluation(self) -> Generator[TensorPair, None, None]:
         """Every evaluation sample of this rank once, in order; the last batch may be smaller."""
         batches = eval_batches(self.samples.eval_pool, self.samples.pool_rank, self.eval_batch_size)
-        return self._yield_batches(
-            self._source([[self.samples.eval_files[i] for i in batch] for batch in batches])
-        )
+        files = [[self.samples.eval_files[i] for i in batch] for batch in batches]
+        with closing(self._source(files)) as read:
+            yield from map(self._deliver, read)
 
     def files_of(self, epoch: int, step: int) -> list[Sample]:
         """The samples of one training batch of this rank; both count from 0."""
@@ -167,12 +168,12 @@ class Loader:
             prefetch=self.loading.prefetch,
         )
 
-    def _yield_batches(self, batches: Generator[Batch, None, None]) -> Generator[TensorPair, None, None]:
-        dtype = dtype_of(self.loading.sample_dtype)
-        with closing(batches):
-            for x, y, size in batches:
-                self.bytes_read += size
-                yield x.permute(0, 3, 1, 2).to(dtype), y  # DALI's are float32; others have the type already
+    def _deliver(self, batch: Batch) -> TensorPair:
+        """A batch for the network: channels second, of ``sample_dtype``; its bytes are counted."""
+        x, y, size = batch
+        self.bytes_read += size
+        # DALI's are float32; others have the type already.
+        return x.permute(0, 3, 1, 2).to(dtype_of(self.loading.sample_dtype)), y
 
     def _require_memory(self) -> None:
         """Raise UserError if not all samples fit into memory."""

@@ -165,7 +165,7 @@ class Reader:
         this shape, a value is not finite, or a label is not a class.
         """
         if isinstance(path, Member):
-            return self._read_encoded(frame.read(path), path, x, y)
+            return self._read_encoded(archive.read(path), path, x, y)
         with opened(path) as fd:
             head = os.pread(fd, 8, 0)
             if head == frame.MAGIC:

@@ -64,13 +64,17 @@ class Loader:
         """The ``steps`` training batches of ``epoch`` (from 0), shuffled by ``(seed, epoch)``."""
         view_seed = (self.seed, self.samples.train_pool.number, epoch)
         reader = self._reader(self.samples.train, view_seed)
-        return self._yield_batches(self._source(reader)(self._train_batches(epoch).tolist()))
+        with closing(self._source(reader)(self._train_batches(epoch).tolist())) as batches:
+            yield from map(self._deliver, batches)
 
     def evaluation(self) -> Generator[TensorPair, None, None]:
         """Every evaluation image of this rank once, in order; the last batch may be smaller."""
         reader = self._reader(self.samples.evaluation, None)
         batches = eval_batches(self.samples.eval_pool, self.samples.pool_rank, self.eval_batch_size)
-        return self._yield_batches(self._source(reader)(batches))
+        with closing(self._source(reader)(batches)) as read:
+            yield from filter(
+                lambda batch: len(batch[1]), map(self._deliver, read)
+            )  # all may have been skipped
 
     def _reader(self, images: Images, draw: tuple[int, int, int] | None) -> Reader:
         return Reader(images, self.sample_shape[0], draw, self.loading.broken_images, self.preprocessing)
@@ -113,19 +117,17 @@ class Loader:
             **threads,
         )
 
-    def _yield_batches(self, batches: Generator[Batch, None, None]) -> Generator[TensorPair, None, None]:
-        skip = self.loading.broken_images == "skip"
-        with closing(batches):
-            for x, y, size, broken in batches:
-                self.bytes_read += size
-                for message in broken:
-                    if message not in self.skipped:
-                        sys.stderr.write(f"mlhpc: skipped: {message}\n")
-                        self.skipped.add(message)
-                if skip and (y < 0).any():  # left out of an evaluation
-                    x, y = x[y >= 0], y[y >= 0]
-                if len(y):
-                    yield x.permute(0, 3, 1, 2), y
+    def _deliver(self, batch: Batch) -> TensorPair:
+        """A batch for the network: channels second, without skipped images; its bytes are counted."""
+        x, y, size, broken = batch
+        self.bytes_read += size
+        for message in broken:
+            if message not in self.skipped:
+                sys.stderr.write(f"mlhpc: skipped: {message}\n")
+                self.skipped.add(message)
+        if self.loading.broken_images == "skip" and (y < 0).any():  # left out of an evaluation
+            x, y = x[y >= 0], y[y >= 0]
+        return x.permute(0, 3, 1, 2), y
 
 
 def zeros_batch(images: int, sample_shape: Sequence[int]) -> TensorPair:
