@@ -33,12 +33,12 @@ def names(network: Network) -> list[str]:
 
 def pytorch_names(network: Network) -> list[str]:
     """The same weights by their names in ``CosmoFlowNet.state_dict()``."""
-    found = []
+    weight_names = []
     for block in range(network.conv_layers):
-        found += [f"blocks.{block}.convolution.weight", f"blocks.{block}.bias"]
+        weight_names += [f"blocks.{block}.convolution.weight", f"blocks.{block}.bias"]
     for layer in range(len(network.dense_units)):
-        found += [f"hidden.{layer}.weight", f"hidden.{layer}.bias"]
-    return [*found, "last.weight", "last.bias"]
+        weight_names += [f"hidden.{layer}.weight", f"hidden.{layer}.bias"]
+    return [*weight_names, "last.weight", "last.bias"]
 
 
 def to_pytorch(weights: Sequence[Array], network: Network) -> dict[str, Array]:
@@ -74,16 +74,16 @@ def require_weights(run: CosmoFlow) -> None:
 def shapes(network: Network, sample_shape: Sequence[int]) -> dict[str, tuple[int, ...]]:
     """The shape of each weight in the neutral form, by its name, in the order of the layers."""
     *sides, channels = sample_shape
-    found: list[tuple[int, ...]] = []
+    weight_shapes: list[tuple[int, ...]] = []
     for block in range(network.conv_layers):
         filters = network.conv_filters * 2**block
-        found += [(*(network.conv_kernel,) * len(sides), channels, filters), (filters,)]
+        weight_shapes += [(*(network.conv_kernel,) * len(sides), channels, filters), (filters,)]
         channels = filters
     features = channels * prod(side // 2**network.conv_layers for side in sides)
     for units in (*network.dense_units, network.targets):
-        found += [(features, units), (units,)]
+        weight_shapes += [(features, units), (units,)]
         features = units
-    return dict(zip(names(network), found, strict=True))
+    return dict(zip(names(network), weight_shapes, strict=True))
 
 
 def load(path: Path, network: Network) -> list[Array]:
@@ -92,29 +92,29 @@ def load(path: Path, network: Network) -> list[Array]:
 
     try:
         with safe_open(path, framework="np") as file:
-            found: dict[str, Array] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            weights: dict[str, Array] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             facts = file.metadata() or {}
     except (OSError, SafetensorError, TypeError, AttributeError) as error:  # the last two: types NumPy lacks
         raise UserError(
             f"{path} cannot be read as a safetensors file ({error}); export the weights again"
         ) from None
     # The format has no checksums. Other tools write none, but may write other metadata.
-    if facts.keys() & {"benchmark", "layout", "crc32"} and facts.get("crc32") != checksum(found):
+    if facts.keys() & {"benchmark", "layout", "crc32"} and facts.get("crc32") != checksum(weights):
         raise UserError(
             f"{path} is damaged (its arrays do not match the checksum in its metadata); export the weights "
             "again"
         )
     wanted = names(network)
-    if sorted(found) != sorted(wanted):
-        odd = sorted(set(found) ^ set(wanted))
+    if sorted(weights) != sorted(wanted):
+        odd = sorted(set(weights) ^ set(wanted))
         raise UserError(
             f"{path} contains weights of another network ({', '.join(odd[:3])}); use one of this preset"
         )
     if odd := [
-        name for name in wanted if found[name].dtype != np.float32 or not np.isfinite(found[name]).all()
+        name for name in wanted if weights[name].dtype != np.float32 or not np.isfinite(weights[name]).all()
     ]:
         raise UserError(f"{path}: {odd[0]} is not finite float32; export the weights again")
-    return [found[name] for name in wanted]
+    return [weights[name] for name in wanted]
 
 
 def checksum(tensors: Mapping[str, Array]) -> str:

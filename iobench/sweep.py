@@ -88,7 +88,7 @@ class Sweep:
         """The workload's own settings, then all combinations. Identical data sets are shared. Raises
         UserError for an invalid combination."""
         folders: dict[str, Path] = {}
-        found = []
+        planned = []
         combinations = itertools.product(
             *([f"{key}={value}" for value in each] for key, each in self.axes.items())
         )
@@ -102,8 +102,8 @@ class Sweep:
                 raise UserError(f"{workload.name} reads no data, so there is nothing to sweep")
             record = workload.dataset.model_dump_json(exclude={"total_bytes"})
             data = folders.setdefault(record, self.folder / f"data-{len(folders)}")
-            found.append(Point(chosen, data))
-        return found
+            planned.append(Point(chosen, data))
+        return planned
 
     def workload(self, chosen: Sequence[str] = ()) -> Workload:
         return load.load(self.source, [*self.settings, *chosen])
@@ -198,12 +198,14 @@ def in_a_run(sweep: Sweep, settings: Sequence[str], data: Path, preset: str) -> 
     return Comparison(own, other)
 
 
-def write(folder: Path, sweep: Sweep, points: Sequence[Point], found: dict[str, Comparison | None]) -> None:
+def write(
+    folder: Path, sweep: Sweep, points: Sequence[Point], comparisons: dict[str, Comparison | None]
+) -> None:
     """``sweep.json``. Raises OSError."""
     record = {
         "workload": sweep.workload().model_dump(mode="json", exclude_none=True), "ranks": sweep.ranks,
         "points": [point.record() for point in points],
-        **{name: each.record() if each else None for name, each in found.items()},
+        **{name: each.record() if each else None for name, each in comparisons.items()},
     }  # fmt: skip
     atomic.write_bytes(folder / "sweep.json", (json.dumps(record, indent=1) + "\n").encode())
 

@@ -94,12 +94,12 @@ def violations(
     return list(findings(context))
 
 
-def print_violations(found: list[Finding] | None, name: str, console: Console) -> int:
+def print_violations(violations: list[Finding] | None, name: str, console: Console) -> int:
     """Print the violations of the planned run ``name``. Returns the exit status: 0 if it could start."""
-    if found is None:
+    if violations is None:
         console.print(f"{name}: open division: none of these rules apply")
         return 0
-    return print_findings(found, console)
+    return print_findings(violations, console)
 
 
 def document() -> str:

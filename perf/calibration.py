@@ -91,10 +91,10 @@ class Calibration:
             return Efficiency(groups[family, best][0], (family, best), *groups[family, best][1:],
                               exact=generation in (None, best))  # fmt: skip
         newest = max(_year(g) for _, g in groups)
-        found = [e for (_, g), e in groups.items() if _year(g) == newest]
-        value = statistics.median(share for share, _, _ in found)
-        precision = statistics.mode(precision for _, _, precision in found)
-        sets = sum(count for _, count, _ in found)
+        latest = [e for (_, g), e in groups.items() if _year(g) == newest]
+        value = statistics.median(share for share, _, _ in latest)
+        precision = statistics.mode(precision for _, _, precision in latest)
+        sets = sum(count for _, count, _ in latest)
         return Efficiency(value, ("all families", f"{newest}"), sets, precision, exact=False)
 
 
@@ -113,15 +113,15 @@ def kind_of(network: Network) -> Kind:
         raise UserError(
             f"network {network.name}: no layer is a matrix product or a convolution, so it has no model"
         )
-    found = max(flops, key=lambda kind: flops[kind])
-    if found not in CALIBRATED:
+    dominant = max(flops, key=lambda kind: flops[kind])
+    if dominant not in CALIBRATED:
         raise UserError(
-            f"network {network.name}, layer {largest[found].name!r}: most of the work is in layers of the "
+            f"network {network.name}, layer {largest[dominant].name!r}: most of the work is in layers of the "
             f"kind "
-            f"{found!r}, whose efficiency is not known from published sets; it is known for "
+            f"{dominant!r}, whose efficiency is not known from published sets; it is known for "
             f"{' and '.join(CALIBRATED)}s"
         )
-    return found
+    return dominant
 
 
 def roofline(network: Network, machine: Machine, precision: Precision) -> float:
@@ -185,7 +185,7 @@ def _efficiencies(rows: Sequence[_Row], launch: float) -> dict[Group, tuple[floa
         left = max(row.step - row.layers * launch - row.reduce, 0.1 * row.step)
         groups.setdefault(row.group, []).append(min(1.0, row.bound / left))
     return {
-        group: (statistics.median(found), len(found), precision[group]) for group, found in groups.items()
+        group: (statistics.median(shares), len(shares), precision[group]) for group, shares in groups.items()
     }
 
 

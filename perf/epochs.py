@@ -95,8 +95,8 @@ def reference_runs(logged_name: str, rules: str) -> tuple[ReferenceRuns, ...]:
 
 def convergence_points(benchmark: str) -> tuple[Point, ...]:
     """Batch size, and epochs: mean, least and most. Empty for a benchmark without any."""
-    found = reference_runs(*_RULES[benchmark]) if benchmark in _RULES else ()
-    return tuple(Point(p.batch_size, (p.mean, p.epochs[0], p.epochs[-1]), "reference") for p in found)
+    runs = reference_runs(*_RULES[benchmark]) if benchmark in _RULES else ()
+    return tuple(Point(p.batch_size, (p.mean, p.epochs[0], p.epochs[-1]), "reference") for p in runs)
 
 
 def epochs_to_target(benchmark: str, preset: str, batch: int) -> Estimate:

@@ -215,9 +215,9 @@ def parse(text: str, where: str, name: str) -> Machine:
     wanted |= {f"{t}.{k}" for t, keys in _FIGURES.items() for k, f in keys.items() if f.required}
     for key in sorted(wanted - facts.keys() - figures.keys()):
         raise wrong(key, f"{key} is missing")
-    found = Machine(name, where, facts, figures, sources, lines)
-    _consistent(found, wrong)
-    return found
+    machine = Machine(name, where, facts, figures, sources, lines)
+    _consistent(machine, wrong)
+    return machine
 
 
 def _fact(value: Any, kind: type, wrong: Any, key: str) -> Any:
@@ -249,20 +249,20 @@ def _figure(value: Any, about: _Field) -> tuple[float, str]:
     return number, source
 
 
-def _consistent(found: Machine, wrong: Any) -> None:
+def _consistent(machine: Machine, wrong: Any) -> None:
     """Checks for contradictory figures."""
     for key in ("accelerator.bfloat16", "accelerator.float16", "accelerator.tf32"):
-        value = found.get(key)
-        if value is not None and value < 0.2 * found.figures["accelerator.float32"]:
+        value = machine.get(key)
+        if value is not None and value < 0.2 * machine.figures["accelerator.float32"]:
             raise wrong(key, f"{key} is far below accelerator.float32; check the unit")
-    if found.get("storage.local_read") is not None and found.get("storage.local") is None:
+    if machine.get("storage.local_read") is not None and machine.get("storage.local") is None:
         raise wrong("storage.local_read", "storage.local is missing: the size of node-local storage")
-    for key in found.figures:
-        if key.startswith("preparation.") and "host.cores" not in found.facts:
+    for key in machine.figures:
+        if key.startswith("preparation.") and "host.cores" not in machine.facts:
             raise wrong(key, "host.cores is missing: preparation rates are per core")
     pairs = (("storage.shared_read_node", "storage.shared_read"), ("host.memory", "storage.shared"))
     for small, large in pairs:
-        a, b = found.get(small), found.get(large)
+        a, b = machine.get(small), machine.get(large)
         if a is not None and b is not None and a > b:
             raise wrong(small, f"{small} is above {large}, which is impossible")
 

@@ -192,7 +192,7 @@ def _machines() -> tuple[Machine, ...]:
 def machine_of(row: Published) -> Machine:
     """The machine whose ``systems`` the set's system_desc_id begins with. Raises UserError if there is none."""
     named = re.sub(r"\W", "", row.system.lower())
-    for found in _machines():
-        if any(named.startswith(re.sub(r"\W", "", name.lower())) for name in found.facts.get("systems", ())):
-            return found
+    for system in _machines():
+        if any(named.startswith(re.sub(r"\W", "", name.lower())) for name in system.facts.get("systems", ())):
+            return system
     raise UserError(f"{row.where}: no machine file for the system {row.system!r}; pass --machine")

@@ -90,14 +90,14 @@ def divide(batch: int, accelerators: int, plan: SlabPlan | None = None) -> tuple
 
 def splits_of(parts: int, axes: int) -> tuple[int, ...]:
     """How Fugaku's runs divided a sample: 4 along the first axis, then 4 along the next (paper 001: 4x1, 4x4)."""
-    found: list[int] = []
-    while parts > 1 and len(found) < axes - 1:
+    ways_by_axis: list[int] = []
+    while parts > 1 and len(ways_by_axis) < axes - 1:
         ways = min(parts, 4)
-        found.append(ways)
+        ways_by_axis.append(ways)
         parts //= ways
     if parts > 1:
-        found.append(parts)
-    return tuple(found) or (1,)
+        ways_by_axis.append(parts)
+    return tuple(ways_by_axis) or (1,)
 
 
 def halo_seconds(machine: Machine, run: Run, nodes: int, parts: int, local_batch_size: int) -> float:

@@ -29,19 +29,19 @@ class Tier:
 
 def tiers(machine: Machine, nodes: int) -> list[tuple[Tier, float]]:
     """The tiers that can hold a node's part of the data set, the fastest first, with their capacity in bytes."""
-    found: list[tuple[Tier, float]] = []
+    fitting: list[tuple[Tier, float]] = []
     if (size := machine.get("host.memory")) is not None:
-        found.append((Tier("host memory", machine.get("host.memory_bandwidth"), "host.memory"), size))
+        fitting.append((Tier("host memory", machine.get("host.memory_bandwidth"), "host.memory"), size))
     elif machine.get("links.host") is None:  # a processor, or one chip with both: its memory is the host's
-        found.append((Tier("memory", machine.get("accelerator.bandwidth"), "accelerator.memory"),
+        fitting.append((Tier("memory", machine.get("accelerator.bandwidth"), "accelerator.memory"),
                       machine.figures["accelerator.memory"] * machine.per_node))  # fmt: skip
     if (size := machine.get("storage.local")) is not None:
-        found.append((Tier("node-local storage", machine.get("storage.local_read"), "storage.local"), size))
+        fitting.append((Tier("node-local storage", machine.get("storage.local_read"), "storage.local"), size))
     if machine.nodes != 1 or machine.get("storage.shared_read") is not None:
         capacity = machine.get("storage.shared") or float("inf")
         rate = shared_rate(machine, nodes)
-        found.append((Tier(FILE_SYSTEM, rate, "storage.shared_read"), capacity / nodes))
-    return found
+        fitting.append((Tier(FILE_SYSTEM, rate, "storage.shared_read"), capacity / nodes))
+    return fitting
 
 
 def shared_rate(machine: Machine, nodes: int) -> float | None:

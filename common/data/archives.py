@@ -77,12 +77,12 @@ def members(dataset: Manifest, folder: str, files: Sequence[File], root: Path, s
             "choose a smaller preset"
         )
     first = {file.path: number * each for number, file in enumerate(archives)}
-    found = []
+    listed = []
     for file in files:
         if file.path in first:
             path, start = root / file.path, first[file.path]
-            found += [Member(path, number) for number in range(min(each, samples - start))]
-    return found
+            listed += [Member(path, number) for number in range(min(each, samples - start))]
+    return listed
 
 
 def grouped(names: Sequence[str], each: int) -> dict[str, list[str]]:

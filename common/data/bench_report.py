@@ -51,13 +51,13 @@ def agreements(measured: Measured, close: float, lossy: Callable[[Path], bool]) 
     for bit, by how much ``x`` differs on average, or "NO", where that is more than ``close``. Samples of a lossy
     data set may differ by anything, but not their ``y``."""
     first: dict[tuple[int, str], tuple[Way, Figures]] = {}
-    found = {}
+    agreement = {}
     for way, figures in measured.items():
         other, reference = first.setdefault((way.local_batch_size, way.sample_dtype), (way, figures[0]))
         limit = float("inf") if lossy(way.data) or lossy(other.data) else close
         verdicts = [_agreement(reference, each, limit) for each in figures]
-        found[way] = next((verdict for verdict in verdicts if verdict.startswith("NO")), verdicts[-1])
-    return found
+        agreement[way] = next((verdict for verdict in verdicts if verdict.startswith("NO")), verdicts[-1])
+    return agreement
 
 
 def medians(figures: Sequence[Figures]) -> Figures:

@@ -122,9 +122,9 @@ def missing(out: Path, names: Sequence[str]) -> list[str]:
         (out / folder).mkdir(parents=True, exist_ok=True)
     atomic.sweep(out / folder for folder in folders)
     present = {f"{folder}/{name}" for folder in folders for name in os.listdir(out / folder)}
-    found = [name for name in names if name in present]
-    whole = manifest.in_threads(lambda name: is_whole(out / name), found, _LOOKS)
-    kept = {name for name, is_kept in zip(found, whole, strict=True) if is_kept}
+    present_names = [name for name in names if name in present]
+    whole = manifest.in_threads(lambda name: is_whole(out / name), present_names, _LOOKS)
+    kept = {name for name, is_kept in zip(present_names, whole, strict=True) if is_kept}
     return [name for name in names if name not in kept]
 
 

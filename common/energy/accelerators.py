@@ -52,8 +52,8 @@ def _library(source: str, module: str, install: str, found_by: Callable[[Any], _
         return replace(
             none, problems=(f"{source} cannot read the devices ({said(error)}): check the driver",)
         )
-    found = answering("accelerators", source, reads, f"{source} has no energy counter for these devices")
-    return replace(found, devices=devices)
+    counters = answering("accelerators", source, reads, f"{source} has no energy counter for these devices")
+    return replace(counters, devices=devices)
 
 
 def _identities(devices: Sequence[Any], identity: Callable[[Any], object]) -> tuple[str, ...]:
@@ -91,11 +91,11 @@ def _amd(amdsmi: Any) -> _Found:
     return reads, _identities(devices, lambda device: amdsmi.amdsmi_get_gpu_device_uuid(device))
 
 
-def _without_second_dies(found: Counters) -> Counters:
+def _without_second_dies(counters: Counters) -> Counters:
     """If half of the devices are silent, they are the second dies of MI250Xs: the counter of the first is that of
     both."""
-    half = bool(found.reads) and len(found.problems) == len(found.reads)
-    return replace(found, problems=()) if half else found
+    half = bool(counters.reads) and len(counters.problems) == len(counters.reads)
+    return replace(counters, problems=()) if half else counters
 
 
 def _intel(root: Path) -> Counters:

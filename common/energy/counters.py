@@ -91,11 +91,11 @@ def answering(measured: Measured, source: str, reads: Mapping[str, Read], withou
     )
 
 
-def named_once(found: Iterable[tuple[str, Sequence[str]]]) -> list[str]:
+def named_once(problems_by_host: Iterable[tuple[str, Sequence[str]]]) -> list[str]:
     """The problems of hosts, each once with where it is: a thousand nodes may have the same. One of the host ""
     says that itself."""
     hosts: dict[str, list[str]] = {}
-    for host, problems in found:
+    for host, problems in problems_by_host:
         for problem in problems:
             hosts.setdefault(problem, []).append(host)
     others = {p: f" and {count(len(at) - 1, 'other node')}" if len(at) > 1 else "" for p, at in hosts.items()}

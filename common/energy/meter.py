@@ -35,12 +35,12 @@ def counters_of_node(
 ) -> list[Counters]:
     """Each kind of counter that this node has, or should have. ``accelerators``: whether to look for theirs, of
     ``vendor`` (default: found out by its tools)."""
-    found = []
+    kinds = []
     if accelerators:
         own = accelerator_counters(vendor, root)
-        found.append(_either(own, cray("accelerators", root)) if own.problems else own)
-    found += [_either(rapl(root), cray("processors", root)), cray("node", root)]
-    return [counters for counters in found if counters.reads or counters.problems]
+        kinds.append(_either(own, cray("accelerators", root)) if own.problems else own)
+    kinds += [_either(rapl(root), cray("processors", root)), cray("node", root)]
+    return [counters for counters in kinds if counters.reads or counters.problems]
 
 
 def _either(first: Counters, second: Counters) -> Counters:
@@ -55,22 +55,22 @@ def meter_of(world: World, accelerators: bool, root: Path = Path("/")) -> "Meter
     machines_and_vendors = world.gather((_machine(root), vendor))
     machine = machines_and_vendors[world.rank][0]
     vendor_of_machine = next((v for where, v in machines_and_vendors if v and where == machine), None)
-    found = counters_of_node(vendor_of_machine is not None, root, vendor_of_machine)
-    own = next((each.devices for each in found if each.measured == "accelerators"), ())
+    kinds = counters_of_node(vendor_of_machine is not None, root, vendor_of_machine)
+    own = next((each.devices for each in kinds if each.measured == "accelerators"), ())
     ranks = world.gather((machine, own))
     machines = [machine for machine, _ in ranks]
     reads = machines.index(machine) == world.rank
     if reads:
         on_machine = {device for where, devices in ranks if where == machine for device in devices}
-        found = _with_hidden(found, set(own), on_machine)
+        kinds = _with_hidden(kinds, set(own), on_machine)
     else:
-        found = []
-    uncounted = reads and not any(counters.measured == "node" for counters in found)
+        kinds = []
+    uncounted = reads and not any(counters.measured == "node" for counters in kinds)
     names = world.gather(os.environ.get("SLURMD_NODENAME") if uncounted else None)
     slurm = None
     if world.rank == 0 and any(names) and counts_nodes(sampled_by := plugin()):
         slurm = SlurmNodes([name for name in names if name], sampled_by)
-    return Meter(world, found, slurm, nodes=len(set(machines)))
+    return Meter(world, kinds, slurm, nodes=len(set(machines)))
 
 
 def _machine(root: Path) -> str:
@@ -82,16 +82,16 @@ def _machine(root: Path) -> str:
         return socket.gethostname()
 
 
-def _with_hidden(found: list[Counters], own: set[str], all_devices: set[str]) -> list[Counters]:
-    """``found`` with a problem where other ranks of the machine see accelerators that this one does not."""
+def _with_hidden(kinds: list[Counters], own: set[str], all_devices: set[str]) -> list[Counters]:
+    """``kinds`` with a problem where other ranks of the machine see accelerators that this one does not."""
     if own >= all_devices:
-        return found
+        return kinds
     problem = (
         f"counters of {len(own)} of {len(all_devices)} devices: the others are not visible to the rank "
         f"that reads the counters (srun: use --gpus-per-node and --gpu-bind=none)"
     )
-    first = next((each for each in found if each.measured == "accelerators"), Counters("accelerators"))
-    others = [each for each in found if each.measured != "accelerators"]
+    first = next((each for each in kinds if each.measured == "accelerators"), Counters("accelerators"))
+    others = [each for each in kinds if each.measured != "accelerators"]
     return [replace(first, problems=(*first.problems, problem)), *others]
 
 
@@ -156,8 +156,8 @@ class Meter:
             for each in self._sums:
                 self._tell(each)
         spent += [self._slurm.spent()] if self._slurm else []
-        found = figures([one for of_rank in self._world.gather(spent) for one in of_rank], self.nodes)
-        return found, [line for line in map(_warning, found, found.values()) if line]
+        energy = figures([one for of_rank in self._world.gather(spent) for one in of_rank], self.nodes)
+        return energy, [line for line in map(_warning, energy, energy.values()) if line]
 
     def _run(self) -> None:
         while not self._halted.wait(self._every_s):
@@ -173,7 +173,7 @@ class Meter:
 
 def figures(gathered: Sequence[Spent], nodes: int) -> dict[Measured, dict[str, Any]]:
     """What counters of each kind counted on all nodes together; without kinds of which there are none."""
-    found: dict[Measured, dict[str, Any]] = {}
+    energy: dict[Measured, dict[str, Any]] = {}
     for measured in NAMES:
         of_kind = [one for one in gathered if one.measured == measured and (one.counters or one.problems)]
         read = [one for one in of_kind if one.counters]
@@ -182,14 +182,14 @@ def figures(gathered: Sequence[Spent], nodes: int) -> dict[Measured, dict[str, A
             counted = sum(one.nodes for one in read)
             if read and counted < nodes and not problems:
                 problems = [f"{nodes - counted} of {nodes} nodes have no counter"]
-            found[measured] = {
+            energy[measured] = {
                 "joules": sum(one.joules for one in read) if read else None,
                 "source": " and ".join(dict.fromkeys(one.source for one in read or of_kind[:1])),
                 "counters": sum(one.counters for one in read),
                 "nodes": counted,
                 "problems": problems,
             }
-    return found
+    return energy
 
 
 def _warning(measured: Measured, figure: Mapping[str, Any]) -> str:

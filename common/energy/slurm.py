@@ -35,8 +35,8 @@ class Sample(NamedTuple):
 def plugin() -> str:
     """What samples the nodes' energy, such as ``ipmi``; empty without Slurm or if nothing does."""
     config = output_of("scontrol", "show", "config") or ""
-    found = re.search(r"^AcctGatherEnergyType\s*=\s*(?:acct_gather_energy/)?(\S+)", config, re.MULTILINE)
-    return found[1] if found and found[1] not in ("none", "(null)") else ""
+    setting = re.search(r"^AcctGatherEnergyType\s*=\s*(?:acct_gather_energy/)?(\S+)", config, re.MULTILINE)
+    return setting[1] if setting and setting[1] not in ("none", "(null)") else ""
 
 
 def counts_nodes(name: str) -> bool:
@@ -68,11 +68,11 @@ class SlurmNodes:
         joules: list[float] = []
         problems: list[tuple[str, list[str]]] = []
         for name in self._names:
-            found = self._used(self._before.get(name), after.get(name), stopped)
-            if isinstance(found, str):
-                problems.append((name, [found]))
+            used = self._used(self._before.get(name), after.get(name), stopped)
+            if isinstance(used, str):
+                problems.append((name, [used]))
             else:
-                joules.append(found)
+                joules.append(used)
         return Spent("node", self._source, sum(joules), len(joules), len(joules), named_once(problems), "")
 
     def _used(self, first: Sample | None, last: Sample | None, stopped: float) -> float | str:
@@ -92,10 +92,10 @@ def samples(names: Sequence[str]) -> dict[str, Sample] | None:
     asked, answer = set(names), output_of("scontrol", "--json", "show", "nodes", ",".join(names))
     try:
         nodes = json.loads(answer or "").get("nodes", ())
-        found = {str(node.get("name")): _sample(node.get("energy")) for node in nodes}
+        by_node = {str(node.get("name")): _sample(node.get("energy")) for node in nodes}
     except (ValueError, AttributeError, TypeError):  # another program's output
         return None
-    return {name: sample for name, sample in found.items() if sample and name in asked}
+    return {name: sample for name, sample in by_node.items() if sample and name in asked}
 
 
 def _sample(energy: Any) -> Sample | None:

@@ -43,9 +43,9 @@ def rapl(root: Path = Path("/")) -> Counters:
     }
     wraps = {name: joules for name, joules in ranges.items() if isinstance(joules, float) and joules > 0}
     reads: dict[str, Read] = {name: partial(_joules, zones[name] / "energy_uj") for name in wraps}
-    found = answering("processors", source, reads, "no counter (RAPL) can be read")
+    counters = answering("processors", source, reads, "no counter (RAPL) can be read")
     unknown = tuple(f"{name} does not state its range" for name in zones if name not in wraps)
-    return Counters("processors", source, found.reads, found.problems + unknown, wraps)
+    return Counters("processors", source, counters.reads, counters.problems + unknown, wraps)
 
 
 def _zones(folder: Path, one_per_package: bool) -> tuple[dict[str, Path], str]:
@@ -118,7 +118,7 @@ def _cray_files(measured: Measured, folder: Path) -> list[Path]:
 
 def _cray_joules(path: Path) -> float:
     text = path.read_text()
-    found = re.match(r"(\d+) J\b", text)
-    if not found:
+    value = re.match(r"(\d+) J\b", text)
+    if not value:
         raise ValueError(f"{text.strip()!r} is not in joules")
-    return float(found[1])
+    return float(value[1])

@@ -113,13 +113,13 @@ def _version(path: Path) -> tuple[int, int]:
 def _index(path: Path, size: int, mtime_ns: int) -> tuple[_Entry, ...]:
     try:
         with opened(path) as fd, open(fd, "rb", closefd=False) as stream, zipfile.ZipFile(stream) as archive:
-            found = archive.infolist()
+            entries = archive.infolist()
     except UserError:
         raise
     except Exception as error:  # zipfile raises almost any exception for a damaged index
         reason = " ".join(str(error).split())[:160] or type(error).__name__
         raise UserError(f"{path}: not a readable ZIP archive ({reason}); {_REMEDY}") from error
-    for number, each in enumerate(found):
+    for number, each in enumerate(entries):
         what = f"{path}: member {number}"
         if (
             each.compress_type != zipfile.ZIP_STORED
@@ -129,7 +129,7 @@ def _index(path: Path, size: int, mtime_ns: int) -> tuple[_Entry, ...]:
             raise UserError(f"{what}: compressed or encrypted by ZIP; write archives with mlhpc data convert")
         if not 0 <= each.header_offset <= each.header_offset + each.file_size <= size:
             raise UserError(f"{what}: ends beyond the archive: truncated or damaged; {_REMEDY}")
-    return tuple(_Entry(each.header_offset, each.file_size, each.CRC) for each in found)
+    return tuple(_Entry(each.header_offset, each.file_size, each.CRC) for each in entries)
 
 
 def _start(fd: int, member: Member, entry: _Entry) -> int:

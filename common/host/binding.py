@@ -44,11 +44,11 @@ def parse_ranges(text: str) -> Cores:
 
 def numa_nodes(root: Path = Path("/")) -> dict[int, Cores]:
     """The cores of each NUMA node that has any; empty if the kernel does not say. ``root``: where /sys is."""
-    found = {}
+    nodes = {}
     for folder in root.glob("sys/devices/system/node/node[0-9]*"):
         if cores := _cores_in(folder / "cpulist"):
-            found[int(folder.name[4:])] = cores
-    return dict(sorted(found.items()))
+            nodes[int(folder.name[4:])] = cores
+    return dict(sorted(nodes.items()))
 
 
 def nodes_of(cores: Cores, nodes: Mapping[int, Cores]) -> frozenset[int]:

@@ -24,11 +24,11 @@ _PIECE = 2**20
 
 def best(measure: Callable[[], float], seconds: float = 1.0, least: int = 3) -> float:
     """The largest of repeated measurements, at least ``least`` and for ``seconds``."""
-    found: list[float] = []
+    measurements: list[float] = []
     end = time.perf_counter() + seconds
-    while len(found) < least or time.perf_counter() < end:
-        found.append(measure())
-    return max(found)
+    while len(measurements) < least or time.perf_counter() < end:
+        measurements.append(measure())
+    return max(measurements)
 
 
 def matrix_product() -> float:

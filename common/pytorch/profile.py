@@ -170,10 +170,10 @@ def _root(event: Any, prefix: str) -> Any:
 
 def _outermost(event: Any, prefix: str) -> Any:
     """The outermost one: a backward pass that recomputes runs nodes of its own inside."""
-    found = None
+    outermost = None
     while event := _root(event, prefix):
-        found, event = event, event.cpu_parent
-    return found
+        outermost, event = event, event.cpu_parent
+    return outermost
 
 
 def _operation(event: Any) -> str:

@@ -18,7 +18,7 @@ def gpu_speed() -> dict[str, Any] | None:
         return None
     device = first_device()
     about = torch.get_device_module(device).get_device_properties(0)
-    found: dict[str, Any] = {
+    speeds: dict[str, Any] = {
         "model": about.name,
         "count": torch.accelerator.device_count(),
         "memory": about.total_memory,
@@ -27,21 +27,21 @@ def gpu_speed() -> dict[str, Any] | None:
     kept = torch.get_float32_matmul_precision()
     try:
         torch.set_float32_matmul_precision("highest")
-        found["float32"] = _product(torch.float32, device)
+        speeds["float32"] = _product(torch.float32, device)
         if has.tf32:
             torch.set_float32_matmul_precision("high")
-            found["tf32"] = _product(torch.float32, device)
+            speeds["tf32"] = _product(torch.float32, device)
     finally:
         torch.set_float32_matmul_precision(kept)
     if has.bfloat16:
-        found["bfloat16"] = _product(torch.bfloat16, device)
-    found["float16"] = _product(torch.float16, device)
+        speeds["bfloat16"] = _product(torch.bfloat16, device)
+    speeds["float16"] = _product(torch.float16, device)
     source = torch.empty(_COPIED, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
-    found["bandwidth"] = 2 * _COPIED / _seconds(lambda: target.copy_(source), device)
+    speeds["bandwidth"] = 2 * _COPIED / _seconds(lambda: target.copy_(source), device)
     pinned = torch.empty(_COPIED, dtype=torch.uint8, pin_memory=True)
-    found["host"] = _COPIED / _seconds(lambda: target.copy_(pinned, non_blocking=True), device)
-    return found
+    speeds["host"] = _COPIED / _seconds(lambda: target.copy_(pinned, non_blocking=True), device)
+    return speeds
 
 
 def _product(dtype: torch.dtype, device: torch.device) -> float:

@@ -80,14 +80,14 @@ def accept(listener: socket.socket, secret: bytes, ranks: list[int]) -> tuple[so
 
     Raises UserError if one of them does not connect within ``CONNECT_S``.
     """
-    found: dict[int, socket.socket] = {}
+    connections: dict[int, socket.socket] = {}
     deadline = time.monotonic() + CONNECT_S
-    while len(found) < len(ranks):
+    while len(connections) < len(ranks):
         listener.settimeout(max(0.1, deadline - time.monotonic()))
         try:
             connection, _ = listener.accept()
         except TimeoutError:
-            lost = [rank for rank in ranks if rank not in found]
+            lost = [rank for rank in ranks if rank not in connections]
             raise UserError(
                 f"ranks {lost} did not connect within {CONNECT_S:.0f} s; see their output"
             ) from None
@@ -101,12 +101,12 @@ def accept(listener: socket.socket, secret: bytes, ranks: list[int]) -> tuple[so
         except (OSError, EOFError):
             connection.close()
             continue
-        if not hmac.compare_digest(token, secret) or rank not in ranks or rank in found:
+        if not hmac.compare_digest(token, secret) or rank not in ranks or rank in connections:
             connection.close()
             continue
         _settle(connection)
-        found[rank] = connection
-    return tuple(found[rank] for rank in ranks)
+        connections[rank] = connection
+    return tuple(connections[rank] for rank in ranks)
 
 
 def require_descriptors(count: int) -> None:

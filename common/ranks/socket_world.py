@@ -83,13 +83,13 @@ class SocketWorld(BaseWorld):
         return data
 
     def _gather_bytes(self, data: bytes) -> list[bytes]:
-        found: dict[int, bytes] = {self.rank: data}
+        subtree: dict[int, bytes] = {self.rank: data}
         for child in self.children:
-            found |= wire.decode(_receive(child))
+            subtree |= wire.decode(_receive(child))
         if self.parent is not None:
-            _send(self.parent, wire.encode(found))
+            _send(self.parent, wire.encode(subtree))
         everything: dict[int, bytes] = wire.decode(
-            self._broadcast_bytes(wire.encode(found) if self.rank == 0 else b"")
+            self._broadcast_bytes(wire.encode(subtree) if self.rank == 0 else b"")
         )
         return [everything[rank] for rank in range(self.size)]
 

@@ -33,7 +33,7 @@ def fused_messages(path: Path) -> list[FusedMessage]:
     tensors: dict[int, int] = {}  # bytes by pid, which identifies a tensor in a timeline
     running: dict[int, str] = {}  # open activities
     open_: set[int] = set()
-    found: list[tuple[set[int], int, int]] = []
+    fused: list[tuple[set[int], int, int]] = []
     begin = 0
     stack: dict[int, list[str]] = {}
     for event in _events(path):
@@ -47,8 +47,8 @@ def fused_messages(path: Path) -> list[FusedMessage]:
         elif phase == "E" and stack.get(pid):
             name = stack[pid].pop()
             if running.get(pid) == name and pid in open_:
-                if not found or found[-1][0] != open_ or found[-1][1] != begin:
-                    found.append((set(open_), begin, event["ts"]))
+                if not fused or fused[-1][0] != open_ or fused[-1][1] != begin:
+                    fused.append((set(open_), begin, event["ts"]))
                 del running[pid]
                 if not running:
                     open_ = set()
@@ -56,7 +56,7 @@ def fused_messages(path: Path) -> list[FusedMessage]:
                 tensors[pid] = size
     return [
         FusedMessage(sum(tensors.get(pid, 0) for pid in pids), (end - begin) / 1e6)
-        for pids, begin, end in found
+        for pids, begin, end in fused
     ]
 
 

@@ -70,12 +70,12 @@ def by_size(sent: Iterable[tuple[int, float | None]], steps: int) -> tuple[Messa
     sizes: dict[int, list[float | None]] = {}
     for size, seconds in sent:
         sizes.setdefault(size, []).append(seconds)
-    found = []
+    messages = []
     for size, times in sorted(sizes.items()):
         measured = [seconds for seconds in times if seconds is not None]
         mean = sum(measured) / len(measured) if len(measured) == len(times) else None
-        found.append(Message(size, mean, len(times) / steps))
-    return tuple(found)
+        messages.append(Message(size, mean, len(times) / steps))
+    return tuple(messages)
 
 
 class Reading(NamedTuple):
@@ -186,10 +186,10 @@ class Feed:
         before, begin = self._count(), time.perf_counter()
         for _ in islice(alone, steps * passes):
             pass
-        found = (self._count() - before) / (time.perf_counter() - begin)
+        bytes_per_s = (self._count() - before) / (time.perf_counter() - begin)
         if end := getattr(alone, "close", None):
             end()
-        return Reading(waited, read, found)
+        return Reading(waited, read, bytes_per_s)
 
     def _count(self) -> int:
         return self._bytes_read() if self._bytes_read else 0

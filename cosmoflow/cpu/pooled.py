@@ -35,13 +35,13 @@ def library() -> Any:
     for suffix in EXTENSION_SUFFIXES:
         path = Path(__file__).with_name(f"_pooled{suffix}")
         if path.exists():
-            found = ctypes.CDLL(str(path))
+            compiled = ctypes.CDLL(str(path))
             planes = [ctypes.c_int64] * 3
-            found.mlhpc_pool.argtypes = [ctypes.POINTER(Layer), *planes]
-            for function in (found.mlhpc_weight_gradient, found.mlhpc_input_gradient):
+            compiled.mlhpc_pool.argtypes = [ctypes.POINTER(Layer), *planes]
+            for function in (compiled.mlhpc_weight_gradient, compiled.mlhpc_input_gradient):
                 function.argtypes = [ctypes.POINTER(Layer), ctypes.c_void_p, *planes, ctypes.c_void_p]
-            found.mlhpc_scratch_bytes.restype = ctypes.c_int64
-            return found
+            compiled.mlhpc_scratch_bytes.restype = ctypes.c_int64
+            return compiled
     return None
 
 
@@ -110,18 +110,18 @@ def _weight_gradient(x: Tensor, weight: Tensor, gradient: Tensor, chosen: Tensor
 
 
 def _input_gradient(x: Tensor, weight: Tensor, gradient: Tensor, chosen: Tensor) -> Tensor:
-    found = torch.zeros_like(x, dtype=torch.float32, memory_format=LAST)
+    x_gradient = torch.zeros_like(x, dtype=torch.float32, memory_format=LAST)
     packed = _packed(weight)
 
     def add(layer: Layer, begin: int, end: int, step: int) -> None:
         scratch = _scratch()  # by name, or it would be freed before the call
         library().mlhpc_input_gradient(layer, scratch.data_ptr(), begin, end, step, packed.data_ptr())
 
-    layer = _layer(found, gradient, chosen, x.shape[1])
+    layer = _layer(x_gradient, gradient, chosen, x.shape[1])
     layer.half = gradient.dtype == torch.bfloat16
     for parity in range(2):
         _on_planes(partial(add, layer), chosen, first=parity, step=2)
-    return found.to(x.dtype)
+    return x_gradient.to(x.dtype)
 
 
 def _layer(x: Tensor, pooled: Tensor, chosen: Tensor, channels: int) -> Layer:
@@ -173,5 +173,5 @@ def _unpacked(packed: Tensor, weight: Tensor) -> Tensor:
     filters, channels = weight.shape[:2]
     taken = min(channels, LANES)
     lined = packed[..., : 3 * taken].reshape(len(packed), filters, 3, 3, 3, taken)
-    found = lined.permute(1, 0, 5, 2, 3, 4).reshape(weight.shape)
-    return torch.empty_like(weight).copy_(found)
+    unpacked = lined.permute(1, 0, 5, 2, 3, 4).reshape(weight.shape)
+    return torch.empty_like(weight).copy_(unpacked)

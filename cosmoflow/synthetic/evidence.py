@@ -218,9 +218,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     regression.add_argument("--workers", type=int, default=2, help="processes (default %(default)s)")
     options = parser.parse_args(arguments)
     if options.command == "regression":
-        found = power_spectrum_regression(options.data, options.workers)
-        each = ", ".join(f"{name} {error:.3f}" for name, error in zip(PARAMETERS, found.errors, strict=True))
-        print(f"mean absolute error {found.error:.3f} ({each}); {found.train} + {found.validation} samples")
+        fit = power_spectrum_regression(options.data, options.workers)
+        each = ", ".join(f"{name} {error:.3f}" for name, error in zip(PARAMETERS, fit.errors, strict=True))
+        print(f"mean absolute error {fit.error:.3f} ({each}); {fit.train} + {fit.validation} samples")
         return
     simulation = Simulation(
         box_mpc_h=options.box, grid=options.grid, particles=options.particles, cola_steps=options.steps

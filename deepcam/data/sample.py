@@ -87,8 +87,8 @@ def sample_shape(path: Sample) -> tuple[int, int, int]:
         head = os.pread(fd, frame.HEAD_BYTES, 0)
         if head.startswith(_NPY_MAGIC) or path.suffix == ".npy":
             shape = npy.locate(fd, path).shape
-        elif found := frame.peek(head):
-            shape = found[1]
+        elif header := frame.peek(head):
+            shape = header[1]
         else:
             return hdf5.sample_shape(path)
     if len(shape) != 3:

@@ -84,11 +84,11 @@ def cyclones(grid: Grid, channels: Field, storm_size: float = 1.0) -> list[tuple
     reach = max(CORE_REACH * storm_size, 3 * grid.spacing / RADIUS) * RADIUS
     near = max(CORE_RADIUS * storm_size, 1.5 * grid.spacing / RADIUS) * RADIUS
     window = max(WINDOW * storm_size, 4 * grid.spacing / RADIUS) * RADIUS / 2
-    found: list[tuple[int, int, float]] = []
+    centres: list[tuple[int, int, float]] = []
     for row, column in sorted(peaks, key=lambda peak: -spin[peak]):
         rows = grid.reach(float(grid.latitude[row, 0]), reach)
         distance = _distance(grid, row, column, rows)
-        if any(distance[r - rows.start, c] < window for r, c, _ in found if rows.start <= r < rows.stop):
+        if any(distance[r - rows.start, c] < window for r, c, _ in centres if rows.start <= r < rows.stop):
             continue
         inside = np.where(distance <= near, pressure[rows], np.inf)
         low = np.unravel_index(np.argmin(inside), inside.shape)
@@ -109,8 +109,8 @@ def cyclones(grid: Grid, channels: Field, storm_size: float = 1.0) -> list[tuple
             continue
         radius = _gales(grid, row, column, u, v, 1.5 * reach)
         if radius:
-            found.append((row, column, radius))
-    return found
+            centres.append((row, column, radius))
+    return centres
 
 
 def rivers(grid: Grid, channels: Field) -> npt.NDArray[np.bool_]:

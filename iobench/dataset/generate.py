@@ -76,13 +76,13 @@ def require_data(dataset: Dataset, root: Root) -> None:
     """Raise UserError unless ``root`` contains the complete data set generated for ``dataset``."""
     layout = Layout(root, dataset)
     command = f"generate it with 'mlhpc io generate WORKLOAD --data {root}'"
-    found = layout.place.record()
-    if found is None:
+    recorded = layout.place.record()
+    if recorded is None:
         raise UserError(f"{root}: not a data set of mlhpc io; {command}")
     wanted = layout.record()
-    if found != wanted:
-        keys = sorted(key for key in found.keys() | wanted.keys() if found.get(key) != wanted.get(key))
-        differing = "; ".join(f"{key} is {found.get(key)}, not {wanted.get(key)}" for key in keys[:3])
+    if recorded != wanted:
+        keys = sorted(key for key in recorded.keys() | wanted.keys() if recorded.get(key) != wanted.get(key))
+        differing = "; ".join(f"{key} is {recorded.get(key)}, not {wanted.get(key)}" for key in keys[:3])
         raise UserError(
             f"{root}: contains the data of another workload: {differing}; choose another folder with --data"
         )

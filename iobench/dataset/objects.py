@@ -107,16 +107,18 @@ class ObjectStore:
         return {printable(key): clean(item) for key, item in value.items()}
 
     def claim(self, record: Mapping[str, Any]) -> None:
-        found = self.record()
-        if found is None:
+        present = self.record()
+        if present is None:
             if self._listed(""):
                 raise UserError(f"{self}: not empty and not created by this command; choose another prefix")
             text = json.dumps(record, indent=1).encode()
             (self / RECORD)._put(lambda fs, key: fs.pipe_file(key, text))
-            found = self.record() or {}
+            present = self.record() or {}
         wanted = json.loads(json.dumps(record))  # through JSON, like the stored record: tuples become lists
-        if found != wanted:
-            differ = sorted(key for key in found.keys() | wanted.keys() if found.get(key) != wanted.get(key))
+        if present != wanted:
+            differ = sorted(
+                key for key in present.keys() | wanted.keys() if present.get(key) != wanted.get(key)
+            )
             raise UserError(
                 f"{self}: holds a data set made with another {', '.join(differ)}; remove it or choose "
                 f"another prefix"
@@ -172,10 +174,10 @@ class ObjectStore:
         """Names of the objects below this prefix and the folder ``below`` in it."""
         place = self / below if below else self
         try:
-            root, found = place._call("listed", lambda fs, key: (key.removesuffix(below), fs.find(key)))
+            root, keys = place._call("listed", lambda fs, key: (key.removesuffix(below), fs.find(key)))
         except FileNotFoundError:
             return set()
-        return {name.removeprefix(root).lstrip("/") for name in found}
+        return {name.removeprefix(root).lstrip("/") for name in keys}
 
     def _existing(self, what: str, work: Callable[[Any, str], T]) -> T:
         try:

@@ -22,12 +22,12 @@ LineOf = Callable[[Sequence[str]], int | None]
 
 def names() -> dict[str, str]:
     """Name and description of each workload of the suite."""
-    found = {}
+    descriptions = {}
     for file in sorted(_folder().iterdir(), key=lambda file: file.name):
         if file.name.endswith(".toml"):
             tables = tomllib.loads(file.read_text("utf-8"))
-            found[file.name.removesuffix(".toml")] = str(tables.get("description", ""))
-    return found
+            descriptions[file.name.removesuffix(".toml")] = str(tables.get("description", ""))
+    return descriptions
 
 
 def load(source: str, settings: Iterable[str] = ()) -> Workload:
@@ -152,12 +152,12 @@ def _first_problem(error: ValidationError) -> tuple[tuple[str, ...], str]:
 
 
 def _names(model: type[BaseModel], prefix: str = "") -> list[str]:
-    found = []
+    keys = []
     for name, field in model.model_fields.items():
         inner = [t for t in (field.annotation, *getattr(field.annotation, "__args__", ())) if _is_model(t)]
         deeper = _names(inner[0], f"{prefix}{name}.") if inner and inner[0].__name__ != "Duration" else []
-        found += deeper or [prefix + name]
-    return found
+        keys += deeper or [prefix + name]
+    return keys
 
 
 def _is_model(annotation: Any) -> bool:

@@ -119,31 +119,31 @@ def findings(
     if dataset is None:
         return ["it reads no data"]
     own = official(workload)
-    found = _changes(workload, own)
+    violations = _changes(workload, own)
     needed = required(workload, memory_bytes, accelerators, clients)
     if dataset.bytes < MEMORIES * memory_bytes * clients:
-        found.append(
+        violations.append(
             f"{dataset.files} files are {dataset.bytes / (memory_bytes * clients):.2g} times the clients' memory, "
             f"{MEMORIES} times are required: dataset.files={needed.files}"
         )
     steps = workload.steps_per_epoch(accelerators)
     if steps < STEPS:
-        found.append(f"{steps} steps per epoch, {STEPS} are required: dataset.files={needed.files}")
+        violations.append(f"{steps} steps per epoch, {STEPS} are required: dataset.files={needed.files}")
     epochs = own.epochs if own else 5
     if workload.train.epochs != epochs or workload.train.steps:
-        found.append(f"{workload.train.epochs} epochs, {epochs} whole ones are required")
+        violations.append(f"{workload.train.epochs} epochs, {epochs} whole ones are required")
     threshold = own.au_percent if own else workload.metric.au_percent
     if threshold is None:
-        found.append("the workload has no utilisation threshold (metric.au_percent)")
+        violations.append("the workload has no utilisation threshold (metric.au_percent)")
     warm_ups = own.warm_ups if own else 0
     if runs and len(runs) < RUNS + warm_ups:
         wanted = f"{RUNS} after one warm-up run" if warm_ups else f"{RUNS}"
-        found.append(f"{len(runs)} runs, {wanted} are required")
+        violations.append(f"{len(runs)} runs, {wanted} are required")
     for number, utilisation in enumerate(runs[warm_ups:], 1 + warm_ups):
         if utilisation is None or (threshold is not None and utilisation < threshold):
             reached = "none" if utilisation is None else f"{utilisation:.1f}%"
-            found.append(f"run {number}: utilisation {reached}, {threshold:g}% is required")
-    return found
+            violations.append(f"run {number}: utilisation {reached}, {threshold:g}% is required")
+    return violations
 
 
 def _changes(workload: Workload, own: Official | None) -> list[str]:
@@ -152,7 +152,7 @@ def _changes(workload: Workload, own: Official | None) -> list[str]:
         names = sorted({f"mlperf_{each.name}" for each in _OFFICIAL})
         return [f"the workload {workload.name} is not one of MLPerf Storage: {', '.join(names)}"]
     stated, wanted = _fixed(workload), _fixed(load.load(f"mlperf_{own.name}"))
-    found = [
+    changes = [
         f"{key} is {json.dumps(stated[key])}, {json.dumps(wanted[key])} in {own.name} of {own.round}"
         for key in wanted
         if stated[key] != wanted[key]
@@ -164,11 +164,11 @@ def _changes(workload: Workload, own: Official | None) -> list[str]:
             if each.name == own.name
             for name, (batch, seconds) in each.accelerators.items()
         ]
-        found.append(
+        changes.append(
             f"steps of {workload.reader.batch_size} samples in {workload.train.computation.expected:g} s "
             f"match no accelerator of {own.name}: {', '.join(known)}"
         )
-    return found
+    return changes
 
 
 def _fixed(workload: Workload) -> dict[str, Any]:

@@ -111,9 +111,9 @@ class CountedFile:
         start = offset - self._window_at
         if not 0 <= start < len(self._window):
             return 0
-        found = self._window[start : start + len(out)]
-        out[: len(found)] = found
-        return len(found)
+        part = self._window[start : start + len(out)]
+        out[: len(part)] = part
+        return len(part)
 
     _preadv = staticmethod(os.preadv)
 

@@ -16,19 +16,19 @@ def read_result(run: Path) -> dict[str, Any]:
     """The ``result.json`` of a run. Raises UserError if there is none of an emulation."""
     path = run / "result.json"
     try:
-        found = read_object(path)
+        result = read_object(path)
     except FileNotFoundError:
         raise UserError(
             f"{run}: no result.json; choose the folder of an emulation (mlhpc io run --out)"
         ) from None
     except (OSError, ValueError, RecursionError):
         raise UserError(f"{path}: not a result; give the folder of mlhpc io run") from None
-    if wrong := problem(found):
+    if wrong := problem(result):
         raise UserError(
             f"{path}: not the result of an emulation by this version ({wrong}); give the folder of mlhpc io run"
         )
     # Keys that are left out have their defaults, as in a workload's own file.
-    return found | {"workload": Workload(**found["workload"]).model_dump(mode="json", exclude_none=True)}
+    return result | {"workload": Workload(**result["workload"]).model_dump(mode="json", exclude_none=True)}
 
 
 def check_runs(runs: Sequence[Path], memory_bytes: int) -> list[str]:
@@ -40,15 +40,17 @@ def check_runs(runs: Sequence[Path], memory_bytes: int) -> list[str]:
             raise UserError(f"{run}: different workload or number of ranks than {runs[0]}")
     utilisations = [result["au_percent"] for result in results]
     workload = Workload(**first["workload"])
-    found = mlperf_storage.findings(workload, memory_bytes, first["ranks"], first["nodes"], utilisations)
+    violations = mlperf_storage.findings(workload, memory_bytes, first["ranks"], first["nodes"], utilisations)
     official = mlperf_storage.official(workload)
     for run, result in zip(runs, results, strict=True):
         if len(set(Counter(rank["host"] for rank in result["rank_results"]).values())) > 1:
-            found.append(f"{run}: the nodes have different numbers of accelerators")
+            violations.append(f"{run}: the nodes have different numbers of accelerators")
         if result.get("data_in_ram"):
-            found.append(f"{run}: the data was on a RAM file system")
+            violations.append(f"{run}: the data was on a RAM file system")
         elif max(result["resident_before_epochs"], default=0.0) > 0.01 and result["cache"] != "keep":
-            found.append(f"{run}: data was in the page cache before an epoch")
+            violations.append(f"{run}: data was in the page cache before an epoch")
         if official and official.results_elsewhere and result.get("results_beside_data"):
-            found.append(f"{run}: the results were written to the measured file system: {official.round}")
-    return found
+            violations.append(
+                f"{run}: the results were written to the measured file system: {official.round}"
+            )
+    return violations

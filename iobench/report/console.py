@@ -119,23 +119,23 @@ def _percent(value: float | None) -> str:
     return "-" if value is None else f"{value:.0f}%"
 
 
-def print_similarity(found: Similarity, console: Console) -> None:
+def print_similarity(similarity: Similarity, console: Console) -> None:
     columns: dict[str, Callable[[tuple[str, float]], str]] = {
         "factor": lambda row: row[0],
         "difference": lambda row: f"{100 * row[1]:+.1f}%",
     }
-    print_table(table("similarity", found.differences.items(), columns), console)
-    name, largest = found.largest
-    verdict = "alike" if found.alike else f"not alike: {COSINE} and {100 * DIFFERENCE:.0f}% are required"
+    print_table(table("similarity", similarity.differences.items(), columns), console)
+    name, largest = similarity.largest
+    verdict = "alike" if similarity.alike else f"not alike: {COSINE} and {100 * DIFFERENCE:.0f}% are required"
     say(
         console,
-        f"cosine {found.cosine:.3f}, largest difference {100 * abs(largest):.1f}% ({name}): {verdict}",
+        f"cosine {similarity.cosine:.3f}, largest difference {100 * abs(largest):.1f}% ({name}): {verdict}",
     )
 
 
-def print_simulated(fitted: Fit, system: System, found: Sequence[Simulated], console: Console) -> None:
+def print_simulated(fitted: Fit, system: System, runs: Sequence[Simulated], console: Console) -> None:
     """Print the simulated runs, with their efficiency relative to the first."""
-    of_one = found[0].samples_per_s / found[0].ranks
+    of_one = runs[0].samples_per_s / runs[0].ranks
     columns: dict[str, Callable[[Simulated], Cell | str]] = {
         "ranks": lambda each: str(each.ranks),
         "samples/s": lambda each: figure(each.samples_per_s),
@@ -143,7 +143,7 @@ def print_simulated(fitted: Fit, system: System, found: Sequence[Simulated], con
         "AU %": lambda each: figure(each.au_percent),
         "binds": lambda each: each.binding,
     }
-    print_table(table("simulated", found, columns, text_columns=0, prose=(4,)), console)
+    print_table(table("simulated", runs, columns, text_columns=0, prose=(4,)), console)
     service, (one, two) = fitted.service, zip(fitted.measured, fitted.simulated, strict=True)
     doubt = "" if fitted.error < FITS else "; they do not agree, so the simulation is unreliable"
     say(
@@ -195,7 +195,9 @@ class Compared(Protocol):
     def confirmed(self) -> bool: ...
 
 
-def print_sweep(points: Sequence[Measured], found: Mapping[str, Compared | None], console: Console) -> None:
+def print_sweep(
+    points: Sequence[Measured], comparisons: Mapping[str, Compared | None], console: Console
+) -> None:
     """Print every combination with median, minimum and maximum of its runs, and the recommendation."""
     columns: dict[str, Callable[[Measured], Cell | str]] = {
         "settings": lambda point: point.named,
@@ -205,11 +207,11 @@ def print_sweep(points: Sequence[Measured], found: Mapping[str, Compared | None]
         "of its own": lambda point: f"{point.rate / points[0].rate:.2f}",
     }
     print_table(table("sweep", points, columns), console)
-    again = found["again"]
+    again = comparisons["again"]
     if again is None:
         return console.print("no setting is faster than those of the workload")
     say(console, f"recommended: {again.recommended.named}")
-    for each, where in ((again, "measured again"), (found.get("in_a_run"), "in mlhpc run")):
+    for each, where in ((again, "measured again"), (comparisons.get("in_a_run"), "in mlhpc run")):
         if each:
             verdict = "every run was faster" if each.confirmed else "not confirmed: the runs overlap"
             say(console, f"{where}: {each.gain:.2f} times as fast; {verdict}")

@@ -111,19 +111,19 @@ def read_observation(folder: Path) -> dict[str, float]:
     """The factors of an observation. Raises UserError."""
     try:
         factors = read_object(folder / NAME)["factors"]
-        found = {name: float(factors[name]) for name in FACTORS}
+        values = {name: float(factors[name]) for name in FACTORS}
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         raise UserError(
             f"{folder}: no observation; record one with mlhpc io observe --out {folder}"
         ) from None
-    if not all(0 <= value < float("inf") for value in found.values()):
+    if not all(0 <= value < float("inf") for value in values.values()):
         raise UserError(f"{folder / NAME}: has invalid factors; observe again")
-    return found
+    return values
 
 
 def parse(lines: Iterable[str], below: str) -> Reads:
     """The reads in a log of ``strace -f -ttt -T -y -s 0`` of files whose path begins with ``below``."""
-    found, files = Reads(), dict[tuple[str, str], _File]()
+    reads, files = Reads(), dict[tuple[str, str], _File]()
     unfinished: dict[tuple[str, str], tuple[str, str]] = {}
     for line in lines:
         text = line.rstrip("\n")
@@ -137,12 +137,12 @@ def parse(lines: Iterable[str], below: str) -> Reads:
         if not match:
             continue
         _, start, call, arguments, result, _, duration = match.groups()
-        _note(found, files, below, call, arguments, int(result), float(start), float(duration))
-    return found
+        _note(reads, files, below, call, arguments, int(result), float(start), float(duration))
+    return reads
 
 
 def _note(
-    found: Reads,
+    reads: Reads,
     files: dict[tuple[str, str], _File],
     below: str,
     call: str,
@@ -165,14 +165,14 @@ def _note(
         # The offset is the last argument of those that have one; preadv2 has flags behind it.
         last = arguments.rsplit(", ", 2 if call == "preadv2" else 1)[1]
         offset = int(last) if call.startswith("pread") else file.at
-        found.sizes.append(result)
-        found.seconds.append(seconds)
-        found.spans.append((start, start + seconds))
-        found.files.add(path)
+        reads.sizes.append(result)
+        reads.seconds.append(seconds)
+        reads.spans.append((start, start + seconds))
+        reads.files.add(path)
         if file.end >= 0:
-            found.follow_ups += 1
-            found.sequential += offset >= file.end
-            found.consecutive += offset == file.end
+            reads.follow_ups += 1
+            reads.sequential += offset >= file.end
+            reads.consecutive += offset == file.end
         file.end = offset + result
         if not call.startswith("pread"):
             file.at = file.end

@@ -119,11 +119,11 @@ class _Result(_Part):
 
     @model_validator(mode="before")
     @classmethod
-    def _workload(cls, found: Any) -> Any:
+    def _workload(cls, content: Any) -> Any:
         # Strictness is for the figures: a workload is read as its own files are.
-        if isinstance(found, dict) and isinstance(found.get("workload"), dict):
-            return {**found, "workload": Workload(**found["workload"])}
-        return found
+        if isinstance(content, dict) and isinstance(content.get("workload"), dict):
+            return {**content, "workload": Workload(**content["workload"])}
+        return content
 
     @model_validator(mode="after")
     def _consistent(self) -> "_Result":
@@ -136,10 +136,10 @@ class _Result(_Part):
         return self
 
 
-def problem(found: Any) -> str | None:
-    """The reason why ``found`` is not a valid result, with its key; None if it is valid."""
+def problem(content: Any) -> str | None:
+    """The reason why ``content`` is not a valid result, with its key; None if it is valid."""
     try:
-        _Result.model_validate(found)
+        _Result.model_validate(content)
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"])

@@ -63,15 +63,15 @@ def _epoch(epoch: EpochTimes, workload: Workload) -> dict[str, Any]:
 def _step_times(epochs: Sequence[EpochTimes]) -> dict[str, dict[str, float]]:
     """Percentiles of the steps' waits, and of the relative oversleep."""
     steps = np.concatenate([epoch.steps for epoch in epochs]) if epochs else np.empty((0, 8))
-    found = {"wait_s": percentiles(steps[:, 1].tolist())}
+    times = {"wait_s": percentiles(steps[:, 1].tolist())}
     has_compute = steps[:, 2] > 0
     if has_compute.any():
         relative = steps[has_compute, 3] / steps[has_compute, 2]
-        found["oversleep_relative"] = {
+        times["oversleep_relative"] = {
             **percentiles(relative.tolist()),
             "mean": float(steps[has_compute, 3].sum() / steps[has_compute, 2].sum()),
         }
-    return found
+    return times
 
 
 def result(
@@ -212,14 +212,14 @@ def size_statistics(sizes: Counter[int]) -> dict[str, float] | None:
 
 def checkpoints(ranks: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Each checkpoint over its ranks: the longest time, and the total bandwidth in that time."""
-    found = []
+    rows = []
     keys = sorted({(t["kind"], t["number"]) for rank in ranks for t in rank["checkpoints"]}, reverse=True)
     for kind, number in sorted(keys, key=lambda key: (key[0] == "read", key[1])):
         same = [
             t for rank in ranks for t in rank["checkpoints"] if (t["kind"], t["number"]) == (kind, number)
         ]
         seconds, size = max(t["seconds"] for t in same), sum(t["bytes"] for t in same)
-        found.append(
+        rows.append(
             {
                 "kind": kind,
                 "number": number + 1,
@@ -229,7 +229,7 @@ def checkpoints(ranks: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
                 "bytes_per_s": size / seconds if seconds else math.inf,
             }
         )
-    return found
+    return rows
 
 
 def write_steps(run: Run, path: Path) -> None:

@@ -201,12 +201,12 @@ def _sweep(options: argparse.Namespace) -> int:
     if options.confirm:
         require_counterparts(sweep, options.confirm)  # before the sweep, which takes long
     points, again = advise(sweep)
-    found = {"again": again}
-    write(options.out, sweep, points, found)  # the following may fail
+    comparisons = {"again": again}
+    write(options.out, sweep, points, comparisons)  # the following may fail
     if again and options.confirm:
-        found["in_a_run"] = in_a_run(sweep, again.recommended.settings, options.confirm, options.preset)
-        write(options.out, sweep, points, found)
-    print_sweep(points, found, Console())
+        comparisons["in_a_run"] = in_a_run(sweep, again.recommended.settings, options.confirm, options.preset)
+        write(options.out, sweep, points, comparisons)
+    print_sweep(points, comparisons, Console())
     return 0
 
 
@@ -240,9 +240,9 @@ def _simulate(options: argparse.Namespace) -> int:
         metadata=options.metadata,
         ranks_per_node=options.ranks_per_node,
     )
-    found = [simulate(workload, service, system, number, options.steps) for number in ranks]
+    runs = [simulate(workload, service, system, number, options.steps) for number in ranks]
     if options.json:
-        simulated = [asdict(each) | {"binding": each.binding} for each in found]
+        simulated = [asdict(each) | {"binding": each.binding} for each in runs]
         print(
             json.dumps(
                 {
@@ -254,7 +254,7 @@ def _simulate(options: argparse.Namespace) -> int:
             )
         )
     else:
-        print_simulated(fitted, system, found, Console())
+        print_simulated(fitted, system, runs, Console())
     return 0
 
 

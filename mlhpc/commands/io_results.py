@@ -109,9 +109,9 @@ def _similarity(options: argparse.Namespace) -> int:
     from mlhpc.iobench.report.similarity import compare
 
     first, second = (read_observation(path) for path in options.observations)
-    found = compare(first, second)
-    print_similarity(found, Console())
-    return 0 if found.alike else 1
+    similarity = compare(first, second)
+    print_similarity(similarity, Console())
+    return 0 if similarity.alike else 1
 
 
 def _list(options: argparse.Namespace) -> int:

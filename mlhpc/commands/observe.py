@@ -60,13 +60,13 @@ def _diff(options: argparse.Namespace) -> int:
 
     from mlhpc.submission.logs.differences import differences, print_differences
 
-    found = differences(options.first, options.second)
+    differing = differences(options.first, options.second)
     if options.json:
-        rows = [row._asdict() for row in found]
+        rows = [row._asdict() for row in differing]
         print_json("diff", {"a": str(options.first), "b": str(options.second), "differences": rows})
     else:
-        print_differences(found, Console())
-    return 1 if found else 0
+        print_differences(differing, Console())
+    return 1 if differing else 0
 
 
 def _trace(options: argparse.Namespace) -> int:

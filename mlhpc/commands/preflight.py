@@ -133,8 +133,8 @@ def _rules(options: argparse.Namespace) -> int:
     if options.preset is None:
         print_rules(options.benchmark, options.ruleset, Console())
         return 0
-    found = _violations(options)
-    return print_violations(found, f"{options.benchmark} {options.preset}", Console())
+    violations = _violations(options)
+    return print_violations(violations, f"{options.benchmark} {options.preset}", Console())
 
 
 def _violations(options: argparse.Namespace) -> list[Finding] | None:
@@ -161,9 +161,9 @@ def _rules_json(options: argparse.Namespace) -> int:
     if options.preset is None:
         print_json("rules", rules_content(options.benchmark, options.ruleset))
         return 0
-    found = _violations(options)
-    content = {"benchmark": options.benchmark, "preset": options.preset, "applies": found is not None}
-    listed = list(found or ())
+    violations = _violations(options)
+    content = {"benchmark": options.benchmark, "preset": options.preset, "applies": violations is not None}
+    listed = list(violations or ())
     verdicts = {"passes": passes(listed), "verdict": verdict(listed), "findings": findings_content(listed)}
     print_json("rules", {**content, **verdicts})
     return 0 if passes(listed) else 1

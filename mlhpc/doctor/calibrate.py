@@ -36,14 +36,14 @@ def calibrate(out: Path | None, folder: Path | None, console: Console) -> int:
         raise UserError(
             f"{place}: cannot be written or read ({error.strerror}); choose another --stage"
         ) from None
-    found = parse(text, str(out), out.stem)  # verifies that the file is valid
+    machine = parse(text, str(out), out.stem)  # verifies that the file is valid
     try:
         write_bytes(out, text.encode())
     except OSError as error:
         raise UserError(
             f"{out}: cannot be written ({error.strerror}); choose another --out FILE.toml"
         ) from None
-    for key, value in found.figures.items():
+    for key, value in machine.figures.items():
         console.print(f"  {key:26} {_written(key, value)}", markup=False, highlight=False)
     console.print(f"{out}: use it with mlhpc predict --machine and mlhpc report --machine", markup=False)
     return 0

@@ -179,13 +179,13 @@ def _gpus(node: Node, framework: Framework) -> Iterator[CheckResult]:
 
 def _energy(node: Node) -> Iterator[CheckResult]:
     """The energy that runs can record on this node."""
-    for found in node["energy"]:
-        name, counters = f"energy of {NAMES[found['measured']]}", found["counters"]
-        if found["problem"]:
+    for kind in node["energy"]:
+        name, counters = f"energy of {NAMES[kind['measured']]}", kind["counters"]
+        if kind["problem"]:
             remedy = f"runs then have {'only the energy of the others' if counters else 'no such figure'}"
-            yield CheckResult("warn", name, found["problem"], remedy)
+            yield CheckResult("warn", name, kind["problem"], remedy)
         else:
-            yield CheckResult("pass", name, f"{found['source']}, {count(counters, 'counter')}")
+            yield CheckResult("pass", name, f"{kind['source']}, {count(counters, 'counter')}")
 
 
 def _slurms_energy(node: Node) -> Iterator[CheckResult]:

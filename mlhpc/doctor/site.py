@@ -183,12 +183,12 @@ def _interface(root: Path) -> str | None:
 
 def _gpu_nodes(root: Path) -> tuple[int, ...]:
     """The NUMA node of each GPU in order of its PCI address; empty if one is not known (-1)."""
-    found = []
+    numa_nodes = []
     for folder in sorted(root.glob("sys/bus/pci/devices/*")):
         if text(folder / "class")[:6] in GPU_CLASSES and text(folder / "vendor") in GPU_VENDORS:
             node = text(folder / "numa_node")
-            found.append(int(node) if node.isdigit() else -1)
-    return tuple(found) if min(found, default=-1) >= 0 else ()
+            numa_nodes.append(int(node) if node.isdigit() else -1)
+    return tuple(numa_nodes) if min(numa_nodes, default=-1) >= 0 else ()
 
 
 def _container() -> str | None:

@@ -171,7 +171,7 @@ def _mlflow_metrics(result: Result, began_ms: float) -> list[Any]:
 
 def _mlflow_name(name: str) -> str:
     """MLflow allows letters, digits, _ - . and few others: other characters are written as _HEX_."""
-    return re.sub(r"[^\w.-]|^[.]", lambda found: f"_{ord(found[0]):x}_", name)[:250]
+    return re.sub(r"[^\w.-]|^[.]", lambda character: f"_{ord(character[0]):x}_", name)[:250]
 
 
 def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -42,8 +42,8 @@ def predict(options: argparse.Namespace) -> int:
 
         write(options.out, page(given, run, options.nodes))
     if options.nodes:
-        found = predicted(given, run, options.nodes)
-        _print(options.json, record(found), lambda: tables.one(found))
+        prediction = predicted(given, run, options.nodes)
+        _print(options.json, record(prediction), lambda: tables.one(prediction))
     else:
         _print(
             options.json,
@@ -74,12 +74,12 @@ def _batches(options: argparse.Namespace) -> list[Run]:
 
 
 def _table(given: Machine, run: Run) -> list[Prediction]:
-    found = list(over_nodes(given, run))
-    if not found:
+    predictions = list(over_nodes(given, run))
+    if not predictions:
         predicted(given, run, 1)  # says why
         raise UserError(f"{given.name}: no number of nodes is possible for a batch of "
                         f"{run.hyperparameters.global_batch_size}; choose one with --nodes")  # fmt: skip
-    return found
+    return predictions
 
 
 def _against(options: argparse.Namespace, given: Machine | None) -> None:

@@ -42,19 +42,19 @@ def summaries(compared: Sequence[Compared]) -> list[str]:
     if not compared:
         return []
     both = [c for c in compared if c.baseline is not None]
-    found = {
+    errors = {
         "throughput": summary([c.error for c in compared]),
         "throughput of sets with a baseline": summary([c.error for c in both]),
         "baseline": summary([c.baseline_error for c in both]),
         "time to train, T_staging as logged": summary([c.total_error for c in compared]),
     }
     inside = sum(c.epochs_inside for c in compared)
-    lines = [f"{name}: {_summary(figures)}" for name, figures in found.items() if figures]
+    lines = [f"{name}: {_summary(figures)}" for name, figures in errors.items() if figures]
     return [*lines, f"epochs inside the interval: {inside} of {len(compared)} sets"]
 
 
-def _summary(found: Summary) -> str:
-    return f"median error {found.median:.1%}, {found.within:.0%} within 35%, {found.sets} sets"
+def _summary(error: Summary) -> str:
+    return f"median error {error.median:.1%}, {error.within:.0%} within 35%, {error.sets} sets"
 
 
 def records(compared: Sequence[Compared]) -> dict[str, Any]:

@@ -249,25 +249,25 @@ class Model:
     ) -> list[str]:
         """What is to be said of accelerators that share a sample, and of staging that takes longer than the epochs
         in ``trained``."""
-        found = []
+        lines = []
         if together > 1 and self.plan is None:
-            found.append(
+            lines.append(
                 "several accelerators per sample: the undivided share of a step is Fugaku's; this suite's "
                 "benchmarks keep a sample on one accelerator"
             )
         if placed.moved and self.epochs and staging_s[0] > trained[0]:
             middle, slow, fast = (written(rate, "bytes/s") for rate in parts().staging_rate)
-            found.append(
+            lines.append(
                 f"most of the time to train is staging, at the {middle} per node reached in published sets "
                 f"({slow} to {fast}), independent of the machine"
             )
             if self.run.staging.mode == "replicate" and placed.moved.sent == 0 and nodes > 1:
-                found.append(
+                lines.append(
                     "every node reads the whole data set from the shared file system; with "
                     "staging.read_once only one node does, and with staging.mode=shard each node reads its "
                     "part"
                 )
-        return found
+        return lines
 
 
 def _without(a: Triple, seconds: float) -> Triple:

@@ -25,12 +25,12 @@ from mlhpc.perf.units import binary, rate_text, seconds_text, written
 
 def page(machine: Machine, run: Run, nodes: int | None = None) -> str:
     """The whole HTML text; ``nodes`` None: the detailed prediction is that of the shortest time to train."""
-    found = list(over_nodes(machine, run))
-    whole = [p for p in found if p.parts == 1] or found
+    predictions = list(over_nodes(machine, run))
+    whole = [p for p in predictions if p.parts == 1] or predictions
     chosen = min(whole, key=_seconds) if whole and nodes is None else predict(machine, run, nodes or 1)
     sections = [
         _terms(chosen),
-        time_to_train(found),
+        time_to_train(predictions),
         scaling(machine, run, chosen),
         cost(machine, run, chosen.tier),
         *accelerator(machine, run, Model(machine, run).fits.largest(1)),
@@ -96,11 +96,11 @@ def accelerator(machine: Machine, run: Run, largest: int) -> list[Section]:
 
 
 def _update(network: Network, optimizer: str) -> str:
-    found = update_of(network, optimizer)
+    update = update_of(network, optimizer)
     return (
-        f" The update of all weights ({optimizer}) is added once per step: {found.operations / 1e9:.3g} "
+        f" The update of all weights ({optimizer}) is added once per step: {update.operations / 1e9:.3g} "
         f"GFLOP "
-        f"and {written(found.bytes, 'bytes')} at least."
+        f"and {written(update.bytes, 'bytes')} at least."
     )
 
 

@@ -30,9 +30,9 @@ _PARTS = {"staging": "Staging", "data_wait": "Data wait", "step": "Training step
           "rest": "Rest"}  # fmt: skip
 
 
-def time_to_train(found: Sequence[Prediction]) -> Section | None:
+def time_to_train(predictions: Sequence[Prediction]) -> Section | None:
     """Time to train by nodes with its parts, its interval, and published sets of the family."""
-    timed = [p for p in found if p.total_s and p.epochs]
+    timed = [p for p in predictions if p.total_s and p.epochs]
     if not timed:
         return None
     bars = [_bar(p) for p in timed[-_BARS:]]
@@ -160,7 +160,7 @@ def cost(machine: Machine, run: Run, tier: Tier) -> Section | None:
     rows: list[dict[str, Any]] = []
     binding: dict[str, int] = {}
     for batch in BATCHES:
-        found = costs(
+        step_costs = costs(
             machine,
             tier,
             moved=moved,
@@ -168,12 +168,12 @@ def cost(machine: Machine, run: Run, tier: Tier) -> Section | None:
             gradients=4 * network.parameters,
             local_batch_size=batch,
         )
-        binding.setdefault(found.binding, batch)
+        binding.setdefault(step_costs.binding, batch)
         named = {
-            "model and activations": found.activations,
-            "all-reduce": found.all_reduce,
-            "sample over the host's link": found.sample[0],
-            f"sample from {tier.name}": found.sample[1],
+            "model and activations": step_costs.activations,
+            "all-reduce": step_costs.all_reduce,
+            "sample over the host's link": step_costs.sample[0],
+            f"sample from {tier.name}": step_costs.sample[1],
         }
         rows += [_cost_row(batch, name, value) for name, value in named.items() if value]
     about = (

@@ -49,9 +49,9 @@ class Step:
 
     @property
     def named(self) -> dict[str, float]:
-        found = {"computing": self.compute, "launching and updating": self.launch,
+        terms = {"computing": self.compute, "launching and updating": self.launch,
                  "all-reduce": self.reduce.seconds, "waiting for input": self.wait}  # fmt: skip
-        return {**found, "halo exchange": self.halo} if self.halo else found
+        return {**terms, "halo exchange": self.halo} if self.halo else terms
 
 
 @dataclass(frozen=True)

@@ -27,11 +27,11 @@ def over_nodes(
         nodes *= 2
 
 
-def limits(machine: Machine, run: Run, found: Sequence[Prediction]) -> list[str]:
-    """Why :func:`over_nodes` ``found`` nothing on half of its fewest nodes and on twice its most, in sentences;
-    without that the machine has no more."""
+def limits(machine: Machine, run: Run, predictions: Sequence[Prediction]) -> list[str]:
+    """Why :func:`over_nodes`, which returned ``predictions``, has none for half of its fewest nodes and for twice
+    its most, in sentences. Says nothing where the machine has no more nodes."""
     reasons = []
-    for nodes in (found[0].nodes // 2, found[-1].nodes * 2):
+    for nodes in (predictions[0].nodes // 2, predictions[-1].nodes * 2):
         if 1 <= nodes <= (machine.nodes or MOST_NODES):
             try:
                 predict(machine, run, nodes)
@@ -56,5 +56,5 @@ def with_batch(run: Run, batch: int) -> Run:
 def best(machine: Machine, runs: Iterable[Run]) -> Prediction | None:
     """The shortest time to train over ``runs`` (batch sizes) and node counts in powers of two, one accelerator a
     sample at most. None if none of them can be."""
-    found = (p for run in runs for p in over_nodes(machine, run) if p.total_s and p.parts == 1)
-    return min(found, key=lambda p: p.total_s[0] if p.total_s else math.inf, default=None)
+    predictions = (p for run in runs for p in over_nodes(machine, run) if p.total_s and p.parts == 1)
+    return min(predictions, key=lambda p: p.total_s[0] if p.total_s else math.inf, default=None)

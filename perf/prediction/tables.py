@@ -51,11 +51,11 @@ def terms_table(p: Prediction) -> Table:
 
 def terms(p: Prediction) -> dict[str, Triple]:
     """The terms of the time to train in display order: seconds, and epochs."""
-    found = {"training step": p.step_s.ends, "  training": p.train_s, "  evaluation": p.eval_s}
-    found |= {"T_epoch": p.epoch_s, "T_staging": p.staging_s}
+    rows = {"training step": p.step_s.ends, "  training": p.train_s, "  evaluation": p.eval_s}
+    rows |= {"T_epoch": p.epoch_s, "T_staging": p.staging_s}
     if p.epochs and p.total_s:
-        found |= {"epochs": p.epochs.ends, "T_extra": p.extra_s, "time to train": p.total_s}
-    return found
+        rows |= {"epochs": p.epochs.ends, "T_extra": p.extra_s, "time to train": p.total_s}
+    return rows
 
 
 def configuration(p: Prediction) -> str:
@@ -114,7 +114,7 @@ def fits(p: Prediction) -> str:
 def scaling(
     machine: Machine,
     run: Run,
-    found: Sequence[Prediction],
+    predictions: Sequence[Prediction],
     shortest: Prediction | None,
     limits: Sequence[str] = (),
 ) -> None:
@@ -124,15 +124,15 @@ def scaling(
     say(console, heading(machine, run), "bold")
     batch = run.hyperparameters.global_batch_size
     say(console, f"{PREDICTED}. Global batch {batch}, {run.training.precision}")
-    totals = [p.total_s[0] if p.total_s and p.parts == 1 else math.inf for p in found]
+    totals = [p.total_s[0] if p.total_s and p.parts == 1 else math.inf for p in predictions]
     fastest = totals.index(min(totals)) if math.isfinite(min(totals)) else -1
-    print_table(_by_nodes(found), console, styles={fastest: "bold"}, optional=2)
+    print_table(_by_nodes(predictions), console, styles={fastest: "bold"}, optional=2)
     say(
         console,
         "batch: samples per accelerator and step; time: time to train with its interval; data: location of "
         "the data set",
     )
-    say(console, f"memory: {fits(next((p for p in found if p.parts == 1), found[0]))}")
+    say(console, f"memory: {fits(next((p for p in predictions if p.parts == 1), predictions[0]))}")
     if shortest and shortest.total_s:
         where = f"batch {shortest.batch} on {count(shortest.nodes, 'node')}"
         took = seconds_text(shortest.total_s[0])
@@ -141,30 +141,30 @@ def scaling(
             "shortest of all batch sizes with published convergence, with whole samples on each accelerator: "
             f"{took}, {where}",
         )
-    for note in (*limits, *notes_of(found)):
+    for note in (*limits, *notes_of(predictions)):
         say(console, f"note: {note}")
 
 
-def notes_of(found: Sequence[Prediction]) -> list[str]:
+def notes_of(predictions: Sequence[Prediction]) -> list[str]:
     """The notes of all predictions, each once, preceded by their numbers of nodes unless they apply to all."""
     nodes: dict[str, list[int]] = {}
-    for p in found:
+    for p in predictions:
         for note in p.notes:
             nodes.setdefault(note, []).append(p.nodes)
-    return [note if len(on) == len(found) else f"{_on(on)}: {note}" for note, on in nodes.items()]
+    return [note if len(on) == len(predictions) else f"{_on(on)}: {note}" for note, on in nodes.items()]
 
 
 def _on(nodes: Sequence[int]) -> str:
     return f"on {few([str(n) for n in nodes], 8)} {'node' if nodes == [1] else 'nodes'}"
 
 
-def _by_nodes(found: Sequence[Prediction]) -> Table:
+def _by_nodes(predictions: Sequence[Prediction]) -> Table:
     def end(p: Prediction, which: int) -> str:
         return seconds_text(p.total_s[which]) if p.total_s else ""
 
     return table(
         "scaling",
-        found,
+        predictions,
         {
             "nodes": lambda p: str(p.nodes),
             "batch": lambda p: f"1/{p.parts}" if p.parts > 1 else str(p.local_batch_size),

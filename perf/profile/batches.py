@@ -104,8 +104,8 @@ def by_batch(shown: Sequence[Shown]) -> Table:
     least = sample_seconds(shown[0])
 
     def printed(each: Shown) -> Cell:
-        found = paper_relative(each, shown[0])
-        return number(found and found.relative, ("≥{:.2g}" if found and found.bound else "{:.2g}").format)
+        point = paper_relative(each, shown[0])
+        return number(point and point.relative, ("≥{:.2g}" if point and point.bound else "{:.2g}").format)
 
     return table(
         "sample-by-batch",
@@ -166,10 +166,10 @@ _SHAPES = {
 def _paper_points(shown: Sequence[Shown]) -> list[dict[str, Any]]:
     """The paper's ratios times the measured value at the smallest batch; triangles for bounds."""
     measured = 1e3 * sample_seconds(shown[0])
-    found = [(str(each.profile.batch), paper_relative(each, shown[0])) for each in shown[1:]]
+    points = [(str(each.profile.batch), paper_relative(each, shown[0])) for each in shown[1:]]
     return [
         {"x": batch, "y": printed.relative * measured, "shape": "triangle-up" if printed.bound else "diamond"}
-        for batch, printed in found
+        for batch, printed in points
         if printed
     ]
 

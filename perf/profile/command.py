@@ -56,12 +56,12 @@ def profile(options: argparse.Namespace) -> int:
         wanted = partial(
             Request, steps=options.steps, trace=trace, data=options.data, passes=run.backward_passes
         )
-        found = [world.gather(measure(run, wanted(size), world)) for size in sizes]
+        profiles = [world.gather(measure(run, wanted(size), world)) for size in sizes]
         if world.rank == 0:
-            elsewhere = _elsewhere(given, found[0][0]) if given else ""
+            elsewhere = _elsewhere(given, profiles[0][0]) if given else ""
             if elsewhere:
                 sys.stderr.write(f"mlhpc: warning: {elsewhere}\n")
-            _show(options, run, ceilings, found, elsewhere)
+            _show(options, run, ceilings, profiles, elsewhere)
     if world.size > 1 and framework.collectives == "torch":
         launch.end_with(0)
     return 0
@@ -128,27 +128,27 @@ def _local_batch(run: Run, world: World) -> int:
 def _profiler(run: Run, name: str) -> Measure:
     module, _, function = name.partition(":")
     try:
-        found: Measure = getattr(import_module(module), function)
+        measure: Measure = getattr(import_module(module), function)
     except ModuleNotFoundError as error:
         extra = registry.find(run.benchmark).frameworks[run.training.framework].extra
         raise UserError(
             missing_package(error, f"{run.benchmark} in {run.training.framework}", extra)
         ) from error
-    return found
+    return measure
 
 
 def _show(
     options: argparse.Namespace,
     run: Run,
     ceilings: Ceilings | None,
-    found: Sequence[Sequence[Profile]],
+    profiles: Sequence[Sequence[Profile]],
     elsewhere: str,
 ) -> None:
-    """``found``: the profiles of all ranks, by batch. ``elsewhere``: the reason if the ceilings belong to
+    """``profiles``: the profiles of all ranks, by batch. ``elsewhere``: the reason if the ceilings belong to
     another machine."""
     network = network_of(run)
     shown = []
-    for ranks in found:
+    for ranks in profiles:
         first = ranks[0]
         times = by_layer(first, network, run.training.precision)
         bins = histogram(times, ceilings) if ceilings else []

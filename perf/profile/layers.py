@@ -63,11 +63,11 @@ def by_part(profile: Profile) -> dict[str, float]:
 
 def by_operation(profile: Profile) -> list[tuple[str, float, float]]:
     """(name, seconds, calls) of each operation or kernel, the slowest first."""
-    found: dict[str, tuple[float, float]] = {}
+    operations: dict[str, tuple[float, float]] = {}
     for work in profile.work:
-        seconds, calls = found.get(work.name, (0.0, 0.0))
-        found[work.name] = seconds + work.seconds, calls + work.calls
-    return sorted(((name, *both) for name, both in found.items()), key=lambda row: -row[1])
+        seconds, calls = operations.get(work.name, (0.0, 0.0))
+        operations[work.name] = seconds + work.seconds, calls + work.calls
+    return sorted(((name, *both) for name, both in operations.items()), key=lambda row: -row[1])
 
 
 def by_layer(profile: Profile, network: Network, precision: Precision) -> list[LayerTime]:
@@ -95,16 +95,16 @@ def by_layer(profile: Profile, network: Network, precision: Precision) -> list[L
         if work.part in ("forward", "backward") and work.module:
             seconds[work.module, work.part] += work.seconds
     measured = {module for module, _ in seconds}
-    found = []
+    rows = []
     for (module, direction), total in seconds.items():
         inside = _layers_of(module, layers_of_module, measured)
-        found.append(
+        rows.append(
             (
                 _rank(module, layers_of_module),
                 _layer_time(module, inside, direction, total, precision, profile),
             )
         )
-    return [time for _, time in sorted(found, key=lambda item: item[0])]
+    return [time for _, time in sorted(rows, key=lambda item: item[0])]
 
 
 def histogram(times: Iterable[LayerTime], ceilings: Ceilings, bins: int = 10) -> list[Bin]:

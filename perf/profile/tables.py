@@ -209,8 +209,8 @@ def _kinds(shown: Shown) -> Table:
 
 def _layers(shown: Shown, most: int | None = None) -> Table:
     def rate(time: LayerTime) -> Cell:
-        found = (time.product_flops + time.other_flops) / time.seconds / 1e9
-        return number(found or None, "{:.4g}".format)
+        gflops = (time.product_flops + time.other_flops) / time.seconds / 1e9
+        return number(gflops or None, "{:.4g}".format)
 
     ceilings = shown.ceilings
     efficiency_of: Columns = (

@@ -81,8 +81,8 @@ def _runs(checked: SetCheck) -> Table:
     measured = measured_in(energy.values())
 
     def joules(kind: str, run: RunScore) -> str:
-        found = energy[run.path].get(kind)
-        return joules_text(found.whole_joules) if found else ""
+        value = energy[run.path].get(kind)
+        return joules_text(value.whole_joules) if value else ""
 
     return table(
         "runs",

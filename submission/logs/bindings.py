@@ -72,9 +72,9 @@ def binding_rows(bindings: Sequence[RankBinding]) -> list[Row]:
 
 def binding_text(bindings: Sequence[RankBinding]) -> str:
     """All bindings in one line; empty for none."""
-    found = binding_rows(bindings)
-    alike = len({row.hosts for row in found}) == 1
-    return "; ".join(f"{row}" if alike else f"{row} on {count(len(row.hosts), 'node')}" for row in found)
+    rows = binding_rows(bindings)
+    alike = len({row.hosts for row in rows}) == 1
+    return "; ".join(f"{row}" if alike else f"{row} on {count(len(row.hosts), 'node')}" for row in rows)
 
 
 def shared_cores(bindings: Sequence[RankBinding]) -> str:
@@ -88,11 +88,11 @@ def shared_cores(bindings: Sequence[RankBinding]) -> str:
         if len(own) > 1 and len(set(cores)) == 1:
             return f"The {len(own)} ranks of {host} share all their cores: they are not bound."
         try:
-            found = first_overlap(cores)
+            overlap = first_overlap(cores)
         except ValueError:
             continue
-        if found:
-            one, two, shared = found
+        if overlap:
+            one, two, shared = overlap
             return f"Ranks {own[one].rank} and {own[two].rank} of {host} share cores {shared}."
     return ""
 

@@ -68,13 +68,13 @@ def between(a: RunDirectory, b: RunDirectory) -> list[Difference]:
     if (a.config is None) != (b.config is None):  # then settings cannot be compared: report that once
         for facts, run in ((facts_a, a), (facts_b, b)):
             _leave_settings_out(facts, run)
-    found = [
+    differing = [
         Difference(kind, key, facts_a.get((kind, key)), facts_b.get((kind, key)))
         for kind, key in dict.fromkeys((*facts_a, *facts_b))
         if facts_a.get((kind, key)) != facts_b.get((kind, key))
     ]
     order: tuple[Kind, ...] = ("settings", "environment", "data", "machine")
-    return sorted(found, key=lambda difference: order.index(difference.kind))
+    return sorted(differing, key=lambda difference: order.index(difference.kind))
 
 
 def _leave_settings_out(facts: dict[tuple[Kind, str], Any], run: RunDirectory) -> None:
@@ -84,12 +84,12 @@ def _leave_settings_out(facts: dict[tuple[Kind, str], Any], run: RunDirectory) -
     facts["settings", "config.toml"] = "readable" if run.config else dict(run.problems).get("config.toml")
 
 
-def print_differences(found: Sequence[Difference], console: Console) -> None:
+def print_differences(differing: Sequence[Difference], console: Console) -> None:
     """Kind by kind: each key with both values below it; a table would be too narrow for paths."""
-    if not found:
+    if not differing:
         console.print("no differences in settings, environment, data or machine")
     kind = ""
-    for difference in found:
+    for difference in differing:
         if difference.kind != kind:
             kind = difference.kind
             console.print(Text(kind, style="bold"))
@@ -103,12 +103,12 @@ def differences_table(entries: Sequence[Entry]) -> Table:
     directories."""
     readable = ((entry.letter, run) for entry in entries if (run := _first_run(entry.path)))
     runs = list(islice(readable, _MOST_RUNS + 1))
-    found = [
+    rows = [
         (f"{runs[0][0]}, {letter}", each) for letter, run in runs[1:] for each in between(runs[0][1], run)
     ]
     return table(
         "differences",
-        found,
+        rows,
         {
             "sets": lambda row: row[0],
             "of": lambda row: row[1].kind,

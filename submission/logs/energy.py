@@ -75,8 +75,10 @@ def joules_of(log: Path) -> dict[str, float | None]:
 
 def measured_in(runs: Iterable[Mapping[str, Energy]]) -> list[str]:
     """The kinds for which any of ``runs`` has a figure; the report of a run gives the reasons for missing ones."""
-    found = [{kind for kind, energy in energies.items() if energy.joules is not None} for energies in runs]
-    return [kind for kind in NAMES if any(kind in kinds for kinds in found)]
+    kinds_of_runs = [
+        {kind for kind, energy in energies.items() if energy.joules is not None} for energies in runs
+    ]
+    return [kind for kind in NAMES if any(kind in kinds for kinds in kinds_of_runs)]
 
 
 def joules_text(joules: float | None) -> str:

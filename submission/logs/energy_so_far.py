@@ -67,7 +67,7 @@ def so_far(
     nodes: Iterable[Mapping[str, Readings]], elapsed_s: float | None, running: bool
 ) -> dict[str, EnergySoFar]:
     """The sums over ``nodes`` by kind, without missing kinds. ``elapsed_s``: since run_start, if known."""
-    found = {}
+    sums = {}
     everywhere = list(nodes)
     machines = _machines(everywhere)
     for kind in NAMES:
@@ -77,14 +77,14 @@ def so_far(
         if own:
             current = running and elapsed_s is not None and all(elapsed_s - r.seconds <= OLD_S for r in own)
             watts = [r.watts for r in own if r.watts is not None]
-            found[kind] = EnergySoFar(
+            sums[kind] = EnergySoFar(
                 joules=sum(r.joules for r in own),
                 watts=sum(watts) if current and len(watts) == len(own) else None,
                 nodes=len(own),
                 of_nodes=of_nodes,
                 at_least=not current or len(own) < of_nodes or any(r.incomplete for r in own),
             )
-    return found
+    return sums
 
 
 def at_the_end(nodes: Iterable[Mapping[str, Readings]], note: Mapping[str, Any]) -> dict[str, EnergySoFar]:

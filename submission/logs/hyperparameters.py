@@ -102,16 +102,16 @@ def _values(log: Log, keys: Sequence[str], path: Path) -> Iterator[tuple[str, An
     """The values of ``keys`` in the log. Raises UserError if one has several values, as in concatenated logs,
     or a non-finite one."""
     for key in keys:
-        found = [record.value for record in log.all(key) if record.value is not None]
-        if any(value != found[0] for value in found):
-            other = next(value for value in found if value != found[0])
+        values = [record.value for record in log.all(key) if record.value is not None]
+        if any(value != values[0] for value in values):
+            other = next(value for value in values if value != values[0])
             raise UserError(
-                f"{path}: {key} is {_short(found[0])} and {_short(other)}; pass the log of a single run"
+                f"{path}: {key} is {_short(values[0])} and {_short(other)}; pass the log of a single run"
             )
-        if found and isinstance(found[0], float) and not math.isfinite(found[0]):
-            raise UserError(f"{path}: {key} {found[0]}: not a finite number")
-        if found:
-            yield key, found[0]
+        if values and isinstance(values[0], float) and not math.isfinite(values[0]):
+            raise UserError(f"{path}: {key} {values[0]}: not a finite number")
+        if values:
+            yield key, values[0]
 
 
 def _plain(value: Any, annotation: Any) -> Any:

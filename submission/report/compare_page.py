@@ -66,8 +66,8 @@ def _findings(comparison: Comparison) -> Details | None:
     problems = comparison.problems
     if not problems:
         return None
-    found = findings_table([(str(path), finding) for path, finding in problems])
-    return Details(f"{count(len(problems), 'finding')} about the sets", (found,), open=len(problems) <= 6)
+    table = findings_table([(str(path), finding) for path, finding in problems])
+    return Details(f"{count(len(problems), 'finding')} about the sets", (table,), open=len(problems) <= 6)
 
 
 def _sets(group: Sequence[Entry]) -> Table:
@@ -164,13 +164,13 @@ def _energy(shown: Sequence[Entry]) -> Table:
         return _mean(entry.joules.get(kind), 1e3)
 
     def sources(entry: Entry) -> str:
-        found = dict.fromkeys(
+        by_kind = dict.fromkeys(
             f"{NAMES[kind]}: {run.energy[kind].source}"
             for kind in entry.joules
             for run in entry.runs
             if kind in run.energy
         )
-        return "; ".join(found)
+        return "; ".join(by_kind)
 
     kinds = [kind for kind in NAMES if any(kind in e.joules for e in shown)]
     return table(

@@ -31,7 +31,7 @@ def _score(entry: Entry) -> str:
 
 
 def _energy(entry: Entry) -> str:
-    means = {kind: found and found.mean for kind, found in entry.joules.items()}
+    means = {kind: spread and spread.mean for kind, spread in entry.joules.items()}
     return ", ".join(f"{NAMES[kind]} {joules_text(mean)}" for kind, mean in means.items())
 
 

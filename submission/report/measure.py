@@ -227,13 +227,13 @@ def _units(log: Log, description: dict[str, Any], own_files: _Own) -> tuple[str,
 
 
 def _shared(
-    found: ResultSet, logs: list[Log], scale: int | None, nodes: int | None
+    result_set: ResultSet, logs: list[Log], scale: int | None, nodes: int | None
 ) -> tuple[int | None, int | None, str]:
     """Units and nodes of one instance, and a note if the logs count those of the whole system."""
-    logged, total = instance_scale(logs[0]), found.total_scale
+    logged, total = instance_scale(logs[0]), result_set.total_scale
     if logged is None or total is None:
         return scale, nodes, ""
-    one = shared_scale(logged, total, (*logs, *found.pruned))
+    one = shared_scale(logged, total, (*logs, *result_set.pruned))
     if one == logged:
         return scale, nodes, ""
     scale, nodes = (number and max(number * one // logged, 1) for number in (scale, nodes))

@@ -61,39 +61,39 @@ def beside(run: RunDirectory, machine: Machine) -> Beside:
     facts = {**machine.facts, "accelerator.per_node": max(1, result.ranks // nodes)}
     staging = result.staging
     model = Model(replace(machine, facts=facts), config, staged=staging is not None)
-    found, measured = model.at(nodes), parts(run)
+    prediction, measured = model.at(nodes), parts(run)
     apart = any(part.key == "first_epoch_excess" and part.seconds is not None for part in measured)
-    predicted = _predicted(model, found, result, apart)
+    predicted = _predicted(model, prediction, result, apart)
     rows = [PredictedPart(part.label, part.seconds, predicted.get(part.key)) for part in measured]
-    names = (*found.notes, f"efficiency: {found.efficiency.how}")
-    return Beside(tuple(rows), _measured_words(run), found.binding, machine.title, names)
+    names = (*prediction.notes, f"efficiency: {prediction.efficiency.how}")
+    return Beside(tuple(rows), _measured_words(run), prediction.binding, machine.title, names)
 
 
-def _predicted(model: Model, found: Prediction, result: Result, apart: bool) -> dict[str, Triple]:
+def _predicted(model: Model, p: Prediction, result: Result, apart: bool) -> dict[str, Triple]:
     """By part, for the epochs that were trained. ``apart``: the first epoch's excess is a separate part, not
     contained in the measured waits and steps."""
-    trained = sum(e.samples or model.run.data.train_samples for e in result.epochs) / found.batch
-    spread = [end / found.step_s.value for end in found.step_s.ends]
+    trained = sum(e.samples or model.run.data.train_samples for e in result.epochs) / p.batch
+    spread = [end / p.step_s.value for end in p.step_s.ends]
     evaluations = sum(1 for e in result.epochs if e.eval_s)
     nothing = (0.0, 0.0, 0.0)
-    cold = nothing if result.staging else found.staging_s  # the first epoch's reading from the file system
+    cold = nothing if result.staging else p.staging_s  # the first epoch's reading from the file system
     within = nothing if apart else cold
     predicted = {
-        "step": _times(found.step.busy * trained, spread),
-        "data_wait": added(_times(found.step.wait * trained, (1, 1, 1)), within),
+        "step": _times(p.step.busy * trained, spread),
+        "data_wait": added(_times(p.step.wait * trained, (1, 1, 1)), within),
         # for an aborted run: sum of steps and waits
-        "training": added(_times(found.step_s.value * trained, spread), within),
-        "evaluation": _times(1.0, [evaluations * end for end in found.eval_s]),
+        "training": added(_times(p.step_s.value * trained, spread), within),
+        "evaluation": _times(1.0, [evaluations * end for end in p.eval_s]),
     }
-    if found.moved and (once := model.exchange(found.nodes, found.tier)) is not None:
+    if p.moved and (once := model.exchange(p.nodes, p.tier)) is not None:
         predicted["exchange"] = _times(once * (len(result.epochs) - 1), (1, 1, 1))
     if apart and cold[0] > 0:
         predicted["first_epoch_excess"] = cold
     if result.staging and not result.staging.overlapped:  # only the part not hidden by training was measured
-        size, received = result.staging.bytes / found.nodes, 0.0
+        size, received = result.staging.bytes / p.nodes, 0.0
         if result.staging.read_once and result.staging.source_bytes is not None:
-            received = (result.staging.bytes - result.staging.source_bytes) / found.nodes
-        predicted["staging"] = staging_seconds(model.machine, size, found.nodes, found.tier, received)
+            received = (result.staging.bytes - result.staging.source_bytes) / p.nodes
+        predicted["staging"] = staging_seconds(model.machine, size, p.nodes, p.tier, received)
         rates = [model.machine.get(f"storage.local_{way}") for way in ("read", "write")]
         if predicted["staging"][0] == 0 and (
             positive := [r for r in rates if r]
@@ -117,13 +117,13 @@ def _measured_words(run: RunDirectory) -> str:
     return "the training step limits: the input path keeps up"
 
 
-def predicted_table(found: Beside) -> Table:
+def predicted_table(comparison: Beside) -> Table:
     def interval(part: PredictedPart) -> str:
         return f"{duration(part.predicted[1])} – {duration(part.predicted[2])}" if part.predicted else ""
 
     return table(
         "predicted",
-        found.parts,
+        comparison.parts,
         {
             "part": lambda part: part.label,
             "measured": lambda part: number(part.measured, duration),
@@ -134,5 +134,5 @@ def predicted_table(found: Beside) -> Table:
     )
 
 
-def words(found: Beside) -> str:
-    return f"Measured: {found.measured}. Predicted: {found.predicted}."
+def words(comparison: Beside) -> str:
+    return f"Measured: {comparison.measured}. Predicted: {comparison.predicted}."

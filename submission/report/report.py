@@ -140,11 +140,11 @@ def _print(run: RunDirectory, findings: Sequence[Finding], ruleset: str, console
     print_facts(rows, console)
 
 
-def _print_predicted(found: Beside, console: Console) -> None:
-    console.print(text(f"predicted for {found.machine}", "bold"))
-    print_table(predicted_table(found), console)
-    console.print(text(words(found)))
-    for note in found.notes:
+def _print_predicted(comparison: Beside, console: Console) -> None:
+    console.print(text(f"predicted for {comparison.machine}", "bold"))
+    print_table(predicted_table(comparison), console)
+    console.print(text(words(comparison)))
+    for note in comparison.notes:
         console.print(text(note, "dim"))
 
 

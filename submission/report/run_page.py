@@ -42,7 +42,7 @@ def page(
     heading = registry.title(run.benchmark)
     preset = f"preset {run.preset}" if run.preset else ""
     seconds = run.log.time_to_train_s if run.log else None
-    found = [run_sections.findings_table([("", f) for f in findings])] if findings else []
+    check = [run_sections.findings_table([("", f) for f in findings])] if findings else []
     return render(
         template="mlhpc.submission.report:run.html",
         title=", ".join(filter(None, (heading, preset))),
@@ -75,7 +75,7 @@ def page(
             "hyperparameters": run_sections.hyperparameters(run),
             "hardware": run_sections.hardware(machines, bindings),
             "provenance": run_sections.provenance(run),
-            "check": None if running(run) else found,
+            "check": None if running(run) else check,
             "epochs": run_sections.epoch_table(run),
         },
     )

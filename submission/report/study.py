@@ -165,16 +165,16 @@ def measured(run: Path, settings: Mapping[str, Value]) -> Measured:
     """The measurement of one run of a cell with ``settings``. Raises ValueError, with the reason, if it did
     not finish, or its record does not match the settings."""
     try:
-        found = _measured(run, settings)
+        figures = _measured(run, settings)
     except (ArithmeticError, AttributeError, KeyError, OSError, RecursionError, TypeError) as error:
         raise ValueError(f"its record is damaged ({type(error).__name__}: {error})") from None
-    if found.steps < 1:
+    if figures.steps < 1:
         raise ValueError("it measured no steps")
-    if not (0 < found.seconds < math.inf and math.isfinite(found.wait_s)):
+    if not (0 < figures.seconds < math.inf and math.isfinite(figures.wait_s)):
         raise ValueError(
-            f"its record is damaged (steps of {found.seconds:g} s in all, {found.wait_s:g} s of them waiting)"
+            f"its record is damaged (steps of {figures.seconds:g} s in all, {figures.wait_s:g} s of them waiting)"
         )
-    return found
+    return figures
 
 
 def _measured(run: Path, settings: Mapping[str, Value]) -> Measured:
@@ -302,8 +302,8 @@ def _names(paths: set[str]) -> dict[str, str]:
 
 def accuracy(cell: Cell) -> float | None:
     """The mean accuracy of a cell's runs; None if none was measured."""
-    found = spread(run.servers.accuracy for run in cell.runs if run.servers)
-    return found.mean if found else None
+    mean_accuracy = spread(run.servers.accuracy for run in cell.runs if run.servers)
+    return mean_accuracy.mean if mean_accuracy else None
 
 
 def accuracy_loss(study: Study, cell: Cell) -> float | None:

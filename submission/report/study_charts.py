@@ -117,8 +117,12 @@ def accuracy(study: Study) -> tuple[Figure, ...]:
     for caption, cells in _panels_without(study, SERVERS):
         rows = []
         for cell in cells:
-            if found := spread(run.servers.accuracy for run in cell.runs if run.servers):
-                rows.append(_column(cell.settings[SERVERS], f"{found.mean:.2f}", found, f"{found.mean:.3f}"))
+            if accuracies := spread(run.servers.accuracy for run in cell.runs if run.servers):
+                rows.append(
+                    _column(
+                        cell.settings[SERVERS], f"{accuracies.mean:.2f}", accuracies, f"{accuracies.mean:.3f}"
+                    )
+                )
         if rows:
             figures.append(_columns(caption, rows, "parameter servers", "accuracy", 1.0))
     return tuple(figures[:PANELS])
@@ -205,10 +209,10 @@ def _bars(study: Study, axis: str, panels: Panels) -> tuple[Figure, ...]:
 
 def _column(name: Value, top: str, value: float | Spread, says: str = "") -> dict[str, Any]:
     """``top``: text above the column. ``says``: text on hover, by default ``top``."""
-    found = value if isinstance(value, Spread) else Spread(value, None, 1)
-    _, low, high = found.interval
-    whisker = {"low": low, "high": high} if found.has_interval else {}
-    return {"x": str(name), "y": found.mean, "top": top, "says": says or top, **whisker}
+    measured = value if isinstance(value, Spread) else Spread(value, None, 1)
+    _, low, high = measured.interval
+    whisker = {"low": low, "high": high} if measured.has_interval else {}
+    return {"x": str(name), "y": measured.mean, "top": top, "says": says or top, **whisker}
 
 
 def _columns(

@@ -123,8 +123,8 @@ def _figure(name: str, text: Callable[[float], str], unit: float = 1) -> Callabl
     """The mean over a cell's runs, in units of ``unit``."""
 
     def cell_of(cell: StudyCell) -> Cell:
-        found = _mean(getattr(run.servers, name) if run.servers else None for run in cell.runs)
-        return number(found and found / unit, text)
+        mean = _mean(getattr(run.servers, name) if run.servers else None for run in cell.runs)
+        return number(mean and mean / unit, text)
 
     return cell_of
 
