@@ -93,12 +93,12 @@ def gpu_environment(campaign: Campaign, slot: int) -> dict[str, str]:
 def _visible_gpus() -> list[str]:
     if (variable := _variable()) in os.environ:
         return [gpu for gpu in os.environ[variable].split(",") if gpu]
-    return [str(i) for i in range(len(accelerators.found()))]
+    return [str(i) for i in range(len(accelerators.installed()))]
 
 
 def _variable() -> str:
     """The vendor's variable that hides GPUs from a process."""
     if "CUDA_VISIBLE_DEVICES" in os.environ:
         return "CUDA_VISIBLE_DEVICES"
-    there = accelerators.found()
+    there = accelerators.installed()
     return accelerators.visible_variable(there[0].vendor if there else "nvidia")

@@ -247,13 +247,13 @@ def take(manifest: Manifest, **samples: int) -> Manifest:
 
 
 def _names(root: Path, world: World) -> list[str]:
-    def found() -> list[str]:
+    def list_names() -> list[str]:
         names = sorted(walk(root))
         if not names:
             raise UserError(f"{root}: contains no files; expected folders such as train/ and validation/")
         return names
 
-    return on_rank0(world, found)
+    return on_rank0(world, list_names)
 
 
 def walk(root: Path) -> Iterable[str]:

@@ -33,7 +33,7 @@ def accelerator_counters(vendor: Vendor | None = None, root: Path = Path("/")) -
 
 def vendor_here() -> Vendor | None:
     """Of this node's accelerators, by the vendors' tools, some of which take a second."""
-    there = accelerators.found()
+    there = accelerators.installed()
     return there[0].vendor if there else None
 
 

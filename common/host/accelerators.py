@@ -36,10 +36,10 @@ class Accelerator(NamedTuple):
 
 def accelerators() -> list[str]:
     """Model and memory of each accelerator of this node; empty if there are none."""
-    return [str(one) for one in found()]
+    return [str(one) for one in installed()]
 
 
-def found() -> list[Accelerator]:
+def installed() -> list[Accelerator]:
     """The accelerators of this node, of the first vendor that has any. A tool that fails, or hangs for 30 s,
     counts as missing."""
     for of_vendor in (_nvidia, _amd, _intel):

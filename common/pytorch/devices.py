@@ -223,7 +223,7 @@ def _of_kind(seen: str | None) -> str:
 def _require_none_unseen() -> None:
     """Raise UserError if the drivers list an accelerator that PyTorch does not find, unless it is hidden
     deliberately."""
-    installed = accelerators.found()
+    installed = accelerators.installed()
     if installed and os.environ.get(accelerators.visible_variable(installed[0].vendor)) not in ("", "-1"):
         raise UserError(
             f"training.device=auto: this machine has {installed[0].name}, which PyTorch does not see; check its "

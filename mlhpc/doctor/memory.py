@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from mlhpc.benchmarks.schema import Run
 from mlhpc.common.data.sharding import divide_batch
-from mlhpc.common.host.accelerators import found
+from mlhpc.common.host.accelerators import installed
 from mlhpc.common.host.memory import usable_bytes
 from mlhpc.errors import count
 from mlhpc.perf.accelerator.memory import Memory, memory_of
@@ -43,7 +43,7 @@ class MemoryNeed(NamedTuple):
 def memory_need(run: Run, ranks: int, local_size: int) -> MemoryNeed | None:
     """Of ``run`` with ``ranks`` ranks, ``local_size`` of them on this node; None if it is unknown, with
     accelerators, and with emulated steps. Raises UserError if the batch cannot be divided among the ranks."""
-    if run.emulation.enabled or (getattr(run.training, "device", "") != "cpu" and found()):
+    if run.emulation.enabled or (getattr(run.training, "device", "") != "cpu" and installed()):
         return None
     memory = rank_memory(run, ranks)
     return MemoryNeed(memory.batch, memory.peak, local_size, usable_bytes()) if memory else None

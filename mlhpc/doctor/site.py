@@ -183,12 +183,12 @@ def _interface(root: Path) -> str | None:
 
 def _gpu_nodes(root: Path) -> tuple[int, ...]:
     """The NUMA node of each GPU in order of its PCI address; empty if one is not known (-1)."""
-    numa_nodes = []
+    of_gpus = []
     for folder in sorted(root.glob("sys/bus/pci/devices/*")):
         if text(folder / "class")[:6] in GPU_CLASSES and text(folder / "vendor") in GPU_VENDORS:
             node = text(folder / "numa_node")
-            numa_nodes.append(int(node) if node.isdigit() else -1)
-    return tuple(numa_nodes) if min(numa_nodes, default=-1) >= 0 else ()
+            of_gpus.append(int(node) if node.isdigit() else -1)
+    return tuple(of_gpus) if min(of_gpus, default=-1) >= 0 else ()
 
 
 def _container() -> str | None:

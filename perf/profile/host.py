@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 from mlhpc.common.host import provenance
-from mlhpc.common.host.accelerators import Accelerator, found
+from mlhpc.common.host.accelerators import Accelerator, installed
 from mlhpc.common.host.binding import parse_ranges
 from mlhpc.common.timing.profile import Profile
 from mlhpc.perf.machines import Machine
@@ -23,7 +23,7 @@ def differences(machine: Machine, profile: Profile) -> list[str]:
     host; empty if none is found."""
     if not profile.gpu:
         return list(_differences(machine, _processor(), [], cores()))
-    listed = found()  # TensorFlow's name of a device is its number
+    listed = installed()  # TensorFlow's name of a device is its number
     return list(_differences(machine, listed[0].name if listed else "", listed, cores()))
 
 

@@ -66,8 +66,8 @@ def _findings(comparison: Comparison) -> Details | None:
     problems = comparison.problems
     if not problems:
         return None
-    table = findings_table([(str(path), finding) for path, finding in problems])
-    return Details(f"{count(len(problems), 'finding')} about the sets", (table,), open=len(problems) <= 6)
+    rows = findings_table([(str(path), finding) for path, finding in problems])
+    return Details(f"{count(len(problems), 'finding')} about the sets", (rows,), open=len(problems) <= 6)
 
 
 def _sets(group: Sequence[Entry]) -> Table:

@@ -231,7 +231,7 @@ def _accelerators(env: Mapping[str, str], root: Path) -> tuple[dict[str, str], d
     ]
     gpus = [row for row in table if len(row) == len(_NVIDIA)]
     booked = _gpus_in_slurm(env)
-    if not gpus and (others := accelerators.found()) and others[0].vendor != "nvidia":
+    if not gpus and (others := accelerators.installed()) and others[0].vendor != "nvidia":
         return _of_other_vendors(others)
     if not gpus:
         devices = [

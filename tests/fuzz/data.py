@@ -104,9 +104,9 @@ def read_checkpoint(data: bytes, scratch: Path) -> None:
     (scratch / "checkpoint.npz").write_bytes(data)
     read = checkpoint.load(scratch)
     assert (read.epoch, read.seed, read.config) == (1, 7, "preset = 'smoke'\n")
-    found, saved = [*read.shared, *read.of_rank[0]], [FIELDS, COUNTS, COUNTS]
-    assert [array.dtype for array in found] == [array.dtype for array in saved]
-    assert all(np.array_equal(ours, theirs) for ours, theirs in zip(saved, found, strict=True))
+    loaded, saved = [*read.shared, *read.of_rank[0]], [FIELDS, COUNTS, COUNTS]
+    assert [array.dtype for array in loaded] == [array.dtype for array in saved]
+    assert all(np.array_equal(ours, theirs) for ours, theirs in zip(saved, loaded, strict=True))
 
 
 FACTS = {"benchmark": "cosmoflow", "layout": weights.LAYOUT}  # as mlhpc weights writes them

@@ -19,11 +19,13 @@ def setup_cfg() -> ConfigParser:
 def required() -> set[str]:
     """The distributions that ``pip install mlhpc`` installs, without any extra: what setup.cfg requires, what that
     requires, and so on."""
-    names, found = setup_cfg()["options"]["install_requires"].split("\n")[1:], set()
+    names, packages = setup_cfg()["options"]["install_requires"].split("\n")[1:], set()
     while names:
         requirement = Requirement(names.pop())
         name = canonicalize_name(requirement.name)
-        if name not in found and (requirement.marker is None or requirement.marker.evaluate({"extra": ""})):
-            found.add(name)
+        if name not in packages and (
+            requirement.marker is None or requirement.marker.evaluate({"extra": ""})
+        ):
+            packages.add(name)
             names += metadata.requires(name) or []
-    return found
+    return packages

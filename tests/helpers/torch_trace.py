@@ -55,7 +55,7 @@ class _Flops(TorchDispatchMode):
 
 def trace(model: nn.Module, x: Tensor, y: Tensor, loss_of: Loss) -> Trace:
     """One training pass of ``model`` over ``x``."""
-    found = Trace()
+    traced = Trace()
     own = {p.untyped_storage()._cdata for p in (*model.parameters(), *model.buffers(), x)}
     alive: list[Tensor] = []  # the memory of a tensor that is gone could be another's
     seen: set[int] = set()
@@ -65,24 +65,24 @@ def trace(model: nn.Module, x: Tensor, y: Tensor, loss_of: Loss) -> Trace:
         if memory._cdata not in own | seen:
             seen.add(memory._cdata)
             alive.append(tensor)
-            found.saved.append(memory.nbytes())
+            traced.saved.append(memory.nbytes())
         return tensor
 
     model.train()
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t), _calls(model, found):
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t), _calls(model, traced):
         with _Flops() as flops:
             loss = loss_of(model(x), y)
-        found.forward = flops.counts
+        traced.forward = flops.counts
     with _Flops() as flops:
         loss.backward()
-    found.backward = flops.counts
-    return found
+    traced.backward = flops.counts
+    return traced
 
 
 @contextmanager
-def _calls(model: nn.Module, found: Trace) -> Iterator[None]:
+def _calls(model: nn.Module, traced: Trace) -> Iterator[None]:
     def record(module: nn.Module, args: Any, out: Any) -> None:
-        found.modules.append((module, tuple(args[0].shape), tuple(out.shape)))
+        traced.modules.append((module, tuple(args[0].shape), tuple(out.shape)))
 
     leaves = [m for m in model.modules() if not list(m.children())]
     handles = [m.register_forward_hook(record) for m in leaves]

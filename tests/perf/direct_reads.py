@@ -105,7 +105,7 @@ def main() -> None:
         for threads in map(int, args.threads.split(",")):
             rounds = []
             for _ in range(args.rounds):
-                found = {}
+                times = {}
                 for name in random.sample(list(WAYS), len(WAYS)):
                     for _ in range(50):  # pages that are still being read cannot be dropped
                         pagecache.evict(paths)
@@ -117,11 +117,11 @@ def main() -> None:
                         raise SystemExit(
                             f"{left:.0%} of a file stays in the page cache: choose another --folder"
                         )
-                    found[name] = timed(WAYS[name], paths, threads, size)
-                rounds.append(found)
+                    times[name] = timed(WAYS[name], paths, threads, size)
+                rounds.append(times)
             for name in WAYS:
-                rate = statistics.median(found[name][0] for found in rounds)
-                ratios = [[found[name][i] / found["pread"][i] for found in rounds] for i in range(2)]
+                rate = statistics.median(times[name][0] for times in rounds)
+                ratios = [[times[name][i] / times["pread"][i] for times in rounds] for i in range(2)]
                 faster, cheaper = ratios[0], [1 / ratio for ratio in ratios[1]]
                 print(f"| {threads} | {name} | {rate / 1e6:.0f} | {interval(faster)} | {interval(cheaper)} |")
         fd = os.open(paths[0], os.O_RDONLY)

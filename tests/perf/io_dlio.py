@@ -78,11 +78,11 @@ def dlio(python: object, files: int, size: int, batch: int, threads: int, data: 
     if generate:
         return []
     stats = json.loads(next(out.rglob("*per_epoch_stats.json")).read_text())
-    found = []
+    rates = []
     for number in sorted(stats, key=int):
         begin, end = (datetime.fromisoformat(stats[number][key]) for key in ("start", "end"))
-        found.append(files // batch * batch / (end - begin).total_seconds())
-    return found
+        rates.append(files // batch * batch / (end - begin).total_seconds())
+    return rates
 
 
 def samples(folder: Path, python: str) -> None:

@@ -224,14 +224,14 @@ def measure(
         out = folder / f"emulation-{number}"
         copy = ("io", "run", benchmark, "--data", files, "--out", out, "--null-steps", 0, *workload)
         emulated.append(observe(folder, f"observed-emulation-{number}", files, *copy)[0])
-    found = compare(median(real), median(emulated))
+    similarity = compare(median(real), median(emulated))
     noise = compare(real[0], real[-1])
-    print(f"{benchmark}: I/O {statistics.median(shares):.0f}% of the run's time; cosine {found.cosine:.3f}, "
-          f"largest {found.largest[0]} {found.largest[1]:+.1%}; two runs with each other: {noise.cosine:.3f}, "
-          f"{noise.largest[0]} {noise.largest[1]:+.1%}")  # fmt: skip
+    print(f"{benchmark}: I/O {statistics.median(shares):.0f}% of the run's time; cosine {similarity.cosine:.3f}, "
+          f"largest {similarity.largest[0]} {similarity.largest[1]:+.1%}; "
+          f"two runs with each other: {noise.cosine:.3f}, {noise.largest[0]} {noise.largest[1]:+.1%}")  # fmt: skip
     for name in FACTORS:
         print(f"  {name:18} {median(real)[name]:14.6g} {median(emulated)[name]:14.6g} "
-              f"{found.differences.get(name, 0):+8.1%} {noise.differences.get(name, 0):+8.1%}")  # fmt: skip
+              f"{similarity.differences.get(name, 0):+8.1%} {noise.differences.get(name, 0):+8.1%}")  # fmt: skip
 
 
 if __name__ == "__main__":

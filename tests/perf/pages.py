@@ -53,21 +53,21 @@ frame.onload = look;
 class Handler(SimpleHTTPRequestHandler):
     """Serves a folder, and takes one result."""
 
-    found: dict[str, Any]
+    figures: dict[str, Any]
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"]))
         self.send_response(204)
         self.end_headers()
-        self.found.update(json.loads(body))
+        self.figures.update(json.loads(body))
 
     def log_message(self, format: str, *args: object) -> None:
         pass
 
 
 @contextmanager
-def served(folder: Path, found: dict[str, Any]) -> Iterator[str]:
-    handler = type("Found", (Handler,), {"found": found})
+def served(folder: Path, figures: dict[str, Any]) -> Iterator[str]:
+    handler = type("Receiver", (Handler,), {"figures": figures})
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(handler, directory=str(folder)))
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
@@ -79,8 +79,8 @@ def served(folder: Path, found: dict[str, Any]) -> Iterator[str]:
 def drawn(page: Path) -> dict[str, Any]:
     """``drawn`` and ``paint`` in milliseconds, and the number of ``charts``."""
     chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))))
-    found: dict[str, Any] = {}
-    with tempfile.TemporaryDirectory() as name, served(Path(name), found) as address:
+    figures: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as name, served(Path(name), figures) as address:
         shutil.copy(page, Path(name) / "page.html")
         (Path(name) / "watch.html").write_text(WATCH)
         flags = ("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-extensions",
@@ -92,12 +92,12 @@ def drawn(page: Path) -> dict[str, Any]:
         )
         try:
             until = time.monotonic() + 120
-            while not found and time.monotonic() < until:
+            while not figures and time.monotonic() < until:
                 time.sleep(0.05)
         finally:
             browser.terminate()
             browser.wait()
-    return found
+    return figures
 
 
 def measure(what: str, page: Path, took_s: float, repeats: int) -> None:
@@ -122,7 +122,7 @@ def copied(tree: Path, out: Path, copies: int) -> None:
 
 
 def _later(text: str, ms: int) -> str:
-    return re.sub(r'("time_ms": )(\d+)', lambda found: f"{found[1]}{int(found[2]) + ms}", text)
+    return re.sub(r'("time_ms": )(\d+)', lambda match: f"{match[1]}{int(match[2]) + ms}", text)
 
 
 def main() -> None:

@@ -75,18 +75,18 @@ class Server:
         return _INIT_OUT.pack(7, 31, REQUEST, flags, 64, 48, 4096, 1, 0, 0, 0, *[0] * 7)
 
     def attributes(self, node: int) -> bytes:
-        found = os.lstat(self.paths[node])
-        times = [int(moment) for moment in (found.st_atime, found.st_mtime, found.st_ctime)]
+        status = os.lstat(self.paths[node])
+        times = [int(moment) for moment in (status.st_atime, status.st_mtime, status.st_ctime)]
         return _ATTR.pack(
             node,
-            found.st_size,
-            found.st_blocks,
+            status.st_size,
+            status.st_blocks,
             *times,
             0,
             0,
             0,
-            found.st_mode,
-            found.st_nlink,
+            status.st_mode,
+            status.st_nlink,
             0,
             0,
             0,
@@ -126,8 +126,8 @@ class Server:
 
     def readdir(self, node: int, body: bytes) -> bytes:
         _, offset, size = struct.unpack_from("=QQI", body)
-        found, answer = sorted(os.scandir(self.paths[node]), key=lambda each: each.name), b""
-        for number, entry in enumerate(found[offset:], offset + 1):
+        entries, answer = sorted(os.scandir(self.paths[node]), key=lambda each: each.name), b""
+        for number, entry in enumerate(entries[offset:], offset + 1):
             name = os.fsencode(entry.name)
             kind = stat.S_IFMT(entry.stat(follow_symlinks=False).st_mode) >> 12
             record = struct.pack("=QQII", number + 1, number, len(name), kind) + name

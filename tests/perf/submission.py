@@ -54,9 +54,9 @@ def measure(what: str, work: Callable[[], object]) -> None:
 
 
 def score_all(top: Path) -> None:
-    found = result_sets(top)
-    while found:
-        set_score.score_set(found.pop(0))
+    sets = result_sets(top)
+    while sets:
+        set_score.score_set(sets.pop(0))
 
 
 def main() -> None:

@@ -64,8 +64,8 @@ def test_ranks_bind_themselves_to_the_lists_of_a_site(slurm, climate, tmp_path):
     done = slurm.run(*srun, *words, **site)
     assert done.returncode == 1, done.stderr
     bindings = json.loads((out / "env.json").read_text())["bindings"]
-    found = [(each["rank"], each["local_rank"], each["cores"], each["threads"]) for each in bindings]
-    assert found == [(0, 0, str(two), 1), (1, 1, str(one), 1), (2, 0, str(two), 1), (3, 1, str(one), 1)]
+    placed = [(each["rank"], each["local_rank"], each["cores"], each["threads"]) for each in bindings]
+    assert placed == [(0, 0, str(two), 1), (1, 1, str(one), 1), (2, 0, str(two), 1), (3, 1, str(one), 1)]
     done = slurm.run(
         *srun, "doctor", "--stage", tmp_path / "s", "--out", tmp_path / "r", **site, COLUMNS="300"
     )

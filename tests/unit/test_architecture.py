@@ -132,8 +132,8 @@ def test_no_function_shadows_an_import(path):
     tree = ast.parse((ROOT / path).read_text())
 
     def imports(nodes):
-        found = [node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)]
-        return {(alias.asname or alias.name).split(".")[0] for node in found for alias in node.names}
+        statements = [node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)]
+        return {(alias.asname or alias.name).split(".")[0] for node in statements for alias in node.names}
 
     of_the_module = imports(tree.body)
     for function in ast.walk(tree):
@@ -176,14 +176,14 @@ def test_frameworks_are_imported_only_where_they_train(path):
 
 def test_the_shared_layer_names_no_benchmark():
     named = re.compile("cosmoflow|deepcam|resnet", re.IGNORECASE)
-    found = [
+    lines = [
         f"{path}: {line}"
         for path in FILES
         if path.parts[0] == "common"
         for line in (ROOT / path).read_text().splitlines()
         if named.search(line)
     ]
-    assert not found
+    assert not lines
 
 
 def test_every_folder_with_code_is_packaged_under_mlhpc():

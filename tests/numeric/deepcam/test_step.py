@@ -234,14 +234,14 @@ def test_compiled_code_sees_a_single_batch_size(monkeypatch):
 @pytest.mark.parametrize("layout", [torch.channels_last, torch.contiguous_format])
 def test_batches_reach_the_network_in_the_configured_layout(layout):
     model, *_ = made(layout=layout)
-    found = []
+    in_layout = []
     model.register_forward_pre_hook(
-        lambda _, inputs: found.append(inputs[0].is_contiguous(memory_format=layout))
+        lambda _, inputs: in_layout.append(inputs[0].is_contiguous(memory_format=layout))
     )
     optimizer = make_optimizer(Hyperparameters(global_batch_size=2, opt_lr=0.01), model.parameters())
     make_train_step(model, weighted_cross_entropy, optimizer, NO_SCALE, layout=layout)(*batch_of(2))
     make_eval_step(model, summed_iou, layout=layout)(*batch_of(2))
-    assert found == [True, True]
+    assert in_layout == [True, True]
 
 
 def test_a_gpu_with_too_little_memory_is_a_one_line_error():

@@ -58,8 +58,8 @@ def test_the_closed_division_takes_no_lossy_set(climate: Path, tmp_path: Path) -
     made = tmp_path / "data"
     mlhpc("data", "convert", "deepcam", climate, made, "--codec", "delta")
     closed = load.load("deepcam", "closed")
-    found = rules.findings(rules.RunContext(closed, facts=manifest.load(made).facts))
-    assert [f.actual for f in found if f.rule == "rules/codec"] == ["delta"]
+    violations = rules.findings(rules.RunContext(closed, facts=manifest.load(made).facts))
+    assert [f.actual for f in violations if f.rule == "rules/codec"] == ["delta"]
     mlhpc("data", "convert", "deepcam", climate, tmp_path / "lossless", "--codec", "zstd")
-    found = rules.findings(rules.RunContext(closed, facts=manifest.load(tmp_path / "lossless").facts))
-    assert [f for f in found if f.rule == "rules/codec"] == []
+    violations = rules.findings(rules.RunContext(closed, facts=manifest.load(tmp_path / "lossless").facts))
+    assert [f for f in violations if f.rule == "rules/codec"] == []

@@ -252,8 +252,8 @@ def test_two_ranks_bound_to_a_core_each_are_seen_in_the_record(climate, tmp_path
     done = mlhpc(*words, "--bind", f"{two}:{one}", "--out", bound, new_process=True)
     assert done.returncode == 1, done.stderr
     env = json.loads((bound / "env.json").read_text())
-    found = [(each["rank"], each["cores"], each["threads"]) for each in env["bindings"]]
-    assert found == [(0, str(two), 1), (1, str(one), 1)]
+    placed = [(each["rank"], each["cores"], each["threads"]) for each in env["bindings"]]
+    assert placed == [(0, str(two), 1), (1, str(one), 1)]
     assert env["cores"] == env["nodes"][0]["cores"] == len({one, two}), "what the ranks have together"
     done = mlhpc(*words, "--out", free, env={"OMP_PROC_BIND": "close", "OMP_PLACES": "cores"})
     assert done.returncode == 1, done.stderr

@@ -64,12 +64,12 @@ document.getElementById("f").onload = async function () {{
 
 @pytest.fixture(scope="session")
 def chromium() -> str:
-    found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-    if not found and os.environ.get("CI"):
+    browser = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if not browser and os.environ.get("CI"):
         pytest.fail("no chromium on PATH; in CI this test must run: apt-get install chromium")
-    if not found:
+    if not browser:
         pytest.skip("no chromium on PATH: apt-get install chromium")
-    return str(found)
+    return str(browser)
 
 
 def browse(chromium: str, profile: Path, page: Path, *flags: str) -> str:
@@ -93,9 +93,9 @@ def probe(chromium: str, folder: Path, page: str, width: int) -> dict[str, Any]:
         "--virtual-time-budget=20000",
         "--dump-dom",
     )
-    found = re.search(r"JSON(\{.*\})END</pre>", dom, re.DOTALL)
-    assert found, dom[-2000:]
-    seen: dict[str, Any] = json.loads(html.unescape(found[1]))
+    match = re.search(r"JSON(\{.*\})END</pre>", dom, re.DOTALL)
+    assert match, dom[-2000:]
+    seen: dict[str, Any] = json.loads(html.unescape(match[1]))
     return seen
 
 

@@ -13,8 +13,8 @@ from mlhpc.errors import UserError
 def entry(monkeypatch):
     """Makes an object the only entry point of the group."""
 
-    def install(found: object) -> None:
-        module = SimpleNamespace(THING=found)
+    def install(thing: object) -> None:
+        module = SimpleNamespace(THING=thing)
         monkeypatch.setitem(__import__("sys").modules, "other_package", module)
         points = [EntryPoint("thing", "other_package:THING", registry.GROUP)]
         monkeypatch.setattr("importlib.metadata.entry_points", lambda group: points)

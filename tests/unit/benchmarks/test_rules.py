@@ -57,9 +57,9 @@ def test_a_closed_preset_violates_no_rule(benchmark, preset):
 
 @pytest.mark.parametrize(("benchmark", "key"), FIXED)
 def test_every_fixed_setting_is_enforced_by_a_rule(benchmark, key):
-    found = rules.findings(rules.RunContext(edited(benchmark, key)))
-    assert [(f.where, f.severity) for f in found] == [(key, "error")]
-    assert found[0].expected and found[0].actual and "division=open" in found[0].remedy
+    violations = rules.findings(rules.RunContext(edited(benchmark, key)))
+    assert [(f.where, f.severity) for f in violations] == [(key, "error")]
+    assert violations[0].expected and violations[0].actual and "division=open" in violations[0].remedy
     with pytest.raises(UserError, match=key):
         rules.enforce(rules.RunContext(edited(benchmark, key)))
 
@@ -135,41 +135,41 @@ def test_free_settings_agree_with_the_official_checker(benchmark, at_least):
         value = getattr(run.hyperparameters, name)
         for other in TRIED[type(value)]:
             facts = run.hyperparameters.model_copy(update={name: other})
-            found = rules.findings(rules.RunContext(run.model_copy(update={"hyperparameters": facts})))
+            violations = rules.findings(rules.RunContext(run.model_copy(update={"hyperparameters": facts})))
             names = {"math": math, "is_integer": mlp_compliance.is_integer, "v": {"value": other}}
             try:
                 passes = eval(conditions[name], names)
             except ValueError:  # the logarithm of what is not positive
                 passes = False
-            assert (found == []) == passes, (name, other)
+            assert (violations == []) == passes, (name, other)
             tried += 1
     assert tried >= at_least
 
 
 @pytest.mark.parametrize(
-    ("factors", "found"),
+    ("factors", "violated"),
     [("[0.25]", []), ("[1.0]", ["free-hyperparameters"]), ("[0.0]", ["free-hyperparameters"])],
 )
-def test_decay_factors_are_restricted_by_the_rules_but_not_by_the_checker(factors, found):
+def test_decay_factors_are_restricted_by_the_rules_but_not_by_the_checker(factors, violated):
     run = load.load("cosmoflow", "closed", NAMED)
     update = {"opt_learning_rate_decay_factor": tuple(json.loads(factors))}
     facts = run.hyperparameters.model_copy(update=update)
     known = rules.RunContext(run.model_copy(update={"hyperparameters": facts}))
-    assert [f.rule for f in rules.findings(known)] == [f"rules/{name}" for name in found]
+    assert [f.rule for f in rules.findings(known)] == [f"rules/{name}" for name in violated]
 
 
-@pytest.mark.parametrize(("smoothing", "found"), [(0.0, []), (0.1, []), (0.05, ["free-hyperparameters"])])
-def test_label_smoothing_is_0_or_0_1(smoothing, found):
+@pytest.mark.parametrize(("smoothing", "violated"), [(0.0, []), (0.1, []), (0.05, ["free-hyperparameters"])])
+def test_label_smoothing_is_0_or_0_1(smoothing, violated):
     """MLPerf training rules, table of resnet's hyperparameters."""
-    assert of("resnet50", [f"training.label_smoothing={smoothing}"]) == found
+    assert of("resnet50", [f"training.label_smoothing={smoothing}"]) == violated
 
 
 @pytest.mark.parametrize(
-    ("setting", "found"),
+    ("setting", "violated"),
     [("training.preprocessing=torchvision", ["preprocessing"]), ("training.sgd=pytorch", ["optimizer"])],
 )
-def test_torchvisions_preprocessing_is_open_division(setting, found):
-    assert of("resnet50", [setting]) == found
+def test_torchvisions_preprocessing_is_open_division(setting, violated):
+    assert of("resnet50", [setting]) == violated
     with pytest.raises(UserError, match='"mlperf", not'):
         rules.enforce(rules.RunContext(load.load("resnet50", "closed", [setting])))
     assert of("resnet50", ["division=open", setting]) == []
@@ -194,7 +194,7 @@ def test_a_small_preset_cannot_be_called_closed():
 
 
 @pytest.mark.parametrize(
-    ("known", "found"),
+    ("known", "violated"),
     [
         ({"resumed": True}, ["from-the-start"]),
         ({"data_on": "tmpfs"}, ["data-not-in-memory"]),
@@ -222,8 +222,8 @@ def test_a_small_preset_cannot_be_called_closed():
         ({"facts": {"simulation": {"grid": 128}}}, ["data-of-benchmark"]),
     ],
 )
-def test_rules_beyond_the_settings(known, found):
-    assert of("cosmoflow", **known) == found
+def test_rules_beyond_the_settings(known, violated):
+    assert of("cosmoflow", **known) == violated
 
 
 def test_a_float16_copy_of_deepcam_is_not_closed_and_a_float32_one_is():

@@ -50,5 +50,5 @@ def test_names_exchanged_in_the_header_are_refused(file: Path) -> None:
 def test_a_file_of_another_tool_has_no_checksum_and_is_read(file: Path, tmp_path: Path) -> None:
     arrays = load_file(file)
     save_file(arrays, tmp_path / "plain.safetensors", metadata={"format": "np", "author": "somebody"})
-    found = weights.load(tmp_path / "plain.safetensors", RUN.network)
-    np.testing.assert_array_equal(found[0], arrays["conv0/kernel"])
+    loaded = weights.load(tmp_path / "plain.safetensors", RUN.network)
+    np.testing.assert_array_equal(loaded[0], arrays["conv0/kernel"])

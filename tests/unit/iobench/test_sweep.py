@@ -66,8 +66,8 @@ def test_its_own_settings_may_be_the_fastest(tmp_path, stand_ins):
 
 def test_a_recommendation_is_applied_to_a_run_of_the_suite(tmp_path, stand_ins):
     deepcam = made(tmp_path, {"reader.threads": ["8"]}, "deepcam")
-    found = in_a_run(deepcam, ("reader.threads=8",), tmp_path / "data", "smoke")
-    assert found.confirmed and found.gain == pytest.approx(2, rel=0.02)
+    confirmed = in_a_run(deepcam, ("reader.threads=8",), tmp_path / "data", "smoke")
+    assert confirmed.confirmed and confirmed.gain == pytest.approx(2, rel=0.02)
     assert "loading.workers=8" in stand_ins[1] and "--evict" in stand_ins[1]
     for key in ("reader.transfer_bytes", "dataset.compression"):
         foreign = made(tmp_path, {"reader.threads": ["8"], key: ["none"]}, "deepcam")

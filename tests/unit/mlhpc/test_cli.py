@@ -105,11 +105,11 @@ def commands(parser, prefix=""):
 
 
 def test_the_command_line_has_exactly_these_options():
-    found = {
+    options = {
         name: [o for action in sub._actions for o in action.option_strings if o not in ("-h", "--help")]
         for name, sub in commands(cli._parser())
     }
-    assert found == OPTIONS
+    assert options == OPTIONS
 
 
 @pytest.mark.parametrize(

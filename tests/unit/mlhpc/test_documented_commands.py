@@ -22,13 +22,13 @@ def commands(page: Path) -> list[str]:
     text = re.sub(r"\\\n\s*", "", page.read_text())
     fenced = re.findall(r"^```\w*\n(.*?)^```", text, flags=re.S | re.M)
     indented = re.findall(r"(?:^ {4,}\S.*\n)+", text, flags=re.M)
-    found = []
+    command_lines = []
     for block in (*fenced, *indented):
         for line in block.splitlines():
             shown = re.split(r"\s+#|\s*[|;]|\s*&&|\s+>", line.strip())[0]
             if (match := COMMAND.match(shown)) and not PLACEHOLDER.search(match["words"]):
-                found.append(match["words"])
-    return found
+                command_lines.append(match["words"])
+    return command_lines
 
 
 CASES = [(page.name, words) for page in PAGES for words in commands(page)]

@@ -165,9 +165,9 @@ def test_the_page_shows_codecs_for_each_storage_batch_and_set_size(site):
     curves = [c for c in page.charts if "codec" not in c["description"] and "gzip" in c["description"]]
     assert curves
     (times,) = [chart for chart in page.charts if chart["description"].startswith("Time per sample")]
-    found = {(row["what"], row["part"]): row["value"] for row in rows_of(times) if "part" in row}
-    assert len(found) == 2 * 16
+    bars = {(row["what"], row["part"]): row["value"] for row in rows_of(times) if "part" in row}
+    assert len(bars) == 2 * 16
     for batch in (2, 4):  # 4 s for 10 steps of one rank, 1 s of them waiting
         cell = f"codec lut, batch {batch}, storage shared, train_samples 256"
-        assert found[cell, "waiting for data"] == pytest.approx(1e3 / (10 * batch))
-        assert found[cell, "rest of the step"] == pytest.approx(3e3 / (10 * batch))
+        assert bars[cell, "waiting for data"] == pytest.approx(1e3 / (10 * batch))
+        assert bars[cell, "rest of the step"] == pytest.approx(3e3 / (10 * batch))

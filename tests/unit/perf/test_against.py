@@ -94,9 +94,9 @@ def test_a_family_without_sets_gets_the_median_of_the_newest():
     """Of 2022 there are two generations of 2-D convolutions, whose mean it is."""
     newest = [e for (_, g, k), e in calibration().efficiencies.items() if g.endswith("2022") and k[0] == "2"]
     assert len(newest) == 2
-    found = calibration().efficiency("H100", "2-D convolution")
-    assert found.value == pytest.approx((newest[0][0] + newest[1][0]) / 2)
-    assert found.sets == newest[0][1] + newest[1][1]
+    efficiency = calibration().efficiency("H100", "2-D convolution")
+    assert efficiency.value == pytest.approx((newest[0][0] + newest[1][0]) / 2)
+    assert efficiency.sets == newest[0][1] + newest[1][1]
 
 
 def test_a_family_without_sets_is_said_to_be_one():

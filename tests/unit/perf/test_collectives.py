@@ -49,8 +49,8 @@ def test_the_fastest_algorithm_is_taken_and_rings_do_not_scale_for_ever():
     ("name", "ranks", "size", "rate"), [("abci", 512, 19.97e6, 3.41e9), ("fugaku", 512, 21.71e6, 0.75e9)]
 )
 def test_measured_rates_of_paper_001_table_8_are_lower_than_the_links(name, ranks, size, rate):
-    found = machine(name)
-    reduced = all_reduce(found, size, ranks // found.per_node, found.per_node)
+    named = machine(name)
+    reduced = all_reduce(named, size, ranks // named.per_node, named.per_node)
     assert reduced.bound == "measured rate"
     assert size / reduced.seconds == pytest.approx(rate)
 

@@ -15,9 +15,9 @@ from mlhpc.submission.score.rcp import reference_points
      ("deepcam", 256, 9.0), ("deepcam", 1024, 13.0), ("deepcam", 2048, 22.9)],
 )  # fmt: skip
 def test_at_a_reference_point_its_mean_is_the_middle(benchmark, batch, epochs):
-    found = epochs_to_target(benchmark, "closed", batch)
-    assert found.value == pytest.approx(epochs, rel=0.02)
-    assert found.low < found.value < found.high
+    interval = epochs_to_target(benchmark, "closed", batch)
+    assert interval.value == pytest.approx(epochs, rel=0.02)
+    assert interval.low < interval.value < interval.high
 
 
 @pytest.mark.parametrize(
@@ -38,8 +38,8 @@ def test_between_points_epochs_lie_between_theirs_and_beyond_they_stay_within_th
 def test_the_logged_mean_of_every_test_set_lies_inside_the_interval():
     outside = []
     for row in published():
-        found = epochs_to_target(row.benchmark, row.preset, row.batch)
-        if row.use == "test" and not found.low <= row.epochs[0] <= found.high:
+        interval = epochs_to_target(row.benchmark, row.preset, row.batch)
+        if row.use == "test" and not interval.low <= row.epochs[0] <= interval.high:
             outside.append(row.name)
     assert outside == []
 
@@ -48,8 +48,8 @@ def test_an_interval_is_not_simply_everything():
     """Its ends are less than a factor of 3.3 apart at reference points of rounds 1.0 on."""
     for benchmark in ("cosmoflow", "deepcam"):
         for point in convergence_points(benchmark):
-            found = epochs_to_target(benchmark, "closed", int(point.size))
-            assert found.high / found.low < 3.3
+            interval = epochs_to_target(benchmark, "closed", int(point.size))
+            assert interval.high / interval.low < 3.3
 
 
 @pytest.mark.parametrize("freedom", [4, 6, 9, 30])

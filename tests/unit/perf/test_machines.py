@@ -25,9 +25,9 @@ local = { value = "1 TB", source = "data sheet" }
 
 @pytest.mark.parametrize("name", known())
 def test_every_figure_has_a_source_and_is_not_assumed(name):
-    found = machine(name)
-    assert found.figures.keys() == found.sources.keys()
-    assert not [source for source in found.sources.values() if "assumed" in source]
+    read = machine(name)
+    assert read.figures.keys() == read.sources.keys()
+    assert not [source for source in read.sources.values() if "assumed" in source]
 
 
 def test_the_machines_of_the_issue_are_there():

@@ -85,9 +85,9 @@ def test_what_binds_in_figure_4():
 
 def test_samples_of_figure_4_have_their_two_ends():
     """PCIe, here 8 GB/s a GPU as section III-B says, and NVMe."""
-    found = costs(CORI, NVME, moved=0, sample=both(1.0), gradients=4.0, local_batch_size=2)
-    assert found.sample == (112.5, 2250)
-    assert found.all_reduce == 144
+    per_step = costs(CORI, NVME, moved=0, sample=both(1.0), gradients=4.0, local_batch_size=2)
+    assert per_step.sample == (112.5, 2250)
+    assert per_step.all_reduce == 144
 
 
 def test_a_sample_costs_what_the_place_does_where_the_data_set_lies():

@@ -160,9 +160,9 @@ def test_a_hundred_thousand_accelerators():
 
 def test_the_best_is_the_shortest_of_all():
     runs = [load("deepcam", name, MIXED) for name in ("closed-256", "closed-1024")]
-    found = best(machine("perlmutter"), runs)
+    shortest = best(machine("perlmutter"), runs)
     every = [p for run in runs for p in over_nodes(machine("perlmutter"), run) if p.parts == 1]
-    assert found.total_s[0] == min(p.total_s[0] for p in every)
+    assert shortest.total_s[0] == min(p.total_s[0] for p in every)
 
 
 @pytest.mark.parametrize(
@@ -222,8 +222,8 @@ def test_other_precision_than_the_published_is_said_to_be_extrapolated():
 
 def test_an_efficiency_of_other_sets_says_of_which_layers_there_are_none():
     """A64FX has sets of 3-D convolutions, none of 2-D; V100 has both, none of them of MXNet."""
-    found = predict(machine("fugaku"), load("resnet50", "closed"), 64)
-    assert any("no published set of 2-D convolutions on A64FX" in note for note in found.notes)
+    prediction = predict(machine("fugaku"), load("resnet50", "closed"), 64)
+    assert any("no published set of 2-D convolutions on A64FX" in note for note in prediction.notes)
     other = Model(machine("cori-gpu"), load("cosmoflow", "closed-512"), generation="MXNet 2021").at(8)
     assert any("3-D convolutions on V100 are from another framework" in note for note in other.notes)
 

@@ -70,9 +70,9 @@ def test_a_prediction_counts_the_bytes_of_data_plan(way, nodes):
     folders = {"train": 48, "validation": 16}
     files = [File(f"{folder}/{i:02}", SAMPLE) for folder, count in folders.items() for i in range(count)]
     planned = plan(files, nodes, run.staging.mode, read_once=run.staging.read_once)
-    found = predict(cluster(), run, nodes).moved
-    assert set(planned.held) == {found.held}
-    assert (found.source, found.sent) == (planned.read.sum(), planned.sent)
+    moved = predict(cluster(), run, nodes).moved
+    assert set(planned.held) == {moved.held}
+    assert (moved.source, moved.sent) == (planned.read.sum(), planned.sent)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -89,12 +89,12 @@ def test_a_prediction_counts_the_bytes_that_two_nodes_really_read(tmp_path, way)
         return stage(manifest, target, world, run.staging.mode, read_once=run.staging.read_once)
 
     report = on_ranks(2, 1, work)[0]
-    found = predict(cluster(), run, 2).moved
-    assert found.source == report.source_bytes
-    assert found.sent == report.bytes - report.source_bytes
+    moved = predict(cluster(), run, 2).moved
+    assert moved.source == report.source_bytes
+    assert moved.sent == report.bytes - report.source_bytes
     for node in range(2):
         files = [path for path in (tmp_path / f"node{node}").glob("*/*") if path.is_file()]
-        assert found.held == sum(path.stat().st_size for path in files)
+        assert moved.held == sum(path.stat().st_size for path in files)
 
 
 @pytest.mark.parametrize(
@@ -113,9 +113,9 @@ def test_a_prediction_counts_the_bytes_that_two_nodes_really_read(tmp_path, way)
 )
 def test_staging_takes_what_the_slowest_of_file_system_node_and_network_takes(run, nodes, network, seconds):
     """1 000 000 samples of 32³ x 4 numbers of 16 bits are 262.144 GB."""
-    found = predict(cluster(network=network), run, nodes)
-    assert found.staging_s[0] == pytest.approx(seconds, rel=1e-9)
-    assert found.staging_s[1] <= found.staging_s[0] <= found.staging_s[2]
+    prediction = predict(cluster(network=network), run, nodes)
+    assert prediction.staging_s[0] == pytest.approx(seconds, rel=1e-9)
+    assert prediction.staging_s[1] <= prediction.staging_s[0] <= prediction.staging_s[2]
 
 
 def test_a_copy_on_every_node_needs_more_staging_with_every_node():
@@ -141,8 +141,8 @@ def test_a_copy_fits_memory_on_any_number_of_nodes_or_on_none(memory, replicated
     """Of 262 GB with those of the evaluation, 131 and 65.5 GB on 2 and 4 nodes. The training data alone would fit
     64 GB there, and 250 GB on one."""
     for run, expected in ((REPLICATE, replicated), (SHARD, sharded)):
-        found = [predict(cluster(memory=memory), run, nodes).tier.name for nodes in (1, 2, 4, 8)]
-        assert found == expected
+        names = [predict(cluster(memory=memory), run, nodes).tier.name for nodes in (1, 2, 4, 8)]
+        assert names == expected
 
 
 def test_memory_caches_no_more_of_a_copy_than_it_holds_of_it():
@@ -155,11 +155,11 @@ def test_memory_caches_no_more_of_a_copy_than_it_holds_of_it():
 def test_a_copy_that_no_node_has_room_for_is_not_staged_and_one_line_says_what_fits():
     small = cluster(local="200 GB")
     for nodes in (1, 2, 8):
-        found = predict(small, REPLICATE, nodes)
+        prediction = predict(small, REPLICATE, nodes)
         unstaged = Model(small, REPLICATE, staged=False).at(nodes)
-        assert replace(found, notes=()) == replace(unstaged, notes=())
-        assert found.moved is None and record(found)["staged_bytes"] is None
-        (note,) = (note for note in found.notes if "staging.mode" in note)
+        assert replace(prediction, notes=()) == replace(unstaged, notes=())
+        assert prediction.moved is None and record(prediction)["staged_bytes"] is None
+        (note,) = (note for note in prediction.notes if "staging.mode" in note)
         assert "262 GB" in note and "staging.mode=shard fits on 2 nodes or more" in note and "\n" not in note
     assert predict(small, SHARD, 1).moved is None
     assert predict(small, SHARD, 2).moved is not None
@@ -169,10 +169,10 @@ def test_a_copy_that_no_node_has_room_for_is_not_staged_and_one_line_says_what_f
 
 
 def test_a_table_over_nodes_says_on_which_of_them_a_note_holds():
-    found = [predict(cluster(local="200 GB"), SHARD, nodes) for nodes in (1, 2, 8)]
-    first, second = notes_of(found)[:2]
+    predictions = [predict(cluster(local="200 GB"), SHARD, nodes) for nodes in (1, 2, 8)]
+    first, second = notes_of(predictions)[:2]
     assert first.startswith("on 1 node: the data set fits neither") and second.startswith("on 1 node: ")
-    assert not any(note.startswith("on ") for note in notes_of(found[:1]))
+    assert not any(note.startswith("on ") for note in notes_of(predictions[:1]))
 
 
 def test_a_copy_that_does_not_fit_the_only_machine_there_is_is_refused():
@@ -182,8 +182,9 @@ def test_a_copy_that_does_not_fit_the_only_machine_there_is_is_refused():
     with pytest.raises(UserError, match=r"262 GB a node on 1 node,.*take a smaller data set"):
         predict(alone, REPLICATE, 1)
     roomy = replace(alone, figures={**alone.figures, "storage.local": 263e9})
-    found = predict(roomy, REPLICATE, 1)
-    assert found.tier.name == "node-local storage" and found.moved is None and found.staging_s == (0, 0, 0)
+    prediction = predict(roomy, REPLICATE, 1)
+    assert prediction.tier.name == "node-local storage"
+    assert prediction.moved is None and prediction.staging_s == (0, 0, 0)
 
 
 def test_accelerators_of_one_node_that_share_a_sample_read_it_from_one_copy():
@@ -200,21 +201,21 @@ def test_the_official_data_set_on_nodes_of_2_tb_is_a_terabyte_and_a_half_for_eac
     nodes pass it on."""
     run = load("cosmoflow", "closed-512", MIXED)
     assert run.staging.mode == "replicate"
-    found = predict(machine("dgx-a100"), run, 64)
-    assert found.moved.held == pytest.approx(1.6683e12, rel=1e-4)
-    assert found.moved.source == 64 * found.moved.held
-    says = facts_of(found)["staging"]
+    prediction = predict(machine("dgx-a100"), run, 64)
+    assert prediction.moved.held == pytest.approx(1.6683e12, rel=1e-4)
+    assert prediction.moved.source == 64 * prediction.moved.held
+    says = facts_of(prediction)["staging"]
     assert says == "replicate: 1.67 TB to each node, 107 TB off the shared file system"
     once = predict(
         machine("dgx-a100"), load("cosmoflow", "closed-512", ["staging.read_once=true", *MIXED]), 64
     )
-    assert (once.moved.source, once.moved.sent) == (found.moved.held, 63 * found.moved.held)
+    assert (once.moved.source, once.moved.sent) == (prediction.moved.held, 63 * prediction.moved.held)
     assert record(once)["staged_bytes"] == {
         "held": once.moved.held,
         "source": once.moved.source,
         "sent": once.moved.sent,
     }
-    assert once.staging_s[0] < found.staging_s[0]
+    assert once.staging_s[0] < prediction.staging_s[0]
     assert any("staging.read_once" in note for note in once.notes)
 
 

@@ -78,8 +78,8 @@ def test_every_benchmark_and_preset_that_is_named_exists(path):
 
 
 def test_the_search_for_names_works():
-    found = set(named((FOLDER / "run.sbatch").read_text()))
-    assert {("cosmoflow", None), (None, "closed")} <= found
+    names = set(named((FOLDER / "run.sbatch").read_text()))
+    assert {("cosmoflow", None), (None, "closed")} <= names
 
 
 @pytest.mark.parametrize("path", TEXTS, ids=name)

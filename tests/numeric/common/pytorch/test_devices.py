@@ -105,7 +105,7 @@ def test_other_errors_pass():
 @pytest.fixture
 def machine(monkeypatch):
     """Makes PyTorch see ``count`` accelerators of a type, in a build for ROCm or not; no such device is here."""
-    monkeypatch.setattr(module.accelerators, "found", list)
+    monkeypatch.setattr(module.accelerators, "installed", list)
 
     def sees(kind, count, rocm=None):
         monkeypatch.setattr(torch.accelerator, "device_count", lambda: count)
@@ -161,7 +161,7 @@ def test_a_device_that_is_not_there_is_one_line(machine, kind, count, rocm, choi
 def test_device_auto_refuses_to_fall_back_to_the_cpu_if_the_machine_has_a_gpu(
     machine, monkeypatch, vendor, name, variable
 ):
-    monkeypatch.setattr(module.accelerators, "found", lambda: [Accelerator(vendor, name)])
+    monkeypatch.setattr(module.accelerators, "installed", lambda: [Accelerator(vendor, name)])
     for each in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK"):
         monkeypatch.delenv(each, raising=False)
     with pytest.raises(UserError, match=r"training\.device=auto: this machine has .*PyTorch does not see"):

@@ -11,15 +11,15 @@ def test_buckets_that_overlap_count_their_shared_time_once():
     times = BucketTimes(2, on_host=True)
     for start in (10.0, 20.0):
         times.buckets += [_Bucket(100, start, start + 1.0), _Bucket(60, start + 0.5, start + 1.5)]
-    found = times.exchange(2)
-    assert found.bytes == 160
-    assert found.under_way == pytest.approx(1.5)
-    assert found.rate == pytest.approx(160 / 1.5)
-    assert found.exposed == pytest.approx(1.0)
+    exchange = times.exchange(2)
+    assert exchange.bytes == 160
+    assert exchange.under_way == pytest.approx(1.5)
+    assert exchange.rate == pytest.approx(160 / 1.5)
+    assert exchange.exposed == pytest.approx(1.0)
 
 
 def test_on_a_gpu_only_sizes_are_known():
     times = BucketTimes(2, on_host=False)
     times.buckets.append(_Bucket(100, 0.0))
-    found = times.exchange(1)
-    assert (found.exposed, found.under_way, found.rate, found.bytes) == (None, None, None, 100)
+    exchange = times.exchange(1)
+    assert (exchange.exposed, exchange.under_way, exchange.rate, exchange.bytes) == (None, None, None, 100)

@@ -65,9 +65,9 @@ def test_servers_update_their_parts_as_one_optimizer_updates_all(sgd, servers):
 
 @given(st.integers(0, 1000), st.integers(1, 9))
 def test_parts_are_adjacent_and_differ_by_one_at_most(elements, number):
-    found = parts(elements, number)
-    assert [i for part in found for i in range(part.start, part.stop)] == list(range(elements))
-    lengths = [part.stop - part.start for part in found]
+    ranges = parts(elements, number)
+    assert [i for part in ranges for i in range(part.start, part.stop)] == list(range(elements))
+    lengths = [part.stop - part.start for part in ranges]
     assert len(lengths) == number and max(lengths) - min(lengths) <= 1
 
 

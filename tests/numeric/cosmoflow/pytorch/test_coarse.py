@@ -14,11 +14,11 @@ SMALL = Network(conv_layers=3, conv_filters=2, dense_units=(6, 5))
 
 def test_coarse_voxels_are_means_over_their_cubes():
     counts = np.random.default_rng(1).poisson(3.0, (2, 8, 8, 8, 4)).astype(np.float32)
-    found = coarse(torch.from_numpy(counts), 2).numpy()
-    assert found.shape == (2, 2, 2, 2, 4)
-    for b, d, h, w, c in np.ndindex(found.shape):
+    means = coarse(torch.from_numpy(counts), 2).numpy()
+    assert means.shape == (2, 2, 2, 2, 4)
+    for b, d, h, w, c in np.ndindex(means.shape):
         cube = counts[b, 4 * d : 4 * d + 4, 4 * h : 4 * h + 4, 4 * w : 4 * w + 4, c]
-        assert found[b, d, h, w, c] == pytest.approx(cube.mean(), rel=1e-6)
+        assert means[b, d, h, w, c] == pytest.approx(cube.mean(), rel=1e-6)
     assert coarse(torch.from_numpy(counts), 0).data_ptr() == torch.from_numpy(counts).data_ptr()
 
 

@@ -31,8 +31,8 @@ def case(shape, filters, seed=0):
 
 
 def results(function, x, convolution, upstream):
-    found = function(x, convolution)
-    return found, *torch.autograd.grad(found, (x, convolution.weight), upstream.to(found.dtype))
+    output = function(x, convolution)
+    return output, *torch.autograd.grad(output, (x, convolution.weight), upstream.to(output.dtype))
 
 
 def test_the_library_was_compiled():
@@ -45,10 +45,10 @@ def test_the_library_was_compiled():
 def test_output_and_gradients_are_those_in_float64(shape, filters, threads, monkeypatch):
     x, convolution, upstream = case(shape, filters)
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
-    found, of_x, of_weight = results(pooled.convolve_and_pool, x, convolution, upstream)
+    output, of_x, of_weight = results(pooled.convolve_and_pool, x, convolution, upstream)
     truth = results(convolve_and_pool, x.double(), convolution.double(), upstream)
     # Where two of eight sums are equal in float32, another voxel could be chosen: not with this seed.
-    for ours, wanted in zip((found, of_x, of_weight), truth, strict=True):
+    for ours, wanted in zip((output, of_x, of_weight), truth, strict=True):
         wanted = wanted.float()
         torch.testing.assert_close(ours, wanted, rtol=0, atol=2e-6 * float(wanted.abs().max()))
     assert of_weight.is_contiguous(memory_format=LAST)
@@ -72,11 +72,11 @@ def test_gradients_do_not_depend_on_which_thread_is_first(monkeypatch):
 def test_bfloat16_is_as_close_to_float32_as_pytorch_in_bfloat16():
     x, convolution, upstream = case((2, 16, 8, 8, 8), 32)
     with torch.autocast("cpu", torch.bfloat16):
-        found = results(pooled.convolve_and_pool, x, convolution, upstream)
+        fused = results(pooled.convolve_and_pool, x, convolution, upstream)
         plain = results(convolve_and_pool, x, convolution, upstream)
-    assert found[0].dtype == torch.bfloat16 and torch.equal(found[0], plain[0])
-    assert found[1].dtype == found[2].dtype == torch.float32
-    for ours, theirs in zip(found[1:], plain[1:], strict=True):
+    assert fused[0].dtype == torch.bfloat16 and torch.equal(fused[0], plain[0])
+    assert fused[1].dtype == fused[2].dtype == torch.float32
+    for ours, theirs in zip(fused[1:], plain[1:], strict=True):
         assert float((ours - theirs).norm() / theirs.norm()) < 5e-3
 
 
@@ -90,10 +90,10 @@ def test_the_first_of_equal_voxels_is_chosen_and_nan_is_not_lost(dtype, filters)
     convolution = torch.nn.Conv3d(4, filters, 3, padding=1, bias=False).to(dtype=dtype, memory_format=LAST)
     torch.nn.init.ones_(convolution.weight)
     upstream = torch.ones(1, filters, 4, 4, 4)
-    found, of_x, _ = results(pooled.convolve_and_pool, x, convolution, upstream)
+    output, of_x, _ = results(pooled.convolve_and_pool, x, convolution, upstream)
     wanted, wanted_of_x, _ = results(convolve_and_pool, x, convolution, upstream)
-    assert found.isnan().any()
-    assert torch.equal(found.nan_to_num(-1), wanted.nan_to_num(-1))
+    assert output.isnan().any()
+    assert torch.equal(output.nan_to_num(-1), wanted.nan_to_num(-1))
     torch.testing.assert_close(of_x, wanted_of_x)
 
 

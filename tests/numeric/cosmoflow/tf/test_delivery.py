@@ -31,10 +31,10 @@ def batches(folder, codec, epoch, device=None, **more):
 def losses(step, variables, folder, codec, **more):
     """Of 20 steps from the state that ``variables`` have now, which is restored."""
     before = [variable.numpy() for variable in variables]
-    found = [float(step(x, y)) for epoch in range(2) for x, y in batches(folder, codec, epoch, **more)]
+    values = [float(step(x, y)) for epoch in range(2) for x, y in batches(folder, codec, epoch, **more)]
     for variable, value in zip(variables, before, strict=True):
         variable.assign(value)
-    return found
+    return values
 
 
 @pytest.mark.parametrize("sample_dtype", DTYPES)

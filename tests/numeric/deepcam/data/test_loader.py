@@ -163,12 +163,12 @@ def test_bench_measures_every_format_and_loader(data_set, tmp_path, capsys):
     more = ["--loader", "threads,workers", "--sample-dtype", "float16", "--rounds", 1, "--step-ms", 1e6]
     assert main(list(map(str, [*words, *more, "--json"]))) == 0
     printed = capsys.readouterr()
-    found = json.loads(printed.out)
-    ways = [(Path(row["data"]).name, row["loader"]) for row in found["ways"]]
+    content = json.loads(printed.out)
+    ways = [(Path(row["data"]).name, row["loader"]) for row in content["ways"]]
     assert ways == [(data, loader) for data in (data_set.name, "pco") for loader in ("threads", "workers")]
-    for row in found["ways"]:
+    for row in content["ways"]:
         assert row["samples_per_s_warm"] > 0 and row["samples_per_s_cold"] > 0
         assert row["bytes_delivered_per_sample"] == 32 * 48 * (16 * 2 + 1)
         assert (row["same_samples"], row["bound_by"]) == ("bit for bit", "compute")
-    assert found["ways"][2]["bytes_read_per_sample"] < found["ways"][0]["bytes_read_per_sample"]
+    assert content["ways"][2]["bytes_read_per_sample"] < content["ways"][0]["bytes_read_per_sample"]
     assert "GB/s" in printed.err

@@ -49,8 +49,8 @@ def left_behind():
 def is_ours(name):
     """Whether this process or a worker of its named this shared memory: torch_PID_RANDOM_NUMBER. Other
     tests, in other processes, have theirs in the same folder."""
-    found = re.fullmatch(r"torch_(\d+)_.*", name)
-    return found is not None and int(found[1]) in STARTED | {os.getpid()}
+    match = re.fullmatch(r"torch_(\d+)_.*", name)
+    return match is not None and int(match[1]) in STARTED | {os.getpid()}
 
 
 def require_nothing_left(before):

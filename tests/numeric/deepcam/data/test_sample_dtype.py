@@ -68,8 +68,8 @@ def test_samples_are_normalised_in_float32_and_rounded_once(data_sets, codec, lo
     files = list_samples(data_sets["hdf5"] / "train")
     want = np.stack([as_the_reference_reads(path, data_sets["hdf5"] / "stats.h5")[0] for path in files])
     assert x.dtype == getattr(torch, sample_dtype) and x.is_contiguous(memory_format=torch.channels_last)
-    found = x.permute(0, 2, 3, 1).contiguous().view(torch.uint8).numpy()
-    assert np.array_equal(found, bits(want.astype(NUMPY[sample_dtype])))
+    delivered = x.permute(0, 2, 3, 1).contiguous().view(torch.uint8).numpy()
+    assert np.array_equal(delivered, bits(want.astype(NUMPY[sample_dtype])))
 
 
 @pytest.mark.parametrize("sample_dtype", ["float16", "bfloat16"])

@@ -131,7 +131,7 @@ def test_saved_in_16_bits_is_what_autograd_saves(no_metric_cache):
     """Half of all activations, the logits' loss in float32, a copy of the input and of the weights."""
     run, batch = load("deepcam", "smoke"), 4
     rows, columns, channels = run.data.sample_shape
-    found: dict[int, torch.Tensor] = {}
+    tensors: dict[int, torch.Tensor] = {}
     with FakeTensorMode():
         model = build_deepcam(run.network, channels)
         x, y = (
@@ -141,14 +141,14 @@ def test_saved_in_16_bits_is_what_autograd_saves(no_metric_cache):
         own = {p.untyped_storage()._cdata for p in (*model.parameters(), *model.buffers(), x)}
 
         def pack(tensor: torch.Tensor) -> torch.Tensor:
-            found.setdefault(tensor.untyped_storage()._cdata, tensor)
+            tensors.setdefault(tensor.untyped_storage()._cdata, tensor)
             return tensor
 
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
             with torch.autocast("cpu", torch.bfloat16):
                 logits = model(x)
             metric.weighted_cross_entropy(logits, y)
-    saved = sum(t.untyped_storage().nbytes() for key, t in found.items() if key not in own)
+    saved = sum(t.untyped_storage().nbytes() for key, t in tensors.items() if key not in own)
     network = network_of(run)
     ours = step_memory(network, batch, "mixed_bfloat16", "lamb")
     kept = network.saved_bytes("mixed_bfloat16", batch)

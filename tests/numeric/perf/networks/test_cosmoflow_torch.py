@@ -25,22 +25,22 @@ def case(request):
         model = CosmoFlowNet(run.network, run.data.sample_shape, dropout=0.5)
         x = torch.empty(BATCH, *run.data.sample_shape, dtype=torch.int16)
         y = torch.empty(BATCH, run.network.targets)
-        found = trace(model, x, y, partial(training_loss, model=model, weight_decay=0.0))
-    return network_of(run), model, found, run.network.conv_kernel
+        traced = trace(model, x, y, partial(training_loss, model=model, weight_decay=0.0))
+    return network_of(run), model, traced, run.network.conv_kernel
 
 
 def test_weights_and_flops_are_those_that_pytorch_counts(case):
-    network, model, found, _ = case
+    network, model, traced, _ = case
     assert network.parameters == sum(p.numel() for p in model.parameters())
-    assert [BATCH * layer.forward_flops for layer in network if layer.forward_flops] == found.forward
-    assert BATCH * (network.training_flops - network.forward_flops) == sum(found.backward)
+    assert [BATCH * layer.forward_flops for layer in network if layer.forward_flops] == traced.forward
+    assert BATCH * (network.training_flops - network.forward_flops) == sum(traced.backward)
 
 
 def test_saved_activations_are_those_that_autograd_saves(case):
     """Beside the network's input, which is the logarithm of the counts given, with zeros at the end of each side
     for an even kernel."""
-    network, _, found, kernel = case
+    network, _, traced, kernel = case
     *sides, channels = network.input
     given = 4 * BATCH * channels * math.prod(side + (kernel % 2 == 0) for side in sides)
-    assert given in found.saved
-    assert network.saved_bytes("float32", BATCH) == pytest.approx(sum(found.saved) - given, rel=0.01)
+    assert given in traced.saved
+    assert network.saved_bytes("float32", BATCH) == pytest.approx(sum(traced.saved) - given, rel=0.01)

@@ -67,12 +67,12 @@ def _weighted_cross_entropy(logits: torch.Tensor, y: torch.Tensor) -> torch.Tens
 
 @pytest.fixture(params=RUNS, ids=" ".join)
 def case(request) -> tuple[Network, nn.Module, Trace]:
-    run, model, found = traced(request.param)
-    return network_of(run), model, found
+    run, model, trace = traced(request.param)
+    return network_of(run), model, trace
 
 
 def test_weights_are_those_of_the_model_layer_by_layer(case):
-    network, model, found = case
+    network, model, trace = case
     ours = [
         (layer.parameters, (*layer.output[-1:], *layer.output[:-1]))
         for layer in network
@@ -80,7 +80,7 @@ def test_weights_are_those_of_the_model_layer_by_layer(case):
     ]
     theirs = [
         (sum(p.numel() for p in module.parameters()), out[1:])
-        for module, _, out in found.modules
+        for module, _, out in trace.modules
         if isinstance(module, WEIGHTED)
     ]
     assert ours == theirs
@@ -88,20 +88,20 @@ def test_weights_are_those_of_the_model_layer_by_layer(case):
 
 
 def test_forward_flops_are_those_that_pytorch_counts_operation_by_operation(case):
-    network, _, found = case
-    assert [BATCH * layer.forward_flops for layer in network if layer.forward_flops] == found.forward
+    network, _, trace = case
+    assert [BATCH * layer.forward_flops for layer in network if layer.forward_flops] == trace.forward
 
 
 def test_backward_flops_are_those_that_pytorch_counts_operation_by_operation(case):
-    network, _, found = case
+    network, _, trace = case
     ours: list[int] = []
     for layer in network:
         gradients = [BATCH * layer.input_gradient_flops, BATCH * layer.weight_gradient_flops]
         # A dense layer has an operation for each gradient, a convolution one for both.
         ours += gradients if layer.kind == "dense" else [sum(gradients)]
-    assert Counter(filter(None, ours)) == Counter(found.backward)
+    assert Counter(filter(None, ours)) == Counter(trace.backward)
 
 
 def test_saved_activations_are_those_that_autograd_saves(case):
-    network, _, found = case
-    assert network.saved_bytes("float32", BATCH) == pytest.approx(sum(found.saved), rel=0.01)
+    network, _, trace = case
+    assert network.saved_bytes("float32", BATCH) == pytest.approx(sum(trace.saved), rel=0.01)

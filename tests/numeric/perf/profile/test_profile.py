@@ -64,41 +64,41 @@ def measured(request, tmp_path_factory):
 def test_every_layers_flops_are_measured_once(measured):
     """Each forward and backward product of the batch belongs to one measured layer: none is lost, none counts
     twice, whichever modules the kernels of this machine call."""
-    run, found, _ = measured
+    run, content, _ = measured
     network = network_of(run)
     by_direction = {"forward": 0, "backward": 0}
-    for layer in found["layers"]:
+    for layer in content["layers"]:
         by_direction[layer["direction"]] += layer["product_flops"]
     forward = 2 * network.forward_flops
     assert by_direction == {"forward": forward, "backward": 2 * network.training_flops - forward}
 
 
 def test_parts_add_up_to_the_steps_time(measured):
-    _, found, _ = measured
-    parts = found["parts_s"]
+    _, content, _ = measured
+    parts = content["parts_s"]
     assert {"forward", "backward", "optimizer", "wait"} <= parts.keys()
     # Operations of several threads may overlap, which makes the sum more, never less.
-    assert sum(parts.values()) >= found["step_s"] * 0.999
-    inside = sum(layer["seconds"] for layer in found["layers"])
+    assert sum(parts.values()) >= content["step_s"] * 0.999
+    inside = sum(layer["seconds"] for layer in content["layers"])
     assert inside <= (parts["forward"] + parts["backward"]) * 1.001
 
 
 def test_histogram_holds_the_layers_time(measured):
-    _, found, _ = measured
-    bins = found["efficiency_histogram"]
+    _, content, _ = measured
+    bins = content["efficiency_histogram"]
     assert len(bins) == 10
     assert sum(b["seconds"] for b in bins) == pytest.approx(
-        sum(layer["seconds"] for layer in found["layers"])
+        sum(layer["seconds"] for layer in content["layers"])
     )
     assert all(b["potential"] <= b["seconds"] for b in bins)
 
 
 def test_page_and_trace_are_written(measured):
     """The page says that these are not the GPUs of Cori."""
-    _, found, folder = measured
+    _, content, folder = measured
     page = (folder / "p.html").read_text()
     assert "Hardware efficiency" in page and "measured on another machine" in page
-    assert found["measured_elsewhere"].startswith("--machine cori-gpu: measured on another machine (")
+    assert content["measured_elsewhere"].startswith("--machine cori-gpu: measured on another machine (")
     trace = folder / "t"
     assert trace.is_file() or any(Path(trace).rglob("*.xplane.pb"))
 
@@ -118,52 +118,52 @@ def test_two_ranks_exchange_every_gradient_in_messages_of_the_size_set(
     small = ["--set", "data.sample_shape=[16,16,16,4]", *framework]
     run = load(benchmark, "smoke", small[1::2])
     own = network_of(run).parameters
-    found = {}
+    contents = {}
     for name, options in {"default": [], "small": ["--set", setting]}.items():
         done = run_profile(benchmark, *small, *options, "--ranks", "2", "--json")
-        found[name] = json.loads(done.stdout)
-        for rank in found[name]["ranks"]:
+        contents[name] = json.loads(done.stdout)
+        for rank in contents[name]["ranks"]:
             assert rank["bytes_exchanged"] == 4 * own
             assert 0 < rank["communication_s"] < rank["step_s"]
-        assert found[name]["parts_s"]["communication"] == found[name]["ranks"][0]["communication_s"]
-    whole, cut = (found[name]["ranks"][0]["messages"] for name in ("default", "small"))
+        assert contents[name]["parts_s"]["communication"] == contents[name]["ranks"][0]["communication_s"]
+    whole, cut = (contents[name]["ranks"][0]["messages"] for name in ("default", "small"))
     assert sum(message["calls"] for message in whole) == 1  # less than any library's default
     assert sum(message["calls"] for message in cut) > 1
     assert all(message["seconds"] is not None for message in whole + cut)  # rank 0 times its messages
-    assert found["small"]["exchange"]
+    assert contents["small"]["exchange"]
 
 
 def test_a_step_is_an_update_with_all_its_backward_passes():
     """The products of four passes are in it, and one update."""
     passes = "hyperparameters.gradient_accumulation_frequency=4"
-    once, found = (
+    once, four = (
         json.loads(profile("deepcam", "--json", *options).stdout) for options in ([], ["--set", passes])
     )
-    assert (once["backward_passes"], found["backward_passes"]) == (1, 4)
+    assert (once["backward_passes"], four["backward_passes"]) == (1, 4)
     network = network_of(load("deepcam", "smoke", SMALL["deepcam"][1::2]))
-    assert sum(layer["product_flops"] for layer in found["layers"]) == 4 * 2 * network.training_flops
+    assert sum(layer["product_flops"] for layer in four["layers"]) == 4 * 2 * network.training_flops
 
     def calls(record, name):
         return sum(each["calls"] for each in record["operations"] if each["name"] == name)
 
-    assert calls(found, "aten::convolution_backward") == 4 * calls(once, "aten::convolution_backward") > 0
+    assert calls(four, "aten::convolution_backward") == 4 * calls(once, "aten::convolution_backward") > 0
     assert "4 backward passes per step" in profile("deepcam", "--set", passes).stdout
 
 
 def test_ranks_exchange_the_gradients_of_several_passes_once():
     small = [*SMALL["deepcam"], "--set", "hyperparameters.gradient_accumulation_frequency=2"]
-    found = json.loads(run_profile("deepcam", *small, "--ranks", "2", "--json").stdout)
+    content = json.loads(run_profile("deepcam", *small, "--ranks", "2", "--json").stdout)
     own = network_of(load("deepcam", "smoke", small[1::2])).parameters
-    assert [rank["bytes_exchanged"] for rank in found["ranks"]] == [4 * own, 4 * own]
+    assert [rank["bytes_exchanged"] for rank in content["ranks"]] == [4 * own, 4 * own]
 
 
 def test_cosmoflow_in_pytorch_is_profiled_by_the_same_layers():
     options = ["--set", "data.sample_shape=[16,16,16,4]", *PYTORCH]
-    found = json.loads(run_profile("cosmoflow", *options, "--json").stdout)
+    content = json.loads(run_profile("cosmoflow", *options, "--json").stdout)
     network = network_of(load("cosmoflow", "smoke", options[1::2]))
     forward = 2 * network.forward_flops
     measured = [
-        sum(layer["product_flops"] for layer in found["layers"] if layer["direction"] == direction)
+        sum(layer["product_flops"] for layer in content["layers"] if layer["direction"] == direction)
         for direction in ("forward", "backward")
     ]
     assert measured == [forward, 2 * network.training_flops - forward]

@@ -217,8 +217,8 @@ def test_keys_that_are_not_consecutive_numbers_are_read_in_order(sets, tmp_path)
     ):
         for index in range(TRAIN):
             target.put(b"%08d_some/name.JPEG" % index, source.get(b"%08d" % index))
-    found = images_of(opened(tmp_path).train)
-    assert [bytes(data) for data, _ in found] == [bytes(files.read(i)[0]) for i in range(TRAIN)]
+    images = images_of(opened(tmp_path).train)
+    assert [bytes(data) for data, _ in images] == [bytes(files.read(i)[0]) for i in range(TRAIN)]
 
 
 def test_an_lmdb_can_be_opened_twice_and_pickled(sets):

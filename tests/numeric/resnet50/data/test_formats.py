@@ -100,11 +100,11 @@ def test_shards_have_tensorflows_layout_and_balanced_sizes(sets):
     again = [bytes(tfrecord.read_record(shards[0], *map(int, extent))) for extent in extents]
     assert again == [bytes(record) for record in tfrecord.read_records(shards[0])]
     names = [f"image/{name}" for name in ("class/label", "class/synset", "encoded", "width", "height", "no")]
-    found = tf_example.decode_features(again[0], names)
-    assert set(found) == set(names[:-1])
-    assert found["image/class/label"] == [1] and bytes(found["image/class/synset"]) == b"class0000"
-    with Image.open(io.BytesIO(bytes(found["image/encoded"]))) as image:
-        assert (found["image/width"], found["image/height"]) == ([image.width], [image.height])
+    features = tf_example.decode_features(again[0], names)
+    assert set(features) == set(names[:-1])
+    assert features["image/class/label"] == [1] and bytes(features["image/class/synset"]) == b"class0000"
+    with Image.open(io.BytesIO(bytes(features["image/encoded"]))) as image:
+        assert (features["image/width"], features["image/height"]) == ([image.width], [image.height])
 
 
 def test_packing_is_resumed_and_shared_by_ranks(sets, tmp_path):

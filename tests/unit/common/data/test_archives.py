@@ -56,8 +56,8 @@ def test_a_rank_reads_the_same_batches_from_archives_as_from_files(train: int) -
 @pytest.mark.parametrize("nodes", [1, 2, 3, 8])
 @pytest.mark.parametrize("train", [60, 41])
 def test_nodes_with_shards_share_every_sample_once(nodes: int, train: int) -> None:
-    found = [rank for rank in assigned(PACKED, nodes, 2, "shard", train) if rank.pool_rank == 0]
-    assert sorted(number_of(s) for rank in found for s in rank.train_files) == list(range(train))
+    ranks = [rank for rank in assigned(PACKED, nodes, 2, "shard", train) if rank.pool_rank == 0]
+    assert sorted(number_of(s) for rank in ranks for s in rank.train_files) == list(range(train))
     evaluated = [
         number_of(rank.eval_files[i])
         for rank in assigned(PACKED, nodes, 2, "shard", train)

@@ -66,8 +66,8 @@ def compared(loaders, monkeypatch, close, lossy=False):
 
 
 def row(text, way):
-    (found,) = [line for line in text.splitlines() if line.startswith(f" {way}  ")]
-    return re.split(r"\s{2,}", found.strip())
+    (matching,) = [line for line in text.splitlines() if line.startswith(f" {way}  ")]
+    return re.split(r"\s{2,}", matching.strip())
 
 
 @pytest.mark.parametrize(
@@ -85,9 +85,9 @@ def row(text, way):
 )
 def test_differences_between_loaders_are_reported(other, close, same, said, monkeypatch):
     """One changed number of 43 200 is no longer bit for bit."""
-    found, text = compared(("first", other), monkeypatch, close)
+    agree, text = compared(("first", other), monkeypatch, close)
     assert row(text, "first")[-1] == "bit for bit"
-    assert row(text, other)[-1].startswith(said) and found is same
+    assert row(text, other)[-1].startswith(said) and agree is same
 
 
 def test_a_lossy_data_set_may_have_other_values_but_not_other_samples(monkeypatch):
@@ -137,8 +137,8 @@ def test_the_share_of_decoding_is_what_reading_leaves():
 def test_ceilings_are_of_the_files_and_the_machine(tmp_path):
     for name in "ab":
         (tmp_path / name).write_bytes(bytes(1 << 20))
-    found = ceilings.measure(sorted(tmp_path.iterdir()), 2)
-    assert found.threads == 2 and min(found.copy, found.cold, found.warm) > 0 and found.read_cpu_s > 0
+    limits = ceilings.measure(sorted(tmp_path.iterdir()), 2)
+    assert limits.threads == 2 and min(limits.copy, limits.cold, limits.warm) > 0 and limits.read_cpu_s > 0
 
 
 def test_figures_as_json(monkeypatch):
@@ -146,11 +146,11 @@ def test_figures_as_json(monkeypatch):
     way = Way(Path("data"), "first", 3, 1)
     measured, reasons = bench_report.run_all([way, Way(Path("data"), "missing", 3, 1)], epoch, rounds=1)
     agree = bench_report.agreements(measured, 0.0, lambda data: False)
-    found = json.loads(json.dumps(bench_report.content(measured, reasons, agree, CEILINGS, 0.01)))
-    (row,) = found["ways"]
+    content = json.loads(json.dumps(bench_report.content(measured, reasons, agree, CEILINGS, 0.01)))
+    (row,) = content["ways"]
     assert (row["loader"], row["local_batch_size"], row["bytes_read_per_sample"]) == ("first", 3, 4000 / 12)
-    assert row["same_samples"] == "bit for bit" and "bound_by" in row and found["ceilings"]["copy"] == 2e9
-    assert [each["loader"] for each in found["failed"]] == ["missing"]
+    assert row["same_samples"] == "bit for bit" and "bound_by" in row and content["ceilings"]["copy"] == 2e9
+    assert [each["loader"] for each in content["failed"]] == ["missing"]
 
 
 @pytest.mark.parametrize("sets", [("lossy", "exact"), ("exact", "lossy")])

@@ -92,11 +92,11 @@ def test_verify_names_every_kind_of_problem(root: Path) -> None:
 
 
 def test_without_a_manifest_names_and_sizes_are_listed(root: Path) -> None:
-    found = on_ranks(2, 2, lambda world: describe(root, world))
-    assert found == [listing(root, Solo())] * 4
-    assert [(file.path, file.size) for file in found[0].files] == [file[:2] for file in expected(root)]
-    assert not found[0].checked
-    assert found[0].samples("train") == 4
+    manifests = on_ranks(2, 2, lambda world: describe(root, world))
+    assert manifests == [listing(root, Solo())] * 4
+    assert [(file.path, file.size) for file in manifests[0].files] == [file[:2] for file in expected(root)]
+    assert not manifests[0].checked
+    assert manifests[0].samples("train") == 4
     index(root, {"made": "here"}, Solo(), workers=1)
     assert on_ranks(2, 2, lambda world: describe(root, world)) == [load(root)] * 4
 

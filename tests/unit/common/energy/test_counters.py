@@ -107,8 +107,8 @@ def test_processors_and_nodes_that_used_nothing_have_a_broken_counter(measured, 
 
 def test_a_problem_of_many_nodes_is_named_once():
     missing = "NVML is not installed"
-    found = [("node0", [missing]), ("node1", [missing]), ("node2", [missing, "GPU 3 has no counter"])]
-    assert named_once(found) == [
+    by_host = [("node0", [missing]), ("node1", [missing]), ("node2", [missing, "GPU 3 has no counter"])]
+    assert named_once(by_host) == [
         "NVML is not installed on node0 and 2 other nodes",
         "GPU 3 has no counter on node2",
     ]

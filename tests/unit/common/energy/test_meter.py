@@ -134,15 +134,15 @@ def test_a_counter_that_fails_during_a_run_is_named_and_ends_nothing(tmp_path, c
 
 def test_crays_counters_stand_in_for_those_that_cannot_be_read(tmp_path, monkeypatch):
     root = pm_counters(tmp_path, CRAY_EX)
-    monkeypatch.setattr(accelerators, "found", lambda: [accelerators.Accelerator("amd", "MI250X")])
+    monkeypatch.setattr(accelerators, "installed", lambda: [accelerators.Accelerator("amd", "MI250X")])
     monkeypatch.setitem(sys.modules, "amdsmi", None)
-    found = {counters.measured: counters for counters in counters_of_node(True, root)}
-    assert {kind: counters.source for kind, counters in found.items()} == {
+    by_kind = {counters.measured: counters for counters in counters_of_node(True, root)}
+    assert {kind: counters.source for kind, counters in by_kind.items()} == {
         "accelerators": "Cray pm_counters",
         "processors": "Cray pm_counters: cpu, memory",
         "node": "Cray pm_counters",
     }
-    assert not any(counters.problems for counters in found.values())
+    assert not any(counters.problems for counters in by_kind.values())
     powercap(root, SERVER)
     assert "RAPL, packages and memory" in [counters.source for counters in counters_of_node(True, root)]
 

@@ -98,21 +98,21 @@ def test_where_the_first_rank_finds_no_accelerator_nobody_looks_again(monkeypatc
 def test_accelerators_that_the_reading_rank_cannot_see_are_said_to_be_missing(monkeypatch, tmp_path):
     """srun --gpus-per-task: each rank has a cgroup with its own GPU."""
     one_each = [[f"GPU-{rank}"] for rank in range(4)]
-    found, [warning] = seen_by_ranks(monkeypatch, tmp_path, one_each)
-    assert found["accelerators"]["counters"] == 1
-    assert found["accelerators"]["problems"][0].startswith("counters of 1 of 4 devices: ")
+    energy, [warning] = seen_by_ranks(monkeypatch, tmp_path, one_each)
+    assert energy["accelerators"]["counters"] == 1
+    assert energy["accelerators"]["problems"][0].startswith("counters of 1 of 4 devices: ")
     assert "covers only 1 counter: counters of 1 of 4 devices" in warning
 
 
 def test_accelerators_that_only_other_ranks_see_are_missed_too(monkeypatch, tmp_path):
-    found, [warning] = seen_by_ranks(monkeypatch, tmp_path, [[], ["a"], ["b"], ["a", "b"]])
-    assert found["accelerators"]["joules"] is None
+    energy, [warning] = seen_by_ranks(monkeypatch, tmp_path, [[], ["a"], ["b"], ["a", "b"]])
+    assert energy["accelerators"]["joules"] is None
     assert warning.startswith("no energy figure for the accelerators: counters of 0 of 2 devices")
 
 
 def test_accelerators_that_all_ranks_see_are_complete(monkeypatch, tmp_path):
-    found, warnings = seen_by_ranks(monkeypatch, tmp_path, [["a", "b", "c", "d"]] * 4)
-    assert (found["accelerators"]["counters"], found["accelerators"]["problems"], warnings) == (4, [], [])
+    energy, warnings = seen_by_ranks(monkeypatch, tmp_path, [["a", "b", "c", "d"]] * 4)
+    assert (energy["accelerators"]["counters"], energy["accelerators"]["problems"], warnings) == (4, [], [])
 
 
 class Asked:
@@ -192,10 +192,10 @@ def test_a_driver_that_blocks_does_not_hold_up_the_end_of_a_run():
     measuring = Meter(Solo(), [reads], every_s=0.001, halt_s=0.05)
     measuring.start(lambda measured, joules, whole: None)
     assert asked.wait(60)
-    found, [warning] = measuring.stop()
+    energy, [warning] = measuring.stop()
     assert len(calls) == 2, "the reading in progress has not ended, and none was begun beside it"
     answers.set()
-    assert found["accelerators"]["joules"] is None
+    assert energy["accelerators"]["joules"] is None
     assert warning == "no energy figure for the accelerators: a counter did not answer within 0.05 s"
 
 

@@ -131,17 +131,17 @@ with lmdb.open("data.mdb", subdir=False, map_size=1 << 26, lock=False, lib_versi
 def test_it_is_used_by_threads_and_sent_to_processes(tmp_path):
     entries = numbered(200, lambda n: 5000 * (n % 2))
     file = pickle.loads(pickle.dumps(LmdbFile(write(tmp_path / "data.mdb", entries))))
-    found: dict[int, bytes] = {}
+    values: dict[int, bytes] = {}
 
     def read(part: int) -> None:
-        found.update({n: file.value(n).tobytes() for n in range(part, 200, 4)})
+        values.update({n: file.value(n).tobytes() for n in range(part, 200, 4)})
 
     threads = [threading.Thread(target=read, args=(part,)) for part in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert [found[n] for n in range(200)] == [value for _, value in entries]
+    assert [values[n] for n in range(200)] == [value for _, value in entries]
 
 
 def test_no_descriptor_stays_open(tmp_path):

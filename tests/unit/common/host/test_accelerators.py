@@ -36,7 +36,7 @@ def recorded(name):
 
 
 def test_a_machine_without_tools_has_none(tools):
-    assert accelerators.found() == []
+    assert accelerators.installed() == []
 
 
 def test_nvidia(tools):
@@ -46,7 +46,7 @@ def test_nvidia(tools):
 
 def test_amd_by_amd_smi(tools):
     tools["amd-smi static"] = recorded("amd_smi_static.json")
-    assert accelerators.found() == [Accelerator("amd", "AMD Instinct MI210", 65520)]
+    assert accelerators.installed() == [Accelerator("amd", "AMD Instinct MI210", 65520)]
 
 
 def test_amd_by_the_list_that_older_amd_smi_print(tools):
@@ -59,7 +59,7 @@ def test_amd_by_rocm_smi_where_amd_smi_fails(tools):
         "ERROR:root:Unable to detect any GPU devices, check amdgpu version and module status"
     )
     tools["rocm-smi"] = recorded("rocm_smi_mi210.json")
-    assert accelerators.found() == [Accelerator("amd", "Instinct MI210", 65520)]
+    assert accelerators.installed() == [Accelerator("amd", "Instinct MI210", 65520)]
 
 
 def test_rocm_smi_without_memory_and_with_facts_of_the_system(tools):
@@ -70,7 +70,7 @@ def test_rocm_smi_without_memory_and_with_facts_of_the_system(tools):
 def test_intel(tools):
     tools["xpu-smi discovery -j"] = recorded("xpu_smi_discovery.json")
     tools["xpu-smi discovery -d 0 -j"] = recorded("xpu_smi_discovery_device.json")
-    assert accelerators.found() == [Accelerator("intel", "Intel Corporation Device 56c1 (rev 05)", 5068)]
+    assert accelerators.installed() == [Accelerator("intel", "Intel Corporation Device 56c1 (rev 05)", 5068)]
 
 
 @pytest.mark.parametrize("hierarchy, wanted", [(None, 2), ("FLAT", 2), ("COMPOSITE", 1)])
@@ -80,7 +80,7 @@ def test_a_tile_is_an_accelerator_unless_the_devices_are_composite(tools, monkey
     tools["xpu-smi discovery -d 0 -j"] = json.dumps(card)
     if hierarchy:
         monkeypatch.setenv("ZE_FLAT_DEVICE_HIERARCHY", hierarchy)
-    there = accelerators.found()
+    there = accelerators.installed()
     assert len(there) == wanted
     assert sum(one.memory_mib or 0 for one in there) == 5068
 
@@ -89,7 +89,7 @@ def test_a_tile_is_an_accelerator_unless_the_devices_are_composite(tools, monkey
 def test_an_unexpected_answer_counts_as_no_accelerator(tools, answer):
     for tool in ("amd-smi", "rocm-smi", "xpu-smi"):
         tools[tool] = answer
-    assert accelerators.found() == []
+    assert accelerators.installed() == []
 
 
 @pytest.mark.parametrize(

@@ -74,8 +74,8 @@ def test_each_rank_has_its_own_physical_cores_on_one_node(
     ranks: int, expected: list[str], tmp_path: Path
 ) -> None:
     root = machine(tmp_path, {0: "0-3,8-11", 1: "4-7,12-15"}, threads=2, cores=8)
-    found = cores_of_ranks("cores", ranks, frozenset(range(16)), root)
-    assert [ranges(cores) for cores in found] == expected
+    of_ranks = cores_of_ranks("cores", ranks, frozenset(range(16)), root)
+    assert [ranges(cores) for cores in of_ranks] == expected
 
 
 def test_shares_are_disjoint_equal_and_within_what_is_allowed(tmp_path: Path) -> None:
@@ -85,30 +85,30 @@ def test_shares_are_disjoint_equal_and_within_what_is_allowed(tmp_path: Path) ->
     for _ in range(300):
         allowed = frozenset(drawn.sample(range(64), drawn.randrange(1, 65)))
         ranks = drawn.randrange(1, len(allowed) + 1)
-        found = cores_of_ranks("cores", ranks, allowed, root)
-        assert len(found) == ranks and all(found) and frozenset().union(*found) <= allowed
-        assert sum(map(len, found)) == len(frozenset().union(*found))
+        of_ranks = cores_of_ranks("cores", ranks, allowed, root)
+        assert len(of_ranks) == ranks and all(of_ranks) and frozenset().union(*of_ranks) <= allowed
+        assert sum(map(len, of_ranks)) == len(frozenset().union(*of_ranks))
         occupied = [node for node, cores in nodes.items() if cores & allowed]
         if ranks >= len(occupied):
-            assert len({len(cores) for cores in found}) == 1
+            assert len({len(cores) for cores in of_ranks}) == 1
         enough = all(len(nodes[node] & allowed) >= -(-ranks // len(occupied)) for node in occupied)
         if ranks >= len(occupied) and enough:
-            assert all(len(nodes_of(cores, nodes)) == 1 for cores in found)
+            assert all(len(nodes_of(cores, nodes)) == 1 for cores in of_ranks)
 
 
 def test_no_ranks_share_a_core_and_no_core_is_left_where_they_divide(tmp_path: Path) -> None:
     root = machine(tmp_path, {0: "0-31", 1: "32-63"})
     for ranks in (1, 2, 4, 8, 16, 32, 64):
-        found = cores_of_ranks("cores", ranks, frozenset(range(64)), root)
-        assert sorted(core for cores in found for core in cores) == list(range(64))
+        of_ranks = cores_of_ranks("cores", ranks, frozenset(range(64)), root)
+        assert sorted(core for cores in of_ranks for core in cores) == list(range(64))
 
 
 def test_ranks_beside_their_gpus(tmp_path: Path) -> None:
     """Where GPUs are in another order than NUMA nodes: GPUs 4, 5, 2, 3 beside cores 0-31 and their second threads
     64-95, GPUs 6, 7, 0, 1 beside the others (printed by mpibind on an MI250X node, llnl/mpibind issue 41)."""
     root = machine(tmp_path, {0: "0-31,64-95", 1: "32-63,96-127"}, threads=2, cores=64)
-    found = beside([1, 1, 0, 0, 0, 0, 1, 1], numa_nodes(root), root)
-    assert [ranges(cores) for cores in found] == [
+    of_ranks = beside([1, 1, 0, 0, 0, 0, 1, 1], numa_nodes(root), root)
+    assert [ranges(cores) for cores in of_ranks] == [
         "32-39,96-103", "40-47,104-111", "0-7,64-71", "8-15,72-79", "16-23,80-87", "24-31,88-95",
         "48-55,112-119", "56-63,120-127",
     ]  # fmt: skip
@@ -145,11 +145,11 @@ def test_the_first_overlap_is_found() -> None:
     drawn = random.Random(3)
     for _ in range(300):
         sets = [frozenset(drawn.sample(range(24), drawn.randrange(1, 6))) for _ in range(4)]
-        found = first_overlap([ranges(cores) for cores in sets])
+        overlap = first_overlap([ranges(cores) for cores in sets])
         pairs = {(a, b) for a in range(4) for b in range(a + 1, 4) if sets[a] & sets[b]}
-        assert bool(found) == bool(pairs)
-        if found:
-            one, two, shared = found
+        assert bool(overlap) == bool(pairs)
+        if overlap:
+            one, two, shared = overlap
             assert (one, two) in pairs and parse_ranges(shared) <= sets[one] & sets[two]
 
 

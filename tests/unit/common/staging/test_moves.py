@@ -27,10 +27,10 @@ EXCHANGES = st.lists(st.tuples(st.integers(0, 6), st.integers(0, 100)), min_size
 
 def by_step(steps, *columns):
     """The values of each step."""
-    found: dict[int, list] = {}
+    values_of: dict[int, list] = {}
     for step, *values in zip(steps, *columns, strict=True):
-        found.setdefault(int(step), []).append(tuple(map(int, values)))
-    return found
+        values_of.setdefault(int(step), []).append(tuple(map(int, values)))
+    return values_of
 
 
 @given(EXCHANGES)

@@ -43,13 +43,13 @@ def test_each_file_is_in_one_ring_and_read_by_one_node_of_it(
     sizes: list[int], rings: int, nodes: int
 ) -> None:
     files = [File(f"train/{i:03d}", size) for i, size in enumerate(sizes)]
-    found, loads = [], []
+    in_rings, loads = [], []
     for ring in range(rings):
         passed, readers = files_of_ring(files, ring, rings, nodes)
         assert set(readers) <= set(range(nodes))
-        found += passed
+        in_rings += passed
         loads += [sum(f.size for f, r in zip(passed, readers, strict=True) if r == n) for n in range(nodes)]
-    assert sorted(found) == files
+    assert sorted(in_rings) == files
     assert max(loads) - min(loads) <= max(sizes, default=0)
 
 

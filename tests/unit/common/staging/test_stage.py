@@ -85,13 +85,13 @@ def test_shards_need_storage_of_each_nodes_own(source: Manifest, target: Path) -
 
 def test_without_checksums_sizes_are_held_and_the_report_says_so(source: Manifest, target: Path) -> None:
     (source.root / "manifest.json").unlink()
-    found = listing(source.root, Solo())
-    assert not stage(found, target, Solo(), "replicate").verified
+    unchecked = listing(source.root, Solo())
+    assert not stage(unchecked, target, Solo(), "replicate").verified
     assert contents(target) == contents(source.root)
-    assert stage(found, target, Solo(), "replicate").files == 0
+    assert stage(unchecked, target, Solo(), "replicate").files == 0
     changed = source.root / "train" / "5.tfrecord"
     changed.write_bytes(b"\0" * 70_000)  # as big as before, but newer
-    assert stage(found, target, Solo(), "replicate").files == 1
+    assert stage(unchecked, target, Solo(), "replicate").files == 1
     assert contents(target) == contents(source.root)
 
 

@@ -17,15 +17,15 @@ def reports_of(seconds: int, enter_at: dict[int, str]) -> list[tuple[int, str, b
     clock, reports = Clock(), []
     heart = Heartbeat(lambda phase, spent, printed: reports.append((phase, spent, printed)), clock)
     heart.stop()  # its thread: the test calls it instead
-    found = []
+    seen = []
     for second in range(seconds):
         clock.now = 100.0 + second
         if phase := enter_at.get(second):
             heart.enter(phase)
         before = len(reports)
         heart.beat()
-        found += [(second, phase, printed) for phase, _, printed in reports[before:]]
-    return found
+        seen += [(second, phase, printed) for phase, _, printed in reports[before:]]
+    return seen
 
 
 def test_a_long_phase_reports_after_ten_seconds_and_then_every_minute() -> None:

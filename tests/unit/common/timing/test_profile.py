@@ -71,14 +71,14 @@ def test_a_step_of_several_backward_passes_reads_a_batch_for_each():
 
 def test_on_a_gpu_the_hosts_wait_is_at_most_the_time_without_kernels():
     """The host waits 0.6 s for a batch while kernels that it had queued run for 0.7 s of a step of 1 s."""
-    found = {
+    profiles = {
         gpu: Profile(
             "x", 1, 1, 1.0, (), (Work("forward", "", "k", 0.7, 1),), reading=Reading(0.6, 1, 1), gpu=gpu
         )
         for gpu in (False, True)
     }
-    assert (found[True].input_wait, found[True].wait) == (pytest.approx(0.3), pytest.approx(0.0))
-    assert found[False].input_wait == 0.6
+    assert (profiles[True].input_wait, profiles[True].wait) == (pytest.approx(0.3), pytest.approx(0.0))
+    assert profiles[False].input_wait == 0.6
 
 
 def test_samples_in_memory_read_nothing():

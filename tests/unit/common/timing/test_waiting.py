@@ -13,11 +13,11 @@ from mlhpc.common.timing import waiting
 
 def in_thread(work):
     """What ``work(id of a new thread)`` returns there."""
-    found = []
-    thread = threading.Thread(target=lambda: found.append(work(threading.get_native_id())))
+    results = []
+    thread = threading.Thread(target=lambda: results.append(work(threading.get_native_id())))
     thread.start()
     thread.join()
-    return found[0]
+    return results[0]
 
 
 def io_priority(thread):

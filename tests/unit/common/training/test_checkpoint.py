@@ -33,9 +33,9 @@ def test_a_checkpoint_round_trips(tmp_path):
     shared = [np.arange(7, dtype=np.int16), np.array("text"), np.zeros((0, 3))]
     of_rank = [[np.float64(0.1)], [np.array([1, 2], np.uint8)]]
     checkpoint.save(tmp_path, Checkpoint(3, 11, "a = 1\n", shared, of_rank))
-    found = checkpoint.load(tmp_path)
-    assert (found.epoch, found.seed, found.config) == (3, 11, "a = 1\n")
-    for ours, theirs in zip([shared, *of_rank], [found.shared, *found.of_rank], strict=True):
+    loaded = checkpoint.load(tmp_path)
+    assert (loaded.epoch, loaded.seed, loaded.config) == (3, 11, "a = 1\n")
+    for ours, theirs in zip([shared, *of_rank], [loaded.shared, *loaded.of_rank], strict=True):
         assert [np.asarray(a).dtype for a in ours] == [b.dtype for b in theirs]
         assert all(np.array_equal(a, b) for a, b in zip(ours, theirs, strict=True))
 
@@ -79,8 +79,8 @@ def test_a_checkpoint_with_a_missing_array_is_refused(tmp_path, missing):
 def test_a_checkpoint_of_version_0_1_which_does_not_count_its_arrays_loads(tmp_path):
     path = saved(tmp_path)
     rewrite(path, lambda name: name not in ("arrays.npy", "contents.npy"))
-    found = checkpoint.load(tmp_path)
-    assert (len(found.shared), [len(own) for own in found.of_rank]) == (2, [1, 1])
+    loaded = checkpoint.load(tmp_path)
+    assert (len(loaded.shared), [len(own) for own in loaded.of_rank]) == (2, [1, 1])
 
 
 @pytest.mark.parametrize("others", [("rank0_0.npy", "rank1_0.npy"), ("shared_0.npy", "shared_1.npy")])
@@ -152,13 +152,13 @@ def test_any_damage_is_a_one_line_error_or_harmless(tmp_path):
                 damaged[place:place] = damaged[place : place + rng.randrange(1, 200)]
         path.write_bytes(bytes(damaged))
         try:
-            found = checkpoint.load(tmp_path)
+            loaded = checkpoint.load(tmp_path)
         except UserError as error:
             refused += 1
             assert "\n" not in str(error) and str(path) in str(error)
         else:
             for ours, theirs in zip(
-                [expected.shared, *expected.of_rank], [found.shared, *found.of_rank], strict=True
+                [expected.shared, *expected.of_rank], [loaded.shared, *loaded.of_rank], strict=True
             ):
                 assert all(np.array_equal(a, b) for a, b in zip(ours, theirs, strict=True))
     assert refused > 100

@@ -48,12 +48,12 @@ def test_what_is_wrong_with_a_data_set_is_printed_by_one_rank(
     assert all(message in str(outcome) for outcome in outcomes)
 
 
-@pytest.mark.parametrize(("facts", "found"), [({}, "TFRecord"), ({"codec": "zstd"}, "zstd")])
+@pytest.mark.parametrize(("facts", "described"), [({}, "TFRecord"), ({"codec": "zstd"}, "zstd")])
 def test_a_data_set_that_a_device_cannot_decode_is_refused_with_the_remedy(
-    facts: dict[str, str], found: str, tmp_path: Path
+    facts: dict[str, str], described: str, tmp_path: Path
 ) -> None:
     require_codec(Manifest(tmp_path, (), {"codec": "lut-small"}), ["lut", "lut-small"], without="TFRecord")
     with pytest.raises(UserError) as refused:
         require_codec(Manifest(tmp_path, (), facts), ["lut", "lut-small"], without="TFRecord")
-    for part in (str(tmp_path), f"this data set is {found}", "--codec lut,", "loading.decode=host"):
+    for part in (str(tmp_path), f"this data set is {described}", "--codec lut,", "loading.decode=host"):
         assert part in str(refused.value)

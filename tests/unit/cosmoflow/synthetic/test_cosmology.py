@@ -61,8 +61,8 @@ def test_power_over_the_whole_range_of_parameters_agrees_as_documented() -> None
     recorded = json.loads(Path("tests/data/reference/cosmoflow_camb.json").read_text())
     deviations = []
     for universe in recorded["universes"]:
-        found = Cosmology.from_unit(universe["unit"], 0.3).power(recorded["k_h_mpc"])
-        deviations.append(np.abs(found / np.array(universe["power"]) - 1).max())
+        power = Cosmology.from_unit(universe["unit"], 0.3).power(recorded["k_h_mpc"])
+        deviations.append(np.abs(power / np.array(universe["power"]) - 1).max())
     assert len(deviations) == 20
     assert deviations[0] < 0.04  # the middle
     assert np.median(deviations) < 0.05
@@ -112,8 +112,8 @@ def test_sigma_8_comes_back_from_the_spectrum(cosmology: Cosmology) -> None:
         window = 3 * spherical_jn(1, 8 * k) / (8 * k)
         return float(k**3 * cosmology.power(np.array([k]))[0] / (2 * np.pi**2) * window**2)
 
-    found = sum(quad(integrand, lo, lo + 1, epsrel=1e-5)[0] for lo in range(-10, 4))
-    assert np.sqrt(found) == pytest.approx(cosmology.sigma_8, rel=5e-4)
+    variance = sum(quad(integrand, lo, lo + 1, epsrel=1e-5)[0] for lo in range(-10, 4))
+    assert np.sqrt(variance) == pytest.approx(cosmology.sigma_8, rel=5e-4)
 
 
 def test_variance_of_a_power_law_is_the_known_one() -> None:

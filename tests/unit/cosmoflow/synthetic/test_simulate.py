@@ -42,14 +42,14 @@ def small(**changes: object) -> Data:
 
 
 def test_clustering_grows_as_linear_theory_says_on_large_scales() -> None:
-    found = evidence.spectra(Simulation(box_mpc_h=1024.0, grid=64, particles=128), universes=6)
-    large = found.k < 0.06  # a third of the Nyquist frequency
+    spectra = evidence.spectra(Simulation(box_mpc_h=1024.0, grid=64, particles=128), universes=6)
+    large = spectra.k < 0.06  # a third of the Nyquist frequency
     assert large.sum() == 6
-    assert np.abs(found.growth[:, large] - 1).max() < 0.06  # rounding to whole particles adds 1% at z = 3
+    assert np.abs(spectra.growth[:, large] - 1).max() < 0.06  # rounding to whole particles adds 1% at z = 3
     # And it is the right spectrum that grows: 6 universes of 1300 modes, before the voxels' window sets in.
-    clean = (found.k > 0.012) & (found.k < 0.04)
+    clean = (spectra.k > 0.012) & (spectra.k < 0.04)
     assert clean.sum() == 3
-    assert np.abs(found.power[:, clean].mean(axis=1) - 1).max() < 0.1
+    assert np.abs(spectra.power[:, clean].mean(axis=1) - 1).max() < 0.1
 
 
 def test_universes_differ_by_number_and_seed_and_fill_the_range_of_parameters() -> None:
@@ -68,12 +68,12 @@ def test_a_sample_has_the_published_samples_statistics() -> None:
     # Paper 002, figure 5: hundreds of values, a power law, few groups of four; gzip 5 times (section IV).
     # A sixteenth of a published sample's voxels has fewer rare values.
     counts, _ = simulate(Simulation(box_mpc_h=64.0, grid=64, particles=64, cola_steps=5), 0)
-    found = evidence.statistics(counts)
-    assert 100 < found.values < 1000
-    assert found.groups < 0.06 * counts[..., 0].size
-    assert found.groups < found.values**4 / 1e4
-    assert -4 < found.slope < -1.5
-    assert 3.5 < found.gzip < 6.5
+    statistics = evidence.statistics(counts)
+    assert 100 < statistics.values < 1000
+    assert statistics.groups < 0.06 * counts[..., 0].size
+    assert statistics.groups < statistics.values**4 / 1e4
+    assert -4 < statistics.slope < -1.5
+    assert 3.5 < statistics.gzip < 6.5
 
 
 def test_too_many_particles_for_int16_are_refused() -> None:
@@ -103,9 +103,9 @@ def test_the_official_layout(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         ((x, y),) = tf_example.read_examples(path)
         assert np.array_equal(np.frombuffer(x, "<i2").reshape(4, 4, 4, 4), piece)
         assert np.array_equal(y, unit)
-    found = manifest.load(tmp_path / "d")
-    assert found.samples("train") == 29 and found.samples("validation") == 16
-    assert found.facts["simulation"]["box_mpc_h"] == 128.0 and found.facts["redshifts"] == [
+    written = manifest.load(tmp_path / "d")
+    assert written.samples("train") == 29 and written.samples("validation") == 16
+    assert written.facts["simulation"]["box_mpc_h"] == 128.0 and written.facts["redshifts"] == [
         3.0,
         1.5,
         0.5,
@@ -281,7 +281,7 @@ def test_power_spectra_tell_the_parameters(tmp_path: Path) -> None:
         simulation=Simulation(box_mpc_h=256.0, grid=16, particles=32),
     )
     make(data, tmp_path, Solo(), workers=1)
-    found = evidence.power_spectrum_regression(tmp_path)
+    regression = evidence.power_spectrum_regression(tmp_path)
     # Guessing the middle is wrong by 0.5. The amplitude is easy, the Hubble constant hard.
-    assert found.error < 0.35
-    assert found.errors[1] < 0.12
+    assert regression.error < 0.35
+    assert regression.errors[1] < 0.12

@@ -51,8 +51,8 @@ def test_values_equal_those_that_the_reference_read_when_it_ran(tmp_path, statis
     seed = int(seed)
     path = write_sample(tmp_path / "a.h5", seed, fields(seed).astype(data), mask(seed).astype(labels))
     x, y, _ = read(path, Reader(SHAPE, hdf5.read_statistics(tmp_path, 16)))
-    found = {"x": np.ascontiguousarray(x.transpose(2, 0, 1)), "y": y}
-    assert {name: hashlib.sha256(array).hexdigest() for name, array in found.items()} == RECORDED[case]
+    arrays = {"x": np.ascontiguousarray(x.transpose(2, 0, 1)), "y": y}
+    assert {name: hashlib.sha256(array).hexdigest() for name, array in arrays.items()} == RECORDED[case]
 
 
 def test_without_statistics_values_are_returned_as_stored(tmp_path):

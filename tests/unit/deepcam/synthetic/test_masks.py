@@ -82,9 +82,11 @@ def test_class_frequencies_are_those_of_the_published_set() -> None:
     # Of mlcommons/hpc: the loss weights of DeepCAM were made from them.
     published = (0.986267818390377, 0.0004578708870701058, 0.01327431072255291)
     masks = [simulate(Simulation(), 384, 576, number)[1] for number in range(30)]
-    found = np.bincount(np.concatenate(masks, axis=None), minlength=3) / sum(mask.size for mask in masks)
-    assert found[0] == pytest.approx(published[0], abs=0.004)
-    assert found[1:] == pytest.approx(published[1:], rel=0.3)
+    frequencies = np.bincount(np.concatenate(masks, axis=None), minlength=3) / sum(
+        mask.size for mask in masks
+    )
+    assert frequencies[0] == pytest.approx(published[0], abs=0.004)
+    assert frequencies[1:] == pytest.approx(published[1:], rel=0.3)
     # Nearly every sample holds all classes, so that a guess of background alone has an IoU of a third.
     assert np.mean([len(np.unique(mask)) == 3 for mask in masks]) > 0.9
 

@@ -76,14 +76,14 @@ def test_statistics_are_those_of_the_training_samples(tmp_path: Path) -> None:
 
 def test_the_manifest_says_what_a_run_asks_for(tmp_path: Path) -> None:
     make(small(), tmp_path, Solo(), workers=1)
-    found = manifest.describe(tmp_path, Solo())
-    assert found.facts["benchmark"] == "deepcam" and found.facts["sample_shape"] == [32, 48, 16]
-    assert found.facts["simulation"]["seed"] == 2021 and found.facts["channels"][:2] == ["TMQ", "U850"]
-    taken = manifest.take(found, train=4, validation=3)
+    written = manifest.describe(tmp_path, Solo())
+    assert written.facts["benchmark"] == "deepcam" and written.facts["sample_shape"] == [32, 48, 16]
+    assert written.facts["simulation"]["seed"] == 2021 and written.facts["channels"][:2] == ["TMQ", "U850"]
+    taken = manifest.take(written, train=4, validation=3)
     assert len(taken.folder("train")) == 4 and len(taken.folder("validation")) == 3
     assert not taken.folder("test") and "stats.h5" in {file.path for file in taken.files}
     with pytest.raises(UserError, match="5 samples, but 6 are needed"):
-        manifest.take(found, train=6, validation=3)
+        manifest.take(written, train=6, validation=3)
     assert verify(tmp_path, 2) == []
 
 

@@ -18,9 +18,9 @@ def test_legendre_functions_are_scipys(order: int, degree: int) -> None:
     expected = math.sqrt(size) * special.lpmv(
         order, degree, np.sin(GRID.latitude[ROWS // 2 :, 0].astype(float))
     )
-    found = sphere.legendre(ROWS, 40)[order][degree - order]
+    values = sphere.legendre(ROWS, 40)[order][degree - order]
     # scipy has the sign of Condon and Shortley.
-    np.testing.assert_allclose(found, (-1) ** order * expected, atol=2e-4 * np.abs(expected).max())
+    np.testing.assert_allclose(values, (-1) ** order * expected, atol=2e-4 * np.abs(expected).max())
 
 
 def test_random_fields_are_correlated_by_angle_alone() -> None:

@@ -108,14 +108,14 @@ def test_small_scales_fall_as_in_nature(name: str, steepest: float) -> None:
     (Nastrom and Gage 1985), a height's power falling by up to two more."""
     rows, columns = 384, 576
     belt = slice(rows // 2 + 64, rows // 2 + 96)  # 30° to 45° north
-    found = np.zeros(columns // 2 + 1)
+    spectrum = np.zeros(columns // 2 + 1)
     for number in range(3):
         lines = weather(Simulation(cyclones=0, rivers=0, decoys=0), rows, columns, number)[
             belt, :, NUMBER[name]
         ]
-        found += (np.abs(np.fft.rfft(lines - lines.mean(axis=1, keepdims=True), axis=1)) ** 2).mean(axis=0)
+        spectrum += (np.abs(np.fft.rfft(lines - lines.mean(axis=1, keepdims=True), axis=1)) ** 2).mean(axis=0)
     waves = np.arange(40, 110)
-    slope = np.polyfit(np.log(waves), np.log(found[waves]), 1)[0]
+    slope = np.polyfit(np.log(waves), np.log(spectrum[waves]), 1)[0]
     assert steepest < slope < -1.4
 
 
@@ -248,8 +248,8 @@ def test_saturation_is_that_of_tables() -> None:
     # Saturation vapour pressure over water, 2339 Pa at 20 °C and 611 Pa at 0 °C (Smithsonian tables).
     for celsius, vapour in ((20, 2339), (0, 611)):
         expected = 0.622 * vapour / (101_325 - 0.378 * vapour)
-        found = saturation(np.float32(celsius + 273.15), np.float32(101_325))  # type: ignore[arg-type]
-        assert found == pytest.approx(expected, rel=0.005)
+        humidity = saturation(np.float32(celsius + 273.15), np.float32(101_325))  # type: ignore[arg-type]
+        assert humidity == pytest.approx(expected, rel=0.005)
 
 
 def test_ground(channel: dict[str, Vector]) -> None:

@@ -70,14 +70,14 @@ def read(tmp_path, text):
 
 
 def test_unet3d_is_the_suites_own(tmp_path):
-    found, own = read(tmp_path, UNET3D), load.load("mlperf_unet3d")
+    workload, own = read(tmp_path, UNET3D), load.load("mlperf_unet3d")
     for part in ("dataset", "train", "metric"):
-        assert getattr(found, part) == getattr(own, part)
-    assert found.reader == own.reader
-    assert found.checkpoint.files == (499153191,)
-    assert (found.checkpoint.every_epochs, found.checkpoint.every_steps) == (2, 0)
-    assert "dataset.record_length_bytes_resize" in found.without_effect
-    assert "framework" in found.without_effect
+        assert getattr(workload, part) == getattr(own, part)
+    assert workload.reader == own.reader
+    assert workload.checkpoint.files == (499153191,)
+    assert (workload.checkpoint.every_epochs, workload.checkpoint.every_steps) == (2, 0)
+    assert "dataset.record_length_bytes_resize" in workload.without_effect
+    assert "framework" in workload.without_effect
 
 
 @pytest.mark.parametrize(
@@ -86,11 +86,15 @@ def test_unet3d_is_the_suites_own(tmp_path):
     [(32, 4096, 14336, 32, 105), (80, 8192, 28672, 128, 912), (126, 16384, 53248, 128, 5290)],
 )
 def test_checkpoints_of_llama_have_the_printed_sizes(tmp_path, layers, hidden, ffn, heads, gib):
-    found = read(tmp_path, LLAMA.format(layers=layers, hidden=hidden, ffn=ffn, heads=heads))
-    assert found.dataset is None
-    assert found.checkpoint.total_bytes / 2**30 == pytest.approx(gib, rel=0.003)
-    assert (found.checkpoint.writes, found.checkpoint.reads, found.checkpoint.fsync) == (10, 10, True)
-    assert found.checkpoint.ranks == "all"
+    workload = read(tmp_path, LLAMA.format(layers=layers, hidden=hidden, ffn=ffn, heads=heads))
+    assert workload.dataset is None
+    assert workload.checkpoint.total_bytes / 2**30 == pytest.approx(gib, rel=0.003)
+    assert (workload.checkpoint.writes, workload.checkpoint.reads, workload.checkpoint.fsync) == (
+        10,
+        10,
+        True,
+    )
+    assert workload.checkpoint.ranks == "all"
 
 
 def test_times_may_be_distributions(tmp_path):
@@ -119,14 +123,15 @@ def test_the_published_files_for_s3_load_without_their_credentials(tmp_path):
     of the bucket as the data folder."""
     plain = UNET3D.replace("checkpoint: True", "checkpoint: False")
     text = plain.replace("data_folder: data/unet3d/", "data_folder: s3://s3pytorchconnector") + S3
-    found = read(tmp_path, text)
-    assert found.storage.url == "s3://s3pytorchconnector"
-    assert found.storage.endpoints == tuple(f"http://localhost:{port}" for port in (9020, 9021, 9022))
-    assert (found.storage.region, found.storage.path_style, found.storage.attempts) == ("us-east-1", False, 5)
-    assert "storage.storage_options.secret_access_key" in found.without_effect
-    assert "dataset.data_folder" not in found.without_effect
-    assert "secret-key" not in load.dumps(found)
-    assert found.dataset == read(tmp_path, plain).dataset
+    workload = read(tmp_path, text)
+    assert workload.storage.url == "s3://s3pytorchconnector"
+    assert workload.storage.endpoints == tuple(f"http://localhost:{port}" for port in (9020, 9021, 9022))
+    assert (workload.storage.region, workload.storage.path_style) == ("us-east-1", False)
+    assert workload.storage.attempts == 5
+    assert "storage.storage_options.secret_access_key" in workload.without_effect
+    assert "dataset.data_folder" not in workload.without_effect
+    assert "secret-key" not in load.dumps(workload)
+    assert workload.dataset == read(tmp_path, plain).dataset
     below = read(tmp_path, plain + S3)
     assert below.storage.url == "s3://s3pytorchconnector/data/unet3d"
 

@@ -21,14 +21,14 @@ def test_a_little_less_breaks_the_rules_and_the_size_does_not():
             assert workload.dataset is not None
             dataset = workload.dataset.model_copy(update={"files": files})
             resized = workload.model_copy(update={"dataset": dataset})
-            found = mlperf_storage.findings(resized, memory, accelerators, clients)
-            assert (found == []) is fits, found
+            violations = mlperf_storage.findings(resized, memory, accelerators, clients)
+            assert (violations == []) is fits, violations
 
 
 def test_runs_below_the_utilisation_or_too_few_are_found():
     workload = load.load("mlperf_cosmoflow")
-    found = mlperf_storage.findings(workload, 10**9, 1, 1, [71.0, 69.9, None, 80.0])
-    assert found == [
+    violations = mlperf_storage.findings(workload, 10**9, 1, 1, [71.0, 69.9, None, 80.0])
+    assert violations == [
         "4 runs, 5 are required",
         "run 2: utilisation 69.9%, 70% is required",
         "run 3: utilisation none, 70% is required",
@@ -122,8 +122,8 @@ def test_a_changed_workload_is_found(name, settings, finding):
     ("computation", "round"), [("0.162", "v3.0"), ("0.323", "v2.0"), ("0.636", "v2.0"), ("1", "v3.0")]
 )
 def test_the_round_is_that_of_the_accelerator(computation, round):
-    found = mlperf_storage.official(load.load("mlperf_unet3d", [f"train.computation={computation}"]))
-    assert found is not None and found.round == round
+    official = mlperf_storage.official(load.load("mlperf_unet3d", [f"train.computation={computation}"]))
+    assert official is not None and official.round == round
 
 
 def test_a_workload_without_data_has_no_size():

@@ -47,12 +47,12 @@ def test_every_sample_comes_once(layout, threads, order, preprocess_threads):
     lines = pipeline(
         layout, Reader(batch_size=3, threads=threads, sample_order=order, preprocess_threads=others)
     )
-    found = [sample.tobytes() for _ in range(8) for sample in lines.next_batch()]
+    samples = [sample.tobytes() for _ in range(8) for sample in lines.next_batch()]
     lines.stop()
-    assert sorted(found) == every_sample()
+    assert sorted(samples) == every_sample()
     assert sum(times.samples for times in lines.times) == 24
-    assert sum(times.content_bytes for times in lines.times) == sum(map(len, found))
-    assert sum(times.statistics.bytes for times in lines.times) == sum(map(len, found))
+    assert sum(times.content_bytes for times in lines.times) == sum(map(len, samples))
+    assert sum(times.statistics.bytes for times in lines.times) == sum(map(len, samples))
 
 
 @pytest.mark.parametrize(
@@ -60,18 +60,18 @@ def test_every_sample_comes_once(layout, threads, order, preprocess_threads):
     [("normal", []), ("sequential", [os.POSIX_FADV_SEQUENTIAL] * 6), ("random", [os.POSIX_FADV_RANDOM] * 6)],
 )
 def test_the_kernel_is_told_how_each_file_is_read(layout, monkeypatch, advice, told):
-    found, files = [], {path.stat().st_ino for path in layout.root.rglob("train/*")}
+    given, files = [], {path.stat().st_ino for path in layout.root.rglob("train/*")}
 
     def advise(fd: int, offset: int, length: int, advice: int) -> None:
         assert (offset, length) == (0, 0) and os.fstat(fd).st_ino in files
-        found.append(advice)
+        given.append(advice)
 
     monkeypatch.setattr(os, "posix_fadvise", advise)
     lines = pipeline(layout, Reader(batch_size=3, threads=2, advice=advice))
     for _ in range(8):
         lines.next_batch()
     lines.stop()
-    assert found == told
+    assert given == told
 
 
 @pytest.mark.timeout(60)

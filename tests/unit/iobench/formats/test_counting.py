@@ -17,13 +17,13 @@ from mlhpc.iobench.formats.counting import Activity, ReadStatistics
 
 def random_reads(random, number):
     """Reads of one thread, in whole milliseconds: begin, end, offset, size, previous end."""
-    at, found = 0, []
+    at, reads = 0, []
     for _ in range(number):
         begin = at + int(random.integers(0, 20))
         at = begin + int(random.integers(0, 30))
         previous = int(random.integers(-1, 9))
-        found.append((begin, at, int(random.integers(0, 9)), int(random.integers(1, 40)), previous))
-    return found
+        reads.append((begin, at, int(random.integers(0, 9)), int(random.integers(1, 40)), previous))
+    return reads
 
 
 def hand_in(statistics, reads):

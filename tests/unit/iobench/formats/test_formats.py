@@ -73,13 +73,13 @@ def test_other_libraries_read_the_same(tmp_path):
         layout = make(tmp_path / format, format)
         path, expected = layout.path("train", 0), contents(layout, 0)
         if format == "tfrecord":
-            found = [bytes(decode_features(r, ["sample"])["sample"]) for r in read_records(path)]  # type: ignore[arg-type]
+            content = [bytes(decode_features(r, ["sample"])["sample"]) for r in read_records(path)]  # type: ignore[arg-type]
         elif format == "npz":
-            found, expected = [np.load(path)["x"].tobytes()], [b"".join(expected)]
+            content, expected = [np.load(path)["x"].tobytes()], [b"".join(expected)]
         elif format == "npy":
-            found = [np.load(path).tobytes()]
+            content = [np.load(path).tobytes()]
         elif format == "binary":
-            found, expected = [path.read_bytes()], [b"".join(expected)]
+            content, expected = [path.read_bytes()], [b"".join(expected)]
         elif format == "csv":
             rows = np.loadtxt(path, delimiter=",", dtype=np.float32)
             samples, _ = read(layout, 0)
@@ -89,15 +89,15 @@ def test_other_libraries_read_the_same(tmp_path):
             assert lengths == layout.sizes("train", 0).tolist()
             continue
         elif format == "hdf5":
-            found, expected = [h5py.File(path)["samples"][:].tobytes()], [b"".join(expected)]
+            content, expected = [h5py.File(path)["samples"][:].tobytes()], [b"".join(expected)]
         elif format == "parquet":
-            found = [row.as_py() for row in pq.read_table(path)["sample"]]
+            content = [row.as_py() for row in pq.read_table(path)["sample"]]
         else:
             (sample,), _ = read(layout, 0)
             assert path.stat().st_size == layout.sizes("train", 0)[0]
             np.testing.assert_array_equal(np.asarray(Image.open(path)), sample)  # type: ignore[arg-type]
             continue
-        assert found == expected, format
+        assert content == expected, format
 
 
 @pytest.mark.parametrize("size", [1024, 1025, 1027, 5000, 65_535, 65_541, 200_003])

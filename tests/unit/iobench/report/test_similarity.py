@@ -32,28 +32,28 @@ def test_the_cosine_is_the_papers_formula(a, b):
 
 def test_the_rows_of_the_papers_figure():
     """Four of six follow from the printed differences, to a digit beside the printed; FFN and FRNN do not."""
-    found = {name: cosine(of(row)) for name, (row, _) in FIG_8.items()}
-    computed = {name: round(value, 3) for name, value in found.items()}
+    cosines = {name: cosine(of(row)) for name, (row, _) in FIG_8.items()}
+    computed = {name: round(value, 3) for name, value in cosines.items()}
     assert computed == {
         "Imagenet": 0.950, "Cosmic Tagger": 0.964, "Cosmoflow": 0.937,
         "FFN": 0.985, "CANDEL": 0.964, "FRNN": 0.991,
     }  # fmt: skip
-    off = {name for name, (_, printed) in FIG_8.items() if abs(found[name] - printed) > 0.0151}
+    off = {name for name, (_, printed) in FIG_8.items() if abs(cosines[name] - printed) > 0.0151}
     assert off == {"FFN", "FRNN"}
 
 
 def test_an_error_of_all_factors_is_seen_by_the_difference_alone():
     values = [3.0, 5.0, 0.9, 0.8, 100.0, 120.0, 1e6, 2e6]
-    found = compare(of(values), of([0.3 * value for value in values]))
-    assert found.cosine == pytest.approx(1.0)
-    assert found.largest[1] == pytest.approx(0.7)
-    assert not found.alike
+    similarity = compare(of(values), of([0.3 * value for value in values]))
+    assert similarity.cosine == pytest.approx(1.0)
+    assert similarity.largest[1] == pytest.approx(0.7)
+    assert not similarity.alike
 
 
 def test_equal_runs_are_alike_and_zeros_are_left_out():
-    found = compare(
+    similarity = compare(
         of([1.0, 2.0, 0.0, 0.0, 5.0, 6.0, 7.0, 8.0]), of([1.0, 2.0, 0.0, 0.0, 5.0, 6.0, 7.0, 8.0])
     )
-    assert found.alike and len(found.differences) == 6
+    assert similarity.alike and len(similarity.differences) == 6
     with pytest.raises(ValueError, match="no factor"):
         cosine({})

@@ -66,23 +66,23 @@ def test_nothing_computed_is_no_utilisation():
     ],
 )
 def test_what_binds_is_named(real, null, busy, resource):
-    found = binding(Shares(*map(float, real)), Shares(*map(float, null)), busy)
-    assert found is not None
-    assert found.resource == resource
+    bottleneck = binding(Shares(*map(float, real)), Shares(*map(float, null)), busy)
+    assert bottleneck is not None
+    assert bottleneck.resource == resource
     parts = (
-        found.compute,
-        found.storage,
-        found.decode,
-        found.cpu,
-        found.barrier,
-        found.oversleep,
-        found.rest,
+        bottleneck.compute,
+        bottleneck.storage,
+        bottleneck.decode,
+        bottleneck.cpu,
+        bottleneck.barrier,
+        bottleneck.oversleep,
+        bottleneck.rest,
     )
     assert sum(parts) == pytest.approx(100)
     assert min(parts) > -1e-9
 
 
 def test_a_null_run_slower_than_the_real_one_costs_the_storage_nothing():
-    found = binding(Shares(10, 5, 5, 0, 0), Shares(10, 4, 6, 0, 0), 20)
-    assert found is not None
-    assert (found.storage, found.decode) == (pytest.approx(0), pytest.approx(50))
+    bottleneck = binding(Shares(10, 5, 5, 0, 0), Shares(10, 4, 6, 0, 0), 20)
+    assert bottleneck is not None
+    assert (bottleneck.storage, bottleneck.decode) == (pytest.approx(0), pytest.approx(50))

@@ -17,23 +17,23 @@ def workload(compute=0.0, dataset=None, **reader):
 
 
 def test_without_threads_a_step_is_the_sum_of_its_parts():
-    found = simulate(workload(0.02, threads=0, batch_size=3), SERVICE, System(), 1, 10)
-    assert found.seconds == pytest.approx(10 * (3 * (0.001 + 0.004 + 0.002 + 0.003) + 0.02))
-    assert found.au_percent == pytest.approx(100 * 0.02 / (0.03 + 0.02))
+    run = simulate(workload(0.02, threads=0, batch_size=3), SERVICE, System(), 1, 10)
+    assert run.seconds == pytest.approx(10 * (3 * (0.001 + 0.004 + 0.002 + 0.003) + 0.02))
+    assert run.au_percent == pytest.approx(100 * 0.02 / (0.03 + 0.02))
 
 
 @pytest.mark.parametrize("compute", [0.002, 0.05])
 def test_a_reading_thread_hides_the_shorter_of_reading_and_computing(compute):
     steps = 1000
-    found = simulate(workload(compute), SERVICE, System(), 1, steps)
+    run = simulate(workload(compute), SERVICE, System(), 1, steps)
     longer, shorter = max(0.01, compute), min(0.01, compute)
-    assert found.seconds == pytest.approx(steps * longer + shorter)  # the first or the last is not hidden
+    assert run.seconds == pytest.approx(steps * longer + shorter)  # the first or the last is not hidden
 
 
 def test_a_target_that_never_rests_limits_the_rate():
-    found = simulate(workload(), SERVICE, System(cores=64, ranks_per_node=64, metadata=64), 64, 50)
-    assert found.samples_per_s == pytest.approx(1 / 0.002, rel=0.02)
-    assert found.binding == "storage" and found.busy["storage"] == pytest.approx(1, abs=0.02)
+    run = simulate(workload(), SERVICE, System(cores=64, ranks_per_node=64, metadata=64), 64, 50)
+    assert run.samples_per_s == pytest.approx(1 / 0.002, rel=0.02)
+    assert run.binding == "storage" and run.busy["storage"] == pytest.approx(1, abs=0.02)
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 5, 9])
@@ -41,11 +41,11 @@ def test_the_rate_lies_within_the_bounds_of_asymptotic_analysis(ranks):
     """Denning and Buzen 1978: at most what the slowest server does, and what requests would do without queueing;
     at least what they do when every one waits for all others."""
     system = System(cores=2, ranks_per_node=ranks)
-    found = simulate(workload(threads=0), SERVICE, system, ranks, 400)
+    run = simulate(workload(threads=0), SERVICE, system, ranks, 400)
     alone = 0.001 + 0.004 + 0.002 + 0.003
     bottleneck = max(0.001, 0.002, 0.003 / 2)
-    assert found.samples_per_s <= min(1 / bottleneck, ranks / alone) * 1.0001
-    assert found.samples_per_s >= ranks / (alone + (ranks - 1) * (0.001 + 0.002 + 0.003))
+    assert run.samples_per_s <= min(1 / bottleneck, ranks / alone) * 1.0001
+    assert run.samples_per_s >= ranks / (alone + (ranks - 1) * (0.001 + 0.002 + 0.003))
 
 
 def test_many_files_scale_and_one_shared_file_is_bound_by_its_metadata():
@@ -66,13 +66,13 @@ def test_many_files_scale_and_one_shared_file_is_bound_by_its_metadata():
 
 def results_of(known, true, cores=2):
     for ranks in (1, 2):
-        found = simulate(known, true, System(cores=cores, ranks_per_node=2), ranks, 50)
-        samples = found.samples_per_s * found.seconds
+        run = simulate(known, true, System(cores=cores, ranks_per_node=2), ranks, 50)
+        samples = run.samples_per_s * run.seconds
         seconds = {"open_s": true.open_s * samples, "call_s": (true.latency_s + true.device_s) * samples,
                    "decode_s": true.decode_s * samples, "preprocess_s": 0.0}  # fmt: skip
         yield {
             "ranks": ranks, "workload": known.model_dump(mode="json", exclude_none=True),
-            "samples_per_s": found.samples_per_s, "epochs": [{"steps": 50}],
+            "samples_per_s": run.samples_per_s, "epochs": [{"steps": 50}],
             "rank_results": [{"cores": cores, "reading": {"samples": samples / ranks}}] * ranks,
             "reading": {"opens": samples, "io_s": seconds["call_s"] + seconds["open_s"], "thread_s": seconds},
         }  # fmt: skip

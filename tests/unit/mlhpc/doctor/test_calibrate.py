@@ -21,11 +21,11 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_file_is_a_machine_that_can_be_predicted_for(tmp_path, capsys):
     out = tmp_path / "mine.toml"
     assert cli.main(["doctor", "--calibrate", "--stage", str(tmp_path), "--out", str(out)]) == 0
-    found = machine(str(out))
+    calibrated = machine(str(out))
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    assert found.figures["accelerator.memory"] == pytest.approx(memory, rel=5e-3)
-    assert all(source.startswith("measured") for source in found.sources.values())
-    assert {"storage.local_read", "storage.local_write", "network.latency"} <= found.figures.keys()
+    assert calibrated.figures["accelerator.memory"] == pytest.approx(memory, rel=5e-3)
+    assert all(source.startswith("measured") for source in calibrated.sources.values())
+    assert {"storage.local_read", "storage.local_write", "network.latency"} <= calibrated.figures.keys()
     assert list(tmp_path.iterdir()) == [out]
     assert cli.main(["predict", "cosmoflow", "--preset", "smoke", "--machine", str(out), "--nodes", "1"]) == 0
 

@@ -387,8 +387,8 @@ def test_diff_leaves_out_what_a_launcher_sets_for_every_launch(tmp_path: Path) -
             "HOROVOD_GLOO_TIMEOUT": timeout,
         }
         make_run(tmp_path / name, env=lambda env, variables=variables: env.update(variables=variables))
-    found = [row.key for row in differences(tmp_path / "a", tmp_path / "b")]
-    assert found == ["variables.HOROVOD_GLOO_TIMEOUT"]
+    keys = [row.key for row in differences(tmp_path / "a", tmp_path / "b")]
+    assert keys == ["variables.HOROVOD_GLOO_TIMEOUT"]
 
 
 def test_steps_of_a_run_that_accumulates_gradients_are_updates(tmp_path: Path) -> None:

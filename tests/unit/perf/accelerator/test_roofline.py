@@ -41,8 +41,8 @@ PRINTED = {
 @pytest.mark.parametrize("number", range(3), ids=BENCHMARKS)
 def test_table_2_follows_from_its_measured_figures(what, number):
     attribute, printed, relative, absolute = PRINTED[what]
-    found = getattr(TABLE_II[BENCHMARKS[number]], attribute)
-    assert found == pytest.approx(printed[number], rel=relative, abs=absolute)
+    computed = getattr(TABLE_II[BENCHMARKS[number]], attribute)
+    assert computed == pytest.approx(printed[number], rel=relative, abs=absolute)
 
 
 def test_only_the_texts_traffic_of_resnet_50_gives_the_tables_intensity():
@@ -118,18 +118,18 @@ def test_measured_traffic_at_the_sustained_bandwidth_is_a_v100s_published_rate(b
 @pytest.mark.parametrize("benchmark", BENCHMARKS)
 def test_least_time_is_less_than_measured_and_more_than_every_single_ceiling(benchmark):
     network = closed(benchmark)
-    found = points(network, V100, "mixed_float16")
-    least = least_seconds(found)
+    of_layers = points(network, V100, "mixed_float16")
+    least = least_seconds(of_layers)
     assert network.training_flops / V100.tensor < least < TABLE_II[benchmark].seconds_per_sample
     assert network.traffic("mixed_float16") / V100.bandwidth < least
-    assert [point.layer for point in found] == [layer.name for layer in network]
-    for point in found:
+    assert [point.layer for point in of_layers] == [layer.name for layer in network]
+    for point in of_layers:
         assert point.rate <= V100.attainable(point.intensity, point.kind) * (1 + 1e-9)
 
 
 def test_products_are_bound_by_tensor_cores_or_memory_and_nothing_else_by_tensor_cores():
-    found = points(closed("deepcam"), V100, "mixed_float16")
-    bounds = {kind: {p.bound for p in found if p.kind == kind} for kind in ("convolution", "batch norm")}
+    of_layers = points(closed("deepcam"), V100, "mixed_float16")
+    bounds = {kind: {p.bound for p in of_layers if p.kind == kind} for kind in ("convolution", "batch norm")}
     assert bounds == {"convolution": {"tensor", "memory"}, "batch norm": {"memory"}}
 
 

@@ -19,8 +19,8 @@ class Counted(np.ndarray):
     def __array_ufunc__(self, ufunc, method, *inputs, **keywords):
         plain = [np.asarray(x) for x in inputs]
         Counted.operations += max(x.size for x in plain)
-        found = getattr(ufunc, method)(*plain, **keywords)
-        return found.view(Counted) if found.ndim else found
+        result = getattr(ufunc, method)(*plain, **keywords)
+        return result.view(Counted) if result.ndim else result
 
 
 def array():

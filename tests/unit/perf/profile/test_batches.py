@@ -35,35 +35,35 @@ def shown(batch, wall, overlap=1.0, plain=None, exposed=0.1, benchmark="cosmoflo
 
 
 def test_parts_add_up_to_the_time_of_a_sample():
-    found = per_sample(shown(4, 1.0))
-    assert sum(found.values()) == pytest.approx(0.25)
-    assert found["compute"] == pytest.approx(0.05)
-    assert found["memory"] == pytest.approx(0.05)  # batch norm and the optimizer
-    assert found["communication"] == pytest.approx(0.025)
-    assert found["input wait"] == pytest.approx(0.0125)
+    parts = per_sample(shown(4, 1.0))
+    assert sum(parts.values()) == pytest.approx(0.25)
+    assert parts["compute"] == pytest.approx(0.05)
+    assert parts["memory"] == pytest.approx(0.05)  # batch norm and the optimizer
+    assert parts["communication"] == pytest.approx(0.025)
+    assert parts["input wait"] == pytest.approx(0.0125)
 
 
 def test_overlapping_operations_count_by_their_share_and_waits_stay_as_long_as_they_were():
-    found = per_sample(shown(4, 1.0, overlap=10.0))
-    assert sum(found.values()) == pytest.approx(0.25)
-    assert found["compute"] == pytest.approx(found["memory"])
-    assert found["communication"] == pytest.approx(0.025)
-    assert found["input wait"] == pytest.approx(0.0125)
+    parts = per_sample(shown(4, 1.0, overlap=10.0))
+    assert sum(parts.values()) == pytest.approx(0.25)
+    assert parts["compute"] == pytest.approx(parts["memory"])
+    assert parts["communication"] == pytest.approx(0.025)
+    assert parts["input wait"] == pytest.approx(0.0125)
 
 
 def test_communication_that_is_not_known_to_be_exposed_overlaps_as_other_operations_do():
     """On a GPU it is kernels with concurrent reads: 1 of 5 seconds of operations in 0.95 s without a wait for
     input."""
-    found = per_sample(shown(1, 1.0, overlap=10.0, exposed=None))
-    assert found["communication"] == pytest.approx(0.95 / 5)
-    assert found["input wait"] == pytest.approx(0.05)
+    parts = per_sample(shown(1, 1.0, overlap=10.0, exposed=None))
+    assert parts["communication"] == pytest.approx(0.95 / 5)
+    assert parts["input wait"] == pytest.approx(0.05)
 
 
 def test_times_are_those_of_steps_without_the_profiler():
     """It makes steps twice as long: their parts keep their shares of the shorter one."""
-    found = per_sample(shown(4, 1.0, plain=0.5))
-    assert sum(found.values()) == pytest.approx(0.125)
-    assert found["communication"] == pytest.approx(0.0125)
+    parts = per_sample(shown(4, 1.0, plain=0.5))
+    assert sum(parts.values()) == pytest.approx(0.125)
+    assert parts["communication"] == pytest.approx(0.0125)
     table = by_batch([shown(1, 1.0, plain=0.5), shown(2, 4.0, plain=0.5)])
     assert [row[-3].text for row in table.rows] == ["500", "250"]
     assert [row[-2].text for row in table.rows] == ["1.00", "0.50"]

@@ -27,7 +27,7 @@ def differences(monkeypatch, name, node, *, count=None, cores=None):
     (model, memory), there, has = NODES[node] if isinstance(node, str) else node
     gpu = there > 0
     listed = [Accelerator("nvidia", model, memory)] * (there if count is None else count)
-    monkeypatch.setattr(host, "found", lambda: listed)
+    monkeypatch.setattr(host, "installed", lambda: listed)
     monkeypatch.setattr(host, "cores", lambda: cores or has)
     monkeypatch.setattr(host.provenance, "machine", lambda: {"cpu": model if not gpu else "Some CPU"})
     profile = Profile("GPU:0" if gpu else "CPU, 4 threads", 1, 1, 1.0, (), (), gpu=gpu)

@@ -48,9 +48,9 @@ SIZES = [(24, 10, 20), (48, 14, 6), (40, 24, 8)]
 @pytest.mark.parametrize(("side", "filters", "batch"), [(32, 16, 16), (40, 12, 10), (28, 20, 12)])
 def test_a_step_between_the_sizes_measured_is_within_a_tenth(side, filters, batch):
     truth = measured(side, filters, batch).profile.plain
-    found = predict_step([measured(*size) for size in SIZES], network(side, filters), "float32", batch, PEAKS)
-    assert found.seconds == pytest.approx(truth, rel=0.1)
-    assert (found.bare, found.bare_seconds) == ((), 0.0)
+    step = predict_step([measured(*size) for size in SIZES], network(side, filters), "float32", batch, PEAKS)
+    assert step.seconds == pytest.approx(truth, rel=0.1)
+    assert (step.bare, step.bare_seconds) == ((), 0.0)
 
 
 def pyramid(side, filters, batch):
@@ -77,16 +77,16 @@ def pyramid(side, filters, batch):
 def test_layers_with_many_weights_and_few_pixels_are_predicted_from_their_like(batch):
     stand_ins = [pyramid(*size) for size in [(48, 16, 12), (80, 16, 5), (48, 32, 8)]]
     target = pyramid(64, 16, batch)
-    found = predict_step(stand_ins, target.network, "float32", batch, PEAKS)
-    assert found.seconds == pytest.approx(target.profile.plain, rel=0.1)
+    step = predict_step(stand_ins, target.network, "float32", batch, PEAKS)
+    assert step.seconds == pytest.approx(target.profile.plain, rel=0.1)
 
 
 def test_layers_that_no_stand_in_has_are_named():
     """The second convolution is 1 x 1, another kind, in the target, and 3 x 3 in all stand-ins."""
     stand_ins = [measured(*size) for size in SIZES]
     target = network(32, 16, kernel=1)
-    found = predict_step(stand_ins, target, "float32", 16, PEAKS)
-    assert found.bare == ("second, forward", "second, backward")
+    step = predict_step(stand_ins, target, "float32", 16, PEAKS)
+    assert step.bare == ("second, forward", "second, backward")
     (second,) = (layer for layer in target if layer.name == "second")
     bound = sum(
         max(
@@ -95,8 +95,8 @@ def test_layers_that_no_stand_in_has_are_named():
         )
         for passes in ([p for p in second.passes if (p.name == "forward") == f] for f in (True, False))
     )
-    assert found.bare_seconds == pytest.approx(bound)
-    assert found.seconds > found.bare_seconds
+    assert step.bare_seconds == pytest.approx(bound)
+    assert step.seconds > step.bare_seconds
 
 
 def test_the_profilers_slowness_is_taken_out():

@@ -81,11 +81,11 @@ def test_official_rejections_are_findings_with_their_place(name: str, tmp_path: 
     log = written(tmp_path, edit)
     assert not official_verdict(log, "2.0.0")
     findings = [f for f in check(log) if f.source == "mlperf-logging hpc_2.0.0" and f.severity == "error"]
-    found = [f for f in findings if f.rule == rule]
-    assert found, findings
-    assert found[0].where == f"result_1.txt{line}"
-    assert not found[0].expected.startswith("see the message")  # every message is understood
-    assert found[0].actual and found[0].remedy
+    rejections = [f for f in findings if f.rule == rule]
+    assert rejections, findings
+    assert rejections[0].where == f"result_1.txt{line}"
+    assert not rejections[0].expected.startswith("see the message")  # every message is understood
+    assert rejections[0].actual and rejections[0].remedy
 
 
 @pytest.mark.parametrize("name", BROKEN_FOR_US)

@@ -43,12 +43,12 @@ def test_the_page_shows_bindings_and_ranks_that_share_cores(tmp_path: Path) -> N
 def test_two_runs_that_differ_only_in_their_binding(tmp_path: Path) -> None:
     one = bound(tmp_path / "one", [rank(0, "0-3"), rank(1, "4-7")])
     two = bound(tmp_path / "two", [rank(0, "0-7", threads=8), rank(1, "0-7", threads=8)])
-    [found] = differences(one, two)
-    assert (found.kind, found.key) == ("machine", "bindings")
-    assert found.a == (
+    [difference] = differences(one, two)
+    assert (difference.kind, difference.key) == ("machine", "bindings")
+    assert difference.a == (
         "local ranks 0: cores 0-3, NUMA nodes 0, 4 threads; local ranks 1: cores 4-7, NUMA nodes 0, 4 threads"
     )
-    assert found.b == "local ranks 0-1: cores 0-7, NUMA nodes 0, 8 threads"
+    assert difference.b == "local ranks 0-1: cores 0-7, NUMA nodes 0, 8 threads"
     assert differences(one, one) == []
 
 

@@ -31,10 +31,10 @@ def test_a_set_is_found_from_every_folder_above_it(
 ) -> None:
     folder = make_set(tmp_path / above / org, system=system, level=level)
     for start in (tmp_path, tmp_path / above / org, folder.parent, folder):
-        (found,) = result_sets(start)
-        assert told([found]) == [(org, system, "cosmoflow", "strong", 10)]
-        assert (found.path, found.problems) == (folder, ())
-        assert found.system_json and found.system_json["system_name"] == system
+        (of_folder,) = result_sets(start)
+        assert told([of_folder]) == [(org, system, "cosmoflow", "strong", 10)]
+        assert (of_folder.path, of_folder.problems) == (folder, ())
+        assert of_folder.system_json and of_folder.system_json["system_name"] == system
     monkeypatch.chdir(folder)
     assert told(result_sets(Path("."))) == [(org, system, "cosmoflow", "strong", 10)]
 
@@ -53,15 +53,15 @@ def test_all_sets_of_many_submitters_are_found(tmp_path: Path) -> None:
 
 
 def test_result_2_comes_before_result_10(tmp_path: Path) -> None:
-    (found,) = result_sets(make_set(tmp_path / "org"))
-    assert [log.path.name for log in found.logs] == [f"result_{n}.txt" for n in range(1, 11)]
+    (of_folder,) = result_sets(make_set(tmp_path / "org"))
+    assert [log.path.name for log in of_folder.logs] == [f"result_{n}.txt" for n in range(1, 11)]
 
 
 def test_pruned_results_belong_to_their_set(tmp_path: Path) -> None:
     folder = make_set(tmp_path / "org", "deepcam", level="weak")
     write_log(folder / "pruned_results" / "result_1.txt", records("deepcam"))
-    (found,) = result_sets(tmp_path)
-    assert (len(found.logs), len(found.pruned), found.problems) == (5, 1, ())
+    (of_folder,) = result_sets(tmp_path)
+    assert (len(of_folder.logs), len(of_folder.pruned), of_folder.problems) == (5, 1, ())
 
 
 def test_logs_in_an_implementation_are_not_results(tmp_path: Path) -> None:
@@ -73,16 +73,16 @@ def test_logs_in_an_implementation_are_not_results(tmp_path: Path) -> None:
 
 def test_one_foreign_log(tmp_path: Path) -> None:
     path = write_log(tmp_path / "slurm 12.out", records("deepcam"))
-    (found,) = result_sets(path)
-    assert told([found]) == [("org", None, "deepcam", "strong", 1)]
+    (of_folder,) = result_sets(path)
+    assert told([of_folder]) == [("org", None, "deepcam", "strong", 1)]
 
 
 def test_a_bare_folder_of_logs_is_described_by_the_logs(tmp_path: Path) -> None:
     for n in (1, 2):
         write_log(tmp_path / "results" / "mine" / f"result_{n}.txt", records("deepcam", seed=n))
-    (found,) = result_sets(tmp_path)
-    assert told([found]) == [("org", None, "deepcam", "strong", 2)]
-    assert not found.is_tree and found.problems == ()
+    (of_folder,) = result_sets(tmp_path)
+    assert told([of_folder]) == [("org", None, "deepcam", "strong", 2)]
+    assert not of_folder.is_tree and of_folder.problems == ()
 
 
 def test_a_run_and_a_campaign(tmp_path: Path) -> None:
@@ -148,10 +148,10 @@ def test_other_files_among_the_results_are_reported(tmp_path: Path) -> None:
     (folder / "scaling.json").write_text("{}")
     (folder / "result_11.txt.bak").write_text("")
     (folder / "package_checker_params").write_text("rcp-bypass")
-    (found,) = result_sets(tmp_path)
-    assert len(found.logs) == 10
-    assert {f.rule: f.actual for f in found.problems}["set/files"] == "result_11.txt.bak, scaling.json"
-    assert problems([found]) == [("set/files", "warning"), ("set/bypass", "warning")]
+    (of_folder,) = result_sets(tmp_path)
+    assert len(of_folder.logs) == 10
+    assert {f.rule: f.actual for f in of_folder.problems}["set/files"] == "result_11.txt.bak, scaling.json"
+    assert problems([of_folder]) == [("set/files", "warning"), ("set/bypass", "warning")]
 
 
 def test_a_path_without_a_run_is_a_one_line_error(tmp_path: Path) -> None:
@@ -186,10 +186,10 @@ def test_the_memory_for_a_set_is_that_for_one_of_its_logs(tmp_path: Path) -> Non
         last = made.pop()
         made += [dict(made[-1], key="tracked_stats", value=n) for n in range(2000)] + [last]
 
-    def peak_of(found: ResultSet) -> int:
+    def peak_of(result_set: ResultSet) -> int:
         tracemalloc.start()
         try:
-            assert len(found.condensed) == len(found.log_paths)
+            assert len(result_set.condensed) == len(result_set.log_paths)
             return tracemalloc.get_traced_memory()[1]
         finally:
             tracemalloc.stop()

@@ -31,9 +31,9 @@ def archive(tmp_path):
 
 def test_file_permissions_are_preserved(archive, tmp_path):
     tree = unpack(archive, tmp_path / "there")
-    found = {p.relative_to(tree).as_posix(): p for p in tree.rglob("*") if p.is_file()}
-    assert {name: path.read_bytes() for name, path in found.items()} == FILES
-    assert [name for name, path in found.items() if path.stat().st_mode & 0o100] == [sorted(FILES)[0]]
+    files = {p.relative_to(tree).as_posix(): p for p in tree.rglob("*") if p.is_file()}
+    assert {name: path.read_bytes() for name, path in files.items()} == FILES
+    assert [name for name, path in files.items() if path.stat().st_mode & 0o100] == [sorted(FILES)[0]]
 
 
 def rewritten(archive, to, change):

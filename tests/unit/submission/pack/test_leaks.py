@@ -28,25 +28,25 @@ PEM = "-----BEGIN RSA " + "PRIVATE KEY-----"  # in two parts, so that scanners d
 )
 def test_a_secret_is_an_error_and_not_repeated(tmp_path, text, kind):
     (tmp_path / "a.sh").write_text(f"# one\n{text}\n")
-    found = leaks(tmp_path, Names(frozenset(), frozenset()))
-    assert [f.severity for f in found] == ["error"] and found[0].actual.startswith(kind)
-    assert found[0].where == "a.sh:2"
-    assert text.split("=")[-1].split(" ")[-1] not in found[0].actual
+    findings = leaks(tmp_path, Names(frozenset(), frozenset()))
+    assert [f.severity for f in findings] == ["error"] and findings[0].actual.startswith(kind)
+    assert findings[0].where == "a.sh:2"
+    assert text.split("=")[-1].split(" ")[-1] not in findings[0].actual
 
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be"])
 def test_a_secret_in_utf_16_is_found(tmp_path, encoding):
     (tmp_path / "notes.txt").write_bytes(("x\nghp_" + "a1B2" * 9 + "\n").encode(encoding))
-    (found,) = leaks(tmp_path, Names(frozenset(), frozenset()))
-    assert found.rule == "pack/secret"
+    (finding,) = leaks(tmp_path, Names(frozenset(), frozenset()))
+    assert finding.rule == "pack/secret"
 
 
 def test_file_names_are_searched_too(tmp_path):
     for name in ("id_ed25519", "cluster.pem", ".netrc", "nid001234/setup.sh", "log-hf_" + "a1B2" * 8):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("")
-    found = leaks(tmp_path, Names(frozenset({"nid001234"}), frozenset()))
-    assert {(f.rule, f.where) for f in found} == {
+    findings = leaks(tmp_path, Names(frozenset({"nid001234"}), frozenset()))
+    assert {(f.rule, f.where) for f in findings} == {
         ("pack/secret", "id_ed25519"),
         ("pack/secret", "cluster.pem"),
         ("pack/secret", ".netrc"),
@@ -80,8 +80,8 @@ def test_names_of_hosts_and_people_are_reported_with_their_place(tmp_path):
     (tmp_path / "result_1.txt").write_text(
         "x\nfile /home/jane/train.py\nnid001234 said\nnid0012345\nmail j.doe@lab.org\n"
     )
-    found = leaks(tmp_path, Names(frozenset({"nid001234", "localhost"}), frozenset({"jane"})))
-    assert {(f.actual, f.where, f.severity) for f in found} == {
+    findings = leaks(tmp_path, Names(frozenset({"nid001234", "localhost"}), frozenset({"jane"})))
+    assert {(f.actual, f.where, f.severity) for f in findings} == {
         ("/home/jane", "result_1.txt:2", "warning"),
         ("jane", "result_1.txt:2", "warning"),
         ("nid001234", "result_1.txt:3", "warning"),

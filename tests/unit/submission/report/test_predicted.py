@@ -35,11 +35,11 @@ def test_every_part_stands_beside_its_prediction_with_the_ratio(tmp_path: Path) 
         assert "DGX A100 80 GB" in text
         assert "Training steps" in text and "no model" in text
         assert "limits" in text
-    found = beside(read(run), machine("dgx-a100"))
-    assert found.parts[0].label == "Staging"
-    measured = sum(part.measured or 0 for part in found.parts)
+    compared = beside(read(run), machine("dgx-a100"))
+    assert compared.parts[0].label == "Staging"
+    measured = sum(part.measured or 0 for part in compared.parts)
     assert measured == pytest.approx(93.246, abs=0.01)
-    step = next(part for part in found.parts if part.label == "Training steps")
+    step = next(part for part in compared.parts if part.label == "Training steps")
     assert step.ratio == pytest.approx(step.measured / step.predicted[0])
     assert step.predicted[1] < step.predicted[0] < step.predicted[2]
 
@@ -54,11 +54,11 @@ def test_exchanges_stand_beside_those_of_the_epochs_that_were_trained(tmp_path: 
 
     settings = ["data.gzip=false", "staging.mode=shard", "staging.exchange=true"]
     run = read(make_run(tmp_path / "run", settings=settings, result=two_nodes))
-    found = beside(run, machine("perlmutter"))
-    (exchange,) = (part for part in found.parts if part.label == "Exchange")
+    compared = beside(run, machine("perlmutter"))
+    (exchange,) = (part for part in compared.parts if part.label == "Exchange")
     assert exchange.measured == 0.3
     assert exchange.predicted == pytest.approx((7 * 2**27 / 25e9,) * 3)
-    assert not any("in all" in note for note in found.notes)
+    assert not any("in all" in note for note in compared.notes)
 
 
 def test_a_run_that_waits_for_its_data_says_so_in_samples_per_second(tmp_path: Path) -> None:
@@ -95,10 +95,10 @@ def test_a_run_that_did_not_end_has_no_prediction_and_leaves_no_page(tmp_path: P
 
 def test_an_aborted_run_has_its_training_beside_it_and_no_word_on_what_limited_it(tmp_path: Path) -> None:
     run = read(make_run(tmp_path / "run", status="aborted", result=lambda r: r.update(breakdown_s=None)))
-    found = beside(run, machine("dgx-a100"))
-    training = next(part for part in found.parts if part.label == "Training")
+    compared = beside(run, machine("dgx-a100"))
+    training = next(part for part in compared.parts if part.label == "Training")
     assert training.ratio and training.ratio > 0
-    assert found.measured.startswith("not known")
+    assert compared.measured.startswith("not known")
 
 
 @pytest.mark.parametrize("apart", [True, False])

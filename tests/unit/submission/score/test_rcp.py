@@ -44,13 +44,13 @@ def test_points_reference_and_bound_are_those_of_the_official_checker(
                 record = official._create_interp_rcp(size, low, high)[1]
             elif high:
                 record = official._find_min_rcp("pruned_rcps")
-        found = rcp.compare(runs(*[100.0] * needed), size, benchmark, rules, needed)
-        assert found is not None
+        verdict = rcp.compare(runs(*[100.0] * needed), size, benchmark, rules, needed)
+        assert verdict is not None
         if record is None:
-            assert not found.passes and found.bound is None and "no reference above" in found.why
+            assert not verdict.passes and verdict.bound is None and "no reference above" in verdict.why
         else:
-            assert found.reference == pytest.approx(record["RCP Mean"], abs=1e-9)
-            assert found.bound == pytest.approx(record["Min Epochs"], abs=2e-4)  # it searches to 1e-4
+            assert verdict.reference == pytest.approx(record["RCP Mean"], abs=1e-9)
+            assert verdict.bound == pytest.approx(record["Min Epochs"], abs=2e-4)  # it searches to 1e-4
 
 
 @pytest.mark.parametrize(
@@ -83,21 +83,21 @@ def test_verdicts_are_those_of_the_official_checker(
 
 
 def test_the_bound_is_where_p_is_five_percent() -> None:
-    found = rcp.compare(runs(*[20.0] * 10), 512, "cosmoflow", "hpc_2.0.0", 10)
-    assert found and found.bound is not None and found.reference is not None
-    at_bound = rcp.compare(runs(*[found.bound] * 10), 512, "cosmoflow", "hpc_2.0.0", 10)
-    at_reference = rcp.compare(runs(*[found.reference] * 10), 512, "cosmoflow", "hpc_2.0.0", 10)
+    verdict = rcp.compare(runs(*[20.0] * 10), 512, "cosmoflow", "hpc_2.0.0", 10)
+    assert verdict and verdict.bound is not None and verdict.reference is not None
+    at_bound = rcp.compare(runs(*[verdict.bound] * 10), 512, "cosmoflow", "hpc_2.0.0", 10)
+    at_reference = rcp.compare(runs(*[verdict.reference] * 10), 512, "cosmoflow", "hpc_2.0.0", 10)
     assert at_bound and at_bound.p_value == pytest.approx(0.05) and at_bound.distance == pytest.approx(0)
-    assert at_bound.normalisation == pytest.approx(found.reference / found.bound)
+    assert at_bound.normalisation == pytest.approx(verdict.reference / verdict.bound)
     assert at_reference and at_reference.p_value == pytest.approx(0.5) and at_reference.normalisation == 1
-    assert not found.passes and found.p_value is not None and found.p_value < 0.05
-    assert found.distance is not None and found.distance < 0 and found.normalisation is None
+    assert not verdict.passes and verdict.p_value is not None and verdict.p_value < 0.05
+    assert verdict.distance is not None and verdict.distance < 0 and verdict.normalisation is None
 
 
 def test_one_run_that_did_not_converge_is_the_slowest(tmp_path: Path) -> None:
     missed = RunScore(Path("m"), 1.0, 1.0, False, None)
-    found = rcp.compare([*runs(20, 21, 23, 40), missed], 1024, "deepcam", "hpc_2.0.0", 5)
-    assert found and found.epochs == pytest.approx((21 + 23 + 40) / 3)
+    verdict = rcp.compare([*runs(20, 21, 23, 40), missed], 1024, "deepcam", "hpc_2.0.0", 5)
+    assert verdict and verdict.epochs == pytest.approx((21 + 23 + 40) / 3)
     two = rcp.compare([*runs(20, 21, 23), missed, missed], 1024, "deepcam", "hpc_2.0.0", 5)
     assert two and not two.passes and two.epochs is None and "too few" in two.why
 
@@ -114,9 +114,9 @@ def test_sets_without_a_reference_are_not_compared(benchmark: str) -> None:
 
 
 def test_unequal_batch_sizes_are_not_compared() -> None:
-    found = rcp.compare(runs(*[20.0] * 10), None, "cosmoflow", "hpc_2.0.0", 10)
-    assert found and not found.passes and "different values of global_batch_size" in found.why
-    assert found.epochs is None
+    verdict = rcp.compare(runs(*[20.0] * 10), None, "cosmoflow", "hpc_2.0.0", 10)
+    assert verdict and not verdict.passes and "different values of global_batch_size" in verdict.why
+    assert verdict.epochs is None
 
 
 def test_another_problem_is_not_compared(tmp_path: Path) -> None:
