@@ -54,7 +54,7 @@ class Hyperparameters(schema.Hyperparameters):
     """The names are those of the MLPerf logging rules (mlperf-logging, hpc_*/closed_deepcam*.yaml)."""
 
     batchnorm_group_size: PositiveInt = Field(1, description="ranks that share batch-norm statistics")
-    gradient_accumulation_frequency: PositiveInt = Field(1, description="backward passes per update")
+    gradient_accumulation_frequency: PositiveInt = Field(1, description="backward passes per step")
     opt_name: Literal["LAMB", "Adam", "AdamW"] = "LAMB"
     opt_lr: PositiveFloat
     opt_betas: tuple[float, float] = (0.9, 0.999)
@@ -64,17 +64,17 @@ class Hyperparameters(schema.Hyperparameters):
     opt_grad_averaging: bool = True
     opt_max_grad_norm: PositiveFloat = 1.0
     scheduler_type: Literal["multistep", "cosine_annealing"] = "multistep"
-    scheduler_lr_warmup_steps: NonNegativeInt = Field(0, description="updates until the end of warm-up")
+    scheduler_lr_warmup_steps: NonNegativeInt = Field(0, description="steps until the end of warm-up")
     scheduler_lr_warmup_factor: float = Field(
         1.0, ge=1, description="1: warm-up from zero to opt_lr; above 1: from opt_lr to opt_lr times this"
     )
     scheduler_milestones: tuple[PositiveInt, ...] = Field(
-        (), description="updates after warm-up, for multistep"
+        (), description="steps after warm-up, for multistep"
     )
     scheduler_decay_rate: float = Field(
         0.1, gt=0, le=1, description="factor at each milestone, for multistep"
     )
-    scheduler_t_max: PositiveInt = Field(1, description="updates after warm-up, for cosine_annealing")
+    scheduler_t_max: PositiveInt = Field(1, description="steps after warm-up, for cosine_annealing")
     scheduler_eta_min: float = Field(0.0, ge=0, description="final learning rate, for cosine_annealing")
 
     @model_validator(mode="after")
@@ -91,7 +91,7 @@ class Hyperparameters(schema.Hyperparameters):
         passes = logged.get("gradient_accumulation_frequency", 1)
         if passes != 1 and "global_batch_size" in logged:
             why = (
-                f"per backward pass, as the reference logs it, or per update of {passes} passes, as this "
+                f"per backward pass, as the reference logs it, or per step of {passes} passes, as this "
                 "suite does"
             )
             yield "global_batch_size", why
@@ -113,7 +113,7 @@ class Training(schema.DdpTraining):
         True, description="on a CPU, use this suite's convolutions instead of the framework's; same function"
     )
     eval_steps: NonNegativeInt = Field(
-        0, description="updates between evaluations within an epoch; 0: only at its end"
+        0, description="steps between evaluations within an epoch; 0: only at its end"
     )
     device: schema.Device = Field("auto", description=schema.DEVICE)
     channels_last: bool = Field(True, description="memory layout of activations and weights; same results")
@@ -179,11 +179,11 @@ class DeepCam(schema.Run):
     def backward_passes(self) -> int:
         return self.hyperparameters.gradient_accumulation_frequency
 
-    def between_evaluations(self, updates: int) -> Iterator[tuple[int, int]]:
-        """The ranges of an epoch's ``updates`` after each of which the network is evaluated."""
-        every = updates if self.study.steps or not self.training.eval_steps else self.training.eval_steps
-        for start in range(0, updates, every):
-            yield start, min(start + every, updates)
+    def between_evaluations(self, steps: int) -> Iterator[tuple[int, int]]:
+        """The ranges of an epoch's ``steps`` after each of which the network is evaluated."""
+        every = steps if self.study.steps or not self.training.eval_steps else self.training.eval_steps
+        for start in range(0, steps, every):
+            yield start, min(start + every, steps)
 
     @model_validator(mode="after")
     def _batch_divides(self) -> "DeepCam":
@@ -202,7 +202,7 @@ class DeepCam(schema.Run):
             # Replayed graphs write gradients where those of the earlier passes are (PyTorch issue 96693).
             raise ValueError(
                 f"training.cuda_graphs would discard all but the last of "
-                f"{hparams.gradient_accumulation_frequency} backward passes per update; set it to false, "
+                f"{hparams.gradient_accumulation_frequency} backward passes per step; set it to false, "
                 f"or hyperparameters.gradient_accumulation_frequency to 1"
             )
         if self.training.cuda_graphs and hparams.batchnorm_group_size > 1:

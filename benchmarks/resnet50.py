@@ -55,10 +55,10 @@ class Hyperparameters(schema.Hyperparameters):
 
     Names that begin with an optimizer apply to that one; ``opt_learning_rate_warmup_epochs`` and
     ``model_bn_span`` (logged: images per backward pass of a rank) apply to sgd. The rate rises from zero to the
-    base rate in the warm-up epochs, and falls to the end rate in the ``decay_steps`` updates that follow.
+    base rate in the warm-up epochs, and falls to the end rate in the ``decay_steps`` steps that follow.
     """
 
-    gradient_accumulation_steps: PositiveInt = Field(1, description="backward passes per update")
+    gradient_accumulation_steps: PositiveInt = Field(1, description="backward passes per step")
     opt_name: Literal["sgd", "lars"] = "sgd"
     opt_learning_rate_warmup_epochs: NonNegativeInt = Field(5, description="warm-up of sgd")
     sgd_opt_base_learning_rate: PositiveFloat = 0.1

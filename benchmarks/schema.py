@@ -66,7 +66,7 @@ class Network(FrozenModel):
 class Hyperparameters(FrozenModel):
     """The names are those of the MLPerf logging rules (mlperf-logging, hpc_*/closed_*.yaml)."""
 
-    global_batch_size: PositiveInt = Field(description="samples per update over all ranks")
+    global_batch_size: PositiveInt = Field(description="samples per step over all ranks")
 
     def logged(self) -> dict[str, object]:
         """Keys and values as they are logged."""
@@ -345,7 +345,7 @@ class Run(FrozenModel):
 
     @property
     def backward_passes(self) -> int:
-        """Backward passes whose gradients are accumulated for one update."""
+        """Backward passes whose gradients are accumulated for one step."""
         return 1
 
     def require_startable(self, ranks: int, *, staged: bool) -> None:

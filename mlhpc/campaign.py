@@ -1,7 +1,7 @@
 """``mlhpc campaign``: all runs required for a score, sequential or concurrent.
 
-The folder is the record: the state of each run is read from its directory, and a restart continues from there.
-``campaign.json`` is regenerated from the directories after every run and never read back.
+The folder is the record: the state of each run is read from its folder, and a restart continues from there.
+``campaign.json`` is regenerated from the folders after every run and never read back.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""The state of a campaign: its runs read from their directories, scored, written to campaign.json, printed."""
+"""The state of a campaign: its runs read from their folders, scored, written to campaign.json, printed."""
 
 import contextlib
 import json
@@ -55,7 +55,7 @@ class Campaign:
 
 @dataclass(frozen=True)
 class RunState:
-    """One run, read from its directory. ``why``: the reason why it did not converge; ``aborted``: number of
+    """One run, read from its folder. ``why``: the reason why it did not converge; ``aborted``: number of
     aborted attempts; ``evicted``: whether the page cache was cleared."""
 
     name: str
@@ -76,7 +76,7 @@ def attempts(out: Path, name: str) -> int:
 
 
 def read_run(campaign: Campaign, name: str, running: bool = False) -> RunState:
-    """The state of a run, from its directory; ``running``: a process is working on it, so missing records may
+    """The state of a run, from its folder; ``running``: a process is working on it, so missing records may
     still appear. A run whose loss diverged has missed its target: repeating it would be cherry-picking."""
     folder = campaign.out / name
     aborted = attempts(campaign.out, name)

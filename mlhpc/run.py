@@ -176,10 +176,10 @@ def context_of(run: Run, paths: RunPaths, evict: bool) -> rules.RunContext:
     )
 
 
-def seed_of(directory: Path, run: Run) -> int:
-    """The seed of the run in ``directory`` that ``run`` resumes, or extends: ``run`` may have more epochs. Raises
+def seed_of(folder: Path, run: Run) -> int:
+    """The seed of the run in ``folder`` that ``run`` resumes, or extends: ``run`` may have more epochs. Raises
     UserError if other settings differ, naming them."""
-    saved, saved_run = saved_in(directory)
+    saved, saved_run = saved_in(folder)
     before, now = (
         dict(load.dotted(each.model_dump(mode="json", exclude={"division"}))) for each in (saved_run, run)
     )
@@ -190,26 +190,26 @@ def seed_of(directory: Path, run: Run) -> int:
         changes = [f"{key} was {before.get(key)}, now {now.get(key)}" for key in differing[:3]]
         changes += [f"and {len(differing) - 3} more"] if len(differing) > 3 else []
         raise UserError(
-            f"{directory} was run with other settings: {'; '.join(changes)}; resume with "
-            f"--config {directory}/config.toml"
+            f"{folder} was run with other settings: {'; '.join(changes)}; resume with "
+            f"--config {folder}/config.toml"
         )
     return saved.seed
 
 
-def saved_in(directory: Path) -> tuple[checkpoint.Checkpoint, Run]:
-    """The checkpoint in a run's directory and its settings. Raises UserError if one cannot be read."""
-    saved = checkpoint.load(directory)
+def saved_in(folder: Path) -> tuple[checkpoint.Checkpoint, Run]:
+    """The checkpoint in a run's folder and its settings. Raises UserError if one cannot be read."""
+    saved = checkpoint.load(folder)
     try:
         return saved, load.loads(saved.config)
     except ValueError as error:
-        raise UserError(f"{directory}: the checkpoint's settings cannot be read: {error}") from None
+        raise UserError(f"{folder}: the checkpoint's settings cannot be read: {error}") from None
 
 
-def extended_from(directory: Path | None, run: Run) -> int | None:
-    """``training.max_epochs`` of the run in ``directory`` if ``run``, which resumes it, has more; else None."""
-    if directory is None:
+def extended_from(folder: Path | None, run: Run) -> int | None:
+    """``training.max_epochs`` of the run in ``folder`` if ``run``, which resumes it, has more; else None."""
+    if folder is None:
         return None
-    before = saved_in(directory)[1].training.max_epochs
+    before = saved_in(folder)[1].training.max_epochs
     return before if before < run.training.max_epochs else None
 
 

@@ -1,7 +1,7 @@
 """``mlhpc study``: training throughput under varied settings, several runs each.
 
 The folder is the record and can be extended: a call with other settings adds cells, one with the same
-settings continues. ``study.json`` and ``study.html`` are regenerated from the directories.
+settings continues. ``study.json`` and ``study.html`` are regenerated from the folders.
 """
 
 import json

@@ -140,8 +140,8 @@ def _take_part(run: ResNet50, options: argparse.Namespace, roles: Roles, world: 
     return _summary(run, roles, options, ranks, sum(w.nbytes for w in model.parameters()))
 
 
-def _rate(update: int, run: ResNet50, updates_per_epoch: int) -> float:
-    return rate_at(run.hyperparameters, update, updates_per_epoch)
+def _rate(step: int, run: ResNet50, steps_per_epoch: int) -> float:
+    return rate_at(run.hyperparameters, step, steps_per_epoch)
 
 
 @dataclass

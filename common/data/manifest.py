@@ -92,7 +92,7 @@ def load(root: Path) -> Manifest:
         raise UserError(f"{path}: no manifest; make one with 'mlhpc data index {root}'") from error
     except OSError as error:
         require_folder(root)
-        raise UserError(f"{path}: cannot be read: {error.strerror}; check the data directory") from error
+        raise UserError(f"{path}: cannot be read: {error.strerror}; check the data set") from error
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise UserError(
             f"{path}: not a valid manifest ({error}); regenerate it with 'mlhpc data index {root}'"

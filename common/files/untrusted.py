@@ -1,6 +1,6 @@
 """Reads untrusted files: only regular files of bounded size; text in the result is printable.
 
-Logs, result trees and run directories may come from anywhere. They cannot hang the reader (a FIFO, an endless
+Logs, result trees and run folders may come from anywhere. They cannot hang the reader (a FIFO, an endless
 file), move the cursor of a terminal (escape sequences), break an encoder (lone surrogates) or overflow a
 calculation (integers beyond the range of floats).
 """

@@ -71,15 +71,15 @@ def members(path: Path) -> list[Member]:
     return [Member(path, number) for number in range(len(_index(path, *_version(path))))]
 
 
-def list_samples(directory: Path, is_sample: Callable[[str], bool]) -> list[Sample]:
+def list_samples(folder: Path, is_sample: Callable[[str], bool]) -> list[Sample]:
     """The samples of a folder in order of name: the files whose name ``is_sample``, or, if there are archives,
     their members. Raises UserError like ``members``."""
-    with os.scandir(directory) as entries:
+    with os.scandir(folder) as entries:
         names = sorted(entry.name for entry in entries if not entry.name.startswith("."))
-    packed = [directory / name for name in names if name.endswith(SUFFIX)]
+    packed = [folder / name for name in names if name.endswith(SUFFIX)]
     if packed:
         return [member for path in packed for member in members(path)]
-    return [directory / name for name in names if is_sample(name)]
+    return [folder / name for name in names if is_sample(name)]
 
 
 def read(member: Member) -> memoryview:

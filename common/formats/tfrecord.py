@@ -186,18 +186,14 @@ def _read(path: Path) -> bytes:
         with open(open_regular(path), "rb", buffering=0) as file:
             return file.readall()
     except OSError as error:
-        raise UserError(
-            f"{path}: cannot be read: {error.strerror or error}; check the data directory"
-        ) from error
+        raise UserError(f"{path}: cannot be read: {error.strerror or error}; check the data set") from error
 
 
 def _opened(path: Path) -> BinaryIO:
     try:
         return path.open("rb", buffering=0)
     except OSError as error:
-        raise UserError(
-            f"{path}: cannot be read: {error.strerror or error}; check the data directory"
-        ) from error
+        raise UserError(f"{path}: cannot be read: {error.strerror or error}; check the data set") from error
 
 
 def _masked(crc: int) -> bytes:

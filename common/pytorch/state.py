@@ -18,7 +18,7 @@ from mlhpc.common.training import checkpoint
 
 
 def save(
-    directory: Path,
+    folder: Path,
     config: str,
     seed: int,
     epoch: int,
@@ -45,26 +45,26 @@ def save(
             buffer,
         )
         shared = [np.frombuffer(buffer.getbuffer(), np.uint8)]
-        checkpoint.save(directory, checkpoint.Checkpoint(epoch, seed, config, shared, of_rank))
+        checkpoint.save(folder, checkpoint.Checkpoint(epoch, seed, config, shared, of_rank))
     world.barrier()
 
 
 def restore(
-    directory: Path,
+    folder: Path,
     model: torch.nn.Module,
     optimizer: torch.optim.Optimizer,
     scaler: GradScaler,
     world: World,
     rename: Callable[[str], str] = lambda name: name,
 ) -> tuple[int, dict[str, int]]:
-    """Restore the checkpoint in ``directory``; returns its epoch and ``numbers``.
+    """Restore the checkpoint in ``folder``; returns its epoch and ``numbers``.
     ``rename`` maps the name of a weight in older checkpoints to its current one.
 
     Raises UserError if it is missing, damaged, of another network, or written by a different number of ranks.
     """
-    saved = checkpoint.load(directory)
-    checkpoint.require_ranks(saved, directory, world.size)
-    with checkpoint.reading(directory / "checkpoint.npz"):
+    saved = checkpoint.load(folder)
+    checkpoint.require_ranks(saved, folder, world.size)
+    with checkpoint.reading(folder / "checkpoint.npz"):
         (packed,) = saved.shared
         state = torch.load(io.BytesIO(packed.tobytes()), map_location="cpu", weights_only=True)
         model.load_state_dict({rename(name): value for name, value in state["model"].items()})

@@ -50,7 +50,7 @@ class Steps(NamedTuple, Generic[Measured]):
 
 
 class WarmUpSizes(NamedTuple):
-    """Samples per training pass and per evaluation step, and passes per update."""
+    """Samples per training pass and per evaluation step, and passes per step."""
 
     train: int
     evaluation: int

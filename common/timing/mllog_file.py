@@ -32,7 +32,7 @@ def close_mllog(mllog: MLLogger) -> None:
 
 def metadata_of(tags: dict[str, Any]) -> dict[str, Any]:
     """The names of published logs: ``epoch_num`` for the epoch, from 1 as in most of them, and ``step_num`` for
-    the number of updates so far."""
+    the number of steps so far."""
     return {f"{key}_num" if key in ("epoch", "step") else key: value for key, value in tags.items()}
 
 

@@ -1,6 +1,6 @@
 """Results of a profiler for some training steps, independent of the framework.
 
-A step is one update of the weights: with gradient accumulation, several backward passes and one exchange.
+A step is a step of the optimizer: with gradient accumulation, several backward passes and one exchange.
 """
 
 import math

@@ -71,7 +71,7 @@ class RunLog:
     """
 
     def __init__(self, out: Path, world: World, meter: EnergyMeter | None = None) -> None:
-        """Open the files in the existing directory ``out``. Raises UserError if it cannot be written.
+        """Open the files in the existing folder ``out``. Raises UserError if it cannot be written.
 
         ``meter``: measures the energy of the span ``run``, which becomes the note ``energy``; on all ranks, or
         on none.

@@ -35,8 +35,8 @@ class Checkpoint:
     of_rank: Sequence[Arrays]
 
 
-def save(directory: Path, checkpoint: Checkpoint) -> None:
-    """Write ``checkpoint.npz`` in ``directory`` atomically, replacing an earlier one.
+def save(folder: Path, checkpoint: Checkpoint) -> None:
+    """Write ``checkpoint.npz`` in ``folder`` atomically, replacing an earlier one.
 
     Raises UserError if the disk is full; the earlier checkpoint is then kept.
     """
@@ -50,24 +50,24 @@ def save(directory: Path, checkpoint: Checkpoint) -> None:
         "ranks": np.array(len(checkpoint.of_rank)),
         "arrays": np.array([len(checkpoint.shared), *map(len, checkpoint.of_rank)]),
     }
-    half = directory / "checkpoint.npz.part"
+    half = folder / "checkpoint.npz.part"
     try:
         # Not np.savez, which keeps its archive open if the disk is full, and fails much later.
         with zipfile.ZipFile(half, "w") as archive:
             for name, array in (facts | arrays).items():
                 _write(archive, name, array)
             _write(archive, "contents", np.array(_contents(archive.infolist())))
-        half.replace(directory / "checkpoint.npz")
+        half.replace(folder / "checkpoint.npz")
     except OSError as error:
         half.unlink(missing_ok=True)
         raise UserError(
-            f"cannot write a checkpoint in {directory}: {error.strerror}; free some space, or choose another --out"
+            f"cannot write a checkpoint in {folder}: {error.strerror}; free some space, or choose another --out"
         ) from None
 
 
-def load(directory: Path) -> Checkpoint:
-    """The checkpoint in a run's directory. Raises UserError if it is missing, damaged or incomplete."""
-    path = directory / "checkpoint.npz"
+def load(folder: Path) -> Checkpoint:
+    """The checkpoint in a run's folder. Raises UserError if it is missing, damaged or incomplete."""
+    path = folder / "checkpoint.npz"
     with reading(path), os.fdopen(open_regular(path), "rb") as file, zipfile.ZipFile(file) as archive:
         _require_whole_directory(archive, file)
         arrays = _arrays(archive)
@@ -125,11 +125,11 @@ def _contents(members: Sequence[zipfile.ZipInfo]) -> str:
     return json.dumps([[info.filename, info.file_size, info.CRC] for info in members])
 
 
-def require_ranks(saved: Checkpoint, directory: Path, ranks: int) -> None:
-    """Raises UserError unless ``saved``, the checkpoint in ``directory``, was written by ``ranks`` ranks."""
+def require_ranks(saved: Checkpoint, folder: Path, ranks: int) -> None:
+    """Raises UserError unless ``saved``, the checkpoint in ``folder``, was written by ``ranks`` ranks."""
     if len(saved.of_rank) != ranks:
         raise UserError(
-            f"{directory} was written by {count(len(saved.of_rank), 'rank')}; resume with the same number, not "
+            f"{folder} was written by {count(len(saved.of_rank), 'rank')}; resume with the same number, not "
             f"{ranks}"
         )
 

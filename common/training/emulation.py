@@ -20,7 +20,7 @@ class Emulation(Protocol):
 
 class WaitingStep(Generic[T]):
     """``(x, y) -> answer(samples in x)`` after ``seconds``. With a ``world``, its ranks synchronise in every
-    ``passes``-th call, as they do in the all-reduce of an update."""
+    ``passes``-th call, as they do in the all-reduce of a step."""
 
     def __init__(
         self, seconds: float, answer: Callable[[int], T], world: World | None = None, passes: int = 1

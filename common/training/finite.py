@@ -22,7 +22,7 @@ def require_finite(
     """
     bad = np.flatnonzero(~np.isfinite(losses))
     first_bad = int(bad[0]) if len(bad) else len(losses)
-    # The gradients of the first bad loss spoil all ranks at the next update: only that loss is reported.
+    # The gradients of the first bad loss spoil all ranks at the next step: only that loss is reported.
     earliest = min(world.gather(first_bad))
 
     def check() -> None:

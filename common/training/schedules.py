@@ -57,25 +57,25 @@ def step_learning_rate(
     t_max: int = 1,
     eta_min: float = 0.0,
 ) -> float:
-    """The rate of update ``step``, counted from 0, by the schedules of the MLPerf HPC reference that counts in
-    updates (mlcommons/hpc, utils/schedulers.py as train.py drives it, rounds 2.0 and 3.0).
+    """The rate of step ``step``, counted from 0, by the schedules of the MLPerf HPC reference that counts in
+    steps (mlcommons/hpc, utils/schedulers.py as train.py drives it, rounds 2.0 and 3.0).
 
-    Equal to it update by update; the rates of a run of the reference are recorded in tests/data/reference.
+    Equal to it step by step; the rates of a run of the reference are recorded in tests/data/reference.
 
-    Warm-up: update s covers the fraction (s + 1) / ``warmup_steps`` of the way from 0 to ``base`` for a factor of
-    1 and from ``base`` to ``base * warmup_factor`` for a larger one. The last update of warm-up repeats the rate
-    before it, so the plateau is one step short of the top. A warm-up of one update does nothing.
+    Warm-up: step s covers the fraction (s + 1) / ``warmup_steps`` of the way from 0 to ``base`` for a factor of
+    1 and from ``base`` to ``base * warmup_factor`` for a larger one. The last step of warm-up repeats the rate
+    before it, so the plateau is one step short of the top. A warm-up of one step does nothing.
 
     ``multistep``: with warm-up, milestones count from the end of warm-up: milestone m multiplies the
-    rate by ``decay_rate`` from update ``warmup_steps`` + m on. Without warm-up it does so from update m - 1 on.
-    ``cosine_annealing``: half a cosine from the plateau to ``eta_min`` in ``t_max`` updates, then up and down
+    rate by ``decay_rate`` from step ``warmup_steps`` + m on. Without warm-up it does so from step m - 1 on.
+    ``cosine_annealing``: half a cosine from the plateau to ``eta_min`` in ``t_max`` steps, then up and down
     between ``eta_min`` and ``base`` (Loshchilov and Hutter 2017, without restarts).
 
     Raises ``ValueError`` for a negative step.
     """
     if step < 0:
         raise ValueError(f"steps count from 0, got {step}")
-    # The reference starts its schedulers one step late: update 0 has the rate of step 1. Cosine annealing
+    # The reference starts its schedulers one step late: step 0 has the rate of step 1. Cosine annealing
     # without warm-up is the exception.
     top, after = base, step
     if warmup_steps:
@@ -95,8 +95,8 @@ def step_learning_rate(
 def polynomial_learning_rate(
     step: int, *, base: float, end: float, warmup_steps: int = 0, decay_steps: int, power: float = 2.0
 ) -> float:
-    """The rate of update ``step``, counted from 0: a linear rise from 0 to ``base`` in update
-    ``warmup_steps``, then ``end + (base - end) (1 - k / decay_steps)^power`` in the k-th update after it, and
+    """The rate of step ``step``, counted from 0: a linear rise from 0 to ``base`` in step
+    ``warmup_steps``, then ``end + (base - end) (1 - k / decay_steps)^power`` in the k-th step after it, and
     ``end`` from ``decay_steps`` on (mlcommons/training, image_classification/tensorflow2/lars_util.py).
 
     Raises ``ValueError`` for a negative step.

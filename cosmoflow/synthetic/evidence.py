@@ -214,7 +214,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     regression = commands.add_parser(
         "regression", help="parameters inferred from the power spectra of a data set"
     )
-    regression.add_argument("data", type=Path, help="directory with train/ and validation/")
+    regression.add_argument("data", type=Path, help="folder with train/ and validation/")
     regression.add_argument("--workers", type=int, default=2, help="processes (default %(default)s)")
     options = parser.parse_args(arguments)
     if options.command == "regression":

@@ -18,7 +18,7 @@ def broadcast_weights(model: keras.Model, optimizer: keras.optimizers.Optimizer,
 
 
 def save(
-    directory: Path,
+    folder: Path,
     config: str,
     seed: int,
     epoch: int,
@@ -31,18 +31,18 @@ def save(
     of_rank = world.gather([np.array(v) for v in _random_state(model)])
     if world.rank == 0:
         shared = [np.array(v) for v in [*model.weights, *optimizer.variables]]
-        checkpoint.save(directory, checkpoint.Checkpoint(epoch, seed, config, shared, of_rank))
+        checkpoint.save(folder, checkpoint.Checkpoint(epoch, seed, config, shared, of_rank))
     world.barrier()
 
 
-def restore(directory: Path, model: keras.Model, optimizer: keras.optimizers.Optimizer, world: World) -> int:
-    """Restore the checkpoint in ``directory``; returns its epoch.
+def restore(folder: Path, model: keras.Model, optimizer: keras.optimizers.Optimizer, world: World) -> int:
+    """Restore the checkpoint in ``folder``; returns its epoch.
 
     Raises UserError if it is missing, damaged or of another network, or was written by another number of ranks.
     """
-    saved = checkpoint.load(directory)
-    checkpoint.require_ranks(saved, directory, world.size)
-    with checkpoint.reading(directory / "checkpoint.npz"):
+    saved = checkpoint.load(folder)
+    checkpoint.require_ranks(saved, folder, world.size)
+    with checkpoint.reading(folder / "checkpoint.npz"):
         variables = [*model.weights, *optimizer.variables, *_random_state(model)]
         for variable, array in zip(variables, [*saved.shared, *saved.of_rank[world.rank]], strict=True):
             variable.assign(array)

@@ -47,22 +47,22 @@ def is_sample(path: Path) -> bool:
     return path.name.startswith("data-") and path.suffix in _SUFFIXES
 
 
-def list_samples(directory: Path, expected: int | None = None) -> list[Sample]:
-    """The samples of ``directory`` sorted by name, files or members of its archives; indices refer to this list.
+def list_samples(folder: Path, expected: int | None = None) -> list[Sample]:
+    """The samples of ``folder`` sorted by name, files or members of its archives; indices refer to this list.
 
     Raises ``UserError`` if there are none, fewer than ``expected``, or files of both layouts; those beyond
     ``expected`` are left out.
     """
-    if not directory.is_dir():
-        raise UserError(f"{directory}: no such directory; give the data set's directory with train/ in it")
-    samples = archive.list_samples(directory, lambda name: is_sample(directory / name))
+    if not folder.is_dir():
+        raise UserError(f"{folder}: no such folder; give the data set's folder with train/ in it")
+    samples = archive.list_samples(folder, lambda name: is_sample(folder / name))
     if len(samples) < (1 if expected is None else expected):
         raise UserError(
-            f"{directory}: {expected or 'some'} data-*.h5, .npy, .mlc or archived samples are needed, it has "
+            f"{folder}: {expected or 'some'} data-*.h5, .npy, .mlc or archived samples are needed, it has "
             f"{len(samples)}"
         )
     if len(suffixes := sorted({file_of(sample).suffix for sample in samples})) > 1:
-        raise UserError(f"{directory}: has samples as {' and as '.join(suffixes)}; keep only one kind")
+        raise UserError(f"{folder}: has samples as {' and as '.join(suffixes)}; keep only one kind")
     return samples[:expected]
 
 

@@ -41,10 +41,10 @@ def make_optimizer(
     return kind(parameters, rate, **options, fused=True)
 
 
-def rate_at(hyperparameters: Hyperparameters, update: int) -> float:
-    """The learning rate of ``update``, counted from 0."""
+def rate_at(hyperparameters: Hyperparameters, step: int) -> float:
+    """The learning rate of ``step``, counted from 0."""
     return step_learning_rate(
-        update,
+        step,
         base=hyperparameters.opt_lr,
         warmup_steps=hyperparameters.scheduler_lr_warmup_steps,
         warmup_factor=hyperparameters.scheduler_lr_warmup_factor,

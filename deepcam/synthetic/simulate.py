@@ -50,7 +50,7 @@ def make(data: Data, out: Path, world: World, workers: int) -> None:
     The ranks share the samples, each with ``workers`` processes. Files appear complete or not at all; existing
     ones are kept, so the same call resumes an interrupted one. The bytes do not depend on ranks or workers.
 
-    Raises UserError, the same on all ranks: settings that do not fit, a directory made with other settings,
+    Raises UserError, the same on all ranks: settings that do not fit, a folder made with other settings,
     a full disk, a worker that was killed.
     """
     simulation = _checked(data)

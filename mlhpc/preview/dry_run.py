@@ -124,7 +124,7 @@ def dry_run(options: argparse.Namespace, console: Console) -> None:
     data, staging, memory = facts["data"], facts["staging"], facts["memory"]
     on = "" if facts["nodes"] is None else f" on {count(facts['nodes'], 'node')}"
     group = "rank" if facts["ranks_per_sample"] == 1 else f"group of {facts['ranks_per_sample']} ranks"
-    share = f"{facts['local_batch_size']} samples per {group} and update"
+    share = f"{facts['local_batch_size']} samples per {group} and step"
     per_epoch = count(facts["steps_per_epoch"], "step")
     lines = {
         "ranks": f"{count(facts['ranks'], 'rank')}{on}, {share}",

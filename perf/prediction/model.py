@@ -153,7 +153,7 @@ class Model:
     # A step
 
     def of_a_pass(self, local: int) -> int:
-        """Samples of one of the backward passes whose gradients an update adds up. Raises UserError if
+        """Samples of one of the backward passes whose gradients a step adds up. Raises UserError if
         ``local`` cannot be divided among them."""
         passes = self.run.backward_passes
         if local % passes:

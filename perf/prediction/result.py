@@ -15,7 +15,7 @@ from mlhpc.perf.units import rate_text
 
 @dataclass(frozen=True)
 class Step:
-    """One training step, an update of the weights, in seconds. ``compute``: products and memory traffic,
+    """One training step (a step of the optimizer) in seconds. ``compute``: products and memory traffic,
     calibrated; ``launch``: the time per layer independent of the batch size; ``reduce``: all-reduce;
     ``halo``: exchange within a sample; ``inputs``: the time of each stage of the input path per step, of
     which the slowest counts; ``wait``: its part that is not hidden."""

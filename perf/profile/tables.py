@@ -39,8 +39,8 @@ WORDS = {
     "wait": "wait: nothing computes",
 }
 NOTE = (
-    "Training steps under a profiler, which slows them down: use the shares, not the times. A step is an "
-    "update of the weights with all its backward passes. Samples are zeros in memory unless --data is "
+    "Training steps under a profiler, which slows them down: use the shares, not the times. A step is a "
+    "step of the optimizer with all its backward passes. Samples are zeros in memory unless --data is "
     "given. Not a result of the benchmark."
 )
 

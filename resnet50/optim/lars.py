@@ -19,7 +19,7 @@ class Lars(torch.optim.Optimizer):
     Norms are over the whole tensor. For groups without ``adapt`` the reference omits weight decay too: pass
     ``weight_decay`` 0.
 
-    Nothing waits for a GPU, except with float16, where GradScaler checks once per update whether all gradients are
+    Nothing waits for a GPU, except with float16, where GradScaler checks once per step whether all gradients are
     finite. The gradients are overwritten.
     """
 

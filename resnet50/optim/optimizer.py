@@ -52,22 +52,22 @@ def make_optimizer(
     return torch.optim.SGD([decayed, rest], rate, momentum=momentum, weight_decay=decay, fused=True)
 
 
-def rate_at(hyperparameters: Hyperparameters, update: int, updates_per_epoch: int) -> float:
-    """The learning rate of ``update``, counted from 0, by the schedule of the optimizer in use."""
+def rate_at(hyperparameters: Hyperparameters, step: int, steps_per_epoch: int) -> float:
+    """The learning rate of ``step``, counted from 0, by the schedule of the optimizer in use."""
     facts = hyperparameters
-    rate = partial(polynomial_learning_rate, update)
+    rate = partial(polynomial_learning_rate, step)
     if facts.opt_name == "lars":
         return rate(
             base=facts.lars_opt_base_learning_rate,
             end=facts.lars_opt_end_learning_rate,
-            warmup_steps=facts.lars_opt_learning_rate_warmup_epochs * updates_per_epoch,
+            warmup_steps=facts.lars_opt_learning_rate_warmup_epochs * steps_per_epoch,
             decay_steps=facts.lars_opt_learning_rate_decay_steps,
             power=facts.lars_opt_learning_rate_decay_poly_power,
         )
     return rate(
         base=facts.sgd_opt_base_learning_rate,
         end=facts.sgd_opt_end_learning_rate,
-        warmup_steps=facts.opt_learning_rate_warmup_epochs * updates_per_epoch,
+        warmup_steps=facts.opt_learning_rate_warmup_epochs * steps_per_epoch,
         decay_steps=facts.sgd_opt_learning_rate_decay_steps,
         power=facts.sgd_opt_learning_rate_decay_poly_power,
     )

@@ -25,7 +25,7 @@ def make(data: Data, out: Path, world: World, workers: int) -> None:
     The ranks divide the images, each with ``workers`` processes. Files appear complete or not at all; existing
     ones are kept, so the same call resumes an interrupted one. The bytes do not depend on ranks or workers.
 
-    Raises UserError, the same on all ranks: inconsistent settings, a directory created with other settings, a
+    Raises UserError, the same on all ranks: inconsistent settings, a folder created with other settings, a
     full disk, a killed worker.
     """
     simulation = _checked(data)

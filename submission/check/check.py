@@ -1,4 +1,4 @@
-"""Whether a run is valid: the official checkers, and rules for logs, run directories and sets."""
+"""Whether a run is valid: the official checkers, and rules for logs, run folders and sets."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -127,7 +127,7 @@ def _pruned_findings(results: ResultSet, ruleset: str) -> Iterator[Finding]:
 
 
 def _run_by_run(results: ResultSet, ruleset: str, is_single: bool) -> Iterator[tuple[Path, list[Finding]]]:
-    """Every log with the findings on it, and on its run directory."""
+    """Every log with the findings on it, and on its run folder."""
     for path in results.runs:
         prefix = "" if is_single else f"{path.name}/"
         yield path / "run.log", [_prefixed(f, prefix) for f in check_run(read(path), ruleset, results.metric)]
@@ -207,7 +207,7 @@ def _convergence(results: ResultSet, score: Strong | Weak, rules: str) -> Iterat
 
 
 def check_run(run: RunDirectory, ruleset: str = "2.0.0", metric: Metric = "strong") -> list[Finding]:
-    """Like :func:`check`, for a run directory already read. Instances of the throughput metric ("weak") may
+    """Like :func:`check`, for a run folder already read. Instances of the throughput metric ("weak") may
     share data staged by one of them while all their clocks ran."""
     findings = []
     if run.log:

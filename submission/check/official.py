@@ -174,7 +174,7 @@ def _are_readable(results: ResultSet) -> bool:
 @contextmanager
 def _copy(results: ResultSet, rules: str) -> Iterator[Path]:
     """A submission tree with only this set, under the level ``strong`` or ``weak`` that HPC's tools expect;
-    removed at the end. Logs of run directories become result_<i>.txt; a missing description stays missing."""
+    removed at the end. Logs of run folders become result_<i>.txt; a missing description stays missing."""
     with tempfile.TemporaryDirectory(prefix="mlhpc-") as scratch:
         tree = Path(scratch) / "org"
         inside = _folder_in_tree(results, rules)

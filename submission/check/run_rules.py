@@ -1,4 +1,4 @@
-"""Rules for a run directory: its files, and their consistency."""
+"""Rules for a run folder: its files, and their consistency."""
 
 from collections.abc import Iterator
 
@@ -13,7 +13,7 @@ from mlhpc.submission.logs.run_directory import Result, RunDirectory
 
 
 def run_rules(run: RunDirectory, ruleset: str, metric: Metric) -> Iterator[Finding]:
-    """Findings on a run directory: its files, result, log and configuration compared with each other. Instances of
+    """Findings on a run folder: its files, result, log and configuration compared with each other. Instances of
     the throughput metric ("weak") may share data staged by one of them."""
     yield from _files(run)
     if run.result:
@@ -34,7 +34,7 @@ def _files(run: RunDirectory) -> Iterator[Finding]:
                 "the run did not end (killed? out of time or memory?): see the job's output, and repeat it"
             )
         else:
-            remedy = "the directory is the evidence of the run: restore the file, or repeat the run"
+            remedy = "the folder is the evidence of the run: restore the file, or repeat the run"
         yield Finding("run/files", "error", name, f"{name}, complete", problem, remedy)
 
 

@@ -57,7 +57,7 @@ class Difference(NamedTuple):
 
 
 def differences(first: Path, second: Path) -> list[Difference]:
-    """The differences between two run directories, by kind. Raises UserError if one has neither settings nor
+    """The differences between two run folders, by kind. Raises UserError if one has neither settings nor
     environment."""
     return between(_readable(first), _readable(second))
 
@@ -100,7 +100,7 @@ def print_differences(differing: Sequence[Difference], console: Console) -> None
 
 def differences_table(entries: Sequence[Entry]) -> Table:
     """For a comparison page: how the runs of each set differ from those of the first set, for sets of run
-    directories."""
+    folders."""
     readable = ((entry.letter, run) for entry in entries if (run := _first_run(entry.path)))
     runs = list(islice(readable, _MOST_RUNS + 1))
     rows = [

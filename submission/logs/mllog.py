@@ -213,7 +213,7 @@ def parse(path: Path) -> Log:
                 else:
                     problems.append(record)
     except OSError as error:
-        raise UserError(f"{path}: {error.strerror}; pass a log file or a run directory") from None
+        raise UserError(f"{path}: {error.strerror}; pass a log file or a run folder") from None
     return Log(
         path,
         tuple(records),

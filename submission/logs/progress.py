@@ -164,7 +164,7 @@ class Follower:
 
     def __init__(self, folder: Path, clock: Callable[[], float] = time.monotonic) -> None:
         if not (folder / "run.log").is_file():
-            raise UserError(f"{folder}: not a run directory (no run.log); pass the --out folder of a run")
+            raise UserError(f"{folder}: not a run folder (no run.log); pass the --out folder of a run")
         self.folder, self._clock = folder, clock
         self._config = _config(folder / "config.toml")
         self._ranks: dict[str, _Rank] = {}  # by the names of their files

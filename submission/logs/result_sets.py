@@ -3,7 +3,7 @@
 Layouts (MLPerf submission rules): for HPC
 ``<org>/results/<system>/strong|weak/<benchmark>/result_<i>.txt`` with ``pruned_results/`` next to the logs of
 a weak set, without the level ``strong`` in round 0.7 and in MLPerf Training; ``<org>/systems/<system>.json``.
-A campaign is a folder of run directories. Nothing is written, and the content of files never raises an error.
+A campaign is a folder of run folders. Nothing is written, and the content of files never raises an error.
 """
 
 import contextlib
@@ -47,7 +47,7 @@ def result_sets(path: Path) -> list[ResultSet]:
         raise UserError(f"{path}: a study, whose runs are not results; its report is {path / 'study.html'}")
     if not sets:
         raise UserError(
-            f"{path}: no run directory here or below (no run.log, result.json or result_N.txt); pass the "
+            f"{path}: no run folder here or below (no run.log, result.json or result_N.txt); pass the "
             f"--out folder of a run, a folder of runs, or a submission tree"
         )
     return sets
@@ -204,7 +204,7 @@ def _system(path: Path) -> tuple[dict[str, Any] | None, Finding | None]:
     return None, Finding("set/system", "error", str(path), "a system description", problem, remedy)
 
 
-# Run directories of this suite.
+# Run folders of this suite.
 
 
 def _is_run(folder: Path) -> bool:
@@ -222,7 +222,7 @@ class _Kind:
 
 
 def _kind(run: Path) -> _Kind:
-    """The kind of a run, from the first readable file of its directory that states it."""
+    """The kind of a run, from the first readable file of its folder that states it."""
     loaders: tuple[tuple[str, Callable[[Path], dict[str, Any]]], ...] = (
         ("result.json", read_object),
         ("config.toml", lambda path: parse_toml(read_text(path))),

@@ -1,4 +1,4 @@
-"""Reads a run directory: log, result, configuration and environment, as far as they exist.
+"""Reads a run folder: log, result, configuration and environment, as far as they exist.
 
 It may be untrusted: types and bounds of its values are checked once, here, so that readers need not expect a
 time of ``inf``, 10¹² ranks or a preset with shell code in it.
@@ -218,16 +218,16 @@ class RunDirectory:
 
 
 def read(path: Path) -> RunDirectory:
-    """Reads the run directory ``path``, tolerating missing and damaged files.
+    """Reads the run folder ``path``, tolerating missing and damaged files.
 
     Raises:
-        UserError: ``path`` is not a directory, or contains neither a run.log nor a result.json.
+        UserError: ``path`` is not a folder, or contains neither a run.log nor a result.json.
     """
     if not path.is_dir():
-        raise UserError(f"{path}: no such directory; pass the --out directory of a run")
+        raise UserError(f"{path}: no such folder; pass the --out folder of a run")
     if not ((path / "run.log").is_file() or (path / "result.json").is_file()):
         raise UserError(
-            f"{path}: not a run directory (neither run.log nor result.json); pass the --out directory of a run"
+            f"{path}: not a run folder (neither run.log nor result.json); pass the --out folder of a run"
         )
     problems: list[tuple[str, str]] = []
 

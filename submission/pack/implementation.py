@@ -1,7 +1,7 @@
 """The content of ``benchmarks/<benchmark>/implementations`` in a submission: this suite's sources, and for the
 system a README and three scripts that reproduce the results.
 
-Names of the files: MLPerf submission rules, "Directory structure", Training. Values from a run directory,
+Names of the files: MLPerf submission rules, "Directory structure", Training. Values from a run folder,
 which is untrusted, are quoted in scripts.
 """
 
@@ -126,7 +126,7 @@ def _in_git(top: Path) -> list[Path]:
 
 def write_scripts(to: Path, benchmark: str, system: str, runs: Sequence[RunDirectory]) -> None:
     """Write README.md, setup.sh, init_datasets.sh and run_and_time.sh for ``runs``, and their configuration, into
-    the new folder ``to``. For logs without a run directory the scripts use the preset closed."""
+    the new folder ``to``. For logs without a run folder the scripts use the preset closed."""
     to.mkdir(parents=True)
     run = next((r for r in runs if r.config), None)
     preset = run.preset if run and run.preset else "closed"

@@ -21,7 +21,7 @@ from mlhpc.submission.system.description import OPTIONAL, REQUIRED
 
 
 def runs_of(results: ResultSet) -> list[RunDirectory]:
-    """The run directories of a set, read; empty for bare logs."""
+    """The run folders of a set, read; empty for bare logs."""
     return [read(run) for run in results.runs]
 
 

@@ -68,7 +68,7 @@ def pack(
     prune: Sequence[Path] = (),
     despite_errors: bool = False,
 ) -> Packed:
-    """Pack ``paths`` (run directories, campaigns, logs) as ``out/<org>`` and ``out/<org>.tar.gz``.
+    """Pack ``paths`` (run folders, campaigns, logs) as ``out/<org>`` and ``out/<org>.tar.gz``.
 
     Instances of the throughput metric are the runs in ``weak`` and those of throughput campaigns. Of these, the
     ones in ``prune`` and all but the first with the same seed go to ``pruned_results``. Those that did not
@@ -135,7 +135,7 @@ def _sources(paths: Sequence[Path], weak: Sequence[Path]) -> list[ResultSet]:
 
 
 def _together(sets: Sequence[ResultSet], metric: Metric) -> ResultSet:
-    """Several sets as one. Raises UserError for a mixture of run directories and bare logs."""
+    """Several sets as one. Raises UserError for a mixture of run folders and bare logs."""
     if len({bool(results.runs) for results in sets}) > 1:
         raise UserError(f"{sets[0].path} and the others: pass either folders of runs or single logs")
     return replace(

@@ -175,7 +175,7 @@ def _division(logged: Any, described: Any) -> tuple[str, str]:
 
 @dataclass(frozen=True)
 class _Own:
-    """Facts from a run directory of this suite besides its log."""
+    """Facts from a run folder of this suite besides its log."""
 
     ranks: int | None = None
     hostname: str | None = None

@@ -47,7 +47,7 @@ def report_on(
     configurations: Sequence[tuple[int, int | None]] = (),
     machine: str | None = None,
 ) -> Path | None:
-    """One run directory: :func:`report`. Otherwise a comparison of all sets of runs below ``paths``: printed, and
+    """One run folder: :func:`report`. Otherwise a comparison of all sets of runs below ``paths``: printed, and
     written to ``out`` if given. ``configurations``: what to predict, (compute units, global batch size or None).
     ``machine``: the machine of the prediction shown with a single run.
 
@@ -66,7 +66,7 @@ def report_on(
             )
         return report(first, console, out=out, machine=machine)
     if machine:
-        raise UserError("--machine is only for the report of a single run: pass its directory")
+        raise UserError("--machine is only for the report of a single run: pass its folder")
     if out:
         _refuse_inside(out, paths)
         if out.exists():
@@ -85,12 +85,12 @@ def report(
     out: Path | None = None,
     machine: str | None = None,
 ) -> Path:
-    """Writes the page of a run to ``out`` (``report.html`` in its directory), prints it, and returns the path.
+    """Writes the page of a run to ``out`` (``report.html`` in its folder), prints it, and returns the path.
 
     A run that was resumed, did not meet its target or does not pass its check gets no score.
 
     Raises:
-        UserError: ``run_dir`` is not a run directory, or the page cannot be written.
+        UserError: ``run_dir`` is not a run folder, or the page cannot be written.
     """
     run = read(run_dir)
     findings = [] if running(run) else check_run(run, ruleset)

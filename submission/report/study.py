@@ -1,8 +1,8 @@
-"""The measurements of a study: training throughput by cell, read from the run directories.
+"""The measurements of a study: training throughput by cell, read from the run folders.
 
 A study (Han et al. 2019, "A Quantitative Study of Deep Learning Training on Heterogeneous Supercomputers") runs
 the same training under varied settings, several times each. A cell is one choice of settings; its folder has
-``cell.json``, the settings, and one run directory per repeat. The steps of a run after its warm-up are
+``cell.json``, the settings, and one run folder per repeat. The steps of a run after its warm-up are
 measured, including data wait, on the clock of rank 0; ranks train in lockstep.
 """
 

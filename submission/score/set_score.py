@@ -102,7 +102,7 @@ def official_samples(benchmark: str) -> int:
 
 
 def label(log: Log) -> str:
-    """The log's name; for run directories that of the directory, since their logs all have the same name."""
+    """The log's name; for run folders that of the folder, since their logs all have the same name."""
     return log.path.parent.name if log.path.name == "run.log" else log.path.name
 
 

@@ -1,4 +1,4 @@
-"""Fuzzed ``watch``, ``trace``, ``diff``, ``export`` and ``report --json`` of a run directory that others wrote."""
+"""Fuzzed ``watch``, ``trace``, ``diff``, ``export`` and ``report --json`` of a run folder that others wrote."""
 
 import json
 import shutil

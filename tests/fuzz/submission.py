@@ -1,4 +1,4 @@
-"""Readers of ``mlhpc.submission``: logs, run directories, system descriptions, archives, the official tools."""
+"""Readers of ``mlhpc.submission``: logs, run folders, system descriptions, archives, the official tools."""
 
 import gzip
 import json
@@ -132,7 +132,7 @@ def read_officially(data: bytes, scratch: Path) -> None:
     _print(findings)
 
 
-# Run directories and trees.
+# Run folders and trees.
 
 
 @cache
@@ -143,7 +143,7 @@ def _run_directory() -> dict[str, bytes]:
 
 
 def run_bytes(rng: Random) -> bytes:
-    """The name of a file of a run directory, a newline, and its damaged content."""
+    """The name of a file of a run folder, a newline, and its damaged content."""
     name = rng.choice(("result.json", "env.json", "config.toml", "campaign.json"))
     good = _run_directory().get(name, b'{"metric": "weak", "score": {"T": 8}}')
     if name.endswith(".json") and rng.random() < 0.7:

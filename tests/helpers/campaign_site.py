@@ -1,4 +1,4 @@
-"""Campaigns, with a stand-in for ``mlhpc run`` that leaves a run directory with the outcome the test chose."""
+"""Campaigns, with a stand-in for ``mlhpc run`` that leaves a run folder with the outcome the test chose."""
 
 import json
 import os

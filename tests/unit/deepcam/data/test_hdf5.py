@@ -300,7 +300,7 @@ def test_samples_are_listed_by_name_and_other_files_ignored(tmp_path):
     (tmp_path / "data-d.npy").touch()
     with pytest.raises(UserError, match=r"as \.h5 and as \.npy"):
         list_samples(tmp_path)
-    with pytest.raises(UserError, match="no such directory"):
+    with pytest.raises(UserError, match="no such folder"):
         list_samples(tmp_path / "train")
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match="empty: some data-"):

@@ -1,4 +1,4 @@
-"""Findings against run directories: small presets, contradictions between files, damage."""
+"""Findings against run folders: small presets, contradictions between files, damage."""
 
 from collections.abc import Callable
 from io import StringIO
@@ -184,7 +184,7 @@ def test_a_damaged_file_is_found(name: str, text: str, told: str, tmp_path: Path
 
 
 def test_a_path_without_a_run_is_a_one_line_error(tmp_path: Path) -> None:
-    for path, message in ((tmp_path, "no run directory"), (tmp_path / "none", "none: No such file")):
+    for path, message in ((tmp_path, "no run folder"), (tmp_path / "none", "none: No such file")):
         with pytest.raises(UserError, match=message):
             check(path)
     with pytest.raises(UserError, match=r"no HPC ruleset '0\.7'; choose from 1\.0\.0"):

@@ -156,7 +156,7 @@ def test_other_files_among_the_results_are_reported(tmp_path: Path) -> None:
 
 def test_a_path_without_a_run_is_a_one_line_error(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    with pytest.raises(UserError, match="empty: no run directory here or below"):
+    with pytest.raises(UserError, match="empty: no run folder here or below"):
         result_sets(tmp_path / "empty")
     with pytest.raises(UserError, match="nowhere: No such file"):
         result_sets(tmp_path / "nowhere")
