@@ -20,7 +20,7 @@ class RankInfo:
 
     ``node`` and ``nodes`` are None if the launcher does not report them (mpirun). ``hostname`` is the
     launcher's name for this node, None if it has none. ``hosts`` are the nodes in order, empty if unknown.
-    ``leader`` is the host of rank 0, ``ports`` its possible ports; None and empty if the launcher does not
+    ``leader`` is the node of rank 0, ``ports`` its possible ports; None and empty if the launcher does not
     report them. ``token`` is the same for all ranks of this launch, and unique to it.
     """
 
@@ -267,7 +267,7 @@ def set_variables(settings: Mapping[str, str] | None = None) -> None:
 
 
 def with_leader(info: RankInfo, env: Mapping[str, str]) -> RankInfo:
-    """Adds the host of rank 0 to ``info`` of a launcher that does not report it: with a single
+    """Adds the node of rank 0 to ``info`` of a launcher that does not report it: with a single
     node, this one; otherwise MLHPC_LEADER, or the first node of the Slurm job. Raises ``UserError``."""
     if info.launcher == "horovodrun":
         raise UserError("horovodrun supports only Horovod; use torchrun, srun, mpirun or --ranks")
@@ -281,7 +281,7 @@ def with_leader(info: RankInfo, env: Mapping[str, str]) -> RankInfo:
         leader = expand_hosts(env["SLURM_JOB_NODELIST"])[0]
     else:
         raise UserError(
-            f"{info.launcher} does not report where rank 0 is: set MLHPC_LEADER to its host "
+            f"{info.launcher} does not report where rank 0 is: set MLHPC_LEADER to its node "
             "(mpirun -x MLHPC_LEADER=...), or start with torchrun or srun"
         )
     token = f"{info.launcher} {job} {info.size}"

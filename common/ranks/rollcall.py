@@ -28,7 +28,7 @@ from mlhpc.errors import say_at_once
 BEAT_S = 5.0
 """Interval of the heartbeats of every rank once its backend is up."""
 MISSED_BEATS = 8
-"""A rank that misses this many heartbeats (40 s) counts as lost: stopped, swapping, or its host is down."""
+"""A rank that misses this many heartbeats (40 s) counts as lost: stopped, swapping, or its node is down."""
 FINAL_CALLBACK_S = 20.0
 """Time limit of the loss callback: it writes to a file system that may hang."""
 PRINTED_S = 1.0
@@ -205,7 +205,7 @@ class RollCall:
         for rank in self._missed:
             self._missed[rank] += 1
             if self._missed[rank] > MISSED_BEATS:
-                self._lose(rank, f"silent for {MISSED_BEATS * BEAT_S:.0f} s (stopped, or its host is down)")
+                self._lose(rank, f"silent for {MISSED_BEATS * BEAT_S:.0f} s (stopped, or its node is down)")
 
     def _handle(self, rank: int, message: dict[str, Any]) -> None:
         match message:

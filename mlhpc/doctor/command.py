@@ -61,8 +61,8 @@ def examine_all(
     if rank_info.rank == 0:
         results = [*check_nodes(nodes, rank_info, benchmark, framework, env), *clocks(nodes)]
         if rank_info.size > 1 and not rank_info.leader:
-            detail = f"not examined: {rank_info.launcher} does not report the host of rank 0"
-            remedy = "start this with srun or torchrun, or set MLHPC_LEADER to the host of rank 0"
+            detail = f"not examined: {rank_info.launcher} does not report the node of rank 0"
+            remedy = "start this with srun or torchrun, or set MLHPC_LEADER to the node of rank 0"
             results.append(CheckResult("warn", "other nodes", detail, remedy))
     show(results)
     if rank_info.size > 1 and framework != "none":
@@ -94,8 +94,8 @@ def describe_system(settings: Sequence[str], out: Path | None, console: Console)
     rank_info = find_rank_info(os.environ)
     if rank_info.size > 1 and not rank_info.leader:
         raise UserError(
-            f"{rank_info.launcher} does not report the host of rank 0, so the nodes cannot be described "
-            f"together; start this with srun or torchrun, or set MLHPC_LEADER to the host of rank 0"
+            f"{rank_info.launcher} does not report the node of rank 0, so the nodes cannot be described "
+            f"together; start this with srun or torchrun, or set MLHPC_LEADER to the node of rank 0"
         )
     nodes = gather_nodes(rank_info, node_facts, os.environ)
     if rank_info.rank:
