@@ -117,8 +117,8 @@ def _take_part(run: ResNet50, options: argparse.Namespace, roles: Roles, world: 
     torch.manual_seed(options.seed)  # all ranks generate the same initial weights, so they need not be sent
     model = build_model(run.network)
     steps = run.study.warmup_steps + run.study.steps
-    updates_per_epoch = run.data.train_samples // hparams.global_batch_size
-    rate = partial(_rate, run=run, steps_per_epoch=updates_per_epoch)
+    steps_per_epoch = run.data.train_samples // hparams.global_batch_size
+    rate = partial(_rate, run=run, steps_per_epoch=steps_per_epoch)
     own: dict[str, Any]
     if world.rank < roles.workers:
         world.enter("training")
