@@ -49,8 +49,9 @@ def convert(
 
     "npy" (the default): fields keep their float32 values, masks become uint8. "npy-float16": fields are normalised
     and rounded to float16 (physical values do not fit: pressure in Pa is beyond its largest, 65504), the
-    statistics become 0 and 1, and the manifest says so: that is another preprocessing than the reference's, for
-    the open division only. Else a codec of ``codec.CODECS``, with ``max_error`` and ``error_of`` if it is lossy.
+    statistics become 0 and 1, and the manifest says so. This preprocessing differs from the reference's, so it is
+    for the open division only. Otherwise a codec of ``codec.CODECS``, with ``max_error`` and ``error_of`` if it
+    is lossy.
 
     The samples are divided among the ranks, with ``workers`` threads in each; the resulting files do not depend on
     their number. Complete files are kept, so that an interrupted conversion can be resumed; source files with
@@ -156,7 +157,7 @@ def _is_read(name: str) -> bool:
 
 
 def _samples(source: Path, known: dict[str, Any], as_stored: bool) -> list[tuple[str, Path]]:
-    """Every sample to convert and the folder it is in. Only ``as_stored`` may they have lost something."""
+    """Every sample to convert and its folder. Raises UserError for lossy samples unless ``as_stored``."""
     archives.require_unpacked(manifest.Manifest(source, (), known))
     folders = [folder for folder in FOLDERS if (source / folder).is_dir()]
     if not folders:
@@ -216,7 +217,7 @@ def _encode_sample(
 ) -> None:
     folder, path = sample
     written = out / folder / path.with_suffix(".mlc").name
-    modified_ns = path.stat().st_mtime_ns  # asked before it is read: a change meanwhile will show
+    modified_ns = path.stat().st_mtime_ns  # read before the file, so that a change in between is detected
     if not _is_kept(written, None, modified_ns):
         content = _encoded(path, reader, codec)
         try:
@@ -237,8 +238,8 @@ def _encoded(path: Path, reader: Reader, codec: Codec) -> bytes:
 
 
 def _is_kept(written: Path, size: int | None, modified_ns: int) -> bool:
-    """Whether a file is there, whole (of this size; None: by its own header), and has its source's time of
-    modification, which it was given."""
+    """Whether a file exists, is complete (by ``size``; None: by its own header), and has the modification time of
+    its source."""
     try:
         status = written.stat()
         if size is None and not frame.is_whole(written):

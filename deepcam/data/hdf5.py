@@ -50,8 +50,8 @@ class Layout:
 
 
 def locate(path: Path) -> Layout | None:
-    """The layout of a sample; None if its arrays are chunked, compressed, in other files, or of numbers
-    that NumPy does not have.
+    """The layout of a sample; None if its arrays are chunked, compressed, in other files, or in a number
+    format that NumPy lacks.
 
     Raises UserError naming the file when it is not an HDF5 file, is truncated, or lacks one of the two arrays.
     """
@@ -150,7 +150,7 @@ def channel_name(channel: int, channels: int) -> str:
 def _extent(dataset: Any, path: Path) -> Extent | None:
     if dataset.file.filename != str(path):  # an external link: the offset would refer to another file
         return None
-    # HDF5 has numbers that NumPy has not (other mantissas, exponents, biases): their dtype is only the nearest.
+    # HDF5 has number formats that NumPy lacks (other mantissas, exponents, biases); dtype is the nearest one.
     if not dataset.id.get_type().equal(h5py.h5t.py_create(dataset.dtype)):
         return None
     offset = dataset.id.get_offset()

@@ -43,8 +43,8 @@ class Loader:
 
     ``loading.cache`` keeps every sample in memory once read; it needs the loader "threads". Where ranks share a
     pool, each eventually reads all of it; with a pool of its own, a rank keeps only its part. ``ranks_on_node``
-    is how many ask for memory at once. ``codec`` is the one that the manifest names. With ``loading.decode``
-    "device", ``x`` is decoded on ``device`` when its batch is requested (``delta_triton``).
+    is the number of ranks that need memory at the same time. ``codec`` is the one in the manifest. With
+    ``loading.decode`` "device", ``x`` is decoded on ``device`` when its batch is requested (``delta_triton``).
     """
 
     samples: RankSamples

@@ -68,7 +68,7 @@ def list_samples(folder: Path, expected: int | None = None) -> list[Sample]:
 
 def require_layout(dataset: Manifest) -> None:
     """Raise UserError for .npy files without a manifest that states their type: a sample is two of them; and
-    when a manifest names a codec that is not here, or calls it lossless though it is not."""
+    when a manifest names an unknown codec, or calls a lossy one lossless."""
     if dataset.facts.get("codec", "hdf5") not in UNENCODED:
         require(dataset.facts, CODECS, dataset.root / NAME)
     if "dtype" not in dataset.facts and any(file.path.endswith(".npy") for file in dataset.files):
@@ -137,7 +137,7 @@ class Reader:
     With ``statistics``, fields come as (x - minimum) · (1 / (maximum - minimum)), in float32 and in the order
     of the public reference (mlcommons/hpc, deepcam/src/deepCam/data/cam_hdf5_dataset.py), whose values they
     equal bit for bit; without, as they are stored. They are rounded once, to ``sample_dtype`` of ``dtypes.NUMPY``.
-    ``codec``: the one that the data set's manifest names; None: none.
+    ``codec``: the one in the data set's manifest; None: none.
     """
 
     def __init__(
@@ -170,7 +170,7 @@ class Reader:
             head = os.pread(fd, 8, 0)
             if head == frame.MAGIC:
                 return self._read_encoded(_content(fd, path), path, x, y)
-            # By the suffix only a damaged file: its message is then that of its format.
+            # The suffix decides only for a damaged file, so that its error is that of its format.
             if head.startswith(_NPY_MAGIC) or path.suffix == ".npy":
                 mask = npy.label_path(path)
                 with opened(mask) as labels:
@@ -231,7 +231,8 @@ class Reader:
         return size
 
     def _blocks(self, x: npt.NDArray[Any]) -> Iterator[tuple[slice, npt.NDArray[np.float32]]]:
-        """Rows of ``x``, a cache's worth at a time, and where to normalise them: in place, or before rounding."""
+        """Blocks of rows of ``x`` that fit in the cache, and the memory to normalise them in: their own, or
+        scratch memory if they are rounded afterwards."""
         step = self._block_rows
         scratch = None if self.sample_dtype == "float32" else np.empty((step, *x.shape[1:]), np.float32)
         for start in range(0, len(x), step):

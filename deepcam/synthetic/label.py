@@ -58,7 +58,7 @@ _COLUMN = {name: number for number, name in enumerate(CHANNELS)}
 def label(channels: Field, storm_size: float = 1.0) -> npt.NDArray[np.uint8]:
     """The mask ``[rows, columns]`` of a sample ``[rows, columns, 16]``: 0, 1 cyclone, 2 river.
 
-    ``storm_size`` is that of the simulation: the lengths that cyclones are looked for at grow with it.
+    ``storm_size`` is that of the simulation; the length scales of the search for cyclones are proportional to it.
     """
     grid = sphere.grid(*channels.shape[:2])
     mask = np.where(rivers(grid, channels), RIVER, BACKGROUND).astype(np.uint8)
@@ -177,7 +177,7 @@ def _gales(grid: Grid, row: int, column: int, u: Field, v: Field, farthest: floa
 
 
 def _join(parts: npt.NDArray[np.int32]) -> None:
-    """Give parts that meet across longitude 0 one number."""
+    """Give parts that touch across longitude 0 the same number."""
     for step in (-1, 0, 1):
         west, east = parts[max(0, step) : parts.shape[0] + min(0, step), 0], parts[:, -1]
         east = east[max(0, -step) : parts.shape[0] - max(0, step)]

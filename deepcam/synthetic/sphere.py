@@ -1,6 +1,6 @@
 """The planet's grid: positions, distances, derivatives, and random fields without a seam or a pole.
 
-Rows are latitudes from south to north, columns longitudes eastward from 0; a cell is known by its centre, so
+Rows are latitudes from south to north, columns longitudes eastward from 0; a cell's position is its centre, so
 no row lies on a pole. All fields are float32 ``[rows, columns]``, lengths metres, angles radians.
 """
 

@@ -51,11 +51,11 @@ class Cyclone:
     """Share of the low pressure that balances the wind."""
 
     def drop(self) -> float:
-        """By how much the centre's pressure is below that outside, Pa: V² = B Δp / (ρ e) (equation 8)."""
+        """The pressure deficit of the centre, Pa: V² = B Δp / (ρ e) (equation 8)."""
         return float(self.wind**2 * DENSITY * np.e / self.shape)
 
     def pressure(self, distance: Field) -> Field:
-        """Pa below that far outside, at ``distance`` metres from the centre (equation 4)."""
+        """The pressure deficit at ``distance`` metres from the centre, Pa (equation 4)."""
         below: Field = self.drop() * (np.exp(-((self.radius / distance) ** self.shape)) - 1)
         return below
 
@@ -72,7 +72,7 @@ class Cyclone:
         east, north = grid.offsets(self.latitude, self.longitude, rows)
         distance = np.maximum(np.hypot(east, north), 0.02 * self.radius)
         near = distance / self.radius
-        # Holland's tails have no end; these have.
+        # Holland's profile never ends; this one does.
         edge = np.exp(-((near / 8) ** 4))
         into.depression[rows] += self.low * edge * self.pressure(distance)
         spin = np.sign(self.latitude) * edge * self.speed(distance, coriolis(self.latitude)) / distance
@@ -107,7 +107,7 @@ class River:
     """How far the axis is filled, 0 to 1."""
 
     def plant(self, grid: Grid, ruffle: Field, into: Disturbance) -> None:
-        """``ruffle`` moves the cells across the river by as many of its widths, so that it is no stripe."""
+        """``ruffle`` displaces the cells across the river, in units of its width, against straight stripes."""
         low, high = sorted((self.start, self.end))
         margin = 0.12 * (high - low)
         rows = slice(*np.searchsorted(grid.latitude[:, 0], (low - margin, high + margin)))
@@ -138,8 +138,8 @@ def plant(
     """Draw the storms of a sample and add them up.
 
     ``season`` is 1 in the northern summer and -1 in the southern, ``sea`` the sea's temperature in K and
-    ``land`` the share of land. A grid cannot hold what is smaller than its cells: storms are no smaller than
-    about one, as those of a climate model of that grid.
+    ``land`` the share of land. Storms are at least about a cell in size, as in a climate model on
+    that grid, which cannot resolve smaller ones.
     """
     into = Disturbance(*(np.zeros((grid.rows, grid.columns), np.float32) for _ in fields(Disturbance)))
     for _ in range(_number(simulation.rivers, rng)):
@@ -216,11 +216,11 @@ def _near_river(grid: Grid, simulation: Simulation, rng: np.random.Generator) ->
 
 
 def _number(mean: float, rng: np.random.Generator) -> int:
-    """One at least, for a sample without storms teaches nothing of them; Poisson beyond."""
+    """At least one, since a sample without storms teaches nothing about them; Poisson beyond that."""
     return 1 + int(rng.poisson(max(mean - 1, 0))) if mean > 0 else 0
 
 
 def _smooth(x: Field) -> Field:
-    """From 0 at 0 to 1 at 1 without a corner."""
+    """A smooth rise from 0 at 0 to 1 at 1."""
     x = np.clip(x, 0, 1)
     return x * x * (3 - 2 * x)

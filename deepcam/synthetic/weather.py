@@ -122,14 +122,14 @@ def weather(simulation: Simulation, rows: int, columns: int, sample: int) -> Fie
     tracks = (0.15 + belt(50, 18) + belt(-52, 18)) * winter
     pressure = 101_050 + 850 * (belt(33, 12) + belt(-33, 12)) - 3600 * belt(-64, 14) - 500 * belt(60, 12)
     pressure = pressure + 1150 * tracks * waves["pressure"]
-    # Waves that grow lean westward with height: a quarter of a wave of degree 8 is 11°.
+    # Growing waves tilt westward with height: a quarter of a wave of degree 8 is 11°.
     leaning = np.roll(waves["pressure"], -columns // 32, axis=1)
     cold = np.sin(thermal) ** 2
     column = 259 - 32 * cold**1.15 * winter  # mean temperature between 1000 and 200 hPa
     thickness = SCALE * np.log(5) * column + np.zeros_like(pressure)
     disturbed = tracks * (120 * leaning + 105 * waves["aloft"])
 
-    # The surface without its weather: sea, land.
+    # The surface without weather: sea, land.
     sea = np.maximum(301 - 31 * cold**1.3 + 0.9 * waves["sea"], 271.4)
     # Sea ice insulates: above it the air is far colder than water can be, most of all in winter.
     ice = np.clip((np.abs(np.rad2deg(thermal)) - 58) / 22, 0, 1)
@@ -163,7 +163,7 @@ def weather(simulation: Simulation, rows: int, columns: int, sample: int) -> Fie
     t200 = stratosphere - 0.9 * warmer + 0.25 * waves["aloft"] + 0.7 * storm.warming
     t500 = column + 9.5 + 1.3 * warmer + 0.3 * waves["moisture"] + 0.9 * storm.warming
 
-    # What follows from all that.
+    # Derived quantities.
     pressure = pressure + storm.depression
     low = SCALE * level * np.log(pressure / 1e5)
     high = low + thickness + disturbed + SCALE * np.log(5) * storm.warming
@@ -203,7 +203,7 @@ def weather(simulation: Simulation, rows: int, columns: int, sample: int) -> Fie
         "PRECT": rain,
         "TS": skin,
         "TREFHT": air,
-        # Where 1000 hPa is below the ground, the height of the lowest level stands in.
+        # Where 1000 hPa is below the ground, the height of the lowest level is used.
         "Z1000": np.where(ground.height > 0, np.maximum(low, ground.height + lowest), low),
         "Z200": high,
         "ZBOT": lowest,
