@@ -19,6 +19,6 @@ export SLURM_EXPORT_ENV=ALL
 if [[ ${SLURM_CPUS_PER_TASK:-} ]]; then export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK; fi
 
 # Words between srun's options and mlhpc: "apptainer exec --nv mlhpc.sif", "--container-image=mlhpc.sqsh", numactl.
-# A stage that the site named after this job is useless to any other: rank.sh removes it however the ranks end.
+# No other job can use a stage named after this one: rank.sh removes it when the ranks end, for whatever reason.
 export STAGE LAUNCH_WRAP=${LAUNCH_WRAP:-}
 if [[ -z $user_stage && ${STAGE##*/} == *-"$SLURM_JOB_ID" ]]; then LAUNCH_WRAP+=" run_scripts/rank.sh"; fi

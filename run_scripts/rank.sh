@@ -6,7 +6,7 @@ set -uo pipefail
 
 lock=${STAGE:?}.lock
 mkdir -p "${lock%/*}"
-# Opened again if the locked file has just been removed with the stage of an earlier run.
+# Reopened if the locked file has just been removed with the stage of an earlier run.
 until [[ $lock -ef /dev/fd/9 ]]; do exec 9>>"$lock" && flock --shared 9 || exit; done
 
 "$@" 9>&- & # processes that a rank leaves running do not hold the lock

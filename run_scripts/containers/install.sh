@@ -1,5 +1,5 @@
 #!/bin/bash
-# What both images do: install.sh FRAMEWORK, on Ubuntu 24.04 with its Python 3.12.
+# The installation in both images: install.sh FRAMEWORK, on Ubuntu 24.04 with its Python 3.12.
 # One framework per image: TensorFlow's wheels bring CUDA 12, PyTorch's CUDA 13, and cuDNN and NCCL of both have the
 # same paths.
 # HOROVOD_GPU_OPERATIONS= (empty) compiles Horovod for CPUs, where there is no CUDA toolkit; images are for GPUs.

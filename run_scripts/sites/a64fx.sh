@@ -12,7 +12,7 @@ if [[ -d .venv/bin ]]; then PATH=$PWD/.venv/bin:$PATH; fi
 SHARED=${SHARED:-${SCRATCH:-$PWD}}
 export DATA=${DATA:-$SHARED/data/${BENCHMARK:?}-$PRESET}
 export OUT=${OUT:-$SHARED/results/$BENCHMARK-$PRESET-${SLURM_JOB_ID:?}}
-# EDIT: a disk of the node; with none, the first node-local storage that "mlhpc doctor" finds. /tmp may be memory, of
+# EDIT: a disk of the node; without one, the first node-local storage that "mlhpc doctor" finds. /tmp may be memory, of
 # which there is little: 32 GiB in all. A sample too large for 8 GiB: --set training.spatial=[4,1,1] (CosmoFlow).
 export STAGE=${STAGE:-${TMPDIR:-/tmp}/mlhpc-$SLURM_JOB_ID}
 

@@ -12,11 +12,11 @@ if [[ -d .venv/bin ]]; then PATH=$PWD/.venv/bin:$PATH; fi
 SHARED=${SHARED:-${MEMBERWORK:-${SCRATCH:?}}}
 export DATA=${DATA:-$SHARED/data/${BENCHMARK:?}-$PRESET}
 export OUT=${OUT:-$SHARED/results/$BENCHMARK-$PRESET-${SLURM_JOB_ID:?}}
-# The NVMe, which a job has only with -C nvme.
+# The NVMe, available only with -C nvme.
 export STAGE=${STAGE:-/mnt/bb/$USER/mlhpc-$SLURM_JOB_ID}
 
-# A rank takes the die of its local rank, so it has to see all eight. Cores next to it: the default order of ranks.
+# A rank uses the die of its local rank, so all eight must be visible to it. Cores next to it: the default order of ranks.
 export SLURM_GPU_BIND=none SLURM_CPU_BIND=cores
 export GLOO_SOCKET_IFNAME=hsn0 NCCL_SOCKET_IFNAME=hsn0
-# MIOpen keeps what it measured of convolutions in files with locks, which a shared file system cannot take.
+# MIOpen caches its convolution measurements in files with locks, which shared file systems handle badly.
 export MIOPEN_USER_DB_PATH=/tmp/miopen-$SLURM_JOB_ID MIOPEN_CUSTOM_CACHE_DIR=/tmp/miopen-$SLURM_JOB_ID

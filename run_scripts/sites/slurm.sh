@@ -20,7 +20,7 @@ export STAGE=${STAGE:-${SLURM_TMPDIR:-${TMPDIR:-/tmp}}/mlhpc-$SLURM_JOB_ID}
 export SLURM_GPU_BIND=none
 # EDIT: NUMA (docs/sites.md, "Cores and NUMA nodes"). Cores and memory next to each other:
 # export SLURM_CPU_BIND=cores SLURM_MEM_BIND=local MLHPC_BIND=cores
-# or lists, such as those beside the GPU of each local rank:
+# or lists, such as those close to the GPU of each local rank:
 # export SLURM_CPU_BIND=none MLHPC_BIND=0-15:16-31
 # EDIT: the network of the collectives, if the first interface is not the fast one (ip -br addr).
 # export HOROVOD_GLOO_IFACE=ib0 GLOO_SOCKET_IFNAME=ib0 NCCL_SOCKET_IFNAME=ib0

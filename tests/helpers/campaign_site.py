@@ -77,7 +77,7 @@ class Site:
         return cli.main(self.words(*more))
 
     def start(self, *more, **env):
-        """In a separate process, to be stopped or run beside another."""
+        """In a separate process, to be stopped or run concurrently."""
         code = (
             f"import sys; sys.executable = {str(self.python)!r}\nfrom mlhpc.cli import main; sys.exit(main())"
         )

@@ -67,7 +67,7 @@ def processors_of(root: Path, vendor: str) -> Path:
 
 
 def booted(root: Path, boot_id: str) -> Path:
-    """A machine of its own, as the kernel says it to all processes on it."""
+    """A separate machine, as the kernel reports it to all its processes."""
     folder = root / "proc/sys/kernel/random"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "boot_id").write_text(f"{boot_id}\n")

@@ -28,7 +28,7 @@ def data_set(root: Path, sizes: Mapping[str, int], **facts: object) -> Manifest:
 def on_nodes(
     folder: Path, nodes: int, local_size: int, work: Callable[[ThreadWorld, Path], T]
 ) -> list[T | Exception]:
-    """``work(world, target)`` on all ranks of ``nodes``, each of which has a target of its own in ``folder``: its
+    """``work(world, target)`` on all ranks of ``nodes``, each of which has its own target in ``folder``: its
     result or exception by rank."""
     return on_ranks(nodes, local_size, lambda world: work(world, folder / f"node{world.node}"))
 

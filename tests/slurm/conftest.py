@@ -143,7 +143,7 @@ def _started(folder: Path, settings: Mapping[str, object]) -> Iterator[Slurm]:
 
 
 def _free_ports(count: int) -> list[int]:
-    """Free ports that nobody else draws until the daemons take them: Linux gives outgoing connections ports
+    """Free ports that nothing else gets until the daemons take them: Linux gives outgoing connections ports
     from 32768 on, and launch has its own from 20000 to 32000."""
     ports: list[int] = []
     for port in random.sample(range(10_000, 20_000), 1000):

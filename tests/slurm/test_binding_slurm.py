@@ -52,7 +52,7 @@ def test_a_run_records_the_cores_that_srun_gave_each_rank(binding_slurm, climate
 
 
 def test_lists_of_a_site_go_to_ranks_that_srun_has_not_bound(binding_slurm, climate, tmp_path):
-    """And those that srun has bound elsewhere are told which cores they have, and how to get others."""
+    """Ranks that srun has bound elsewhere get a message with their cores, and how to get others."""
     lists = {"MLHPC_BIND": f"{SECOND}:{FIRST}"}
     done = run(binding_slurm, climate, tmp_path / "out", SLURM_CPU_BIND="none", **lists)
     assert done.returncode == 0, done.stderr

@@ -79,7 +79,7 @@ def test_a_rank_lost_while_files_are_passed_on_is_one_line_and_no_file_is_half_w
 
 
 def test_a_run_trains_on_what_the_nodes_passed_on(slurm, climate, tmp_path):
-    """Each node stages to a folder of its own; the losses are those of the run that reads everything twice."""
+    """Each node stages to its own folder; the losses equal those of the run that reads everything twice."""
     losses = {}
     for once in ("true", "false"):
         out = tmp_path / once

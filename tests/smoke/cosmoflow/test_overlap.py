@@ -1,4 +1,4 @@
-"""Staging beside the first epoch: the same losses, and times that say what they are."""
+"""Staging during the first epoch: the same losses, and times labelled correctly."""
 
 import json
 from pathlib import Path

@@ -78,7 +78,7 @@ def test_a_run_counts_the_requests_of_the_server(served, tmp_path):
     assert reading["bytes_asked"] == sum(map(range_bytes, gets))
     assert reading["opens"] == len([each for each in got if each.method == "HEAD"]) == 2 * 12
     assert reading["content_bytes"] == 2 * 12 * 60_000
-    # What nobody can know here is not stated.
+    # What cannot be known here is not stated.
     assert reading["process_device_bytes"] is None and reading["node_device_bytes"] is None
     assert (result["filesystem"], result["cache"], result["resident_before_epochs"]) == ("s3", "none", [])
     assert (result["data"], result["object_store"]) == ("s3://bucket/tiny", server.endpoint)
@@ -117,7 +117,7 @@ def test_a_server_that_goes_away_ends_the_run_in_a_line(served, tmp_path, ranks)
     assert process.returncode != 0
     assert "check the server and the network" in errors
     assert "Traceback" not in errors and "s3://bucket/tiny" in errors
-    # Both ranks may have failed, each of a file of its own.
+    # Both ranks may have failed, each with its own file.
     assert all("check the server" in line for line in errors.splitlines()), errors
     assert len(errors.splitlines()) <= ranks, errors
     assert not out.exists()

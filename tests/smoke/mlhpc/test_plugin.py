@@ -1,4 +1,4 @@
-"""The example of docs/adding_a_benchmark.md: a benchmark in a package of its own, used by every command."""
+"""The example of docs/adding_a_benchmark.md: a benchmark in a separate package, used by every command."""
 
 import json
 import os
@@ -16,7 +16,7 @@ EXAMPLE = Path(__file__).parents[3] / "examples" / "blobs"
 def installed(tmp_path_factory):
     """The folder that the example was installed into, away from this environment."""
     source, target = tmp_path_factory.mktemp("source") / "blobs", tmp_path_factory.mktemp("site")
-    subprocess.run(["cp", "-r", EXAMPLE, source], check=True)  # a build leaves files beside the sources
+    subprocess.run(["cp", "-r", EXAMPLE, source], check=True)  # a build leaves files next to the sources
     words = ["--quiet", "--no-deps", "--no-build-isolation", "--no-index", "--target", target, source]
     subprocess.run([sys.executable, "-m", "pip", "install", *map(str, words)], check=True)
     return {"PYTHONPATH": os.pathsep.join([str(target), os.environ.get("PYTHONPATH", "")])}

@@ -51,7 +51,7 @@ def test_a_closed_pipe_ends_a_command_without_a_word(words: list[str], tmp_path:
     process.stdout.close()  # before anything is written
     assert process.stderr.read() == b""
     process.stderr.close()
-    assert process.wait() == (0 if words[-1] in ("--help", "-V") else 1)  # argparse ignores that nobody reads
+    assert process.wait() == (0 if words[-1] in ("--help", "-V") else 1)  # argparse ignores a closed pipe
     assert (run / "report.html").exists() == (words == ["report", "RUN"]), "the page is written all the same"
 
 

@@ -1,4 +1,4 @@
-"""How the cells of a study are named, told apart and shown."""
+"""How the cells of a study are named, distinguished and shown."""
 
 import json
 

@@ -278,7 +278,7 @@ def test_the_last_rank_on_a_node_removes_the_stage_and_every_exit_status_is_kept
 
 @pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGUSR1])
 def test_a_signal_to_the_script_reaches_the_rank(tmp_path, sent):
-    """proctrack/cgroup and --signal=USR1@30 signal the script alone; the rank says what ended it."""
+    """proctrack/cgroup and --signal=USR1@30 signal only the script; the rank reports the signal."""
     program = (
         "import signal, sys; got = lambda number, frame: sys.exit(128 + number);"
         "signal.signal(signal.SIGTERM, got); signal.signal(signal.SIGUSR1, got);"

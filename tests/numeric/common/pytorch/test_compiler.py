@@ -1,4 +1,4 @@
-"""A machine on which torch.compile cannot build anything is told so, not shown inductor's traceback."""
+"""Where torch.compile cannot build anything, the error says so instead of showing Inductor's traceback."""
 
 import sysconfig
 

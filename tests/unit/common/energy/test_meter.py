@@ -67,7 +67,7 @@ def test_what_was_counted_so_far_is_recorded_from_the_start_to_the_stop(tmp_path
 
 
 def test_counters_are_read_while_a_run_runs():
-    """From a thread, until they are told to stop: a counter of RAPL wraps within minutes."""
+    """From a thread, until they are stopped: a counter of RAPL wraps within minutes."""
     readings, told, enough = [], [], threading.Event()
 
     def read():

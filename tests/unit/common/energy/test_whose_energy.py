@@ -144,7 +144,7 @@ def test_no_node_reads_its_counters_before_slurm_has_answered():
 
 
 class PerThread(dict):
-    """An environment in which each thread has variables of its own."""
+    """An environment in which each thread has its own variables."""
 
     own = threading.local()
 

@@ -1,4 +1,4 @@
-"""Nodes exchange their shards between epochs: ranks as threads, each node with a folder of its own."""
+"""Nodes exchange their shards between epochs: ranks as threads, each node with its own folder."""
 
 import errno
 import os

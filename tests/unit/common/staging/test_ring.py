@@ -1,4 +1,4 @@
-"""Nodes pass on to each other what they hold: ranks as threads, each node with a folder of its own."""
+"""Nodes forward files to each other: ranks as threads, each node with its own folder."""
 
 import os
 import re

@@ -79,7 +79,7 @@ def test_the_lock_is_won_back_a_few_times_and_never_late(monkeypatch, slower_by)
 
 
 def test_other_threads_go_on_while_time_is_taken_up():
-    """They get the interpreter only where it is given to them: nobody takes it within a minute."""
+    """They get the interpreter only when it is released: no switch is forced within a minute."""
     before = sys.getswitchinterval()
     done, turns = threading.Event(), []
 

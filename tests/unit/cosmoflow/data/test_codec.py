@@ -39,7 +39,7 @@ def universe(side: int, seed: int = 0, mean: float = 0.3) -> npt.NDArray[np.int1
 
 
 def many_groups() -> npt.NDArray[np.int16]:
-    """More than 65 536 different groups: no two voxels are alike."""
+    """More than 65 536 different groups: no two voxels are equal."""
     n = np.arange(80 * 40 * 25)
     return np.stack([n % 317, n // 317, n % 7, n * 0], axis=-1).astype(np.int16).reshape(80, 40, 25, 4)
 

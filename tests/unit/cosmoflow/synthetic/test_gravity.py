@@ -128,7 +128,7 @@ def test_cola_tends_to_plain_particle_mesh_steps() -> None:
         *_, today = gravity.paths(MIDDLE, modes, SCALES, steps)
         return float(np.sqrt(np.mean((np.array(today) - plain) ** 2)))
 
-    assert distance(0) > 0.15  # cells: what 2LPT alone misses
+    assert distance(0) > 0.15  # cells: what 2LPT without COLA misses
     assert distance(10) < 0.1 * distance(0)
     assert distance(100) < 0.002 * distance(0)
 

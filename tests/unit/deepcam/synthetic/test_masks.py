@@ -87,7 +87,7 @@ def test_class_frequencies_are_those_of_the_published_set() -> None:
     )
     assert frequencies[0] == pytest.approx(published[0], abs=0.004)
     assert frequencies[1:] == pytest.approx(published[1:], rel=0.3)
-    # Nearly every sample holds all classes, so that a guess of background alone has an IoU of a third.
+    # Nearly every sample contains all classes, so guessing only background has an IoU of a third.
     assert np.mean([len(np.unique(mask)) == 3 for mask in masks]) > 0.9
 
 

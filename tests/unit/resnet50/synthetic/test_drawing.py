@@ -1,4 +1,4 @@
-"""Drawn images: the volume of ImageNet's JPEGs, and classes that colour alone does not give away."""
+"""Drawn images: the volume of ImageNet's JPEGs, and classes that cannot be told by colour only."""
 
 import io
 

@@ -58,7 +58,7 @@ DAMAGE: dict[str, tuple[Callable[[str], str], str | None]] = {
 def test_damage_gives_findings_and_modifies_no_files(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """In a tree, in a bare folder, and alone; no output of the official tools reaches the terminal."""
+    """In a tree, in a bare folder, and by itself; no output of the official tools reaches the terminal."""
     damage, rule = DAMAGE[name]
     folder = make_set(tmp_path / "org", "deepcam")
     damaged = folder / "result_1.txt"
@@ -87,7 +87,7 @@ def digest(top: Path) -> dict[str, str]:
 
 
 def test_scaling_json_is_not_left_in_the_tree(tmp_path: Path) -> None:
-    """Epochs between bound and reference: the official tools write a factor beside the logs."""
+    """Epochs between bound and reference: the official tools write a factor next to the logs."""
     make_set(tmp_path / "org", "deepcam", epochs=EPOCHS["deepcam"])
     write_log(
         tmp_path / "org/results/machine/strong/deepcam/result_2.txt",

@@ -33,7 +33,7 @@ def test_a_good_set_passes_here_and_officially(benchmark: str, level: str | None
     assert "FOUND NO ERRORS" in package_checker(tmp_path / "org", *usage)
 
 
-# Rejections of package_checker, the rule that reports them, and our own finding beside it.
+# Rejections of package_checker, the rule that reports them, and the corresponding finding of our own.
 Make = Callable[[Path], object]
 
 REJECTED: dict[str, tuple[Make, set[str]]] = {

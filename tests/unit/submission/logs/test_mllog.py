@@ -1,4 +1,4 @@
-"""MLLOG lines from files as they are found in the wild."""
+"""MLLOG lines from files as they occur in practice."""
 
 import json
 from pathlib import Path

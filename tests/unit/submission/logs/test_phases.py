@@ -1,4 +1,4 @@
-"""The parts of a run, from its log alone."""
+"""The parts of a run, only from its log."""
 
 from pathlib import Path
 from typing import Any

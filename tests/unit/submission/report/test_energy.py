@@ -1,4 +1,4 @@
-"""Joules beside time: in the report, the score and the comparison, on pages, in the terminal and as JSON."""
+"""Joules in addition to time: in report, score and comparison, on pages, in the terminal and as JSON."""
 
 import json
 from io import StringIO

@@ -1,4 +1,4 @@
-"""Predicted beside measured, in the terminal and on the page."""
+"""Predicted and measured times, in the terminal and on the page."""
 
 import math
 from io import StringIO

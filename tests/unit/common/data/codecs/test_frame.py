@@ -25,7 +25,7 @@ def resealed(data: bytearray) -> bytes:
 
 
 def test_the_header_is_as_documented() -> None:
-    """Byte by byte, by ``struct`` and zlib alone."""
+    """Byte by byte, with ``struct`` and zlib only."""
     assert PACKED[:8] == b"\x89MLC\r\n\x1a\n"
     assert struct.unpack("<HBB16s4s4I", PACKED[8:48]) == (
         1, 3, 3, b"lut" + bytes(13), b"<i2\0", 3, 4, 5, 0,
