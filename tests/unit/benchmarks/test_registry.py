@@ -46,7 +46,7 @@ def test_a_benchmark_that_does_not_load_is_named_with_its_error(entry, monkeypat
 
 @pytest.mark.parametrize("benchmark", registry.BUILT_IN, ids=lambda benchmark: benchmark.name)
 def test_every_reference_of_the_built_in_benchmarks_resolves(benchmark):
-    """Without importing a framework: that the module is there, and the object named in it."""
+    """Without importing a framework: only that the module exists and names the object."""
     from importlib.util import find_spec
     from pathlib import Path
 

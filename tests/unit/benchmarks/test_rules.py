@@ -1,4 +1,4 @@
-"""Rules before the run: what may be called closed, compared with the official checker's conditions."""
+"""Rules before the run: what counts as closed, compared with the official checker's conditions."""
 
 import copy
 import json
@@ -232,7 +232,7 @@ def test_a_float16_copy_of_deepcam_is_not_closed_and_a_float32_one_is():
 
 
 def test_a_closed_run_without_a_submitter_is_warned_before_it_starts():
-    """Logs may not be edited afterwards, so at packing it is too late."""
+    """Logs may not be edited afterwards, so packing would be too late."""
     run = load.load("cosmoflow", "closed", ["submission.org=Lab"])
     warnings = rules.enforce(rules.RunContext(run))
     assert [(f.severity, f.where) for f in warnings] == [("warning", "submission.platform")]

@@ -1,4 +1,4 @@
-"""What users run into: a reader that stops, files of other versions, runs being written, names with markup."""
+"""Common problems: a closed pipe, files of other versions, runs being written, names with markup."""
 
 import csv
 import json
@@ -99,7 +99,7 @@ def test_settings_that_cannot_be_read_are_one_difference(newer, tmp_path, capsys
 
 @pytest.mark.parametrize("command", ["report", "check", "score", "watch", "diff", "trace"])
 def test_a_run_that_is_being_written_is_read_as_far_as_it_goes(command: str, tmp_path: Path) -> None:
-    """The last line of every file is half there, and result.json not yet."""
+    """The last line of every file is incomplete, and result.json does not exist yet."""
     run = make_run(tmp_path / "run", epochs=3)
     (run / "result.json").unlink()
     for path in (run / "run.log", run / "events.rank0.jsonl", run / "env.json"):

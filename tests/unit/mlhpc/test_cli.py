@@ -1,4 +1,4 @@
-"""The command line as a user meets it: few options, pinned; mistakes are one line and status 2."""
+"""The command line: a fixed list of options; mistakes are one line and status 2."""
 
 import argparse
 import json
@@ -283,7 +283,7 @@ def test_presets_without_a_benchmark_lists_all(capsys):
 
 @pytest.mark.parametrize("before", [None, "1"])
 def test_quiet_is_for_one_call(monkeypatch, before):
-    """A program that calls ``main`` twice hears the second run."""
+    """A program that calls ``main`` twice sees the second run's output."""
     monkeypatch.delenv("MLHPC_QUIET", raising=False)
     if before:
         monkeypatch.setenv("MLHPC_QUIET", before)

@@ -1,4 +1,4 @@
-"""Every command line that README and docs show is one that the program takes."""
+"""The program accepts every command line in README and docs."""
 
 import re
 import shlex

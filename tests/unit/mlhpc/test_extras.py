@@ -1,4 +1,4 @@
-"""Where an extra is missing, every command either works or says in one line what to install."""
+"""Without an extra, every command either works or says in one line what to install."""
 
 import json
 import os
@@ -97,7 +97,7 @@ def test_so_do_commands_that_prepare(words: str, tmp_path: Path) -> None:
 
 
 def test_extras_are_those_of_the_package() -> None:
-    """Whoever trains needs no other extra than the benchmark's."""
+    """Training needs no extra but the benchmark's."""
     extras = setup_cfg()["options.extras_require"]
     assert set(errors.EXTRAS) <= set(extras)
     of_frameworks = {f.extra for b in registry.BUILT_IN for f in b.frameworks.values()}

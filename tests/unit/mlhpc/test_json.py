@@ -1,4 +1,4 @@
-"""What ``--json`` prints agrees with what the same command prints for people (docs/json.md)."""
+"""The output of ``--json`` agrees with the printed text of the same command (docs/json.md)."""
 
 import json
 import re

@@ -12,7 +12,7 @@ from mlhpc.run import removed_on_abort
 
 @pytest.mark.parametrize(("name", "stays"), [("mlhpc-4711", False), ("mlhpc", True), ("mlhpc-47110", True)])
 def test_a_stage_named_after_the_job_does_not_outlive_an_aborted_run(tmp_path, monkeypatch, name, stays):
-    """Nobody could use it again; under another name the next run resumes from it."""
+    """Nothing could reuse it; under another name the next run resumes from it."""
     monkeypatch.setenv("SLURM_JOB_ID", "4711")
     source = tmp_path / "data"
     (source / "train").mkdir(parents=True)

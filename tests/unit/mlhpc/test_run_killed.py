@@ -1,4 +1,4 @@
-"""A run that the kernel kills: somebody is left to say so. What a rank does is a stand-in."""
+"""A run killed by the kernel is reported. The ranks' work is a stand-in."""
 
 import signal
 import subprocess
@@ -83,7 +83,7 @@ def test_a_rank_does_not_outlive_the_program() -> None:
     assert run.stdout
     rank = int(run.stdout.readline())
     run.kill()
-    run.communicate(timeout=30)  # until nobody holds the pipes any more
+    run.communicate(timeout=30)  # until the pipes are closed
     deadline = time.monotonic() + 30
     while not has_ended(rank):
         assert time.monotonic() < deadline

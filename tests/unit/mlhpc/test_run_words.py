@@ -1,4 +1,4 @@
-"""What ``mlhpc run`` says: its last line, and why a run cannot be resumed."""
+"""Messages of ``mlhpc run``: its last line, and why a run cannot be resumed."""
 
 from pathlib import Path
 from types import SimpleNamespace

@@ -74,7 +74,7 @@ def test_an_incomplete_run_folder_is_run_again(site, damage):
 
 
 def test_a_hostile_record_of_a_run_is_a_failure_of_that_run(site):
-    """The study of somebody else: a page of it can be made."""
+    """Another user's study can be rendered as a page."""
     assert site.study("--vary", "batch=4", "--repeats", "1", "--steps", "20") == 0
     run = read(site.out).cells[0].runs[0].path
     config, events = (run / name for name in ("config.toml", "events.rank0.jsonl"))

@@ -1,4 +1,4 @@
-"""Memory for batches: reused, but never while somebody can still see it."""
+"""Memory for batches: reused, but never while it is still referenced."""
 
 import numpy as np
 import pytest

@@ -84,7 +84,7 @@ def row(text, way):
     ],
 )
 def test_differences_between_loaders_are_reported(other, close, same, said, monkeypatch):
-    """One changed number of 43 200 is no longer bit for bit."""
+    """One changed number among 43 200 is reported."""
     agree, text = compared(("first", other), monkeypatch, close)
     assert row(text, "first")[-1] == "bit for bit"
     assert row(text, other)[-1].startswith(said) and agree is same

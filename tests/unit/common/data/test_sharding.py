@@ -1,4 +1,4 @@
-"""Which samples which rank reads: nothing twice, nothing lost, everybody in step."""
+"""Which samples which rank reads: nothing twice, nothing lost, equal numbers of steps."""
 
 import numpy as np
 import pytest

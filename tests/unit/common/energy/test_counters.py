@@ -98,7 +98,7 @@ def test_a_counter_that_fails_at_the_start_or_the_stop_is_left_out(at):
     ("accelerators", []),  # the second die of an MI250X may
 ])  # fmt: skip
 def test_processors_and_nodes_that_used_nothing_have_a_broken_counter(measured, problems):
-    """Some virtual machines show RAPL's registers, which never move."""
+    """Some virtual machines have RAPL registers that never change."""
     counter = Counter(100.0, 0.0)
     made = summing(counter, measured)
     counter.wait(20.0)

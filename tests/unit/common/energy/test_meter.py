@@ -115,7 +115,7 @@ def test_a_run_whose_accelerators_have_no_counters_says_why(tmp_path, capsys):
 
 @pytest.mark.parametrize("fails_at", [1, 2])
 def test_a_counter_that_fails_during_a_run_is_named_and_ends_nothing(tmp_path, capsys, fails_at):
-    """The others are still summed, and the record says that one is not among them."""
+    """The others are still summed, and the record says that one is missing."""
     calls, steady = [], iter([5.0, 12.0])
 
     def read():

@@ -1,5 +1,5 @@
-"""Whose counters make the energy of a run: of machines, of accelerators that ranks see, of nodes in Slurm; and how
-a run starts and ends around them."""
+"""Which counters make up the energy of a run: of machines, of accelerators seen by ranks, of nodes in Slurm; and how
+a run starts and ends with them."""
 
 import json
 import sys

@@ -41,7 +41,7 @@ def mount(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Mount:
 def test_a_run_on_another_node_counts_as_alive_if_its_lock_is_not_visible(
     tmp_path: Path, mount: Mount, kind: str, options: str, in_use: bool
 ) -> None:
-    """It looked dead, and a shared stage was emptied under a run."""
+    """It looked unused, and a shared stage was emptied during a run."""
     mount(kind, options)
     other = tmp_path / ".use.another-node.1.abcd"
     other.touch()

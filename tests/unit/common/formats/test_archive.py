@@ -1,4 +1,4 @@
-"""Archives of samples: what ZIP tools make of them, and what is refused."""
+"""Archives of samples: how ZIP tools read them, and what is refused."""
 
 import shutil
 import subprocess

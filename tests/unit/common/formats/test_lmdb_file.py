@@ -1,4 +1,4 @@
-"""LMDB files read without the library: the library itself says what is in them."""
+"""LMDB files read without the library, compared with the library."""
 
 import os
 import pickle
@@ -105,7 +105,7 @@ long sysconf(int name) {
 @pytest.mark.parametrize("page", [8192, 16384, 65536])
 def test_files_of_machines_with_larger_pages_are_read(tmp_path, page, version):
     """LMDB's pages have the size of the machine's, but at most 32 KiB in version 1. Here the library is made to
-    believe in larger ones while it writes; it can read files of any page size."""
+    use larger ones while it writes; it can read files of any page size."""
     (tmp_path / "sysconf.c").write_text(SYSCONF)
     library = str(tmp_path / "sysconf.so")
     subprocess.run(["cc", "-shared", "-fPIC", "-o", library, tmp_path / "sysconf.c", "-ldl"], check=True)

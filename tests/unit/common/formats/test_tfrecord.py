@@ -150,10 +150,10 @@ def test_a_failed_write_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_a_file_that_unpacks_to_more_than_expected_is_refused_before_it_is_allocated(tmp_path: Path) -> None:
-    """1 MB of gzip may be 1 GB of zeros, and many members as much as one likes."""
+    """1 MB of gzip may contain 1 GB of zeros, and many members any amount."""
     bomb = tmp_path / "bomb.tfrecord"
     member = stdlib_gzip.compress(bytes(50_000_000), mtime=0)
-    lying = member[:-4] + struct.pack("<I", 1000)  # the length that a member states is its maker's claim
+    lying = member[:-4] + struct.pack("<I", 1000)  # the stated length of a member cannot be trusted
     for content in (member, member * 3, lying, stdlib_gzip.compress(b"") * 1000 + member):
         bomb.write_bytes(content)
         tracemalloc.start()

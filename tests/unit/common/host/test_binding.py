@@ -1,4 +1,4 @@
-"""Cores of ranks: read from recorded /sys trees, shared out, and taken for real by processes of this machine."""
+"""Cores of ranks: read from recorded /sys trees, distributed, and used by processes on this machine."""
 
 import json
 import os
@@ -105,7 +105,8 @@ def test_no_ranks_share_a_core_and_no_core_is_left_where_they_divide(tmp_path: P
 
 def test_ranks_beside_their_gpus(tmp_path: Path) -> None:
     """Where GPUs are in another order than NUMA nodes: GPUs 4, 5, 2, 3 close to cores 0-31 and their second
-    threads 64-95, GPUs 6, 7, 0, 1 close to the others (printed by mpibind on an MI250X node, llnl/mpibind issue 41)."""
+    threads 64-95, GPUs 6, 7, 0, 1 close to the others (printed by mpibind on an MI250X node; llnl/mpibind
+    issue 41)."""
     root = machine(tmp_path, {0: "0-31,64-95", 1: "32-63,96-127"}, threads=2, cores=64)
     of_ranks = beside([1, 1, 0, 0, 0, 0, 1, 1], numa_nodes(root), root)
     assert [ranges(cores) for cores in of_ranks] == [

@@ -1,4 +1,4 @@
-"""What env.json records: two runs that differ in what moves a result must not look alike."""
+"""What env.json records: runs that differ in anything that affects a result must be distinguishable."""
 
 import json
 import os
@@ -73,7 +73,7 @@ def test_relevant_variables_are_recorded_but_secrets_are_not() -> None:
 
 
 def test_a_hanging_nvidia_smi_does_not_end_a_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """It was a traceback after 30 s. The driver's own files name the GPUs too."""
+    """It used to be a traceback after 30 s. The driver's own files list the GPUs too."""
 
     def hang(command: list[str], timeout: float, **rest: object) -> None:
         raise subprocess.TimeoutExpired(command, timeout)
@@ -97,7 +97,7 @@ def test_a_hanging_nvidia_smi_does_not_end_a_run(monkeypatch: pytest.MonkeyPatch
 
 
 def test_the_commit_is_that_of_this_checkout() -> None:
-    """The file moved one folder down, and every run was of no commit."""
+    """When the file moved one folder down, runs lost their commit."""
     root = Path(__file__).parents[4]
     git = ["git", "-C", root, "rev-parse", "HEAD"]
     done = subprocess.run(git, capture_output=True, text=True, check=False)

@@ -41,7 +41,7 @@ def linear(colour: str) -> Vector:
 
 
 def seen(colour: str, vision: str) -> Vector:
-    """The colour in OKLab as somebody with that vision sees it."""
+    """The colour in OKLab as seen with that vision."""
     light = (min(max(c, 0.0), 1.0) for c in times(VISION[vision], linear(colour)))
     return times(TO_LAB, tuple(math.cbrt(c) for c in times(TO_LMS, tuple(light))))
 

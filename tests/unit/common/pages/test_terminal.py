@@ -1,4 +1,4 @@
-"""Tables in a terminal: as wide as it is at most, and no digit lost."""
+"""Tables in a terminal: at most as wide as it is, without losing digits."""
 
 import io
 

@@ -1,4 +1,4 @@
-"""Who a rank is, from the variables of every launcher."""
+"""A rank's place, from the variables of every launcher."""
 
 import contextlib
 import os
@@ -304,7 +304,7 @@ ONE_NODE = TORCHRUN | {"LOCAL_WORLD_SIZE": "4", "GROUP_WORLD_SIZE": "1", "GROUP_
 
 @pytest.mark.parametrize("env", [ONE_NODE, MLHPC])
 def test_the_ranks_of_one_node_connect_over_loopback(monkeypatch, env):
-    """Whatever name the launcher has for the node: nothing outside it is to reach them."""
+    """Whatever name the launcher uses for the node: they must not be reachable from outside."""
     met = []
     monkeypatch.setattr(launch.RollCall, "call", lambda me, size, rendezvous, **rest: met.append(rendezvous))
     launch.call_roll(identify(env), {})

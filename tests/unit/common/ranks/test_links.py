@@ -1,4 +1,4 @@
-"""Connections between ranks, where descriptors are short."""
+"""Connections between ranks when file descriptors run out."""
 
 import errno
 import os

@@ -1,4 +1,4 @@
-"""Where ranks stand in the mesh of data × spatial parallelism."""
+"""The position of ranks in the mesh of data × spatial parallelism."""
 
 import pytest
 from hypothesis import given

@@ -143,7 +143,7 @@ def test_unauthenticated_peers_are_disconnected_and_the_ranks_connect(rendezvous
 
 
 def test_idle_and_slow_connections_do_not_delay_ranks(rendezvous, monkeypatch):
-    """Each was served in turn, for seconds: a few of them made a rank count as lost."""
+    """They used to be served one after the other, for seconds: a few made a rank count as lost."""
     monkeypatch.setattr(rendezvous_module, "GREETING_S", 60.0)  # longer than the test
     done = threading.Event()
     with ThreadPoolExecutor(3) as pool:
@@ -182,7 +182,7 @@ def test_a_stranger_that_says_nothing_is_disconnected_while_ranks_are_missing(re
 
 
 def test_a_stranger_that_sends_without_end_is_disconnected_at_once(rendezvous, monkeypatch):
-    """Long before its time is over: what it sends is kept until a line is complete."""
+    """Long before the time limit: what it sends is kept until a line is complete."""
     monkeypatch.setattr(rendezvous_module, "GREETING_S", 60.0)
     with ThreadPoolExecutor(1) as pool:
         zero = pool.submit(call, rendezvous, [0], 2, 120.0)
@@ -297,7 +297,7 @@ def test_every_surviving_rank_cleans_up_and_one_reports(rendezvous, monkeypatch)
 
 
 def test_a_goodbye_is_delivered_after_unread_messages(rendezvous, monkeypatch):
-    """Rank 0 leaves while others still tell it their phases: a socket closed over unread bytes is reset."""
+    """Rank 0 leaves while others still report their phases: closing a socket with unread bytes resets it."""
     lost = []
     monkeypatch.setattr(RollCall, "_end", lambda self, loss: lost.append(loss) or sys.exit())
     for _ in range(20):
@@ -383,7 +383,7 @@ def test_a_stopped_rank_is_named(tmp_path):
 
 
 def test_a_suspended_and_resumed_job_has_lost_no_rank(rendezvous, monkeypatch):
-    """Slurm suspends a job for another one; the silence is longer than a lost rank's, but everybody's."""
+    """Slurm suspends a job for another one; the silence is longer than a lost rank's, but common to all ranks."""
     lost, suspended_s = [], [0.0]
     clock = time.monotonic
     monkeypatch.setattr(rollcall.time, "monotonic", lambda: clock() + suspended_s[0])

@@ -1,4 +1,4 @@
-"""What ranks send each other: everything that they need, and nothing that runs code."""
+"""What ranks send each other: all types that they need, and nothing that runs code."""
 
 import contextlib
 import pickle

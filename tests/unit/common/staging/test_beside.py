@@ -1,4 +1,4 @@
-"""Staging while training reads: what has arrived comes from the target, the rest from the source."""
+"""Staging during training: files that have arrived are read from the target, others from the source."""
 
 import threading
 from pathlib import Path

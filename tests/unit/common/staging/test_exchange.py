@@ -55,16 +55,14 @@ def test_each_file_is_intact_on_the_node_that_its_epoch_says(source, tmp_path, n
             assert held[node][file.path] == before[file.path]
         for node in range(nodes):
             target = tmp_path / f"to{last}" / f"node{node}"
-            assert (
-                verify(target, workers=1) == []
-            )  # its manifest lists what is there, and checksums are right
+            assert verify(target, workers=1) == []  # its manifest lists the files, and checksums are right
             assert (target / "stats.h5").exists() and (target / "validation").exists()
             remove(target)
             assert not target.exists()
 
 
 def test_files_under_way_at_once_between_two_nodes_do_not_mix(tmp_path):
-    """They are larger than the buffers of a connection, of which two nodes have one."""
+    """They are larger than the buffer of the single connection between two nodes."""
     source = data_set(tmp_path / "source", {f"train/{i:02d}": 3_000_000 for i in range(16)})
     outcomes = exchanged(source, tmp_path, 2, 1, [1], most=10**9)
     assert all(isinstance(outcome, list) for outcome in outcomes), outcomes

@@ -1,4 +1,4 @@
-"""The order in which files change nodes: in a step a node sends at most one and receives at most one."""
+"""The order of transfers: in a step a node sends at most one file and receives at most one."""
 
 from collections import Counter
 
@@ -15,7 +15,7 @@ from mlhpc.common.staging.moves import Moves, extra_space, in_steps, moves_betwe
 
 
 def permuted(files: list[tuple[int, int]]) -> st.SearchStrategy:
-    """Sizes, senders and receivers: each file goes to where another one leaves."""
+    """Sizes, senders and receivers: each file goes where another one leaves."""
     senders, sizes = [node for node, _ in files], [size for _, size in files]
     return st.permutations(senders).map(lambda receivers: (sizes, senders, receivers))
 
@@ -48,7 +48,7 @@ def test_in_a_step_a_node_sends_one_file_and_receives_one_or_does_neither(made):
 
 @given(EXCHANGES)
 def test_both_halves_of_the_steps_have_half_of_the_bytes_that_each_node_sends_and_receives(made):
-    """Of a list sorted by size, taking one of each pair of neighbours makes a difference of one file at most."""
+    """Taking one of each pair of neighbours in a list sorted by size differs by one file at most."""
     sizes, senders, receivers = (np.array(of, np.int64) for of in made)
     order, steps = in_steps(sizes, senders, receivers)
     half = 1 << max(0, int(max(Counter(made[1]).values(), default=1) - 1).bit_length() - 1)

@@ -1,4 +1,4 @@
-"""What exchanges of shards will need is required before training."""
+"""The requirements of exchanges of shards are checked before training."""
 
 import re
 import resource
@@ -34,7 +34,7 @@ def reserved(source: Manifest, folder: Path, nodes: int, epochs: list[int], loca
 
 
 def test_the_room_of_all_epochs_is_required_before_the_first_moves(source, tmp_path, monkeypatch):
-    """What the disks really hold at every arrival, over four exchanges, decides what is enough."""
+    """The space needed is what the disks hold at every arrival, over four exchanges."""
     monkeypatch.setattr(moves, "FILE_OVERHEAD", 0)
     peak, write = Counter(), transfer.write_verified
 
@@ -92,7 +92,7 @@ def test_a_target_that_another_run_uses_is_not_reserved(source, tmp_path, monkey
 
 
 def test_descriptors_are_required_for_all_that_an_exchange_opens(source, tmp_path, monkeypatch):
-    """Counted at every arrival: sockets, as many for each rank as there are nodes, and little else."""
+    """Counted at every arrival: one socket per node for each rank, and little else."""
     required, opened, write = [], [], transfer.write_verified
 
     def sockets():

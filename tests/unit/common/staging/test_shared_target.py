@@ -89,7 +89,7 @@ def test_a_run_that_dies_does_not_keep_the_target_for_ever(source: Manifest, tar
 def test_runs_that_end_at_the_same_time_leave_no_folder(
     source: Manifest, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The second waits for the first's lock, and has it before the first could remove the folder that it is in."""
+    """The second waits for the first's lock, and gets it before the first can remove the folder it is in."""
     stage(source, target, Solo(), "replicate")
     waits, has_lock, first_done = (threading.Event() for _ in range(3))
     first, second = threading.current_thread(), threading.Thread(target=remove, args=(target,))
@@ -127,7 +127,7 @@ def test_runs_that_end_at_the_same_time_leave_no_folder(
 def test_the_last_run_removes_the_folder_that_a_run_before_it_made(
     source: Manifest, target: Path, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
-    """The first ends just when the second begins, and does not know of it: the files and their record go."""
+    """The first ends just as the second begins, without noticing it: the files and their record are removed."""
     stage(source, target, Solo(), "replicate")
 
     class Second(Solo):
@@ -189,7 +189,7 @@ def test_a_part_that_another_run_uses_is_not_taken_from_it(source: Manifest, tmp
 
 
 def test_many_runs_that_share_two_nodes_all_come_through(source: Manifest, tmp_path: Path) -> None:
-    """Each takes both nodes' targets, in different orders: none may wait for another forever."""
+    """Each locks both nodes' targets, in different orders: no deadlock."""
     program = (
         SHARER.split("real =")[0]
         + """

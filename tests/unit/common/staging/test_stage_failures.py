@@ -1,4 +1,4 @@
-"""Staging that goes wrong: one line on every rank, and no half files."""
+"""Failed staging: one line on every rank, and no partial files."""
 
 import errno
 import os
@@ -129,7 +129,7 @@ def test_a_disk_that_fills_midway_is_named_with_what_is_left(
 def test_a_record_that_cannot_be_written_is_named(
     source: Manifest, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As over a quota, which no free space shows; errors of os.write name no file."""
+    """As with a quota, which free space does not show; errors of os.write have no file name."""
 
     def full(manifest: Manifest) -> None:
         raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
@@ -200,7 +200,7 @@ def test_another_data_set_is_not_written_over(source: Manifest, target: Path, tm
 def test_a_failure_inside_one_rank_stops_its_other_copies(
     source: Manifest, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While one file is being copied another fails: the first must not be finished at leisure."""
+    """A file fails while another is being copied: that copy must stop, too."""
     begun = threading.Event()
     real = os.posix_fadvise
     real_write = atomic.write_all

@@ -1,4 +1,4 @@
-"""How many files are copied at once, on disks of different kinds and a clock of our own."""
+"""How many files are copied at once, on simulated disks with a simulated clock."""
 
 import threading
 from collections.abc import Callable

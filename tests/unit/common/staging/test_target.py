@@ -1,4 +1,4 @@
-"""The target folder: whose it is, and what is removed from it."""
+"""The target folder: its owner, and what is removed from it."""
 
 import os
 import socket
@@ -117,7 +117,7 @@ def test_a_target_named_by_the_job_is_recognised(path: str, names: bool) -> None
 def test_an_aborted_run_removes_its_files_where_no_other_job_can_use_them(
     source: Manifest, tmp_path: Path, env: dict[str, str], kept: bool
 ) -> None:
-    """Terabytes leaked: the next job has another number, and stages to another folder."""
+    """Terabytes leaked: the next job has another id, and stages to another folder."""
     target = tmp_path / "mlhpc-4711"
     stage(source, target, Solo(), "replicate")
     remove_after_abort(target, env)

@@ -1,4 +1,4 @@
-"""Breakdown of time to train: parts that add up, by arithmetic done by hand."""
+"""Breakdown of time to train: parts that add up, computed by hand."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What a profile says of messages and input."""
+"""Messages and input in a profile."""
 
 import random
 

@@ -175,7 +175,7 @@ def test_a_survivor_closes_the_log_of_a_killed_rank_0(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("full", ["run.log", "events.rank0.jsonl"])
 def test_a_record_that_cannot_be_written_ends_the_run_with_a_one_line_error(tmp_path, full, capfd):
-    """/dev/full takes no byte: the disk is full in the middle of a run."""
+    """/dev/full accepts no data: the disk is full in the middle of a run."""
     (tmp_path / full).symlink_to("/dev/full")
     reached = False
     with (
@@ -201,9 +201,7 @@ def test_a_signal_in_the_middle_of_a_record_ends_the_run(tmp_path, monkeypatch, 
         return encode(*words)
 
     monkeypatch.setattr(mllog_module, "_encode_log", signalled)
-    before = signal.signal(
-        signal.SIGINT, signal.default_int_handler
-    )  # tests in the background are deaf to it
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # tests in the background ignore it
     request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
     with (
         pytest.raises((Terminated, KeyboardInterrupt)),
@@ -239,7 +237,7 @@ def test_only_spans_with_sync_wait_for_other_ranks(tmp_path):
         with log.span("epoch", epoch=1, sync=True):
             pass
     before = ["begin", "begin", "begin", "end", "end", "end"]
-    # Once before it begins, once before it ends: neither edge is recorded before all ranks are there.
+    # Once before it begins, once before it ends: no edge is recorded before all ranks have arrived.
     assert calls == [before, [*before, "begin"]]
     assert all("sync" not in e for e in read_events(tmp_path / "events.rank0.jsonl"))
 

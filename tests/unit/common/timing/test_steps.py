@@ -96,7 +96,7 @@ def test_with_a_slow_loader_data_wait_is_the_idle_time_of_the_device():
 
 
 def test_a_slow_launch_is_step_time():
-    """The device is idle, but not for lack of data."""
+    """The device is idle, but not waiting for data."""
     machine = Machine(step_s=0.010, loader_s=0.001, launch_s=0.050)
     timer = on_device(machine, 20)
     assert sum(timer.waits[1:]) == pytest.approx(0.0, abs=1e-9)

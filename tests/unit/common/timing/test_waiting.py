@@ -1,4 +1,4 @@
-"""Threads that give way, and waits in which they can go on."""
+"""Threads with low priority, and waits during which they continue."""
 
 import os
 import subprocess
@@ -55,7 +55,7 @@ def test_without_a_way_to_keep_it_niceness_stays_where_it_does_not_matter(monkey
 
 @pytest.mark.parametrize("slower_by", [1, 2])
 def test_the_lock_is_won_back_a_few_times_and_never_late(monkeypatch, slower_by):
-    """On a clock of its own: a product takes a nanosecond for each number, and more from the second on where the
+    """With a simulated clock: a product takes a nanosecond for each number, and more from the second on where the
     processor slows down."""
     now, products = [0.0], []
 

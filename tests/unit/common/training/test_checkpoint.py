@@ -1,4 +1,4 @@
-"""A checkpoint is there whole, or the one before it is; a damaged one is one line."""
+"""A checkpoint is complete or still the previous one; a damaged one is reported in one line."""
 
 import os
 import random

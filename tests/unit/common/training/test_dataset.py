@@ -1,4 +1,4 @@
-"""A data set that cannot be trained on is one line, however many ranks find out."""
+"""A data set that cannot be trained on is reported in one line, for any number of ranks."""
 
 from collections.abc import Callable
 from pathlib import Path

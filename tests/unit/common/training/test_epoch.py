@@ -1,4 +1,4 @@
-"""Epochs that are read before the measured steps of a study."""
+"""Epochs read before the measured steps of a study."""
 
 from mlhpc.common.ranks.world import Solo
 from mlhpc.common.training.epoch import read_earlier_epochs

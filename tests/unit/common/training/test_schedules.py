@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from mlhpc.common.training.schedules import learning_rate
 
 # mlcommons/hpc, cosmoflow/configs/cosmo.yaml at batch 256: 0.001 at batch 64, scaled linearly, 4 warm-up
-# epochs, a quarter after epoch 32 and an eighth after 64. Worked out by hand from those words.
+# epochs, a quarter after epoch 32 and an eighth after 64. Computed by hand from that description.
 BY_HAND = {
     0: 0.001,
     1: 0.00175,

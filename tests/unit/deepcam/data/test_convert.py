@@ -1,4 +1,4 @@
-"""HDF5 samples to .npy pairs: the same values, whoever shares the work, however often it is started."""
+"""HDF5 samples to .npy pairs: the same values for any number of ranks and restarts."""
 
 import errno
 import os

@@ -1,4 +1,4 @@
-"""Samples as they lie in files: right values from every form of storage, one clear line for every defect."""
+"""Samples in files: right values from every form of storage, one clear line for every defect."""
 
 import hashlib
 import json

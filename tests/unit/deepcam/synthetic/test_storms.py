@@ -1,4 +1,4 @@
-"""Storms: balanced, and marked by what they are."""
+"""Storms: balanced, and labelled with the right class."""
 
 from dataclasses import fields
 

@@ -1,4 +1,4 @@
-"""Simulated weather, against formulas, the planet we know and the climate model."""
+"""Simulated weather, against formulas, Earth's climate and the climate model."""
 
 import math
 
@@ -265,6 +265,6 @@ def test_ground(channel: dict[str, Vector]) -> None:
     # Pressure and temperature fall with height: 1 hPa in 8 to 10 m, 6.5 K in a kilometre.
     depth = (channel["PSL"] - channel["PS"])[:, high].mean(axis=0) / ground.height[high]
     assert (depth > 7).all() and (depth < 14).all()
-    # The ground is the same in every sample, and another planet has another.
+    # The ground is the same in every sample, and different on another planet.
     assert np.ptp(np.log(channel["PSL"] / channel["PS"])[:, high], axis=0).max() < 0.25
     assert not np.array_equal(planet(1, ROWS, COLUMNS).land, ground.land)

@@ -1,4 +1,4 @@
-"""Requests to an object store that does not answer as it should, and URLs that are not sent."""
+"""Requests to a misbehaving object store, and URLs that are refused."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""Data sets in an object store, against moto's S3 server: what it got is the truth for what is counted."""
+"""Data sets in an object store, against the requests received by moto's S3 server."""
 
 import hashlib
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""DLIO's files: what the published ones say, key by key (argonne-lcf/dlio_benchmark, configs/workload)."""
+"""DLIO's published files, key by key (argonne-lcf/dlio_benchmark, configs/workload)."""
 
 import pytest
 

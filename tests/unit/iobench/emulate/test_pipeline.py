@@ -86,7 +86,7 @@ def test_threads_without_work_leave_their_places_to_the_others(layout, threads):
 
 @pytest.mark.timeout(60)
 def test_preprocessing_threads_work_at_the_same_time(layout, monkeypatch):
-    """The barrier lets nobody pass until three threads preprocess at once, beside a single reader."""
+    """The barrier opens only when three threads preprocess at once, with a single reader."""
     together = threading.Barrier(3, timeout=30)
     monkeypatch.setattr("mlhpc.iobench.emulate.pipeline.occupy", lambda seconds: together.wait() and seconds)
     reader = Reader(batch_size=3, threads=1, prefetch=2, preprocess=0.001, preprocess_threads=3)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""HDF5 by MPI-IO is refused where it cannot be had. docs/io.md says where the path itself was tried."""
+"""HDF5 by MPI-IO is refused where it is not available. docs/io.md says where it was tested."""
 
 from types import SimpleNamespace
 

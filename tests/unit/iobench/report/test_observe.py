@@ -1,4 +1,4 @@
-"""What strace saw, against reads whose offsets and sizes the test chooses."""
+"""Reads recorded by strace, against offsets and sizes chosen by the test."""
 
 import json
 import os

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from mlhpc.iobench.report.similarity import FACTORS, compare, cosine
 
-# Fig. 8 of the paper: the differences in the order of FACTORS, and the similarity printed beside them.
+# Fig. 8 of the paper: the differences in the order of FACTORS, and the similarity printed with them.
 FIG_8 = {
     "Imagenet": ((0.18, 0.07, -0.01, -0.01, 0.00, 0.00, -0.65, -0.53), 0.96),
     "Cosmic Tagger": ((-0.05, 0.00, 0.15, 0.13, -0.38, 0.31, 0.32, 0.42), 0.97),
@@ -31,7 +31,7 @@ def test_the_cosine_is_the_papers_formula(a, b):
 
 
 def test_the_rows_of_the_papers_figure():
-    """Four of six follow from the printed differences, to a digit beside the printed; FFN and FRNN do not."""
+    """Four of six follow from the printed differences, within a unit of the last digit; FFN and FRNN do not."""
     cosines = {name: cosine(of(row)) for name, (row, _) in FIG_8.items()}
     computed = {name: round(value, 3) for name, value in cosines.items()}
     assert computed == {

@@ -1,4 +1,4 @@
-"""Closed forms: epochs whose times are chosen, and the utilisation that the rule's formula then has."""
+"""Closed forms: epochs with given times, and their utilisation by the rules' formula."""
 
 import numpy as np
 import pytest

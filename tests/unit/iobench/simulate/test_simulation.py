@@ -89,7 +89,7 @@ def test_service_times_are_found_again_from_one_and_two_ranks():
 
 
 def test_two_ranks_that_press_the_storage_tell_how_many_it_can_serve():
-    """One thread beside long steps leaves open what two ranks take from each other; four that only read do not."""
+    """One thread with long steps does not show how two ranks compete; four that only read do."""
     known = workload(0.02)
     (calm, _), (_, press) = results_of(known, SERVICE), results_of(workload(threads=4), SERVICE)
     loose, tight = fit(known, list(results_of(known, SERVICE))), fit(known, [calm, press])
@@ -104,7 +104,7 @@ def test_two_ranks_of_more_than_twice_the_rate_tell_nothing():
 
 
 def test_runs_that_no_service_times_explain_are_called_that():
-    """Two ranks half as fast as one: slower than if each waited for the other all the time."""
+    """Two ranks half as fast as one: slower than if they took turns all the time."""
     known = workload(threads=1)
     one, two = results_of(known, SERVICE)
     fitted = fit(known, [one, {**two, "samples_per_s": one["samples_per_s"] / 2}])

@@ -11,7 +11,7 @@ from mlhpc.perf.machines import machine
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Smaller measurements: what is tested here is not how fast this machine is."""
+    """Smaller measurements: the speed of this machine is not tested."""
     for name, size in (("_SIDE", 128), ("_COPIED", 2**22), ("_FILE", 2**22), ("_SENT", 2**22)):
         monkeypatch.setattr(speed, name, size)
     monkeypatch.setattr("mlhpc.doctor.calibrate._gpu", lambda: None)

@@ -1,4 +1,4 @@
-"""``mlhpc doctor``: a good machine passes; each thing that goes wrong on clusters is named with its remedy."""
+"""``mlhpc doctor``: a good machine passes; each known problem of clusters is reported with its remedy."""
 
 import json
 import resource

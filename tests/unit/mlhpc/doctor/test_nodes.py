@@ -1,4 +1,4 @@
-"""``mlhpc doctor`` over several nodes: who connects, who differs, whose clock is wrong."""
+"""``mlhpc doctor`` over several nodes: missing nodes, differences, wrong clocks."""
 
 import json
 import os
@@ -111,7 +111,7 @@ def test_a_clock_that_is_ahead_is_measured():
 
 
 def test_an_unauthenticated_peer_is_not_a_node():
-    """Whoever finds the open port while the nodes are examined: wrong token, no token, no JSON, nothing at all."""
+    """Strangers on the open port while the nodes are examined: wrong token, no token, no JSON, nothing at all."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address = listener.getsockname()
         strangers = [socket.create_connection(address) for _ in range(4)]

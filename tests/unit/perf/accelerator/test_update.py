@@ -12,7 +12,7 @@ LENGTH = 1000
 
 
 class Counted(np.ndarray):
-    """Counts operations on its elements; those on a few numbers are nothing beside them."""
+    """Counts operations on its elements; those on a few scalars do not matter."""
 
     operations = 0
 
