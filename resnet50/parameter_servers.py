@@ -117,8 +117,8 @@ def _take_part(run: ResNet50, options: argparse.Namespace, roles: Roles, world: 
     torch.manual_seed(options.seed)  # all ranks generate the same initial weights, so they need not be sent
     model = build_model(run.network)
     steps = run.study.warmup_steps + run.study.steps
-    steps_per_epoch = run.data.train_samples // hparams.global_batch_size
-    rate = partial(_rate, run=run, steps_per_epoch=steps_per_epoch)
+    epoch_steps = run.data.train_samples // hparams.global_batch_size
+    rate = partial(_rate, run=run, epoch_steps=epoch_steps)
     own: dict[str, Any]
     if world.rank < roles.workers:
         world.enter("training")
@@ -140,8 +140,8 @@ def _take_part(run: ResNet50, options: argparse.Namespace, roles: Roles, world: 
     return _summary(run, roles, options, ranks, sum(w.nbytes for w in model.parameters()))
 
 
-def _rate(step: int, run: ResNet50, steps_per_epoch: int) -> float:
-    return rate_at(run.hyperparameters, step, steps_per_epoch)
+def _rate(step: int, run: ResNet50, epoch_steps: int) -> float:
+    return rate_at(run.hyperparameters, step, epoch_steps)
 
 
 @dataclass

@@ -1,5 +1,5 @@
-"""Which counters make up the energy of a run: of machines, of accelerators seen by ranks, of nodes in Slurm; and how
-a run starts and ends with them."""
+"""Which counters make up the energy of a run: of machines, of accelerators seen by ranks, of nodes in Slurm; and
+how a run starts and ends with them."""
 
 import json
 import sys
