@@ -18,8 +18,8 @@ def open_loader(root, loader="threads", ranks=1, place=0, batch=2, **more):
     loading = {
         "loader": loader,
         "cache": more.pop("cache", False),
-        "workers": more.pop("readers", 2),
-        "prefetch": more.pop("batches_ahead", 2),
+        "workers": more.pop("workers", 2),
+        "prefetch": more.pop("prefetch", 2),
     }
     pools = Pool(len(train), ranks), Pool(len(validation), ranks)
     return Loader(

@@ -55,11 +55,11 @@ def test_batches_have_the_references_values_in_the_planned_order(data_set, tmp_p
     assert made.bytes_read == sum(path.stat().st_size for path in read)
 
 
-@pytest.mark.parametrize("readers", [1, 2, 4])
+@pytest.mark.parametrize("workers", [1, 2, 4])
 @pytest.mark.parametrize("loader", LOADERS)
-def test_every_loader_with_any_number_of_workers_equals_one_thread_bit_for_bit(data_set, loader, readers):
-    one = open_loader(data_set, "threads", batch=1, readers=1, batches_ahead=1)
-    many = open_loader(data_set, loader, batch=1, readers=readers, batches_ahead=readers)
+def test_every_loader_with_any_number_of_workers_equals_one_thread_bit_for_bit(data_set, loader, workers):
+    one = open_loader(data_set, "threads", batch=1, workers=1, prefetch=1)
+    many = open_loader(data_set, loader, batch=1, workers=workers, prefetch=workers)
     assert same(list(one.train_epoch(3)), list(many.train_epoch(3)))
     assert same(list(one.evaluation()), list(many.evaluation()))
 
@@ -86,7 +86,7 @@ def test_every_sample_is_evaluated_once_for_any_number_of_ranks(data_set, ranks)
 @pytest.mark.parametrize("loader", LOADERS)
 def test_returned_tensors_are_not_overwritten(data_set, loader):
     """Even if only a view of a batch is kept whose memory might be reused."""
-    made = open_loader(data_set, loader, batch=1, batches_ahead=1)
+    made = open_loader(data_set, loader, batch=1, prefetch=1)
     kept = [(x[:, 3:5, 4], y[0]) for epoch in range(3) for x, y in made.train_epoch(epoch)]
     gc.collect()
     for epoch in range(3):
@@ -96,7 +96,7 @@ def test_returned_tensors_are_not_overwritten(data_set, loader):
 
 
 def test_memory_is_reused_once_released(data_set):
-    made = open_loader(data_set, batch=1, batches_ahead=1)
+    made = open_loader(data_set, batch=1, prefetch=1)
     places = {x.data_ptr() for epoch in range(3) for x, _ in made.train_epoch(epoch)}
     assert len(places) <= 4  # of 18 batches: one ahead, one being read, one in hand, and the one before
 

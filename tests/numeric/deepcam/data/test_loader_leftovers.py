@@ -118,7 +118,7 @@ def test_too_little_shared_memory_is_reported_before_a_worker_crashes(data_set, 
 @pytest.mark.parametrize("read_ahead", [False, True])
 def test_a_killed_worker_is_reported(data_set, read_ahead):
     before = left_behind()
-    batches = open_loader(data_set, "workers", batch=1, readers=1, batches_ahead=1).train_epoch(0)
+    batches = open_loader(data_set, "workers", batch=1, workers=1, prefetch=1).train_epoch(0)
     next(batches)
     (worker,) = {child.pid for child in multiprocessing.active_children()} - before
     if read_ahead:
@@ -136,7 +136,7 @@ def test_a_killed_worker_is_reported(data_set, read_ahead):
 def test_memory_of_another_container_with_a_process_of_the_same_number_stays(data_set, killed):
     """Containers that share /dev/shm number their processes each for itself."""
     before = left_behind()
-    batches = open_loader(data_set, "workers", batch=1, readers=1, batches_ahead=1).train_epoch(0)
+    batches = open_loader(data_set, "workers", batch=1, workers=1, prefetch=1).train_epoch(0)
     next(batches)
     (worker,) = {child.pid for child in multiprocessing.active_children()} - before
     other = Path(f"/dev/shm/torch_{worker}_2_2")

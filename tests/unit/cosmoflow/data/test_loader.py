@@ -53,7 +53,7 @@ def loader(folder, ranks=1, place=0, **options):
         "steps": steps_per_epoch([pool], local_batch_size),
         "seed": 7,
     } | options
-    loading = Loading(workers=options.pop("readers", 2), prefetch=options.pop("batches_ahead", 2))
+    loading = Loading(workers=options.pop("workers", 2), prefetch=options.pop("prefetch", 2))
     return Loader(RankSamples(files, files, pool, pool, place), loading, **options)
 
 
@@ -61,9 +61,9 @@ def readers_left():
     return [thread for thread in threading.enumerate() if thread.name.startswith("reader")]
 
 
-@pytest.mark.parametrize("readers", [1, 5])
-def test_every_sample_is_read_as_written(folder, readers):
-    xs, ys = zip(*loader(folder, readers=readers).evaluation(), strict=True)
+@pytest.mark.parametrize("workers", [1, 5])
+def test_every_sample_is_read_as_written(folder, workers):
+    xs, ys = zip(*loader(folder, workers=workers).evaluation(), strict=True)
     assert [len(x) for x in xs] == [3, 3, 3, 2]
     assert xs[0].dtype == np.int16 and ys[0].dtype == np.float32
     for index, (x, y) in enumerate(zip(np.concatenate(xs), np.concatenate(ys), strict=True)):
@@ -105,12 +105,12 @@ def test_bytes_read_are_those_of_the_files(folder):
 
 
 def test_returned_batches_are_not_overwritten(folder):
-    kept = list(loader(folder, batches_ahead=1).evaluation())
+    kept = list(loader(folder, prefetch=1).evaluation())
     assert not any(np.shares_memory(a[0], b[0]) for a, b in itertools.combinations(kept, 2))
 
 
 def test_readers_stay_within_the_prefetch_limit(folder):
-    it = loader(folder, local_batch_size=1, batches_ahead=2, readers=4)
+    it = loader(folder, local_batch_size=1, prefetch=2, workers=4)
     batches = it.train_epoch(0)
     next(batches)
     order = [int(y[0][0]) for _, y in loader(folder, local_batch_size=1).train_epoch(0)]
@@ -192,7 +192,7 @@ def floats(path):
 )
 def test_a_damaged_file_is_named_and_ends_the_iteration(folder, harm, message, index):
     bad = folder / f"univ_ics_{index:03}.tfrecord"
-    it = loader(folder, readers=3)
+    it = loader(folder, workers=3)
     harm(bad)
     with pytest.raises(UserError, match=message) as caught:
         list(it.evaluation())
