@@ -1,4 +1,4 @@
-"""Broken sets of runs, and what is found in them."""
+"""Broken sets of runs, and the findings on them."""
 
 import subprocess
 import sys
@@ -23,7 +23,7 @@ def rules(checked: SetCheck, severity: str = "error") -> set[str]:
 
 
 def package_checker(tree: Path, usage: str = "hpc", version: str = "2.0.0") -> str:
-    """What its command line says; its exit status is 0 whatever it found, and it writes into ``tree``."""
+    """The output of its command line; its exit status is always 0, and it writes into ``tree``."""
     scratch = tree.parent / "official"
     scratch.mkdir(exist_ok=True)
     command = [sys.executable, "-m", "mlperf_logging.package_checker", str(tree), usage, version]

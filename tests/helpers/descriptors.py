@@ -1,4 +1,4 @@
-"""What this process has open, by the names that the kernel gives."""
+"""The open descriptors of this process, by the names that the kernel gives."""
 
 import os
 from collections import Counter

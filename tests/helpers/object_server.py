@@ -1,4 +1,4 @@
-"""An S3 server for tests: moto's, which keeps its objects in this process, with a list of the requests it got."""
+"""An S3 server for tests: moto's, with its objects in this process and a list of the requests received."""
 
 import threading
 import urllib.request

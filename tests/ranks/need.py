@@ -16,5 +16,5 @@ def need(*programs: str) -> None:
 
 
 def search_path() -> str:
-    """PATH with the folders of daemons, which users often have not."""
+    """PATH with the folders of daemons, which users often lack."""
     return os.environ.get("PATH", "") + ":/usr/local/sbin:/usr/sbin:/sbin"

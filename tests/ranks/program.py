@@ -1,4 +1,4 @@
-"""One rank of a test: connect, do every collective, and end the way the command line says.
+"""One rank of a test: connects, runs every collective, and ends as the command line says.
 
 ``python program.py HOW [RANK]``, HOW one of well, absent, kill, raise, leave, midway, gradients. RANK (default
 1) does it; the others wait for it in a collective. midway: killed while a collective carries data, and the roll

@@ -1,4 +1,4 @@
-"""Energy of nodes: what a real Slurm says is what the reader takes it for."""
+"""Energy of nodes: the output of a real Slurm is read correctly."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""The batch scripts under what happens to jobs: no environment, requeueing, cancelling, lost ranks, containers."""
+"""The batch scripts in adverse jobs: no environment, requeueing, cancelling, lost ranks, containers."""
 
 import json
 import os

@@ -55,7 +55,7 @@ def test_the_doctor_examines_both_nodes_and_starts_the_framework_on_them(slurm, 
 
 
 def test_ranks_bind_themselves_to_the_lists_of_a_site(slurm, climate, tmp_path):
-    """Those of their local rank, on both nodes; without, each has what Slurm gave it."""
+    """Those of their local rank, on both nodes; without a list, each has what Slurm gave it."""
     one, *_, two = sorted(os.sched_getaffinity(0))
     srun = ["srun", "-N2", "--ntasks-per-node=2", sys.executable, "-m", "mlhpc"]
     site = {"MLHPC_BIND": f"{two}:{one}"}

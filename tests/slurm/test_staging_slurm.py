@@ -1,4 +1,4 @@
-"""Staging on two nodes of a real Slurm, where nodes pass on to each other what one of them has read."""
+"""Staging on two nodes of a real Slurm, with nodes that forward to each other what one of them has read."""
 
 import sys
 from pathlib import Path

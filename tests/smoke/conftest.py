@@ -48,12 +48,12 @@ TINY_CLIMATE = [
     "training.max_epochs=3",
     "training.eval_batch_size=2",
     "training.device=cpu",
-    # Large compared with most gradients: updates are smooth functions of them, and rounding errors stay small.
+    # Large compared with most gradients: steps are smooth functions of them, and rounding errors stay small.
     "hyperparameters.opt_eps=0.01",
 ]
 
 
-# After a few updates from a random start any metric is possible. Targets that every seed reaches: an error below
+# After a few steps from a random start any metric is possible. Targets that every seed reaches: an error below
 # 9, an IoU above 1e-6, a top-1 accuracy of 0. Targets that none reaches: 0.01, 0.999, 0.999.
 
 
@@ -118,7 +118,7 @@ def wait_for(condition: Callable[[], bool], seconds: float = 120) -> None:
 
 
 def rank_process(parent: int, rank: int) -> int:
-    """The process of a rank: ``mlhpc run --ranks`` starts them in order, and nothing else."""
+    """The process of a rank: ``mlhpc run --ranks`` starts only the ranks, in order."""
     return int(Path(f"/proc/{parent}/task/{parent}/children").read_text().split()[rank])
 
 

@@ -23,7 +23,7 @@ def test_collectives_agree(ranks):
 
 
 def test_a_stranger_is_turned_away():
-    """Who does not show the secret of this start gets no place in the tree."""
+    """A connection without this start's token gets no place in the tree."""
     import socket
     import threading
 

@@ -54,7 +54,7 @@ def test_tensorflow_reads_our_files(tmp_path: Path, compression: str) -> None:
 
 
 def test_packed_files_are_tensorflows_byte_for_byte(tmp_path: Path) -> None:
-    """So packed data sets have the volume of the official preparation, which uses this writer."""
+    """Packed data sets therefore have the size of the official preparation, which uses this writer."""
     x = np.random.default_rng(1).poisson(0.7, (32, 32, 32, 4)).astype(np.int16)
     with tf.io.TFRecordWriter(str(tmp_path / "theirs"), "GZIP") as writer:
         writer.write(tensorflow_example(x, Y).SerializeToString(deterministic=True))

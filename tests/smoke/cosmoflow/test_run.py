@@ -120,7 +120,7 @@ def test_eviction_is_recorded(tiny_data, tmp_path):
     mlhpc(
         "run", "cosmoflow", "--data", tiny_data, "--out", out, "--evict", *settings("training.max_epochs=1")
     )
-    on_ram = filesystem_of(tiny_data).is_ram  # where the cache is the file, and nothing can be dropped
+    on_ram = filesystem_of(tiny_data).is_ram  # where files are in memory only and cannot be dropped
     assert result(out)["source_evicted"] is not on_ram
     assert next(r["value"] for r in mllog(out) if r["key"] == "cache_clear") is not on_ram
 

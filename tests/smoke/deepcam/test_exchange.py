@@ -57,7 +57,7 @@ def test_a_run_records_what_its_nodes_exchanged(climate, tiny_data, tmp_path, be
 
 
 def test_a_run_in_tensorflow_trains_on_what_its_nodes_exchanged(tiny_data, tmp_path):
-    """Losses of the first epoch are those of a run that keeps its shards; later ones of other batches."""
+    """Losses of the first epoch equal those of a run that keeps its shards; later epochs have other batches."""
     words = (
         "-m",
         "mlhpc",

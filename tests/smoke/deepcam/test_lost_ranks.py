@@ -95,7 +95,7 @@ def test_a_run_that_loses_a_rank_in_every_phase_resumes_to_the_result_of_an_undi
         assert output.count(line) == output.count("was lost") == 1 and "Traceback" not in output, output
         stops = [record["metadata"] for record in mllog(out) if record["key"] == "run_stop"]
         assert [stop["status"] for stop in stops] == ["aborted"] and named in stops[0]["reason"]
-        # What has a name is whole; what is half-written is hidden, and the killed rank's alone: it may have
+        # Files with final names are complete; partial ones are hidden, and only the killed rank's: it may have
         # been writing several files, and its process stands in their names.
         for path in stage.rglob("*.h5"):
             assert path.read_bytes() == source[path.name]

@@ -75,7 +75,7 @@ def test_two_ranks_sharing_batch_norm_reproduce_the_trace_of_one(climate, one_ra
     done = mlhpc("run", "deepcam", "--data", climate, "--out", out, "--seed", 7, "--ranks", 2, *grouped)
     assert done.returncode == 1, done.stderr
     assert result(out)["ranks"] == 2
-    # Float32 from the first update on, and LAMB turns rounding into steps; tests/numeric has the gradients.
+    # Float32 from the first step on, and LAMB amplifies rounding; tests/numeric has the gradients.
     assert trace(out)[0] == pytest.approx(trace(one_rank)[0], rel=1e-3)
     assert trace(out) == pytest.approx(trace(one_rank), rel=0.05)
 
@@ -93,7 +93,7 @@ def test_ranks_that_succeeded_exit_before_interpreter_finalization(climate, tmp_
 
 def test_accumulated_gradients_are_those_of_one_batch(climate, one_rank, tmp_path):
     """Except for batch norm, with statistics of part of the batch: close, not equal; the same number of
-    updates."""
+    steps."""
     out = tmp_path / "out"
     parts = settings("hyperparameters.gradient_accumulation_frequency=2", "training.max_epochs=1")
     assert mlhpc("run", "deepcam", "--data", climate, "--out", out, "--seed", 7, *parts).returncode == 1
@@ -107,7 +107,7 @@ def test_evaluation_every_two_updates_is_timed_as_evaluation(climate, tmp_path):
     done = mlhpc("run", "deepcam", "--data", climate, "--out", out, *often)
     assert done.returncode == 1, done.stderr
     records = mllog(out)
-    assert [r["key"] for r in records].count("eval_accuracy") == 2  # after updates 2 and 3
+    assert [r["key"] for r in records].count("eval_accuracy") == 2  # after steps 2 and 3
     times = [r["time_ms"] for r in records if r["key"] in ("eval_start", "eval_stop")]
     spent = sum(stop - start for start, stop in zip(times[::2], times[1::2], strict=True)) / 1e3
     assert result(out)["breakdown_s"]["evaluation"] == pytest.approx(spent, abs=0.01)
@@ -115,7 +115,7 @@ def test_evaluation_every_two_updates_is_timed_as_evaluation(climate, tmp_path):
 
 @pytest.mark.parametrize("target", [0.999, 1e-6])
 def test_the_log_is_enough_to_count_the_samples_trained_on(climate, tmp_path, target):
-    """13 of which a batch of 4 leaves one out; and an epoch that the target ends after its first update."""
+    """13 of which a batch of 4 leaves one out; and an epoch that the target ends after its first step."""
     out = tmp_path / "out"
     words = settings("training.eval_steps=1", "training.max_epochs=2", f"target.value={target}")
     assert mlhpc("run", "deepcam", "--data", climate, "--out", out, *words).returncode == (target > 0.5)
@@ -239,7 +239,7 @@ def test_a_closed_run_of_other_data_is_refused_before_anything_is_read(tmp_path)
 
 @pytest.mark.parametrize("framework", ["tensorflow", "keras", "horovod"])
 def test_tensorflow_is_not_imported_for_deepcam_and_resnet50(framework):
-    """All their runs in these tests, except those with an environment of their own, would fail."""
+    """Otherwise all their runs in these tests, except those with a separate environment, would fail."""
     done = run_warm(PYTORCH, ["-c", f"import {framework}"], timeout=60)
     assert done.returncode == 1 and "ModuleNotFoundError" in done.stderr
 

@@ -1,4 +1,4 @@
-"""``mlhpc io`` as a user calls it: with one rank and with several, and when something is wrong."""
+"""``mlhpc io`` as a user calls it: with one and several ranks, and with mistakes."""
 
 import csv
 import json
@@ -141,7 +141,7 @@ def test_a_damaged_file_ends_the_run_with_its_name(place, tmp_path):
 
 @pytest.mark.parametrize("which", [3, 9])
 def test_a_file_that_one_rank_finds_damaged_is_one_line_of_the_whole_run(place, tmp_path, which):
-    """Whichever rank reads it: rank 0, of which another tells, or one of which rank 0 tells."""
+    """Whichever rank reads it: rank 0, reported by another, or one reported by rank 0."""
     path = place / f"data/train/{which:05}.npz"
     whole = path.read_bytes()
     path.write_bytes(whole[:1000])

@@ -1,4 +1,4 @@
-"""Runs whose steps only take up time: the input pipeline is that of a training, and nothing is trained."""
+"""Emulated runs: the real input pipeline, with steps that only wait."""
 
 import json
 from statistics import median
@@ -68,7 +68,7 @@ def test_two_ranks_take_the_step_that_a_training_measured(climate, tmp_path):
         measured = [e["p50"] for e in events if (e["event"], e["name"]) == ("steps", name)]
         assert record["emulation"][key] == median(measured) > 0
     assert record["ranks"] == 2
-    # A step of 2 samples says nothing of a step of 4.
+    # A step of 2 samples does not give the time of a step of 4.
     done = mlhpc("run", "deepcam", "--data", climate, "--compute", tmp_path / "trained", *words)
     assert done.returncode == 2 and "samples per rank" in done.stderr
 

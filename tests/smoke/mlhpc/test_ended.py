@@ -76,7 +76,7 @@ def test_a_rank_that_ends_during_the_run_is_named_and_the_result_is_aborted(
     assert run.returncode not in (0, None) and "Traceback" not in output, output
     lines = [line for line in output.splitlines() if "mlhpc: " in line]
     assert sum("rank 1 on" in line and message in line for line in lines) == 1, output
-    # Of a killed rank the process that started it says what a rank cannot: that memory may be why.
+    # The process that started a killed rank reports what a rank cannot: memory may be the cause.
     assert len(lines) == (2 if how == signal.SIGKILL else 1), output
     stops = [record for record in mllog(out) if record["key"] == "run_stop"]
     assert [stop["metadata"]["status"] for stop in stops] == ["aborted"]
@@ -88,7 +88,7 @@ def test_a_rank_that_ends_during_the_run_is_named_and_the_result_is_aborted(
 
 @pytest.mark.parametrize(("file", "sign"), [("run.log", '"run_stop"'), ("result.json", '"status"')])
 def test_a_rank_lost_after_the_run_does_not_change_its_result(climate, tmp_path, file, sign):
-    """Rank 0 does not end before it: they remove what was staged together."""
+    """Rank 0 does not end before it: they remove the staged files together."""
     out = tmp_path / "out"
     words = ["run", "deepcam", "--data", climate, "--stage", tmp_path / "stage", "--out", out]
     arguments = [[*map(str, words), *climate_settings("training.max_epochs=1")], str(out / file), sign]

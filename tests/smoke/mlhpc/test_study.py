@@ -109,7 +109,7 @@ def test_codecs_over_storage(climate, tmp_path):
 
 @pytest.mark.parametrize("benchmark", ["cosmoflow", "deepcam", "resnet50"])
 def test_earlier_epochs_read_the_whole_set_before_the_steps(benchmark, tiny_data, climate, tmp_path):
-    """A damaged sample that the steps do not reach is found by the epoch before them."""
+    """A damaged sample that the steps do not reach is found in the earlier epoch."""
     size = {"cosmoflow": settings, "deepcam": climate_settings, "resnet50": image_settings}[benchmark]()
     data = tmp_path / "data"
     if benchmark == "resnet50":

@@ -239,7 +239,7 @@ def test_invalid_input_is_a_one_line_error_with_status_2_and_an_aborted_log(
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_skipped_images_are_recorded(ranks, pictures, tmp_path):
-    """One broken image in each split, each counted once, whichever rank met it and however often."""
+    """One broken image in each split, each counted once, for any rank and any number of reads."""
     data, out = tmp_path / "data", tmp_path / "out"
     shutil.copytree(pictures, data)
     names = [break_an_image(data, split) for split in ("train", "validation")]

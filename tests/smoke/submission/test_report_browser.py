@@ -1,4 +1,4 @@
-"""Pages in a browser: numbers visible, charts drawn, nothing sticks out or is fetched, print complete."""
+"""Pages in a browser: numbers visible, charts drawn, no overflow, no network access, complete prints."""
 
 import html
 import json
@@ -129,7 +129,7 @@ def test_numbers_are_visible_and_nothing_overflows(chromium: str, width: int, tm
 
 
 def test_an_injected_script_does_not_run(chromium: str, tmp_path: Path) -> None:
-    """The second line of defence: should text ever become markup, the page's policy stops it."""
+    """The second line of defence: if text ever became markup, the page's policy would stop it."""
     page = made(tmp_path).read_text("utf-8")
     attack = '<script>window.attacked = true</script><img src="x" onerror="window.attacked = true">'
     seen = probe(chromium, tmp_path, page.replace("</main>", f"{attack}</main>"), 1400)

@@ -1,4 +1,4 @@
-"""mlhpc predict as a user meets it."""
+"""mlhpc predict as a user calls it."""
 
 import json
 import re
@@ -68,7 +68,7 @@ local = { value = "20 TB", source = "x" }
 
 
 def test_a_table_says_why_it_ends_before_the_machine_does(capsys, tmp_path):
-    """For want of a figure, or of memory for a larger share of the batch; not where the machine has no more."""
+    """For lack of a figure, or of memory for a larger share of the batch; not if the machine has no more nodes."""
     file = tmp_path / "two.toml"
     file.write_text(WITHOUT_NETWORK)
     out = output(capsys, "deepcam", "--preset", "open", "--batch", "8", "--machine", str(file))

@@ -1,4 +1,4 @@
-"""Machine files: what is in them, and that a wrong one is refused with its line."""
+"""Machine files: their content; wrong ones are refused with the line number."""
 
 import re
 

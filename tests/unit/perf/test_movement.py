@@ -1,4 +1,4 @@
-"""Where data lies and what moving it costs: the figures of paper 000."""
+"""Where data is and the cost of moving it: the figures of paper 000."""
 
 import random
 from collections import OrderedDict
@@ -185,7 +185,7 @@ local = {{ value = "1 TB", source = "x" }}
 
 
 def test_a_shared_file_system_holds_the_data_set_once_for_all_nodes():
-    """1 TB: it takes 0.9 TB and refuses 1.1 TB, on any number of nodes whose memory holds neither."""
+    """1 TB: 0.9 TB fit and 1.1 TB are refused, on any number of nodes whose memory holds neither."""
     text = f"""{WORKSTATION.replace("nodes = 1", "nodes = 8")}[host]
 memory = {{ value = "64 GB", source = "x" }}
 

@@ -1,4 +1,4 @@
-"""Figures 5 to 9 of paper 000, on its machine: what the model says of them, and what it does not.
+"""Figures 5 to 9 of paper 000, on its machine: which of them the model reproduces, and which not.
 
 One configuration for all: nodes with fixed shares of the data (section VI: "statically partition the total
 training data among nodes") and next to nothing to evaluate, the GPUs' time of a sample from the paper itself

@@ -1,4 +1,4 @@
-"""Bytes of a sample as the loaders deliver it, whatever type they deliver."""
+"""Bytes of a sample as delivered by the loaders, for any type."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""The scaling model: exact where the law is known, bounded where it is not, compared with publications."""
+"""The scaling model: exact for a known law, bounded otherwise, compared with publications."""
 
 import math
 import random

@@ -1,4 +1,4 @@
-"""A layer that the models do not know, from wherever it comes, is one line that says where it stands."""
+"""A layer that the models do not know, from any source, is reported in one line with its place."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""Many tensors, each multiplied by its own number: the way of a GPU and the way of a CPU are the same bits."""
+"""Many tensors, each multiplied by its own number: bit for bit the same on GPUs and CPUs."""
 
 import torch
 

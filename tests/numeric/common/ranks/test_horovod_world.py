@@ -1,4 +1,4 @@
-"""What Horovod's part of a run opens to the network, and needs from the host."""
+"""What Horovod opens to the network during a run, and needs from the host."""
 
 import psutil
 import pytest
@@ -10,7 +10,7 @@ from mlhpc.errors import UserError
 
 
 def test_gloos_rendezvous_listens_only_where_the_ranks_connect():
-    """Whoever can write to it can give the ranks other addresses."""
+    """Anyone who can write to it can give the ranks other addresses."""
     port = _serve_rendezvous(LOOPBACK, [])
     listening = [
         connection.laddr.ip

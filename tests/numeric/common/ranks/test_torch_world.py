@@ -1,4 +1,4 @@
-"""What PyTorch's part of a run opens to the network."""
+"""What PyTorch opens to the network during a run."""
 
 import psutil
 
@@ -7,7 +7,7 @@ from mlhpc.common.ranks.torch_world import _serve_store
 
 
 def test_the_store_listens_only_where_the_ranks_connect():
-    """Whoever can write to it can give the ranks other addresses."""
+    """Anyone who can write to it can give the ranks other addresses."""
     store = _serve_store(LOOPBACK)
     listening = [
         connection.laddr.ip

@@ -1,4 +1,4 @@
-"""Multi-resolution training: coarse samples, the network on them, and when a run trains on them."""
+"""Multi-resolution training: coarse samples, the network for them, and the epochs that use them."""
 
 import numpy as np
 import pytest

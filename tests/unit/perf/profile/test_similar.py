@@ -1,4 +1,4 @@
-"""A step predicted from other sizes, where a law that the method does not know gives the times."""
+"""A step predicted from other sizes, with times from a law that the method does not know."""
 
 import pytest
 

@@ -59,7 +59,7 @@ BROKEN: dict[str, tuple[Callable[[Lines], Lines], str, str]] = {
     "nothing in it": (lambda lines: ["no log\n"], "hpc_2.0.0/log", ""),
 }  # fmt: skip
 
-# What the official checker lets pass, and we do not.
+# Accepted by the official checker, but not by us.
 BROKEN_FOR_US: dict[str, tuple[Callable[[Lines], Lines], str, str]] = {
     "two ends of a run": (lambda lines: [*lines, lines[-1]], "log/one-run", ":43, 44"),
     "clock set back": (changed("run_stop", "1700000042318", "1700000004000"), "log/time", ""),

@@ -1,4 +1,4 @@
-"""What a check prints, and its exit status."""
+"""The output of a check, and its exit status."""
 
 import re
 from pathlib import Path
@@ -34,7 +34,7 @@ def test_no_run_is_in_a_score_that_there_is_not(tmp_path: Path) -> None:
 
 
 def test_as_many_findings_are_counted_as_are_shown(tmp_path: Path) -> None:
-    """What five logs lack in the same way is one finding of the table, and of the last line."""
+    """A finding common to five logs is one finding in the table, and in the last line."""
     make_set(tmp_path / "bad", "deepcam", edit=lambda number, made: says("opt_name", "sgd")(made))
     _, text = printed(tmp_path / "bad", print_check)
     errors = sum(line.strip().startswith("error ") for line in text.splitlines())

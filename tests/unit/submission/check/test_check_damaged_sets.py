@@ -121,7 +121,7 @@ def test_damage_to_a_log_never_causes_a_traceback(
     assert print_score(path, "2.0.0", Console(file=StringIO())) == 1
 
 
-# What is there more than once, or only in part.
+# Repeated and incomplete records.
 
 
 def test_a_pruned_instance_that_was_killed_does_not_fail_the_set(tmp_path: Path) -> None:

@@ -110,7 +110,7 @@ def test_package_checkers_command_line_rejects_the_same_sets(name: str, tmp_path
     assert "FOUND NO ERRORS" not in package_checker(tmp_path / "org")
 
 
-# What it lets pass, and we do not, or warn of.
+# Accepted by it, but refused or warned about by us.
 PASSED: dict[str, tuple[Make, str, str]] = {
     "one run twice": (twice, "set/twice", "error"),
     "open runs in a closed system": (

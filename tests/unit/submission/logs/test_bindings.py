@@ -1,4 +1,4 @@
-"""Bindings of ranks in reports and comparisons, from env.json, which may be anybody's."""
+"""Bindings of ranks in reports and comparisons, from untrusted env.json files."""
 
 import json
 from pathlib import Path

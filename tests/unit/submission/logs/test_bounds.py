@@ -1,4 +1,4 @@
-"""Files that others wrote: values get their types and bounds when they are read."""
+"""Untrusted files: types and bounds of values are checked when they are read."""
 
 import json
 import os

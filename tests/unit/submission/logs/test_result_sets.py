@@ -1,4 +1,4 @@
-"""Which sets are found below a path, whatever the layout and the names."""
+"""Which sets are found below a path, for any layout and names."""
 
 import json
 import tracemalloc

@@ -1,4 +1,4 @@
-"""Archives of submissions: whole ones are unpacked as they were, others are refused and leave nothing."""
+"""Archives of submissions: complete ones are unpacked unchanged, others are refused and leave nothing."""
 
 import gzip
 import io

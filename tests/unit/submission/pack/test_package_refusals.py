@@ -1,4 +1,4 @@
-"""What is not packed: runs that fail their check, contradictions, secrets, existing files."""
+"""Refused packages: runs that fail their check, contradictions, secrets, existing files."""
 
 import json
 import shutil

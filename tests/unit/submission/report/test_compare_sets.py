@@ -123,7 +123,7 @@ def test_nodes_without_accelerators_count_processors(tmp_path: Path) -> None:
     assert (entry.unit, entry.scale) == ("processor", 12)
 
 
-# What is never put together.
+# Sets that are never combined.
 
 
 def test_a_folder_of_mixed_configurations_is_split(tmp_path: Path) -> None:

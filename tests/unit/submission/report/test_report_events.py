@@ -1,4 +1,4 @@
-"""What a report shows of the ranks' events, and of runs that have not ended."""
+"""The ranks' events in a report, and reports of runs that have not ended."""
 
 import fcntl
 import json

@@ -279,7 +279,7 @@ def test_a_log_of_an_unknown_benchmark_has_no_score(tmp_path: Path) -> None:
     assert score.minutes is None and "'oc20'" in score.why
 
 
-# Sets that say more than they hold.
+# Sets that claim more than they contain.
 
 
 def test_the_scale_of_an_instance_is_at_most_its_share_of_the_system(tmp_path: Path) -> None:
