@@ -119,7 +119,7 @@ def tensorflow(tiny_data, tmp_path_factory):
 
 
 def test_weights_of_one_framework_are_where_the_other_starts(one_rank, tensorflow, tiny_data, tmp_path):
-    """With a learning rate near zero, the first evaluation equals the last one of the run that wrote the weights."""
+    """With a learning rate near zero, the first evaluation equals the last one of the other run."""
     still = ["hyperparameters.opt_base_learning_rate=1e-30", "training.max_epochs=1"]
     for run, framework in ((one_rank, "tensorflow"), (tensorflow, "pytorch")):
         file = tmp_path / f"of_{framework}.safetensors"
