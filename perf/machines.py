@@ -238,7 +238,7 @@ def _figure(value: Any, about: _Field) -> tuple[float, str]:
     if not isinstance(value, dict) or not isinstance(value.get("value"), str):
         raise ValueError('a figure is written as { value = "900 GB/s", source = "data sheet, NAME" }')
     if extra := set(value) - {"value", "source"}:
-        raise ValueError(f"unknown key {sorted(extra)[0]!r} beside value and source")
+        raise ValueError(f"unknown key {sorted(extra)[0]!r} next to value and source")
     source = value.get("source")
     if not isinstance(source, str) or not source.strip():
         raise ValueError("source is missing; state the origin of the figure, or 'measured'")

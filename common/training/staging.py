@@ -1,4 +1,4 @@
-"""Staging in a run: before its first epoch, or beside it; and exchanging what was staged between epochs."""
+"""Staging in a run: before or during its first epoch; and exchanging shards between epochs."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager

@@ -161,7 +161,7 @@ def print_simulated(fitted: Fit, system: System, runs: Sequence[Simulated], cons
         )
     say(
         console,
-        f"measured, of a sample: {1e3 * service.device_s:.3g} ms of storage alone, "
+        f"measured, of a sample: {1e3 * service.device_s:.3g} ms of storage only, "
         f"{1e3 * service.latency_s:.3g} ms with concurrent reads, {1e3 * service.decode_s:.3g} ms of a core; "
         f"{1e3 * service.open_s:.3g} ms to open a file. Simulated: "
         f"{count(system.targets, 'storage target')}, "

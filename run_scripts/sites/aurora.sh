@@ -10,7 +10,7 @@ if [[ -d .venv/bin ]]; then PATH=$PWD/.venv/bin:$PATH; fi
 SHARED=${SHARED:-${SCRATCH:?set it to the folder of the project on the shared file system}}
 export DATA=${DATA:-$SHARED/data/${BENCHMARK:?}-$PRESET}
 export OUT=${OUT:-$SHARED/results/$BENCHMARK-$PRESET-${PBS_JOBID:?}}
-# /tmp of these nodes is memory: the data set has to fit in it together with the training, or add --set staging.mode=shard.
+# /tmp of these nodes is memory: the data set has to fit in it next to the training, or add --set staging.mode=shard.
 export STAGE=${STAGE:-/tmp/mlhpc-$PBS_JOBID}
 
 mapfile -t HOSTS < <(uniq "${PBS_NODEFILE:?}")

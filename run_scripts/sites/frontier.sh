@@ -15,7 +15,7 @@ export OUT=${OUT:-$SHARED/results/$BENCHMARK-$PRESET-${SLURM_JOB_ID:?}}
 # The NVMe, available only with -C nvme.
 export STAGE=${STAGE:-/mnt/bb/$USER/mlhpc-$SLURM_JOB_ID}
 
-# A rank uses the die of its local rank, so all eight must be visible to it. Cores next to it: the default order of ranks.
+# A rank uses the die of its local rank, so all eight must be visible. Cores next to it: the default order of ranks.
 export SLURM_GPU_BIND=none SLURM_CPU_BIND=cores
 export GLOO_SOCKET_IFNAME=hsn0 NCCL_SOCKET_IFNAME=hsn0
 # MIOpen caches its convolution measurements in files with locks, which shared file systems handle badly.

@@ -11,7 +11,7 @@ if [[ -d .venv/bin ]]; then PATH=$PWD/.venv/bin:$PATH; fi
 SHARED=${SHARED:-${PSCRATCH:-${SCRATCH:?}}}
 export DATA=${DATA:-$SHARED/data/${BENCHMARK:?}-$PRESET}
 export OUT=${OUT:-$SHARED/results/$BENCHMARK-$PRESET-${SLURM_JOB_ID:?}}
-# /tmp of these nodes is memory (tmpfs): the data set has to fit in it together with the training. If it does not, add
+# /tmp of these nodes is memory (tmpfs): the data set has to fit in it next to the training. If it does not, add
 # --set staging.mode=shard to the options of the run, which gives each node only its part.
 export STAGE=${STAGE:-/tmp/mlhpc-$SLURM_JOB_ID}
 
