@@ -22,7 +22,7 @@ def frameworks(node: Node, rank_info: RankInfo, framework: Framework) -> Iterato
 
 
 def extras(node: Node, needed: bool) -> Iterator[CheckResult]:
-    """Checks of the extras that runs (``needed``) and their results need besides a framework; none if all are installed."""
+    """Missing extras that runs (``needed``) and their results need besides a framework."""
     use = {"submission": "run, check, score and pack need", "pages": "report and other pages need"}
     for name, installed in node["extras"].items():
         if not installed:
