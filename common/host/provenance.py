@@ -31,8 +31,8 @@ PREFIXES = (
 )  # fmt: skip
 """Environment variables that can affect a result: of launchers, the fabric, and the libraries' threads and
 algorithms."""
-COMPILED = {"decoders": "common/data/codecs/_decode", "gradients": "cosmoflow/cpu/_pooled"}
-"""The parts in C (setup.py), which an installation without a compiler omits."""
+COMPILED = {"decoders": "common/data/codecs/_decode", "gradients": "*/cpu/_pooled"}
+"""The parts in C (setup.py), which an installation without a compiler omits, as patterns of their paths."""
 _ROOT = Path(__file__).resolve().parents[2]
 _NVIDIA = Path("/proc/driver/nvidia")
 _PRIVATE = re.compile(
@@ -142,10 +142,10 @@ def commit() -> dict[str, Any]:
 
 
 def compiled_parts() -> dict[str, bool]:
-    """Whether each part in C was compiled when the suite was installed: decoders of encoded data sets, and
-    CosmoFlow's gradients on a CPU. Without them runs are slower, with the same results."""
+    """Whether each part in C was compiled when the suite was installed: decoders of encoded data sets,
+    and gradients of convolution and pooling on a CPU. Without them runs are slower, with the same results."""
     return {
-        name: any((_ROOT / f"{path}{suffix}").exists() for suffix in EXTENSION_SUFFIXES)
+        name: any(next(_ROOT.glob(f"{path}{suffix}"), None) for suffix in EXTENSION_SUFFIXES)
         for name, path in COMPILED.items()
     }
 
