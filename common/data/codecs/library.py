@@ -190,8 +190,11 @@ def sz3_compress(plane: npt.NDArray[np.float32], tolerance: float) -> bytes:
     return bytes(compressed)
 
 
-def sz3_decompress(frame: Frame, section: str, shape: tuple[int, ...]) -> npt.NDArray[np.float32]:
-    """What ``sz3_compress`` made. Raises UserError when the section is missing, or SZ3 refuses it."""
+def sz3_decompress(
+    frame: Frame, section: str, shape: tuple[int, ...], tolerance: float
+) -> npt.NDArray[np.float32]:
+    """Inverse of ``sz3_compress``. The stream itself has the ``tolerance``, which therefore is not used. Raises
+    UserError if the section is missing, or SZ3 refuses it."""
     data = np.frombuffer(_content(frame, section, empty=False), np.uint8)
     pysz = load("pysz", "pysz")
     try:
