@@ -72,6 +72,7 @@ def convert(
     does not divide into samples or is missing but listed in the manifest of ``source``, or if ``out`` cannot
     be written or contains other samples.
     """
+    generate.require_outside(source, out)
     if on_rank0(world, lambda: _holds_samples(source)):
         recode(source, out, world, workers, codec if codec or archive else "gzip", packer, archive)
         return

@@ -146,8 +146,7 @@ def convert(
 def _require_folders(source: Path, out: Path) -> None:
     if not source.is_dir():
         raise UserError(f"{source}: no such folder; give the folder with train/ and validation/ in it")
-    if out.resolve() == source.resolve():
-        raise UserError(f"{out}: is the data set to convert; choose another output folder")
+    generate.require_outside(source, out)
 
 
 def _is_read(name: str) -> bool:

@@ -54,8 +54,7 @@ def convert(source: Path, out: Path, codec: Target, world: World, workers: int) 
     written or contains other files.
     """
     started = time.perf_counter()
-    if out.resolve() == source.resolve():
-        raise UserError(f"{out}: is the data set to convert; choose another output folder")
+    generate.require_outside(source, out)
     dataset = manifest.describe(source, world)
     read = [files_of(dataset, split) for split in SPLITS]
     kinds = [format_of(dataset, names) for names in read]

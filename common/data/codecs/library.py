@@ -38,7 +38,8 @@ def pco_compress(array: npt.NDArray[Any]) -> bytes:
     if not array.size:
         return b""
     config = pco.ChunkConfig(compression_level=_PCO_LEVEL)
-    compressed: bytes = pco.standalone.simple_compress(array, config)
+    aligned = np.require(array, requirements="A")  # the counts in a TFRecord begin at any byte
+    compressed: bytes = pco.standalone.simple_compress(aligned, config)
     return compressed
 
 

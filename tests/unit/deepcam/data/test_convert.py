@@ -240,13 +240,16 @@ def test_an_impossible_conversion_is_a_one_line_error(source, tmp_path):
     out = tmp_path / "out"
     for wrong, words in (
         (tmp_path / "nowhere", "no such folder"),
-        (tmp_path, "has none of train, validation, test"),
+        (tmp_path / "empty", "has none of train, validation, test"),
     ):
+        (tmp_path / "empty").mkdir(exist_ok=True)
         with pytest.raises(UserError, match=words):
             convert(wrong, out, Solo(), 1)
     assert not out.exists()
     with pytest.raises(UserError, match="is the data set to convert"):
         convert(source, source, Solo(), 1)
+    with pytest.raises(UserError, match="inside the data set to convert"):
+        convert(source, source / "train" / "npy", Solo(), 1)
     convert(source, out, Solo(), 1)
     convert(source, tmp_path / "half", Solo(), 1, "npy-float16")
     with pytest.raises(UserError, match=r"was already converted by a lossy codec \(npy-float16\)"):
