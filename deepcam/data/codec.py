@@ -126,8 +126,8 @@ def _as_the_paper(values: Any, decoded: Any, lines: Any) -> npt.NDArray[np.bool_
 
 class Planes:
     """A library's codec with an absolute error bound, one channel at a time: the bound of the channel's range.
-    ``compress`` encodes a plane [rows, columns] with a largest error; ``decompress`` decodes the section of a frame
-    to a plane of a shape, encoded with a largest error."""
+    ``compress(plane, limit)`` encodes [rows, columns] with errors of at most ``limit``;
+    ``decompress(frame, section, shape, limit)`` is its inverse."""
 
     lossy = True
 

@@ -104,6 +104,16 @@ def test_a_missing_universe_of_the_manifest_is_named(raw: Path, tmp_path: Path) 
     assert not (tmp_path / "out").exists()
 
 
+def test_damage_that_only_the_manifest_shows_is_not_converted(raw: Path, tmp_path: Path) -> None:
+    index(raw, {}, Solo(), 1)
+    damaged = raw / "21681" / "ics_a3.hdf5"
+    with h5py.File(damaged, "r+") as file:
+        file["full"][3, 3, 3, 3] += 1
+    with pytest.raises(UserError, match=r"ics_a3.hdf5: (checksum|\d+ bytes).* expected"):
+        run(raw, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 def test_the_manifest_has_the_facts(raw: Path, tmp_path: Path) -> None:
     run(raw, tmp_path / "out")
     made = load(tmp_path / "out")
