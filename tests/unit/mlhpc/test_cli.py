@@ -297,5 +297,5 @@ def test_the_lines_below_the_plan_explain_the_columns_of_its_table(
     monkeypatch.setenv("COLUMNS", "200")
     assert cli.main(["data", "plan", "--files", "4096", "--file-bytes", "1e6", "--nodes", "4"]) == 0
     printed = " ".join(capsys.readouterr().out.split())
-    for column in ("per node", "source reads", "source opens", "max ÷ mean", "node to node"):
+    for column in ("per node", "source reads", "max ÷ mean", "node to node"):
         assert printed.count(column) >= 2, column
