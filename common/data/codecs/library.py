@@ -38,7 +38,7 @@ def pco_compress(array: npt.NDArray[Any]) -> bytes:
     if not array.size:
         return b""
     config = pco.ChunkConfig(compression_level=_PCO_LEVEL)
-    aligned = np.require(array, requirements="A")  # the counts in a TFRecord begin at any byte
+    aligned = np.require(array, requirements="A")  # arrays in a TFRecord begin at any byte
     compressed: bytes = pco.standalone.simple_compress(aligned, config)
     return compressed
 
