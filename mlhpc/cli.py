@@ -10,8 +10,6 @@ from mlhpc.commands import data, io, models, observe, preflight, results, traini
 from mlhpc.commands.parser import Parser, print_help
 from mlhpc.errors import QUIET, AlreadyReported, Terminated, UserError, did_you_mean, missing_package
 
-INTERRUPTED = 130  # the status that a shell reports after Ctrl-C
-
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status: 0 done, 1 negative result (target missed, findings), 2 user
@@ -55,9 +53,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Terminated as end:
         sys.stderr.write(f"mlhpc: {end}\n")
         return end.status
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as interrupt:
+        from mlhpc.common.ranks.local import status_of
+
         sys.stderr.write("mlhpc: interrupted\n")
-        return INTERRUPTED
+        return status_of(interrupt)
     except BrokenPipeError:
         # The reader of our output has closed it. Flushing the buffer must not fail again when Python exits.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

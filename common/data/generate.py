@@ -31,6 +31,15 @@ SETTINGS = ".simulation.json"
 not staged."""
 
 
+def require_outside(source: Path, out: Path) -> None:
+    """Raise UserError if ``out`` is the folder ``source`` of a data set, or inside it: files written there would
+    become part of the data set."""
+    if out.resolve() == source.resolve():
+        raise UserError(f"{out}: is the data set to convert; choose another output folder")
+    if out.resolve().is_relative_to(source.resolve()):
+        raise UserError(f"{out}: is inside the data set to convert; choose an output folder outside {source}")
+
+
 def claim_folder(out: Path, settings: dict[str, object], name: str = SETTINGS) -> None:
     """Make ``out`` the folder of a data set with these ``settings``, recorded in the file ``name``.
 

@@ -1,6 +1,6 @@
 """Verifies the files of a data set against its manifest."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -78,3 +78,30 @@ def require_listed(root: Path, world: World, workers: int, of: Callable[[str], b
     problem = min((problem for part in parts for problem in part if problem), default=None)
     if problem:
         raise UserError(f"{problem}; see: mlhpc data verify {root}")
+
+
+def checksums(root: Path, world: World) -> dict[Path, int]:
+    """The CRC-32 of each file that has one in the manifest of ``root``; none without a manifest. Called by all
+    ranks; all get the same. Raises UserError if the manifest is invalid."""
+
+    def read() -> dict[Path, int]:
+        listed = load(root).files if (root / NAME).exists() else ()
+        return {root / file.path: file.crc32 for file in listed if file.crc32 is not None}
+
+    return on_rank0(world, read)
+
+
+def require_checksum(path: Path, expected: Mapping[Path, int]) -> None:
+    """Raise UserError if ``expected`` has a CRC-32 for ``path`` and its content has another. For files of formats
+    without checksums, whose damage would otherwise be sealed by those of the converted files."""
+    if path not in expected:
+        return
+    try:
+        _, crc = checksum(path)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}; copy or regenerate the file") from error
+    if crc != expected[path]:
+        raise UserError(
+            f"{path}: checksum {crc:08x}, expected {expected[path]:08x} from the manifest; copy or regenerate the "
+            "file, or run mlhpc data index if the change is intended"
+        )

@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from mlhpc.common.data import generate, manifest
 from mlhpc.common.data.codecs import frame
-from mlhpc.common.data.verify import require_listed
+from mlhpc.common.data.verify import checksums, require_checksum, require_listed
 from mlhpc.common.formats.tf_example import encode_example
 from mlhpc.common.formats.tfrecord import GZIP_MAGIC, RECORD_OVERHEAD, Packer, packer_of
 from mlhpc.common.host.progress import progress
@@ -72,6 +72,7 @@ def convert(
     does not divide into samples or is missing but listed in the manifest of ``source``, or if ``out`` cannot
     be written or contains other samples.
     """
+    generate.require_outside(source, out)
     if on_rank0(world, lambda: _holds_samples(source)):
         recode(source, out, world, workers, codec if codec or archive else "gzip", packer, archive)
         return
@@ -84,7 +85,13 @@ def convert(
     codec = codec or "gzip"
     require_listed(source, world, workers, lambda name: name.endswith(_SUFFIXES))
     universes = on_rank0(world, lambda: find_universes(source, validation))
-    shapes = on_all_ranks(world, lambda: [_shape(u, sample) for u in universes[world.rank :: world.size]])
+    sums = checksums(source, world)
+
+    def shape(universe: Universe) -> tuple[int, ...]:
+        require_checksum(universe.path, sums)
+        return _shape(universe, sample)
+
+    shapes = on_all_ranks(world, lambda: [shape(u) for u in universes[world.rank :: world.size]])
     shape_of = [shapes[i % world.size][i // world.size] for i in range(len(universes))]
     _require_one_kind(universes, shape_of)
     size, _, _, redshifts, parameters = shape_of[0]

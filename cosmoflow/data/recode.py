@@ -37,8 +37,6 @@ def recode(
     Called by all ranks. Raises UserError, the same on all ranks, if ``source`` is not a data set, lacks files
     of its manifest or has a damaged file, or if ``out`` cannot be written or contains something else.
     """
-    if out.resolve() == source.resolve():
-        raise UserError(f"{out}: is the data set to convert; choose another output folder")
     dataset = manifest.describe(source, world, "cosmoflow")
     archives.require_unpacked(dataset)
     files = [file.path for folder in FOLDERS for file in dataset.folder(folder)]

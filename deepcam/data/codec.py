@@ -124,38 +124,22 @@ def _as_the_paper(values: Any, decoded: Any, lines: Any) -> npt.NDArray[np.bool_
     return kept
 
 
-class Zfp:
-    """zfp in fixed-accuracy mode, a channel at a time, each with the bound of its range."""
+class Planes:
+    """A library's codec with an absolute error bound, one channel at a time: the bound of the channel's range.
+    ``compress(plane, limit)`` encodes [rows, columns] with errors of at most ``limit``;
+    ``decompress(frame, section, shape, limit)`` is its inverse."""
 
-    name, lossy = "zfp", True
+    lossy = True
 
-    def __init__(self, bound: Bound | None = None) -> None:
-        self.bound = bound
-
-    def facts(self) -> dict[str, Any]:
-        return self.bound.facts() if self.bound else {}
-
-    def encode(self, array: npt.NDArray[np.float32]) -> Sections:
-        assert self.bound
-        tolerances = self.bound.error * self.bound.ranges
-        planes = zip(np.moveaxis(array, 2, 0), tolerances, strict=True)
-        parts = {f"plane{i}": library.zfp_compress(plane, limit) for i, (plane, limit) in enumerate(planes)}
-        return {"limits": tolerances.astype("<f8").tobytes()} | parts
-
-    def decode(self, frame: Frame, out: npt.NDArray[np.float32]) -> None:
-        frame.require(self.name, np.float32, out.shape)
-        tolerances = frame.array("limits", "<f8", out.shape[2])
-        for i, tolerance in enumerate(tolerances.tolist()):
-            out[..., i] = library.zfp_decompress(frame, f"plane{i}", out.shape[:2], tolerance)
-
-
-class Sz3:
-    """SZ3 with an absolute bound, a channel at a time, each with the bound of its range."""
-
-    name, lossy = "sz3", True
-
-    def __init__(self, bound: Bound | None = None) -> None:
-        self.bound = bound
+    def __init__(
+        self,
+        name: str,
+        compress: Callable[[npt.NDArray[np.float32], float], bytes],
+        decompress: Callable[[Frame, str, tuple[int, ...], float], npt.NDArray[np.float32]],
+        bound: Bound | None = None,
+    ) -> None:
+        self.name, self.bound = name, bound
+        self._compress, self._decompress = compress, decompress
 
     def facts(self) -> dict[str, Any]:
         return self.bound.facts() if self.bound else {}
@@ -163,13 +147,19 @@ class Sz3:
     def encode(self, array: npt.NDArray[np.float32]) -> Sections:
         assert self.bound
         limits = self.bound.error * self.bound.ranges
-        planes = zip(np.moveaxis(array, 2, 0), limits, strict=True)
-        return {f"plane{i}": library.sz3_compress(plane, limit) for i, (plane, limit) in enumerate(planes)}
+        planes = zip(np.moveaxis(array, 2, 0), limits.tolist(), strict=True)
+        parts = {f"plane{i}": self._compress(plane, limit) for i, (plane, limit) in enumerate(planes)}
+        return {"limits": limits.astype("<f8").tobytes()} | parts
 
     def decode(self, frame: Frame, out: npt.NDArray[np.float32]) -> None:
         frame.require(self.name, np.float32, out.shape)
-        for i in range(out.shape[2]):
-            out[..., i] = library.sz3_decompress(frame, f"plane{i}", out.shape[:2])
+        limits = frame.array("limits", "<f8", out.shape[2])
+        for i, limit in enumerate(limits.tolist()):
+            out[..., i] = self._decompress(frame, f"plane{i}", out.shape[:2], limit)
+
+
+ZFP = partial(Planes, "zfp", library.zfp_compress, library.zfp_decompress)
+SZ3 = partial(Planes, "sz3", library.sz3_compress, library.sz3_decompress)
 
 
 def _take_plain(frame: Frame, section: str, out: npt.NDArray[Any]) -> None:
@@ -181,12 +171,12 @@ PLAIN = library.Compressed("plain", lambda field: field.tobytes(), _take_plain)
 _BOUNDED: Mapping[str, Callable[[Bound], Codec]] = {
     "delta": partial(Delta, "delta"),
     "delta-small": partial(Delta, "delta-small"),
-    "sz3": Sz3,
-    "zfp": Zfp,
+    "sz3": SZ3,
+    "zfp": ZFP,
 }
 LINES = ("delta", "delta-small", "delta-paper")
 """The codecs whose samples a GPU can decode."""
-_OURS: tuple[Codec, ...] = (*map(Delta, LINES), Sz3(), Zfp(), PLAIN)
+_OURS: tuple[Codec, ...] = (*map(Delta, LINES), SZ3(), ZFP(), PLAIN)
 CODECS: dict[str, Codec] = {codec.name: codec for codec in (*_OURS, *library.LOSSLESS)}
 """Decoders by name."""
 

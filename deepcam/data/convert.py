@@ -7,17 +7,18 @@ A .npy file is read without a library, and its mask has one byte per pixel, wher
 import os
 import shutil
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from mlhpc.common.data import archives, generate, manifest
 from mlhpc.common.data.codecs import frame
 from mlhpc.common.data.codecs.codec import Codec, facts
-from mlhpc.common.data.verify import require_listed
+from mlhpc.common.data.verify import checksums, require_checksum, require_listed
 from mlhpc.common.files import atomic
 from mlhpc.common.formats import npy
 from mlhpc.common.host.progress import progress
@@ -64,6 +65,7 @@ def convert(
     """
     on_rank0(world, lambda: _require_folders(source, out))
     require_listed(source, world, workers, _is_read)
+    sums = checksums(source, world)
     before = on_rank0(world, lambda: _facts_of(source))
     as_stored = archive is not None and codec is None
     codec = str(before.get("codec", "hdf5")) if as_stored else codec or "npy"
@@ -73,6 +75,7 @@ def convert(
             f"npy-float16, such as plain, which keeps the values unchanged"
         )
     samples = on_rank0(world, lambda: _samples(source, before, as_stored))
+    on_rank0(world, lambda: require_checksum(hdf5.find_statistics(source), sums))
     shape, statistics = on_rank0(world, lambda: _kind(source, samples[0][1]))
     float16 = codec == "npy-float16"
     dtype = np.dtype(np.float16 if float16 else np.float32)
@@ -102,16 +105,19 @@ def convert(
         of = {f"{folder}/{path.with_suffix('.mlc').name}": path for folder, path in samples}
 
         def content(name: str) -> bytes | memoryview:
-            return _encoded(of[name], reader, using) if using else frame.read(of[name])
+            if using:
+                return _encoded(of[name], reader, sums, using)
+            require_checksum(of[name], sums)
+            return frame.read(of[name])
 
         packed = archives.grouped(list(of), archive)
         archives.write_missing(out, packed, content, world, workers)
     else:
         with progress(len(own_samples), "convert", "samples", show=world.rank == 0) as advance:
             one = (
-                partial(_encode_sample, out, reader, using, advance)
+                partial(_encode_sample, out, reader, sums, using, advance)
                 if using
-                else partial(_convert_sample, out, reader, dtype, advance)
+                else partial(_convert_sample, out, reader, sums, dtype, advance)
             )
             on_all_ranks(world, lambda: generate.in_threads(one, own_samples, workers))
 
@@ -147,8 +153,7 @@ def convert(
 def _require_folders(source: Path, out: Path) -> None:
     if not source.is_dir():
         raise UserError(f"{source}: no such folder; give the folder with train/ and validation/ in it")
-    if out.resolve() == source.resolve():
-        raise UserError(f"{out}: is the data set to convert; choose another output folder")
+    generate.require_outside(source, out)
 
 
 def _is_read(name: str) -> bool:
@@ -192,7 +197,12 @@ def _make_folder(folder: Path) -> None:
 
 
 def _convert_sample(
-    out: Path, reader: Reader, dtype: np.dtype[Any], advance: Callable[[int], None], sample: tuple[str, Path]
+    out: Path,
+    reader: Reader,
+    sums: Mapping[Path, int],
+    dtype: np.dtype[Any],
+    advance: Callable[[int], None],
+    sample: tuple[str, Path],
 ) -> None:
     folder, path = sample
     data = out / folder / path.with_suffix(".npy").name
@@ -200,8 +210,7 @@ def _convert_sample(
     modified_ns = path.stat().st_mtime_ns  # before reading, so that a later change is detected
     files = (data, npy.size(dtype, reader.shape)), (mask, npy.size(np.uint8, reader.shape[:2]))
     if not all(_is_kept(file, size, modified_ns) for file, size in files):
-        x, y = np.empty(reader.shape, np.float32), np.empty(reader.shape[:2], np.uint8)
-        reader.read(path, x, y)
+        x, y = _read(path, reader, sums)
         try:
             npy.write(data, x.astype(dtype, copy=False), modified_ns)
             npy.write(mask, y, modified_ns)
@@ -213,13 +222,18 @@ def _convert_sample(
 
 
 def _encode_sample(
-    out: Path, reader: Reader, codec: Codec, advance: Callable[[int], None], sample: tuple[str, Path]
+    out: Path,
+    reader: Reader,
+    sums: Mapping[Path, int],
+    codec: Codec,
+    advance: Callable[[int], None],
+    sample: tuple[str, Path],
 ) -> None:
     folder, path = sample
     written = out / folder / path.with_suffix(".mlc").name
     modified_ns = path.stat().st_mtime_ns  # read before the file, so that a change in between is detected
     if not _is_kept(written, None, modified_ns):
-        content = _encoded(path, reader, codec)
+        content = _encoded(path, reader, sums, codec)
         try:
             with atomic.writing(written) as fd:
                 atomic.write_all(fd, memoryview(content))
@@ -231,10 +245,18 @@ def _encode_sample(
     advance(1)
 
 
-def _encoded(path: Path, reader: Reader, codec: Codec) -> bytes:
+def _encoded(path: Path, reader: Reader, sums: Mapping[Path, int], codec: Codec) -> bytes:
+    return encode_sample(codec, *_read(path, reader, sums))
+
+
+def _read(
+    path: Path, reader: Reader, sums: Mapping[Path, int]
+) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.uint8]]:
+    for file in (path, npy.label_path(path)) if path.suffix == ".npy" else (path,):
+        require_checksum(file, sums)
     x, y = np.empty(reader.shape, np.float32), np.empty(reader.shape[:2], np.uint8)
     reader.read(path, x, y)
-    return encode_sample(codec, x, y)
+    return x, y
 
 
 def _is_kept(written: Path, size: int | None, modified_ns: int) -> bool:

@@ -140,19 +140,24 @@ def _is_given(value: object) -> bool:
 def _data_make(options: argparse.Namespace) -> int:
     from mlhpc.benchmarks import load
     from mlhpc.common.ranks import launch
+    from mlhpc.common.ranks.local import signals_as_ctrl_c
 
     run = load.load(options.benchmark, options.preset, options.set)
     benchmark = registry.find(options.benchmark)
     given = _given(options, benchmark, "make_data")
     make = registry.load_object(benchmark.make_data.function)
     out = options.out or Path("data") / f"{options.benchmark}-{options.preset}"
-    with launch.joined(benchmark.frameworks[run.training.framework].collectives) as world:
+    with (
+        signals_as_ctrl_c(),
+        launch.joined(benchmark.frameworks[run.training.framework].collectives) as world,
+    ):
         make(run.data, out, world, options.workers, **given)
     return 0
 
 
 def _data_convert(options: argparse.Namespace) -> int:
     from mlhpc.common.ranks import launch
+    from mlhpc.common.ranks.local import signals_as_ctrl_c
 
     benchmark = registry.find(options.benchmark)
     if benchmark.convert is None:
@@ -166,7 +171,8 @@ def _data_convert(options: argparse.Namespace) -> int:
             raise UserError(f"--archive {options.archive}: give a number of samples of 1 or more")
         given["archive"] = options.archive
     convert = registry.load_object(benchmark.convert.function)
-    with launch.joined(benchmark.frameworks[benchmark.default_framework].collectives) as world:
+    collectives = benchmark.frameworks[benchmark.default_framework].collectives
+    with signals_as_ctrl_c(), launch.joined(collectives) as world:
         convert(source=options.source, out=options.out, world=world, workers=options.workers, **given)
     return 0
 

@@ -32,10 +32,10 @@ def show(files: Sequence[File], nodes: int, ranks_per_node: int) -> None:
         ways,
         {
             "staging": lambda row: row[0],
-            "a node holds": lambda row: size(int(row[1].held.max())),
+            "per node": lambda row: size(int(row[1].held.max())),
             "source reads": lambda row: size(int(row[1].read.sum())),
             "source opens": lambda row: f"{row[1].opens:,}".replace(",", " "),
-            "most ÷ mean": lambda row: f"{row[1].imbalance:.4f}",
+            "max ÷ mean": lambda row: f"{row[1].imbalance:.4f}",
             "node to node": lambda row: size(row[1].sent),
         },
     )

@@ -8,7 +8,7 @@ import errno
 import io
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from itertools import chain
@@ -19,7 +19,7 @@ import numpy as np
 
 from mlhpc.common.data import generate, manifest
 from mlhpc.common.data.manifest import Manifest
-from mlhpc.common.data.verify import require_listed
+from mlhpc.common.data.verify import checksums, require_checksum, require_listed
 from mlhpc.common.files import atomic
 from mlhpc.common.formats.protobuf import field, number_field
 from mlhpc.common.formats.tf_example import feature_pieces
@@ -29,7 +29,7 @@ from mlhpc.common.ranks.collectives import on_rank0
 from mlhpc.common.ranks.world import World
 from mlhpc.errors import UserError, count
 from mlhpc.resnet50.data.dataset import SPLITS, Split, files_of, format_of, open_splits
-from mlhpc.resnet50.data.formats import ENCODED, INDEX, LABEL, LMDB, PIXELS, Bytes, Images
+from mlhpc.resnet50.data.formats import ENCODED, INDEX, LABEL, LMDB, PIXELS, Bytes, Files, Images
 from mlhpc.resnet50.data.image import BrokenImage, decode, size_of
 
 Target = Literal["tfrecord", "lmdb", "raw"]
@@ -54,8 +54,7 @@ def convert(source: Path, out: Path, codec: Target, world: World, workers: int) 
     written or contains other files.
     """
     started = time.perf_counter()
-    if out.resolve() == source.resolve():
-        raise UserError(f"{out}: is the data set to convert; choose another output folder")
+    generate.require_outside(source, out)
     dataset = manifest.describe(source, world)
     read = [files_of(dataset, split) for split in SPLITS]
     kinds = [format_of(dataset, names) for names in read]
@@ -65,6 +64,10 @@ def convert(source: Path, out: Path, codec: Target, world: World, workers: int) 
         )
     require_listed(source, world, workers, set(chain.from_iterable(read)).__contains__)
     splits, names = open_splits(dataset, world)
+    sums = checksums(source, world)
+    for path in (source / name for name in chain.from_iterable(read) if PurePath(name).name == LMDB):
+        on_rank0(world, partial(require_checksum, path, sums))
+    splits = {split: _Verified(images, sums) for split, images in splits.items()}
     counts = {split: len(images) for split, images in splits.items()}
     settings: dict[str, object] = {
         "format": codec,
@@ -100,6 +103,25 @@ def convert(source: Path, out: Path, codec: Target, world: World, workers: int) 
             f"{out}: {count(images_made, 'image')} in {count(len(converted.files), 'file')}, "
             f"packed in {packed:.1f} s ({images_made / packed:.0f} images/s)"
         )
+
+
+class _Verified:
+    """``images``, each of whose files, if it contains one image, has the checksum of ``sums`` before it is used.
+    TFRecord has its own checksums."""
+
+    def __init__(self, images: Images, sums: Mapping[Path, int]) -> None:
+        self._images, self._sums, self.classes = images, sums, images.classes
+
+    def __len__(self) -> int:
+        return len(self._images)
+
+    def read(self, index: int) -> tuple[Bytes, int]:
+        if isinstance(self._images, Files):
+            require_checksum(Path(self._images.paths[index]), self._sums)
+        return self._images.read(index)
+
+    def name(self, index: int) -> str:
+        return self._images.name(index)
 
 
 def _make_folder(folder: Path) -> None:

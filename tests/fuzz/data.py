@@ -176,7 +176,7 @@ def _encoded() -> dict[str, tuple[str, tuple[int, ...], dict[str, bytes]]]:
     counts[2:] %= 5
     ranges = np.ptp(FIELDS, axis=(0, 1)).astype(np.float64)
     bound = deepcam.Bound(1e-3, "range", ranges)
-    lossy = (deepcam.Delta("delta", bound), deepcam.Delta("delta-paper"), deepcam.Sz3(bound))
+    lossy = (deepcam.Delta("delta", bound), deepcam.Delta("delta-paper"), deepcam.SZ3(bound=bound))
     made = {f"c/{name}": ("<i2", counts, codec) for name, codec in cosmoflow.CODECS.items()}
     made |= {
         f"d/{c.name}": ("<f4", FIELDS, c) for c in (*lossy, deepcam.CODECS["pco"], deepcam.CODECS["zstd"])

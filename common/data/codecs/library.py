@@ -38,7 +38,8 @@ def pco_compress(array: npt.NDArray[Any]) -> bytes:
     if not array.size:
         return b""
     config = pco.ChunkConfig(compression_level=_PCO_LEVEL)
-    compressed: bytes = pco.standalone.simple_compress(array, config)
+    aligned = np.require(array, requirements="A")  # arrays in a TFRecord begin at any byte
+    compressed: bytes = pco.standalone.simple_compress(aligned, config)
     return compressed
 
 
@@ -190,8 +191,11 @@ def sz3_compress(plane: npt.NDArray[np.float32], tolerance: float) -> bytes:
     return bytes(compressed)
 
 
-def sz3_decompress(frame: Frame, section: str, shape: tuple[int, ...]) -> npt.NDArray[np.float32]:
-    """What ``sz3_compress`` made. Raises UserError when the section is missing, or SZ3 refuses it."""
+def sz3_decompress(
+    frame: Frame, section: str, shape: tuple[int, ...], tolerance: float
+) -> npt.NDArray[np.float32]:
+    """Inverse of ``sz3_compress``. The stream itself has the ``tolerance``, which therefore is not used. Raises
+    UserError if the section is missing, or SZ3 refuses it."""
     data = np.frombuffer(_content(frame, section, empty=False), np.uint8)
     pysz = load("pysz", "pysz")
     try:

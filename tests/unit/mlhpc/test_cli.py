@@ -289,3 +289,13 @@ def test_quiet_is_for_one_call(monkeypatch, before):
         monkeypatch.setenv("MLHPC_QUIET", before)
     assert cli.main(["--quiet", "list", "--json"]) == 0
     assert os.environ.get("MLHPC_QUIET") == before
+
+
+def test_the_lines_below_the_plan_explain_the_columns_of_its_table(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    assert cli.main(["data", "plan", "--files", "4096", "--file-bytes", "1e6", "--nodes", "4"]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    for column in ("per node", "source reads", "max ÷ mean", "node to node"):
+        assert printed.count(column) >= 2, column

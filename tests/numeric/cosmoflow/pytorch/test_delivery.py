@@ -15,13 +15,14 @@ from mlhpc.cosmoflow.pytorch.model import CosmoFlowNet
 from mlhpc.cosmoflow.pytorch.optimizer import make_optimizer, set_rate
 
 CPU = torch.device("cpu")
+OTHERS = ("plain", "lut", "lut-small", "pco", "zstd", "blosc2")
 NETWORK = Network(conv_layers=3, conv_filters=2, dense_units=(8,))
 
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     root = tmp_path_factory.mktemp("delivery")
-    return {codec: make(root / codec, codec, 20) for codec in ("gzip", "lut", "lut-small")}
+    return {codec: make(root / codec, codec, 20) for codec in ("gzip", *OTHERS)}
 
 
 def batches(folder: Path, codec: str, **more: object) -> Batches:
@@ -64,8 +65,11 @@ def test_twenty_steps_have_the_same_losses_from_every_format(
 ) -> None:
     plain = losses(folders["gzip"], "gzip", precision, sample_dtype=sample_dtype)
     assert len(plain) == 20 and len(set(plain)) == 20
-    decode = "device" if precision != "float32" else "host"
-    assert plain == losses(folders["lut"], "lut", precision, sample_dtype=sample_dtype, decode=decode)
+    for codec in OTHERS:
+        assert plain == losses(folders[codec], codec, precision, sample_dtype=sample_dtype), codec
+    for codec in ("lut", "lut-small"):
+        more = {"sample_dtype": sample_dtype, "decode": "device"}
+        assert plain == losses(folders[codec], codec, precision, **more), codec
 
 
 def test_rounded_samples_change_the_losses_a_little(folders: dict[str, Path]) -> None:

@@ -56,6 +56,18 @@ def test_packing_keeps_every_byte_label_and_index(sets, kind):
         ]
 
 
+@pytest.mark.parametrize(("kind", "codec"), [("jpeg", "tfrecord"), ("jpeg", "lmdb"), ("lmdb", "tfrecord")])
+def test_damage_that_only_the_manifest_shows_is_not_packed(own, tmp_path, kind, codec):
+    source = own(kind)
+    damaged = max((source / "train").rglob("*.*"))
+    content = bytearray(damaged.read_bytes())
+    content[-5] ^= 1
+    damaged.write_bytes(content)
+    with pytest.raises(UserError, match=f"{damaged}: checksum [0-9a-f]{{8}}, expected"):
+        convert(source, tmp_path / "out", codec, Solo(), 2)
+    assert not (tmp_path / "out" / "manifest.json").exists()
+
+
 @pytest.mark.parametrize("kind", ["tfrecord", "lmdb", "raw"])
 def test_a_full_disk_is_a_one_line_error_and_nothing_is_half_written(sets, tmp_path, kind):
     """On a tmpfs of 64 KiB, if one may be mounted."""
@@ -132,6 +144,8 @@ def test_a_packed_set_can_be_converted_but_pixels_cannot(sets, tmp_path):
         ]
     with pytest.raises(UserError, match="contains decoded pixels"):
         convert(sets["raw"], tmp_path / "lmdb", "lmdb", Solo(), 1)
+    with pytest.raises(UserError, match="choose an output folder outside"):
+        convert(sets["jpeg"], sets["jpeg"] / "lmdb", "lmdb", Solo(), 1)
     with pytest.raises(UserError, match="another output folder"):
         convert(sets["jpeg"], sets["jpeg"], "lmdb", Solo(), 1)
 

@@ -17,7 +17,9 @@ from mlhpc.common.files import atomic
 from mlhpc.common.formats.tf_example import read_examples
 from mlhpc.common.ranks.world import Solo, World
 from mlhpc.cosmoflow.data import convert as module
+from mlhpc.cosmoflow.data.codec import CODECS
 from mlhpc.cosmoflow.data.convert import convert, find_universes
+from mlhpc.cosmoflow.data.sample import read_counts
 from mlhpc.errors import UserError
 
 SIZE, SAMPLE = 12, 4
@@ -45,11 +47,10 @@ def run(raw: Path, out: Path, world: World | None = None, gzip: bool = True, wor
     )
 
 
-def reference(path: Path) -> list[np.ndarray]:
+def reference(path: Path, cuts: int = SIZE // SAMPLE) -> list[np.ndarray]:
     """The public reference's order (mlcommons/hpc, cosmoflow/prepare.py): np.split over three axes."""
     with h5py.File(path) as file:
         x = file["full"][:]
-    cuts = SIZE // SAMPLE
     return [
         xijk
         for xi in np.split(x, cuts, axis=0)
@@ -100,6 +101,16 @@ def test_a_missing_universe_of_the_manifest_is_named(raw: Path, tmp_path: Path) 
     with pytest.raises(UserError) as said:
         run(raw, tmp_path / "out")
     assert str(said.value) == f"{gone}: listed in the manifest but missing; see: mlhpc data verify {raw}"
+    assert not (tmp_path / "out").exists()
+
+
+def test_damage_that_only_the_manifest_shows_is_not_converted(raw: Path, tmp_path: Path) -> None:
+    index(raw, {}, Solo(), 1)
+    damaged = raw / "21681" / "ics_a3.hdf5"
+    with h5py.File(damaged, "r+") as file:
+        file["full"][3, 3, 3, 3] += 1
+    with pytest.raises(UserError, match=r"ics_a3.hdf5: (checksum|\d+ bytes).* expected"):
+        run(raw, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
@@ -217,6 +228,8 @@ def test_an_impossible_conversion_is_a_one_line_error(raw: Path, tmp_path: Path)
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match="empty: no universe"):
         run(tmp_path / "empty", out)
+    with pytest.raises(UserError, match="is inside the data set to convert; choose an output folder outside"):
+        run(raw, raw / "out")
     with pytest.raises(UserError, match="nowhere: no such folder"):
         run(raw / "nowhere", out)
     (tmp_path / "file").touch()
@@ -261,6 +274,22 @@ def test_a_full_disk_is_a_one_line_error_with_folder_and_remedy(
         f"{out}: cannot be written: No space left on device; check free space and permissions"
     )
     assert content(out) == {}, "nothing half-written"
+
+
+@pytest.mark.parametrize("codec", sorted(CODECS))
+@pytest.mark.parametrize("source", ["universes", "gzip", "plain", "lut"])
+@pytest.mark.parametrize("sample", [2, 4])
+def test_every_codec_keeps_the_samples_of_every_source(
+    tmp_path: Path, sample: int, source: str, codec: str
+) -> None:
+    """In a TFRecord, the counts of 2³ voxels begin at an odd byte, those of 4³ at an even one."""
+    write_universe(tmp_path / "universes" / "u.hdf5", seed=1, size=2 * sample)
+    universes, out = tmp_path / "universes", tmp_path / "out"
+    if source != "universes":
+        convert(universes, tmp_path / source, Solo(), 2, sample=sample, codec=source)
+    convert(tmp_path / source, out, Solo(), 2, sample=sample, codec=codec)
+    for number, x in enumerate(reference(universes / "u.hdf5", cuts=2)):
+        assert np.array_equal(read_counts(out / "train" / f"u_{number:03}.mlc")[0], x)
 
 
 @pytest.mark.parametrize("how", [{"codec": "lut"}, {"codec": "gzip"}, {"codec": "lut", "archive": 5}])

@@ -326,9 +326,11 @@ def test_what_sz3_refuses_is_one_line() -> None:
     """Streams cut short, and with other bytes where the header has the number of axes."""
     x = smooth((24, 64, 1))
     codec = encoder("sz3", 1e-3, None, x.min(axis=(0, 1)), x.max(axis=(0, 1)))
-    (plane,) = codec.encode(x).values()
+    limits, plane = codec.encode(x).values()
     for stream in (b"", bytes(plane[:8]), bytes(plane[:-34]), bytes(plane[:-34]) + b"\xff" * 34):
-        read = frame.unpack(frame.pack("sz3", "<f4", x.shape, {"plane0": stream}), "data-a.mlc")
+        read = frame.unpack(
+            frame.pack("sz3", "<f4", x.shape, {"limits": limits, "plane0": stream}), "data-a.mlc"
+        )
         with pytest.raises(UserError, match="not readable by SZ3") as said:
             CODECS["sz3"].decode(read, np.empty_like(x))
         assert "\n" not in str(said.value)

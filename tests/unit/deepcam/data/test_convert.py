@@ -85,6 +85,24 @@ def test_a_second_start_converts_only_missing_files(source, tmp_path):
     assert len(redone) <= 4
 
 
+@pytest.mark.parametrize(
+    "damaged", ["train/data-0002.h5", "npy/data-0002.npy", "npy/label-0002.npy", "stats.h5"]
+)
+@pytest.mark.parametrize("codec", ["npy", "zstd"])
+def test_damage_that_only_the_manifest_shows_is_not_converted(source, tmp_path, damaged, codec):
+    """Else the checksums of the converted files would confirm it."""
+    index(source, {}, Solo(), 1)
+    if damaged.startswith("npy"):
+        convert(source, tmp_path / "npy", Solo(), 1)
+        source, damaged = tmp_path / "npy", damaged.replace("npy/", "train/")
+    content = bytearray((source / damaged).read_bytes())
+    content[-1] ^= 1
+    (source / damaged).write_bytes(content)
+    with pytest.raises(UserError, match=f"{damaged}: checksum [0-9a-f]{{8}}, expected"):
+        convert(source, tmp_path / "out", Solo(), 1, codec)
+    assert not (tmp_path / "out" / "manifest.json").exists()
+
+
 def test_only_replaced_source_files_are_converted_again(source, tmp_path):
     out = tmp_path / "out"
     convert(source, out, Solo(), 2)
@@ -240,13 +258,16 @@ def test_an_impossible_conversion_is_a_one_line_error(source, tmp_path):
     out = tmp_path / "out"
     for wrong, words in (
         (tmp_path / "nowhere", "no such folder"),
-        (tmp_path, "has none of train, validation, test"),
+        (tmp_path / "empty", "has none of train, validation, test"),
     ):
+        (tmp_path / "empty").mkdir(exist_ok=True)
         with pytest.raises(UserError, match=words):
             convert(wrong, out, Solo(), 1)
     assert not out.exists()
     with pytest.raises(UserError, match="is the data set to convert"):
         convert(source, source, Solo(), 1)
+    with pytest.raises(UserError, match="inside the data set to convert"):
+        convert(source, source / "train" / "npy", Solo(), 1)
     convert(source, out, Solo(), 1)
     convert(source, tmp_path / "half", Solo(), 1, "npy-float16")
     with pytest.raises(UserError, match=r"was already converted by a lossy codec \(npy-float16\)"):
