@@ -23,6 +23,7 @@ import numpy.typing as npt
 from mlhpc.common.data import generate, manifest
 from mlhpc.common.data.codecs import frame
 from mlhpc.common.data.verify import checksums, require_checksum, require_listed
+from mlhpc.common.files.regular import open_regular
 from mlhpc.common.formats.tf_example import encode_example
 from mlhpc.common.formats.tfrecord import GZIP_MAGIC, RECORD_OVERHEAD, Packer, packer_of
 from mlhpc.common.host.progress import progress
@@ -279,8 +280,13 @@ def _holds_samples(source: Path) -> bool:
     for folder in FOLDERS:
         files = sorted(path for path in (source / folder).glob("*") if not path.name.startswith("."))
         if files:
-            with files[0].open("rb") as file:
-                return file.read(8) != _HDF5_MAGIC
+            try:
+                with open(open_regular(files[0]), "rb") as file:
+                    return file.read(8) != _HDF5_MAGIC
+            except OSError as error:
+                raise UserError(
+                    f"{files[0]}: cannot be read: {error.strerror}; give the folder of a CosmoFlow data set"
+                ) from error
     return False
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from mlhpc.common.data import archives, generate, manifest
 from mlhpc.common.data.codecs import frame
-from mlhpc.common.data.verify import require_listed
+from mlhpc.common.data.verify import checksums, require_checksum, require_listed
 from mlhpc.common.files import atomic
 from mlhpc.common.formats.tfrecord import Packer
 from mlhpc.common.host.progress import progress
@@ -38,6 +38,7 @@ def recode(
     of its manifest or has a damaged file, or if ``out`` cannot be written or contains something else.
     """
     dataset = manifest.describe(source, world, "cosmoflow")
+    sums = checksums(source, world)
     archives.require_unpacked(dataset)
     files = [file.path for folder in FOLDERS for file in dataset.folder(folder)]
     if not files:
@@ -59,7 +60,8 @@ def recode(
     of = {new: name for name, new in converted_names.items()}
 
     def content(name: str) -> bytes | bytearray | memoryview:
-        if as_stored:
+        if as_stored:  # undecoded, so that damage would get valid checksums
+            require_checksum(source / of[name], sums)
             return frame.read(source / of[name])
         return _recoded(source / of[name], shape, codec, packer)
 

@@ -13,6 +13,7 @@ from mlhpc.commands.parser import (
     Parser,
     add_benchmark,
     add_command,
+    positive,
     print_help,
 )
 from mlhpc.errors import UserError, count
@@ -30,7 +31,9 @@ def add(commands: Commands) -> None:
     )
     add_benchmark(make)
     make.add_argument("--out", type=Path, help="output folder (default: data/BENCHMARK-PRESET)")
-    make.add_argument("--workers", type=int, default=CORES, help="processes per rank (default: %(default)s)")
+    make.add_argument(
+        "--workers", type=positive, default=CORES, help="processes per rank (default: %(default)s)"
+    )
     _add_options(make, "make_data")
     convert = add_command(actions, "convert", _data_convert, "convert a data set to another format")
     tools = (f"{b.name}: {b.convert.help}" for b in registry.BUILT_IN if b.convert)
@@ -47,17 +50,19 @@ def add(commands: Commands) -> None:
         help=f"pack this number of samples into each file ({packing}); without --codec they are packed "
         f"unchanged",
     )
-    convert.add_argument("--workers", type=int, default=CORES, help="threads per rank (default: %(default)s)")
+    convert.add_argument(
+        "--workers", type=positive, default=CORES, help="threads per rank (default: %(default)s)"
+    )
     _add_options(convert, "convert")
     bench.add(actions)
     index = add_command(
         actions, "index", _data_index, "write the manifest of a data set: sizes and checksums"
     )
     index.add_argument("data", type=Path)
-    index.add_argument("--workers", type=int, default=CORES, help="threads (default: %(default)s)")
+    index.add_argument("--workers", type=positive, default=CORES, help="threads (default: %(default)s)")
     verify = add_command(actions, "verify", _data_verify, "compare a data set with its manifest")
     verify.add_argument("data", type=Path)
-    verify.add_argument("--workers", type=int, default=CORES, help="threads (default: %(default)s)")
+    verify.add_argument("--workers", type=positive, default=CORES, help="threads (default: %(default)s)")
     plan = add_command(
         actions, "plan", _data_plan, "show the reads, opens and network transfers of staging to many nodes"
     )

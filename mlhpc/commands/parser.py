@@ -62,6 +62,13 @@ def folder(text: str) -> Path:
     return Path(text)
 
 
+def positive(text: str) -> int:
+    """The value of an option that is a whole number from 1."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text}: give a whole number of 1 or more")
+    return int(text)
+
+
 def add_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON (docs/json.md)")
 

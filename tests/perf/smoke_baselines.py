@@ -2,13 +2,14 @@
 
 Every one of the smoke presets' targets is reached by one of these: docs/performance.md has the figures.
 
-Linear and nonlinear regression on global statistics and power spectra for CosmoFlow (linear on the latter:
+Linear and nonlinear regression on global statistics for CosmoFlow (power spectra:
 ``python -m mlhpc.cosmoflow.synthetic.evidence regression DATA``), thresholds and gradient boosting per pixel for
 DeepCAM, extremely randomised trees on colour histograms, radial spectra and thumbnails for ResNet-50.
 Needs scikit-learn, which is not among the suite's dependencies: ``pip install scikit-learn``.
 """
 
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,22 @@ import h5py
 import numpy as np
 import numpy.typing as npt
 from PIL import Image
-from sklearn.ensemble import ExtraTreesClassifier, ExtraTreesRegressor, HistGradientBoostingClassifier
+from scipy import fft, ndimage
+from sklearn.ensemble import (
+    ExtraTreesClassifier,
+    ExtraTreesRegressor,
+    HistGradientBoostingClassifier,
+    HistGradientBoostingRegressor,
+)
 from sklearn.kernel_ridge import KernelRidge
-from sklearn.linear_model import LinearRegression
+from sklearn.linear_model import LinearRegression, LogisticRegression, RidgeCV
+from sklearn.model_selection import GridSearchCV
+from sklearn.multioutput import MultiOutputRegressor
+from sklearn.neighbors import KNeighborsClassifier, KNeighborsRegressor
+from sklearn.neural_network import MLPClassifier, MLPRegressor
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import PolynomialFeatures, StandardScaler
+from sklearn.svm import SVC
 
 from mlhpc.common.formats import tf_example
 
@@ -29,59 +41,80 @@ SPLITS = ("train", "validation")
 
 
 def cosmoflow(data: Path) -> None:
-    def statistics(path: Path) -> tuple[Array, Array]:
+    def statistics(path: Path) -> tuple[Array, Array, Array, Array]:
         ((raw, targets),) = tf_example.read_examples(path)
         counts = np.frombuffer(raw, "<i2").reshape(-1, 4)
         logs = np.log1p(counts.astype(np.float32))
         shares = [np.bincount(np.minimum(c, 60), minlength=61) / len(counts) for c in counts.T]
         skew = ((logs - logs.mean(axis=0)) ** 3).mean(axis=0)
-        return np.concatenate([logs.mean(axis=0), logs.std(axis=0), skew, *shares]), targets
+        moments = np.concatenate([logs.mean(axis=0), logs.std(axis=0), skew])
+        side = round(len(counts) ** (1 / 3))
+        return moments, np.concatenate(shares), clustering(logs.reshape(side, side, side, 4)), targets
 
-    def spectra(path: Path) -> Array:
-        """Power spectra of the counts at each redshift (logarithm), moments of their logarithm, histograms."""
-        ((raw, _),) = tf_example.read_examples(path)
-        counts = np.frombuffer(raw, "<i2").reshape(-1, 4)
-        logs, side = np.log1p(counts.astype(np.float32)), round(len(counts) ** (1 / 3))
-        waves = [np.fft.fftfreq(side) * side] * 2 + [np.arange(side // 2 + 1)]
-        shell = (
-            np.hypot(np.hypot(*np.meshgrid(*waves, indexing="ij")[:2]), waves[2]).round().astype(int).ravel()
-        )
-        powers = []
-        for c in counts.T:
-            power = np.abs(np.fft.rfftn(c.reshape(side, side, side).astype(np.float32))).ravel() ** 2
-            mean = np.bincount(shell, power)[1 : side // 2] / np.bincount(shell)[1 : side // 2]
-            powers.append(np.log(mean + 1))
-        shares = [np.sqrt(np.bincount(np.minimum(c, 20), minlength=21) / len(c)) for c in counts.T]
-        skew = ((logs - logs.mean(axis=0)) ** 3).mean(axis=0)
-        return np.concatenate([logs.mean(axis=0), logs.std(axis=0), skew, *powers, *shares])
+    def clustering(fields: Array) -> Array:
+        """Logarithms of the power spectra and cross spectra of the redshifts, and the third moments of the
+        fields in shells of wave numbers: the equilateral part of the bispectrum."""
+        side = len(fields)
+        waves = fft.fftn(fields - fields.mean(axis=(0, 1, 2)), axes=(0, 1, 2))
+        frequency = np.fft.fftfreq(side, 1 / side)
+        length = np.sqrt(sum(f**2 for f in np.meshgrid(frequency, frequency, frequency))).astype(int)
+        shell = np.minimum(length, side // 2).ravel()
+        found = []
+        for i, j in ((0, 0), (1, 1), (2, 2), (3, 3), (0, 1), (1, 2), (2, 3), (0, 3)):
+            power = np.bincount(shell, (waves[..., i] * waves[..., j].conj()).real.ravel())[1:]
+            found.append(np.log(np.abs(power) + 1))
+        edges = (1, 2, 4, 8, side // 2)
+        for low, high in pairwise(edges):
+            inside = ((length >= low) & (length < high))[..., None]
+            band = fft.ifftn(waves * inside, axes=(0, 1, 2)).real
+            found.append((band**3).mean(axis=(0, 1, 2)) / (band**2).mean(axis=(0, 1, 2)) ** 1.5)
+        return np.concatenate(found)
 
-    features = [np.array([spectra(path) for path in sorted((data / s).iterdir())]) for s in SPLITS]
-    (x, y), (held, truth) = (
+    (*x, y), (*held, truth) = (
         [np.array(part) for part in zip(*map(statistics, sorted((data / s).iterdir())), strict=True)]
         for s in SPLITS
     )
-    for name, model, columns in (
-        ("linear, mean and spread", LinearRegression(), 8),
-        ("quadratic, mean and spread", make_pipeline(PolynomialFeatures(2), LinearRegression()), 8),
+    moments, shares, spectra = 0, 1, 2
+    trees = ExtraTreesRegressor(300, min_samples_leaf=3, max_features=0.3, random_state=0, n_jobs=1)
+    for name, model, use, columns in (
+        ("linear, mean and spread", LinearRegression(), [moments], 8),
         (
-            "extra-trees, mean, spread, skewness",
-            ExtraTreesRegressor(300, min_samples_leaf=3, random_state=0),
-            12,
+            "quadratic, mean and spread",
+            make_pipeline(PolynomialFeatures(2), LinearRegression()),
+            [moments],
+            8,
         ),
+        ("extra-trees, mean, spread, skewness", trees, [moments], None),
+        ("extra-trees, histograms", trees, [moments, shares], None),
+        ("linear, spectra", scaled(RidgeCV(np.logspace(-3, 3, 13))), [moments, spectra], None),
+        ("kernel ridge, moments", scaled(kernel_ridge(0.02)), [moments], None),
+        ("kernel ridge, moments and spectra", scaled(kernel_ridge(0.001)), [moments, spectra], None),
+        ("kernel ridge, everything", scaled(kernel_ridge(0.0005)), [moments, shares, spectra], None),
+        ("perceptron, moments and spectra", scaled(perceptron(MLPRegressor)), [moments, spectra], None),
+        ("10 nearest, moments", scaled(KNeighborsRegressor(10, weights="distance")), [moments], None),
         (
-            "extra-trees, histograms",
-            ExtraTreesRegressor(200, max_features=0.3, min_samples_leaf=3, random_state=0),
+            "gradient boosting, moments and spectra",
+            MultiOutputRegressor(HistGradientBoostingRegressor(random_state=0)),
+            [moments, spectra],
             None,
         ),
     ):
-        guess = np.clip(model.fit(x[:, :columns], y).predict(held[:, :columns]), -1, 1)
-        print(f"{name}: mean absolute error {np.abs(guess - truth).mean():.3f}")
-    kernel = KernelRidge(kernel="rbf", alpha=0.01, gamma=0.1 / features[0].shape[1])
-    guess = np.clip(make_pipeline(StandardScaler(), kernel).fit(features[0], y).predict(features[1]), -1, 1)
-    errors = np.abs(guess - truth)
-    print(
-        f"kernel ridge, spectra and histograms: mean absolute error {errors.mean():.3f}", errors.mean(axis=0)
-    )
+        train, test = (np.hstack([part[i] for i in use])[:, :columns] for part in (x, held))
+        guess = np.clip(model.fit(train, y).predict(test), -1, 1)
+        print(f"{name}: mean absolute error {np.abs(guess - truth).mean():.3f}", flush=True)
+
+
+def scaled(model: Any) -> Any:
+    return make_pipeline(StandardScaler(), model)
+
+
+def kernel_ridge(gamma: float) -> Any:
+    grid = {"alpha": [1e-3, 1e-2, 1e-1, 1], "gamma": [gamma / 4, gamma, 4 * gamma]}
+    return GridSearchCV(KernelRidge(kernel="rbf"), grid, cv=3, scoring="neg_mean_absolute_error")
+
+
+def perceptron(kind: Any) -> Any:
+    return kind((128, 64), alpha=1e-3, early_stopping=True, max_iter=300, random_state=0)
 
 
 def deepcam(data: Path) -> None:
@@ -115,20 +148,60 @@ def deepcam(data: Path) -> None:
     print(f"all background: IoU {mean_iou(np.zeros_like(truth), truth):.3f}")
     print(f"thresholds: IoU {mean_iou(thresholds(held, *best), truth):.3f}")
 
-    def pixels(x: Array) -> Array:
-        return np.c_[x.reshape(-1, 16), np.broadcast_to(latitude, x.shape[:3]).ravel()]
+    def pixels(x: Array, boxes: tuple[int, ...]) -> Array:
+        """A pixel's channels, wind speed, transport and latitude; with ``boxes`` also the departure of all from
+        their latitude's mean, and the means over boxes of these sides."""
+        wind = np.hypot(x[..., 1], x[..., 2])
+        fields = np.concatenate([x, np.stack([wind, x[..., 0] * wind], axis=-1)], axis=-1)
+        parts = [fields, np.broadcast_to(latitude[..., None], (*x.shape[:3], 1))]
+        if boxes:
+            parts.append(fields - fields.mean(axis=2, keepdims=True))
+        for side in boxes:
+            rows = ndimage.uniform_filter1d(fields, side, axis=1, mode="nearest")
+            parts.append(ndimage.uniform_filter1d(rows, side, axis=2, mode="wrap"))
+        features = np.concatenate(parts, axis=-1)
+        return features.reshape(-1, features.shape[-1]).astype(np.float32)
 
     labels, rng = y.ravel(), np.random.default_rng(0)
     chosen = [rng.permutation(np.flatnonzero(labels == kind))[:60_000] for kind in range(3)]
-    model = HistGradientBoostingClassifier(max_iter=150, max_leaf_nodes=63, random_state=0)
-    model.fit(pixels(x)[np.concatenate(chosen)], labels[np.concatenate(chosen)])
     prior = np.array([(labels == kind).mean() / len(chosen[kind]) for kind in range(3)])
-    guess = (model.predict_proba(pixels(held)) * prior).argmax(axis=1).reshape(truth.shape)
-    print(f"gradient boosting per pixel: IoU {mean_iou(guess, truth):.3f}")
+    boosting = HistGradientBoostingClassifier(max_iter=150, max_leaf_nodes=63, random_state=0)
+    for name, model, boxes in (
+        ("gradient boosting per pixel", boosting, ()),
+        ("gradient boosting, surroundings", boosting, (3, 7, 15)),
+        ("perceptron per pixel", scaled(perceptron(MLPClassifier)), ()),
+        ("perceptron, surroundings", scaled(perceptron(MLPClassifier)), (3, 7, 15)),
+        ("logistic, surroundings", scaled(LogisticRegression(max_iter=200)), (3, 7, 15)),
+    ):
+        features = pixels(x, boxes)[np.concatenate(chosen)]
+        model.fit(features, labels[np.concatenate(chosen)])
+        guess = (model.predict_proba(pixels(held, boxes)) * prior).argmax(axis=1).reshape(truth.shape)
+        print(f"{name}: IoU {mean_iou(guess, truth):.3f}", flush=True)
 
 
 def resnet50(data: Path) -> None:
-    def features(path: Path) -> tuple[Array, Array, Array, Array]:
+    # Local binary patterns: 36 classes under rotation.
+    patterns = np.arange(256)
+    turned = np.min([((patterns >> k) | (patterns << (8 - k))) & 255 for k in range(8)], axis=0)
+    kinds = np.unique(turned, return_inverse=True)[1]
+
+    def texture(grey: Array) -> Array:
+        """The shares of local binary patterns, and how far the strongest wave of a ring is above its mean."""
+        side = len(grey)
+        pattern = np.zeros((side - 2, side - 2), int)
+        for k, (dy, dx) in enumerate(((0, 0), (0, 1), (0, 2), (1, 2), (2, 2), (2, 1), (2, 0), (1, 0))):
+            pattern |= (grey[dy : side - 2 + dy, dx : side - 2 + dx] > grey[1:-1, 1:-1]).astype(int) << k
+        window = np.outer(np.hanning(side), np.hanning(side))
+        power = np.abs(np.fft.fftshift(np.fft.fft2((grey - grey.mean()) * window))).ravel() ** 2 + 1e-6
+        radius = np.hypot(*np.mgrid[-side // 2 : side // 2, -side // 2 : side // 2]).astype(int).ravel()
+        rings = [power[radius == r] for r in range(2, side // 2, 2)]
+        peaks = [np.log(ring.max() / ring.mean()) for ring in rings]
+        means = [np.log(ring.mean()) for ring in rings]
+        return np.concatenate(
+            [np.bincount(kinds[pattern].ravel(), minlength=36) / pattern.size, peaks, means]
+        )
+
+    def features(path: Path) -> tuple[Array, ...]:
         image = Image.open(path).convert("RGB")
         side = min(image.size)
         left, top = ((edge - side) // 2 for edge in image.size)
@@ -141,23 +214,36 @@ def resnet50(data: Path) -> None:
         power = np.abs(np.fft.fftshift(np.fft.fft2((grey - grey.mean()) * window))) ** 2
         radius = np.hypot(*np.mgrid[-32:32, -32:32]).astype(int).ravel()
         spectrum = np.log(np.bincount(radius, power.ravel())[:32] / np.bincount(radius)[:32] + 1)
-        return hues / max(1, hues.sum()), colours, spectrum, np.asarray(image.resize((16, 16)), float).ravel()
+        thumbnail = np.asarray(image.resize((16, 16)), float).ravel()
+        hue_shares = hues / max(1, hues.sum())
+        return hue_shares, colours, spectrum, thumbnail, np.r_[texture(grey), texture(grey[16:48, 16:48])]
 
     parts, labels = [], []
     for split in SPLITS:
         paths = sorted((data / split).glob("*/*.JPEG"))
         parts.append([np.array(p) for p in zip(*map(features, paths), strict=True)])
         labels.append([path.parent.name for path in paths])
-    for name, use in (
-        ("hue histogram", [0]),
-        ("hue and saturation", [0, 1]),
-        ("radial spectrum", [2]),
-        ("hue, saturation, spectrum", [0, 1, 2]),
-        ("thumbnails", [3]),
+    trees = ExtraTreesClassifier(300, random_state=0)
+    for name, model, use in (
+        ("extra-trees, hue histogram", trees, [0]),
+        ("extra-trees, hue and saturation", trees, [0, 1]),
+        ("extra-trees, radial spectrum", trees, [2]),
+        ("extra-trees, hue, saturation, spectrum", trees, [0, 1, 2]),
+        ("extra-trees, thumbnails", trees, [3]),
+        ("extra-trees, texture", trees, [4]),
+        ("extra-trees, colours and texture", trees, [0, 1, 2, 4]),
+        ("support vectors, colours and texture", scaled(SVC(C=3)), [0, 1, 2, 4]),
+        ("10 nearest, colours and texture", scaled(KNeighborsClassifier(10)), [0, 1, 2, 4]),
+        ("logistic, colours and texture", scaled(LogisticRegression(max_iter=300, C=0.1)), [0, 1, 2, 4]),
+        ("perceptron, colours and texture", scaled(perceptron(MLPClassifier)), [0, 1, 2, 4]),
+        (
+            "gradient boosting, colours and texture",
+            HistGradientBoostingClassifier(max_iter=100, random_state=0),
+            [0, 1, 2, 4],
+        ),
     ):
         train, held = (np.hstack([part[i] for i in use]) for part in parts)
-        score = ExtraTreesClassifier(300, random_state=0).fit(train, labels[0]).score(held, labels[1])
-        print(f"extra-trees, {name}: top-1 {score:.3f}")
+        print(f"{name}: top-1 {model.fit(train, labels[0]).score(held, labels[1]):.3f}", flush=True)
 
 
 if __name__ == "__main__":

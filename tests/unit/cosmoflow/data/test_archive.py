@@ -115,3 +115,15 @@ def test_an_archived_set_can_be_unpacked_by_hand(source: Path, tmp_path: Path) -
     unpacked, before = manifest.load(packed), manifest.load(source)
     assert unpacked.files == before.files and "samples_per_archive" not in unpacked.facts
     assert unpacked.samples("train") == before.samples("train")
+
+
+def test_a_damaged_sample_is_not_packed(source: Path, tmp_path: Path) -> None:
+    """It is copied undecoded, and would be valid by the checksums of the archive and the new manifest."""
+    path = sorted((source / "train").iterdir())[2]
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=rf"{path.name}: checksum \w+, expected \w+ from the manifest"):
+        convert(source, tmp_path / "out", Solo(), 1, archive=2)
+    assert not (tmp_path / "out" / manifest.NAME).exists()
+    assert not list((tmp_path / "out").rglob("*.part"))

@@ -313,3 +313,14 @@ def test_a_file_that_a_power_cut_left_without_its_end_is_written_again(
             cut.write_bytes(cut.read_bytes()[:-70])
         (out / "manifest.json").unlink()
         assert made() == before
+
+
+def test_a_source_of_other_things_than_files_is_one_line(tmp_path: Path) -> None:
+    """A FIFO, of which a plain open would wait for a writer, and a folder, as in a data set of images."""
+    for kind in (os.mkfifo, os.mkdir):
+        source = tmp_path / kind.__name__
+        (source / "train").mkdir(parents=True)
+        kind(source / "train" / "a_000.tfrecord")
+        with pytest.raises(UserError, match=r"a_000\.tfrecord: cannot be read: not a regular file"):
+            convert(source, tmp_path / "out", Solo(), 1)
+    assert not (tmp_path / "out").exists()
