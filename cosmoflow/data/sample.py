@@ -108,7 +108,7 @@ def write_sample(
 def read_counts(path: Sample) -> tuple[npt.NDArray[np.int16], npt.NDArray[np.float32]]:
     """A sample of any format: the counts, of unknown shape [voxels · channels] if the format does not store
     it, and the targets. Raises UserError like ``read_sample``."""
-    raw = frame.read(path)
+    raw = archive.read(path)
     if raw[:8] != frame.MAGIC:
         voxels, targets = _example(path, raw)
         return np.frombuffer(voxels, "<i2"), targets
@@ -135,7 +135,7 @@ class Reader:
         exactly one sample of this shape, or if its codec differs from the manifest.
         """
         path, symmetry = sample
-        raw = frame.read(path)
+        raw = archive.read(path)
         target = x if symmetry == 0 and x.flags.c_contiguous else None
         if raw[:8] == frame.MAGIC:
             encoded, codec = self._unpack(raw, path, x.shape)
@@ -166,7 +166,7 @@ class Reader:
         the keys of all voxels into ``keys [voxels]``, the targets into ``y [targets]``. Raises UserError like
         ``read``."""
         path, symmetry = sample
-        raw = frame.read(path)
+        raw = archive.read(path)
         encoded, codec = self._unpack(raw, path, shape)
         _take_targets(encoded.array("label", "<f4"), y, path)
         assert isinstance(codec, LookupTable)

@@ -20,6 +20,7 @@ from mlhpc.common.data.codecs.codec import Codec, facts
 from mlhpc.common.data.verify import require_listed
 from mlhpc.common.files import atomic
 from mlhpc.common.formats import npy
+from mlhpc.common.formats.archive import read as read_sample
 from mlhpc.common.host.progress import progress
 from mlhpc.common.ranks.collectives import on_all_ranks, on_rank0
 from mlhpc.common.ranks.world import World
@@ -102,7 +103,7 @@ def convert(
         of = {f"{folder}/{path.with_suffix('.mlc').name}": path for folder, path in samples}
 
         def content(name: str) -> bytes | memoryview:
-            return _encoded(of[name], reader, using) if using else frame.read(of[name])
+            return _encoded(of[name], reader, using) if using else read_sample(of[name])
 
         packed = archives.grouped(list(of), archive)
         archives.write_missing(out, packed, content, world, workers)
