@@ -70,8 +70,8 @@ def format_of(path: Path) -> str:
             head = file.read(frame.HEAD_BYTES)
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror or error}; check the data set") from error
-    if found := frame.peek(head):
-        return find(found[0], CODECS, path).name
+    if header := frame.peek(head):
+        return find(header[0], CODECS, path).name
     return "gzip" if head[:2] == GZIP_MAGIC else "plain"
 
 
