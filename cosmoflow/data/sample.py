@@ -38,18 +38,18 @@ def suffix_of(codec: str) -> str:
     return _SUFFIXES[codec not in TFRECORD]
 
 
-def list_samples(directory: Path, expected: int | None = None) -> list[Sample]:
-    """The samples of ``directory``, files or members of its archives, in order of sample indices.
+def list_samples(folder: Path, expected: int | None = None) -> list[Sample]:
+    """The samples of ``folder``, files or members of its archives, in order of sample indices.
 
     Raises ``UserError`` if there are none, or fewer than ``expected``; files beyond ``expected`` are ignored,
     as in the reference.
     """
-    if not directory.is_dir():
-        raise UserError(f"{directory}: no such directory; give the data set's directory with train/ in it")
-    samples = archive.list_samples(directory, lambda name: name.endswith(_SUFFIXES))
+    if not folder.is_dir():
+        raise UserError(f"{folder}: no such folder; give the data set's folder with train/ in it")
+    samples = archive.list_samples(folder, lambda name: name.endswith(_SUFFIXES))
     if len(samples) < (1 if expected is None else expected):
         raise UserError(
-            f"{directory}: {expected or 'some'} *.tfrecord, encoded or archived samples are needed, but it has "
+            f"{folder}: {expected or 'some'} *.tfrecord, encoded or archived samples are needed, but it has "
             f"{len(samples)}"
         )
     return samples[:expected]
