@@ -105,7 +105,7 @@ def train(
             beside.enter_context(staging(dataset, staged, run.staging, world, log))
         log.data_format(**format_of(dataset, staged, run.staging, world))
         loader = open_loader(run, dataset, statistics, staged, local_batch_size, seed, world, device.type)
-        updates = loader.steps // accumulate
+        epoch_steps = loader.steps // accumulate  # of the optimizer
 
         record = partial(log_epoch, log, world, run.target, run.training.max_epochs, emulated=emulated)
         epochs = range(last_epoch + 1, training.max_epochs + 1)
@@ -113,12 +113,12 @@ def train(
         status: Status = "failed"
         for epoch in epochs:
             loader.samples = own_share(epoch, loader.samples)
-            before, bytes_read, losses = (epoch - 1) * updates, 0, []
+            before, bytes_read, losses = (epoch - 1) * epoch_steps, 0, []
             with (
                 log.span("epoch", epoch=epoch, step=before) as span,
                 closing(loader.train_epoch(epoch - 1)) as batches,
             ):
-                for start, stop in run.between_evaluations(updates):
+                for start, stop in run.between_evaluations(epoch_steps):
                     bytes_before = loader.bytes_read
                     with log.span("train", epoch=epoch):
                         count = (stop - start) * accumulate

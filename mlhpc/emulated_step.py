@@ -101,7 +101,7 @@ def _predicted(name: str, run: Run, local_batch_size: int, ranks: int) -> float:
     together = getattr(run.training, "spatial_size", 1)
     batch = local_batch_size * run.backward_passes * (nodes * machine_file.per_node // together)
     hyperparameters = run.hyperparameters.model_copy(update={"global_batch_size": batch})
-    update = predict(
+    step_s = predict(
         machine_file, run.model_copy(update={"hyperparameters": hyperparameters}), nodes
     ).step.busy
-    return update / run.backward_passes
+    return step_s / run.backward_passes

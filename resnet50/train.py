@@ -97,24 +97,24 @@ def train(
         if staged:
             log.note("staging", **asdict(report), packed=run.staging.pack)
         loader = open_loader(run, dataset, staged, local_batch_size, seed, world, device.type)
-        updates = loader.steps // accumulate
+        epoch_steps = loader.steps // accumulate  # of the optimizer
 
         record = partial(log_epoch, log, world, run.target, run.training.max_epochs, emulated=emulated)
         status: Status = "failed"
         for epoch in range(last_epoch + 1, training.max_epochs + 1):
-            before, bytes_before, losses, accuracy = (epoch - 1) * updates, loader.bytes_read, [], None
+            before, bytes_before, losses, accuracy = (epoch - 1) * epoch_steps, loader.bytes_read, [], None
             with log.span("epoch", epoch=epoch, step=before) as span:
                 with log.span("train", epoch=epoch):
                     timed = log.timed(loader.train_epoch(epoch - 1), "data_wait", events, epoch=epoch)
                     for step, (x, y) in enumerate(track(timed, loader.steps, f"epoch {epoch}", world)):
-                        rate = rate_at(hparams, before + step // accumulate, updates)
+                        rate = rate_at(hparams, before + step // accumulate, epoch_steps)
                         set_rate(optimizer, rate)
                         losses.append(steps.train(x, y))
                         if len(losses) == run.study.warmup_steps * accumulate:
                             log.mark("warm", loss=float(losses[-1]))  # float() waits for the device
                     local_losses = torch.stack(losses).double().cpu().numpy()  # waits for the device
                     (loss,) = mean(world, local_losses.mean(), weight=1)
-                    span["step"] = before + updates
+                    span["step"] = before + epoch_steps
                 bytes_read = loader.bytes_read - bytes_before
                 require_finite(local_losses, epoch, partial(loader.files_of, epoch - 1), ADVICE, world)
                 if run.study.steps:

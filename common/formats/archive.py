@@ -16,6 +16,7 @@ import numpy as np
 from isal import isal_zlib
 
 from mlhpc.common.files import atomic
+from mlhpc.common.files.regular import open_regular
 from mlhpc.common.formats.extent import opened, read_into
 from mlhpc.errors import UserError
 
@@ -82,10 +83,18 @@ def list_samples(folder: Path, is_sample: Callable[[str], bool]) -> list[Sample]
     return [folder / name for name in names if is_sample(name)]
 
 
-def read(member: Member) -> memoryview:
-    """The content of a member, in a separate buffer. Raises UserError like ``members``, and when the archive has
-    no such member or its content is damaged."""
-    path = member.archive
+def read(sample: Sample) -> memoryview:
+    """The bytes of a sample, in a separate buffer. Raises UserError if its file cannot be read; for a member also
+    like ``members``, and when the archive has no such member or its content is damaged."""
+    if not isinstance(sample, Member):
+        try:
+            with open(open_regular(sample), "rb", buffering=0) as file:
+                return memoryview(file.readall())
+        except OSError as error:
+            raise UserError(
+                f"{sample}: cannot be read: {error.strerror or error}; check the data set"
+            ) from error
+    path, member = sample.archive, sample
     entries = _index(path, *_version(path))
     if not 0 <= member.number < len(entries):
         raise UserError(f"{path}: has {len(entries)} members, but no member {member.number}; {_REMEDY}")

@@ -18,7 +18,6 @@ import numpy.typing as npt
 from isal import igzip, isal_zlib
 
 from mlhpc.common.files import atomic
-from mlhpc.common.files.regular import open_regular
 from mlhpc.common.formats import archive
 from mlhpc.common.formats.archive import Sample
 from mlhpc.errors import UserError
@@ -103,7 +102,7 @@ def read_records(
     truncated or corrupt.
     """
     if raw is None:
-        raw = archive.read(path) if isinstance(path, archive.Member) else _read(path)
+        raw = archive.read(path)
     zipped = raw[:2] == GZIP_MAGIC
     data = memoryview(_inflate(raw, path, max_bytes) if zipped else raw)
     where = f"{path}: " + ("inside the gzip stream, " if zipped else "")
@@ -179,14 +178,6 @@ def read_record(path: Path, offset: int, length: int) -> memoryview:
     if _masked(google_crc32c.value(data[:length])) != data[length:].tobytes():
         raise UserError(f"{path}: wrong checksum of the record at byte {offset}; {REMEDY}")
     return data[:length].data
-
-
-def _read(path: Path) -> bytes:
-    try:
-        with open(open_regular(path), "rb", buffering=0) as file:
-            return file.readall()
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror or error}; check the data set") from error
 
 
 def _opened(path: Path) -> BinaryIO:

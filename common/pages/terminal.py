@@ -59,8 +59,8 @@ def print_table(
 
 
 def print_texts(head: Sequence[str], rows: Sequence[Sequence[Text]], console: Console) -> None:
-    """Prints columns of text, of several lines perhaps, side by side where no word has to be broken for it;
-    elsewhere each row as lines of a title and a value."""
+    """Prints texts of one or more lines in columns, if no word has to be broken; otherwise each row as lines of a
+    title and a value."""
     columns = [_Column(head, rows, n, number=False) for n in range(len(head))]
     if _edges(columns) + sum(column.longest for column in columns) > console.width:
         return _print_records(head, rows, console)

@@ -60,18 +60,23 @@ class Loader:
     def train_epoch(self, epoch: int, *, first: int = 0, every: int = 1) -> Generator[AnyBatch, None, None]:
         """The ``steps`` training batches of ``epoch`` (from 0), shuffled by ``(seed, epoch)``; of these every
         ``every``-th from ``first`` on, if the ranks of a spatial group divide the reading."""
-        samples = self.samples.train_pool.samples
-        symmetries = draw(samples, self.seed, epoch) if self.augment else np.zeros(samples, np.int8)
-        return self._read(
+        count = self.samples.train_pool.samples
+        symmetries = draw(count, self.seed, epoch) if self.augment else np.zeros(count, np.int8)
+        samples = (
             [(self.samples.train_files[i], symmetries[i]) for i in batch]
             for batch in self._train_batches(epoch)[first::every]
         )
+        with closing(self._source(samples)) as batches:
+            yield from map(self._deliver, batches)
 
     def evaluation(self, *, first: int = 0, every: int = 1) -> Generator[AnyBatch, None, None]:
         """Every evaluation sample of this rank once, in order; the last batch may be smaller. ``first`` and
         ``every`` as in ``train_epoch``."""
-        batches = self._eval_batches()[first::every]
-        return self._read([(self.samples.eval_files[i], 0) for i in batch] for batch in batches)
+        samples = (
+            [(self.samples.eval_files[i], 0) for i in batch] for batch in self._eval_batches()[first::every]
+        )
+        with closing(self._source(samples)) as batches:
+            yield from map(self._deliver, batches)
 
     def eval_batch_sizes(self) -> list[int]:
         """The samples of every evaluation batch of this rank."""
@@ -90,12 +95,18 @@ class Loader:
             samples.train_pool, samples.pool_rank, self.local_batch_size, self.steps, self.seed, epoch
         )
 
-    def _read(self, batches: Iterable[list[tuple[Sample, int]]]) -> Generator[AnyBatch, None, None]:
-        open_batches = self._encoded if self.loading.decode == "device" else self._decoded
-        with closing(open_batches(batches, Reader(self.codec, self.loading.sample_dtype))) as read:
-            for batch, size in read:
-                self.bytes_read += size
-                yield batch
+    def _source(
+        self, batches: Iterable[list[tuple[Sample, int]]]
+    ) -> Generator[tuple[AnyBatch, int], None, None]:
+        """The batches of these samples, with the bytes of their files."""
+        reader = Reader(self.codec, self.loading.sample_dtype)
+        return (self._encoded if self.loading.decode == "device" else self._decoded)(batches, reader)
+
+    def _deliver(self, read: tuple[AnyBatch, int]) -> AnyBatch:
+        """The batch of ``read``, whose bytes are counted."""
+        batch, size = read
+        self.bytes_read += size
+        return batch
 
     def _decoded(
         self, batches: Iterable[list[tuple[Sample, int]]], reader: Reader

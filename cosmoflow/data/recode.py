@@ -5,9 +5,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from mlhpc.common.data import archives, generate, manifest
-from mlhpc.common.data.codecs import frame
 from mlhpc.common.data.verify import checksums, require_checksum, require_listed
 from mlhpc.common.files import atomic
+from mlhpc.common.formats.archive import read as read_sample
 from mlhpc.common.formats.tfrecord import Packer
 from mlhpc.common.host.progress import progress
 from mlhpc.common.ranks.collectives import on_rank0
@@ -62,7 +62,7 @@ def recode(
     def content(name: str) -> bytes | bytearray | memoryview:
         if as_stored:  # undecoded, so that damage would get valid checksums
             require_checksum(source / of[name], sums)
-            return frame.read(source / of[name])
+            return read_sample(source / of[name])
         return _recoded(source / of[name], shape, codec, packer)
 
     on_rank0(world, lambda: generate.claim_folder(out, settings, SETTINGS))

@@ -38,18 +38,18 @@ def suffix_of(codec: str) -> str:
     return _SUFFIXES[codec not in TFRECORD]
 
 
-def list_samples(directory: Path, expected: int | None = None) -> list[Sample]:
-    """The samples of ``directory``, files or members of its archives, in order of sample indices.
+def list_samples(folder: Path, expected: int | None = None) -> list[Sample]:
+    """The samples of ``folder``, files or members of its archives, in order of sample indices.
 
     Raises ``UserError`` if there are none, or fewer than ``expected``; files beyond ``expected`` are ignored,
     as in the reference.
     """
-    if not directory.is_dir():
-        raise UserError(f"{directory}: no such directory; give the data set's directory with train/ in it")
-    samples = archive.list_samples(directory, lambda name: name.endswith(_SUFFIXES))
+    if not folder.is_dir():
+        raise UserError(f"{folder}: no such folder; give the data set's folder with train/ in it")
+    samples = archive.list_samples(folder, lambda name: name.endswith(_SUFFIXES))
     if len(samples) < (1 if expected is None else expected):
         raise UserError(
-            f"{directory}: {expected or 'some'} *.tfrecord, encoded or archived samples are needed, but it has "
+            f"{folder}: {expected or 'some'} *.tfrecord, encoded or archived samples are needed, but it has "
             f"{len(samples)}"
         )
     return samples[:expected]
@@ -70,8 +70,8 @@ def format_of(path: Path) -> str:
             head = file.read(frame.HEAD_BYTES)
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror or error}; check the data set") from error
-    if found := frame.peek(head):
-        return find(found[0], CODECS, path).name
+    if header := frame.peek(head):
+        return find(header[0], CODECS, path).name
     return "gzip" if head[:2] == GZIP_MAGIC else "plain"
 
 
@@ -108,7 +108,7 @@ def write_sample(
 def read_counts(path: Sample) -> tuple[npt.NDArray[np.int16], npt.NDArray[np.float32]]:
     """A sample of any format: the counts, of unknown shape [voxels · channels] if the format does not store
     it, and the targets. Raises UserError like ``read_sample``."""
-    raw = frame.read(path)
+    raw = archive.read(path)
     if raw[:8] != frame.MAGIC:
         voxels, targets = _example(path, raw)
         return np.frombuffer(voxels, "<i2"), targets
@@ -135,7 +135,7 @@ class Reader:
         exactly one sample of this shape, or if its codec differs from the manifest.
         """
         path, symmetry = sample
-        raw = frame.read(path)
+        raw = archive.read(path)
         target = x if symmetry == 0 and x.flags.c_contiguous else None
         if raw[:8] == frame.MAGIC:
             encoded, codec = self._unpack(raw, path, x.shape)
@@ -166,7 +166,7 @@ class Reader:
         the keys of all voxels into ``keys [voxels]``, the targets into ``y [targets]``. Raises UserError like
         ``read``."""
         path, symmetry = sample
-        raw = frame.read(path)
+        raw = archive.read(path)
         encoded, codec = self._unpack(raw, path, shape)
         _take_targets(encoded.array("label", "<f4"), y, path)
         assert isinstance(codec, LookupTable)

@@ -21,6 +21,7 @@ from mlhpc.common.data.codecs.codec import Codec, facts
 from mlhpc.common.data.verify import checksums, require_checksum, require_listed
 from mlhpc.common.files import atomic
 from mlhpc.common.formats import npy
+from mlhpc.common.formats.archive import read as read_sample
 from mlhpc.common.host.progress import progress
 from mlhpc.common.ranks.collectives import on_all_ranks, on_rank0
 from mlhpc.common.ranks.world import World
@@ -108,7 +109,7 @@ def convert(
             if using:
                 return _encoded(of[name], reader, sums, using)
             require_checksum(of[name], sums)
-            return frame.read(of[name])
+            return read_sample(of[name])
 
         packed = archives.grouped(list(of), archive)
         archives.write_missing(out, packed, content, world, workers)

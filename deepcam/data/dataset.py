@@ -55,7 +55,7 @@ def open_loader(
         is_sample=is_sample,
     )
     accumulate = run.hyperparameters.gradient_accumulation_frequency
-    updates = steps_per_epoch(world.gather(samples.train_pool), local_batch_size * accumulate)
+    epoch_steps = steps_per_epoch(world.gather(samples.train_pool), local_batch_size * accumulate)
     loader = Loader(
         samples,
         run.loading.resolved(gpu=device != "cpu", cores=cores_per_rank()),
@@ -63,11 +63,11 @@ def open_loader(
         statistics=statistics,
         local_batch_size=local_batch_size,
         eval_batch_size=run.training.eval_batch_size,
-        steps=run.study.cut(updates) * accumulate,
+        steps=run.study.cut(epoch_steps) * accumulate,
         seed=seed,
         ranks_on_node=world.local_size,
         device=device,
         codec=dataset.facts.get("codec"),
     )
-    read_earlier_epochs(loader, loader.train_epoch, run.study.earlier_epochs, updates * accumulate, world)
+    read_earlier_epochs(loader, loader.train_epoch, run.study.earlier_epochs, epoch_steps * accumulate, world)
     return loader

@@ -196,7 +196,7 @@ class Reader:
     def read_lines(self, path: Sample, y: npt.NDArray[np.uint8]) -> tuple[Lines, int]:
         """Read a sample of the differential codec without decoding its field: the lines, and the size of its file
         in bytes; ``y`` as in ``read``. Raises UserError as ``read`` does."""
-        encoded, codec, size = self._unpack(frame.read(path), path, y)
+        encoded, codec, size = self._unpack(archive.read(path), path, y)
         assert isinstance(codec, Delta)
         return codec.finite_lines(encoded), size
 

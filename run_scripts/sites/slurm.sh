@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# A generic Slurm cluster: a file system that all nodes share, a disk in every node, perhaps GPUs.
+# A generic Slurm cluster: a file system that all nodes share, a disk in every node, optionally GPUs.
 # Copy it and change what is marked EDIT, or let "mlhpc doctor --site NAME" write a first version. docs/sites.md.
 # Sourced at the top of the checkout by run_scripts/*; BENCHMARK and PRESET are set, and DATA, OUT, STAGE may be.
 

@@ -45,12 +45,12 @@ def find(name: str, codecs: Mapping[str, Codec], where: object) -> Codec:
     return codecs[name]
 
 
-def require(found: Mapping[str, Any], codecs: Mapping[str, Codec], where: Path) -> None:
-    """Raise UserError unless the facts ``found`` in the manifest ``where`` name one of ``codecs``, and match
+def require(stated: Mapping[str, Any], codecs: Mapping[str, Codec], where: Path) -> None:
+    """Raise UserError unless the facts ``stated`` in the manifest ``where`` name one of ``codecs``, and match
     it: an edited file must not make a run count as closed."""
-    codec = find(str(found.get("codec")), codecs, where)
-    if found.get("lossy") is not codec.lossy:
+    codec = find(str(stated.get("codec")), codecs, where)
+    if stated.get("lossy") is not codec.lossy:
         raise UserError(
-            f"{where}: says lossy {found.get('lossy')} of {codec.name}, which is {codec.lossy}; "
+            f"{where}: says lossy {stated.get('lossy')} of {codec.name}, which is {codec.lossy}; "
             f"convert the data set again"
         )

@@ -34,9 +34,6 @@ import numpy as np
 import numpy.typing as npt
 from isal import isal_zlib
 
-from mlhpc.common.files.regular import open_regular
-from mlhpc.common.formats import archive
-from mlhpc.common.formats.archive import Sample
 from mlhpc.errors import UserError
 
 MAGIC = b"\x89MLC\r\n\x1a\n"
@@ -187,16 +184,3 @@ def is_whole(path: Path) -> bool:
         _, offset, length, _ = _SECTION.unpack_from(head, end - _SECTION.size)
         end = offset + length
     return bool(end == size)
-
-
-def read(sample: Sample) -> memoryview:
-    """The bytes of a sample of a data set. Raises UserError."""
-    if isinstance(sample, archive.Member):
-        return archive.read(sample)
-    try:
-        with open(open_regular(sample), "rb", buffering=0) as file:
-            return memoryview(file.readall())
-    except OSError as error:
-        raise UserError(
-            f"{sample}: cannot be read: {error.strerror or error}; check the data directory"
-        ) from error

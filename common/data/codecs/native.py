@@ -30,18 +30,18 @@ def library() -> Any:
     for suffix in EXTENSION_SUFFIXES:
         path = Path(__file__).with_name(f"_decode{suffix}")
         if path.exists():
-            found = ctypes.CDLL(str(path))
-            found.mlhpc_gather.restype = ctypes.c_int64
-            found.mlhpc_gather.argtypes = [
+            compiled = ctypes.CDLL(str(path))
+            compiled.mlhpc_gather.restype = ctypes.c_int64
+            compiled.mlhpc_gather.argtypes = [
                 ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int,
                 ctypes.c_void_p,
             ]  # fmt: skip
-            found.mlhpc_delta.restype = None
-            found.mlhpc_delta.argtypes = [
+            compiled.mlhpc_delta.restype = None
+            compiled.mlhpc_delta.argtypes = [
                 ctypes.POINTER(Delta), ctypes.c_int64, ctypes.c_int64, ctypes.c_int, ctypes.c_int,
                 ctypes.c_void_p, ctypes.c_void_p,
             ]  # fmt: skip
-            return found
+            return compiled
     return None
 
 
@@ -61,11 +61,11 @@ def gather(keys: npt.NDArray[Any], table: npt.NDArray[Any], out: npt.NDArray[Any
         and table.dtype == out.dtype
         and out.shape == (len(keys), table.shape[1])
     )
-    found = library()
+    compiled = library()
     contiguous = all(array.flags.c_contiguous for array in (keys, table, out))
-    if found is None or item not in (2, 4, 8, 16) or not contiguous:
+    if compiled is None or item not in (2, 4, 8, 16) or not contiguous:
         return gather_numpy(keys, table, out)
-    at: int = found.mlhpc_gather(
+    at: int = compiled.mlhpc_gather(
         keys.ctypes.data, keys.itemsize, len(keys), table.ctypes.data, len(table), item, out.ctypes.data
     )
     return None if at < 0 else at

@@ -36,10 +36,10 @@ for normalise in (None, tuple(by)):
             out = torch.empty((channels, rows, columns) if first else truth.shape, dtype=dtype)
             with np.errstate(all="ignore"):
                 delta_triton.decode(lines, out.permute(1, 2, 0) if first else out, normalise)
-            found = (out.permute(1, 2, 0) if first else out).float().numpy()
+            decoded = (out.permute(1, 2, 0) if first else out).float().numpy()
             expected = dtypes.cast(truth, "float16" if dtype == torch.float16 else "float32").astype(np.float32)
-            same = (found.view(np.uint32) == expected.view(np.uint32)) | (np.isnan(found) & np.isnan(expected))
-            assert same.all(), (normalise, dtype, first, np.argwhere(~same)[:3], found[~same][:3],
+            same = (decoded.view(np.uint32) == expected.view(np.uint32)) | (np.isnan(decoded) & np.isnan(expected))
+            assert same.all(), (normalise, dtype, first, np.argwhere(~same)[:3], decoded[~same][:3],
             expected[~same][:3])
 print("same bits")
 """

@@ -138,7 +138,7 @@ def test_samples_are_listed_by_name_up_to_the_expected_number(folder):
 def test_missing_samples_are_a_user_error(folder, tmp_path):
     with pytest.raises(UserError, match=rf"{folder}: 12 .* are needed, but it has 11"):
         list_samples(folder, 12)
-    with pytest.raises(UserError, match=r"nowhere: no such directory"):
+    with pytest.raises(UserError, match=r"nowhere: no such folder"):
         list_samples(tmp_path / "nowhere")
 
 

@@ -85,8 +85,8 @@ def test_the_type_of_delivery_is_free_in_the_closed_division() -> None:
         closed = load.load(benchmark, "closed", ["loading.sample_dtype=float16"])
         facts = {"codec": "pco", "lossy": False}
         assert not [f for f in rules.findings(rules.RunContext(closed, facts=facts)) if f.severity == "error"]
-        found = rules.findings(rules.RunContext(closed, facts={"codec": "delta", "lossy": True}))
-        assert [f.rule for f in found if f.severity == "error"] == ["rules/codec"]
+        findings = rules.findings(rules.RunContext(closed, facts={"codec": "delta", "lossy": True}))
+        assert [f.rule for f in findings if f.severity == "error"] == ["rules/codec"]
 
 
 def test_spatial_parallelism_decodes_on_the_host() -> None:
