@@ -67,7 +67,9 @@ def cosmoflow(data: Path) -> None:
         for low, high in pairwise(edges):
             inside = ((length >= low) & (length < high))[..., None]
             band = fft.ifftn(waves * inside, axes=(0, 1, 2)).real
-            found.append((band**3).mean(axis=(0, 1, 2)) / (band**2).mean(axis=(0, 1, 2)) ** 1.5)
+            found.append(
+                (band * band * band).mean(axis=(0, 1, 2)) / (band * band).mean(axis=(0, 1, 2)) ** 1.5
+            )
         return np.concatenate(found)
 
     (*x, y), (*held, truth) = (
@@ -114,7 +116,7 @@ def kernel_ridge(gamma: float) -> Any:
 
 
 def perceptron(kind: Any) -> Any:
-    return kind((128, 64), alpha=1e-3, early_stopping=True, max_iter=300, random_state=0)
+    return kind(hidden_layer_sizes=(128, 64), alpha=1e-3, early_stopping=True, max_iter=300, random_state=0)
 
 
 def deepcam(data: Path) -> None:

@@ -1,0 +1,116 @@
+"""Paper 002's Figs. 8, 10 and 11 at the size of a laptop: samples/s by codec, storage, batch and set size.
+
+    python tests/perf/codec_study.py --work data/codec-study [--benchmarks cosmoflow deepcam] [--rounds 2]
+
+Makes the smoke preset's data sets and their codecs below ``--work``, unless they are there, runs ``mlhpc study``
+on them in the memory of the node (``--memory``) and on the disk of ``--work``, and prints samples/s of each codec
+relative to the published format's of the same storage, batch and set size, round by round: a round runs all
+cells once. Figs. 9 and 12, the time of a sample by what it is spent on, are "Time per sample" of the studies'
+pages. Started again with more rounds, it continues.
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rich.console import Console
+from rich.table import Table
+
+
+class Figure(NamedTuple):
+    """What a benchmark's study varies; the first codec is the published format."""
+
+    codecs: tuple[str, ...]
+    set_sizes: tuple[int, int]
+    settings: tuple[str, ...]
+
+
+FIGURES = {
+    "cosmoflow": Figure(("plain", "gzip", "lut"), (128, 1024), ("training.framework=pytorch",)),
+    "deepcam": Figure(("hdf5", "delta"), (64, 256), ()),
+}
+PUBLISHED = ("gzip", "hdf5")  # the formats that mlhpc data make writes
+BATCHES = (1, 4)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--work", type=Path, required=True, help="folder of the data sets and studies")
+    parser.add_argument("--memory", type=Path, default=Path("/dev/shm/codec-study"))
+    parser.add_argument("--benchmarks", nargs="+", choices=FIGURES, default=list(FIGURES))
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument(
+        "--steps", type=int, default=12, help="measured steps of a run (default: %(default)s)"
+    )
+    options = parser.parse_args()
+    for name in options.benchmarks:
+        figure = FIGURES[name]
+        data = make(name, figure.codecs, options.work)
+        out = options.work / f"{name}-study"
+        storage = f"shared,{options.work / 'stage'},{options.memory}"
+        axes = {
+            "codec": ",".join(figure.codecs),
+            "storage": storage,
+            "batch": ",".join(map(str, BATCHES)),
+            "data.train_samples": ",".join(map(str, figure.set_sizes)),
+        }
+        settings = ("loading.sample_dtype=float16", "study.earlier_epochs=1", *figure.settings)
+        mlhpc(
+            "study", name, "--preset", "smoke", "--data", data, "--out", out,
+            "--repeats", options.rounds, "--warmup", 4, "--steps", options.steps,
+            *(word for key, values in axes.items() for word in ("--vary", f"{key}={values}")),
+            *(word for setting in settings for word in ("--set", setting)),
+        )  # fmt: skip
+        show(name, figure.codecs[0], json.loads((out / "study.json").read_text()), out)
+
+
+def make(name: str, codecs: tuple[str, ...], work: Path) -> Path:
+    """The data set of ``name`` and, beside it, one for each other codec."""
+    data = work / name
+    if not (data / "manifest.json").exists():
+        mlhpc("data", "make", name, "--preset", "smoke", "--out", data)
+    for codec in codecs:
+        converted = work / f"{name}-{codec}"
+        if codec not in PUBLISHED and not (converted / "manifest.json").exists():
+            mlhpc("data", "convert", name, data, converted, "--codec", codec)
+    return data
+
+
+def mlhpc(*words: object) -> None:
+    done = subprocess.run([sys.executable, "-m", "mlhpc", *map(str, words)])
+    if done.returncode:
+        raise SystemExit(f"mlhpc {' '.join(map(str, words))}: status {done.returncode}")
+
+
+def show(name: str, published: str, study: dict[str, Any], out: Path) -> None:
+    rates: dict[tuple[str, ...], dict[str, dict[str, float]]] = {}
+    waits: dict[tuple[str, ...], dict[str, float]] = {}
+    for cell in study["cells"]:
+        settings = {key: str(value) for key, value in cell["settings"].items()}
+        codec = settings.pop("codec")
+        place = (cell["stage"] or "shared", *(settings[key] for key in ("batch", "data.train_samples")))
+        runs = {run["run"]: run for run in cell["runs"]}
+        rates.setdefault(place, {})[codec] = {key: run["samples_per_s"] for key, run in runs.items()}
+        if runs:
+            wait = statistics.median(run["data_wait_s"] / run["seconds"] for run in runs.values())
+            waits.setdefault(place, {})[codec] = wait
+    table = Table("storage", "batch", "set", "codec", "samples/s", f"× {published} [min–max]", "data wait")
+    for place, codecs in sorted(rates.items()):
+        for codec, by_round in codecs.items():
+            base = codecs.get(published, {})
+            ratios = [by_round[key] / base[key] for key in by_round.keys() & base.keys()]
+            if ratios:
+                spread = f"{statistics.median(ratios):.2f} [{min(ratios):.2f}–{max(ratios):.2f}]"
+                rate = f"{statistics.median(by_round.values()):.1f}"
+                table.add_row(*place, codec, rate, spread, f"{waits[place][codec]:.0%}")
+    Console(width=120).print(f"{name}: {out / 'study.html'}", table)
+
+
+if __name__ == "__main__":
+    main()
