@@ -2,9 +2,9 @@
 
 Every one of the smoke presets' targets is reached by one of these: docs/performance.md has the figures.
 
-Linear and nonlinear regression on global statistics for CosmoFlow (power spectra:
-``python -m mlhpc.cosmoflow.synthetic.evidence regression DATA``), thresholds and gradient boosting per pixel for
-DeepCAM, extremely randomised trees on colour histograms, radial spectra and thumbnails for ResNet-50.
+Linear, kernel and tree regression, neighbours and perceptrons on global statistics for CosmoFlow, among them power
+spectra (as in ``python -m mlhpc.cosmoflow.synthetic.evidence regression DATA``); thresholds, gradient boosting and
+perceptrons per pixel for DeepCAM; trees, neighbours and support vectors on colour, spectra and texture for ResNet-50.
 Needs scikit-learn, which is not among the suite's dependencies: ``pip install scikit-learn``.
 """
 
