@@ -4,7 +4,7 @@ Every one of the smoke presets' targets is reached by one of these: docs/perform
 
 Linear, kernel and tree regression, neighbours and perceptrons on global statistics for CosmoFlow, among them power
 spectra (as in ``python -m mlhpc.cosmoflow.synthetic.evidence regression DATA``); thresholds, gradient boosting and
-perceptrons per pixel for DeepCAM; trees, neighbours and support vectors on colour, spectra and texture for ResNet-50.
+perceptrons per pixel for DeepCAM; trees, neighbours, support vectors on colour, spectra, texture for ResNet-50.
 Needs scikit-learn, which is not among the suite's dependencies: ``pip install scikit-learn``.
 """
 
