@@ -4,15 +4,15 @@ import ctypes
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
-from importlib.machinery import EXTENSION_SUFFIXES
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+
+from mlhpc.common.host.compiled import compiled_library
 
 LAST = torch.channels_last_3d
 LANES = 16  # channels that are computed at once, float32: LANES of _pooled.c
@@ -32,17 +32,14 @@ class Layer(ctypes.Structure):
 @cache
 def library() -> Any:
     """The library; None where it was not compiled, and PyTorch computes everything."""
-    for suffix in EXTENSION_SUFFIXES:
-        path = Path(__file__).with_name(f"_pooled{suffix}")
-        if path.exists():
-            compiled = ctypes.CDLL(str(path))
-            planes = [ctypes.c_int64] * 3
-            compiled.mlhpc_pool.argtypes = [ctypes.POINTER(Layer), *planes]
-            for function in (compiled.mlhpc_weight_gradient, compiled.mlhpc_input_gradient):
-                function.argtypes = [ctypes.POINTER(Layer), ctypes.c_void_p, *planes, ctypes.c_void_p]
-            compiled.mlhpc_scratch_bytes.restype = ctypes.c_int64
-            return compiled
-    return None
+    compiled = compiled_library(__file__, "_pooled")
+    if compiled is not None:
+        planes = [ctypes.c_int64] * 3
+        compiled.mlhpc_pool.argtypes = [ctypes.POINTER(Layer), *planes]
+        for function in (compiled.mlhpc_weight_gradient, compiled.mlhpc_input_gradient):
+            function.argtypes = [ctypes.POINTER(Layer), ctypes.c_void_p, *planes, ctypes.c_void_p]
+        compiled.mlhpc_scratch_bytes.restype = ctypes.c_int64
+    return compiled
 
 
 def convolve_and_pool(x: Tensor, convolution: torch.nn.Conv3d) -> Tensor:

@@ -2,12 +2,12 @@
 
 import ctypes
 from functools import cache
-from importlib.machinery import EXTENSION_SUFFIXES
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from mlhpc.common.host.compiled import compiled_library
 
 
 class Delta(ctypes.Structure):
@@ -27,22 +27,19 @@ class Delta(ctypes.Structure):
 @cache
 def library() -> Any:
     """The library; None if it was not compiled and NumPy decodes."""
-    for suffix in EXTENSION_SUFFIXES:
-        path = Path(__file__).with_name(f"_decode{suffix}")
-        if path.exists():
-            compiled = ctypes.CDLL(str(path))
-            compiled.mlhpc_gather.restype = ctypes.c_int64
-            compiled.mlhpc_gather.argtypes = [
-                ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int,
-                ctypes.c_void_p,
-            ]  # fmt: skip
-            compiled.mlhpc_delta.restype = None
-            compiled.mlhpc_delta.argtypes = [
-                ctypes.POINTER(Delta), ctypes.c_int64, ctypes.c_int64, ctypes.c_int, ctypes.c_int,
-                ctypes.c_void_p, ctypes.c_void_p,
-            ]  # fmt: skip
-            return compiled
-    return None
+    compiled = compiled_library(__file__, "_decode")
+    if compiled is not None:
+        compiled.mlhpc_gather.restype = ctypes.c_int64
+        compiled.mlhpc_gather.argtypes = [
+            ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int,
+            ctypes.c_void_p,
+        ]  # fmt: skip
+        compiled.mlhpc_delta.restype = None
+        compiled.mlhpc_delta.argtypes = [
+            ctypes.POINTER(Delta), ctypes.c_int64, ctypes.c_int64, ctypes.c_int, ctypes.c_int,
+            ctypes.c_void_p, ctypes.c_void_p,
+        ]  # fmt: skip
+    return compiled
 
 
 def decoder() -> str:

@@ -1,0 +1,14 @@
+"""Access to the suite's parts in C (setup.py), which an installation without a compiler omits."""
+
+import ctypes
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
+
+
+def compiled_library(beside: str, name: str) -> ctypes.CDLL | None:
+    """The library ``name`` in the folder of the module file ``beside``; None if it was not compiled."""
+    for suffix in EXTENSION_SUFFIXES:
+        path = Path(beside).with_name(name + suffix)
+        if path.exists():
+            return ctypes.CDLL(str(path))
+    return None
