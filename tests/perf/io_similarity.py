@@ -1,7 +1,8 @@
 """How alike a run's reads and those of its stand-alone emulation are, both under ``strace -f``, for each
 benchmark.
 
-    .venv/bin/python tests/perf/io_similarity.py FOLDER [BENCHMARK...] [--train] [--repeats 3] [--steady MB_PER_S]
+    .venv/bin/python tests/perf/io_similarity.py FOLDER [BENCHMARK...] [--train] [--repeats 3] [--workers 2]
+                                                 [--steady MB_PER_S]
 
 FOLDER is on the storage in question; with ``--steady`` it is in memory, and both read it through
 ``steady_storage.py``, whose reads take as long every time: 100 µs and their size at that rate, one after the
@@ -28,7 +29,7 @@ from typing import NamedTuple
 
 from mlhpc.iobench.report.similarity import FACTORS, compare
 
-BATCH, WORKERS, PREFETCH = 4, 2, 4
+BATCH, PREFETCH = 4, 4
 LATENCY_US = 100
 
 
@@ -40,14 +41,14 @@ class Case(NamedTuple):
     step_s: float
     settings: list[str]
 
-    def all_settings(self) -> list[str]:
+    def all_settings(self, workers: int) -> list[str]:
         return [
             f"data.train_samples={self.train}",
             f"data.eval_samples={self.evaluate}",
             "training.max_epochs=1",
             f"hyperparameters.global_batch_size={BATCH}",
             f"training.eval_batch_size={BATCH}",
-            f"loading.workers={WORKERS}",
+            f"loading.workers={workers}",
             f"loading.prefetch={PREFETCH}",
             *self.settings,
         ]
@@ -67,7 +68,7 @@ CASES = {
 }  # fmt: skip
 
 
-def emulation(benchmark: str, data: Path) -> list[str]:
+def emulation(benchmark: str, data: Path, workers: int) -> list[str]:
     """The workload's settings for a data set like ``data``: its sizes, and what the suite's documents say of how
     it reads, none of its code."""
     case = CASES[benchmark]
@@ -98,7 +99,7 @@ def emulation(benchmark: str, data: Path) -> list[str]:
         f"dataset.eval_files={case.evaluate}",
         f"reader.batch_size={BATCH}",
         f"reader.eval_batch_size={BATCH}",
-        f"reader.threads={WORKERS}",
+        f"reader.threads={workers}",
         f"reader.prefetch={PREFETCH}",
         f"train.computation={case.step_s}",
         f"evaluation.computation={case.step_s / 3}",
@@ -117,9 +118,10 @@ def mlhpc(*command: object) -> str:
     return done.stdout
 
 
-def preprocessing_s(benchmark: str, folder: Path, workload: list[str]) -> float:
-    """Seconds for which the suite's readers decode a sample longer than the emulation's do: each one thread that
-    reads from the page cache, without steps. An emulation of a job is given this as ``reader.preprocess``."""
+def preprocessing_s(benchmark: str, folder: Path, workload: list[str], workers: int) -> float:
+    """Seconds for which a worker of the suite's loader decodes a sample longer than the emulation's: from
+    the samples/s of both with all workers, from the page cache, without steps. An emulation of a job is given this
+    as ``reader.preprocess``."""
     bench = (
         "data",
         "bench",
@@ -128,20 +130,19 @@ def preprocessing_s(benchmark: str, folder: Path, workload: list[str]) -> float:
         "--batch",
         BATCH,
         "--workers",
-        1,
+        workers,
         "--loader",
         "threads",
     )
-    (way,) = json.loads(mlhpc(*bench, "--samples", 64, "--json"))["ways"]
-    alone = words(["reader.threads=1", "train.computation=0", "evaluation.every_epochs=0"])
+    (way,) = json.loads(mlhpc(*bench, "--samples", 64, "--rounds", 5, "--json"))["ways"]
+    alone = words(["train.computation=0", "evaluation.every_epochs=0", "train.epochs=3"])
     out = folder / "decoding"
     shutil.rmtree(out, ignore_errors=True)
     mlhpc("io", "run", benchmark, "--data", folder / "files", "--out", out, "--null-steps", 0,
           "--cache", "keep", *workload, *alone)  # fmt: skip
-    result = json.loads((out / "result.json").read_text())
-    samples = sum(rank["reading"]["samples"] for rank in result["rank_results"])
-    own = result["reading"]["thread_s"]["decode_s"] / samples
-    return max(0.0, float(way["cpu_s_per_sample"] * way["decoding_share"]) - own)
+    epochs = json.loads((out / "result.json").read_text())["epochs"]
+    rate = statistics.median(epoch["samples_per_s"] for epoch in epochs)
+    return max(0.0, workers / float(way["samples_per_s_warm"]) - workers / float(rate))
 
 
 def observe(folder: Path, name: str, below: Path, *command: object) -> tuple[dict[str, float], float]:
@@ -178,16 +179,17 @@ def main() -> None:
     parser.add_argument("benchmarks", nargs="*", default=list(CASES))
     parser.add_argument("--train", action="store_true")
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--steady", type=float, metavar="MB_PER_S")
     options = parser.parse_args()
     for benchmark in options.benchmarks or CASES:
         folder = options.folder / benchmark
-        settings = ["--preset", "smoke", *words(CASES[benchmark].all_settings())]
+        settings = ["--preset", "smoke", *words(CASES[benchmark].all_settings(options.workers))]
         if not (folder / "data").exists():
             mlhpc("data", "make", benchmark, "--out", folder / "data", *settings)
-        workload = words(emulation(benchmark, folder / "data"))
+        workload = words(emulation(benchmark, folder / "data", options.workers))
         mlhpc("io", "generate", benchmark, "--data", folder / "files", *workload)
-        decoding = preprocessing_s(benchmark, folder, workload)
+        decoding = preprocessing_s(benchmark, folder, workload, options.workers)
         print(f"{benchmark}: reader.preprocess {1e3 * decoding:.2f} ms")
         workload += words([f"reader.preprocess={decoding:.6f}"])
         with steady(folder, options.steady) if options.steady else nullcontext(folder) as place:
