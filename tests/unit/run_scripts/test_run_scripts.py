@@ -25,7 +25,7 @@ from mlhpc.run_processes import SRUN_WAIT_S
 
 ROOT = Path(__file__).resolve().parents[3]
 FOLDER = ROOT / "run_scripts"
-FILES = sorted(path for path in FOLDER.rglob("*") if path.is_file())
+FILES = sorted(path for path in FOLDER.rglob("*") if path.is_file() and path.parent.name != "__pycache__")
 SCRIPTS = [path for path in FILES if path.suffix in (".sh", ".sbatch", ".lsf", ".pbs")]
 RECIPES = [
     path for path in FILES if path.relative_to(FOLDER).parts[0] in ("easybuild", "ramble", "reframe", "spack")
