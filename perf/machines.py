@@ -69,6 +69,7 @@ _FIGURES: dict[str, dict[str, _Field]] = {
         "shared": _Field("bytes", False, 1e8, 1e19),
         "shared_read": _Field("bytes/s", False, 1e5, 1e15),
         "shared_read_node": _Field("bytes/s", False, 1e5, 1e13),
+        "shared_open": _Field("s", False, 1e-6, 10.0),
     },
 }
 _PLAIN: dict[str, dict[str, type]] = {

@@ -50,16 +50,24 @@ def costs(
     many ranks, and in both directions at once: gap of one card.
     """
     link, nic = machine.get("links.host"), machine.get("network.bandwidth")
-    # Every accelerator has its share of what the node reads (paper 000 takes 3.2 GB/s for eight, hence 2250).
-    share = tier.read / machine.per_node if tier.read else None
+    read = read_seconds(sample, tier)
     return Costs(
         moved,
         (
             sample.received * gap(machine, link) if link else None,
-            sample.stored * (1 - tier.cached) * gap(machine, share) if share else None,
+            # An accelerator has its share of what the node reads (paper 000: 3.2 GB/s for eight, hence 2250).
+            None if read is None else read * machine.per_node * machine.figures["accelerator.bandwidth"],
         ),
         gradients * gap(machine, nic) / local_batch_size if nic else 0.0,
     )
+
+
+def read_seconds(size: SampleBytes, tier: Tier) -> float | None:
+    """Seconds of a node to read a sample: its files are opened, then read but for what memory holds. None if the
+    machine file has no figure for it."""
+    if not tier.read:
+        return size.files * tier.opening or None
+    return size.files * tier.opening + size.stored * (1 - tier.cached) / tier.read
 
 
 def required_bandwidth(flops: float, bytes_moved: float, peak: float) -> float:
@@ -76,8 +84,8 @@ def input_seconds(
     8) uses all cores of the node."""
     samples = local * machine.per_node
     times = {}
-    if tier.read:
-        times[f"read from {tier.name}"] = samples * size.stored * (1 - tier.cached) / tier.read
+    if (read := read_seconds(size, tier)) is not None:
+        times[f"read from {tier.name}"] = samples * read
     if link := machine.get("links.host"):
         times["moved to the accelerator"] = local * size.received / link
     if rate := machine.get(f"preparation.{benchmark}"):

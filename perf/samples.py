@@ -11,6 +11,8 @@ FILE_DEEPCAM = 61_000_000
 """Bytes of an HDF5 file with fields and labels (paper 000, table I)."""
 JPEG_IMAGENET = 114_660
 """Mean bytes of an ImageNet image (MLPerf Storage 1.0, workload resnet50)."""
+FILES_IMAGENET = 1024 / 1_281_167
+"""Files per image of ImageNet's TFRecords: 1 024 of the training set."""
 _OFFICIAL = {"cosmoflow": (128, 128, 128, 4), "deepcam": (768, 1152, 16), "resnet50": (224, 224, 3)}
 _TYPE_BYTES = {"int16": 2, "float16": 2, "bfloat16": 2, "float32": 4}
 
@@ -18,10 +20,11 @@ _TYPE_BYTES = {"int16": 2, "float16": 2, "bfloat16": 2, "float32": 4}
 @dataclass(frozen=True)
 class SampleBytes:
     """``stored``: in its file. ``received``: as delivered by the loader, including labels: the bytes that
-    cross the host's link and that preparation rates count."""
+    cross the host's link and that preparation rates count. ``files``: to be opened for a sample."""
 
     stored: float
     received: float
+    files: float = 1.0
 
 
 def sample_bytes(run: Run) -> SampleBytes:
@@ -43,7 +46,7 @@ def sample_bytes(run: Run) -> SampleBytes:
         stored = JPEG_IMAGENET * share
     else:
         stored = received
-    return SampleBytes(stored, received)
+    return SampleBytes(stored, received, FILES_IMAGENET if run.benchmark == "resnet50" else 1.0)
 
 
 def _label_bytes(run: Run) -> int:

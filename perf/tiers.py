@@ -19,12 +19,15 @@ samples of each node, the same for the whole run (docs/data.md, "Shuffle scope")
 @dataclass(frozen=True)
 class Tier:
     """Where a node's part of the data set lies. ``read``: bytes/s of one node, None if unknown. ``cached``:
-    share of the bytes that the node's memory holds from earlier epochs, so that they are not read again."""
+    share of the bytes that the node's memory holds from earlier epochs, so that they are not read again.
+    ``opening``: seconds of the node for each file of the shared file system, whose servers are asked even if
+    memory holds the bytes."""
 
     name: str
     read: float | None
     key: str
     cached: float = 0.0
+    opening: float = 0.0
 
 
 def tiers(machine: Machine, nodes: int) -> list[tuple[Tier, float]]:
@@ -40,7 +43,8 @@ def tiers(machine: Machine, nodes: int) -> list[tuple[Tier, float]]:
     if machine.nodes != 1 or machine.get("storage.shared_read") is not None:
         capacity = machine.get("storage.shared") or float("inf")
         rate = shared_rate(machine, nodes)
-        fitting.append((Tier(FILE_SYSTEM, rate, "storage.shared_read"), capacity / nodes))
+        opening = machine.get("storage.shared_open") or 0.0
+        fitting.append((Tier(FILE_SYSTEM, rate, "storage.shared_read", opening=opening), capacity / nodes))
     return fitting
 
 
@@ -93,6 +97,8 @@ def tier_of(
     for tier, capacity in options:
         needed = share if tier.name == FILE_SYSTEM else part
         if needed <= capacity and (staged or tier.name != "node-local storage"):
+            if not staged:
+                tier = replace(tier, opening=machine.get("storage.shared_open") or 0.0)
             if memory is None or tier.key == "host.memory":
                 return tier
             return replace(tier, cached=cached_share(part, memory, readers))

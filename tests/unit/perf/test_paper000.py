@@ -3,9 +3,9 @@
 One configuration for all: nodes with fixed shares of the data (section VI: "statically partition the total
 training data among nodes") and next to nothing to evaluate, the GPUs' time of a sample from the paper itself
 (table II's traffic at its sustained bandwidth), and epochs after the first. The paper does not say how many epochs
-it averaged over; docs/performance_models.md has the other configurations. Of the machine two figures come from
-elsewhere: the rate of Lustre from a submission that trained straight from it (paper 001), and the rate at which
-the NVMe device writes from its specification.
+it averaged over; docs/performance_models.md has the other configurations. Three figures of the machine come from
+elsewhere: the time of a file from Lustre from a submission that trained straight from it (paper 001), how much of
+it is its opening from figures 8 and 9, and the rate at which the NVMe device writes from its specification.
 """
 
 from dataclasses import replace
@@ -45,51 +45,79 @@ def predicted(cori, benchmark, local, nodes, *, staged):
     return Model(cori, run_of(benchmark, local, nodes), staged=staged, scope="node").at(nodes)
 
 
-def lustre_over_nvme(benchmark, local, nodes):
+def lustre_over_nvme(benchmark, local, nodes, figures=None):
     """Time of an epoch after the first, read from Lustre over staged to NVMe."""
     cori = at_table_ii(benchmark)
+    cori = replace(cori, figures={**cori.figures, **(figures or {})})
     unstaged, staged = (predicted(cori, benchmark, local, nodes, staged=s) for s in (False, True))
     return unstaged.train_s[0] / staged.train_s[0]
 
 
-def test_the_rate_of_lustre_is_what_a_submission_without_staging_read():
-    """Paper 001: DeepCAM on 8 nodes of Cori GPU took 139.29 min for 10 epochs of 121 266 samples (table 6), 36.3%
-    of it in evaluation (4.1.2). At 3.56 samples/s a GPU the epochs take all the rest: nothing was staged."""
+def bandwidth_of_lustre(opening):
+    """Bytes/s for one node, of a submission that trained DeepCAM on 8 nodes without staging (paper 001), if a file
+    takes ``opening`` seconds before its bytes. 10 epochs of 121 266 samples took 139.29 min (table 6), 36.3% of it
+    in evaluation (4.1.2). At 3.56 samples/s a GPU the epochs take all the rest: nothing was staged."""
     training = (1 - 0.363) * 139.29 * 60
     assert pytest.approx(training, rel=5e-3) == 10 * 121_266 / (64 * 3.56)
-    share = 121_266 * 61e6 / 8
-    read = 10 * share * (1 - cached_share(share, 384e9)) / training
-    assert CORI.figures["storage.shared_read_node"] == pytest.approx(read, rel=5e-3)
+    of_a_file = training / (10 * 121_266 / 8)
+    return 61e6 * (1 - cached_share(61e6 * 121_266 / 8, 384e9)) / (of_a_file - opening)
+
+
+def figures_8_and_9(opening):
+    """The model's Lustre over NVMe for the four statements of section VI, over the paper's, if opening a file
+    takes ``opening`` seconds."""
+    figures = {"storage.shared_open": opening, "storage.shared_read_node": bandwidth_of_lustre(opening)}
+    return [
+        lustre_over_nvme(benchmark, local, nodes, figures) / STRONG_SCALING[benchmark].unstaged[nodes]
+        for benchmark, local in (("cosmoflow", 4), ("deepcam", 2))
+        for nodes in (1, 4)
+    ]
+
+
+def agrees(opening):
+    return all(abs(ratio - 1) <= 0.10 for ratio in figures_8_and_9(opening))
+
+
+def test_the_two_figures_of_lustre_are_those_of_two_papers():
+    """One unknown, the time to open a file, for four factors; and the bandwidth that it leaves to a submission."""
+    fits = [opening / 1e4 for opening in range(50, 100) if agrees(opening / 1e4)]
+    assert (fits[0], fits[-1]) == (7.1e-3, 7.5e-3)
+    assert CORI.figures["storage.shared_open"] == pytest.approx((fits[0] + fits[-1]) / 2)
+    assert CORI.figures["storage.shared_read_node"] == pytest.approx(bandwidth_of_lustre(7.3e-3), rel=5e-3)
+
+
+def test_without_a_cost_of_opening_the_figures_do_not_agree():
+    """Bytes alone give CosmoFlow 1.38 for 2 on one node, and nothing for 1.15 on four."""
+    assert figures_8_and_9(0.0) == pytest.approx([1.38 / 2, 1 / 1.15, 1.09 / 1.15, 1.0], abs=0.01)
 
 
 def test_memory_fit_makes_unstaged_scaling_superlinear():
     """Figure 8: an accelerator's time of a sample falls once memory holds a node's part, at four nodes."""
     one, four = (predicted(CORI, "cosmoflow", 8, n, staged=False).samples_per_s[0] for n in (1, 4))
-    assert four > 3 * one
+    assert four > 1.5 * one
 
 
-def test_figure_9_agrees():
-    """DeepCAM from Lustre: "roughly 15%" longer on one node, "negligible" on four."""
-    for nodes in (1, 4):
-        paper = STRONG_SCALING["deepcam"].unstaged[nodes]
-        assert lustre_over_nvme("deepcam", 2, nodes) == pytest.approx(paper, abs=0.07)
+@pytest.mark.parametrize(
+    ("benchmark", "local"), [("cosmoflow", 1), ("cosmoflow", 4), ("cosmoflow", 16), ("deepcam", 2)]
+)
+@pytest.mark.parametrize("nodes", [1, 4])
+def test_figures_8_and_9_agree(benchmark, local, nodes):
+    """From Lustre over from NVMe. CosmoFlow: "roughly 2x" and "roughly 15%" at any batch; DeepCAM: "roughly 15%"
+    and "negligible"."""
+    paper = STRONG_SCALING[benchmark].unstaged[nodes]
+    assert lustre_over_nvme(benchmark, local, nodes) == pytest.approx(paper, rel=0.10)
 
 
-@pytest.mark.parametrize("local", [1, 4, 16])
-def test_figure_8_disagrees(local):
-    """CosmoFlow: "roughly 2x" on one node and "roughly 15%" on four; the model has 1.38 and nothing."""
-    assert STRONG_SCALING["cosmoflow"].unstaged == {1: 2.0, 4: 1.15}
-    assert lustre_over_nvme("cosmoflow", local, 1) == pytest.approx(1.38, abs=0.02)
-    assert lustre_over_nvme("cosmoflow", local, 4) == pytest.approx(1.0, abs=0.01)
+def test_figure_5_agrees_on_the_gain_of_staging():
+    """Up to 2.16 times: not among the figures that the cost of opening is fitted to."""
+    assert lustre_over_nvme("cosmoflow", 8, 1) == pytest.approx(2.16, rel=0.02)
 
 
-def test_figure_5_disagrees():
-    """Up to 2.16 times by staging, and GPUs that work for 10% of the time; the model has 1.38 and 72%. That 10%
-    contradicts table II: 541 ms a sample, when the same node copied and trained several times as fast for MLPerf
-    (paper 001, tables 5 and 6)."""
-    assert lustre_over_nvme("cosmoflow", 8, 1) == pytest.approx(1.38, abs=0.02)
+def test_figure_5_disagrees_on_the_share_of_the_gpus():
+    """10% of the time; the model has 46%. That 10% contradicts table II: 541 ms a sample, when this node copied
+    and trained several times as fast for MLPerf (paper 001, tables 5 and 6)."""
     step = predicted(at_table_ii("cosmoflow"), "cosmoflow", 8, 1, staged=False).step
-    assert step.compute / step.seconds == pytest.approx(0.72, abs=0.01)
+    assert step.compute / step.seconds == pytest.approx(0.46, abs=0.01)
     a_sample = TABLE_II["cosmoflow"].seconds_per_sample / 0.10
     assert a_sample == pytest.approx(0.541, rel=1e-2)
     assert 8 * 128**3 * 4 * 2 / a_sample < 0.5 * CORI.figures["storage.local_write"]
@@ -103,9 +131,9 @@ def test_figure_5_has_no_gain_from_batching_here():
 
 
 def test_figure_7_agrees_at_a_batch_of_two_only():
-    """ "Up to 20%" at a batch of two, nothing at four; the model has 9 to 10% at both."""
+    """ "Up to 20%" at a batch of two, nothing at four; the model has 15% at both."""
     assert 1.0 < lustre_over_nvme("deepcam", 2, 1) < 1.2
-    assert lustre_over_nvme("deepcam", 4, 1) == pytest.approx(1.1, abs=0.01)
+    assert lustre_over_nvme("deepcam", 4, 1) == pytest.approx(1.15, abs=0.01)
 
 
 def test_doubling_the_batch_from_lustre_stays_within_figure_7s_bound():
@@ -113,24 +141,6 @@ def test_doubling_the_batch_from_lustre_stays_within_figure_7s_bound():
     cori = at_table_ii("deepcam")
     one, two, four = (predicted(cori, "deepcam", b, 1, staged=False).samples_per_s[0] for b in (1, 2, 4))
     assert 1.0 <= two / one < 1.6 and 1.0 <= four / two < 1.6
-
-
-def test_figures_8_and_9_agree_with_each_other_if_a_file_costs_time_of_its_own():
-    """Section VI's own reason for CosmoFlow's factor: many small files. On one node both factors hold, with table
-    II's times of a sample, if Lustre gives the node a file every 6.0 ms and 1.75 GB/s; a submission's DeepCAM read
-    as fast as that within 5%. No such figure is published, so the machine file has none."""
-    sizes = {"cosmoflow": 128**3 * 4 * 2, "deepcam": 61e6}
-    seconds = {}  # of a file, where the factor is the time of reading over that of the GPUs
-    for name, size in sizes.items():
-        paper = STRONG_SCALING[name]
-        read = 1 - cached_share(paper.samples * size, CORI.figures["host.memory"])
-        seconds[name] = paper.unstaged[1] * TABLE_II[name].seconds_per_sample / CORI.per_node / read
-    bandwidth = (sizes["deepcam"] - sizes["cosmoflow"]) / (seconds["deepcam"] - seconds["cosmoflow"])
-    of_a_file = seconds["deepcam"] - sizes["deepcam"] / bandwidth
-    assert (bandwidth, of_a_file) == (pytest.approx(1.75e9, rel=0.01), pytest.approx(6.0e-3, rel=0.01))
-    assert sizes["deepcam"] / seconds["deepcam"] == pytest.approx(
-        CORI.figures["storage.shared_read_node"], rel=0.05
-    )
 
 
 def gains(step):
