@@ -17,7 +17,6 @@ the same time spin at the same time, so on a node with more ranks than cores a l
 HOLD_S = 2e-5
 """Time before the deadline in which the interpreter lock is kept: releasing it may take longer than the
 remaining time."""
-READER_NICENESS = 19
 MILD_NICENESS = 4
 """Largest niceness that keeps a thread's I/O priority if that cannot be set: Linux derives it from niceness,
 in fives (ioprio_set(2))."""
@@ -43,15 +42,21 @@ def sharpen_timers() -> None:
 def give_way() -> None:
     """Give this thread lower priority than the loop, with unchanged I/O priority. The emulated time is that
     of an accelerator, which readers do not slow down; on a machine with fewer cores than threads, the loop
-    would be preempted for milliseconds."""
+    would be preempted for milliseconds.
+
+    The policy SCHED_IDLE, and not only niceness 19: the kernel then counts the core of a reader as idle, and wakes
+    its own threads there and not on the core of the loop."""
     with suppress(OSError):  # if this is not permitted, steps oversleep more, which is reported
         thread = threading.get_native_id()
-        niceness = READER_NICENESS if _keep_io_priority() else MILD_NICENESS
-        os.setpriority(os.PRIO_PROCESS, thread, max(niceness, os.getpriority(os.PRIO_PROCESS, thread)))
+        if _keep_io_priority():
+            os.sched_setscheduler(thread, os.SCHED_IDLE, os.sched_param(0))
+        else:
+            niceness = max(MILD_NICENESS, os.getpriority(os.PRIO_PROCESS, thread))
+            os.setpriority(os.PRIO_PROCESS, thread, niceness)
 
 
 def _keep_io_priority() -> bool:
-    """Make this thread's I/O priority independent of its niceness; returns whether it is."""
+    """Make this thread's I/O priority independent of that of its processor time; returns whether it is."""
     numbers = _IOPRIO.get(platform.machine())
     if numbers is None:
         return False

@@ -29,14 +29,14 @@ def io_priority(thread):
 
 def give_way_and_look(thread):
     waiting.give_way()
-    return io_priority(thread), os.getpriority(os.PRIO_PROCESS, thread)
+    return io_priority(thread), os.sched_getscheduler(thread)
 
 
 def test_a_thread_that_gives_way_keeps_its_io_priority():
     niceness = os.getpriority(os.PRIO_PROCESS, 0)
     level = (niceness + 20) // 5  # ioprio_set(2): what Linux takes where none is set
-    assert in_thread(give_way_and_look) == (f"best-effort: prio {level}", 19)
-    assert os.getpriority(os.PRIO_PROCESS, 0) == niceness  # the loop's
+    assert in_thread(give_way_and_look) == (f"best-effort: prio {level}", os.SCHED_IDLE)
+    assert os.sched_getscheduler(0) == os.SCHED_OTHER  # the loop's
 
 
 def test_an_io_priority_that_somebody_set_stays():
@@ -44,13 +44,18 @@ def test_an_io_priority_that_somebody_set_stays():
         subprocess.run(["ionice", "-c", "2", "-n", "6", "-p", str(thread)], check=True)
         return give_way_and_look(thread)
 
-    assert in_thread(set_and_look) == ("best-effort: prio 6", 19)
+    assert in_thread(set_and_look) == ("best-effort: prio 6", os.SCHED_IDLE)
 
 
 def test_without_a_way_to_keep_it_niceness_stays_where_it_does_not_matter(monkeypatch):
     monkeypatch.setattr(waiting.platform, "machine", lambda: "sparc")
     niceness = os.getpriority(os.PRIO_PROCESS, 0)
-    assert in_thread(give_way_and_look)[1] == max(niceness, 4)
+
+    def give_way_and_look(thread):
+        waiting.give_way()
+        return os.sched_getscheduler(thread), os.getpriority(os.PRIO_PROCESS, thread)
+
+    assert in_thread(give_way_and_look) == (os.SCHED_OTHER, max(niceness, 4))
 
 
 @pytest.mark.parametrize("slower_by", [1, 2])

@@ -102,18 +102,18 @@ def test_the_thread_of_all_requests_gives_way_to_the_loop_once_there_are_readers
     threading.Thread(target=ours.run_forever, daemon=True).start()
     monkeypatch.setattr(fsspec.asyn, "get_loop", lambda: ours)
 
-    async def niceness() -> int:
-        return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+    async def policy() -> int:
+        return os.sched_getscheduler(threading.get_native_id())
 
-    before = os.getpriority(os.PRIO_PROCESS, 0)
+    before = os.sched_getscheduler(0)
     store = ObjectStore("s3://bucket/x", "http://127.0.0.1:9", attempts=1)
     with pytest.raises(UserError, match="cannot be written"):
         store.write("y", lambda fd: None)
-    assert fsspec.asyn.sync(ours, niceness) == before
+    assert fsspec.asyn.sync(ours, policy) == before
     with pytest.raises(UserError, match="cannot be opened"):
         store.open("y", ReadStatistics(), transfer=0, direct=False, streaming=False)
-    assert fsspec.asyn.sync(ours, niceness) == 19
-    assert os.getpriority(os.PRIO_PROCESS, 0) == before < 19
+    assert fsspec.asyn.sync(ours, policy) == os.SCHED_IDLE
+    assert os.sched_getscheduler(0) == before != os.SCHED_IDLE
 
 
 def test_a_silent_server_is_asked_as_often_as_stated(monkeypatch):
