@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from mlhpc.perf.machines import Machine
 from mlhpc.perf.samples import SampleBytes
-from mlhpc.perf.tiers import Tier
+from mlhpc.perf.tiers import FILE_SYSTEM, Tier
 
 GIB, MIB = 2.0**30, 2.0**20
 
@@ -85,7 +85,9 @@ def input_seconds(
     samples = local * machine.per_node
     times = {}
     if (read := read_seconds(size, tier)) is not None:
-        times[f"read from {tier.name}"] = samples * read
+        # Its servers are asked also for files whose bytes are in memory.
+        where = FILE_SYSTEM if tier.opening else tier.name
+        times[f"read from {where}"] = samples * read
     if link := machine.get("links.host"):
         times["moved to the accelerator"] = local * size.received / link
     if rate := machine.get(f"preparation.{benchmark}"):
