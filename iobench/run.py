@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mlhpc.common.data.generate import write_on_all_ranks, write_on_rank0
 from mlhpc.common.files import atomic
 from mlhpc.common.files.filesystem import filesystem_of
 from mlhpc.common.host.malloc import keep_memory
@@ -99,11 +100,12 @@ def _measured(
     ranks = world.gather(rank_summary(workload, real, null))
     facts = _facts(workload, layout, paths, settings, command)
     total = result(workload, ranks, world, facts)
-    on_all_ranks(world, lambda: write_steps(real, paths.out / f"steps.rank{world.rank}.csv"))
+    out = paths.out
+    write_on_all_ranks(world, out, lambda: write_steps(real, out / f"steps.rank{world.rank}.csv"))
     if settings.trace:
-        on_all_ranks(world, lambda: write_part(real, world.rank, paths.out))
-        on_rank0(world, lambda: join_parts(world.size, paths.out))
-    on_rank0(world, lambda: _write_record(workload, total, paths.out))
+        write_on_all_ranks(world, out, lambda: write_part(real, world.rank, out))
+        write_on_rank0(world, out, lambda: join_parts(world.size, out))
+    write_on_rank0(world, out, lambda: _write_record(workload, total, out))
     return total
 
 

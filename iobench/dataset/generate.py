@@ -7,7 +7,7 @@ from typing import Any
 
 from mlhpc.common.data.generate import in_processes, write_on_all_ranks
 from mlhpc.common.host.progress import progress
-from mlhpc.common.ranks.collectives import on_rank0
+from mlhpc.common.ranks.collectives import on_each_rank, on_rank0
 from mlhpc.common.ranks.world import World
 from mlhpc.errors import UserError
 from mlhpc.iobench.dataset.content import Content
@@ -43,7 +43,7 @@ def generate(dataset: Dataset, root: Root, world: World, workers: int) -> Genera
     contains another data set, the library of the format is missing, or the file system is or would be full.
     """
     layout = Layout(root, dataset)
-    find(dataset.format).load()
+    on_each_rank(world, find(dataset.format).load)
     on_rank0(world, lambda: _claim(layout))
     names = {
         layout.name(split, file): _Task(layout, split, file)

@@ -90,8 +90,9 @@ class Folder:
         except FileNotFoundError:
             return None
         except (OSError, ValueError, RecursionError) as error:
+            reason = error.strerror if isinstance(error, OSError) else error
             raise UserError(
-                f"{path}: cannot be read: {error}; regenerate the data, or choose another --data"
+                f"{path}: cannot be read: {reason}; regenerate the data, or choose another --data"
             ) from None
 
     def claim(self, record: Mapping[str, Any]) -> None:

@@ -33,6 +33,8 @@ def convert(tables: Mapping[str, Any], name: str) -> tuple[dict[str, Any], dict[
 
     Raises BadKey for a key that DLIO does not have, and for values that this tool does not emulate.
     """
+    if isinstance(tables.get("model"), str):  # DLIO's plugins have only a name there
+        tables = {**tables, "model": {"name": tables["model"]}}
     without_effect = _checked(tables)
     model, workflow = _table(tables, "model"), _table(tables, "workflow")
     reader = "data_reader" if "data_reader" in tables else "reader"

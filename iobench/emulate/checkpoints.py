@@ -5,6 +5,7 @@ import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
@@ -22,11 +23,14 @@ duplicates has no advantage."""
 
 @dataclass(frozen=True)
 class Transfer:
-    """One checkpoint written or read by one rank. ``seconds`` are those of opening, reading or writing,
-    forcing to the device and closing, not of making the bytes."""
+    """One checkpoint written or read by one rank, from ``start_s`` to ``end_s`` on this process's clock.
+    ``seconds`` are those of opening, reading or writing, forcing to the device and closing, not of making the
+    bytes or dropping them from the page cache."""
 
-    kind: str
+    kind: Literal["write", "read"]
     number: int
+    start_s: float
+    end_s: float
     bytes: int
     seconds: float
     fsync_s: float
@@ -55,7 +59,7 @@ class Checkpoints:
         full, and leaves nothing of this one."""
         if not self.sizes:
             return
-        seconds = fsync_s = 0.0
+        begin, seconds, fsync_s = clock(), 0.0, 0.0
         paths = self._paths(self._written)
         try:
             paths[0].parent.mkdir(parents=True, exist_ok=True)
@@ -69,9 +73,10 @@ class Checkpoints:
                 f"{paths[0].parent}: the checkpoint cannot be written: {error.strerror or error}; check "
                 f"free space, or choose another folder with --checkpoints"
             ) from error
-        self.transfers.append(Transfer("write", self._written, sum(self.sizes), seconds, fsync_s))
         if self._written:
             self._remove(self._written - 1)
+        total = sum(self.sizes)
+        self.transfers.append(Transfer("write", self._written, begin, clock(), total, seconds, fsync_s))
         self._written += 1
 
     def read(self) -> None:
@@ -81,7 +86,7 @@ class Checkpoints:
         paths = self._paths(self._written - 1)
         step = self._settings.transfer_bytes
         buffer = np.empty(step, np.uint8)
-        seconds = 0.0
+        begin, seconds = clock(), 0.0
         try:
             pagecache.evict(paths)
             for path, size in zip(paths, self.sizes, strict=True):
@@ -100,7 +105,7 @@ class Checkpoints:
                 f"{paths[0].parent}: the checkpoint cannot be read: {error.strerror or error}"
             ) from error
         number = sum(transfer.kind == "read" for transfer in self.transfers)
-        self.transfers.append(Transfer("read", number, sum(self.sizes), seconds, 0.0))
+        self.transfers.append(Transfer("read", number, begin, clock(), sum(self.sizes), seconds, 0.0))
 
     def remove(self) -> None:
         """Remove this rank's checkpoints."""

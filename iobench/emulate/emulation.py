@@ -2,6 +2,7 @@
 
 import random as random_module
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -96,10 +97,11 @@ def emulate(
             checkpoints.write()
             return True
 
-        times = run_steps(
-            epoch, steps, pipeline, train.computation, rank.random, world if train.barrier else None, rank.process,
-            activity, after_step,
-        )  # fmt: skip
+        with pipeline or nullcontext():
+            times = run_steps(
+                epoch, steps, pipeline, train.computation, rank.random, world if train.barrier else None,
+                rank.process, activity, after_step,
+            )  # fmt: skip
         run.epochs.append(times)
         _collect(run, pipeline, activity)
         left -= steps
@@ -118,6 +120,8 @@ def emulate(
     if device_before is not None and device_after is not None:
         run.device_bytes = device_after - device_before
     world.barrier()
+    if not run.epochs:
+        run.origin = clock()
     if rank.folder and node_before and (now := device_io(rank.folder)):
         run.node_device = type(now)(
             now.read_bytes - node_before.read_bytes, now.written_bytes - node_before.written_bytes
@@ -156,9 +160,10 @@ def emulate_null(workload: Workload, layout: Layout, world: World, settings: Set
     cpu = cpu_seconds()
     pipeline = rank.pipeline("train", 0, steps, reader.batch_size, storage.open, activity)
     barrier = world if workload.train.barrier else None
-    times = run_steps(
-        0, steps, pipeline, workload.train.computation, rank.random, barrier, rank.process, activity
-    )
+    with pipeline:
+        times = run_steps(
+            0, steps, pipeline, workload.train.computation, rank.random, barrier, rank.process, activity
+        )
     run.epochs.append(times)
     _collect(run, pipeline, activity)
     run.cpu_s = cpu_seconds() - cpu
@@ -169,7 +174,6 @@ def emulate_null(workload: Workload, layout: Layout, world: World, settings: Set
 def _collect(run: Run, pipeline: Pipeline | None, activity: Activity) -> None:
     if pipeline is None:
         return
-    pipeline.stop()
     run.reading.add(pipeline.times)
     run.reading.reading_s += activity.reading_s
     run.reading.waited_s += activity.waited_s
@@ -186,7 +190,8 @@ def _load_all(rank: _Rank, layout: Layout, run: Run) -> float:
     activity, start = Activity(), clock()
     activity.waiting(True)  # without concurrent computation
     pipeline = rank.pipeline("train", 0, samples, 1, Storage(layout, workload.reader).open, activity)
-    kept = [pipeline.next_batch() for _ in range(samples)]
+    with pipeline:
+        kept = [pipeline.next_batch() for _ in range(samples)]
     activity.waiting(False)
     seconds = clock() - start
     del kept
@@ -204,9 +209,17 @@ def _evaluate(rank: _Rank, layout: Layout, epoch: int, run: Run) -> None:
         "validation", epoch, steps, batch, Storage(layout, workload.reader).open, activity
     )
     barrier = world if workload.train.barrier else None
-    times = run_steps(
-        epoch, steps, pipeline, workload.evaluation.computation, rank.random, barrier, rank.process, activity
-    )
+    with pipeline:
+        times = run_steps(
+            epoch,
+            steps,
+            pipeline,
+            workload.evaluation.computation,
+            rank.random,
+            barrier,
+            rank.process,
+            activity,
+        )
     run.evaluations.append(times)
     _collect(run, pipeline, activity)
 

@@ -5,7 +5,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -102,7 +102,8 @@ class Pipeline:
     With 0 threads ``next_batch`` itself reads. Samples of one piece keep their order; those of different
     threads are delivered when ready, as in a pipeline without a fixed order. With
     ``reader.preprocess_threads`` samples are preprocessed by one of these threads. ``next_batch`` raises the
-    exceptions of threads. ``times``: of the reader threads, then of the preprocessing threads.
+    exceptions of threads. ``times``: of the reader threads, then of the preprocessing threads. As a context it
+    stops its threads at the end, also after an error: HDF5 crashes if the interpreter ends while they read.
     """
 
     def __init__(
@@ -144,6 +145,12 @@ class Pipeline:
         ]
         for thread in self._threads:
             thread.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.stop()
 
     def next_batch(self) -> Sequence[Any]:
         if self._inline is not None:

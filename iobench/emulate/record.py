@@ -61,7 +61,7 @@ class Run:
     epochs: list[EpochTimes] = field(default_factory=list)
     evaluations: list[EpochTimes] = field(default_factory=list)
     reading: Reading = field(default_factory=Reading)
-    origin: float = 0.0  # on this process's clock, when the ranks met before the first epoch
+    origin: float = 0.0  # on this process's clock, when the ranks met before the first epoch or checkpoint
     cpu_s: float = 0.0
     load_s: float = 0.0
     device_bytes: int | None = None  # of this process, all epochs

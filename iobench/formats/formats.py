@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
-from importlib.util import find_spec
 from types import ModuleType
 from typing import Any, Protocol
 
@@ -41,12 +40,18 @@ class Format:
     extra: str = "io"
 
     def load(self) -> ModuleType:
-        """Its code. Raises UserError if its library is not installed."""
-        if self.import_name and find_spec(self.import_name) is None:
-            raise UserError(
-                f"the format {self.name} needs the package {self.package}, which is not installed; install it "
-                f"(pip install 'mlhpc[{self.extra}]'), or choose another dataset.format"
-            )
+        """Its code. Raises UserError if its library is not installed, or cannot be loaded, as where a library of
+        the system is missing."""
+        if self.import_name:
+            try:
+                import_module(self.import_name)
+            except ImportError as error:
+                absent = isinstance(error, ModuleNotFoundError) and error.name == self.import_name
+                reason = "is not installed" if absent else f"cannot be loaded ({error})"
+                raise UserError(
+                    f"the format {self.name} needs the package {self.package}, which {reason}; install it "
+                    f"(pip install 'mlhpc[{self.extra}]'), or choose another dataset.format"
+                ) from None
         return import_module(f"mlhpc.iobench.formats.{self.module}")
 
     def write(self, fd: int, sizes: Sizes, make_sample: MakeSample, dataset: Dataset) -> None:

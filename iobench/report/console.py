@@ -27,22 +27,33 @@ _RESOURCES = {
 
 
 def print_result(result: Mapping[str, Any], console: Console) -> None:
-    """Print the epochs as a table, followed by a summary."""
+    """Print the epochs and evaluations as tables, followed by a summary."""
     if result["epochs"]:
-        print_table(epochs_table(result), console)
-    for line in summary_lines(result):
+        print_table(epochs_table(result["epochs"]), console)
+    if result["evaluations"]:
+        print_table(evaluations_table(result["evaluations"]), console)
+    for line in (*summary_lines(result), *checkpoint_lines(result)):
         say(console, line)
 
 
-def epochs_table(result: Mapping[str, Any]) -> Table:
+def epochs_table(epochs: Sequence[Mapping[str, Any]]) -> Table:
     """Seconds of the slowest rank; their parts are means over ranks."""
+    return _times_table("epochs", "epoch", epochs, {"AU %": "au_percent"})
+
+
+def evaluations_table(evaluations: Sequence[Mapping[str, Any]]) -> Table:
+    """The same of evaluations, by the epoch that each followed."""
+    return _times_table("evaluations", "evaluation", evaluations, {})
+
+
+def _times_table(name: str, first: str, rows: Sequence[Mapping[str, Any]], more: Mapping[str, str]) -> Table:
     names = {"samples/s": "samples_per_s", "seconds": "seconds", "wait": "wait_s", "compute": "compute_s",
-             "oversleep": "oversleep_s", "barrier": "barrier_s", "AU %": "au_percent"}  # fmt: skip
+             "oversleep": "oversleep_s", "barrier": "barrier_s", **more}  # fmt: skip
     return table(
-        "epochs",
-        result["epochs"],
+        name,
+        rows,
         {
-            "epoch": lambda epoch: str(epoch["epoch"]),
+            first: lambda epoch: str(epoch["epoch"]),
             "steps": lambda epoch: str(epoch["steps"]),
             **{
                 title: partial(lambda epoch, key: figure(epoch[key]), key=key) for title, key in names.items()
@@ -72,8 +83,9 @@ def summary_lines(result: Mapping[str, Any]) -> list[str]:
                 f"read: {asked} asked in {reading['calls']} calls, {device} from the device; at most "
                 f"{100 * resident:.0f}% of the data in the page cache before an epoch"
             )
+        with_them = " and evaluations" if result["evaluations"] else ""
         lines.append(
-            f"rate: {format_bytes(reading['bandwidth'] or 0)}/s over the epochs; sequential "
+            f"rate: {format_bytes(reading['bandwidth'] or 0)}/s over the epochs{with_them}; sequential "
             f"{_percent(reading['sequential_percent'])}, I/O hidden behind compute "
             f"{_percent(reading['hidden_percent'])}"
         )
@@ -85,18 +97,32 @@ def summary_lines(result: Mapping[str, Any]) -> list[str]:
             steps = count(result["null_steps"], "step")
             line += f"; {result['au_null_percent']:.1f}% with the data in memory ({steps})"
         lines.append(line)
+    elif result["epochs"]:
+        lines.append(f"accelerator utilisation: none: {_why_none(result)}")
     if bound := result["binding"]:
         parts = ", ".join(
             f"{name} {bound[name]:.1f}%"
             for name in ("compute", "storage", "decode", "cpu", "barrier", "oversleep", "rest")
         )
         lines.append(f"binding: {_RESOURCES[bound['resource']]} ({parts})")
-    for each in result["checkpoints"]:
-        lines.append(
-            f"checkpoint {each['number']} {each['kind']}: {format_bytes(each['bytes'])} in "
-            f"{each['seconds']:.3g} s, {format_bytes(each['bytes_per_s'])}/s"
-        )
     return lines
+
+
+def _why_none(result: Mapping[str, Any]) -> str:
+    metric = result["workload"]["metric"]
+    excluded = metric["exclude_start_steps"] + metric["exclude_end_steps"]
+    most = max(epoch["steps"] for epoch in result["epochs"])
+    if most <= excluded:
+        return f"epochs have {count(most, 'step')}, of which {excluded} do not count (metric)"
+    return "steps have no computation (train.computation)"
+
+
+def checkpoint_lines(result: Mapping[str, Any]) -> list[str]:
+    return [
+        f"checkpoint {each['number']} {each['kind']}: {format_bytes(each['bytes'])} in "
+        f"{each['seconds']:.3g} s, {format_bytes(each['bytes_per_s'])}/s"
+        for each in result["checkpoints"]
+    ]
 
 
 def print_sizes(sizes: Mapping[str, Size], console: Console) -> None:

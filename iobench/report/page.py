@@ -11,7 +11,7 @@ from mlhpc.common.pages.charts import Figure
 from mlhpc.common.pages.html import render
 from mlhpc.errors import count
 from mlhpc.iobench.definition.quantities import format_bytes
-from mlhpc.iobench.report.console import epochs_table, figure, summary_lines
+from mlhpc.iobench.report.console import epochs_table, evaluations_table, figure, summary_lines
 
 # Parts of the time, with the colour of a run's page that each has.
 _PARTS = {
@@ -28,7 +28,7 @@ def page(result: Mapping[str, Any]) -> str:
     """The whole HTML text of ``result.json``."""
     workload = result["workload"]
     machine = f"{count(result['ranks'], 'rank')} on {count(result['nodes'], 'node')}"
-    lines = (line.partition(": ") for line in summary_lines(result))
+    facts = {name: text for name, _, text in (line.partition(": ") for line in summary_lines(result))}
     return render(
         template="mlhpc.iobench.report:emulation.html",
         title=f"I/O of {workload['name']}",
@@ -37,10 +37,11 @@ def page(result: Mapping[str, Any]) -> str:
         meta=f"{machine} · page cache: {result['cache']} · file system {result.get('filesystem', 'none')}",
         result=result,
         resident=max(result["resident_before_epochs"], default=0.0),
-        summary=Facts({name: text for name, _, text in lines}),
+        summary=Facts(facts) if facts else None,
         utilisation=_utilisation(result["binding"]) if result["binding"] else None,
         transfers=_transfers(result),
-        epochs=epochs_table(result),
+        epochs=epochs_table(result["epochs"]),
+        evaluations=evaluations_table(result["evaluations"]),
         checkpoints=_checkpoints(result["checkpoints"]),
         ranks=_ranks(result["rank_results"]),
     )
@@ -76,6 +77,7 @@ def _transfers(result: Mapping[str, Any]) -> list[Grid | Facts] | None:
         x_title="size of a read",
         y_title="reads",
         tooltip=[("x", "size"), ("reads", "reads")],
+        static_width=820,
     )
     remote = "object_store" in result
     facts = {

@@ -34,7 +34,10 @@ def rank_summary(workload: Workload, run: Run, null: Run | None) -> dict[str, An
         "node_device": run.node_device._asdict() if run.node_device else None,
         "resident": run.resident,
         "steps": _step_times(run.epochs),
-        "checkpoints": [asdict(transfer) for transfer in run.transfers],
+        "checkpoints": [
+            asdict(each) | {"start_s": each.start_s - run.origin, "end_s": each.end_s - run.origin}
+            for each in run.transfers
+        ],
     }
     if null:
         summary["null"] = {
@@ -81,14 +84,16 @@ def result(
     facts: Mapping[str, Any],
 ) -> dict[str, Any]:
     """The result of all ranks. ``facts``: the data folder, cache policy and the like, added unchanged."""
-    epochs = [
-        _over_ranks([rank["epochs"][n] for rank in ranks], workload) for n in range(len(ranks[0]["epochs"]))
-    ]
+    batch = workload.reader.batch_size if workload.dataset else 0
+    epochs = _epochs_over_ranks("epochs", ranks, batch)
+    evaluations = _epochs_over_ranks("evaluations", ranks, workload.reader.eval_batch_size)
     real = _total([rank["shares"] for rank in ranks])
     null = _total([rank["null"]["shares"] for rank in ranks]) if "null" in ranks[0] else None
     busy = _cpu_busy(ranks) if null else None
     bound = binding(real, null, busy) if null and busy is not None else None
     training_s = sum(epoch["seconds"] - epoch["checkpoint_s"] for epoch in epochs)
+    load_s = max(rank["load_s"] for rank in ranks)
+    evaluation_s = sum(evaluation["seconds"] for evaluation in evaluations)
     samples = sum(epoch["samples"] for epoch in epochs)
     return {
         "mlhpc": __version__,
@@ -105,13 +110,10 @@ def result(
         "null_steps": ranks[0]["null"]["steps"] if null else 0,
         "null_cpu_busy_percent": busy,
         "binding": asdict(bound) if bound else None,
-        "load_s": max(rank["load_s"] for rank in ranks),
+        "load_s": load_s,
         "epochs": epochs,
-        "evaluations": [
-            _over_ranks([rank["evaluations"][n] for rank in ranks], workload)
-            for n in range(len(ranks[0]["evaluations"]))
-        ],
-        "reading": reading(ranks, training_s + max(rank["load_s"] for rank in ranks)),
+        "evaluations": evaluations,
+        "reading": reading(ranks, load_s + training_s + evaluation_s),
         "resident_before_epochs": np.mean([rank["resident"] for rank in ranks], axis=0).tolist(),
         "checkpoints": checkpoints(ranks),
         "rank_results": list(ranks),
@@ -135,10 +137,15 @@ def _cpu_busy(ranks: Sequence[Mapping[str, Any]]) -> float:
     return max(100 * used[host] / (cores[host] * seconds) for host in used) if seconds else 0.0
 
 
-def _over_ranks(parts: Sequence[Mapping[str, Any]], workload: Workload) -> dict[str, Any]:
-    """An epoch over all ranks: the duration of the slowest, means of the parts."""
-    reads = workload.dataset is not None
-    samples = sum(part["steps"] for part in parts) * workload.reader.batch_size if reads else 0
+def _epochs_over_ranks(kind: str, ranks: Sequence[Mapping[str, Any]], batch: int) -> list[dict[str, Any]]:
+    parts = zip(*(rank[kind] for rank in ranks), strict=True)
+    return [_over_ranks(each, batch) for each in parts]
+
+
+def _over_ranks(parts: Sequence[Mapping[str, Any]], batch: int) -> dict[str, Any]:
+    """An epoch over all ranks, with steps of ``batch`` samples per rank (0: nothing is read): the duration of
+    the slowest, means of the parts."""
+    samples = sum(part["steps"] for part in parts) * batch
     seconds = max(part["seconds"] for part in parts)
     checkpoint_s = max(part["checkpoint_s"] for part in parts)
     utilisations = [part["au_percent"] for part in parts if part["au_percent"] is not None]
@@ -148,7 +155,7 @@ def _over_ranks(parts: Sequence[Mapping[str, Any]], workload: Workload) -> dict[
         "seconds": seconds,
         "checkpoint_s": checkpoint_s,
         "samples": samples,
-        "samples_per_s": samples / (seconds - checkpoint_s) if reads and seconds > checkpoint_s else None,
+        "samples_per_s": samples / (seconds - checkpoint_s) if samples and seconds > checkpoint_s else None,
         **{
             name: float(np.mean([part[name] for part in parts]))
             for name in ("wait_s", "compute_s", "oversleep_s", "barrier_s")
@@ -157,8 +164,9 @@ def _over_ranks(parts: Sequence[Mapping[str, Any]], workload: Workload) -> dict[
     }
 
 
-def reading(ranks: Sequence[Mapping[str, Any]], training_s: float) -> dict[str, Any]:
-    """The reads of all ranks: counts, sizes, shares, rates, and the hidden share of the I/O."""
+def reading(ranks: Sequence[Mapping[str, Any]], elapsed_s: float) -> dict[str, Any]:
+    """The reads of all ranks in ``elapsed_s`` seconds: counts, sizes, shares, rates, and the hidden share of the
+    I/O."""
     parts = [Reading(**rank["reading"]) for rank in ranks]
     sizes: Counter[int] = Counter()
     for part in parts:
@@ -181,7 +189,7 @@ def reading(ranks: Sequence[Mapping[str, Any]], training_s: float) -> dict[str, 
         "transfer_sizes": size_statistics(sizes),
         "sequential_percent": 100 * total("sequential") / follow_ups if follow_ups else None,
         "consecutive_percent": 100 * total("consecutive") / follow_ups if follow_ups else None,
-        "bandwidth": requested / training_s if training_s else None,
+        "bandwidth": requested / elapsed_s if elapsed_s else None,
         "bandwidth_while_reading": sum(part.bytes / part.reading_s for part in parts if part.reading_s)
         or None,
         "io_s": reading_s / len(parts),
@@ -193,7 +201,7 @@ def reading(ranks: Sequence[Mapping[str, Any]], training_s: float) -> dict[str, 
 
 
 def size_statistics(sizes: Counter[int]) -> dict[str, float] | None:
-    """Smallest, largest, mean and median of reads of these sizes, and the most frequent ones."""
+    """Smallest, largest, mean and median of reads of these sizes."""
     count = sum(sizes.values())
     if not count:
         return None

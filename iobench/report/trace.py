@@ -5,7 +5,8 @@ microseconds since the ranks met before the first epoch.
 """
 
 import json
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,31 +40,42 @@ def _events(run: Run, rank: int) -> Iterator[dict[str, Any]]:
     yield {"ph": "M", "name": "process_name", "pid": rank, "tid": 0, "args": {"name": f"rank {rank}"}}
     yield {"ph": "M", "name": "thread_name", "pid": rank, "tid": 0, "args": {"name": "training loop"}}
     for epoch in run.epochs:
-        yield from _steps(epoch, run.origin, rank)
+        yield from _steps(epoch, "train", run.origin, rank)
+    for evaluation in run.evaluations:
+        yield from _steps(evaluation, "validation", run.origin, rank)
+    for each in run.transfers:
+        start, end = each.start_s - run.origin, each.end_s - run.origin
+        arguments = {"number": each.number + 1, "bytes": each.bytes, "seconds": each.seconds}
+        yield _complete(f"checkpoint {each.kind}", start, end, rank, 0, arguments)
     for number in sorted({number for number, _ in run.events}):
         named = {"ph": "M", "name": "thread_name", "pid": rank, "tid": number + 1}
         yield {**named, "args": {"name": f"reader {number}"}}
     for number, reads in run.events:
         for read in reads:
-            yield {
-                **_complete("read", read.start - run.origin, read.seconds, rank, number + 1),
-                "args": {"offset": read.offset, "bytes": read.size},
-            }
+            start, end = read.start - run.origin, read.start + read.seconds - run.origin
+            yield _complete("read", start, end, rank, number + 1, {"offset": read.offset, "bytes": read.size})
 
 
-def _steps(epoch: EpochTimes, origin: float, rank: int) -> Iterator[dict[str, Any]]:
+def _steps(epoch: EpochTimes, split: str, origin: float, rank: int) -> Iterator[dict[str, Any]]:
     for step, row in enumerate(epoch.steps.tolist(), 1):
-        at = row[0] - origin
+        start = row[0] - origin
         for name, seconds in zip(("wait", "compute", "oversleep", "barrier"), row[1:5], strict=True):
-            if seconds > 0:
-                event = _complete(name, at, seconds, rank, 0)
-                yield {**event, "args": {"epoch": epoch.epoch + 1, "step": step}}
-            at += seconds
-    for step, seconds in zip(epoch.checkpoint_at, epoch.checkpoint_step_s, strict=True):
-        row = epoch.steps[step].tolist()
-        yield _complete("checkpoint", row[0] - origin + sum(row[1:5]), seconds, rank, 0)
+            end = start + max(0.0, seconds)
+            if end > start:
+                arguments = {"split": split, "epoch": epoch.epoch + 1, "step": step}
+                yield _complete(name, start, end, rank, 0, arguments)
+            start = end
 
 
-def _complete(name: str, start_s: float, seconds: float, rank: int, thread: int) -> dict[str, Any]:
-    times = {"ts": round(start_s * 1e6, 3), "dur": round(seconds * 1e6, 3)}
-    return {"ph": "X", "cat": "io", "name": name, "pid": rank, "tid": thread, **times}
+def _complete(
+    name: str, start_s: float, end_s: float, rank: int, thread: int, arguments: Mapping[str, Any]
+) -> dict[str, Any]:
+    start, end = round(start_s * 1e9), round(end_s * 1e9)
+    times = {"ts": _microseconds(start), "dur": _microseconds(end - start)}
+    return {"ph": "X", "cat": "io", "name": name, "pid": rank, "tid": thread, **times, "args": arguments}
+
+
+def _microseconds(nanoseconds: int) -> float:
+    """For Perfetto, which multiplies by 1000 and truncates: it drops events that overlap by a nanosecond."""
+    value = nanoseconds / 1000
+    return value if int(value * 1000) == nanoseconds else math.nextafter(value, math.inf)

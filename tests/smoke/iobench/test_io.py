@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -73,6 +74,11 @@ def test_a_run_leaves_its_record_and_the_sums_agree(place, tmp_path, ranks):
     assert samples * 60_000 < reading["bytes_asked"] < samples * 61_000
     assert reading["transfer_sizes"]["max"] == 16_384
     assert reading["opens"] == samples
+    (evaluation,) = result["evaluations"]
+    assert evaluation["samples"] == samples - 24
+    # The rate is over all the time in which these bytes were read, evaluation included.
+    times = [each["seconds"] - each["checkpoint_s"] for each in (*result["epochs"], evaluation)]
+    assert reading["bandwidth"] == pytest.approx(reading["bytes_asked"] / sum(times))
     tables = [list(csv.DictReader((out / f"steps.rank{rank}.csv").open())) for rank in range(ranks)]
     assert all(len(table) == 2 * steps for table in tables)
     computed = sum(float(row["compute_s"]) for table in tables for row in table)
@@ -124,6 +130,22 @@ def test_results_are_never_overwritten(place, tmp_path):
     done = run(place, tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
     assert "results are never overwritten" in done.stderr
+
+
+@pytest.mark.parametrize("words", [(), ("--trace",)])
+def test_results_that_do_not_fit_are_one_line_and_leave_nothing(place, tmp_path, words):
+    """A full disk: files cannot grow beyond a limit, below the table of steps or, with it, the trace."""
+    limit = 6000 if words else 100
+    words = (*words, "--ranks", 2, "--null-steps", 0, "--set", "checkpoint.every_steps=0")
+    command = ["--data", place / "data", "--out", tmp_path / "out", *words]
+    done = mlhpc(
+        "io", "run", place / "tiny.toml", *command,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)),
+    )  # fmt: skip
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert f"{tmp_path / 'out'}: cannot be written: File too large; check free space" in line
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_damaged_file_ends_the_run_with_its_name(place, tmp_path):
@@ -216,6 +238,19 @@ def test_checkpoints_alone_are_written_and_read_back(tmp_path):
     checked = mlhpc("io", "check", out, "--memory", "1 GB")
     assert (checked.returncode, checked.stderr) == (1, "")
     assert "it reads no data\n1 finding: not a result" in checked.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["--set", "reader.batch_size=12"], "epochs have 1 step, of which 1 do not count (metric)"),
+        (["--set", "train.computation=0"], "steps have no computation (train.computation)"),
+    ],
+)
+def test_where_there_is_no_utilisation_a_line_says_why(place, tmp_path, words, reason):
+    done = run(place, tmp_path / "out", *words, "--null-steps", 0)
+    assert done.returncode == 0, done.stderr
+    assert f"accelerator utilisation: none: {reason}" in " ".join(done.stdout.split())
 
 
 def test_a_run_is_held_to_the_rules(place, tmp_path):

@@ -13,11 +13,14 @@ description = "<script>alert(1)</script>"
 [dataset]
 format = "binary"
 files = 8
+eval_files = 2
 sample_bytes = 20_000
 [reader]
 transfer_bytes = 8192
 [train]
 computation = 0.001
+[evaluation]
+every_epochs = 1
 [checkpoint]
 files = [1000]
 every_epochs = 1
@@ -42,7 +45,7 @@ def out(tmp_path_factory):
 
 def test_the_page_shows_the_result_and_escapes_what_others_wrote(out):
     text = (out / "report.html").read_text()
-    for title in ("Breakdown of the running time", "Reads", "Epochs", "Checkpoints", "Ranks"):
+    for title in ("Breakdown of the running time", "Reads", "Epochs", "Evaluations", "Checkpoints", "Ranks"):
         assert f">{title}</h2>" in text
     assert "<script>alert(1)" not in text
     assert "Not a result of MLPerf Storage" in text
@@ -55,11 +58,15 @@ def test_the_trace_has_every_step_and_read_of_every_rank(out):
     complete = [event for event in events if event["ph"] == "X"]
     for rank in range(2):
         mine = [event for event in complete if event["pid"] == rank]
-        computed = [event for event in mine if event["name"] == "compute"]
+        computed = [e for e in mine if e["name"] == "compute" and e["args"]["split"] == "train"]
         assert [event["args"]["step"] for event in computed] == [1, 2, 3, 4]
         assert all(event["dur"] == 1000 for event in computed)
         reads = [event for event in mine if event["name"] == "read"]
         assert sum(e["args"]["bytes"] for e in reads) == result["rank_results"][rank]["reading"]["bytes"]
+        evaluated = [e for e in mine if e["name"] == "wait" and e["args"]["split"] == "validation"]
+        assert [event["args"]["step"] for event in evaluated] == [1]
+        written = [event for event in mine if event["name"] == "checkpoint write"]
+        assert [event["args"]["bytes"] for event in written] == [1000] * (rank == 0)
         assert {event["tid"] for event in reads} == {1} and {event["tid"] for event in computed} == {0}
     loop = sorted((e for e in complete if e["pid"] == 0 and e["tid"] == 0), key=lambda e: e["ts"])
     assert all(a["ts"] + a["dur"] <= b["ts"] + 1 for a, b in pairwise(loop))

@@ -136,6 +136,17 @@ def test_the_published_files_for_s3_load_without_their_credentials(tmp_path):
     assert below.storage.url == "s3://s3pytorchconnector/data/unet3d"
 
 
+def test_a_model_may_be_only_a_name(tmp_path):
+    """As in the files of DLIO's plugins."""
+    text = UNET3D.replace(
+        "model:\n  name: unet3d\n  type: cnn\n  model_size: 499153191\n", "model: plugin_default\n"
+    )
+    workload = read(tmp_path, text)
+    assert workload.name == "plugin_default"
+    assert workload.checkpoint.files == (10240,)  # DLIO's default
+    assert workload.dataset == read(tmp_path, UNET3D).dataset
+
+
 def test_keys_of_release_2_0_0_are_known(tmp_path):
     text = UNET3D.replace("record_length_bytes:", "record_length:").replace("_bytes_stdev", "_stdev")
     assert read(tmp_path, text).dataset == read(tmp_path, UNET3D).dataset

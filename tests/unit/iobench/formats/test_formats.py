@@ -4,6 +4,7 @@ import errno
 import io
 import os
 import re
+import sys
 import zlib
 from importlib.metadata import metadata
 from pathlib import Path
@@ -149,14 +150,28 @@ def test_a_flipped_bit_is_found(tmp_path, format):
         read(layout, 0)
 
 
-@pytest.mark.parametrize(("name", "package"), [("hdf5", "h5py"), ("jpeg", "pillow"), ("parquet", "pyarrow")])
-def test_a_missing_library_is_a_line_with_the_extra_that_has_it(monkeypatch, name, package):
-    monkeypatch.setattr("mlhpc.iobench.formats.formats.find_spec", lambda name: None)
-    with pytest.raises(UserError, match=rf"the format {name} needs the package {package}") as error:
+@pytest.mark.parametrize(
+    ("name", "package", "imported"),
+    [("hdf5", "h5py", "h5py"), ("jpeg", "pillow", "PIL"), ("parquet", "pyarrow", "pyarrow")],
+)
+def test_a_missing_library_is_a_line_with_the_extra_that_has_it(monkeypatch, name, package, imported):
+    monkeypatch.setitem(sys.modules, imported, None)
+    with pytest.raises(
+        UserError, match=f"the format {name} needs the package {package}, which is n"
+    ) as error:
         find(name).load()
     extra = re.search(r"mlhpc\[(\w+)\]", str(error.value))[1]
     required = metadata("mlhpc").get_all("Requires-Dist")
     assert any(each.startswith(package) and each.endswith(f'extra == "{extra}"') for each in required)
+
+
+def test_a_library_that_cannot_be_loaded_is_a_line_with_its_reason(monkeypatch, tmp_path):
+    """As h5py on a node without the MPI library it was built with."""
+    (tmp_path / "h5py.py").write_text("raise ImportError('libmpi.so.40: cannot open shared object file')")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "h5py")
+    with pytest.raises(UserError, match=r"h5py, which cannot be loaded \(libmpi\.so\.40: cannot open"):
+        find("hdf5").load()
 
 
 def counted(path: Path, reads: list[tuple[int, int]], **options: object) -> ReadStatistics:
