@@ -21,6 +21,7 @@ from mlhpc.common.files.filesystem import filesystem_of
 from mlhpc.errors import UserError
 from mlhpc.iobench.definition import load
 from mlhpc.iobench.definition.schema import Workload
+from mlhpc.iobench.emulate.plan import require_enough
 
 OF_A_RUN = {"reader.threads": "loading.workers", "reader.prefetch": "loading.prefetch"}
 """Settings of a workload, and the equivalent settings of ``mlhpc run``."""
@@ -86,7 +87,7 @@ class Sweep:
 
     def points(self) -> list[Point]:
         """The workload's own settings, then all combinations. Identical data sets are shared. Raises
-        UserError for an invalid combination."""
+        UserError for an invalid combination, and for one with too few files for the ranks."""
         folders: dict[str, Path] = {}
         planned = []
         combinations = itertools.product(
@@ -100,6 +101,7 @@ class Sweep:
             seen.append(workload)
             if workload.dataset is None:
                 raise UserError(f"{workload.name} reads no data, so there is nothing to sweep")
+            require_enough(workload, self.ranks)
             record = workload.dataset.model_dump_json(exclude={"total_bytes"})
             data = folders.setdefault(record, self.folder / f"data-{len(folders)}")
             planned.append(Point(chosen, data))
@@ -144,6 +146,9 @@ def require_counterparts(sweep: Sweep, data: Path) -> None:
     for key, values in sweep.axes.items():
         if key not in OF_A_RUN and not (key == COMPRESSION and codecs.keys() >= set(values)):
             raise UserError(f"mlhpc run has no counterpart of {key}={','.join(values)}; omit --confirm")
+    manifest.require_folder(data)
+    if not any(data.iterdir()):
+        raise UserError(f"--confirm {data}: is empty; give a data set of {workload.name}")
     if COMPRESSION in sweep.axes and workload.dataset:
         compressed = workload.dataset.compression != "none"
         dataset = manifest.load(data)

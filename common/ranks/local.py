@@ -206,18 +206,22 @@ class SignalInterrupt(KeyboardInterrupt):
 @contextmanager
 def signals_as_ctrl_c() -> Iterator[None]:
     """Terminating signals raise KeyboardInterrupt, as Ctrl-C does: a batch system or ``timeout`` sends them, and
-    the processes started here must not outlive this one. Later ones are ignored: a launcher may send several."""
+    the processes started here must not outlive this one. Later ones are ignored, so that what was begun is
+    removed: a launcher may send several, and ends its ranks after Ctrl-C, which they received too."""
+    # A process started with Ctrl-C ignored, as in the background of a script, continues to ignore it.
+    ctrl_c = () if signal.getsignal(signal.SIGINT) is signal.SIG_IGN else (signal.SIGINT,)
+    numbers = (*TERMINATING, *ctrl_c)
 
     def interrupt(signum: int, frame: FrameType | None) -> None:
-        for number in TERMINATING:
+        for number in numbers:
             signal.signal(number, lambda *_: None)
         raise SignalInterrupt(signum)
 
-    before = [signal.signal(number, interrupt) for number in TERMINATING]
+    before = [signal.signal(number, interrupt) for number in numbers]
     try:
         yield
     finally:
-        for number, handler in zip(TERMINATING, before, strict=True):
+        for number, handler in zip(numbers, before, strict=True):
             signal.signal(number, handler)
 
 

@@ -93,13 +93,16 @@ class Size:
 
 def required(workload: Workload, memory_bytes: int, accelerators: int, clients: int = 1) -> Size:
     """The smallest data set of ``workload`` for ``clients`` nodes of ``memory_bytes`` each and this total
-    number of accelerators. Raises UserError for a workload without data, and numbers below 1."""
+    number of accelerators, at least one on each. Raises UserError for a workload without data, and numbers
+    below 1."""
     dataset = workload.dataset
     if dataset is None:
         raise UserError(f"{workload.name} reads no data, so it has no data size")
     for name, value in (("--memory", memory_bytes), ("--accelerators", accelerators), ("--clients", clients)):
         if value < 1:
             raise UserError(f"{name} {value}: must be at least 1")
+    if clients > accelerators:
+        raise UserError(f"--clients {clients}: each needs an accelerator, there are {accelerators}")
     file_bytes = dataset.samples_per_file * dataset.sample_bytes
     batch = accelerators * workload.reader.batch_size
     for_memory = math.ceil(MEMORIES * memory_bytes * clients / file_bytes)

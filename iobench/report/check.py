@@ -37,7 +37,9 @@ def check_runs(runs: Sequence[Path], memory_bytes: int) -> list[str]:
     first = results[0]
     for run, other in zip(runs, results, strict=True):
         if any(other[key] != first[key] for key in ("workload", "ranks", "nodes")):
-            raise UserError(f"{run}: different workload or number of ranks than {runs[0]}")
+            raise UserError(
+                f"{run}: different workload or number of ranks than {runs[0]}; check the runs of one result"
+            )
     utilisations = [result["au_percent"] for result in results]
     workload = Workload(**first["workload"])
     violations = mlperf_storage.findings(workload, memory_bytes, first["ranks"], first["nodes"], utilisations)

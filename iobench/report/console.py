@@ -113,7 +113,7 @@ def _why_none(result: Mapping[str, Any]) -> str:
     excluded = metric["exclude_start_steps"] + metric["exclude_end_steps"]
     most = max(epoch["steps"] for epoch in result["epochs"])
     if most <= excluded:
-        return f"epochs have {count(most, 'step')}, of which {excluded} do not count (metric)"
+        return f"epochs have {count(most, 'step')}, {excluded} of which the metric excludes"
     return "steps have no computation (train.computation)"
 
 

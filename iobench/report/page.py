@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from mlhpc.common.pages.bars import Bar, columns, stacked_bars
-from mlhpc.common.pages.blocks import Cell, Facts, Grid, Table, number, table
+from mlhpc.common.pages.blocks import Cell, Facts, Table, number, table
 from mlhpc.common.pages.charts import Figure
 from mlhpc.common.pages.html import render
 from mlhpc.errors import count
@@ -27,14 +27,13 @@ _PARTS = {
 def page(result: Mapping[str, Any]) -> str:
     """The whole HTML text of ``result.json``."""
     workload = result["workload"]
-    machine = f"{count(result['ranks'], 'rank')} on {count(result['nodes'], 'node')}"
     facts = {name: text for name, _, text in (line.partition(": ") for line in summary_lines(result))}
     return render(
         template="mlhpc.iobench.report:emulation.html",
         title=f"I/O of {workload['name']}",
         heading=workload["name"],
         subtitle=workload.get("description", ""),
-        meta=f"{machine} · page cache: {result['cache']} · file system {result.get('filesystem', 'none')}",
+        meta=" · ".join(_circumstances(result)),
         result=result,
         resident=max(result["resident_before_epochs"], default=0.0),
         summary=Facts(facts) if facts else None,
@@ -43,8 +42,17 @@ def page(result: Mapping[str, Any]) -> str:
         epochs=epochs_table(result["epochs"]),
         evaluations=evaluations_table(result["evaluations"]),
         checkpoints=_checkpoints(result["checkpoints"]),
-        ranks=_ranks(result["rank_results"]),
+        ranks=_ranks(result["rank_results"]) if result["reading"]["calls"] else None,
     )
+
+
+def _circumstances(result: Mapping[str, Any]) -> list[str]:
+    circumstances = [f"{count(result['ranks'], 'rank')} on {count(result['nodes'], 'node')}"]
+    if result.get("filesystem"):
+        circumstances += [f"page cache: {result['cache']}", f"file system {result['filesystem']}"]
+    if result.get("checkpoint_filesystem"):
+        circumstances.append(f"checkpoints on {result['checkpoint_filesystem']}")
+    return circumstances
 
 
 def _utilisation(bound: Mapping[str, float]) -> Figure:
@@ -60,7 +68,7 @@ def _utilisation(bound: Mapping[str, float]) -> Figure:
     )
 
 
-def _transfers(result: Mapping[str, Any]) -> list[Grid | Facts] | None:
+def _transfers(result: Mapping[str, Any]) -> list[Figure | Facts] | None:
     reading = result["reading"]
     if not reading["calls"]:
         return None
@@ -89,7 +97,7 @@ def _transfers(result: Mapping[str, Any]) -> list[Grid | Facts] | None:
         + _bytes(reading["node_device_bytes"]) + " by all on these nodes",
         "hidden": f"{reading['hidden_percent'] or 0:.0f}% of {reading['io_s']:.3g} s per rank",
     }  # fmt: skip
-    return [Grid((drawn,), 1), Facts(facts)]
+    return [drawn, Facts(facts)]
 
 
 def _bytes(value: int | None) -> str:

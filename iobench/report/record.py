@@ -112,6 +112,7 @@ class _Result(_Part):
     checkpoints: list[_Checkpoint]
     rank_results: list[_Rank]
     filesystem: str | None = None
+    checkpoint_filesystem: str | None = None
     data: str | None = None
     object_store: Any = None
     data_in_ram: bool = False

@@ -3,6 +3,7 @@
 import argparse
 import json
 import os
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -126,11 +127,12 @@ def _run(options: argparse.Namespace) -> int:
         return status
     from mlhpc.common.ranks import launch
     from mlhpc.common.ranks.collectives import on_rank0
+    from mlhpc.common.ranks.local import signals_as_ctrl_c
     from mlhpc.iobench.emulate.emulation import Settings
     from mlhpc.iobench.run import Paths, data_of, default_out, run
 
     settings = Settings(options.cache, options.null_steps, options.trace)
-    with launch.joined("sockets") as world:
+    with signals_as_ctrl_c(), launch.joined("sockets") as world:
         out = options.out or on_rank0(world, lambda: default_out(workload))
         data = data_of(options.data, workload, world.rank)
         checkpoints = options.checkpoints or out / "checkpoints"
@@ -163,11 +165,12 @@ def _generate(options: argparse.Namespace) -> int:
     if (status := _in_ranks(options)) is not None:
         return status
     from mlhpc.common.ranks import launch
+    from mlhpc.common.ranks.local import signals_as_ctrl_c
     from mlhpc.iobench.dataset.generate import generate
     from mlhpc.iobench.definition.quantities import format_bytes
     from mlhpc.iobench.run import data_of
 
-    with launch.joined("sockets") as world:
+    with signals_as_ctrl_c(), launch.joined("sockets") as world:
         data = data_of(options.data, workload, world.rank)
         made = generate(workload.dataset, data, world, options.workers)
         if world.rank == 0:
@@ -200,9 +203,13 @@ def _sweep(options: argparse.Namespace) -> int:
     sweep = Sweep(options.workload, tuple(options.set), axes, options.out, options.repeats, options.ranks)
     if options.confirm:
         require_counterparts(sweep, options.confirm)  # before the sweep, which takes long
-    points, again = advise(sweep)
-    comparisons = {"again": again}
-    write(options.out, sweep, points, comparisons)  # the following may fail
+    try:
+        points, again = advise(sweep)
+        comparisons = {"again": again}
+        write(options.out, sweep, points, comparisons)  # the following may fail
+    except BaseException:
+        shutil.rmtree(options.out, ignore_errors=True)
+        raise
     if again and options.confirm:
         comparisons["in_a_run"] = in_a_run(sweep, again.recommended.settings, options.confirm, options.preset)
         write(options.out, sweep, points, comparisons)

@@ -205,6 +205,30 @@ def test_a_killed_rank_is_named_and_nothing_is_left(place, tmp_path):
     assert not out.exists()
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_run_leaves_nothing(place, tmp_path, number):
+    """Ctrl-C reaches the whole group; the batch system's SIGTERM, here, the parent of the ranks."""
+    out = tmp_path / "out"
+    command = ["--data", place / "data", "--out", out, "--ranks", 2, "--set", "train.computation=0.1"]
+    command += ["--set", "train.epochs=100", "--set", "checkpoint.every_steps=1"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "mlhpc", "io", "run", place / "tiny.toml", *map(str, command)],
+        stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    deadline = time.monotonic() + 60
+    while not (out / "checkpoints").exists():
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.05)
+    if number == signal.SIGINT:
+        os.killpg(process.pid, number)
+    else:
+        process.terminate()
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 128 + number
+    assert "mlhpc: interrupted" in errors and "Traceback" not in errors
+    assert not out.exists()
+
+
 def rank_pid(parent: int, rank: int) -> int:
     for folder in Path("/proc").glob("[0-9]*"):
         try:
@@ -243,7 +267,7 @@ def test_checkpoints_alone_are_written_and_read_back(tmp_path):
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (["--set", "reader.batch_size=12"], "epochs have 1 step, of which 1 do not count (metric)"),
+        (["--set", "reader.batch_size=12"], "epochs have 1 step, 1 of which the metric excludes"),
         (["--set", "train.computation=0"], "steps have no computation (train.computation)"),
     ],
 )

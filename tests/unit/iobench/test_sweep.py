@@ -2,6 +2,7 @@
 rates."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,7 @@ def test_its_own_settings_may_be_the_fastest(tmp_path, stand_ins):
 
 
 def test_a_recommendation_is_applied_to_a_run_of_the_suite(tmp_path, stand_ins):
+    (tmp_path / "data/train").mkdir(parents=True)
     deepcam = made(tmp_path, {"reader.threads": ["8"]}, "deepcam")
     confirmed = in_a_run(deepcam, ("reader.threads=8",), tmp_path / "data", "smoke")
     assert confirmed.confirmed and confirmed.gain == pytest.approx(2, rel=0.02)
@@ -131,6 +133,41 @@ def test_what_cannot_be_confirmed_is_refused_before_the_sweep(tmp_path, monkeypa
     words = ["--vary", "reader.transfer_bytes=64KiB", "--out", tmp_path / "out", "--confirm", tmp_path]
     assert main(["io", "sweep", "cosmoflow", *map(str, words)]) == 2
     assert "no counterpart of reader.transfer_bytes=64KiB" in capsys.readouterr().err
+
+
+def test_data_that_no_run_could_read_is_refused_before_the_sweep(tmp_path):
+    cosmoflow = made(tmp_path / "out", {"reader.threads": ["1", "4"]}, "cosmoflow")
+    with pytest.raises(UserError, match="nowhere"):
+        require_counterparts(cosmoflow, tmp_path / "nowhere")
+    with pytest.raises(UserError, match="is empty; give a data set of cosmoflow"):
+        require_counterparts(cosmoflow, tmp_path)
+
+
+def test_too_few_files_for_the_ranks_are_refused_before_anything_runs(tmp_path, stand_ins):
+    sweep = made(tmp_path, {"reader.batch_size": ["1", "4"]})
+    samples = sweep.workload().dataset.samples
+    with pytest.raises(UserError, match=r"too few|cannot fill"):
+        advise(replace(sweep, ranks=samples + 1))
+    assert not stand_ins
+
+
+def test_a_sweep_that_fails_leaves_nothing(tmp_path, monkeypatch):
+    def fails(*words):
+        (tmp_path / "out/data-0").mkdir(parents=True, exist_ok=True)
+        raise UserError("no space left")
+
+    monkeypatch.setattr(module, "_mlhpc", fails)
+    words = [
+        "io",
+        "sweep",
+        "mlperf_cosmoflow",
+        "--vary",
+        "reader.threads=1,2",
+        "--out",
+        str(tmp_path / "out"),
+    ]
+    assert main(words) == 2
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_value_that_is_none_is_refused_before_anything_runs(tmp_path, stand_ins):

@@ -1,0 +1,31 @@
+"""Emulations that fail: what they leave running."""
+
+import threading
+
+import pytest
+
+from mlhpc.common.ranks.world import Solo
+from mlhpc.errors import UserError
+from mlhpc.iobench.dataset.generate import generate
+from mlhpc.iobench.dataset.layout import Layout
+from mlhpc.iobench.definition.schema import Workload
+from mlhpc.iobench.emulate.checkpoints import Checkpoints
+from mlhpc.iobench.emulate.emulation import Settings, emulate
+
+DATASET = {"format": "npy", "files": 8, "eval_files": 2, "sample_bytes": 3000}
+
+
+@pytest.mark.parametrize("damaged", ["train/00003.npy", "validation/00001.npy"])
+@pytest.mark.parametrize("load_all", [False, True])
+def test_no_reader_goes_on_after_an_error(tmp_path, damaged, load_all):
+    """HDF5 crashes if one is still in it when the interpreter ends."""
+    reader = {"threads": 2, "load_all": load_all, "preprocess": 0.2, "preprocess_threads": 1}
+    evaluation = {"every_epochs": 1}
+    workload = Workload(name="w", dataset=DATASET, reader=reader, evaluation=evaluation)  # type: ignore[arg-type]
+    generate(workload.dataset, tmp_path, Solo(), 1)
+    (tmp_path / damaged).write_bytes(b"damaged")
+    layout = Layout(tmp_path, workload.dataset)
+    before = threading.active_count()
+    with pytest.raises(UserError, match="damaged"):
+        emulate(workload, layout, Checkpoints(workload.checkpoint, tmp_path, Solo()), Solo(), Settings())
+    assert threading.active_count() == before
