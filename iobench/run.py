@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from mlhpc.common.host.malloc import keep_memory
 from mlhpc.common.host.provenance import describe_environment
 from mlhpc.common.ranks.collectives import on_all_ranks, on_each_rank, on_rank0
 from mlhpc.common.ranks.world import World
+from mlhpc.common.timing.waiting import clock
 from mlhpc.errors import UserError
 from mlhpc.iobench.dataset.generate import require_data
 from mlhpc.iobench.dataset.layout import Layout, Root, root_of
@@ -104,7 +106,8 @@ def _measured(
     write_on_all_ranks(world, out, lambda: write_steps(real, out / f"steps.rank{world.rank}.csv"))
     if settings.trace:
         write_on_all_ranks(world, out, lambda: write_part(real, world.rank, out))
-        write_on_rank0(world, out, lambda: join_parts(world.size, out))
+        origin_us = round(1e6 * (time.time() - (clock() - real.origin)))
+        write_on_rank0(world, out, lambda: join_parts(world.size, out, origin_us))
     write_on_rank0(world, out, lambda: _write_record(workload, total, out))
     return total
 

@@ -21,10 +21,12 @@ def write_part(run: Run, rank: int, out: Path) -> None:
             file.write(json.dumps(event) + "\n")
 
 
-def join_parts(ranks: int, out: Path) -> None:
-    """``trace.json`` from the parts of all ranks, which are removed. Raises OSError."""
+def join_parts(ranks: int, out: Path, origin_us: int) -> None:
+    """``trace.json`` from the parts of all ranks, which are removed. ``origin_us``: microseconds since 1970 at its
+    time 0, to place it beside traces with such times, as DFTracer's. Raises OSError."""
     with (out / "trace.json").open("w") as file:
-        file.write('{"displayTimeUnit": "ms", "traceEvents": [\n')
+        head = {"displayTimeUnit": "ms", "otherData": {"origin_us": origin_us}}
+        file.write(json.dumps(head)[:-1] + ', "traceEvents": [\n')
         between = ""
         for rank in range(ranks):
             part = out / f"trace.rank{rank}.part"

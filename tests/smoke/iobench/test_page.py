@@ -53,7 +53,8 @@ def test_the_page_shows_the_result_and_escapes_what_others_wrote(out):
 
 def test_the_trace_has_every_step_and_read_of_every_rank(out):
     """Perfetto reads the Trace Event Format: complete events with microseconds."""
-    events = json.loads((out / "trace.json").read_text())["traceEvents"]
+    trace = json.loads((out / "trace.json").read_text())
+    events = trace["traceEvents"]
     result = json.loads((out / "result.json").read_text())
     complete = [event for event in events if event["ph"] == "X"]
     for rank in range(2):
@@ -71,3 +72,8 @@ def test_the_trace_has_every_step_and_read_of_every_rank(out):
     loop = sorted((e for e in complete if e["pid"] == 0 and e["tid"] == 0), key=lambda e: e["ts"])
     assert all(a["ts"] + a["dur"] <= b["ts"] + 1 for a, b in pairwise(loop))
     assert not list(out.glob("*.part"))
+    # Time 0 is that of the clock on the wall: after the run began, before its results were written.
+    last = max(event["ts"] + event["dur"] for event in complete) / 1e6
+    written = (out / "result.json").stat().st_mtime
+    begun = (out.parent / "data/.iobench.json").stat().st_mtime
+    assert begun < trace["otherData"]["origin_us"] / 1e6 < written - last + 0.01

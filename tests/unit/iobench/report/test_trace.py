@@ -16,7 +16,7 @@ UPTIME = 2e7  # seconds, of a node that has run for months: its clock has steps 
 
 def events(run, tmp_path):
     write_part(run, 0, tmp_path)
-    join_parts(1, tmp_path)
+    join_parts(1, tmp_path, 0)
     return json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
 
 
