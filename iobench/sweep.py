@@ -18,6 +18,7 @@ from mlhpc.common.data import manifest
 from mlhpc.common.data.archives import samples_per_archive
 from mlhpc.common.files import atomic
 from mlhpc.common.files.filesystem import filesystem_of
+from mlhpc.common.ranks.local import GRACE_S, end
 from mlhpc.errors import UserError
 from mlhpc.iobench.definition import load
 from mlhpc.iobench.definition.schema import Workload
@@ -216,8 +217,14 @@ def write(
 
 
 def _mlhpc(*words: str) -> None:
-    """A command of the suite in a separate process. Raises UserError with its last line when it fails."""
-    process = subprocess.run([sys.executable, "-m", "mlhpc", *words], capture_output=True, text=True)
+    """A command of the suite in a separate process, ended with this one, and its ranks with it. Raises UserError
+    with its last line when it fails."""
+    command = [sys.executable, "-m", "mlhpc", *words]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    try:
+        _, errors = process.communicate()
+    finally:
+        end([process], GRACE_S)
     if process.returncode:
-        lines = process.stderr.strip().splitlines() or [f"status {process.returncode}"]
+        lines = errors.strip().splitlines() or [f"status {process.returncode}"]
         raise UserError(f"mlhpc {' '.join(words[:3])}: {lines[-1].removeprefix('mlhpc: ')}")

@@ -208,18 +208,9 @@ def _evaluate(rank: _Rank, layout: Layout, epoch: int, run: Run) -> None:
     pipeline = rank.pipeline(
         "validation", epoch, steps, batch, Storage(layout, workload.reader).open, activity
     )
-    barrier = world if workload.train.barrier else None
+    computation, barrier = workload.evaluation.computation, world if workload.train.barrier else None
     with pipeline:
-        times = run_steps(
-            epoch,
-            steps,
-            pipeline,
-            workload.evaluation.computation,
-            rank.random,
-            barrier,
-            rank.process,
-            activity,
-        )
+        times = run_steps(epoch, steps, pipeline, computation, rank.random, barrier, rank.process, activity)
     run.evaluations.append(times)
     _collect(run, pipeline, activity)
 

@@ -154,25 +154,25 @@ class ReadStatistics:
     consecutive: int = 0
     sizes: Counter[int] = field(default_factory=Counter)
     _times: list[float] = field(default_factory=list)  # of each run: when it began, and when its reads ended
-    # Of the run that goes on, in one object because other threads look at it: calls and bytes before it, bytes of
-    # a read and of the run, and the list of times and its length when the run began.
-    _going_on: tuple[int, int, int, int, list[float], int] = field(init=False)
+    # Of the current run, in one object because other threads look at it: calls and bytes before it, bytes of a
+    # read and of the run, and the list of times and its length when the run began.
+    _current: tuple[int, int, int, int, list[float], int] = field(init=False)
     _number: int = field(init=False)
     _runs: bytearray = field(default_factory=lambda: bytearray(UNSETTLED * _RUN.size))
     _noted: int = 0  # bytes of them
 
     def __post_init__(self) -> None:
         self._number = self.activity.enter()
-        self._going_on = 0, 0, 0, 0, self._times, 0
+        self._current = 0, 0, 0, 0, self._times, 0
 
     @property
     def calls(self) -> int:
-        before, _, _, _, times, length = self._going_on
+        before, _, _, _, times, length = self._current
         return before + max(0, len(times) - length - 1)
 
     @property
     def bytes(self) -> int:
-        _, before, transfer, most, times, length = self._going_on
+        _, before, transfer, most, times, length = self._current
         return before + min(max(0, len(times) - length - 1) * transfer, most)
 
     def add(self, begin: float, end: float, offset: int, size: int, previous_end: int) -> None:
@@ -183,14 +183,14 @@ class ReadStatistics:
         self.end_run(offset, size, size, previous_end)
 
     def begin_run(self, transfer: int, length: int) -> Callable[[float], None]:
-        """At most ``UNSETTLED`` reads of up to ``length`` bytes one behind the other follow, each of ``transfer``
+        """At most ``UNSETTLED`` consecutive reads follow, of up to ``length`` bytes together, each of ``transfer``
         but the last, which may be shorter. Returns what notes when the first begins, then when each ends."""
-        self._going_on = self.calls, self.bytes, transfer, length, self._times, len(self._times)
+        self._current = self.calls, self.bytes, transfer, length, self._times, len(self._times)
         return self._times.append
 
     def end_run(self, offset: int, transfer: int, length: int, previous_end: int) -> None:
         """Position and length of the run."""
-        self._going_on = self.calls, self._going_on[1] + length, 0, 0, self._times, len(self._times)
+        self._current = self.calls, self._current[1] + length, 0, 0, self._times, len(self._times)
         _RUN.pack_into(self._runs, self._noted, offset, transfer, length, previous_end)
         self._noted += _RUN.size
         if len(self._times) >= 2 * UNSETTLED:
@@ -231,7 +231,7 @@ class ReadStatistics:
             for begin, end, at, size in zip(*times.T.tolist(), offsets.tolist(), asked.tolist(), strict=True):
                 self.events.append(ReadEvent(begin, end - begin, at, size))
         self._times, self._noted = [], 0
-        self._going_on = self.calls, self.bytes, 0, 0, self._times, 0
+        self._current = self.calls, self.bytes, 0, 0, self._times, 0
 
     def finish(self) -> None:
         """The thread reads no more."""

@@ -182,6 +182,7 @@ def _generate(options: argparse.Namespace) -> int:
 def _sweep(options: argparse.Namespace) -> int:
     from rich.console import Console
 
+    from mlhpc.common.ranks.local import signals_as_ctrl_c
     from mlhpc.iobench.report.console import print_sweep
     from mlhpc.iobench.sweep import Sweep, advise, in_a_run, require_counterparts, write
 
@@ -203,16 +204,18 @@ def _sweep(options: argparse.Namespace) -> int:
     sweep = Sweep(options.workload, tuple(options.set), axes, options.out, options.repeats, options.ranks)
     if options.confirm:
         require_counterparts(sweep, options.confirm)  # before the sweep, which takes long
-    try:
-        points, again = advise(sweep)
-        comparisons = {"again": again}
-        write(options.out, sweep, points, comparisons)  # the following may fail
-    except BaseException:
-        shutil.rmtree(options.out, ignore_errors=True)
-        raise
-    if again and options.confirm:
-        comparisons["in_a_run"] = in_a_run(sweep, again.recommended.settings, options.confirm, options.preset)
-        write(options.out, sweep, points, comparisons)
+    with signals_as_ctrl_c():
+        try:
+            points, again = advise(sweep)
+            comparisons = {"again": again}
+            write(options.out, sweep, points, comparisons)  # the following may fail
+        except BaseException:
+            shutil.rmtree(options.out, ignore_errors=True)
+            raise
+        if again and options.confirm:
+            settings = again.recommended.settings
+            comparisons["in_a_run"] = in_a_run(sweep, settings, options.confirm, options.preset)
+            write(options.out, sweep, points, comparisons)
     print_sweep(points, comparisons, Console())
     return 0
 
