@@ -8,18 +8,8 @@ import altair as alt
 
 from mlhpc.common.pages import charts
 from mlhpc.common.pages.blocks import Cell, Section, Table, number, table
-from mlhpc.common.pages.charts import (
-    INK,
-    SOFT,
-    Figure,
-    data,
-    faded_unless,
-    figure,
-    log_axis,
-    picked_by,
-    tooltips,
-)
-from mlhpc.common.pages.plots import curves, with_halo
+from mlhpc.common.pages.charts import INK, SOFT, Figure, Rows, log_axis
+from mlhpc.common.pages.plots import curves, on_axes, with_halo
 from mlhpc.perf.accelerator.memory import RESERVED, Memory
 from mlhpc.perf.accelerator.paper000 import Row
 from mlhpc.perf.accelerator.roofline import Ceilings, Point, least_seconds
@@ -76,33 +66,27 @@ def roofline(points: Sequence[Point], ceilings: Ceilings, paper: Row | None = No
     )
     y_axis = log_axis([*(row["y"] for row in rows), ceilings.tensor / 1e12], "TFLOP/s attainable", room=1.7)
     colour, shape, _ = charts.series_scales(names)
-    x = alt.X("x:Q", scale=x_axis.scale, axis=x_axis.axis)
-    y = alt.Y("y:Q", scale=y_axis.scale, axis=y_axis.axis)
-    picked = picked_by("kind")
-    marks = (
-        alt.Chart(data(rows))
-        .mark_point(filled=True, clip=True)
-        .encode(
-            x=x,
-            y=y,
-            color=alt.Color("kind:N", scale=colour, legend=alt.Legend(columns=3)),
-            shape=alt.Shape("kind:N", scale=shape, legend=alt.Legend(columns=3)),
-            size=alt.Size("weight:Q", legend=None, scale=_SIZES),
-            opacity=faded_unless(picked, 0.08, 0.7),
-            tooltip=tooltips(_SHOWN),
-        )
-        .add_params(picked)
-    )
+    legend = alt.Legend(columns=3)
+    picked = charts.picked_by("kind")
+    marks = on_axes(rows, x_axis, y_axis).mark_point(filled=True, clip=True)
+    marks = marks.encode(
+        color=alt.Color("kind:N", scale=colour, legend=legend),
+        shape=alt.Shape("kind:N", scale=shape, legend=legend),
+        size=alt.Size("weight:Q", legend=None, scale=_SIZES),
+        opacity=charts.faded_unless(picked, 0.08, 0.7),
+        tooltip=charts.tooltips(_SHOWN),
+    ).add_params(picked)
     roofs, names_at = _roofs(ceilings, x_axis.low, x_axis.high, y_axis.low)
-    lines = alt.Chart(data(roofs)).mark_line(color=INK[0], strokeWidth=1.5, clip=True)
-    lines = lines.encode(x=x, y=y, detail="roof:N")
-    labels = alt.Chart(data(names_at)).encode(x=x, y=y, text="roof:N")
-    texts = with_halo(labels, SOFT[0], align="right", dy=-8)
+    lines = on_axes(roofs, x_axis, y_axis).encode(detail="roof:N")
+    lines = lines.mark_line(color=INK[0], strokeWidth=1.5, clip=True)
+    texts = with_halo(on_axes(names_at, x_axis, y_axis).encode(text="roof:N"), SOFT[0], align="right", dy=-8)
     alt_text = (
         f"Roofline of {len(drawn)} layers on {ceilings.name}: memory {_giga(ceilings.bandwidth)}B/s, float32 "
         f"{_tera(ceilings.float32)}, tensor cores {_tera(ceilings.tensor)}"
     )
-    return figure(alt.layer(lines, marks, *texts), alt_text, title=f"Roofline, {ceilings.name}", height=360)
+    return charts.figure(
+        alt.layer(lines, marks, *texts), alt_text, title=f"Roofline, {ceilings.name}", height=360
+    )
 
 
 def memory_section(
@@ -196,9 +180,6 @@ def _mark(kind: str, layer: str, intensity: float, rate: float, bound: str) -> d
         "share": "",
         "bound": bound,
     }
-
-
-Rows = list[dict[str, Any]]
 
 
 def _roofs(ceilings: Ceilings, left: float, right: float, bottom: float) -> tuple[Rows, Rows]:
