@@ -133,7 +133,7 @@ class Figure:
 
 
 def figure(
-    chart: alt.LayerChart,
+    chart: alt.LayerChart | alt.FacetChart,
     alt_text: str,
     *,
     title: str = "",

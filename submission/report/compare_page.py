@@ -12,10 +12,10 @@ from mlhpc.errors import count
 from mlhpc.perf.scaling import Estimate
 from mlhpc.submission.logs.differences import differences_table
 from mlhpc.submission.logs.energy import NAMES
+from mlhpc.submission.logs.findings import findings_table
 from mlhpc.submission.report.compare import DETAILED, Comparison, Predicted
 from mlhpc.submission.report.compare_figures import BARS, breakdown, planes
 from mlhpc.submission.report.entry import BEFORE_CLOCK, IN_CLOCK, OVER_ENDED, Entry
-from mlhpc.submission.report.run_sections import findings_table
 from mlhpc.submission.report.spread import Spread
 from mlhpc.submission.report.summary import decimals, plain, whole
 from mlhpc.submission.score.score import Weak

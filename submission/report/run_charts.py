@@ -50,7 +50,7 @@ def training(run: RunDirectory, ranks: Sequence[RankTimes]) -> tuple[Figure, ...
     losses = {e.epoch: e.train_loss for e in epochs}
     learning_rates = {e.epoch: e.learning_rate for e in epochs}
     throughput = {e.epoch: e.samples_per_s or None for e in epochs}
-    read = data_rates(run)
+    read = data_rates(epochs)
     most = max(read.values(), default=0.0)
     units = {"GB/s": 1e9, "MB/s": 1e6, "kB/s": 1e3, "B/s": 1.0}
     unit, factor = next((of for of in units.items() if most >= of[1]), ("B/s", 1.0))
