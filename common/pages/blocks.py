@@ -128,7 +128,7 @@ class Facts:
 
 @dataclass(frozen=True)
 class Banner:
-    """A prominent sentence. ``tone``: empty, bad or good."""
+    """A prominent sentence. ``tone``: empty or bad."""
 
     text: str
     strong: str = ""
