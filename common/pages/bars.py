@@ -1,7 +1,7 @@
 """Bars of stacked parts, and columns.
 
-Rows are dictionaries with the fields named in each function; ``tooltip`` lists the (field, title) pairs shown
-on hover.
+Rows are dictionaries with the fields named in each function; ``tooltip`` lists the (field, title) pairs
+shown on hover.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -9,28 +9,15 @@ from typing import Any, Literal, NamedTuple
 
 import altair as alt
 
-from mlhpc.common.pages.charts import (
-    ACCENT,
-    INK,
-    NUMBER_LABEL,
-    PARTS,
-    TEXT_ON,
-    Figure,
-    Rows,
-    Shown,
-    data,
-    faded_unless,
-    figure,
-    picked_by,
-    tooltips,
-)
+from mlhpc.common.pages import charts
+from mlhpc.common.pages.charts import INK, NUMBER_LABEL, PARTS, Figure, Rows, Shown, chart_of
 
 _LABELLED = 0.05
 """Smallest share of a bar that fits its number."""
 
 
 def _part_colour(
-    parts: Mapping[str, str], colours: Mapping[str, tuple[str, str]] = PARTS, **legend: Any
+    parts: Mapping[str, str], colours: Mapping[str, tuple[str, str]], **legend: Any
 ) -> alt.Color:
     """The ``colours`` of the parts of a run (key to label), by their labels."""
     scale = alt.Scale(domain=list(parts.values()), range=[colours[key][0] for key in parts])
@@ -78,43 +65,44 @@ def stacked_bars(
         listed = ", ".join(f"{parts[key]} {share:.1%}" for key, share in shares.items())
         alt_texts.append(": ".join(filter(None, (" ".join(bar.name.split()), listed))))
     named = any(bar.name for bar in bars)
-    shown = [*([("what", "of")] if named else []), ("part", "part"), ("share", "share")]
-    shown += [("size", "time")] if write else []
-    picked = picked_by("part")
+    shown = (
+        [("what", "of")] * named + [("part", "part"), ("share", "share")] + [("size", "time")] * bool(write)
+    )
+    picked = charts.picked_by("part")
     stack: Literal["normalize", "zero"] = "normalize" if relative else "zero"
-    y = alt.Y("bar:N", sort=None, axis=None)
-    offset = 10 if named else 0
     numbers: Any = {"format": "%"} if relative else {"labelExpr": NUMBER_LABEL, "tickCount": 10}
     x = alt.X("value:Q", title=value_title, stack=stack, axis=alt.Axis(**numbers, grid=True))
-    base = alt.Chart(_in_order(rows, parts)).encode(
-        x=x, y=y, order=alt.Order("order:Q"), tooltip=tooltips(shown)
+    y = alt.Y("bar:N", sort=None, axis=None)
+    offset = 10 if named else 0
+    base = chart_of(_in_order(rows, parts)).encode(
+        x=x, y=y, order=alt.Order("order:Q"), tooltip=charts.tooltips(shown)
+    )
+    drawn = base.mark_bar(height=bar_height, yOffset=offset)
+    labels = base.mark_text(fontWeight="bold", fontSize=13, yOffset=offset).encode(
+        x=alt.X("value:Q", stack=stack, bandPosition=0.5), text="label:N"
     )
     layers = [
-        base.mark_bar(height=bar_height, yOffset=offset)
-        .encode(color=_part_colour(parts), opacity=faded_unless(picked))
-        .add_params(picked),
-        base.mark_text(fontWeight="bold", fontSize=13, yOffset=offset).encode(
-            x=alt.X("value:Q", stack=stack, bandPosition=0.5),
-            text="label:N",
-            color=_part_colour(parts, TEXT_ON).legend(None),
-            opacity=faded_unless(picked, 0),
+        drawn.encode(color=_part_colour(parts, PARTS), opacity=charts.faded_unless(picked)).add_params(
+            picked
+        ),
+        labels.encode(
+            color=_part_colour(parts, charts.TEXT_ON).legend(None), opacity=charts.faded_unless(picked, 0)
         ),
     ]
     if named:
-        names = alt.Chart(data([{"bar": n, "name": bar.name} for n, bar in enumerate(bars)]))
-        text = names.mark_text(
-            align="left", yOffset=offset - bar_height / 2 - 9, limit=alt.ExprRef("width"), color=INK[0]
-        )
+        names = chart_of([{"bar": n, "name": bar.name} for n, bar in enumerate(bars)])
+        above: Any = {"yOffset": offset - bar_height / 2 - 9, "limit": alt.ExprRef("width")}
+        text = names.mark_text(align="left", color=INK[0], **above)
         layers.append(text.encode(y=y, x=alt.value(0), text="name:N"))
     chart = alt.layer(*layers).resolve_scale(color="independent")
     height = len(bars) * (bar_height + 8 + 2 * offset)
-    return figure(chart, f"{says}: {'; '.join(alt_texts)}", height=height, **caption)
+    return charts.figure(chart, f"{says}: {'; '.join(alt_texts)}", height=height, **caption)
 
 
-def _in_order(rows: Rows, parts: Mapping[str, str]) -> alt.InlineData:
+def _in_order(rows: Rows, parts: Mapping[str, str]) -> Rows:
     """The rows, with the position of each part in its stack."""
     labels = list(parts.values())
-    return data([{**row, "order": labels.index(row["part"])} for row in rows])
+    return [{**row, "order": labels.index(row["part"])} for row in rows]
 
 
 def columns(
@@ -141,18 +129,17 @@ def columns(
     x = alt.X("x:N", sort=None, title=x_title, axis=alt.Axis(labelAngle=0, labels=not long_names))
     y_scale = alt.Scale(domain=[0, y_max]) if y_max else alt.Scale(zero=True)
     y = alt.Y("y:Q", title=y_title, scale=y_scale, axis=alt.Axis(labelExpr=NUMBER_LABEL, tickCount=5))
-    tops = [row | {"above": row.get("high", row["y"])} if "top" in row else row for row in rows]
-    base = alt.Chart(data(tops)).encode(x=x, tooltip=tooltips(tooltip))
-    bars = base.mark_bar().encode(y=y, color=alt.value(ACCENT[0]))
+    tops: Rows = [row | {"above": row.get("high", row["y"])} if "top" in row else row for row in rows]
+    if parts and not beside:
+        tops = _in_order(tops, parts)
+    base = chart_of(tops).encode(x=x, tooltip=charts.tooltips(tooltip))
+    bars = base.mark_bar().encode(y=y, color=alt.value(charts.ACCENT[0]))
     if parts:
-        picked = picked_by("part")
+        picked = charts.picked_by("part")
         colour = _part_colour(parts, part_colours, columns=3)
-        bars = bars.encode(color=colour, opacity=faded_unless(picked)).add_params(picked)
-        bars = (
-            bars.encode(xOffset=alt.XOffset("part:N", sort=None))
-            if beside
-            else bars.encode(order=alt.Order("order:Q")).properties(data=_in_order(rows, parts))
-        )
+        bars = bars.encode(color=colour, opacity=charts.faded_unless(picked)).add_params(picked)
+        offset: Any = {"xOffset": alt.XOffset("part:N", sort=None)}
+        bars = bars.encode(**(offset if beside else {"order": alt.Order("order:Q")}))
     elif colours:
         scale = alt.Scale(domain=[row["x"] for row in rows], range=list(colours))
         legend = alt.Legend(orient="bottom", columns=1, symbolType="square") if long_names else None
@@ -163,6 +150,6 @@ def columns(
     if any("top" in row for row in rows):
         layers.append(base.mark_text(dy=-7).encode(y=alt.Y("above:Q"), text="top:N"))
     if points:
-        marks = alt.Chart(data(points)).mark_point(filled=True, size=90, color=INK[0])
+        marks = chart_of(points).mark_point(filled=True, size=90, color=INK[0])
         layers.append(marks.encode(x=x, y=y, shape=alt.Shape("shape:N", scale=None, legend=None)))
-    return figure(alt.layer(*layers), alt_text, **caption)
+    return charts.figure(alt.layer(*layers), alt_text, **caption)

@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, Union
 from urllib.parse import quote
 
 from markupsafe import Markup
@@ -57,6 +57,10 @@ class Table:
     style: str = ""
     kind: ClassVar[str] = "table"
 
+    @property
+    def empty(self) -> bool:
+        return not self.rows
+
     def is_number(self, column: int) -> bool:
         return column >= self.text_columns and column not in self.prose
 
@@ -81,12 +85,17 @@ class Table:
         return _link("text/csv", text.getvalue())
 
 
-def table(
-    name: str, items: Iterable[Item], columns: Mapping[str, Callable[[Item], Cell | str]], **layout: Any
-) -> Table:
-    """A row for each of ``items``. ``columns``: title, and a function from an item to a cell or a text.
-    ``layout``: other fields of ``Table``."""
-    rows = tuple(tuple(_cell(show(item)) for show in columns.values()) for item in items)
+Columns = Mapping[str, Callable[[Item], Cell | str]]
+"""Titles of columns, each with a function from an item to a cell or a text."""
+
+
+def table(name: str, items: Iterable[Item], columns: Columns[Item], **layout: Any) -> Table:
+    """A row for each of ``items``. ``layout``: other fields of ``Table``."""
+
+    def cell(shown: Cell | str) -> Cell:
+        return Cell(shown) if isinstance(shown, str) else shown
+
+    rows = tuple(tuple(cell(show(item)) for show in columns.values()) for item in items)
     return Table(name, tuple(columns), rows, **layout)
 
 
@@ -100,10 +109,6 @@ def _link(kind: str, text: str) -> Markup:
     return Markup(f"data:{kind};charset=utf-8,") + Markup(text.translate(_ESCAPED))
 
 
-def _cell(shown: Cell | str) -> Cell:
-    return Cell(shown) if isinstance(shown, str) else shown
-
-
 def _spreadsheet(value: Any) -> Any:
     """Text that a spreadsheet would interpret as a formula gets a leading apostrophe (CWE-1236)."""
     return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@")) else value
@@ -111,15 +116,19 @@ def _spreadsheet(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class Facts:
-    """Names and values, two columns."""
+    """Names and values, two columns; without the values that are None."""
 
-    items: Mapping[str, str]
+    items: Mapping[str, Any]
     kind: ClassVar[str] = "facts"
+
+    @property
+    def empty(self) -> bool:
+        return all(value is None for value in self.items.values())
 
 
 @dataclass(frozen=True)
 class Banner:
-    """A prominent sentence. ``tone``: empty, bad or good."""
+    """A prominent sentence. ``tone``: empty or bad."""
 
     text: str
     strong: str = ""
@@ -160,10 +169,12 @@ class Details:
 
 @dataclass(frozen=True)
 class Section:
-    """A titled card of a page. ``half``: two of them side by side on a wide screen."""
+    """A titled card of a page."""
 
     title: str
     about: str = ""
     blocks: tuple[Any, ...] = ()
-    half: bool = False
     kind: ClassVar[str] = "section"
+
+
+Block = Union[Table, Facts, Banner, Grid, Legend, Details, "Figure"]

@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 
 import altair as alt
 
-from mlhpc.common.pages.text import printable
+from mlhpc.common.pages.text import printable, slug
 
 # (light, dark)
 INK = ("#16191d", "#e9ecef")
@@ -47,17 +47,10 @@ PARTS = {
     "rest": ("#666f7c", "#8c6684"),
 }
 # Text on a part of a bar. Each pair has a unique light colour, by which the page finds the dark one.
-_WHITE, _BLACK = ("#fefefe", "#fefefd"), ("#111417", "#111418")
-_WHITE_THEN_BLACK = ("#fdfdfd", "#111417")
 TEXT_ON = {
-    "staging": _WHITE_THEN_BLACK,
-    "exchange": _WHITE,
-    "first_epoch_excess": _BLACK,
-    "data_wait": _BLACK,
-    "step": _WHITE,
-    "training": _WHITE,
-    "evaluation": _BLACK,
-    "rest": _WHITE,
+    "staging": ("#fdfdfd", "#111417"),
+    **dict.fromkeys(("exchange", "step", "training", "rest"), ("#fefefe", "#fefefd")),
+    **dict.fromkeys(("first_epoch_excess", "data_wait", "evaluation"), ("#111417", "#111418")),
 }
 DARK = dict([INK, SOFT, LINE, CARD, ACCENT, BAD, *SERIES, *PARTS.values(), *TEXT_ON.values()])
 SHAPES = ("circle", "square", "triangle-up", "diamond", "triangle-down", "cross")
@@ -129,40 +122,35 @@ class Figure:
         # Clip paths of several pictures in one page must not share their names.
         svg = re.sub(r'(id="|url\(#)(?=clip|gradient)', rf"\g<1>{self.name}-", svg)
         svg = re.sub(r' (?:aria-hidden="true"|font-family="[^"]*")', "", svg)  # the page has both
-        return re.sub(r' (?:d|transform|[xy][12]?|width|height)="[^"]*"', _rounded, svg)
+        # Numbers to a hundredth of a pixel.
+        attributes = r' (?:d|transform|[xy][12]?|width|height)="[^"]*"'
+        return re.sub(attributes, lambda found: re.sub(r"\.(\d\d)\d+", r".\1", found[0]), svg)
 
     @property
     def name(self) -> str:
         """Base name of the files that the reader saves."""
-        words = re.sub(r"[^a-z0-9]+", "-", (self.title or self.alt_text[:40]).lower()).strip("-")
-        return words or "chart"
+        return slug(self.title or self.alt_text[:40]) or "chart"
 
 
 def figure(
-    chart: alt.Chart | alt.LayerChart | alt.FacetChart,
+    chart: alt.LayerChart | alt.FacetChart,
     alt_text: str,
     *,
     title: str = "",
     note: str = "",
-    height: int | None = 200,
+    height: int = 200,
     static_width: int = STATIC_WIDTH,
 ) -> Figure:
-    """The figure of an Altair chart, as wide as its container. ``height`` in pixels; None if the
-    chart sets its own."""
+    """The figure of an Altair chart, as wide as its container and ``height`` pixels high."""
     alt_text = printable(alt_text, ALT_TEXT)
-    sized = chart.properties(
-        width="container", description=alt_text, autosize={"type": "fit-x", "contains": "padding"}
-    )
-    if height is not None:
-        sized = sized.properties(height=height)
-    spec = _finite(sized.to_dict(validate=False))
-    spec["config"] = THEME
-    return Figure(spec, alt_text, title, note, static_width)
+    size: Any = {"width": "container", "height": height, "autosize": {"type": "fit-x", "contains": "padding"}}
+    spec = _finite(chart.properties(description=alt_text, **size).to_dict(validate=False))
+    return Figure({**spec, "config": THEME}, alt_text, title, note, static_width)
 
 
-def data(rows: Rows) -> alt.InlineData:
-    """Rows as the data of a chart."""
-    return alt.InlineData(values=list(rows))
+def chart_of(rows: Rows) -> alt.Chart:
+    """A chart of ``rows``, without marks yet."""
+    return alt.Chart(alt.InlineData(values=list(rows)))
 
 
 def tooltips(shown: Shown) -> list[alt.Tooltip]:
@@ -209,12 +197,11 @@ class LogAxis:
     title: str
 
     @property
-    def scale(self) -> alt.Scale:
-        return alt.Scale(type="log", domain=[self.low, self.high], nice=False)
-
-    @property
-    def axis(self) -> alt.Axis:
-        return alt.Axis(title=self.title, values=list(self.ticks), grid=True, labelExpr=NUMBER_LABEL)
+    def channel(self) -> dict[str, Any]:
+        """The scale and the axis of an Altair channel."""
+        scale = alt.Scale(type="log", domain=[self.low, self.high], nice=False)
+        axis = alt.Axis(title=self.title, values=list(self.ticks), grid=True, labelExpr=NUMBER_LABEL)
+        return {"scale": scale, "axis": axis}
 
     def fraction(self, value: float) -> float:
         """0 at the low end, 1 at the high one."""
@@ -230,24 +217,20 @@ def log_axis(values: Sequence[float], title: str, base: int = 10, room: float = 
     """A logarithmic axis around positive ``values``, with a factor of ``room`` on either side, and ticks at
     powers of two (``base`` 2) or at 1, 2 and 5 times powers of ten."""
     low, high = min(values) / room, max(values) * room
-    if base == 2:
-        marks = [2.0**n for n in range(math.ceil(math.log2(low)), math.floor(math.log2(high)) + 1)]
-    else:
-        decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-        factors = (1,) if high / low > 300 else (1, 2, 5)
-        marks = [factor * 10.0**n for n in decades for factor in factors]
-        if sum(low <= mark <= high for mark in marks) < 3:
-            marks = [factor * 10.0**n for n in decades for factor in (1, 2, 5)]
-    marks = [mark for mark in marks if low <= mark <= high]
+    powers = [
+        float(base) ** n for n in range(math.floor(math.log(low, base)), math.ceil(math.log(high, base)) + 1)
+    ]
+
+    def inside(factors: Sequence[int]) -> list[float]:
+        return [factor * power for power in powers for factor in factors if low <= factor * power <= high]
+
+    marks = inside([1]) if base == 2 or high / low > 300 else []
+    if base == 10 and len(marks) < 3:
+        marks = inside([1, 2, 5])
     if len(marks) < 3:
         marks = [mark for mark in ticks(low, high) if mark > 0]
     step = math.ceil(len(marks) / 7) or 1
     return LogAxis(low, high, tuple(marks[::-1][::step][::-1]), title)
-
-
-def _rounded(attribute: re.Match[str]) -> str:
-    """The numbers of an attribute to a hundredth of a pixel."""
-    return re.sub(r"\.(\d\d)\d+", r".\1", attribute[0])
 
 
 def _finite(value: Any) -> Any:

@@ -8,7 +8,6 @@ scripts written here, by their hashes.
 
 import base64
 import hashlib
-import re
 from collections.abc import Sequence
 from functools import cache
 from importlib import resources
@@ -22,7 +21,7 @@ from mlhpc import __version__
 from mlhpc.common.files.atomic import write_bytes
 from mlhpc.common.pages import charts
 from mlhpc.common.pages.blocks import Banner, Section
-from mlhpc.common.pages.text import printable
+from mlhpc.common.pages.text import printable, slug
 from mlhpc.errors import UserError
 
 
@@ -99,7 +98,7 @@ def _environment(package: str) -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters["slug"] = _slug
+    environment.filters["slug"] = slug
     environment.policies["json.dumps_kwargs"] = {"ensure_ascii": False, "separators": (",", ":")}
     return environment
 
@@ -113,10 +112,6 @@ def _finalize(value: Any) -> Any:
 def _scripts(content: str) -> tuple[Markup, ...]:
     """The scripts of a page with charts."""
     return (Markup(_library()), Markup(_resource("page.js"))) if '<div class="chart"' in content else ()
-
-
-def _slug(text: str) -> str:
-    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
 
 
 @cache

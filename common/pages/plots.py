@@ -18,17 +18,12 @@ from mlhpc.common.pages.charts import (
     CARD,
     INK,
     NUMBER_LABEL,
-    PARTS,
     SOFT,
     Figure,
     LogAxis,
     Rows,
     Shown,
-    data,
-    faded_unless,
-    figure,
-    picked_by,
-    tooltips,
+    chart_of,
 )
 
 
@@ -48,45 +43,33 @@ def line(
     """A line through points. Rows: ``x``, ``y``. ``target``: a dashed level and its name. ``shaded``: spans of x
     (``x``, ``x2``, ``what``). ``series``: several lines, by the field ``series`` of the rows."""
     constant = len({row["y"] for row in rows} | ({target[0]} if target else set())) == 1
-    base = alt.Chart(data(rows)).encode(
-        x=alt.X(
-            "x:Q",
-            title=x_title,
-            scale=alt.Scale(zero=zero_x, nice=False),
-            axis=alt.Axis(tickMinStep=0 if zero_x else 1, tickCount=8, labelExpr=NUMBER_LABEL),
-        ),
-        y=alt.Y(
-            "y:Q",
-            title=y_title,
-            scale=alt.Scale(zero=constant),
-            axis=alt.Axis(tickCount=5, labelExpr=NUMBER_LABEL),
-        ),
+    x_axis = alt.Axis(tickMinStep=0 if zero_x else 1, tickCount=8, labelExpr=NUMBER_LABEL)
+    y_axis = alt.Axis(tickCount=5, labelExpr=NUMBER_LABEL)
+    base = chart_of(rows).encode(
+        x=alt.X("x:Q", title=x_title, scale=alt.Scale(zero=zero_x, nice=False), axis=x_axis),
+        y=alt.Y("y:Q", title=y_title, scale=alt.Scale(zero=constant), axis=y_axis),
     )
     layers: list[alt.Chart] = []
     if shaded:
-        band = alt.Chart(data(shaded)).mark_rect(color=PARTS["staging"][0], opacity=0.2)
-        layers.append(band.encode(x="x:Q", x2="x2:Q", tooltip=tooltips([("what", "span")])))
+        band = chart_of(shaded).mark_rect(color=charts.PARTS["staging"][0], opacity=0.2)
+        layers.append(band.encode(x="x:Q", x2="x2:Q", tooltip=charts.tooltips([("what", "span")])))
     if target:
         layers += _limits([target], alt.Y("y:Q"))
     size = 40 if len(rows) <= 60 else 12
     if series:
         colour, shape, dash = charts.series_scales(series)
-        picked = picked_by("series")
-        base = base.encode(
-            color=alt.Color("series:N", scale=colour, legend=alt.Legend(symbolStrokeWidth=0)),
-            opacity=faded_unless(picked),
-        )
-        layers.append(
-            base.mark_line(strokeWidth=2)
-            .encode(strokeDash=alt.StrokeDash("series:N", scale=dash))
-            .add_params(picked)
-        )
+        picked = charts.picked_by("series")
+        legend = alt.Legend(symbolStrokeWidth=0)
+        coloured = alt.Color("series:N", scale=colour, legend=legend)
+        base = base.encode(color=coloured, opacity=charts.faded_unless(picked))
+        dashed = base.mark_line(strokeWidth=2).encode(strokeDash=alt.StrokeDash("series:N", scale=dash))
+        layers.append(dashed.add_params(picked))
         points = base.mark_point(filled=True, size=size).encode(shape=alt.Shape("series:N", scale=shape))
     else:
         layers.append(base.mark_line(color=ACCENT[0], strokeWidth=2))
         points = base.mark_point(color=ACCENT[0], fill=CARD[0], filled=False, opacity=1, size=size)
-    layers.append(points.encode(tooltip=tooltips(tooltip)))
-    return figure(alt.layer(*layers), alt_text, **caption)
+    layers.append(points.encode(tooltip=charts.tooltips(tooltip)))
+    return charts.figure(alt.layer(*layers), alt_text, **caption)
 
 
 def curves(
@@ -114,17 +97,12 @@ def curves(
     colour, shape, dash = charts.series_scales(series)
     below_each_other: Any = {"columns": 1} if sum(map(len, series)) > 40 else {}
     legend = alt.Legend(**below_each_other, symbolStrokeWidth=0) if len(series) > 1 else None
-    picked = picked_by("series")
+    picked = charts.picked_by("series")
     in_row_order: Any = {"value": None}
     joined: Any = {"detail": "join:N", "order": in_row_order} if any("join" in row for row in rows) else {}
 
-    def plane(rows: Rows) -> alt.Chart:
-        x = alt.X("x:Q", scale=x_axis.scale, axis=x_axis.axis)
-        return alt.Chart(data(rows)).encode(x=x, y=alt.Y("y:Q", scale=y_axis.scale, axis=y_axis.axis))
-
-    base = plane(rows).encode(
-        color=alt.Color("series:N", scale=colour, legend=legend),
-        opacity=faded_unless(picked),
+    base = on_axes(rows, x_axis, y_axis).encode(
+        color=alt.Color("series:N", scale=colour, legend=legend), opacity=charts.faded_unless(picked)
     )
     lined = base.transform_filter(f"indexof({json.dumps(list(loose))}, datum.series) < 0") if loose else base
     lines = lined.mark_line(strokeWidth=2).encode(
@@ -140,27 +118,27 @@ def curves(
         fill=alt.condition(
             "datum.hollow", alt.value(CARD[0]), alt.Fill("series:N", scale=colour, legend=legend)
         ),
-        tooltip=tooltips(tooltip),
+        tooltip=charts.tooltips(tooltip),
     )
-    layers = [*level_layers(levels, x_axis, y_axis), *_limits(limits, alt.Y("y:Q", scale=y_axis.scale))]
+    layers = _level_layers(levels, x_axis, y_axis)
+    layers += _limits(limits, alt.Y("y:Q", scale=y_axis.channel["scale"]))
     if reference:
-        grey = plane(reference)
+        grey = on_axes(reference, x_axis, y_axis)
         layers.append(grey.mark_line(strokeWidth=1.5, color=SOFT[0]).encode(order=in_row_order))
         marks = grey.mark_point(filled=False, color=SOFT[0], fill=CARD[0], strokeWidth=2, size=70)
-        layers.append(marks.encode(tooltip=tooltips(tooltip)))
+        layers.append(marks.encode(tooltip=charts.tooltips(tooltip)))
     layers += [lines.add_params(picked), *whiskers, points]
     if labels:
-        layers += with_halo(
-            plane(labels).encode(text="text:N"), INK[0], dx=10, dy=-8, fontWeight="bold", fontSize=14
-        )
-    return figure(alt.layer(*layers), alt_text, height=height, **caption)
+        texts = on_axes(labels, x_axis, y_axis).encode(text="text:N")
+        layers += with_halo(texts, INK[0], dx=10, dy=-8, fontWeight="bold", fontSize=14)
+    return charts.figure(alt.layer(*layers), alt_text, height=height, **caption)
 
 
 def _limits(limits: Sequence[tuple[float, str]], y: alt.Y) -> list[alt.Chart]:
     """Dashed levels with their names at the left."""
     if not limits:
         return []
-    base = alt.Chart(data([{"y": level, "name": name} for level, name in limits])).encode(y=y)
+    base = chart_of([{"y": level, "name": name} for level, name in limits]).encode(y=y)
     return [
         base.mark_rule(color=BAD[0], strokeWidth=1.5, strokeDash=[6, 4]),
         base.mark_text(color=BAD[0], align="left", dx=6, dy=-8, fontWeight="bold").encode(
@@ -201,14 +179,16 @@ def round_constants(x_axis: LogAxis, y_axis: LogAxis, unit: float = 1.0) -> list
     return [factor * 10.0**n for n in decades for factor in (1, 2, 5)]
 
 
-def level_layers(levels: Rows, x_axis: LogAxis, y_axis: LogAxis) -> list[alt.Chart]:
+def on_axes(rows: Rows, x_axis: LogAxis, y_axis: LogAxis) -> alt.Chart:
+    """A chart of ``rows`` by their ``x`` and ``y``."""
+    return chart_of(rows).encode(x=alt.X("x:Q", **x_axis.channel), y=alt.Y("y:Q", **y_axis.channel))
+
+
+def _level_layers(levels: Rows, x_axis: LogAxis, y_axis: LogAxis) -> list[alt.Chart]:
     """Dotted lines with their labels at the right ends."""
     if not levels:
         return []
-    base = alt.Chart(data(levels)).encode(
-        x=alt.X("x:Q", scale=x_axis.scale, axis=x_axis.axis),
-        y=alt.Y("y:Q", scale=y_axis.scale, axis=y_axis.axis),
-    )
+    base = on_axes(levels, x_axis, y_axis)
     lines = base.mark_line(color=SOFT[0], strokeWidth=1, strokeDash=[2, 5]).encode(detail="level:N")
     ends = base.transform_filter("datum.end").encode(text="level:N")
     return [lines, *with_halo(ends, SOFT[0], align="right", dx=-4, dy=12)]

@@ -2,7 +2,8 @@
 sections."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from mlhpc.common.pages.bars import Bar, columns, stacked_bars
@@ -127,8 +128,12 @@ def _checkpoints(checkpoints: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def _ranks(results: Sequence[Mapping[str, Any]]) -> Table:
-    def wait(title: str) -> Callable[[tuple[int, Mapping[str, Any]]], Cell]:
-        return lambda row: figure(row[1]["steps"]["wait_s"].get(title))
+    def wait(row: tuple[int, Mapping[str, Any]], percentile: str) -> Cell:
+        return figure(row[1]["steps"]["wait_s"].get(percentile))
+
+    def rate(row: tuple[int, Mapping[str, Any]]) -> Cell:
+        reading = row[1]["reading"]
+        return figure(reading["bytes"] / reading["reading_s"] / 1e6 if reading["reading_s"] else None)
 
     return table(
         "ranks",
@@ -138,15 +143,10 @@ def _ranks(results: Sequence[Mapping[str, Any]]) -> Table:
             "host": lambda row: row[1]["host"],
             "reads": lambda row: str(row[1]["reading"]["calls"]),
             "asked": lambda row: number(row[1]["reading"]["bytes"], format_bytes),
-            "MB/s while reading": lambda row: figure(_rate(row[1]["reading"])),
-            "wait p50 s": wait("p50"),
-            "p99 s": wait("p99"),
-            "max s": wait("max"),
+            "MB/s while reading": rate,
+            "wait p50 s": partial(wait, percentile="p50"),
+            "p99 s": partial(wait, percentile="p99"),
+            "max s": partial(wait, percentile="max"),
         },
         text_columns=2,
     )
-
-
-def _rate(reading: Mapping[str, Any]) -> float | None:
-    """MB/s while reading."""
-    return reading["bytes"] / reading["reading_s"] / 1e6 if reading["reading_s"] else None

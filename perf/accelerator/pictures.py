@@ -8,18 +8,8 @@ import altair as alt
 
 from mlhpc.common.pages import charts
 from mlhpc.common.pages.blocks import Cell, Section, Table, number, table
-from mlhpc.common.pages.charts import (
-    INK,
-    SOFT,
-    Figure,
-    data,
-    faded_unless,
-    figure,
-    log_axis,
-    picked_by,
-    tooltips,
-)
-from mlhpc.common.pages.plots import curves, with_halo
+from mlhpc.common.pages.charts import INK, SOFT, Figure, Rows, log_axis
+from mlhpc.common.pages.plots import curves, on_axes, with_halo
 from mlhpc.perf.accelerator.memory import RESERVED, Memory
 from mlhpc.perf.accelerator.paper000 import Row
 from mlhpc.perf.accelerator.roofline import Ceilings, Point, least_seconds
@@ -76,33 +66,27 @@ def roofline(points: Sequence[Point], ceilings: Ceilings, paper: Row | None = No
     )
     y_axis = log_axis([*(row["y"] for row in rows), ceilings.tensor / 1e12], "TFLOP/s attainable", room=1.7)
     colour, shape, _ = charts.series_scales(names)
-    x = alt.X("x:Q", scale=x_axis.scale, axis=x_axis.axis)
-    y = alt.Y("y:Q", scale=y_axis.scale, axis=y_axis.axis)
-    picked = picked_by("kind")
-    marks = (
-        alt.Chart(data(rows))
-        .mark_point(filled=True, clip=True)
-        .encode(
-            x=x,
-            y=y,
-            color=alt.Color("kind:N", scale=colour, legend=alt.Legend(columns=3)),
-            shape=alt.Shape("kind:N", scale=shape, legend=alt.Legend(columns=3)),
-            size=alt.Size("weight:Q", legend=None, scale=_SIZES),
-            opacity=faded_unless(picked, 0.08, 0.7),
-            tooltip=tooltips(_SHOWN),
-        )
-        .add_params(picked)
-    )
+    legend = alt.Legend(columns=3)
+    picked = charts.picked_by("kind")
+    marks = on_axes(rows, x_axis, y_axis).mark_point(filled=True, clip=True)
+    marks = marks.encode(
+        color=alt.Color("kind:N", scale=colour, legend=legend),
+        shape=alt.Shape("kind:N", scale=shape, legend=legend),
+        size=alt.Size("weight:Q", legend=None, scale=_SIZES),
+        opacity=charts.faded_unless(picked, 0.08, 0.7),
+        tooltip=charts.tooltips(_SHOWN),
+    ).add_params(picked)
     roofs, names_at = _roofs(ceilings, x_axis.low, x_axis.high, y_axis.low)
-    lines = alt.Chart(data(roofs)).mark_line(color=INK[0], strokeWidth=1.5, clip=True)
-    lines = lines.encode(x=x, y=y, detail="roof:N")
-    labels = alt.Chart(data(names_at)).encode(x=x, y=y, text="roof:N")
-    texts = with_halo(labels, SOFT[0], align="right", dy=-8)
+    lines = on_axes(roofs, x_axis, y_axis).encode(detail="roof:N")
+    lines = lines.mark_line(color=INK[0], strokeWidth=1.5, clip=True)
+    texts = with_halo(on_axes(names_at, x_axis, y_axis).encode(text="roof:N"), SOFT[0], align="right", dy=-8)
     alt_text = (
         f"Roofline of {len(drawn)} layers on {ceilings.name}: memory {_giga(ceilings.bandwidth)}B/s, float32 "
         f"{_tera(ceilings.float32)}, tensor cores {_tera(ceilings.tensor)}"
     )
-    return figure(alt.layer(lines, marks, *texts), alt_text, title=f"Roofline, {ceilings.name}", height=360)
+    return charts.figure(
+        alt.layer(lines, marks, *texts), alt_text, title=f"Roofline, {ceilings.name}", height=360
+    )
 
 
 def memory_section(
@@ -121,12 +105,6 @@ def memory_section(
     return Section(title, about, (memory(by_batch, capacities, paper), _memory_table(by_batch)))
 
 
-_MEMORY = {
-    "peak": "peak of a step",
-    "activations": "activations kept",
-    "weights": "weights, gradients, optimizer",
-    "input": "input",
-}
 _PAPER_ACTIVATIONS = "paper 000: activations (16 bits)"
 
 
@@ -136,16 +114,21 @@ def memory(
     """GiB by batch size, both logarithmic (paper 000, figure 1)."""
     rows: list[dict[str, Any]] = []
     for memory in by_batch:
+        kept = memory.parameters + memory.copies + memory.gradients + memory.optimizer
         sizes = {
-            "peak": memory.peak,
-            "activations": memory.activations,
-            "weights": memory.parameters + memory.copies + memory.gradients + memory.optimizer,
+            "peak of a step": memory.peak,
+            "activations kept": memory.activations,
+            "weights, gradients, optimizer": kept,
             "input": memory.input,
         }
-        rows += [_size(memory.batch, what, sizes[key]) for key, what in _MEMORY.items()]
         if paper and memory.batch <= paper.largest_batch:
-            rows.append(_size(memory.batch, _PAPER_ACTIVATIONS, memory.batch * paper.activations_gib * 2**30))
-    names = [*_MEMORY.values(), *([_PAPER_ACTIVATIONS] if paper else [])]
+            sizes[_PAPER_ACTIVATIONS] = memory.batch * paper.activations_gib * 2**30
+        rows += [
+            {"series": what, "x": memory.batch, "y": size / 2**30, "batch": str(memory.batch),
+             "size": f"{size / 2**30:.3g} GiB"}
+            for what, size in sizes.items()
+        ]  # fmt: skip
+    names = list(dict.fromkeys(row["series"] for row in rows))
     sizes_gib = [row["y"] for row in rows] + [size / 2**30 for _, size in capacities]
     x_axis = log_axis([memory.batch for memory in by_batch], "local batch, samples", base=2, room=1.2)
     y_axis = log_axis(sizes_gib, "GiB", room=1.5)
@@ -173,32 +156,30 @@ def _paper_rows(paper: Row | None, ceilings: Ceilings) -> list[dict[str, Any]]:
     measured = paper.intensity * paper.sustained
     attainable = ceilings.attainable(paper.intensity_limit, "convolution")
     return [
-        _mark(_PAPER, "measured", paper.intensity, measured, "") | {"weight": 0.05},
-        _mark(_PAPER, "at the limit of traffic", paper.intensity_limit, attainable, "") | {"weight": 0.05},
+        _mark(_PAPER, "measured", paper.intensity, measured, weight=0.05),
+        _mark(_PAPER, "at the limit of traffic", paper.intensity_limit, attainable, weight=0.05),
     ]
 
 
 def _row(point: Point, whole: float) -> dict[str, Any]:
     kind = point.kind if point.kind in PRODUCT_KINDS else OTHERS
-    row = _mark(kind, point.layer, point.intensity, point.rate, BOUNDS[point.bound])
-    share = point.seconds / whole
-    return {**row, "share": f"{1e6 * point.seconds:.3g} µs, {share:.1%}", "weight": share}
+    weight = point.seconds / whole
+    share = f"{1e6 * point.seconds:.3g} µs, {weight:.1%}"
+    return _mark(
+        kind, point.layer, point.intensity, point.rate, weight=weight, share=share, bound=BOUNDS[point.bound]
+    )
 
 
-def _mark(kind: str, layer: str, intensity: float, rate: float, bound: str) -> dict[str, Any]:
-    return {
-        "kind": kind,
-        "layer": layer,
-        "x": intensity,
-        "y": rate / 1e12,
+def _mark(
+    kind: str, layer: str, intensity: float, rate: float, *, weight: float, share: str = "", bound: str = ""
+) -> dict[str, Any]:
+    shown = {
         "rate": _tera(rate),
         "intensity": f"{intensity:.3g} FLOPs per byte",
-        "share": "",
+        "share": share,
         "bound": bound,
     }
-
-
-Rows = list[dict[str, Any]]
+    return {"kind": kind, "layer": layer, "x": intensity, "y": rate / 1e12, "weight": weight, **shown}
 
 
 def _roofs(ceilings: Ceilings, left: float, right: float, bottom: float) -> tuple[Rows, Rows]:
@@ -224,23 +205,21 @@ def _kinds(points: Sequence[Point]) -> Table:
     for point in points:
         kinds.setdefault(point.kind, []).append(point)
 
-    def intensity(moved: float, flops: float) -> Cell:
-        return number(flops / moved if moved else None, "{:.3g}".format)
-
     sums = [
         (kind, len(these), sum(p.flops for p in these), sum(p.bytes for p in these), least_seconds(these))
         for kind, these in kinds.items()
     ]
+    three = "{:.3g}".format
     return table(
         "layers-by-kind",
         sorted(sums, key=lambda row: -row[4]),
         {
             "kind of layer": lambda row: row[0],
             "layers": lambda row: number(row[1], str),
-            "GFLOP": lambda row: number(row[2] / 1e9, "{:.3g}".format),
-            "MiB moved": lambda row: number(row[3] / 2**20, "{:.3g}".format),
-            "FLOPs per byte": lambda row: intensity(row[3], row[2]),
-            "least ms": lambda row: number(1e3 * row[4], "{:.3g}".format),
+            "GFLOP": lambda row: number(row[2] / 1e9, three),
+            "MiB moved": lambda row: number(row[3] / 2**20, three),
+            "FLOPs per byte": lambda row: number(row[2] / row[3] if row[3] else None, three),
+            "least ms": lambda row: number(1e3 * row[4], three),
             "share": lambda row: number(row[4] / whole, "{:.1%}".format),
         },
     )
@@ -264,16 +243,6 @@ def _memory_table(by_batch: Sequence[Memory]) -> Table:
             "peak at": lambda memory: memory.peak_at,
         },
     )
-
-
-def _size(batch: int, what: str, size: float) -> dict[str, Any]:
-    return {
-        "series": what,
-        "x": batch,
-        "y": size / 2**30,
-        "batch": str(batch),
-        "size": f"{size / 2**30:.3g} GiB",
-    }
 
 
 def _tera(rate: float) -> str:

@@ -2,7 +2,7 @@
 
 from mlhpc.benchmarks import registry
 from mlhpc.benchmarks.schema import Run
-from mlhpc.common.pages.blocks import Banner, Cell, Section, Table
+from mlhpc.common.pages.blocks import Banner, Cell, Section, table
 from mlhpc.common.pages.html import render
 from mlhpc.errors import count
 from mlhpc.perf.accelerator.memory import Memory, memory_of, power_of_two
@@ -97,22 +97,29 @@ def accelerator(machine: Machine, run: Run, largest: int) -> list[Section]:
 
 def _update(network: Network, optimizer: str) -> str:
     update = update_of(network, optimizer)
-    return (
-        f" The update of all weights ({optimizer}) is added once per step: {update.operations / 1e9:.3g} "
-        f"GFLOP "
-        f"and {written(update.bytes, 'bytes')} at least."
-    )
+    least = f"{update.operations / 1e9:.3g} GFLOP and {written(update.bytes, 'bytes')} at least"
+    return f" The update of all weights ({optimizer}) is added once per step: {least}."
 
 
 def _figures(machine: Machine) -> Section:
     dimensions = {"memory": "bytes", "local": "bytes", "shared": "bytes", "latency": "s"}
     peaks = ("float32", "tf32", "bfloat16", "float16")
-    rows = []
-    for key, value in machine.figures.items():
-        last = key.partition(".")[2]
+
+    def shown(key: str, value: float) -> str:
+        if key == "accelerator.memory":
+            return binary(value)
+        kind, _, last = key.partition(".")
         dimension = "FLOP/s" if last in peaks else dimensions.get(last, "bytes/s")
-        dimension = "a share" if key.startswith("efficiency.") else dimension
-        shown = binary(value) if key == "accelerator.memory" else written(value, dimension)
-        rows.append((Cell(key), Cell(shown, value=value), Cell(machine.sources[key])))
-    table = Table("machine", ("figure", "value", "source"), tuple(rows), prose=(2,))
-    return Section("The machine's figures", f"{machine.title}, file {machine.where}.", (table,))
+        return written(value, "a share" if kind == "efficiency" else dimension)
+
+    figures = table(
+        "machine",
+        machine.figures.items(),
+        {
+            "figure": lambda row: row[0],
+            "value": lambda row: Cell(shown(*row), value=row[1]),
+            "source": lambda row: machine.sources[row[0]],
+        },
+        prose=(2,),
+    )
+    return Section("The machine's figures", f"{machine.title}, file {machine.where}.", (figures,))

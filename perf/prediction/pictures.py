@@ -157,17 +157,11 @@ def cost(machine: Machine, run: Run, tier: Tier) -> Section | None:
     network = network_of(run)
     moved = network.traffic(run.training.precision)
     sample = sample_bytes(run)
+    sizes: Any = {"moved": moved, "sample": sample, "gradients": 4 * network.parameters}
     rows: list[dict[str, Any]] = []
     binding: dict[str, int] = {}
     for batch in BATCHES:
-        step_costs = costs(
-            machine,
-            tier,
-            moved=moved,
-            sample=sample,
-            gradients=4 * network.parameters,
-            local_batch_size=batch,
-        )
+        step_costs = costs(machine, tier, **sizes, local_batch_size=batch)
         binding.setdefault(step_costs.binding, batch)
         named = {
             "model and activations": step_costs.activations,
@@ -176,23 +170,19 @@ def cost(machine: Machine, run: Run, tier: Tier) -> Section | None:
             f"sample from {tier.name}": step_costs.sample[1],
         }
         rows += [_cost_row(batch, name, value) for name, value in named.items() if value]
+    bottlenecks = "; ".join(f"{name} from a batch of {batch} on" for name, batch in binding.items())
     about = (
-        "Bytes of a sample times the gap of the link that limits them, relative to the accelerator's "
-        "memory: a "
-        "lower bound of the time. The highest is the bottleneck: "
-        + "; ".join(f"{name} from a batch of {batch} on" for name, batch in binding.items())
-        + ". "
-        + _required(machine, run, sample.received, moved)
-    )
+        "Bytes of a sample times the gap of the link that limits them, relative to the accelerator's memory: a "
+        f"lower bound of the time. The highest is the bottleneck: {bottlenecks}. "
+    ) + _required(machine, run, sample.received, moved)
     if (paper := TABLE_II.get(run.benchmark)) and machine.name == "cori-gpu":
         rows += [_cost_row(b, "paper 000: activations", paper.hbm_limit_gib * GIB) for b in BATCHES]
         rows += [_cost_row(b, "paper 000: sample from NVMe", paper.sample_mib * MIB * 2250) for b in BATCHES]
         about += " Paper 000's: its activations written and read once, and its 16-bit samples."
     if not rows:
         return None
-    chart = _curves(
-        rows, "local batch, samples", "cost per sample, GB of accelerator memory", "Cost of data movement"
-    )
+    y_title = "cost per sample, GB of accelerator memory"
+    chart = _curves(rows, "local batch, samples", y_title, "Cost of data movement")
     return Section("Cost against batch", about, (chart,))
 
 
@@ -200,9 +190,8 @@ def _required(machine: Machine, run: Run, received: float, moved: float) -> str:
     """The demand of an accelerator at its peak (paper 000, section VII)."""
     peak, _ = machine.peak(run.training.precision)
     flops = network_of(run).training_flops
-    samples, memory = (
-        written(required_bandwidth(flops, size, peak), "bytes/s") for size in (received, moved)
-    )
+    needs = (required_bandwidth(flops, size, peak) for size in (received, moved))
+    samples, memory = (written(need, "bytes/s") for need in needs)
     return f"At its peak an accelerator would handle {samples} of samples and {memory} of memory traffic."
 
 

@@ -1,6 +1,7 @@
 """Time per sample by part and batch size (paper 000, figures 5 to 7)."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from rich.console import Console
@@ -10,6 +11,7 @@ from mlhpc.common.pages.blocks import Banner, Cell, Section, Table, number, tabl
 from mlhpc.common.pages.charts import SERIES, Figure
 from mlhpc.common.pages.html import render
 from mlhpc.common.pages.terminal import print_table, say
+from mlhpc.perf.profile.ranks import ms
 from mlhpc.perf.profile.tables import Shown
 
 PARTS = ("compute", "memory", "communication", "input wait", "other wait")
@@ -103,6 +105,9 @@ def by_batch(shown: Sequence[Shown]) -> Table:
     """Milliseconds per sample by part; relative to the smallest batch, with the paper's values if it has both."""
     least = sample_seconds(shown[0])
 
+    def time(each: Shown, part: str) -> Cell:
+        return ms(per_sample(each)[part])
+
     def printed(each: Shown) -> Cell:
         point = paper_relative(each, shown[0])
         return number(point and point.relative, ("≥{:.2g}" if point and point.bound else "{:.2g}").format)
@@ -112,8 +117,8 @@ def by_batch(shown: Sequence[Shown]) -> Table:
         shown,
         {
             "batch": lambda each: str(each.profile.batch),
-            **{HEADS.get(part, part): _part(part) for part in PARTS},
-            "all": lambda each: _ms(sample_seconds(each)),
+            **{HEADS.get(part, part): partial(time, part=part) for part in PARTS},
+            "all": lambda each: ms(sample_seconds(each)),
             "relative": lambda each: number(sample_seconds(each) / least, "{:.2f}".format),
             "paper": printed,
         },
@@ -172,14 +177,6 @@ def _paper_points(shown: Sequence[Shown]) -> list[dict[str, Any]]:
         for batch, printed in points
         if printed
     ]
-
-
-def _part(part: str) -> Any:
-    return lambda each: _ms(per_sample(each)[part])
-
-
-def _ms(seconds: float) -> Cell:
-    return number(1e3 * seconds, "{:.3g}".format)
 
 
 def _title(shown: Sequence[Shown]) -> str:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from mlhpc.common.pages.blocks import Cell, Table, number, table
-from mlhpc.common.timing.profile import Message, Profile
+from mlhpc.common.timing.profile import Profile
 
 
 def exchange_table(ranks: Sequence[Profile]) -> Table:
@@ -13,11 +13,9 @@ def exchange_table(ranks: Sequence[Profile]) -> Table:
         [(rank, each, each.exchange) for rank, each in enumerate(ranks) if each.exchange],
         {
             "rank": lambda row: str(row[0]),
-            "ms per step": lambda row: _ms(row[1].wall),
-            "not hidden, ms": lambda row: _ms(row[2].exposed),
-            "share": lambda row: number(
-                None if row[2].exposed is None else row[2].exposed / row[1].wall, "{:.1%}".format
-            ),
+            "ms per step": lambda row: ms(row[1].wall),
+            "not hidden, ms": lambda row: ms(row[2].exposed),
+            "share": lambda row: number(row[2].exposed and row[2].exposed / row[1].wall, "{:.1%}".format),
             "messages": lambda row: number(sum(m.calls for m in row[2].messages), "{:.4g}".format),
             "MB per step": lambda row: _mega(row[2].bytes),
             "GB/s": lambda row: _giga(row[2].rate),
@@ -34,8 +32,8 @@ def message_table(ranks: Sequence[Profile]) -> Table:
         {
             "message, MB": lambda m: _mega(m.bytes),
             "a step": lambda m: number(m.calls, "{:.4g}".format),
-            "ms each": lambda m: _ms(m.seconds),
-            "GB/s": lambda m: _giga(_rate(m)),
+            "ms each": lambda m: ms(m.seconds),
+            "GB/s": lambda m: _giga(m.bytes / m.seconds if m.seconds else None),
         },
     )
 
@@ -50,7 +48,7 @@ def reading_table(ranks: Sequence[Profile]) -> Table:
             "MB per step": lambda row: _mega(row[2].bytes),
             "GB/s while training": lambda row: _giga(row[2].bytes / row[1].wall),
             "loader alone, GB/s": lambda row: _giga(row[2].alone),
-            "waited, ms": lambda row: _ms(row[2].waited),
+            "waited, ms": lambda row: ms(row[2].waited),
             "share": lambda row: number(row[2].waited / row[1].wall, "{:.1%}".format),
         },
     )
@@ -77,11 +75,7 @@ def reading_note(ranks: Sequence[Profile]) -> str:
     return _READING_NOTE + (_ON_A_GPU if ranks[0].gpu else "")
 
 
-def _rate(message: Message) -> float | None:
-    return message.bytes / message.seconds if message.seconds else None
-
-
-def _ms(seconds: float | None) -> Cell:
+def ms(seconds: float | None) -> Cell:
     return number(None if seconds is None else 1e3 * seconds, "{:.3g}".format)
 
 

@@ -1,7 +1,7 @@
 """Prints a profile in the terminal, and as a page."""
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rich.console import Console
@@ -9,7 +9,7 @@ from rich.console import Console
 from mlhpc.benchmarks import registry
 from mlhpc.benchmarks.schema import Run
 from mlhpc.common.pages.bars import columns
-from mlhpc.common.pages.blocks import Banner, Cell, Section, Table, number, table
+from mlhpc.common.pages.blocks import Banner, Cell, Columns, Section, Table, number, table
 from mlhpc.common.pages.charts import ACCENT, SERIES, Figure
 from mlhpc.common.pages.html import render
 from mlhpc.common.pages.terminal import print_table, say
@@ -21,11 +21,11 @@ from mlhpc.perf.profile.ranks import (
     EXCHANGE_NOTE,
     exchange_table,
     message_table,
+    ms,
     reading_note,
     reading_table,
 )
 
-Columns = dict[str, Callable[[LayerTime], Cell | str]]
 LAYERS_PRINTED = 12
 OPERATIONS_PRINTED = 10
 WORDS = {
@@ -189,7 +189,7 @@ def _parts(shown: Shown) -> Table:
         list(shown.parts.items()),
         {
             "part": lambda row: words[row[0]],
-            "ms per step": lambda row: _ms(row[1]),
+            "ms per step": lambda row: ms(row[1]),
             "share": lambda row: number(row[1] / total, "{:.1%}".format),
         },
     )
@@ -201,8 +201,8 @@ def _kinds(shown: Shown) -> Table:
         by_kind(shown.times),
         {
             "kind of layer": lambda row: row[0],
-            "forward, ms": lambda row: _ms(row[1]),
-            "backward, ms": lambda row: _ms(row[2]),
+            "forward, ms": lambda row: ms(row[1]),
+            "backward, ms": lambda row: ms(row[2]),
         },
     )
 
@@ -213,7 +213,7 @@ def _layers(shown: Shown, most: int | None = None) -> Table:
         return number(gflops or None, "{:.4g}".format)
 
     ceilings = shown.ceilings
-    efficiency_of: Columns = (
+    efficiency_of: Columns[LayerTime] = (
         {"efficiency": lambda time: number(time.efficiency(ceilings), "{:.0%}".format)} if ceilings else {}
     )
     return table(
@@ -223,7 +223,7 @@ def _layers(shown: Shown, most: int | None = None) -> Table:
             "layer": lambda time: time.name,
             "kind": lambda time: time.kind,
             "direction": lambda time: time.direction,
-            "ms per step": lambda time: _ms(time.seconds),
+            "ms per step": lambda time: ms(time.seconds),
             "GFLOP/s": rate,
             **efficiency_of,
         },
@@ -237,7 +237,7 @@ def _operations(shown: Shown, most: int) -> Table:
         shown.operations[:most],
         {
             "operation": lambda row: row[0],
-            "ms per step": lambda row: _ms(row[1]),
+            "ms per step": lambda row: ms(row[1]),
             "calls": lambda row: number(row[2], "{:.4g}".format),
         },
     )
@@ -249,12 +249,8 @@ def _bins(shown: Shown) -> Table:
         shown.bins,
         {
             "hardware efficiency": lambda b: f"{b.low:.0%} to {b.high:.0%}",
-            "ms per step": lambda b: _ms(b.seconds),
-            "at full efficiency, ms": lambda b: _ms(b.potential),
+            "ms per step": lambda b: ms(b.seconds),
+            "at full efficiency, ms": lambda b: ms(b.potential),
             "layers": lambda b: number(b.layers, str),
         },
     )
-
-
-def _ms(seconds: float) -> Cell:
-    return number(1e3 * seconds, "{:.3g}".format)

@@ -8,10 +8,20 @@ from rich.text import Text
 
 from mlhpc.benchmarks.findings import Finding, Severity
 from mlhpc.common.files.untrusted import printable
+from mlhpc.common.pages.blocks import Cell, Table, table
 from mlhpc.common.pages.terminal import print_texts, say
 from mlhpc.errors import count, few
 
-__all__ = ["STYLES", "Finding", "Severity", "grouped", "passes", "print_findings", "verdict"]
+__all__ = [
+    "STYLES",
+    "Finding",
+    "Severity",
+    "findings_table",
+    "grouped",
+    "passes",
+    "print_findings",
+    "verdict",
+]
 
 STYLES: dict[Severity, str] = {"error": "bold red", "expected": "cyan", "warning": "yellow"}
 
@@ -70,3 +80,23 @@ def print_findings(findings: Sequence[Finding], console: Console) -> int:
     good = passes(findings)
     say(console, Text(verdict(findings), style="bold green" if good else "bold red"))
     return 0 if good else 1
+
+
+def findings_table(findings: Sequence[tuple[str, Finding]]) -> Table:
+    """A table of (path of the set or empty, finding) pairs."""
+
+    def finding(path: str, f: Finding) -> Cell:
+        return Cell(f.rule, (f.where, path or f.source), tone=f.severity, bold=f.severity)
+
+    return table(
+        "findings",
+        findings,
+        {
+            "finding": lambda row: finding(*row),
+            "expected": lambda row: row[1].expected,
+            "found": lambda row: row[1].actual,
+            "what to do": lambda row: row[1].remedy,
+        },
+        text_columns=4,
+        style="findings",
+    )

@@ -5,7 +5,7 @@ the batch size (a), from there to the epochs (b); from the units to the epoch ra
 resulting time (d).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -41,23 +41,10 @@ def breakdown(shown: Sequence[Entry]) -> tuple[Grid, Details]:
         )
         for e in drawn
     ]
-    absolute, relative = (
-        bars.stacked_bars(
-            sets,
-            f"{what} by part",
-            parts=_LABELS,
-            value_title=axis,
-            write=duration,
-            unit=scale,
-            relative=is_share,
-            title=title,
-            static_width=480,
-        )
-        for title, what, axis, is_share in (
-            ("Absolute", "Time", f"mean time to solution, {unit}", False),
-            ("Relative", "Share of the time", "share of the time to solution", True),
-        )
-    )
+    draw = partial(bars.stacked_bars, sets, parts=_LABELS, write=duration, unit=scale, static_width=480)
+    absolute = draw("Time by part", value_title=f"mean time to solution, {unit}", title="Absolute")
+    shares = "share of the time to solution"
+    relative = draw("Share of the time by part", value_title=shares, relative=True, title="Relative")
     return (Grid((absolute, relative)), Details("In numbers", (_table(shown),)))
 
 
@@ -68,16 +55,12 @@ def _table(shown: Sequence[Entry]) -> Table:
             return Cell("not known", value="")
         return number(seconds / 60, plain, f"{seconds / entry.total_s:.1%}")
 
-    by_part = {label: partial(part, key=key) for key, label in _LABELS.items()}
-    return table(
-        "breakdown",
-        shown,
-        {
-            "minutes and share": lambda e: Cell(e.name, bold=e.letter),
-            **by_part,
-            "sum": lambda e: number(e.total_s / 60, plain),
-        },
-    )
+    columns: dict[str, Callable[[Entry], Cell]] = {
+        "minutes and share": lambda e: Cell(e.name, bold=e.letter),
+        **{label: partial(part, key=key) for key, label in _LABELS.items()},
+        "sum": lambda e: number(e.total_s / 60, plain),
+    }
+    return table("breakdown", shown, columns)
 
 
 @dataclass(frozen=True)
@@ -191,18 +174,17 @@ def _labels(rows: Sequence[dict[str, Any]], plane: _Plane) -> list[dict[str, Any
     """Letters at their marks; overlapping marks share one label with a few letters."""
     labels: list[dict[str, Any]] = []
     for row in rows:
+        at = plane.x_axis.fraction(row["x"]), plane.y_axis.fraction(row["y"])
         near = (
-            label
-            for label in labels
-            if abs(plane.x_axis.fraction(label["x"]) - plane.x_axis.fraction(row["x"])) < _NEAR
-            and abs(plane.y_axis.fraction(label["y"]) - plane.y_axis.fraction(row["y"])) < _NEAR
+            label for label in labels if max(abs(a - b) for a, b in zip(label["at"], at, strict=True)) < _NEAR
         )
-        label = next(near, None)
-        if label is None:
-            labels.append({"x": row["x"], "y": row["y"], "letters": [row["letter"]]})
+        if (label := next(near, None)) is None:
+            labels.append({"x": row["x"], "y": row["y"], "at": at, "letters": [row["letter"]]})
         elif row["letter"] not in label["letters"]:
             label["letters"].append(row["letter"])
-    return [{"x": at["x"], "y": at["y"], "text": few(at["letters"], _LETTERS, " ")} for at in labels]
+    return [
+        {"x": label["x"], "y": label["y"], "text": few(label["letters"], _LETTERS, " ")} for label in labels
+    ]
 
 
 def _machine(entry: Entry) -> str:

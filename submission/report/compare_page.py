@@ -12,10 +12,10 @@ from mlhpc.errors import count
 from mlhpc.perf.scaling import Estimate
 from mlhpc.submission.logs.differences import differences_table
 from mlhpc.submission.logs.energy import NAMES
+from mlhpc.submission.logs.findings import findings_table
 from mlhpc.submission.report.compare import DETAILED, Comparison, Predicted
 from mlhpc.submission.report.compare_figures import BARS, breakdown, planes
 from mlhpc.submission.report.entry import BEFORE_CLOCK, IN_CLOCK, OVER_ENDED, Entry
-from mlhpc.submission.report.run_sections import findings_table
 from mlhpc.submission.report.spread import Spread
 from mlhpc.submission.report.summary import decimals, plain, whole
 from mlhpc.submission.score.score import Weak
@@ -164,13 +164,8 @@ def _energy(shown: Sequence[Entry]) -> Table:
         return _mean(entry.joules.get(kind), 1e3)
 
     def sources(entry: Entry) -> str:
-        by_kind = dict.fromkeys(
-            f"{NAMES[kind]}: {run.energy[kind].source}"
-            for kind in entry.joules
-            for run in entry.runs
-            if kind in run.energy
-        )
-        return "; ".join(by_kind)
+        named = ((NAMES[kind], run.energy.get(kind)) for kind in entry.joules for run in entry.runs)
+        return "; ".join(dict.fromkeys(f"{name}: {energy.source}" for name, energy in named if energy))
 
     kinds = [kind for kind in NAMES if any(kind in e.joules for e in shown)]
     return table(
@@ -188,14 +183,9 @@ def _energy(shown: Sequence[Entry]) -> Table:
 
 def _speedup(entry: Entry, shown: Sequence[Entry]) -> tuple[Cell, Cell]:
     """Speed-up and efficiency relative to the smallest set of the same machine, division and metric."""
-    line = {
-        e.letter: (e.scale, e.time_s.mean)
-        for e in shown
-        if (e.line, e.division, e.metric) == (entry.line, entry.division, entry.metric)
-        and e.scale
-        and e.time_s
-        and e.over != OVER_ENDED
-    }
+    of = entry.line, entry.division, entry.metric
+    alike = [e for e in shown if (e.line, e.division, e.metric) == of and e.over != OVER_ENDED]
+    line = {e.letter: (e.scale, e.time_s.mean) for e in alike if e.scale and e.time_s}
     if entry.letter not in line or len({scale for scale, _ in line.values()}) < 2:
         return Cell(), Cell()
     base = min(line, key=lambda letter: line[letter][0])

@@ -23,7 +23,7 @@ from mlhpc.submission.report.summary import (
 )
 
 Rows = list[dict[str, Any]]
-_HEIGHT = 170
+_BY_EPOCH: Any = {"x_title": "epoch", "height": 170}
 _MOST_EPOCHS = 2000
 """Maximum number of points of a curve; with more, every n-th is drawn."""
 
@@ -50,24 +50,21 @@ def training(run: RunDirectory, ranks: Sequence[RankTimes]) -> tuple[Figure, ...
     losses = {e.epoch: e.train_loss for e in epochs}
     learning_rates = {e.epoch: e.learning_rate for e in epochs}
     throughput = {e.epoch: e.samples_per_s or None for e in epochs}
-    read = data_rates(run)
+    read = data_rates(epochs)
     most = max(read.values(), default=0.0)
     units = {"GB/s": 1e9, "MB/s": 1e6, "kB/s": 1e3, "B/s": 1.0}
     unit, factor = next((of for of in units.items() if most >= of[1]), ("B/s", 1.0))
     scaled = {epoch: value / factor for epoch, value in read.items()}
+    line, columns = plots.line, bars.columns
     figures = (
         learning_curve(run),
-        _by_epoch(plots.line, "Training loss", "training loss", losses, digits, "mean of the epoch"),
-        _by_epoch(
-            plots.line, "Learning rate", "learning rate", learning_rates, digits, "at the end of the epoch"
-        ),
+        _by_epoch(line, "Training loss", "training loss", losses, digits, "mean of the epoch"),
+        _by_epoch(line, "Learning rate", "learning rate", learning_rates, digits, "at the end of the epoch"),
         epoch_times(epochs),
         _by_epoch(
-            bars.columns, "Throughput", "samples/s, all ranks", throughput, lambda v: f"{rate(v)} samples/s"
+            columns, "Throughput", "samples/s, all ranks", throughput, lambda v: f"{rate(v)} samples/s"
         ),
-        _by_epoch(
-            bars.columns, "Data rate", f"{unit} read, all ranks", scaled, lambda v: size(v * factor, "/s")
-        ),
+        _by_epoch(columns, "Data rate", f"{unit} read, all ranks", scaled, lambda v: size(v * factor, "/s")),
         step_times(ranks),
     )
     return tuple(figure for figure in figures if figure)
@@ -91,15 +88,9 @@ def _by_epoch(
         f"{title} by epoch: {rows[0]['value']} at the first, {rows[-1]['value']} at the last of "
         f"{count(len(rows), 'epoch')}; from {low} to {high}"
     )
+    tooltip = [("epoch", "epoch"), ("value", title.lower())]
     return draw(
-        _thinned(rows),
-        alt_text,
-        x_title="epoch",
-        y_title=y_title,
-        tooltip=[("epoch", "epoch"), ("value", title.lower())],
-        title=title,
-        note=note,
-        height=_HEIGHT,
+        _thinned(rows), alt_text, y_title=y_title, tooltip=tooltip, title=title, note=note, **_BY_EPOCH
     )
 
 
@@ -127,7 +118,6 @@ def learning_curve(run: RunDirectory) -> Figure | None:
     return plots.line(
         rows,
         f"{target.label}: {ends}; {goal}",
-        x_title=x_title,
         y_title=target.label,
         tooltip=[("epoch", "epoch"), ("time", "time"), ("value", target.label)],
         target=(target.value, goal),
@@ -135,7 +125,7 @@ def learning_curve(run: RunDirectory) -> Figure | None:
         zero_x=True,
         title="Learning curve",
         note="staging shaded" if shaded else "",
-        height=_HEIGHT,
+        **_BY_EPOCH | {"x_title": x_title},
     )
 
 
@@ -185,12 +175,11 @@ def epoch_times(epochs: Sequence[Epoch]) -> Figure | None:
     return bars.columns(
         rows,
         f"Time per epoch: {ends}, of {count(len(seconds), 'epoch')}",
-        x_title="epoch",
         y_title="time, s",
         parts=parts,
         tooltip=[("epoch", "epoch"), ("part", "part"), ("time", "time")],
         title="Time per epoch",
-        height=_HEIGHT,
+        **_BY_EPOCH,
     )
 
 
@@ -199,19 +188,12 @@ def step_times(ranks: Sequence[RankTimes]) -> Figure | None:
     slowest: dict[int, dict[str, float]] = {}
     for rank in ranks:
         for epoch, percentiles in rank.steps.items():
-            if "p50" in percentiles and percentiles["p50"] >= slowest.get(epoch, {"p50": 0.0})["p50"]:
-                slowest[epoch] = percentiles
+            if "p50" in percentiles and 1e3 * percentiles["p50"] >= slowest.get(epoch, {"p50": 0.0})["p50"]:
+                slowest[epoch] = {key: 1e3 * percentiles[key] for key in PERCENTILES if key in percentiles}
     rows: Rows = [
-        {
-            "x": epoch,
-            "y": percentiles[key] * 1e3,
-            "series": key,
-            "epoch": str(epoch),
-            "time": f"{percentiles[key] * 1e3:.4g} ms",
-        }
+        {"x": epoch, "y": ms, "series": key, "epoch": str(epoch), "time": f"{ms:.4g} ms"}
         for epoch, percentiles in sorted(slowest.items())
-        for key in PERCENTILES
-        if key in percentiles
+        for key, ms in percentiles.items()
     ]
     if not rows:
         return None
@@ -220,13 +202,12 @@ def step_times(ranks: Sequence[RankTimes]) -> Figure | None:
     return plots.line(
         rows,
         f"Step time by epoch: median {min(medians):.4g} to {max(medians):.4g} ms",
-        x_title="epoch",
         y_title="step time, ms",
         tooltip=[("epoch", "epoch"), ("series", "percentile"), ("time", "step time")],
         series=PERCENTILES,
         title="Step time",
         note=f"median, 90th and 99th percentile and maximum{whose}",
-        height=_HEIGHT,
+        **_BY_EPOCH,
     )
 
 

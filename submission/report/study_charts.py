@@ -1,6 +1,6 @@
 """The charts of a study: curves for numbers, columns for words, and the variability by storage."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from mlhpc.common.pages import bars, charts, plots
@@ -12,7 +12,6 @@ from mlhpc.submission.report.study import (
     UPDATES,
     Cell,
     Study,
-    Value,
     grouped,
     is_numeric,
 )
@@ -39,43 +38,40 @@ TITLE = {
 }
 _UNIT = {"batch": "samples", GLOBAL_BATCH: "samples"}
 _THROUGHPUT = "training throughput, samples/s"
-Panels = Sequence[tuple[str, Sequence[Cell]]]
-"""Captions, with the cells shown under each."""
+Panel = tuple[str, list[tuple[Cell, Spread]]]
+"""A caption, with the cells shown under it and the measured quantity of each."""
 
 
 def throughput(study: Study, axis: str) -> tuple[tuple[Figure, ...], int]:
     """The figures of one setting with a common scale, and the number of omitted figures. All other settings
     are equal within a figure; for numbers, each value of the first other setting has a curve."""
-    others = [other for other in study.axes if other != axis]
     numeric = is_numeric(study.values(axis))
-    series, same = (others[:1], others[1:]) if numeric else ([], others)
-    panels = []
-    for caption, cells in _panels(study, same):
-        drawn = [cell for cell in cells if cell.runs and all(k in cell.settings for k in (axis, *series))]
-        if len({repr(cell.settings[axis]) for cell in drawn}) >= 2:
-            panels.append((caption, drawn))
+    series = [other for other in study.axes if other != axis][:1] if numeric else []
+    panels = [
+        panel
+        for panel in _panels(study, (axis, *series), lambda cell: cell.samples_per_s)
+        if len({repr(cell.settings[axis]) for cell, _ in panel[1]}) >= 2
+    ]
     shown = panels[:PANELS]
     if not shown:
         return (), 0
-    figures = _curves(study, axis, series, shown) if numeric else _bars(study, axis, shown)
+    if numeric:
+        return _curves(study, axis, series, shown), len(panels) - len(shown)
+    most = max(rates.interval[2] for _, cells in shown for _, rates in cells)
+    figures = _columns(study, axis, shown, _THROUGHPUT, most, lambda rates: plain(rates.mean), _rate)
     return figures, len(panels) - len(shown)
 
 
 def variability(study: Study) -> tuple[Figure, ...]:
     """Fig. 4b of paper 003: excess of the slowest repeat over the fastest, by storage."""
-    panels = []
-    for caption, cells in _panels_without(study, "storage"):
-        percent = {
-            str(c.settings["storage"]): 100 * c.variability for c in cells if c.variability is not None
-        }
-        if len(percent) >= 2:
-            panels.append(
-                (caption, [_column(name, f"{share:.1f}%", share) for name, share in percent.items()])
-            )
-    most = max((row["y"] for _, rows in panels for row in rows), default=0.0) or 1.0
-    return tuple(
-        _columns(caption, rows, "storage", "slowest over fastest, %", most)
-        for caption, rows in panels[:PANELS]
+
+    def percent(cell: Cell) -> Spread | None:
+        return None if cell.variability is None else Spread(100 * cell.variability, None, 1)
+
+    panels = [panel for panel in _panels(study, ("storage",), percent) if len(panel[1]) >= 2]
+    most = max((share.mean for _, cells in panels for _, share in cells), default=0.0) or 1.0
+    return _columns(
+        study, "storage", panels, "slowest over fastest, %", most, lambda share: f"{share.mean:.1f}%"
     )
 
 
@@ -88,15 +84,13 @@ def sample_times(study: Study) -> tuple[Figure | None, int]:
     beside = grouped(study.cells, [axis for axis in study.axes if axis != "codec"])
     for cell in (cell for cells in beside.values() for cell in cells):
         if cell.runs:
-            seconds, samples, wait = (
-                sum(getattr(run, key) for run in cell.runs) for key in ("seconds", "samples", "wait_s")
+            seconds, samples = sum(run.seconds for run in cell.runs), sum(run.samples for run in cell.runs)
+            wait = min(max(sum(run.wait_s for run in cell.runs), 0.0), seconds)
+            settings = (
+                f"{study.name(key)} {cell.settings[key]}" for key in study.axes if key in cell.settings
             )
-            name = ", ".join(
-                f"{study.name(axis)} {cell.settings[axis]}" for axis in study.axes if axis in cell.settings
-            )
-            wait = min(max(wait, 0.0), seconds)
             sizes = {"data_wait": wait / samples, "step": (seconds - wait) / samples}
-            rows.append(bars.Bar(name, sizes))
+            rows.append(bars.Bar(", ".join(settings), sizes))
     if not rows:
         return None, 0
     shown = bars.stacked_bars(
@@ -113,45 +107,38 @@ def sample_times(study: Study) -> tuple[Figure | None, int]:
 
 def accuracy(study: Study) -> tuple[Figure, ...]:
     """Fig. 9b of paper 003: accuracy on the evaluation images, by the number of parameter servers."""
-    figures = []
-    for caption, cells in _panels_without(study, SERVERS):
-        rows = []
-        for cell in cells:
-            if accuracies := spread(run.servers.accuracy for run in cell.runs if run.servers):
-                rows.append(
-                    _column(
-                        cell.settings[SERVERS], f"{accuracies.mean:.2f}", accuracies, f"{accuracies.mean:.3f}"
-                    )
-                )
-        if rows:
-            figures.append(_columns(caption, rows, "parameter servers", "accuracy", 1.0))
-    return tuple(figures[:PANELS])
+    panels = _panels(
+        study, (SERVERS,), lambda cell: spread(run.servers.accuracy for run in cell.runs if run.servers)
+    )
+    two, three = (lambda value: f"{value.mean:.2f}"), (lambda value: f"{value.mean:.3f}")
+    return _columns(study, SERVERS, [panel for panel in panels if panel[1]], "accuracy", 1.0, two, three)
 
 
 def title(axis: str) -> str:
     return TITLE.get(axis, axis)
 
 
-def _panels(study: Study, same: Sequence[str]) -> Iterator[tuple[str, list[Cell]]]:
-    """The cells that have equal values of ``same``, under a caption that names them."""
+def _panels(study: Study, varied: Sequence[str], value: Callable[[Cell], Spread | None]) -> list[Panel]:
+    """The cells with a ``value`` that differ only in the settings ``varied``, under a caption that names the
+    others; none if one of these was not varied."""
+    if not set(varied) <= set(study.axes):
+        return []
+    same = [axis for axis in study.axes if axis not in varied]
+    panels = []
     for values, cells in grouped(study.cells, same).items():
         named = zip(same, values, strict=True)
-        yield ", ".join(f"{study.name(key)} {'not set' if v is None else v}" for key, v in named), cells
+        caption = ", ".join(f"{study.name(key)} {'not set' if v is None else v}" for key, v in named)
+        placed = [cell for cell in cells if all(key in cell.settings for key in varied)]
+        panels.append((caption, [(cell, of) for cell in placed if (of := value(cell))]))
+    return panels
 
 
-def _panels_without(study: Study, axis: str) -> Iterator[tuple[str, list[Cell]]]:
-    """The cells that differ only in ``axis``; none if it was not varied."""
-    return (
-        _panels(study, [other for other in study.axes if other != axis]) if axis in study.axes else iter(())
-    )
-
-
-def _curves(study: Study, axis: str, series: Sequence[str], panels: Panels) -> tuple[Figure, ...]:
+def _curves(study: Study, axis: str, series: Sequence[str], panels: Sequence[Panel]) -> tuple[Figure, ...]:
     """Figs. 6 and 11: a curve for each value of ``series``."""
     cells = [cell for _, drawn in panels for cell in drawn]
-    xs = [float(cell.settings[axis]) for cell in cells]
-    ends = [end for cell in cells for end in measured(cell).interval if end > 0]
-    whole = all(isinstance(cell.settings[axis], int) for cell in cells)
+    xs = [float(cell.settings[axis]) for cell, _ in cells]
+    ends = [end for _, rates in cells for end in rates.interval if end > 0]
+    whole = all(isinstance(cell.settings[axis], int) for cell, _ in cells)
     x_axis = charts.log_axis(xs, _axis_title(axis), base=2 if whole else 10, room=1.3)
     y_axis = charts.log_axis(ends, _THROUGHPUT, room=1.2)
     levels: list[dict[str, Any]] = []
@@ -160,8 +147,7 @@ def _curves(study: Study, axis: str, series: Sequence[str], panels: Panels) -> t
         levels = plots.level_lines(x_axis, y_axis, constants)
     names = [str(value) for value in study.values(series[0])] if series else [""]
 
-    def point(cell: Cell) -> dict[str, Any]:
-        rates = measured(cell)
+    def point(cell: Cell, rates: Spread) -> dict[str, Any]:
         mean, low, high = rates.interval
         name = str(cell.settings[series[0]]) if series else ""
         return {
@@ -174,75 +160,59 @@ def _curves(study: Study, axis: str, series: Sequence[str], panels: Panels) -> t
             "rate": _rate(rates),
         }
 
-    figures = []
-    for caption, drawn in panels:
-        rows = sorted(map(point, drawn), key=lambda row: row["x"])
-        figures.append(
-            plots.curves(
-                rows,
-                "; ".join(f"{row['cell']}: {row['rate']}" for row in rows),
-                x_axis=x_axis,
-                y_axis=y_axis,
-                series=names,
-                tooltip=[("cell", "cell"), ("rate", "throughput")],
-                levels=levels,
-                title=caption,
-            )
+    def drawn(caption: str, rows: list[dict[str, Any]]) -> Figure:
+        return plots.curves(
+            rows,
+            "; ".join(f"{row['cell']}: {row['rate']}" for row in rows),
+            x_axis=x_axis,
+            y_axis=y_axis,
+            series=names,
+            tooltip=[("cell", "cell"), ("rate", "throughput")],
+            levels=levels,
+            title=caption,
         )
-    return tuple(figures)
 
-
-def _bars(study: Study, axis: str, panels: Panels) -> tuple[Figure, ...]:
-    """Figs. 4a and 10: a column for each value of the setting, with the same colour in all figures."""
-    colour_of = {str(v): SERIES[n % len(SERIES)][0] for n, v in enumerate(study.values(axis))}
-    most = max(measured(cell).interval[2] for _, drawn in panels for cell in drawn)
-    figures = []
-    for caption, drawn in panels:
-        rows = []
-        for cell in drawn:
-            rates = measured(cell)
-            rows.append(_column(cell.settings[axis], plain(rates.mean), rates, _rate(rates)))
-        colours = [colour_of[row["x"]] for row in rows]
-        figures.append(_columns(caption, rows, _axis_title(axis), _THROUGHPUT, most, colours))
-    return tuple(figures)
-
-
-def _column(name: Value, top: str, value: float | Spread, says: str = "") -> dict[str, Any]:
-    """``top``: text above the column. ``says``: text on hover, by default ``top``."""
-    measured = value if isinstance(value, Spread) else Spread(value, None, 1)
-    _, low, high = measured.interval
-    whisker = {"low": low, "high": high} if measured.has_interval else {}
-    return {"x": str(name), "y": measured.mean, "top": top, "says": says or top, **whisker}
-
-
-def _columns(
-    caption: str,
-    rows: list[dict[str, Any]],
-    x_title: str,
-    y_title: str,
-    most: float,
-    colours: Sequence[str] | None = None,
-) -> Figure:
-    """Columns with different colours; all figures of a section have the scale ``most``."""
-    return bars.columns(
-        rows,
-        "; ".join(f"{row['x']}: {row['says']}" for row in rows),
-        x_title=x_title,
-        y_title=y_title,
-        tooltip=[("x", x_title), ("says", "measured")],
-        y_max=most * 1.12,
-        colours=colours or [SERIES[n % len(SERIES)][0] for n in range(len(rows))],
-        long_names=sum(len(row["x"]) for row in rows) > 36,
-        title=caption,
-        static_width=300,
+    return tuple(
+        drawn(caption, sorted((point(*of) for of in cells), key=lambda row: row["x"]))
+        for caption, cells in panels
     )
 
 
-def measured(cell: Cell) -> Spread:
-    """The throughput of a cell that has runs."""
-    rates = cell.samples_per_s
-    assert rates is not None
-    return rates
+def _columns(
+    study: Study,
+    axis: str,
+    panels: Sequence[Panel],
+    y_title: str,
+    most: float,
+    top: Callable[[Spread], str],
+    says: Callable[[Spread], str] | None = None,
+) -> tuple[Figure, ...]:
+    """Figs. 4 and 10: a column for each value of the setting, with the same colour and the scale ``most`` in
+    all figures. ``top``: text above a column; ``says``: on hover, by default the same."""
+    colours = {str(value): SERIES[n % len(SERIES)][0] for n, value in enumerate(study.values(axis))}
+    figures = []
+    for caption, cells in panels[:PANELS]:
+        rows: list[dict[str, Any]] = []
+        for cell, value in cells:
+            _, low, high = value.interval
+            whisker = {"low": low, "high": high} if value.has_interval else {}
+            texts = {"top": top(value), "says": (says or top)(value)}
+            rows.append({"x": str(cell.settings[axis]), "y": value.mean, **texts, **whisker})
+        figures.append(
+            bars.columns(
+                rows,
+                "; ".join(f"{row['x']}: {row['says']}" for row in rows),
+                x_title=_axis_title(axis),
+                y_title=y_title,
+                tooltip=[("x", _axis_title(axis)), ("says", "measured")],
+                y_max=most * 1.12,
+                colours=[colours[row["x"]] for row in rows],
+                long_names=sum(len(row["x"]) for row in rows) > 36,
+                title=caption,
+                static_width=300,
+            )
+        )
+    return tuple(figures)
 
 
 def _rate(spread: Spread) -> str:

@@ -6,34 +6,27 @@ And after Ibrahim and Oliker 2022 (paper 002): throughput by codec, storage, bat
 and the share of data wait per sample (Figs. 9 and 12).
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
 from mlhpc.benchmarks import registry
-from mlhpc.common.pages.blocks import Cell, Grid, Table, number, table
+from mlhpc.common.pages.blocks import Cell, Columns, Grid, Table, number, table
 from mlhpc.common.pages.html import render
 from mlhpc.errors import count
-from mlhpc.submission.report.study import GLOBAL_BATCH, Study, accuracy_loss, is_numeric
+from mlhpc.submission.report import study_charts
+from mlhpc.submission.report.spread import spread
+from mlhpc.submission.report.study import GLOBAL_BATCH, Measured, Study, accuracy_loss, is_numeric
 from mlhpc.submission.report.study import Cell as StudyCell
-from mlhpc.submission.report.study_charts import (
-    accuracy,
-    measured,
-    sample_times,
-    throughput,
-    title,
-    variability,
-)
+from mlhpc.submission.report.study_charts import title
 from mlhpc.submission.report.summary import plain
-
-Columns = dict[str, Callable[[StudyCell], Cell | str]]
 
 
 def page(study: Study) -> str:
     """The whole HTML text."""
     benchmark = str(study.cells[0].settings.get("benchmark", ""))
-    variable, servers = variability(study), servers_table(study)
-    times, not_shown = sample_times(study)
+    variable, servers = study_charts.variability(study), servers_table(study)
+    times, not_shown = study_charts.sample_times(study)
     return render(
         template="mlhpc.submission.report:study.html",
         title="Study",
@@ -44,7 +37,7 @@ def page(study: Study) -> str:
         times=times,
         times_left_out=count(not_shown, "cell") if not_shown else "",
         variability=Grid(variable, 3) if variable else None,
-        servers=[Grid(accuracy(study), 3), servers] if servers else None,
+        servers=[Grid(study_charts.accuracy(study), 3), servers] if servers else None,
         cells=cells_table(study),
         relative="ranks" in study.axes,
     )
@@ -52,7 +45,7 @@ def page(study: Study) -> str:
 
 def _throughput(study: Study, axis: str) -> dict[str, Any] | None:
     """The section of one setting: curves for numbers, columns for words."""
-    figures, left_out = throughput(study, axis)
+    figures, left_out = study_charts.throughput(study, axis)
     numeric = is_numeric(study.values(axis))
     section = {
         "key": axis,
@@ -78,7 +71,7 @@ def _meta(study: Study) -> str:
 
 def cells_table(study: Study) -> Table:
     """Every cell of the study with its settings and measurements; less important columns come last."""
-    relative: Columns = {
+    relative: Columns[StudyCell] = {
         "speed-up": lambda cell: number(_speedup(study, cell)[0], "{:.3g}".format),
         "efficiency": lambda cell: number(_speedup(study, cell)[1], "{:.0%}".format),
     }
@@ -88,13 +81,13 @@ def cells_table(study: Study) -> Table:
         {
             **(_settings(study) or {"cell": lambda cell: cell.path.name}),
             "runs": lambda cell: Cell(str(len(cell.runs)), cell.failures, len(cell.runs)),
-            "samples/s": lambda cell: number(_mean(run.samples_per_s for run in cell.runs), plain),
+            "samples/s": _mean(lambda run: run.samples_per_s, plain),
             "95% interval": _interval,
             **(relative if "ranks" in study.axes else {}),
-            "step, ms": lambda cell: number(_mean(run.step_s * 1e3 for run in cell.runs), plain),
-            "data wait": lambda cell: number(_mean(run.wait_share for run in cell.runs), "{:.1%}".format),
+            "step, ms": _mean(lambda run: run.step_s * 1e3, plain),
+            "data wait": _mean(lambda run: run.wait_share, "{:.1%}".format),
             "slowest over fastest": lambda cell: number(cell.variability, "{:.1%}".format),
-            "staging, s": lambda cell: number(_mean(run.staging_s for run in cell.runs), plain),
+            "staging, s": _mean(lambda run: run.staging_s, plain),
         },
         text_columns=len(study.axes) or 1,
     )
@@ -102,34 +95,38 @@ def cells_table(study: Study) -> Table:
 
 def servers_table(study: Study) -> Table | None:
     """The cells with parameter servers; None if there are none. Less important columns come last."""
+
+    def mean(name: str, text: str, unit: float = 1) -> Callable[[StudyCell], Cell]:
+        return _mean(lambda run: getattr(run.servers, name) / unit if run.servers else None, text.format)
+
     cells = [cell for cell in study.cells if any(run.servers for run in cell.runs)]
-    if not cells:
-        return None
     columns = {
         **_settings(study),
-        "accuracy": _figure("accuracy", "{:.3f}".format),
+        "accuracy": mean("accuracy", "{:.3f}"),
         "accuracy loss": lambda cell: number(accuracy_loss(study, cell), "{:+.3f}".format),
-        "staleness": _figure("staleness", "{:.2f}".format),
-        "utilisation": _figure("utilisation", "{:.0%}".format),
-        "host to device, MB/step": _figure("host_to_device", "{:.4g}".format, 1e6),
-        "worker, MB/step (of a ring: sent)": _figure("worker_bytes", "{:.4g}".format, 1e6),
-        "server or ring rank, MB/step": _figure("busiest_bytes", "{:.4g}".format, 1e6),
-        "by formula, MB/step": _figure("predicted_bytes", "{:.4g}".format, 1e6),
+        "staleness": mean("staleness", "{:.2f}"),
+        "utilisation": mean("utilisation", "{:.0%}"),
+        "host to device, MB/step": mean("host_to_device", "{:.4g}", 1e6),
+        "worker, MB/step (of a ring: sent)": mean("worker_bytes", "{:.4g}", 1e6),
+        "server or ring rank, MB/step": mean("busiest_bytes", "{:.4g}", 1e6),
+        "by formula, MB/step": mean("predicted_bytes", "{:.4g}", 1e6),
     }
-    return table("servers", cells, columns, text_columns=len(study.axes))
+    return table("servers", cells, columns, text_columns=len(study.axes)) if cells else None
 
 
-def _figure(name: str, text: Callable[[float], str], unit: float = 1) -> Callable[[StudyCell], Cell | str]:
-    """The mean over a cell's runs, in units of ``unit``."""
+def _mean(
+    of: Callable[[Measured], float | None], text: Callable[[float], str]
+) -> Callable[[StudyCell], Cell]:
+    """A column with the mean of a quantity over a cell's runs."""
 
-    def cell_of(cell: StudyCell) -> Cell:
-        mean = _mean(getattr(run.servers, name) if run.servers else None for run in cell.runs)
-        return number(mean and mean / unit, text)
+    def mean(cell: StudyCell) -> Cell:
+        over_runs = spread(map(of, cell.runs))
+        return number(over_runs and over_runs.mean, text)
 
-    return cell_of
+    return mean
 
 
-def _settings(study: Study) -> Columns:
+def _settings(study: Study) -> Columns[StudyCell]:
     """The columns of the settings that were varied."""
 
     def setting(cell: StudyCell, axis: str) -> Cell:
@@ -140,30 +137,23 @@ def _settings(study: Study) -> Columns:
 
 
 def _interval(cell: StudyCell) -> str:
-    if not cell.runs:
+    if not (rates := cell.samples_per_s):
         return ""
-    spread = measured(cell)
-    _, low, high = spread.interval
-    return f"{plain(low)} – {plain(high)}" if spread.has_interval else f"of {count(spread.n, 'run')}"
-
-
-def _mean(values: Iterable[float | None]) -> float | None:
-    present = [value for value in values if value is not None]
-    return sum(present) / len(present) if present else None
+    _, low, high = rates.interval
+    return f"{plain(low)} – {plain(high)}" if rates.has_interval else f"of {count(rates.n, 'run')}"
 
 
 def _speedup(study: Study, cell: StudyCell) -> tuple[float | None, float | None]:
     """Throughput over that of the cell with the fewest ranks and the same other settings, and its ratio to
     that of the ranks; None without such a cell."""
     others = [axis for axis in study.axes if axis not in ("ranks", GLOBAL_BATCH)]
-    same_settings = [
-        c for c in study.cells if c.runs and all(c.settings.get(a) == cell.settings.get(a) for a in others)
-    ]
-    if not cell.runs or len(same_settings) < 2:
+    same = [c for c in study.cells if all(c.settings.get(axis) == cell.settings.get(axis) for axis in others)]
+    rates = [(float(c.settings["ranks"]), c.samples_per_s.mean) for c in same if c.samples_per_s]
+    if not cell.samples_per_s or len(rates) < 2:
         return None, None
-    base = min(same_settings, key=lambda c: float(c.settings["ranks"]))
-    speedup = measured(cell).mean / measured(base).mean
-    return speedup, speedup / (float(cell.settings["ranks"]) / float(base.settings["ranks"]))
+    base_ranks, base_rate = min(rates, key=lambda pair: pair[0])
+    speedup = cell.samples_per_s.mean / base_rate
+    return speedup, speedup / (float(cell.settings["ranks"]) / base_ranks)
 
 
 def _machines(study: Study) -> str:
@@ -176,19 +166,16 @@ def _machines(study: Study) -> str:
     return " · ".join(filter(None, texts))
 
 
-def _machine(environment: object) -> str:
-    facts = environment if isinstance(environment, dict) else {}
-    listed = facts.get("accelerators")
-    accelerators = listed if isinstance(listed, list) else []
-    parts = [str(facts.get("cpu", "")), f"{facts.get('cores') or '?'} cores"]
-    parts += [f"{len(accelerators)} × {accelerators[0]}"] if accelerators else ["no GPU"]
-    return ", ".join(filter(None, parts))
+def _machine(environment: Mapping[str, Any]) -> str:
+    listed = environment.get("accelerators")
+    accelerators = f"{len(listed)} × {listed[0]}" if isinstance(listed, list) and listed else "no GPU"
+    cpu, cores = environment.get("cpu", ""), f"{environment.get('cores') or '?'} cores"
+    return ", ".join(filter(None, (str(cpu), cores, accelerators)))
 
 
-def _commit(environment: object) -> str:
-    facts = environment if isinstance(environment, dict) else {}
-    commit = facts.get("commit")
-    changes = " and changes" if facts.get("dirty") else ""
+def _commit(environment: Mapping[str, Any]) -> str:
+    commit = environment.get("commit")
+    changes = " and changes" if environment.get("dirty") else ""
     return f"commit {str(commit)[:12]}{changes}" if commit else "commit unknown"
 
 

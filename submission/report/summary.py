@@ -15,7 +15,7 @@ from mlhpc.submission.logs.phases import PARTS as LOG_PARTS
 from mlhpc.submission.logs.phases import phases
 from mlhpc.submission.logs.progress import Progress
 from mlhpc.submission.logs.ranks import running
-from mlhpc.submission.logs.run_directory import RunDirectory, Target
+from mlhpc.submission.logs.run_directory import Epoch, RunDirectory, Target
 
 PARTS = {
     "staging": ("Staging", "copying the data set to node-local storage"),
@@ -171,15 +171,14 @@ def throughput(run: RunDirectory) -> float | None:
     )
 
 
-def data_rates(run: RunDirectory) -> dict[int, float]:
+def data_rates(epochs: Sequence[Epoch]) -> dict[int, float]:
     """Bytes per second that training read, by epoch: the epoch's bytes over its training time."""
-    epochs = run.result.epochs if run.result else ()
     return {e.epoch: e.bytes / e.train_s for e in epochs if e.bytes is not None and e.train_s}
 
 
 def data_rate(run: RunDirectory) -> float | None:
     """The median of ``data_rates``."""
-    return _finite_median(data_rates(run).values())
+    return _finite_median(data_rates(run.result.epochs if run.result else ()).values())
 
 
 def _finite_median(values: Iterable[float]) -> float | None:
