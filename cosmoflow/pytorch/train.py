@@ -40,7 +40,7 @@ from mlhpc.cosmoflow.cpu import pooled
 from mlhpc.cosmoflow.data.dataset import open_data, open_loader
 from mlhpc.cosmoflow.pytorch.batches import Batches
 from mlhpc.cosmoflow.pytorch.metric import absolute_error, training_loss
-from mlhpc.cosmoflow.pytorch.model import CosmoFlowNet, convolve_and_pool
+from mlhpc.cosmoflow.pytorch.model import CosmoFlowNet
 from mlhpc.cosmoflow.pytorch.optimizer import make_optimizer, set_rate
 from mlhpc.cosmoflow.schedule import rate_at
 from mlhpc.cosmoflow.weights import load as load_weights
@@ -88,7 +88,7 @@ def train(
             dropout=hparams.dropout,
             channels_last=channels_last,
             group=group,
-            convolve_and_pool=pooled.convolve_and_pool if cpu_kernels else convolve_and_pool,
+            convolve_and_pool=pooled.convolve_and_pool if cpu_kernels else pooled.plain,
         )
         require_parameters(sum(weight.numel() for weight in model.parameters()), run.network.parameters)
         if training.weights:
