@@ -94,6 +94,8 @@ class Benchmark:
     the format that the data set is published in. ``show(sample, out)`` draws a sample. ``servers_study``: the
     module that ``mlhpc study --vary parameter_servers`` starts; empty for none. ``select(dataset, data)`` returns
     the part of a data set that a run needs, and raises UserError where there is less; empty: all of it.
+    ``check(run)``, without a framework, raises UserError for settings that contradict each other beyond what
+    ``settings`` checks; ``mlhpc run --dry-run`` calls it, and a trainer's ``check`` has to.
     """
 
     name: str
@@ -110,6 +112,7 @@ class Benchmark:
     loader_bench: LoaderBench | None = None
     servers_study: str = ""
     select: str = ""
+    check: str = ""
 
     @property
     def logged_name(self) -> str:
@@ -172,6 +175,7 @@ COSMOFLOW = Benchmark(
     ),
     published_codec="gzip",
     select="mlhpc.common.training.dataset:select",
+    check="mlhpc.cosmoflow.check:check",
     show="mlhpc.cosmoflow.synthetic.show:show",
     loader_bench=LoaderBench(
         "mlhpc.cosmoflow.data.bench",

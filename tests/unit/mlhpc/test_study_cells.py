@@ -84,11 +84,17 @@ def test_values_are_shown_as_given(site, capsys):
     assert "&lt;b&gt;y" in page and "<b>y" not in page
 
 
-def data_set(site, name, **facts):
-    """An empty data set with a manifest of these facts."""
+def data_set(site, name, *, train=2048, **facts):
+    """A data set with a manifest of these facts, and as many samples as the smoke preset needs; without its
+    files."""
     folder = site.folder / name
     folder.mkdir(exist_ok=True)
-    content = {"version": 1, "facts": facts, "files": []}
+    files = [
+        [f"{split}/{number:05}", 1, None]
+        for split, samples in (("train", train), ("validation", 256))
+        for number in range(samples)
+    ]
+    content = {"version": 1, "facts": facts, "files": files}
     (folder / "manifest.json").write_text(json.dumps(content))
     return folder
 
@@ -107,6 +113,14 @@ def test_codecs_are_data_sets_beside_the_published_one(site):
     assert study.axes == ("codec", "batch"), "the folder follows from the codec"
     assert {cell.settings["data"] for cell in study.cells} == {"data"}
     assert study.values("codec") == ["gzip", "plain", "lut"]
+
+
+def test_a_data_set_with_fewer_samples_is_refused_before_the_first_cell(site, capsys):
+    data_set(site, "data", benchmark="cosmoflow", train=2047)
+    assert site.study("--vary", "batch=1,8") == 2
+    error = capsys.readouterr().err
+    assert "data/train: 2047 samples, but 2048 are needed" in error and error.count("\n") == 1
+    assert not site.calls()
 
 
 def test_a_codec_that_names_no_data_set_is_refused_with_the_command_that_makes_it(site, capsys):
