@@ -179,6 +179,10 @@ def _cell(sweep: Sweep, chosen: dict[str, Value]) -> PlannedCell:
     refuse(run, "a study")
     if SERVERS in chosen and run.study.earlier_epochs:
         raise UserError(f"study.earlier_epochs: is only for studies without {SERVERS}; omit it")
+    benchmark = registry.find(sweep.benchmark)
+    for check in (benchmark.check, benchmark.servers_check if SERVERS in chosen else ""):
+        if check:
+            registry.load_object(check)(run)
     if not run.study.steps:
         raise UserError("study.steps=0 means a run to the target; must be at least 1")
     batch = divide_batch(run.hyperparameters.global_batch_size, ranks)
@@ -190,7 +194,7 @@ def _cell(sweep: Sweep, chosen: dict[str, Value]) -> PlannedCell:
     stage = _absolute(folder) if folder else None
     data = Path(_absolute(chosen.get("data", sweep.data)))
     if codec := str(chosen.get("codec", "")):
-        data = _encoded(data, codec, registry.find(sweep.benchmark))
+        data = _encoded(data, codec, benchmark)
     places: dict[str, Value] = {
         **({"codec": codec} if codec else {}),
         "batch": batch,

@@ -159,6 +159,24 @@ def test_storage_may_be_several_folders_to_stage_to(site, capsys):
     assert "is only for studies without parameter_servers" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("benchmark", "words", "message"),
+    [
+        ("resnet50", ["parameter_servers=1", "training.compile=true"], "set training.compile=false"),
+        ("resnet50", ["parameter_servers=0", "hyperparameters.opt_name=lars"], "support only sgd"),
+        ("resnet50", ["parameter_servers=2", "training.precision=mixed_bfloat16"], "support only float32"),
+        ("cosmoflow", ["network.conv_layers=6"], "multiples of 64"),
+    ],
+)
+def test_settings_that_no_run_supports_are_refused_before_the_first_cell(
+    site, capsys, benchmark, words, message
+):
+    assert site.study(*(word for axis in words for word in ("--vary", axis)), benchmark=benchmark) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1
+    assert not site.calls() and not site.out.exists()
+
+
 def test_a_home_folder_in_a_list_is_the_users(site, monkeypatch):
     """The shell expands ~ at the start of a word only."""
     monkeypatch.setenv("HOME", str(site.folder))
