@@ -22,7 +22,7 @@ class CosmoFlowNet(nn.Module):
     network. With ``group`` the voxels are this rank's slab of the volume; every rank of the group returns the
     prediction.
 
-    ``convolve_and_pool`` computes these two of every block: a function of ``cosmoflow/cpu/pooled.py``.
+    ``convolve_and_pool``: one of the two functions of ``cosmoflow/cpu/pooled.py``, used in every block.
 
     ``halvings`` may be set between steps: in training mode counts are then averaged over cubes of 2 **
     ``halvings`` voxels per side, and the last ``halvings`` blocks do not pool, so that every weight keeps its

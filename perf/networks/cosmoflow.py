@@ -20,7 +20,7 @@ def layers(
     ``pool_first``: bias and activation after pooling, as the suite computes the same function with an eighth of
     the work; False: before it, as the reference does, from which paper 000 counted. ``keeps``: of a pooling, its
     "output" (TensorFlow) or the "indices" of the largest (PyTorch). ``cpu_kernels_from``: the first block, counted
-    from 0, of those that PyTorch's CPU kernels compute as far as they suit, and that keep less.
+    from 0, for which PyTorch uses the CPU kernels if they suit it; they keep less.
     """
     net = Builder("CosmoFlow", sample_shape)
     x = net.input

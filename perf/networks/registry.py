@@ -19,10 +19,8 @@ def network_of(run: Run, *, cpu_kernels_from: int | None = None) -> Network:
     package, whose network is unknown."""
     shape = run.data.sample_shape
     if run.benchmark == "cosmoflow":
-        network, training = (
-            cast(cosmoflow_run.Network, run.network),
-            cast(cosmoflow_run.Training, run.training),
-        )
+        network = cast(cosmoflow_run.Network, run.network)
+        training = cast(cosmoflow_run.Training, run.training)
         if training.framework != "pytorch":
             return cosmoflow.layers(network, shape, keeps="output")
         if not training.cpu_kernels or training.compile or not training.channels_last:
