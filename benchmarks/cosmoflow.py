@@ -234,4 +234,11 @@ class CosmoFlow(schema.Run):
                 f"training.spatial={cut} requires groups of {group} ranks, which {count(ranks, 'rank')} "
                 f"cannot form; start a multiple of {group} ranks"
             )
-        super().require_startable(ranks // group, staged=staged)
+        groups, batch = ranks // group, self.hyperparameters.global_batch_size
+        if group > 1 and batch % groups:
+            raise UserError(
+                f"a global batch of {count(batch, 'sample')} cannot be divided equally among {groups} groups of "
+                f"{group} ranks; use a multiple of {groups} as hyperparameters.global_batch_size, or another "
+                "number of ranks"
+            )
+        super().require_startable(groups, staged=staged)

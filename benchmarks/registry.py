@@ -92,8 +92,11 @@ class Benchmark:
     rules, None where MLPerf has no such benchmark. ``training_ruleset``: the last ruleset of MLPerf Training
     that has it, None for a benchmark of MLPerf HPC. ``published_codec``: what ``mlhpc study --vary codec`` calls
     the format that the data set is published in. ``show(sample, out)`` draws a sample. ``servers_study``: the
-    module that ``mlhpc study --vary parameter_servers`` starts; empty for none. ``select(dataset, data)`` returns
+    module that ``mlhpc study --vary parameter_servers`` starts; empty for none. ``servers_check(run)``, without a
+    framework, raises UserError for settings that it does not support. ``select(dataset, data)`` returns
     the part of a data set that a run needs, and raises UserError where there is less; empty: all of it.
+    ``check(run)``, without a framework, raises UserError for settings that contradict each other beyond what
+    ``settings`` checks; ``mlhpc run --dry-run`` and ``study`` call it, and a trainer's ``check`` has to.
     """
 
     name: str
@@ -109,7 +112,9 @@ class Benchmark:
     show: str | None = None
     loader_bench: LoaderBench | None = None
     servers_study: str = ""
+    servers_check: str = ""
     select: str = ""
+    check: str = ""
 
     @property
     def logged_name(self) -> str:
@@ -172,6 +177,7 @@ COSMOFLOW = Benchmark(
     ),
     published_codec="gzip",
     select="mlhpc.common.training.dataset:select",
+    check="mlhpc.cosmoflow.check:check",
     show="mlhpc.cosmoflow.synthetic.show:show",
     loader_bench=LoaderBench(
         "mlhpc.cosmoflow.data.bench",
@@ -276,6 +282,7 @@ RESNET50 = Benchmark(
         close=2 / (255 * 0.225),
     ),
     servers_study="mlhpc.resnet50.parameter_servers",
+    servers_check="mlhpc.benchmarks.resnet50:require_servers",
 )
 
 

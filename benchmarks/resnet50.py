@@ -186,3 +186,20 @@ class ResNet50(schema.Run):
         super().require_startable(ranks, staged=staged)
         if self.staging.pack and not staged:
             raise UserError("staging.pack requires --stage; pass it, or set staging.pack=false")
+
+
+def require_servers(run: ResNet50) -> None:
+    """Raise UserError for settings that a study with parameter servers does not support: they own parts of the
+    weights, and its loop is its own."""
+    hparams = run.hyperparameters
+    for setting, value, needed in (
+        ("hyperparameters.opt_name", hparams.opt_name, "sgd"),
+        ("hyperparameters.gradient_accumulation_steps", hparams.gradient_accumulation_steps, 1),
+        ("training.precision", run.training.precision, "float32"),
+        ("training.compile", run.training.compile, False),
+    ):
+        if value != needed:
+            chosen, only = (str(word).lower() for word in (value, needed))  # as --set writes them
+            raise UserError(
+                f"{setting}={chosen}: parameter servers support only {only}; set {setting}={only}"
+            )

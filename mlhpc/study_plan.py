@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 from mlhpc.benchmarks import load, registry
 from mlhpc.benchmarks.schema import Run
 from mlhpc.common.data import manifest
+from mlhpc.common.data.manifest import Manifest
 from mlhpc.common.data.sharding import divide_batch
 from mlhpc.emulated_step import refuse
 from mlhpc.errors import UserError, count, did_you_mean
@@ -97,7 +97,7 @@ def plan(sweep: Sweep) -> list[PlannedCell]:
     """All cells, checked before anything runs.
 
     Raises UserError for an unknown or invalid setting, a batch that cannot be divided among the ranks, and a
-    data set that is missing or too small for the steps.
+    data set that is missing or has other samples than the cells need.
     """
     _check_options(sweep)
     cells = []
@@ -108,15 +108,20 @@ def plan(sweep: Sweep) -> list[PlannedCell]:
         except UserError as error:
             where = ", ".join(f"{key}={value}" for key, value in chosen.items())
             raise UserError(f"{where}: {error}" if where else str(error)) from None
-    facts: dict[Path, dict[str, Any]] = {}
+    datasets: dict[Path, Manifest | None] = {}
+    select = registry.find(sweep.benchmark).select
     for cell in cells:
-        if cell.data not in facts:
-            facts[cell.data] = _dataset_facts(cell.data)
-        benchmark = facts[cell.data].get("benchmark")
+        if cell.data not in datasets:
+            datasets[cell.data] = _dataset(cell.data)
+        if (dataset := datasets[cell.data]) is None:
+            continue
+        benchmark = dataset.facts.get("benchmark")
         if benchmark not in (None, sweep.benchmark):
             raise UserError(
                 f"{cell.data}: is a data set of {benchmark}, not {sweep.benchmark}; choose another"
             )
+        if select:
+            registry.load_object(select)(dataset, cell.run.data)
     return list({cell.name: cell for cell in cells}.values())  # 1 and 1.0 are one value
 
 
@@ -174,6 +179,10 @@ def _cell(sweep: Sweep, chosen: dict[str, Value]) -> PlannedCell:
     refuse(run, "a study")
     if SERVERS in chosen and run.study.earlier_epochs:
         raise UserError(f"study.earlier_epochs: is only for studies without {SERVERS}; omit it")
+    benchmark = registry.find(sweep.benchmark)
+    for check in (benchmark.check, benchmark.servers_check if SERVERS in chosen else ""):
+        if check:
+            registry.load_object(check)(run)
     if not run.study.steps:
         raise UserError("study.steps=0 means a run to the target; must be at least 1")
     batch = divide_batch(run.hyperparameters.global_batch_size, ranks)
@@ -185,7 +194,7 @@ def _cell(sweep: Sweep, chosen: dict[str, Value]) -> PlannedCell:
     stage = _absolute(folder) if folder else None
     data = Path(_absolute(chosen.get("data", sweep.data)))
     if codec := str(chosen.get("codec", "")):
-        data = _encoded(data, codec, registry.find(sweep.benchmark))
+        data = _encoded(data, codec, benchmark)
     places: dict[str, Value] = {
         **({"codec": codec} if codec else {}),
         "batch": batch,
@@ -244,7 +253,8 @@ def _encoded(data: Path, codec: str, benchmark: registry.Benchmark) -> Path:
 
 def _codec_of(data: Path, benchmark: registry.Benchmark) -> str:
     """The codec in the manifest of a data set; without one, that of the published data set."""
-    facts = _dataset_facts(data)
+    dataset = _dataset(data)
+    facts = dataset.facts if dataset else {}
     plain = facts.get("gzip") is False  # generated CosmoFlow data sets have no codec in the manifest
     return str(facts.get("codec", facts.get("format", "plain" if plain else benchmark.published_codec)))
 
@@ -257,10 +267,11 @@ def _scalar(word: str) -> Value:
         return word
 
 
-def _dataset_facts(data: Path) -> dict[str, Any]:
+def _dataset(data: Path) -> Manifest | None:
+    """What the manifest of a data set lists; None without one, since listing files can take minutes."""
     if not data.is_dir():
         raise UserError(f"{data}: no such data set; generate one with mlhpc data make, or pass --data")
-    return manifest.load(data).facts if (data / manifest.NAME).exists() else {}
+    return manifest.load(data) if (data / manifest.NAME).exists() else None
 
 
 def srun_options(ranks: int, env: Mapping[str, str]) -> list[str]:

@@ -74,7 +74,7 @@ _FIGURES: dict[str, dict[str, _Field]] = {
 }
 _PLAIN: dict[str, dict[str, type]] = {
     "": {"title": str, "nodes": int, "systems": list},
-    "accelerator": {"model": str, "family": str, "per_node": int},
+    "accelerator": {"model": str, "family": str, "per_node": int, "is_cpu": bool},
     "host": {"processor": str, "cores": int},
     "links": {},
     "network": {"nics": int},
@@ -107,6 +107,11 @@ class Machine:
     @property
     def family(self) -> str:
         return str(self.facts["accelerator.family"])
+
+    @property
+    def is_cpu(self) -> bool:
+        """Whether the accelerators are the processors of nodes without GPUs."""
+        return bool(self.facts.get("accelerator.is_cpu", False))
 
     @property
     def per_node(self) -> int:
@@ -228,6 +233,8 @@ def _fact(value: Any, kind: type, wrong: Any, key: str) -> Any:
     elif kind is int:
         good = isinstance(value, int) and not isinstance(value, bool) and value > 0
         expected = "a whole number above 0"
+    elif kind is bool:
+        good, expected = isinstance(value, bool), "true or false"
     else:
         good, expected = isinstance(value, str) and bool(value.strip()), "a text"
     if not good:

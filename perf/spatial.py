@@ -3,7 +3,7 @@
 Only convolutions are divided (paper 001, section 4.2.1: "Dense layers not split" in its Mesh
 TensorFlow implementation; each rank of a group reads the whole sample). :func:`halo` describes an inner rank
 of such a machine; :class:`Exchange` and :func:`saved_bytes` are exact for this suite's CosmoFlow
-(``training.spatial``); in mixed precision on accelerators, since CPUs pool in float32.
+(``training.spatial``).
 """
 
 import math
@@ -171,7 +171,8 @@ def saved_bytes(
     network: Network, plan: SlabPlan, kernel: int, rank: int, precision: Precision, batch: int = 1
 ) -> int:
     """Bytes that ``rank`` of a group keeps for the backward pass of ``batch`` samples, including its part of
-    the input, as counted by ``torch.autograd.graph.saved_tensors_hooks`` count, each memory once, without weights.
+    the input: what ``torch.autograd.graph.saved_tensors_hooks`` counts, each memory once, without weights
+    and their 16-bit copies.
 
     The input of a convolution is kept with its halo, and zeros around the volume; after the slabs have been
     gathered, every rank keeps the same as a single rank.
@@ -215,11 +216,13 @@ def slab_plan(run: Run) -> SlabPlan | None:
     return plan_slabs((depth, height, width), parts, levels, kernel)
 
 
-def spatial_of(run: Run, local_batch_size: int) -> Spatial | None:
-    """``local_batch_size``: samples of a group per step. None if samples are not divided."""
+def spatial_of(run: Run, local_batch_size: int, *, gpu: bool = True) -> Spatial | None:
+    """``local_batch_size``: samples of a group per step. ``gpu``: a rank computes on a GPU, otherwise on a CPU,
+    whose kernels keep less once the slabs are gathered. None if samples are not divided."""
     if (plan := slab_plan(run)) is None:
         return None
-    network, precision = network_of(run), run.training.precision
+    network = network_of(run, cpu_kernels_from=None if gpu else plan.split_levels)
+    precision = run.training.precision
     kernel = int(getattr(run.network, "conv_kernel", 3))
     sent, batch = exchange(network, plan, kernel), run.hyperparameters.global_batch_size
     trained = run.data.train_samples // batch * batch

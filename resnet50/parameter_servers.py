@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 
 from mlhpc.benchmarks import load
-from mlhpc.benchmarks.resnet50 import ResNet50
+from mlhpc.benchmarks.resnet50 import ResNet50, require_servers
 from mlhpc.common.data.sharding import Pool, divide_batch, steps_per_epoch
 from mlhpc.common.files import atomic, pagecache
 from mlhpc.common.host.provenance import describe_environment
@@ -56,7 +56,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         run = load.load("resnet50", options.preset, options.set)
         assert isinstance(run, ResNet50)
-        require_suitable(run)
+        require_servers(run)
         roles = Roles(options.workers, options.servers)
         if roles.size > 1 and "MLHPC_RANK" not in os.environ:
             options.out.mkdir(parents=True, exist_ok=True)
@@ -78,21 +78,6 @@ def main(argv: Sequence[str]) -> int:
         if not isinstance(error, AlreadyReported):
             sys.stderr.write(f"mlhpc: {error}\n")
         return 2
-
-
-def require_suitable(run: ResNet50) -> None:
-    """Raise UserError for settings not supported by servers, which own parts of the weights, or by this loop."""
-    hparams = run.hyperparameters
-    for setting, value, needed in (
-        ("hyperparameters.opt_name", hparams.opt_name, "sgd"),
-        ("hyperparameters.gradient_accumulation_steps", hparams.gradient_accumulation_steps, 1),
-        ("training.precision", run.training.precision, "float32"),
-        ("training.compile", run.training.compile, False),
-    ):
-        if value != needed:
-            raise UserError(
-                f"{setting}={value}: parameter_servers require {load.toml_value(needed)}; set it so"
-            )
 
 
 def _options(argv: Sequence[str]) -> argparse.Namespace:

@@ -184,7 +184,8 @@ def precisions(device: torch.device) -> Precisions:
 
 @contextmanager
 def oom_as_user_error(what: str = "this run", advice: str = "a smaller batch") -> Iterator[None]:
-    """Raise UserError if a GPU, or the host on a CPU, has too little memory for ``what``. Also a decorator."""
+    """Raise UserError if a GPU, or the host on a CPU, has too little memory for ``what``. ``advice``: what would
+    need less, empty if nothing does. Also a decorator."""
     try:
         yield
     except (
@@ -199,16 +200,17 @@ def oom_as_user_error(what: str = "this run", advice: str = "a smaller batch") -
         )
         if not (on_host or out_of_memory):
             raise
+        smaller = f"{advice}, " if advice else ""
         if on_host:
             reason = message.partition("DefaultCPUAllocator: ")[2] or message or "an allocation failed"
             raise UserError(
-                f"this rank has too little host memory for {what} ({reason}); use {advice}, more ranks on "
+                f"this rank has too little host memory for {what} ({reason}); use {smaller}more ranks on "
                 f"more nodes, or training.spatial if the benchmark supports it"
             ) from error
         reason = " ".join(" ".join(message.split()).split(". ")[:2])
         raise UserError(
-            f"a GPU has too little memory for {what} ({reason}); use training.precision=mixed_bfloat16, {advice}, "
-            "or more GPUs"
+            f"a GPU has too little memory for {what} ({reason}); use training.precision=mixed_bfloat16, "
+            f"{smaller}or more GPUs"
         ) from error
 
 

@@ -158,7 +158,7 @@ def make_train_step(
         if graphs:
             next_graph_step()
         x, y = _ready(move(x), layout), move(y)
-        with oom_as_user_error(f"{count(len(x), 'sample')} at once", "a smaller batch per pass"):
+        with _enough_memory(len(x), "a smaller batch per pass"):
             with _unshared(model, not last):
                 with _autocast(device, precision):
                     logits = forward(x)
@@ -205,7 +205,7 @@ def make_eval_step(
         if len(x) < filled:
             x = F.pad(x, (*(0, 0) * (x.dim() - 1), 0, filled - len(x)))
         with (
-            oom_as_user_error(f"{count(len(x), 'sample')} at once", "a smaller training.eval_batch_size"),
+            _enough_memory(len(x), "a smaller training.eval_batch_size"),
             _autocast(device, precision),
         ):
             logits = forward(x)
@@ -305,6 +305,12 @@ def _compile(
     require_compiler(gpu=device.type != "cpu")
     # Compiled for the actual sizes: code for dynamic shapes is slower.
     return torch.compile(model, dynamic=False, mode="reduce-overhead" if graphs else "default")
+
+
+def _enough_memory(samples: int, smaller: str) -> AbstractContextManager[None]:
+    """Raises UserError if there is too little memory, with the advice ``smaller`` if there are several samples."""
+    what = f"{count(samples, 'sample')} at once"
+    return oom_as_user_error(what, smaller if samples > 1 else "")
 
 
 def _ready(x: Tensor, layout: torch.memory_format) -> Tensor:

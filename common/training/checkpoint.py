@@ -137,10 +137,11 @@ def require_ranks(saved: Checkpoint, folder: Path, ranks: int) -> None:
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
     """Raise a one-line UserError for anything that goes wrong while reading the checkpoint ``path``:
-    libraries raise almost any exception for damaged bytes."""
+    libraries raise almost any exception for damaged bytes. A library that is not installed is no fault of the
+    file."""
     try:
         yield
-    except UserError:
+    except (UserError, ModuleNotFoundError):
         raise
     except FileNotFoundError:
         raise UserError(

@@ -42,8 +42,15 @@ def library() -> Any:
     return compiled
 
 
+def plain(x: Tensor, convolution: torch.nn.Conv3d) -> Tensor:
+    """The largest of every 2³ outputs of ``convolution``, ``[b, filters, d/2, h/2, w/2]``, by PyTorch."""
+    outputs = convolution(x)
+    with torch.autocast(outputs.device.type, enabled=False):  # on CPUs it would pool in float32
+        return F.max_pool3d(outputs, 2)
+
+
 def convolve_and_pool(x: Tensor, convolution: torch.nn.Conv3d) -> Tensor:
-    """``F.max_pool3d(convolution(x), 2)`` of ``x`` [b, channels, d, h, w], with "same" padding.
+    """``plain`` of ``x`` [b, channels, d, h, w], with "same" padding.
 
     Seven of eight outputs of the convolution have no gradient, since one of their neighbours is larger. PyTorch
     fills an array with these zeros and multiplies them all; ``_pooled.c`` multiplies each pooled voxel's gradient
@@ -65,7 +72,7 @@ def convolve_and_pool(x: Tensor, convolution: torch.nn.Conv3d) -> Tensor:
         and x.is_contiguous(memory_format=LAST)
     )
     if not suitable:
-        return F.max_pool3d(convolution(x), 2)
+        return plain(x, convolution)
     pooled: Tensor = _ConvolveAndPool.apply(x, convolution.weight)
     return pooled
 

@@ -11,7 +11,6 @@ import torch
 from mlhpc.benchmarks import load
 from mlhpc.benchmarks.cosmoflow import CosmoFlow
 from mlhpc.common.data.sharding import divide_batch
-from mlhpc.common.data.slabs import SlabPlan, plan_slabs
 from mlhpc.common.host.malloc import keep_memory
 from mlhpc.common.host.progress import track
 from mlhpc.common.pytorch.devices import (
@@ -36,15 +35,17 @@ from mlhpc.common.training.dataset import format_of
 from mlhpc.common.training.epoch import log_epoch, require_parameters
 from mlhpc.common.training.finite import require_finite
 from mlhpc.common.training.staging import exchanging, staging
+from mlhpc.cosmoflow.check import check as check_settings
+from mlhpc.cosmoflow.check import slab_plan
 from mlhpc.cosmoflow.cpu import pooled
 from mlhpc.cosmoflow.data.dataset import open_data, open_loader
 from mlhpc.cosmoflow.pytorch.batches import Batches
 from mlhpc.cosmoflow.pytorch.metric import absolute_error, training_loss
-from mlhpc.cosmoflow.pytorch.model import CosmoFlowNet, convolve_and_pool
+from mlhpc.cosmoflow.pytorch.model import CosmoFlowNet
 from mlhpc.cosmoflow.pytorch.optimizer import make_optimizer, set_rate
 from mlhpc.cosmoflow.schedule import rate_at
 from mlhpc.cosmoflow.weights import load as load_weights
-from mlhpc.cosmoflow.weights import require_weights, to_pytorch
+from mlhpc.cosmoflow.weights import to_pytorch
 
 ADVICE = "look at them with mlhpc data show cosmoflow, or lower hyperparameters.opt_base_learning_rate"
 """Advice for a loss that is not finite."""
@@ -52,8 +53,7 @@ ADVICE = "look at them with mlhpc data show cosmoflow, or lower hyperparameters.
 
 def check(run: CosmoFlow, staged: Path | None, world: World) -> None:
     """Raise UserError if the run cannot start on these ranks and this machine. No side effects."""
-    _plan(run)
-    require_weights(run)
+    check_settings(run)
     run.require_startable(world.size, staged=staged is not None)
     make_scaler(run.training.precision, pick_device(run.training.device, world.local_rank))
 
@@ -80,7 +80,7 @@ def train(
             keep_memory()
         torch.manual_seed(seed)
         shape, channels_last = run.data.sample_shape, training.channels_last
-        group = spatial_group(_plan(run), world) if spatial_size > 1 else None
+        group = spatial_group(slab_plan(run), world) if spatial_size > 1 else None
         cpu_kernels = device.type == "cpu" and training.cpu_kernels and not training.compile
         model = CosmoFlowNet(
             run.network,
@@ -88,7 +88,7 @@ def train(
             dropout=hparams.dropout,
             channels_last=channels_last,
             group=group,
-            convolve_and_pool=pooled.convolve_and_pool if cpu_kernels else convolve_and_pool,
+            convolve_and_pool=pooled.convolve_and_pool if cpu_kernels else pooled.plain,
         )
         require_parameters(sum(weight.numel() for weight in model.parameters()), run.network.parameters)
         if training.weights:
@@ -176,12 +176,6 @@ def train(
                 with log.span("checkpoint", epoch=epoch):
                     save(log.out, load.dumps(run), seed, epoch, model, optimizer, scaler, world)
         log.finish(status, peak_memory(device))
-
-
-def _plan(run: CosmoFlow) -> SlabPlan:
-    depth, height, width, _channels = run.data.sample_shape
-    network = run.network
-    return plan_slabs((depth, height, width), run.training.spatial, network.conv_layers, network.conv_kernel)
 
 
 def _zeros_batch(samples: int, *, sample_shape: tuple[int, ...], targets: int, dtype: torch.dtype) -> Batch:

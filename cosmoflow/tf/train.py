@@ -21,6 +21,7 @@ from mlhpc.common.training.emulation import WaitingStep
 from mlhpc.common.training.epoch import log_epoch, require_parameters
 from mlhpc.common.training.finite import require_finite
 from mlhpc.common.training.staging import exchanging, staging
+from mlhpc.cosmoflow.check import check as check_settings
 from mlhpc.cosmoflow.cpu.convolution import MinimalConv3D, start_xla
 from mlhpc.cosmoflow.data.dataset import open_data, open_loader
 from mlhpc.cosmoflow.schedule import rate_at
@@ -37,7 +38,6 @@ from mlhpc.cosmoflow.tf.model import build_model, require_precision
 from mlhpc.cosmoflow.tf.state import broadcast_weights, restore, save
 from mlhpc.cosmoflow.tf.step import Steps, make_optimizer, make_steps, warm_up
 from mlhpc.cosmoflow.weights import load as load_weights
-from mlhpc.cosmoflow.weights import require_weights
 
 ADVICE = "look at them with mlhpc data show cosmoflow, or lower hyperparameters.opt_base_learning_rate"
 """Advice for a loss that is not finite."""
@@ -47,7 +47,7 @@ def check(run: CosmoFlow, staged: Path | None, world: World) -> None:
     """Raise UserError if the run cannot start on these ranks and this machine. No side effects."""
     run.require_startable(world.size, staged=staged is not None)
     require_precision(run.training.precision)
-    require_weights(run)
+    check_settings(run)
     if run.training.hierarchical_allreduce and world.size > 1:
         from mlhpc.common.ranks.horovod_world import require_nccl
 

@@ -70,6 +70,7 @@ def _measured(place: Path) -> dict[str, Any]:
         accelerator["bandwidth"] = figure("accelerator.bandwidth", gpu["bandwidth"], "copy, reads and writes")
         links["host"] = figure("links.host", gpu["host"], "copy of page-locked memory to the GPU")
     else:
+        accelerator["is_cpu"] = True
         accelerator["float32"] = figure(
             "accelerator.float32", speed.matrix_product(), "matrix product, NumPy"
         )

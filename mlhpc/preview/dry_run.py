@@ -39,6 +39,8 @@ def content(options: argparse.Namespace) -> dict[str, Any]:
     rank_info = identify(os.environ)
     ranks = options.ranks or rank_info.size
     nodes = 1 if options.ranks else rank_info.nodes
+    if check := registry.find(run.benchmark).check:
+        registry.load_object(check)(run)
     run.require_startable(ranks, staged=paths.stage is not None)
     together = getattr(run.training, "spatial_size", 1)
     local = divide_batch(run.hyperparameters.global_batch_size, ranks // together)

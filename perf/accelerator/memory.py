@@ -45,13 +45,17 @@ class Memory:
 
 
 def memory_of(run: Run, batch: int, *, gpu: bool = True) -> Memory:
-    """The memory of a step of ``run`` with ``batch`` samples per backward pass on one accelerator."""
+    """The memory of a step of ``run`` with ``batch`` samples per backward pass on one accelerator: a GPU, or a
+    CPU."""
     optimizer = str(getattr(run.hyperparameters, "opt_name", "none")).lower()
     # int16 is sent to the device and kept; its logarithm is the network's input.
     counts = getattr(run.loading, "sample_dtype", "") == "int16"
     extra = 2 if counts else 0
     accumulates = run.backward_passes > 1
-    return step_memory(network_of(run), batch, run.training.precision, optimizer, extra_input=extra, gpu=gpu,
+    # The kernels do not compute slabs, which have most of a divided sample.
+    on_slabs = getattr(run.training, "spatial_size", 1) > 1
+    network = network_of(run, cpu_kernels_from=None if gpu or on_slabs else 0)
+    return step_memory(network, batch, run.training.precision, optimizer, extra_input=extra, gpu=gpu,
                        accumulates=accumulates)  # fmt: skip
 
 

@@ -115,7 +115,7 @@ def memory(
     rows: list[dict[str, Any]] = []
     for memory in by_batch:
         kept = memory.parameters + memory.copies + memory.gradients + memory.optimizer
-        sizes = {
+        sizes: dict[str, float] = {
             "peak of a step": memory.peak,
             "activations kept": memory.activations,
             "weights, gradients, optimizer": kept,

@@ -8,17 +8,18 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mlhpc.perf.networks.layer import Kind, Layer, Network, Pass, Saved, Shape
+from mlhpc.perf.networks.layer import Kind, Layer, Network, Pass, Saved, Shape, Type
 
 
 @dataclass(eq=False)
 class Tensor:
     """``shape`` with channels last; ``source``: name of its layer; ``wants_gradient``: whether any earlier
-    layer has weights."""
+    layer has weights; ``type``: of its elements."""
 
     shape: Shape
     source: str
     wants_gradient: bool = True
+    type: Type = "activation"
 
     @property
     def elements(self) -> int:
@@ -114,7 +115,7 @@ class Builder:
 
     def activation(self, name: str, x: Tensor, *, keeps: str = "input") -> Tensor:
         """Not in place; keeps its "input" (leaky ReLU in TensorFlow) or its "output" (tanh)."""
-        out = Tensor(x.shape, name)
+        out = Tensor(x.shape, name, type=x.type)
         saved = self._keep(x if keeps == "input" else out)
         self._add(name, "activation", [x], out, saved=saved, backward_reads=x.elements)
         return out
@@ -122,11 +123,16 @@ class Builder:
     def max_pool(
         self, name: str, x: Tensor, size: int, *, stride: int, padding: int = 0, keeps: str = "indices"
     ) -> Tensor:
-        """Keeps its input, and the "indices" of the largest in 8 bytes (PyTorch) or its "output" (TensorFlow)."""
+        """Keeps its input, and the "indices" of the largest in 8 bytes (PyTorch) or its "output" (TensorFlow);
+        or only the "places" of the largest in a byte (``cosmoflow/cpu/pooled.py``)."""
         sides = ((side + 2 * padding - size) // stride + 1 for side in x.shape[:-1])
         out = Tensor((*sides, x.channels), name)
-        saved = self._keep(x)
-        saved += (Saved(f"{name} indices", out.elements, "int64"),) if keeps == "indices" else self._keep(out)
+        if keeps == "places":
+            saved: tuple[Saved, ...] = (Saved(f"{name} places", out.elements, "uint8"),)
+        elif keeps == "indices":
+            saved = (*self._keep(x), Saved(f"{name} indices", out.elements, "int64"))
+        else:
+            saved = (*self._keep(x), *self._keep(out))
         operations = (size ** len(x.shape[:-1]) - 1) * out.elements, out.elements
         read = x.elements + out.elements if keeps == "output" else out.elements
         self._add(name, "pooling", [x], out, saved=saved, operations=operations, backward_reads=read)
@@ -164,7 +170,11 @@ class Builder:
 
     def expand(self, x: Tensor, shape: Shape) -> Tensor:
         """``x`` repeated to the sides of ``shape``, as a view: no layer."""
-        return Tensor((*shape[:-1], x.channels), x.source)
+        return self._alias(x, (*shape[:-1], x.channels), x.type)
+
+    def to_float32(self, x: Tensor) -> Tensor:
+        """``x`` and what is computed from it in float32, in mixed precision too: no layer."""
+        return self._alias(x, x.shape, "float32")
 
     def dropout(self, name: str, x: Tensor) -> Tensor:
         """Keeps its mask (in PyTorch on CPUs with the type of the input; on GPUs one byte per element)."""
@@ -196,7 +206,7 @@ class Builder:
     def _product(
         self, name: str, kind: Kind, x: Tensor, out: Shape, flops: int, weights: int, biases: int
     ) -> Tensor:
-        y = Tensor(out, name)
+        y = Tensor(out, name, type=x.type)
         moved = x.elements + y.elements
         biased = y.elements if biases else 0
         passes = [Pass("forward", flops, biased, moved, weights + biases)]
@@ -238,8 +248,13 @@ class Builder:
         shapes = tuple(x.shape for x in inputs)
         self.layers.append(Layer(name, kind, shapes, out.shape, passes, parameters, saved, in_place))
 
+    def _alias(self, x: Tensor, shape: Shape, elements: Type) -> Tensor:
+        out = Tensor(shape, x.source, type=elements)
+        self._tensors.append(out)
+        return out
+
     def _keep(self, x: Tensor) -> tuple[Saved, ...]:
         if id(x) in self._kept:
             return ()
         self._kept.add(id(x))
-        return (Saved(x.source, x.elements, is_input=x is self.input),)
+        return (Saved(x.source, x.elements, x.type, is_input=x is self.input),)

@@ -8,21 +8,29 @@ from mlhpc.perf.networks.layer import Network
 
 
 def layers(
-    network: cosmoflow.Network, sample_shape: Sequence[int], *, pool_first: bool = True, keeps: str = "output"
+    network: cosmoflow.Network,
+    sample_shape: Sequence[int],
+    *,
+    pool_first: bool = True,
+    keeps: str = "output",
+    cpu_kernels_from: int | None = None,
 ) -> Network:
     """Samples [n, n, n, channels], whose sides can be halved once a block.
 
     ``pool_first``: bias and activation after pooling, as the suite computes the same function with an eighth of
     the work; False: before it, as the reference does, from which paper 000 counted. ``keeps``: of a pooling, its
-    "output" (TensorFlow) or the "indices" of the largest (PyTorch).
+    "output" (TensorFlow) or the "indices" of the largest (PyTorch). ``cpu_kernels_from``: the first block, counted
+    from 0, for which PyTorch uses the CPU kernels if they suit it; they keep less.
     """
     net = Builder("CosmoFlow", sample_shape)
     x = net.input
     for block in range(network.conv_layers):
         number, filters = block + 1, network.conv_filters * 2**block
+        own = cpu_kernels_from is not None and block >= cpu_kernels_from
+        places = own and _cpu_kernels_suit(x.channels, filters, network.conv_kernel)
         x = net.convolution(f"conv {number}", x, filters, network.conv_kernel, bias=not pool_first)
         if pool_first:
-            x = net.max_pool(f"pool {number}", x, 2, stride=2, keeps=keeps)
+            x = net.max_pool(f"pool {number}", x, 2, stride=2, keeps="places" if places else keeps)
             x = net.bias(f"bias {number}", x)
             x = net.activation(f"conv {number} LeakyReLU", x)
         else:
@@ -32,7 +40,12 @@ def layers(
         x = net.dense(f"dense {number}", x, units)
         x = net.activation(f"dense {number} LeakyReLU", x)
         x = net.dropout(f"dropout {number}", x)
-    x = net.dense(f"dense {len(network.dense_units) + 1}", x, network.targets)
+    x = net.dense(f"dense {len(network.dense_units) + 1}", net.to_float32(x), network.targets)
     x = net.activation("tanh", x, keeps="output")
     net.squared_error(x)
     return net.network()
+
+
+def _cpu_kernels_suit(channels: int, filters: int, kernel: int) -> bool:
+    """Whether ``cosmoflow/cpu/pooled.py`` computes such a block itself."""
+    return kernel == 3 and (channels <= 16 or channels % 16 == 0) and filters <= 512

@@ -41,8 +41,8 @@ PRODUCTS: tuple[Kind, ...] = (
 )
 """Kinds of matrix products, which run on tensor cores and are counted by FLOP counters."""
 PassName = Literal["forward", "input gradient", "weight gradient"]
-Type = Literal["activation", "float32", "int64"]
-"""Type of saved elements; "activation": 4 bytes in float32, 2 in mixed precision."""
+Type = Literal["activation", "float32", "int64", "uint8"]
+"""Type of elements; "activation": 4 bytes in float32, 2 in mixed precision."""
 
 
 def activation_bytes(precision: Precision) -> int:
@@ -51,7 +51,7 @@ def activation_bytes(precision: Precision) -> int:
 
 
 def type_bytes(kind: Type, precision: Precision) -> int:
-    sizes = {"float32": 4, "int64": 8}
+    sizes = {"float32": 4, "int64": 8, "uint8": 1}
     return sizes.get(kind) or activation_bytes(precision)
 
 
@@ -183,8 +183,8 @@ class Network:
         return math.prod(self.input)
 
     def saved_bytes(self, precision: Precision, batch: int = 1) -> int:
-        """Bytes kept for the backward pass of ``batch`` samples, excluding the network's input, as counted by
-        ``torch.autograd.graph.saved_tensors_hooks`` count, each memory once, without weights."""
+        """Bytes kept for the backward pass of ``batch`` samples, excluding the network's input: what
+        ``torch.autograd.graph.saved_tensors_hooks`` counts, each memory once, without weights."""
         return sum(layer.saved_bytes(precision, batch) for layer in self.layers)
 
     def traffic(self, precision: Precision, batch: int | None = None) -> float:

@@ -13,13 +13,19 @@ from mlhpc.perf.networks.layer import Network
 KNOWN = ("cosmoflow", "deepcam", "resnet50")
 
 
-def network_of(run: Run) -> Network:
-    """The layers of ``run``'s network for its samples. Raises UserError for a benchmark of another package,
-    whose network is unknown."""
+def network_of(run: Run, *, cpu_kernels_from: int | None = None) -> Network:
+    """The layers of ``run``'s network for its samples. ``cpu_kernels_from``, on a CPU: the first block that
+    CosmoFlow's CPU kernels compute if ``run`` uses them in PyTorch. Raises UserError for a benchmark of another
+    package, whose network is unknown."""
     shape = run.data.sample_shape
     if run.benchmark == "cosmoflow":
-        keeps = "indices" if run.training.framework == "pytorch" else "output"
-        return cosmoflow.layers(cast(cosmoflow_run.Network, run.network), shape, keeps=keeps)
+        network = cast(cosmoflow_run.Network, run.network)
+        training = cast(cosmoflow_run.Training, run.training)
+        if training.framework != "pytorch":
+            return cosmoflow.layers(network, shape, keeps="output")
+        if not training.cpu_kernels or training.compile or not training.channels_last:
+            cpu_kernels_from = None
+        return cosmoflow.layers(network, shape, keeps="indices", cpu_kernels_from=cpu_kernels_from)
     if run.benchmark == "deepcam":
         return deepcam.layers(cast(deepcam_run.Network, run.network), shape)
     if run.benchmark == "resnet50":

@@ -16,7 +16,7 @@ class Fits:
     def __init__(self, machine: Machine, run: Run) -> None:
         self.machine, self.run = machine, run
         self.capacity = machine.figures["accelerator.memory"]
-        self._memory = cache(lambda local: memory_of(run, local))
+        self._memory = cache(lambda local: memory_of(run, local, gpu=not machine.is_cpu))
         self.largest = cache(self._largest)
 
     def needed(self, local: int, together: int) -> float:

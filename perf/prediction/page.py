@@ -81,7 +81,7 @@ def accelerator(machine: Machine, run: Run, largest: int) -> list[Section]:
     capacity = figures["accelerator.memory"]
     by_batch: list[Memory] = []
     for batch in BATCHES:
-        by_batch.append(memory_of(run, batch))
+        by_batch.append(memory_of(run, batch, gpu=not machine.is_cpu))
         if by_batch[-1].peak > 2 * capacity:
             break
     fits = power_of_two(largest) if largest else 0

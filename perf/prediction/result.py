@@ -94,7 +94,7 @@ class Prediction:
     @property
     def spatial(self) -> Spatial | None:
         """Exchanges and memory of a group of ranks with ``training.spatial``."""
-        return spatial_of(self.run, self.local_batch_size)
+        return spatial_of(self.run, self.local_batch_size, gpu=not self.machine.is_cpu)
 
     @property
     def samples_per_s(self) -> Triple:

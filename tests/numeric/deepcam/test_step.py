@@ -256,4 +256,7 @@ def test_a_gpu_with_too_little_memory_is_a_one_line_error():
             UserError, match=r"too little memory for 2 samples.*allocate 5\.80 GiB.*mixed"
         ) as raised:
             step(*batch_of(2))
-        assert "\n" not in str(raised.value)
+        assert "\n" not in str(raised.value) and "a smaller" in str(raised.value)
+        with pytest.raises(UserError, match="for 1 sample at once") as raised:
+            step(*batch_of(1))
+        assert "a smaller" not in str(raised.value)  # nothing is smaller than a sample

@@ -52,6 +52,13 @@ def test_settings_that_exclude_each_other_are_refused(benchmark, settings, messa
     [
         (
             "cosmoflow",
+            ["training.framework=pytorch", "training.spatial=[2,1,1]"],
+            6,
+            "a global batch of 16 samples cannot be divided equally among 3 groups of 2 ranks; use a "
+            "multiple of 3",
+        ),
+        (
+            "cosmoflow",
             [],
             3,
             "a global batch of 16 samples cannot be divided equally among 3 ranks; use a multiple of 3",

@@ -87,6 +87,19 @@ def test_resuming_a_run_of_another_version_names_the_unknown_setting(newer, caps
     assert str(newer) in error and "training.warp_factor" in error and "another version" in error
 
 
+@pytest.mark.parametrize(
+    ("wrong", "named"),
+    [
+        (["network.conv_layers=6"], "multiples of 64"),
+        (["training.framework=pytorch", "training.spatial=[32,1,1]"], "slabs thinner than the halo"),
+        (["training.weights=absent.safetensors"], "training.weights=absent.safetensors: no such file"),
+    ],
+)
+def test_a_dry_run_refuses_settings_that_the_run_would_refuse(capsys, wrong, named) -> None:
+    words = [word for setting in wrong for word in ("--set", setting)]
+    assert named in one_line(capsys, "run", "cosmoflow", "--preset", "smoke", "--dry-run", *words)
+
+
 def test_a_report_of_a_run_of_another_version_says_what_it_could_not_read(newer, capsys) -> None:
     assert cli.main(["report", str(newer)]) == 0
     assert "another version" in capsys.readouterr().out

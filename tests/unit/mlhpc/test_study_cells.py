@@ -84,11 +84,17 @@ def test_values_are_shown_as_given(site, capsys):
     assert "&lt;b&gt;y" in page and "<b>y" not in page
 
 
-def data_set(site, name, **facts):
-    """An empty data set with a manifest of these facts."""
+def data_set(site, name, *, train=2048, **facts):
+    """A data set with a manifest of these facts, and as many samples as the smoke preset needs; without its
+    files."""
     folder = site.folder / name
     folder.mkdir(exist_ok=True)
-    content = {"version": 1, "facts": facts, "files": []}
+    files = [
+        [f"{split}/{number:05}", 1, None]
+        for split, samples in (("train", train), ("validation", 256))
+        for number in range(samples)
+    ]
+    content = {"version": 1, "facts": facts, "files": files}
     (folder / "manifest.json").write_text(json.dumps(content))
     return folder
 
@@ -107,6 +113,14 @@ def test_codecs_are_data_sets_beside_the_published_one(site):
     assert study.axes == ("codec", "batch"), "the folder follows from the codec"
     assert {cell.settings["data"] for cell in study.cells} == {"data"}
     assert study.values("codec") == ["gzip", "plain", "lut"]
+
+
+def test_a_data_set_with_fewer_samples_is_refused_before_the_first_cell(site, capsys):
+    data_set(site, "data", benchmark="cosmoflow", train=2047)
+    assert site.study("--vary", "batch=1,8") == 2
+    error = capsys.readouterr().err
+    assert "data/train: 2047 samples, but 2048 are needed" in error and error.count("\n") == 1
+    assert not site.calls()
 
 
 def test_a_codec_that_names_no_data_set_is_refused_with_the_command_that_makes_it(site, capsys):
@@ -143,6 +157,24 @@ def test_storage_may_be_several_folders_to_stage_to(site, capsys):
     assert "omit --stage and storage" in capsys.readouterr().err
     assert site.study(*words, "study.earlier_epochs=1", benchmark="resnet50") == 2
     assert "is only for studies without parameter_servers" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("benchmark", "words", "message"),
+    [
+        ("resnet50", ["parameter_servers=1", "training.compile=true"], "set training.compile=false"),
+        ("resnet50", ["parameter_servers=0", "hyperparameters.opt_name=lars"], "support only sgd"),
+        ("resnet50", ["parameter_servers=2", "training.precision=mixed_bfloat16"], "support only float32"),
+        ("cosmoflow", ["network.conv_layers=6"], "multiples of 64"),
+    ],
+)
+def test_settings_that_no_run_supports_are_refused_before_the_first_cell(
+    site, capsys, benchmark, words, message
+):
+    assert site.study(*(word for axis in words for word in ("--vary", axis)), benchmark=benchmark) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1
+    assert not site.calls() and not site.out.exists()
 
 
 def test_a_home_folder_in_a_list_is_the_users(site, monkeypatch):

@@ -36,6 +36,10 @@ def test_the_machines_of_the_issue_are_there():
     assert wanted <= set(known())
 
 
+def test_only_nodes_without_gpus_compute_on_their_processors():
+    assert {name for name in known() if machine(name).is_cpu} == {"cori-knl", "fugaku"}
+
+
 def test_cori_gpu_is_the_machine_of_paper_000():
     """Section III-B: 15.7 and 125 TFLOP/s, 900 GB/s, 3.2 GB/s NVMe, 700 GB/s Lustre, 384 GB."""
     cori = machine("cori-gpu")
@@ -68,6 +72,7 @@ def test_cori_gpu_is_the_machine_of_paper_000():
         (GOOD.replace("per_node = 8", "per_node = 0"), 6, "whole number above 0"),
         (GOOD.replace("per_node = 8", "per_node = true"), 6, "whole number above 0"),
         (GOOD.replace('model = "X"', 'model = ""'), 4, "not a text"),
+        (GOOD.replace("per_node = 8", 'per_node = 8\nis_cpu = "yes"'), 7, "'yes' is not true or false"),
         (GOOD.replace("local =", "local_read ="), 12, "not a unit of bytes/s"),
         (GOOD.replace("per_node = 8", "per_node = 8\nfloat16 = 5"), 7, "a figure is written as"),
         (GOOD + "shared = 1\n", 13, "a figure is written as"),

@@ -123,6 +123,25 @@ def test_spatial_parallelism_of_fugaku():
     assert sixteen.step.halo < 0.1 * sixteen.step_s.value  # latency-bound and small, as the issue's facts say
 
 
+def test_memory_on_processors_is_that_of_the_cpu_kernels():
+    """A quarter of the plain network's, which they keep where they do not compute: compiled, and on slabs."""
+    chosen = ["training.framework=pytorch", "hyperparameters.global_batch_size=64"]
+    own, plain = (
+        predict(machine("fugaku"), load("cosmoflow", "closed", [*chosen, *changed]), 64)
+        for changed in ([], ["training.cpu_kernels=false"])
+    )
+    on_gpus = predict(machine("mi300a"), load("cosmoflow", "closed", chosen), 16)
+    assert own.memory < 0.6 * plain.memory and plain.memory == on_gpus.memory
+    compiled = load("cosmoflow", "closed", [*chosen, "training.compile=true"])
+    assert predict(machine("fugaku"), compiled, 64).memory == plain.memory
+    divided = [load("cosmoflow", "closed", [*chosen, "training.spatial=[8,1,1]", f"training.cpu_kernels={used}"])
+               for used in ("true", "false")]  # fmt: skip
+    own, plain = (predict(machine("fugaku"), run, 512) for run in divided)
+    assert own.memory == plain.memory
+    assert own.spatial.saved_bytes < plain.spatial.saved_bytes  # of the blocks after the slabs are gathered
+    assert own.spatial.halo_bytes == plain.spatial.halo_bytes
+
+
 PAPER_000 = [
     "data.eval_samples=8",
     "staging.mode=shard",

@@ -7,7 +7,6 @@ import torch
 from torch.nn import functional as F
 
 from mlhpc.cosmoflow.cpu import pooled
-from mlhpc.cosmoflow.pytorch.model import convolve_and_pool
 
 LAST = torch.channels_last_3d
 # Channels and filters that do and do not fill vectors, sides that do and do not fill tiles, odd numbers of planes.
@@ -46,7 +45,7 @@ def test_output_and_gradients_are_those_in_float64(shape, filters, threads, monk
     x, convolution, upstream = case(shape, filters)
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     output, of_x, of_weight = results(pooled.convolve_and_pool, x, convolution, upstream)
-    truth = results(convolve_and_pool, x.double(), convolution.double(), upstream)
+    truth = results(pooled.plain, x.double(), convolution.double(), upstream)
     # Where two of eight sums are equal in float32, another voxel could be chosen: not with this seed.
     for ours, wanted in zip((output, of_x, of_weight), truth, strict=True):
         wanted = wanted.float()
@@ -73,7 +72,7 @@ def test_bfloat16_is_as_close_to_float32_as_pytorch_in_bfloat16():
     x, convolution, upstream = case((2, 16, 8, 8, 8), 32)
     with torch.autocast("cpu", torch.bfloat16):
         fused = results(pooled.convolve_and_pool, x, convolution, upstream)
-        plain = results(convolve_and_pool, x, convolution, upstream)
+        plain = results(pooled.plain, x, convolution, upstream)
     assert fused[0].dtype == torch.bfloat16 and torch.equal(fused[0], plain[0])
     assert fused[1].dtype == fused[2].dtype == torch.float32
     for ours, theirs in zip(fused[1:], plain[1:], strict=True):
@@ -91,7 +90,7 @@ def test_the_first_of_equal_voxels_is_chosen_and_nan_is_not_lost(dtype, filters)
     torch.nn.init.ones_(convolution.weight)
     upstream = torch.ones(1, filters, 4, 4, 4)
     output, of_x, _ = results(pooled.convolve_and_pool, x, convolution, upstream)
-    wanted, wanted_of_x, _ = results(convolve_and_pool, x, convolution, upstream)
+    wanted, wanted_of_x, _ = results(pooled.plain, x, convolution, upstream)
     assert output.isnan().any()
     assert torch.equal(output.nan_to_num(-1), wanted.nan_to_num(-1))
     torch.testing.assert_close(of_x, wanted_of_x)

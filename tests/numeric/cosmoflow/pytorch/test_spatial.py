@@ -10,12 +10,16 @@ import pytest
 import torch
 
 from mlhpc.benchmarks.cosmoflow import Network
+from mlhpc.benchmarks.load import load
 from mlhpc.common.data.slabs import plan_slabs
+from mlhpc.common.pytorch.devices import place
 from mlhpc.common.pytorch.spatial import SpatialGroup
+from mlhpc.cosmoflow.cpu import pooled
 from mlhpc.cosmoflow.pytorch.metric import training_loss
 from mlhpc.cosmoflow.pytorch.model import CosmoFlowNet
 from mlhpc.errors import UserError
 from mlhpc.perf.networks import cosmoflow
+from mlhpc.perf.networks.registry import network_of
 from mlhpc.perf.spatial import exchange, saved_bytes
 
 PROGRAM = Path(__file__).parents[3] / "ranks" / "cosmoflow_spatial.py"
@@ -86,32 +90,66 @@ class Unconnected(SpatialGroup):
     [((2, 1, 1), 32, 3, 3), ((1, 2, 1), 32, 5, 3), ((2, 1, 2), 32, 3, 3), ((2, 2, 2), 32, 3, 5),
      ((4, 1, 1), 32, 3, 2), ((3, 1, 1), 32, 3, 3), ((4, 1, 1), 48, 4, 3), ((8, 1, 1), 64, 5, 3)],
 )  # fmt: skip
-def test_bytes_sent_and_kept_are_those_that_predict_counts(parts, side, levels, kernel):
-    """Kept: what autograd keeps for the backward pass, each memory once, without weights.
-    Only float32: on a CPU autocast pools in float32, other than on accelerators, of which the model is."""
+@pytest.mark.parametrize("kernels", [False, True], ids=["plain", "CPU kernels"])
+@pytest.mark.parametrize("precision", ["float32", "mixed_bfloat16"])
+def test_bytes_sent_and_kept_are_those_that_predict_counts(parts, side, levels, kernel, kernels, precision):
+    """Kept: what autograd keeps for the backward pass."""
     network = Network(conv_layers=levels, conv_filters=4, conv_kernel=kernel, dense_units=(8, 6))
     plan = plan_slabs((side, side, side), parts, levels, kernel)
-    counted = cosmoflow.layers(network, (side, side, side, 4), keeps="indices")
+    shape = (side, side, side, 4)
+    first = plan.split_levels if kernels else None
+    counted = cosmoflow.layers(network, shape, keeps="indices", cpu_kernels_from=first)
     forward = backward = 0
     for rank in range(plan.size):
         group = Unconnected(plan, rank, 0, None)
-        model = CosmoFlowNet(network, (side, side, side, 4), group=group)
-        kept = {}
-
-        def pack(tensor, kept=kept):
-            kept.setdefault(tensor.untyped_storage()._cdata, tensor)
-            return tensor
-
+        model = model_of(network, shape, kernels, group)
         counts = torch.ones(2, *plan.shape(rank), 4, dtype=torch.int16)
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-            loss = training_loss(model(counts), torch.zeros(2, 4), model=model, weight_decay=0)
-        expected = saved_bytes(counted, plan, kernel, rank, "float32", batch=2)
-        for weight in model.parameters():
-            kept.pop(weight.untyped_storage()._cdata, None)
-        assert sum(tensor.untyped_storage().nbytes() for tensor in kept.values()) == expected
+        loss, kept = loss_and_kept_bytes(model, counts, precision)
+        assert kept == saved_bytes(counted, plan, kernel, rank, precision, batch=2)
         forward += group.traffic.take()[0]
         loss.backward()
         backward += group.traffic.take()[0]
     sent = exchange(counted, plan, kernel)
-    assert forward == 2 * sent.bytes("float32", training=False)
-    assert forward + backward == 2 * sent.bytes("float32", training=True)
+    assert forward == 2 * sent.bytes(precision, training=False)
+    assert forward + backward == 2 * sent.bytes(precision, training=True)
+
+
+@pytest.mark.parametrize("levels, kernel, filters", [(3, 3, 4), (4, 3, 9), (3, 3, 160), (3, 5, 8)])
+@pytest.mark.parametrize("kernels", [False, True], ids=["plain", "CPU kernels"])
+@pytest.mark.parametrize("precision", ["float32", "mixed_bfloat16"])
+def test_bytes_kept_of_undivided_samples(levels, kernel, filters, kernels, precision):
+    """With filters that the CPU kernels compute in all, in some and in no blocks. Also kept is the input: its
+    logarithm, or that in 16 bits."""
+    changed = [f"network.{key}={value}" for key, value in (
+        ("conv_layers", levels), ("conv_kernel", kernel), ("conv_filters", filters), ("input_mean", []),
+        ("input_spread", []))]  # fmt: skip
+    chosen = ["training.framework=pytorch", f"training.cpu_kernels={str(kernels).lower()}"]
+    run = load("cosmoflow", "smoke", [*changed, *chosen, "data.sample_shape=[16,16,16,4]"])
+    model = model_of(run.network, run.data.sample_shape, kernels)
+    counts = torch.ones(2, 16, 16, 16, 4, dtype=torch.int16)
+    _, kept = loss_and_kept_bytes(model, counts, precision)
+    given = counts.numel() * (4 if precision == "float32" else 2)
+    assert kept == given + network_of(run, cpu_kernels_from=0).saved_bytes(precision, 2)
+
+
+def model_of(network, shape, kernels, group=None):
+    chosen = pooled.convolve_and_pool if kernels else pooled.plain
+    model = CosmoFlowNet(network, shape, group=group, convolve_and_pool=chosen)
+    place(model, torch.device("cpu"), channels_last=True, dimensions=3)
+    return model
+
+
+def loss_and_kept_bytes(model, counts, precision):
+    """The loss, and the bytes that autograd keeps, each memory once, without weights and their copies in 16
+    bits."""
+    kept, shapes = {}, {tuple(order) for w in model.parameters() for order in (w.shape, reversed(w.shape))}
+
+    def pack(tensor):
+        kept.setdefault(tensor.untyped_storage()._cdata, tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        with torch.autocast("cpu", torch.bfloat16, enabled=precision != "float32"):
+            predicted = model(counts)
+        loss = training_loss(predicted, torch.zeros(2, 4), model=model, weight_decay=0)
+    return loss, sum(t.untyped_storage().nbytes() for t in kept.values() if tuple(t.shape) not in shapes)

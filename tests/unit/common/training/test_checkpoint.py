@@ -5,6 +5,7 @@ import random
 import subprocess
 import sys
 import zipfile
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -162,3 +163,9 @@ def test_any_damage_is_a_one_line_error_or_harmless(tmp_path):
             ):
                 assert all(np.array_equal(a, b) for a, b in zip(ours, theirs, strict=True))
     assert refused > 100
+
+
+def test_a_library_that_is_not_installed_is_no_fault_of_the_file():
+    """``mlhpc weights`` of a PyTorch checkpoint where only TensorFlow is."""
+    with pytest.raises(ModuleNotFoundError), checkpoint.reading(Path("checkpoint.npz")):
+        raise ModuleNotFoundError("No module named 'torch'", name="torch")

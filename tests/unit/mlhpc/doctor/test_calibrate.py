@@ -24,6 +24,7 @@ def test_the_file_is_a_machine_that_can_be_predicted_for(tmp_path, capsys):
     calibrated = machine(str(out))
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     assert calibrated.figures["accelerator.memory"] == pytest.approx(memory, rel=5e-3)
+    assert calibrated.is_cpu
     assert all(source.startswith("measured") for source in calibrated.sources.values())
     assert {"storage.local_read", "storage.local_write", "network.latency"} <= calibrated.figures.keys()
     assert list(tmp_path.iterdir()) == [out]
