@@ -211,9 +211,7 @@ def _classes(dataset: Manifest, names: dict[Split, list[str]]) -> list[str]:
     return sorted(class_names)
 
 
-def _extents(
-    root: Path, names: Sequence[str], mode: Mode, world: World
-) -> dict[Path, npt.NDArray[np.int64]]:
+def _extents(root: Path, names: Sequence[str], mode: Mode, world: World) -> dict[Path, npt.NDArray[np.int64]]:
     """The records of every shard under ``root``, which may differ between nodes; ranks that read the same shards
     divide the reading of headers."""
     ranks, pool_rank = (world.local_size, world.local_rank) if mode == "shard" else (world.size, world.rank)
