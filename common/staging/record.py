@@ -27,7 +27,13 @@ def prepare(manifest: Manifest, target: Path, files: list[File], group: StagingG
     longer belong to the node because the number of nodes changed; refuses if another run may use them."""
     if not group.leads or not (target / manifests.NAME).exists():
         return False
-    before = manifests.load(target)
+    try:
+        before = manifests.load(target)
+    except UserError as error:  # an index of what is there would not be a record
+        raise UserError(
+            f"{target}: its {manifests.NAME} is not readable as the record of a staging; remove the folder "
+            "or choose another --stage"
+        ) from error
     record = record_of(before)
     if record is None:
         raise UserError(f"{target}: contains a data set not written by staging; choose another --stage")

@@ -72,8 +72,8 @@ def convert(
     codec = str(before.get("codec", "hdf5")) if as_stored else codec or "npy"
     if archive and codec not in CODECS:
         raise UserError(
-            f"--archive: a sample of {codec} is not a single file; use a --codec other than npy and "
-            f"npy-float16, such as plain, which keeps the values unchanged"
+            f"--archive: archives contain samples of a codec, not of {codec}; use --codec plain, which keeps the "
+            f"values unchanged, or another codec"
         )
     samples = on_rank0(world, lambda: _samples(source, before, as_stored))
     on_rank0(world, lambda: require_checksum(hdf5.find_statistics(source), sums))

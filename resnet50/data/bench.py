@@ -45,12 +45,10 @@ def epoch(way: Way, samples: int) -> Figures:
 
 
 def _chosen(data: Path, samples: int) -> tuple[Images, list[Path]]:
-    """JPEG files are sampled from the whole data set, packed formats from their beginning; and the files."""
+    """The first ``samples`` training images, which are the same in every format; and the files they are in."""
     dataset = describe(data, Solo())
     images = open_splits(dataset, Solo())[0]["train"]
     if not isinstance(images, Files):
         return images, [data / name for name in dataset_files(dataset, "train")]
-    total, samples = len(images), min(samples, len(images))
-    chosen = [i * total // samples for i in range(samples)]
-    paths = [Path(images.paths[i]) for i in chosen]
-    return Files([str(path) for path in paths], [images.labels[i] for i in chosen], images.classes), paths
+    paths = images.paths[:samples]
+    return Files(paths, images.labels[:samples], images.classes), [Path(path) for path in paths]

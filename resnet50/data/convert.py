@@ -65,7 +65,8 @@ def convert(source: Path, out: Path, codec: Target, world: World, workers: int) 
     require_listed(source, world, workers, set(chain.from_iterable(read)).__contains__)
     splits, names = open_splits(dataset, world)
     sums = checksums(source, world)
-    for path in (source / name for name in chain.from_iterable(read) if PurePath(name).name == LMDB):
+    whole = (LMDB, PIXELS, INDEX)  # single files, without checksums of their own
+    for path in (source / name for name in chain.from_iterable(read) if PurePath(name).name in whole):
         on_rank0(world, partial(require_checksum, path, sums))
     splits = {split: _Verified(images, sums) for split, images in splits.items()}
     counts = {split: len(images) for split, images in splits.items()}

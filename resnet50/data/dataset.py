@@ -178,18 +178,18 @@ def open_splits(
     opened: dict[Split, Images] = {}
     for split in SPLITS:
         own_names = names[split] if here is None else [name for name in names[split] if name in here]
-        paths = [f"{root}/{name}" for name in own_names]
         if kinds[split] == "jpeg":
+            paths = [f"{root}/{name}" for name in own_names]
             opened[split] = Files(paths, [number[_class(name)] for name in own_names], classes)
         elif kinds[split] == "tfrecord":
-            opened[split] = Shards(_extents([Path(path) for path in paths], mode, world), classes)
+            opened[split] = Shards(_extents(root, own_names, mode, world), classes)
         elif mode == "shard":
             raise UserError(
                 f"{dataset.root}: staging.mode=shard distributes files over nodes, but {kinds[split]} is a "
                 "single file; set staging.mode=replicate, or convert to tfrecord"
             )
         else:
-            open_one = partial(_open_one, kinds[split], Path(paths[0]).parent, classes)
+            open_one = partial(_open_one, kinds[split], (root / own_names[0]).parent, classes)
             opened[split] = on_each_rank(world, open_one)
     return opened, class_names
 
@@ -211,14 +211,15 @@ def _classes(dataset: Manifest, names: dict[Split, list[str]]) -> list[str]:
     return sorted(class_names)
 
 
-def _extents(paths: list[Path], mode: Mode, world: World) -> dict[Path, npt.NDArray[np.int64]]:
-    """The records of every shard; ranks that read the same shards divide the reading of headers."""
+def _extents(root: Path, names: Sequence[str], mode: Mode, world: World) -> dict[Path, npt.NDArray[np.int64]]:
+    """The records of every shard under ``root``, which may differ between nodes; ranks that read the same shards
+    divide the reading of headers."""
     ranks, pool_rank = (world.local_size, world.local_rank) if mode == "shard" else (world.size, world.rank)
-    own_paths = paths[pool_rank::ranks]
-    parts = on_all_ranks(world, lambda: [(path, record_extents(path)) for path in own_paths])
-    extents = {path: extents for part in parts for path, extents in part}
+    own_names = names[pool_rank::ranks]
+    parts = on_all_ranks(world, lambda: [(name, record_extents(root / name)) for name in own_names])
+    extents = {name: extents for part in parts for name, extents in part}
     empty = np.empty((0, 2), np.int64)
-    return {path: extents[path] for path in paths} or {Path("no shard"): empty}
+    return {root / name: extents[name] for name in names} or {Path("no shard"): empty}
 
 
 def _class(name: str) -> str:

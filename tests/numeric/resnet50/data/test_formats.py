@@ -56,10 +56,17 @@ def test_packing_keeps_every_byte_label_and_index(sets, kind):
         ]
 
 
-@pytest.mark.parametrize(("kind", "codec"), [("jpeg", "tfrecord"), ("jpeg", "lmdb"), ("lmdb", "tfrecord")])
-def test_damage_that_only_the_manifest_shows_is_not_packed(own, tmp_path, kind, codec):
+@pytest.mark.parametrize(
+    ("kind", "file", "codec"),
+    [
+        *(("jpeg", "*.JPEG", codec) for codec in ("tfrecord", "lmdb")),
+        ("lmdb", "data.mdb", "tfrecord"),
+        ("raw", "pixels.raw", "raw"),
+    ],
+)
+def test_damage_that_only_the_manifest_shows_is_not_packed(own, tmp_path, kind, file, codec):
     source = own(kind)
-    damaged = max((source / "train").rglob("*.*"))
+    damaged = max((source / "train").rglob(file))
     content = bytearray(damaged.read_bytes())
     content[-5] ^= 1
     damaged.write_bytes(content)

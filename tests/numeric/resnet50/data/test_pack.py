@@ -102,7 +102,7 @@ def test_packing_writes_the_same_shards_as_convert(pictures, target, tmp_path):
 def test_every_node_with_its_own_storage_has_all_images(pictures, tmp_path):
     def work(world):
         made, report = packed(pictures, tmp_path / f"node{world.node}", world)
-        whole = holds_the_images(manifest.load(tmp_path / f"node{world.node}"), pictures)
+        whole = holds_the_images(manifest.load(tmp_path / f"node{world.node}"), pictures, world)
         return made.root, report, whole
 
     outcomes = on_ranks(2, 2, work)

@@ -197,6 +197,18 @@ def test_another_data_set_is_not_written_over(source: Manifest, target: Path, tm
     assert contents(target) == before
 
 
+def test_an_unreadable_record_is_not_answered_with_an_index(source: Manifest, target: Path) -> None:
+    stage(source, target, Solo(), "replicate")
+    (target / "manifest.json").write_text("")
+    before = contents(target)
+    with pytest.raises(
+        UserError, match="not readable as the record of a staging; remove the folder"
+    ) as caught:
+        stage(source, target, Solo(), "replicate")
+    assert "data index" not in str(caught.value)
+    assert contents(target) == before
+
+
 def test_a_failure_inside_one_rank_stops_its_other_copies(
     source: Manifest, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
