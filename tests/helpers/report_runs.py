@@ -1,5 +1,7 @@
 """Runs to report on."""
 
+import json
+import math
 import os
 import time
 from io import StringIO
@@ -37,4 +39,23 @@ def unfinished(folder: Path) -> Path:
     run = make_run(folder, log=lambda lines: lines.pop())
     (run / "result.json").unlink()
     os.utime(run / "events.rank0.jsonl", (time.time() - 3600,) * 2)
+    return run
+
+
+def with_events(run: Path, ranks: int) -> Path:
+    """``run`` with what ``ranks`` ranks recorded of one epoch, and damaged lines."""
+    for rank in range(ranks):
+        events: list[dict[str, Any]] = [
+            {"t": 0.1, "event": "end", "name": "init", "seconds": 10.5},
+            {"t": 0.2, "event": "end", "name": "train", "epoch": 1, "seconds": 20.0},
+            {"t": 0.3, "event": "timed", "name": "data_wait", "count": 4, "seconds": 1.0 + rank, "max": 0.5,
+             "epoch": 1},
+            {"t": 0.4, "event": "steps", "name": "train", "count": 4, "seconds": 8.0, "p50": 2.0 + rank,
+             "p90": 2.5, "p99": 2.6, "max": 2.7, "epoch": 1},
+            {"t": 0.4, "event": "steps", "name": "eval", "count": 4, "seconds": 8.0, "p50": 9.0, "epoch": 1},
+            {"t": 0.5, "event": "note", "name": "memory", "peak_bytes": 3_000_000_000, "device_peak_bytes": None},
+            {"t": 0.6, "event": "timed", "name": "data_wait", "seconds": "lots", "max": math.inf},
+        ]  # fmt: skip
+        lines = "".join(json.dumps(event) + "\n" for event in events)
+        (run / f"events.rank{rank}.jsonl").write_text(f'{lines}["no event"]\n{{"cut', "utf-8")
     return run

@@ -14,6 +14,7 @@ import matplotlib.image
 import pytest
 from golden.make_run import make_run
 from golden.make_tree import make_set
+from helpers.report_runs import with_events
 from rich.console import Console
 
 from mlhpc.submission.report.report import report, report_on
@@ -208,13 +209,22 @@ def with_gpu_packages(env: dict[str, Any]) -> None:
     env["packages"] |= {f"nvidia-library-{n}-cu13": f"13.{n}.0.{n}" for n in range(20)}
 
 
-def test_a_run_prints_on_two_pages_with_collapsed_parts_open(chromium: str, tmp_path: Path) -> None:
-    """One that failed, with its findings, too."""
-    failed = made(
-        tmp_path, epochs=8, status="failed", settings=["training.framework=pytorch"], env=with_gpu_packages
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_run_prints_on_two_pages_with_collapsed_parts_open(
+    ranks: int, chromium: str, tmp_path: Path
+) -> None:
+    """One that failed, with its findings, too; and with a table and a chart of its ranks."""
+    failed = make_run(
+        tmp_path / "run",
+        epochs=8,
+        status="failed",
+        settings=["training.framework=pytorch"],
+        env=with_gpu_packages,
+        ranks=ranks,
     )
-    pages, text = printed(chromium, tmp_path, failed)
+    pages, text = printed(chromium, tmp_path, report(with_events(failed, ranks), Console(file=StringIO())))
     assert pages <= 2 and "nvidia-library-19-cu13" in text and "what to do" in text
+    assert ("over the ranks" in text) == (ranks > 1)
     for shown in (
         "8 epochs in numbers",
         "Hyperparameters",

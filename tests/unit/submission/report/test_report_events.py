@@ -1,17 +1,14 @@
 """The ranks' events in a report, and reports of runs that have not ended."""
 
 import fcntl
-import json
-import math
 import os
 import time
 from io import StringIO, UnsupportedOperation
 from pathlib import Path
-from typing import Any
 
 import pytest
 from golden.make_run import make_run
-from helpers.report_runs import aborted, report_of, unfinished
+from helpers.report_runs import aborted, report_of, unfinished, with_events
 from rich.console import Console
 
 from mlhpc.common.files.locks import is_locked
@@ -20,24 +17,6 @@ from mlhpc.common.timing.runlog import RunLog
 from mlhpc.submission.report.report import report
 
 # What ranks record.
-
-
-def with_events(run: Path, ranks: int) -> Path:
-    for rank in range(ranks):
-        events: list[dict[str, Any]] = [
-            {"t": 0.1, "event": "end", "name": "init", "seconds": 10.5},
-            {"t": 0.2, "event": "end", "name": "train", "epoch": 1, "seconds": 20.0},
-            {"t": 0.3, "event": "timed", "name": "data_wait", "count": 4, "seconds": 1.0 + rank, "max": 0.5,
-             "epoch": 1},
-            {"t": 0.4, "event": "steps", "name": "train", "count": 4, "seconds": 8.0, "p50": 2.0 + rank,
-             "p90": 2.5, "p99": 2.6, "max": 2.7, "epoch": 1},
-            {"t": 0.4, "event": "steps", "name": "eval", "count": 4, "seconds": 8.0, "p50": 9.0, "epoch": 1},
-            {"t": 0.5, "event": "note", "name": "memory", "peak_bytes": 3_000_000_000, "device_peak_bytes": None},
-            {"t": 0.6, "event": "timed", "name": "data_wait", "seconds": "lots", "max": math.inf},
-        ]  # fmt: skip
-        lines = "".join(json.dumps(event) + "\n" for event in events)
-        (run / f"events.rank{rank}.jsonl").write_text(f'{lines}["no event"]\n{{"cut', "utf-8")
-    return run
 
 
 def test_start_up_waiting_and_memory_are_shown(tmp_path: Path) -> None:
