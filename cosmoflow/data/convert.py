@@ -54,7 +54,7 @@ def convert(
     *,
     codec: str | None = None,
     sample: int = 128,
-    packer: Packer = "zlib",
+    packer: Packer | None = None,
     validation: float = 1 / 9,
     archive: int | None = None,
 ) -> None:
@@ -63,16 +63,19 @@ def convert(
     these are converted (``recode``). ``archive``: the number of samples to pack into each file; without
     ``codec`` they are packed unchanged.
 
-    Files of ``gzip`` are compressed by ``packer`` (``tfrecord.compress``).
+    Files of ``gzip`` are compressed by ``packer`` (``tfrecord.compress``; None: zlib).
 
     The ranks divide the slabs of ``sample`` planes; ``workers`` threads of each compress and write. The files
     do not depend on the number of ranks and workers. Complete files are kept, so that an interrupted
     conversion can be resumed. A rank keeps two slabs in memory, 0.5 GiB at the published sizes.
 
     Called by all ranks. Raises UserError, the same on all ranks, if there is no universe, if one is invalid,
-    does not divide into samples or is missing but listed in the manifest of ``source``, or if ``out`` cannot
-    be written or contains other samples.
+    does not divide into samples or is missing but listed in the manifest of ``source``, if ``out`` cannot be
+    written or contains other samples, or if there is a ``packer`` for another format than gzip.
     """
+    if packer and (codec or (None if archive else "gzip")) != "gzip":
+        raise UserError("--packer compresses samples of --codec gzip; omit it, or choose that format")
+    packer = packer or "zlib"
     generate.require_outside(source, out)
     if on_rank0(world, lambda: _holds_samples(source)):
         recode(source, out, world, workers, codec if codec or archive else "gzip", packer, archive)

@@ -225,6 +225,8 @@ def test_an_impossible_conversion_is_a_one_line_error(raw: Path, tmp_path: Path)
         convert(raw, out, Solo(), 1, sample=5, validation=0.25)
     with pytest.raises(UserError, match=r"--validation 1\.0: give a fraction"):
         convert(raw, out, Solo(), 1, sample=SAMPLE, validation=1.0)
+    with pytest.raises(UserError, match="--packer compresses samples of --codec gzip; omit it"):
+        convert(raw, out, Solo(), 1, codec="lut", packer="isal")
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match="empty: no universe"):
         run(tmp_path / "empty", out)
