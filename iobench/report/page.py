@@ -20,7 +20,7 @@ _PARTS = {
     "storage": ("data_wait", "storage"),
     "decode": ("first_epoch_excess", "decoding"),
     "barrier": ("evaluation", "barrier"),
-    "processor": ("staging", "processor"),
+    "processor": ("staging", "processor and oversleep"),
     "rest": ("rest", "rest"),
 }
 
