@@ -43,9 +43,14 @@ def tiers(machine: Machine, nodes: int) -> list[tuple[Tier, float]]:
     if machine.nodes != 1 or machine.get("storage.shared_read") is not None:
         capacity = machine.get("storage.shared") or float("inf")
         rate = shared_rate(machine, nodes)
-        opening = machine.get("storage.shared_open") or 0.0
-        fitting.append((Tier(FILE_SYSTEM, rate, "storage.shared_read", opening=opening), capacity / nodes))
+        shared = Tier(FILE_SYSTEM, rate, "storage.shared_read", opening=_opening(machine))
+        fitting.append((shared, capacity / nodes))
     return fitting
+
+
+def _opening(machine: Machine) -> float:
+    """Seconds of a node to open a file of the shared file system; 0 if the machine file has no figure for it."""
+    return machine.get("storage.shared_open") or 0.0
 
 
 def shared_rate(machine: Machine, nodes: int) -> float | None:
@@ -97,8 +102,8 @@ def tier_of(
     for tier, capacity in options:
         needed = share if tier.name == FILE_SYSTEM else part
         if needed <= capacity and (staged or tier.name != "node-local storage"):
-            if not staged:
-                tier = replace(tier, opening=machine.get("storage.shared_open") or 0.0)
+            if not staged:  # its files stay on the shared file system
+                tier = replace(tier, opening=_opening(machine))
             if memory is None or tier.key == "host.memory":
                 return tier
             return replace(tier, cached=cached_share(part, memory, readers))

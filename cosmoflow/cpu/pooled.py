@@ -42,21 +42,16 @@ def library() -> Any:
     return compiled
 
 
-def plain(x: Tensor, convolution: torch.nn.Conv3d) -> Tensor:
-    """The largest of every 2³ outputs of ``convolution``, ``[b, filters, d/2, h/2, w/2]``, by PyTorch."""
-    outputs = convolution(x)
-    with torch.autocast(outputs.device.type, enabled=False):  # on CPUs it would pool in float32
-        return F.max_pool3d(outputs, 2)
-
-
-def convolve_and_pool(x: Tensor, convolution: torch.nn.Conv3d) -> Tensor:
-    """``plain`` of ``x`` [b, channels, d, h, w], with "same" padding.
+def convolve_and_pool(
+    x: Tensor, convolution: torch.nn.Conv3d, otherwise: Callable[[Tensor, torch.nn.Conv3d], Tensor]
+) -> Tensor:
+    """``convolve_and_pool`` of ``cosmoflow/pytorch/model.py`` for ``x`` [b, channels, d, h, w].
 
     Seven of eight outputs of the convolution have no gradient, since one of their neighbours is larger. PyTorch
     fills an array with these zeros and multiplies them all; ``_pooled.c`` multiplies each pooled voxel's gradient
     with the 27 voxels under its filter, an eighth of the arithmetic. Sums are float32, in mixed precision too. For
     the backward pass ``x`` is kept, and in a byte per pooled voxel which of the eight was the largest. What the
-    library cannot do is left to PyTorch: other kernels, no padding, odd sides, channels first, other devices.
+    library cannot do ``otherwise`` does: other kernels, no padding, odd sides, channels first, other devices.
     """
     channels, filters, kernel = convolution.in_channels, convolution.out_channels, convolution.kernel_size
     suitable = (
@@ -72,7 +67,7 @@ def convolve_and_pool(x: Tensor, convolution: torch.nn.Conv3d) -> Tensor:
         and x.is_contiguous(memory_format=LAST)
     )
     if not suitable:
-        return plain(x, convolution)
+        return otherwise(x, convolution)
     pooled: Tensor = _ConvolveAndPool.apply(x, convolution.weight)
     return pooled
 

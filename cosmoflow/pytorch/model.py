@@ -7,10 +7,16 @@ from torch import Tensor, nn
 
 from mlhpc.benchmarks.cosmoflow import Network
 from mlhpc.common.pytorch.spatial import SpatialGroup, gather, with_halo
-from mlhpc.cosmoflow.cpu import pooled
 from mlhpc.cosmoflow.network import LEAK, SCALE, require_divisible
 
 ConvolveAndPool = Callable[[Tensor, nn.Conv3d], Tensor]
+
+
+def convolve_and_pool(x: Tensor, convolution: nn.Conv3d) -> Tensor:
+    """The largest of every 2³ outputs of ``convolution``, ``[b, filters, d/2, h/2, w/2]``."""
+    outputs = convolution(x)
+    with torch.autocast(outputs.device.type, enabled=False):  # on CPUs it would pool in float32
+        return nn.functional.max_pool3d(outputs, 2)
 
 
 class CosmoFlowNet(nn.Module):
@@ -22,7 +28,8 @@ class CosmoFlowNet(nn.Module):
     network. With ``group`` the voxels are this rank's slab of the volume; every rank of the group returns the
     prediction.
 
-    ``convolve_and_pool``: one of the two functions of ``cosmoflow/cpu/pooled.py``, used in every block.
+    ``convolve_and_pool`` computes these two of every block. On a CPU ``cosmoflow/cpu/pooled.py`` has the same
+    function with faster gradients.
 
     ``halvings`` may be set between steps: in training mode counts are then averaged over cubes of 2 **
     ``halvings`` voxels per side, and the last ``halvings`` blocks do not pool, so that every weight keeps its
@@ -38,7 +45,7 @@ class CosmoFlowNet(nn.Module):
         dropout: float = 0.5,
         channels_last: bool = True,
         group: SpatialGroup | None = None,
-        convolve_and_pool: ConvolveAndPool = pooled.plain,
+        convolve_and_pool: ConvolveAndPool = convolve_and_pool,
     ) -> None:
         super().__init__()
         self.group = group

@@ -41,7 +41,7 @@ from mlhpc.cosmoflow.cpu import pooled
 from mlhpc.cosmoflow.data.dataset import open_data, open_loader
 from mlhpc.cosmoflow.pytorch.batches import Batches
 from mlhpc.cosmoflow.pytorch.metric import absolute_error, training_loss
-from mlhpc.cosmoflow.pytorch.model import CosmoFlowNet
+from mlhpc.cosmoflow.pytorch.model import ConvolveAndPool, CosmoFlowNet, convolve_and_pool
 from mlhpc.cosmoflow.pytorch.optimizer import make_optimizer, set_rate
 from mlhpc.cosmoflow.schedule import rate_at
 from mlhpc.cosmoflow.weights import load as load_weights
@@ -81,14 +81,16 @@ def train(
         torch.manual_seed(seed)
         shape, channels_last = run.data.sample_shape, training.channels_last
         group = spatial_group(slab_plan(run), world) if spatial_size > 1 else None
-        cpu_kernels = device.type == "cpu" and training.cpu_kernels and not training.compile
+        convolution: ConvolveAndPool = convolve_and_pool
+        if device.type == "cpu" and training.cpu_kernels and not training.compile:
+            convolution = partial(pooled.convolve_and_pool, otherwise=convolve_and_pool)
         model = CosmoFlowNet(
             run.network,
             shape,
             dropout=hparams.dropout,
             channels_last=channels_last,
             group=group,
-            convolve_and_pool=pooled.convolve_and_pool if cpu_kernels else pooled.plain,
+            convolve_and_pool=convolution,
         )
         require_parameters(sum(weight.numel() for weight in model.parameters()), run.network.parameters)
         if training.weights:

@@ -108,7 +108,7 @@ def pytorch_step(
     from mlhpc.common.pytorch.step import make_scaler, make_train_step
     from mlhpc.cosmoflow.cpu import pooled
     from mlhpc.cosmoflow.pytorch.metric import training_loss
-    from mlhpc.cosmoflow.pytorch.model import CosmoFlowNet
+    from mlhpc.cosmoflow.pytorch.model import CosmoFlowNet, convolve_and_pool
     from mlhpc.cosmoflow.pytorch.optimizer import make_optimizer
 
     if keep:
@@ -119,7 +119,9 @@ def pytorch_step(
         Network(),
         x.shape[1:],
         channels_last=channels_last,
-        convolve_and_pool=pooled.convolve_and_pool if kernels and not compiled else pooled.plain,
+        convolve_and_pool=partial(pooled.convolve_and_pool, otherwise=convolve_and_pool)
+        if kernels and not compiled
+        else convolve_and_pool,
     )
     place(model, device, channels_last=channels_last, dimensions=3)
     optimizer = make_optimizer(_hyperparameters(x), model.parameters())

@@ -1,14 +1,17 @@
 """Convolution and pooling with gradients that leave out zeros (``cosmoflow/cpu/pooled.py``), against PyTorch's."""
 
 import itertools
+from functools import partial
 
 import pytest
 import torch
 from torch.nn import functional as F
 
 from mlhpc.cosmoflow.cpu import pooled
+from mlhpc.cosmoflow.pytorch.model import convolve_and_pool
 
 LAST = torch.channels_last_3d
+fused = partial(pooled.convolve_and_pool, otherwise=convolve_and_pool)
 # Channels and filters that do and do not fill vectors, sides that do and do not fill tiles, odd numbers of planes.
 SHAPES = [
     ((2, 4, 12, 8, 20), 8),
@@ -44,8 +47,8 @@ def test_the_library_was_compiled():
 def test_output_and_gradients_are_those_in_float64(shape, filters, threads, monkeypatch):
     x, convolution, upstream = case(shape, filters)
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
-    output, of_x, of_weight = results(pooled.convolve_and_pool, x, convolution, upstream)
-    truth = results(pooled.plain, x.double(), convolution.double(), upstream)
+    output, of_x, of_weight = results(fused, x, convolution, upstream)
+    truth = results(convolve_and_pool, x.double(), convolution.double(), upstream)
     # Where two of eight sums are equal in float32, another voxel could be chosen: not with this seed.
     for ours, wanted in zip((output, of_x, of_weight), truth, strict=True):
         wanted = wanted.float()
@@ -57,7 +60,7 @@ def test_gradients_do_not_depend_on_which_thread_is_first(monkeypatch):
     """Two runs with the same seed are equal bit for bit."""
     monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
     x, convolution, upstream = case((2, 16, 16, 8, 8), 32)
-    _, _, of_weight = results(pooled.convolve_and_pool, x, convolution, upstream)
+    _, _, of_weight = results(fused, x, convolution, upstream)
     for order in itertools.permutations(range(4)):
 
         class InThisOrder:
@@ -65,17 +68,17 @@ def test_gradients_do_not_depend_on_which_thread_is_first(monkeypatch):
                 return [work(list(parts)[i]) for i in order]
 
         monkeypatch.setattr(pooled, "_threads", lambda number: InThisOrder())
-        assert torch.equal(results(pooled.convolve_and_pool, x, convolution, upstream)[2], of_weight)
+        assert torch.equal(results(fused, x, convolution, upstream)[2], of_weight)
 
 
 def test_bfloat16_is_as_close_to_float32_as_pytorch_in_bfloat16():
     x, convolution, upstream = case((2, 16, 8, 8, 8), 32)
     with torch.autocast("cpu", torch.bfloat16):
-        fused = results(pooled.convolve_and_pool, x, convolution, upstream)
-        plain = results(pooled.plain, x, convolution, upstream)
-    assert fused[0].dtype == torch.bfloat16 and torch.equal(fused[0], plain[0])
-    assert fused[1].dtype == fused[2].dtype == torch.float32
-    for ours, theirs in zip(fused[1:], plain[1:], strict=True):
+        own = results(fused, x, convolution, upstream)
+        plain = results(convolve_and_pool, x, convolution, upstream)
+    assert own[0].dtype == torch.bfloat16 and torch.equal(own[0], plain[0])
+    assert own[1].dtype == own[2].dtype == torch.float32
+    for ours, theirs in zip(own[1:], plain[1:], strict=True):
         assert float((ours - theirs).norm() / theirs.norm()) < 5e-3
 
 
@@ -89,8 +92,8 @@ def test_the_first_of_equal_voxels_is_chosen_and_nan_is_not_lost(dtype, filters)
     convolution = torch.nn.Conv3d(4, filters, 3, padding=1, bias=False).to(dtype=dtype, memory_format=LAST)
     torch.nn.init.ones_(convolution.weight)
     upstream = torch.ones(1, filters, 4, 4, 4)
-    output, of_x, _ = results(pooled.convolve_and_pool, x, convolution, upstream)
-    wanted, wanted_of_x, _ = results(pooled.plain, x, convolution, upstream)
+    output, of_x, _ = results(fused, x, convolution, upstream)
+    wanted, wanted_of_x, _ = results(convolve_and_pool, x, convolution, upstream)
     assert output.isnan().any()
     assert torch.equal(output.nan_to_num(-1), wanted.nan_to_num(-1))
     torch.testing.assert_close(of_x, wanted_of_x)
@@ -110,7 +113,7 @@ def test_what_the_library_cannot_do_is_left_to_pytorch(changed):
     x, convolution, _ = case((1, 16, 6, 6, 6), 8)
     x, convolution = changed(x, convolution)
     expected = F.max_pool3d(convolution(x), 2)
-    assert torch.equal(pooled.convolve_and_pool(x, convolution), expected)
+    assert torch.equal(fused(x, convolution), expected)
 
 
 def test_a_byte_per_pooled_voxel_is_kept_and_not_the_convolutions_output():
@@ -122,7 +125,7 @@ def test_a_byte_per_pooled_voxel_is_kept_and_not_the_convolutions_output():
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        pooled.convolve_and_pool(x, convolution)
+        fused(x, convolution)
     assert sorted(tensor.nbytes for tensor in kept) == sorted(
         [x.nbytes, convolution.weight.nbytes, 2 * 32 * 4**3]
     )

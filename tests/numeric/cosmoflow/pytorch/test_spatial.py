@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from functools import partial
 from itertools import product
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from mlhpc.common.pytorch.devices import place
 from mlhpc.common.pytorch.spatial import SpatialGroup
 from mlhpc.cosmoflow.cpu import pooled
 from mlhpc.cosmoflow.pytorch.metric import training_loss
-from mlhpc.cosmoflow.pytorch.model import CosmoFlowNet
+from mlhpc.cosmoflow.pytorch.model import CosmoFlowNet, convolve_and_pool
 from mlhpc.errors import UserError
 from mlhpc.perf.networks import cosmoflow
 from mlhpc.perf.networks.registry import network_of
@@ -133,7 +134,8 @@ def test_bytes_kept_of_undivided_samples(levels, kernel, filters, kernels, preci
 
 
 def model_of(network, shape, kernels, group=None):
-    chosen = pooled.convolve_and_pool if kernels else pooled.plain
+    fused = partial(pooled.convolve_and_pool, otherwise=convolve_and_pool)
+    chosen = fused if kernels else convolve_and_pool
     model = CosmoFlowNet(network, shape, group=group, convolve_and_pool=chosen)
     place(model, torch.device("cpu"), channels_last=True, dimensions=3)
     return model

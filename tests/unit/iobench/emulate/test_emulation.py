@@ -21,7 +21,9 @@ def test_no_reader_goes_on_after_an_error(tmp_path, damaged, load_all):
     """HDF5 crashes if one is still in it when the interpreter ends."""
     reader = {"threads": 2, "load_all": load_all, "preprocess": 0.2, "preprocess_threads": 1}
     evaluation = {"every_epochs": 1}
-    workload = Workload(name="w", dataset=DATASET, reader=reader, evaluation=evaluation)  # type: ignore[arg-type]
+    workload = Workload.model_validate(
+        {"name": "w", "dataset": DATASET, "reader": reader, "evaluation": evaluation}
+    )
     generate(workload.dataset, tmp_path, Solo(), 1)
     (tmp_path / damaged).write_bytes(b"damaged")
     layout = Layout(tmp_path, workload.dataset)
