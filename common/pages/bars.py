@@ -65,9 +65,11 @@ def stacked_bars(
         listed = ", ".join(f"{parts[key]} {share:.1%}" for key, share in shares.items())
         alt_texts.append(": ".join(filter(None, (" ".join(bar.name.split()), listed))))
     named = any(bar.name for bar in bars)
-    shown = (
-        [("what", "of")] * named + [("part", "part"), ("share", "share")] + [("size", "time")] * bool(write)
-    )
+    shown = [("part", "part"), ("share", "share")]
+    if named:
+        shown.insert(0, ("what", "of"))
+    if write:
+        shown.append(("size", "time"))
     picked = charts.picked_by("part")
     stack: Literal["normalize", "zero"] = "normalize" if relative else "zero"
     numbers: Any = {"format": "%"} if relative else {"labelExpr": NUMBER_LABEL, "tickCount": 10}
