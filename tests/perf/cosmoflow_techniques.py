@@ -112,7 +112,15 @@ def show(runs: list[dict[str, Any]], options: argparse.Namespace) -> None:
     by = {
         way: {run["seed"]: run for run in runs if run["way"] == way} for way in {run["way"] for run in runs}
     }
-    table = Table("technique", "pairs", "reached with, without", "epochs with, without", "seconds", "epochs", "lowest error")
+    table = Table(
+        "technique",
+        "pairs",
+        "reached with, without",
+        "epochs with, without",
+        "seconds",
+        "epochs",
+        "lowest error",
+    )
     for way, others in sorted(by.items()):
         if way == PRESET or PRESET not in by:
             continue
@@ -126,7 +134,7 @@ def show(runs: list[dict[str, Any]], options: argparse.Namespace) -> None:
         name = way.removeprefix("without ")
         table.add_row(name, str(len(pairs)), "{}, {}".format(*reached), ", ".join(epochs), *ratios, lowest)
     Console().print(table)
-    print(f"preset {options.preset}; ratios are without / with, geometric means; differences are with - without; [95%]")
+    print(f"preset {options.preset}; ratios: without / with, geometric means; errors: with - without; [95%]")
 
 
 def ratio(ratios: list[float]) -> str:
