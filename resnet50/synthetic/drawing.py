@@ -1,10 +1,10 @@
-"""Images of classes that differ in shape, texture and colour, on cluttered backgrounds.
+"""Images of classes that differ in arrangement, outline, texture and colour, on cluttered backgrounds.
 
 A class is a look: an outline (a circle with a few waves around it), a texture inside it (stripes, checks,
-dots, rings or blotches at some scale) and two colours. An image shows one object of its class, randomly
-rotated, scaled, recoloured and lit, on a mottled background among smaller objects without a class. No single
-cue is decisive: the outline varies with the view, and three objects in ten have arbitrary hues. Colours and
-the scale of the texture are still strong cues (docs/performance.md).
+dots, rings, blotches or none, at some scale) and the hues of its rim and of its core. Classes come in pairs
+that differ only in the order of the two hues, so statistics of a whole image (colours, spectra, textures)
+find the pair but not the class; a network has to see what surrounds what. An image shows one object of its
+class, randomly placed, rotated, scaled and lit, on a mottled background among smaller objects of other classes.
 """
 
 import colorsys
@@ -24,7 +24,7 @@ _OFTEN = (0.47, 0.16, 0.17, 0.07, 0.13)
 _STRAY = 0.15  # share of images with arbitrary dimensions
 _GREY = 1 / 64
 _HUES = 4
-_PAIRS = _HUES * (_HUES - 1) // 2
+_OTHERS = 72  # classes of the smaller objects: all pairs of hues with all textures
 
 
 class Look(NamedTuple):
@@ -39,22 +39,22 @@ class Look(NamedTuple):
 
 
 def class_look(seed: int, number: int) -> Look:
-    """The look of class ``number`` of the data set ``seed``. Classes 2n and 2n + 1 differ only in
-    the order of their two hues: the rim of one is the core of the other."""
-    rng = np.random.default_rng([seed, 1, number // 2])
+    """The look of class ``number`` of the data set ``seed``. Classes 2n and 2n + 1 differ only in the order of
+    their hues: the rim of one is the core of the other."""
+    pair, swapped = divmod(number, 2)
+    rng = np.random.default_rng([seed, 1, pair])
     start = np.random.default_rng([seed, 2]).random()
-    hues = list(combinations(((start + n / _HUES) % 1 for n in range(_HUES)), 2))[number // 2 % _PAIRS]
-    return _look(rng, hues[:: 1 - number % 2 * 2], TEXTURES[number // 2 % len(TEXTURES)])
-
-
-def _look(rng: np.random.Generator, hues: tuple[float, float], texture: str) -> Look:
+    two_hues = list(combinations([(start + n / _HUES) % 1 for n in range(_HUES)], 2))
+    rim, core = two_hues[pair % len(two_hues)]
+    texture = TEXTURES[(pair + pair // len(two_hues)) % len(TEXTURES)]
     first = (int(rng.integers(2, 8)), float(rng.uniform(0.12, 0.4)), 0.0)
     second = (int(rng.integers(1, 6)), float(rng.uniform(0, 0.15)), float(rng.uniform(0, 2 * np.pi)))
-    return Look((first, second), texture, float(rng.uniform(0.16, 0.34)), *hues)
+    scale = float(rng.uniform(0.16, 0.34))
+    return Look((first, second), texture, scale, *((core, rim) if swapped else (rim, core)))
 
 
-def draw(seed: int, classes: int, number: int, sample: int, side: int) -> bytes:
-    """The JPEG of image ``sample``, of class ``number`` of ``classes``; its longer side is mostly ``side``.
+def draw(seed: int, number: int, sample: int, side: int) -> bytes:
+    """The JPEG of image ``sample``, of class ``number``; its longer side is mostly ``side``.
 
     The random numbers of an image depend only on ``(seed, sample)``, those of its class on ``(seed, number)``.
     """
@@ -66,10 +66,9 @@ def draw(seed: int, classes: int, number: int, sample: int, side: int) -> bytes:
     picture = _ground(rng, rows, columns)
     short = min(rows, columns)
     for _ in range(rng.integers(2, 7)):
-        other = class_look(seed, int(rng.integers(2 * _PAIRS * len(TEXTURES))))
+        other = class_look(seed, int(rng.integers(_OTHERS)))
         _paint(rng, picture, other, rng.uniform(0.05, 0.15) * short, rng.uniform(0, 1, 2))
-    look = class_look(seed, number)
-    _paint(rng, picture, look, rng.uniform(0.25, 0.42) * short, rng.uniform(0.3, 0.7, 2))
+    _paint(rng, picture, class_look(seed, number), rng.uniform(0.25, 0.42) * short, rng.uniform(0.3, 0.7, 2))
     return _photograph(rng, picture)
 
 

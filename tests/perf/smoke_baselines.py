@@ -4,8 +4,8 @@ Every one of the smoke presets' targets is reached by one of these: docs/perform
 
 Linear, kernel and tree regression, neighbours and perceptrons on global statistics for CosmoFlow, among them power
 spectra (as in ``python -m mlhpc.cosmoflow.synthetic.evidence regression DATA``); thresholds, gradient boosting and
-perceptrons per pixel for DeepCAM; trees, neighbours, support vectors on colour, spectra, texture for ResNet-50.
-Needs scikit-learn, which is not among the suite's dependencies: ``pip install scikit-learn``.
+perceptrons per pixel for DeepCAM; trees, neighbours, support vectors on colour, spectra, texture and places for
+ResNet-50. Needs scikit-learn, which is not among the suite's dependencies: ``pip install scikit-learn``.
 """
 
 import sys
@@ -218,7 +218,30 @@ def resnet50(data: Path) -> None:
         spectrum = np.log(np.bincount(radius, power.ravel())[:32] / np.bincount(radius)[:32] + 1)
         thumbnail = np.asarray(image.resize((16, 16)), float).ravel()
         hue_shares = hues / max(1, hues.sum())
-        return hue_shares, colours, spectrum, thumbnail, np.r_[texture(grey), texture(grey[16:48, 16:48])]
+        textures = np.r_[texture(grey), texture(grey[16:48, 16:48])]
+        return hue_shares, colours, spectrum, thumbnail, textures, arrangement(image)
+
+    def arrangement(image: Image.Image) -> Array:
+        """Hue histograms of the 4 x 4 cells of the image, and of rings around its middle and around the centre of
+        its saturated pixels."""
+        hue, saturation, _ = np.moveaxis(np.asarray(image.convert("HSV"), int), 2, 0)
+        y, x = np.mgrid[:64, :64]
+        vivid = saturation > 110
+        centre = (y[vivid].mean(), x[vivid].mean()) if vivid.any() else (32, 32)
+        places = [(y // 16) * 4 + x // 16]
+        places += [
+            (np.hypot(y - v, x - u) // width).astype(int) for (v, u), width in (((32, 32), 5), (centre, 4))
+        ]
+        coloured, found = saturation > 70, []
+        for place in places:
+            bins = (place * 12 + hue * 12 // 256)[coloured]
+            counts = np.bincount(bins, minlength=(place.max() + 1) * 12).reshape(-1, 12)[:16]
+            found.append(
+                np.pad(
+                    counts / np.maximum(counts.sum(axis=1, keepdims=True), 1), ((0, 16 - len(counts)), (0, 0))
+                )
+            )
+        return np.concatenate(found).ravel()
 
     parts, labels = [], []
     for split in SPLITS:
@@ -226,6 +249,7 @@ def resnet50(data: Path) -> None:
         parts.append([np.array(p) for p in zip(*map(features, paths), strict=True)])
         labels.append([path.parent.name for path in paths])
     trees = ExtraTreesClassifier(300, random_state=0)
+    boosting = HistGradientBoostingClassifier(max_iter=100, random_state=0)
     for name, model, use in (
         ("extra-trees, hue histogram", trees, [0]),
         ("extra-trees, hue and saturation", trees, [0, 1]),
@@ -238,11 +262,10 @@ def resnet50(data: Path) -> None:
         ("10 nearest, colours and texture", scaled(KNeighborsClassifier(10)), [0, 1, 2, 4]),
         ("logistic, colours and texture", scaled(LogisticRegression(max_iter=300, C=0.1)), [0, 1, 2, 4]),
         ("perceptron, colours and texture", scaled(perceptron(MLPClassifier)), [0, 1, 2, 4]),
-        (
-            "gradient boosting, colours and texture",
-            HistGradientBoostingClassifier(max_iter=100, random_state=0),
-            [0, 1, 2, 4],
-        ),
+        ("gradient boosting, colours and texture", boosting, [0, 1, 2, 4]),
+        ("extra-trees, colours by place", trees, [5]),
+        ("support vectors, colours by place", scaled(SVC(C=3)), [5]),
+        ("gradient boosting, everything but thumbnails", boosting, [0, 1, 2, 4, 5]),
     ):
         train, held = (np.hstack([part[i] for i in use]) for part in parts)
         print(f"{name}: top-1 {model.fit(train, labels[0]).score(held, labels[1]):.3f}", flush=True)
