@@ -135,9 +135,7 @@ def show(
     }
     if step_s:
         columns["bound by"] = lambda way: of(way, lambda f: verdict(way, f, ceilings, step_s))
-    say(
-        console, "samples/s from a warm and a cold page cache; MB read and CPU ms per sample; MiB of memory"
-    )
+    say(console, "samples/s from a warm and a cold page cache; MB read and CPU ms per sample; MiB of memory")
     print_table(table("loaders", ways, columns, prose=(7, 8)), console)
     for way, reason in reasons.items():
         say(console, f"{label(way, ways)}: {reason}")

@@ -19,8 +19,9 @@ _ROUNDS = 3
 
 @dataclass(frozen=True)
 class Ceilings:
-    """Bytes per second of all ``threads`` together: ``copy`` of memory (by at most one thread per core), ``cold`` and ``warm`` of reading files
-    that are not, or are, in the page cache; and seconds of processor time per byte of the latter."""
+    """Bytes per second of all ``threads`` together: ``copy`` of memory (by at most one thread per core), ``cold``
+    and ``warm`` of reading files that are not, or are, in the page cache; and seconds of processor time per byte
+    of the latter."""
 
     threads: int
     copy: float
