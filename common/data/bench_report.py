@@ -17,7 +17,7 @@ from mlhpc.common.data.loader_bench import Figures, Way
 from mlhpc.common.host.progress import progress
 from mlhpc.common.pages.blocks import table
 from mlhpc.common.pages.terminal import print_table, say
-from mlhpc.errors import UserError
+from mlhpc.errors import UserError, count
 
 _OTHER = "NO: different samples"
 _HALF = 0.5
@@ -135,13 +135,13 @@ def show(
     }
     if step_s:
         columns["bound by"] = lambda way: of(way, lambda f: verdict(way, f, ceilings, step_s))
-    console.print("samples/s from a warm and a cold page cache; MB read and CPU ms per sample; MiB of memory")
+    say(console, "samples/s from a warm and a cold page cache; MB read and CPU ms per sample; MiB of memory")
     print_table(table("loaders", ways, columns, prose=(7, 8)), console)
     for way, reason in reasons.items():
         say(console, f"{label(way, ways)}: {reason}")
     say(
         console,
-        f"ceilings with {ceilings.threads} threads: memory copy {ceilings.copy / 1e9:.1f} GB/s; the same "
+        f"ceilings with {count(ceilings.threads, 'thread')}: memory copy {ceilings.copy / 1e9:.1f} GB/s; the same "
         f"files {ceilings.cold / 1e6:.0f} MB/s from storage (cold), {ceilings.warm / 1e6:.0f} MB/s from the page "
         "cache",
     )

@@ -1,5 +1,6 @@
 """Upper limits for reading samples on this machine: copying memory, and reading the same files."""
 
+import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,8 +19,9 @@ _ROUNDS = 3
 
 @dataclass(frozen=True)
 class Ceilings:
-    """Bytes per second of all ``threads`` together: ``copy`` of memory, ``cold`` and ``warm`` of reading files
-    that are not, or are, in the page cache; and seconds of processor time per byte of the latter."""
+    """Bytes per second of all ``threads`` together: ``copy`` of memory (by at most one thread per core), ``cold``
+    and ``warm`` of reading files that are not, or are, in the page cache; and seconds of processor time per byte
+    of the latter."""
 
     threads: int
     copy: float
@@ -37,9 +39,11 @@ def measure(files: Sequence[Path], threads: int) -> Ceilings:
         if total < _MOST_READ:
             taken.append(path)
             total += path.stat().st_size
+    # More copies than cores copy no faster, and their arrays may exceed the memory of the node.
+    copiers = min(threads, len(os.sched_getaffinity(0)))
     with ThreadPoolExecutor(threads) as pool:
-        source = [np.ones(_COPIED, np.uint8) for _ in range(threads)]
-        target = [np.ones(_COPIED, np.uint8) for _ in range(threads)]
+        source = [np.ones(_COPIED, np.uint8) for _ in range(copiers)]
+        target = [np.ones(_COPIED, np.uint8) for _ in range(copiers)]
         copies = [_seconds(pool, np.copyto, zip(target, source, strict=True)) for _ in range(_ROUNDS)]
         evict(taken)
         cold = _seconds(pool, _read, ((path,) for path in taken))
@@ -47,7 +51,7 @@ def measure(files: Sequence[Path], threads: int) -> Ceilings:
         warm = [_seconds(pool, _read, ((path,) for path in taken)) for _ in range(_ROUNDS)]
         cpu = (time.process_time() - cpu) / _ROUNDS
     size = max(total, 1)
-    return Ceilings(threads, threads * _COPIED / min(copies), size / cold, size / min(warm), cpu / size)
+    return Ceilings(threads, copiers * _COPIED / min(copies), size / cold, size / min(warm), cpu / size)
 
 
 def _seconds(

@@ -46,8 +46,8 @@ def _bench(options: argparse.Namespace) -> int:
         raise UserError(f"data bench has no loader of {options.benchmark}; it is for {names}")
     samples = _positive("--samples", tool.samples if options.samples is None else options.samples)
     rounds = _positive("--rounds", options.rounds)
-    if options.step_ms is not None and not options.step_ms > 0:
-        raise UserError(f"--step-ms {options.step_ms}: give a time above 0")
+    if options.step_ms is not None and not 0 < options.step_ms < float("inf"):
+        raise UserError(f"--step-ms {options.step_ms}: give a finite time above 0")
     batches, workers = (
         _numbers("--batch", options.batch or str(tool.batch)),
         _numbers("--workers", options.workers),
@@ -107,6 +107,7 @@ def _names(option: str, text: str | None, valid: tuple[str, ...]) -> list[str]:
     names = ["threads, cached" if word == "cached" else word for word in words]
     for name in names:
         if name not in valid:
-            hint = did_you_mean(name, valid) if valid else "this benchmark has only one; leave it out"
+            words = [each.removeprefix("threads, ") for each in valid]
+            hint = did_you_mean(name, words) if valid else "this benchmark has only one; leave it out"
             raise UserError(f"{option} {name}: {hint}")
     return list(dict.fromkeys(names))

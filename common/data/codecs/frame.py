@@ -152,7 +152,7 @@ def unpack(data: bytes | memoryview, where: object = "encoded sample", checksums
             raise refuse(f"impossible section {section!r}", row)
         at = offset + length
         if at > len(view):
-            raise refuse(f"truncated in section {section!r}, which ends at byte {at}", len(view))
+            raise refuse(f"truncated: section {section!r} would end at byte {at}, the file ends", len(view))
         content = view[offset:at]
         if checksums and isal_zlib.crc32(content) != crc:
             raise refuse(f"wrong checksum of section {section!r}", offset)

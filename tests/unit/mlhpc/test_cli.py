@@ -152,6 +152,8 @@ def test_the_command_line_has_exactly_these_options():
         (["data", "bench", "resnet50", ".", "--sample-dtype", "float16"], "this benchmark has only one"),
         (["data", "bench", "deepcam", ".", "--workers", "two"], "--workers two: give a whole number"),
         (["data", "bench", "deepcam", "nowhere"], "nowhere"),
+        (["data", "bench", "deepcam", ".", "--step-ms", "inf"], "--step-ms inf: give a finite time above 0"),
+        (["data", "bench", "deepcam", ".", "--loader", "foo"], "choose from: cached, dali, threads, workers"),
         (["data", "bench", "deepcam", "nowhere", "--batch", "0"], "--batch 0"),
         (["io", "run", "cosmic_tager"], "did you mean 'cosmic_tagger'"),
         (["io", "run", "ffn", "--data", "nowhere"], "nowhere"),

@@ -3,6 +3,7 @@
 import io
 import json
 import re
+import tracemalloc
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -139,6 +140,29 @@ def test_ceilings_are_of_the_files_and_the_machine(tmp_path):
         (tmp_path / name).write_bytes(bytes(1 << 20))
     limits = ceilings.measure(sorted(tmp_path.iterdir()), 2)
     assert limits.threads == 2 and min(limits.copy, limits.cold, limits.warm) > 0 and limits.read_cpu_s > 0
+
+
+def test_the_copy_ceiling_takes_memory_for_cores_not_for_threads(tmp_path, monkeypatch):
+    monkeypatch.setattr(ceilings, "_COPIED", 1 << 20)
+    monkeypatch.setattr(ceilings.os, "sched_getaffinity", lambda process: {0, 1, 2})
+    (tmp_path / "a").write_bytes(bytes(1 << 10))
+    tracemalloc.start()
+    limits = ceilings.measure([tmp_path / "a"], 64)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert limits.threads == 64 and peak < (2 * 3 << 20) + ceilings._CHUNK + (2 << 20)
+
+
+def test_sentences_are_single_lines_in_a_pipe(monkeypatch):
+    monkeypatch.setattr(bench_report, "_in_process", lambda epoch, way: epoch(way))
+    measured, reasons = bench_report.run_all([Way(Path("data"), "first", 3, 1)], epoch, rounds=1)
+    page = io.StringIO()
+    one = Ceilings(threads=1, copy=2e9, cold=1e8, warm=1e9, read_cpu_s=1e-9)
+    agree = bench_report.agreements(measured, 0.0, lambda data: False)
+    bench_report.show(measured, reasons, agree, one, None, Console(file=page, width=40))
+    lines = page.getvalue().splitlines()
+    assert lines[0].startswith("samples/s") and lines[0].endswith("MiB of memory")
+    assert any(line.startswith("ceilings with 1 thread: ") and line.endswith("page cache") for line in lines)
 
 
 def test_figures_as_json(monkeypatch):
