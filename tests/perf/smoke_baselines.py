@@ -1,6 +1,6 @@
 """What simple baselines reach on the smoke data sets: ``python tests/perf/smoke_baselines.py BENCHMARK DATA``.
 
-Every one of the smoke presets' targets is reached by one of these: docs/performance.md has the figures.
+docs/performance.md has the figures.
 
 Linear, kernel and tree regression, neighbours and perceptrons on global statistics for CosmoFlow, among them power
 spectra (as in ``python -m mlhpc.cosmoflow.synthetic.evidence regression DATA``); thresholds, gradient boosting and
@@ -150,11 +150,18 @@ def deepcam(data: Path) -> None:
     print(f"all background: IoU {mean_iou(np.zeros_like(truth), truth):.3f}")
     print(f"thresholds: IoU {mean_iou(thresholds(held, *best), truth):.3f}")
 
-    def pixels(x: Array, boxes: tuple[int, ...]) -> Array:
+    def pixels(x: Array, boxes: tuple[int, ...], spin: bool) -> Array:
         """A pixel's channels, wind speed, transport and latitude; with ``boxes`` also the departure of all from
-        their latitude's mean, and the means over boxes of these sides."""
+        their latitude's mean, and the means over boxes of these sides; with ``spin`` all this also of the
+        vorticity, from which the masks are made."""
         wind = np.hypot(x[..., 1], x[..., 2])
-        fields = np.concatenate([x, np.stack([wind, x[..., 0] * wind], axis=-1)], axis=-1)
+        derived = [wind, x[..., 0] * wind]
+        if spin:
+            eastward = (np.roll(x[..., 2], -1, axis=2) - np.roll(x[..., 2], 1, axis=2)) / np.cos(
+                np.radians(latitude)
+            )
+            derived.append((eastward - np.gradient(x[..., 1], axis=1)) * np.sign(latitude))
+        fields = np.concatenate([x, np.stack(derived, axis=-1)], axis=-1)
         parts = [fields, np.broadcast_to(latitude[..., None], (*x.shape[:3], 1))]
         if boxes:
             parts.append(fields - fields.mean(axis=2, keepdims=True))
@@ -168,16 +175,18 @@ def deepcam(data: Path) -> None:
     chosen = [rng.permutation(np.flatnonzero(labels == kind))[:60_000] for kind in range(3)]
     prior = np.array([(labels == kind).mean() / len(chosen[kind]) for kind in range(3)])
     boosting = HistGradientBoostingClassifier(max_iter=150, max_leaf_nodes=63, random_state=0)
-    for name, model, boxes in (
-        ("gradient boosting per pixel", boosting, ()),
-        ("gradient boosting, surroundings", boosting, (3, 7, 15)),
-        ("perceptron per pixel", scaled(perceptron(MLPClassifier)), ()),
-        ("perceptron, surroundings", scaled(perceptron(MLPClassifier)), (3, 7, 15)),
-        ("logistic, surroundings", scaled(LogisticRegression(max_iter=200)), (3, 7, 15)),
+    sides = (3, 7, 15, 31)
+    for name, model, boxes, spin in (
+        ("gradient boosting per pixel", boosting, (), False),
+        ("gradient boosting, surroundings", boosting, sides, False),
+        ("perceptron per pixel", scaled(perceptron(MLPClassifier)), (), False),
+        ("perceptron, surroundings", scaled(perceptron(MLPClassifier)), sides, False),
+        ("logistic, surroundings", scaled(LogisticRegression(max_iter=200)), sides, False),
+        ("gradient boosting, surroundings and vorticity", boosting, sides, True),
     ):
-        features = pixels(x, boxes)[np.concatenate(chosen)]
+        features = pixels(x, boxes, spin)[np.concatenate(chosen)]
         model.fit(features, labels[np.concatenate(chosen)])
-        guess = (model.predict_proba(pixels(held, boxes)) * prior).argmax(axis=1).reshape(truth.shape)
+        guess = (model.predict_proba(pixels(held, boxes, spin)) * prior).argmax(axis=1).reshape(truth.shape)
         print(f"{name}: IoU {mean_iou(guess, truth):.3f}", flush=True)
 
 
