@@ -21,7 +21,7 @@ from golden.make_run import make_run
 from golden.make_tree import make_set, records
 
 from mlhpc.benchmarks import load
-from mlhpc.common.pages import bars, charts, plots
+from mlhpc.common.pages import charts, plots
 from mlhpc.errors import UserError
 from mlhpc.submission.logs import run_directory
 from mlhpc.submission.report import compare, compare_page, run_page, study, study_page
@@ -51,8 +51,7 @@ def mostly_undrawn(data: bytes) -> Iterator[None]:
         yield
         return
     with (
-        patch.multiple(bars, stacked_bars=_undrawn, columns=_undrawn),
-        patch.multiple(plots, line=_undrawn, curves=_undrawn),
+        patch.multiple(plots, stacked_bars=_undrawn, columns=_undrawn, lines=_undrawn),
         patch.object(charts.Figure, "svg", ""),
     ):
         yield
