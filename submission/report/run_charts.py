@@ -65,7 +65,9 @@ def _columns(title: str, rows: Rows, y_title: str, **options: Any) -> Figure | N
     """Columns by epoch; None without any."""
     drawn = _thinned(rows)
     shared: Any = {"x_title": "epoch", "y_title": y_title, "title": title, "height": _HEIGHT}
-    return plots.columns(drawn, _described(title, drawn), **shared, **options) if drawn else None
+    return (
+        plots.columns(drawn, _described(f"{title} by epoch", drawn), **shared, **options) if drawn else None
+    )
 
 
 def _lines(
@@ -78,7 +80,7 @@ def _lines(
     shared: Any = {"size": 40 if len(drawn) <= 60 else 12, "title": title, "height": _HEIGHT}
     series = list(dict.fromkeys(row["series"] for row in drawn))
     return (
-        plots.lines(base, _described(what or title, drawn), series=series, **shared, **options)
+        plots.lines(base, _described(what or f"{title} by epoch", drawn), series=series, **shared, **options)
         if drawn
         else None
     )
