@@ -8,7 +8,7 @@ from statistics import median
 from typing import Any
 
 from mlhpc.benchmarks import load, registry
-from mlhpc.common.pages.blocks import Block, Cell, Details, Facts, Grid, Table, number, table
+from mlhpc.common.pages.blocks import Banner, Block, Cell, Details, Facts, Grid, Table, number, table
 from mlhpc.common.pages.html import render
 from mlhpc.errors import count
 from mlhpc.submission.logs.bindings import bindings_table, read_bindings, shared_cores
@@ -57,7 +57,7 @@ def page(
         missing=None if active else _missing(run.problems[:PROBLEMS_LISTED]),
         breakdown=_breakdown(summary.parts(run)),
         energy=energy_table(result.energy if result else None, clock_s),
-        prediction=predicted_table(predicted) if predicted else None,
+        prediction=[Banner(predicted.words), predicted_table(predicted)] if predicted else None,
         training=Grid(run_charts.training(run, ranks)),
         processes=_processes(ranks),
         spatial=_spatial(result.epochs) if result else None,
