@@ -16,6 +16,7 @@ from random import Random
 from typing import Any
 from unittest.mock import patch
 
+import altair as alt
 from fuzz.mutate import damaged_bytes, damaged_value
 from golden.make_run import make_run
 from golden.make_tree import make_set, records
@@ -59,7 +60,8 @@ def mostly_undrawn(data: bytes) -> Iterator[None]:
 
 def _undrawn(rows: Any, alt_text: str, **options: Any) -> charts.Figure:
     caption = {key: options.pop(key) for key in ("title", "note") if key in options}
-    return charts.Figure({"values": list(rows), "options": repr(options)}, alt_text, **caption)
+    values = rows.data.values if isinstance(rows, alt.Chart) else list(rows)
+    return charts.Figure({"values": values, "options": repr(options)}, alt_text, **caption)
 
 
 def damaged_json(rng: Random, good: Any) -> bytes:
