@@ -21,7 +21,7 @@ _LEVELS = 5
 
 @dataclass(frozen=True)
 class LogAxis:
-    """A logarithmic axis from ``low`` to ``high``."""
+    """A logarithmic axis from ``low`` to ``high``; of base 2 for counts: only whole numbers are labelled."""
 
     low: float
     high: float
@@ -32,7 +32,8 @@ class LogAxis:
     def channel(self) -> dict[str, Any]:
         """The title, scale and axis of an Altair channel."""
         scale = alt.Scale(type="log", base=self.base, domain=[self.low, self.high], nice=False)
-        return {"title": self.title, "scale": scale, "axis": alt.Axis(grid=True)}
+        whole: Any = {"labelExpr": "datum.value % 1 ? '' : datum.label"} if self.base == 2 else {}
+        return {"title": self.title, "scale": scale, "axis": alt.Axis(grid=True, **whole)}
 
     def fraction(self, value: float) -> float:
         """0 at the low end, 1 at the high one."""

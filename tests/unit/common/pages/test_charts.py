@@ -115,6 +115,14 @@ def test_small_numbers_keep_their_digits() -> None:
     assert ">0.001<" in svg and ">0.01<" in svg
 
 
+def test_axes_of_counts_label_whole_numbers_only() -> None:
+    x, y = log_axis([1, 3], "ranks", base=2, room=1.3), log_axis([10, 20], "rate")
+    rows = [{"x": count, "y": 10 * count, "series": "one"} for count in (1, 2, 3)]
+    svg = plots.lines(plots.on_axes(rows, x, y), "says", series=["one"]).svg
+    texts = re.findall(r">([^<>]+)</text>", svg.split(">ranks<")[0])
+    assert {"1", "2"} <= set(texts) and not any("." in text for text in texts)
+
+
 def test_level_lines_are_y_over_x() -> None:
     x, y = log_axis([64, 256], "units", base=2, room=2), log_axis([10, 1000], "rate", room=10)
     layers = [
