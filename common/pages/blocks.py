@@ -4,7 +4,7 @@ import csv
 import io
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, Union
 from urllib.parse import quote
@@ -140,9 +140,13 @@ class Banner:
 class Grid:
     """Figures side by side, ``columns`` per row on a wide screen."""
 
-    figures: "tuple[Figure, ...]"
+    figures: "Sequence[Figure]"
     columns: int = 2
     kind: ClassVar[str] = "grid"
+
+    @property
+    def empty(self) -> bool:
+        return not self.figures
 
 
 @dataclass(frozen=True)

@@ -53,32 +53,33 @@ TEXT_ON = {
     **dict.fromkeys(("first_epoch_excess", "data_wait", "evaluation"), ("#111417", "#111418")),
 }
 DARK = dict([INK, SOFT, LINE, CARD, ACCENT, BAD, *SERIES, *PARTS.values(), *TEXT_ON.values()])
-SHAPES = ("circle", "square", "triangle-up", "diamond", "triangle-down", "cross")
-DASHES = ((1, 0), (6, 3), (2, 2), (8, 3, 2, 3), (4, 2), (10, 4))
 
 FONT = 'system-ui, -apple-system, "Segoe UI", Roboto, "Noto Sans", "Liberation Sans", sans-serif'
 STATIC_WIDTH = 350
 ALT_TEXT = 20_000
 """In characters: a few hundred for each of the maximum number of bars on a page."""
-_AXIS = {
-    "labelColor": SOFT[0],
-    "titleColor": INK[0],
-    "gridColor": LINE[0],
-    "domain": False,
-    "ticks": False,
-    "labelPadding": 6,
-    "titlePadding": 8,
-    "labelFontSize": 12,
-    "titleFontSize": 12,
-    "titleFontWeight": "normal",
-    "labelOverlap": "greedy",
-    "labelSeparation": 6,
-}
 THEME = {
     "background": None,
     "font": FONT,
-    "axis": _AXIS,
-    "axisX": {"grid": False},
+    # No powers of ten; a no-break space between thousands.
+    "numberFormat": ",.6~r",
+    "locale": {"number": {"decimal": ".", "thousands": "\u00a0", "grouping": [3], "currency": ["", ""]}},
+    "axis": {
+        "labelColor": SOFT[0],
+        "titleColor": INK[0],
+        "gridColor": LINE[0],
+        "domain": False,
+        "ticks": False,
+        "labelPadding": 6,
+        "titlePadding": 8,
+        "labelFontSize": 12,
+        "titleFontSize": 12,
+        "titleFontWeight": "normal",
+        "labelOverlap": "greedy",
+        "labelSeparation": 6,
+    },
+    "axisX": {"grid": False, "labelAngle": 0},
+    "axisQuantitative": {"tickCount": 6},
     "view": {"stroke": None},
     "legend": {
         "orient": "top",
@@ -87,9 +88,14 @@ THEME = {
         "labelFontSize": 12,
         "labelLimit": 400,
         "symbolSize": 120,
+        "symbolStrokeWidth": 0,
         "padding": 0,
         "offset": 12,
         "columnPadding": 14,
+    },
+    "range": {
+        "category": [light for light, _ in SERIES],
+        "symbol": ["circle", "square", "triangle-up", "diamond", "triangle-down", "cross"],
     },
     # Descriptions of single marks would pass titles through Vega's expression language, which unescapes them.
     "mark": {"aria": False},
@@ -99,7 +105,6 @@ THEME = {
 
 
 Rows = Sequence[dict[str, Any]]
-Shown = Sequence[tuple[str, str]]
 
 
 @dataclass(frozen=True)
@@ -148,89 +153,17 @@ def figure(
     return Figure({**spec, "config": THEME}, alt_text, title, note, static_width)
 
 
-def chart_of(rows: Rows) -> alt.Chart:
-    """A chart of ``rows``, without marks yet."""
-    return alt.Chart(alt.InlineData(values=list(rows)))
+def chart_of(rows: Rows, **channels: Any) -> alt.Chart:
+    """A chart of ``rows``, without marks yet. Their field ``says`` is shown on hover."""
+    chart = alt.Chart(alt.InlineData(values=list(rows))).encode(**channels)
+    return chart.encode(tooltip="says:N") if any("says" in row for row in rows) else chart
 
 
-def tooltips(shown: Shown) -> list[alt.Tooltip]:
-    """Tooltips for (field, title) pairs; fields are shown verbatim, so rows contain formatted text."""
-    return [alt.Tooltip(field=field, type="nominal", title=title) for field, title in shown]
-
-
-def picked_by(field: str) -> alt.Parameter:
-    """The selection by clicking legend entries of ``field``; an empty selection means everything."""
-    return alt.selection_point(fields=[field], bind="legend", toggle="true")
-
-
-def faded_unless(picked: alt.Parameter, opacity: float = 0.12, full: float = 1) -> Any:
-    """The opacity of marks, by whether they are ``picked``."""
-    return alt.condition(picked, alt.value(full), alt.value(opacity))
-
-
-def series_scales(names: Sequence[str]) -> tuple[alt.Scale, alt.Scale, alt.Scale]:
-    """Colour, marker and dash of each series, by its name."""
-    numbers = range(len(names))
-    return (
-        alt.Scale(domain=list(names), range=[SERIES[n % len(SERIES)][0] for n in numbers]),
-        alt.Scale(domain=list(names), range=[SHAPES[n % len(SHAPES)] for n in numbers]),
-        alt.Scale(domain=list(names), range=[list(DASHES[n % len(DASHES)]) for n in numbers]),
-    )
-
-
-def ticks(low: float, high: float, about: int = 4) -> list[float]:
-    """Round numbers (1, 2 or 5 times a power of ten apart) from ``low`` to ``high``."""
-    if not high > low:  # a clock that was set back
-        return [low]
-    step = 10.0 ** math.floor(math.log10((high - low) / about))
-    step *= next(factor for factor in (1, 2, 5, 10) if (high - low) / (step * factor) <= about)
-    return [n * step for n in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]
-
-
-@dataclass(frozen=True)
-class LogAxis:
-    """A logarithmic axis: its ends, its ticks and its title."""
-
-    low: float
-    high: float
-    ticks: tuple[float, ...]
-    title: str
-
-    @property
-    def channel(self) -> dict[str, Any]:
-        """The scale and the axis of an Altair channel."""
-        scale = alt.Scale(type="log", domain=[self.low, self.high], nice=False)
-        axis = alt.Axis(title=self.title, values=list(self.ticks), grid=True, labelExpr=NUMBER_LABEL)
-        return {"scale": scale, "axis": axis}
-
-    def fraction(self, value: float) -> float:
-        """0 at the low end, 1 at the high one."""
-        return math.log(value / self.low) / math.log(self.high / self.low)
-
-
-_THOUSANDS = "replace(format(datum.value, ',.0f'), /,/g, '\u00a0')"
-NUMBER_LABEL = f"datum.value >= 10000 ? {_THOUSANDS} : format(datum.value, '.6~g')"
-"""Vega expression: numbers without powers of ten, thousands separated from 10 000 on."""
-
-
-def log_axis(values: Sequence[float], title: str, base: int = 10, room: float = 1.5) -> LogAxis:
-    """A logarithmic axis around positive ``values``, with a factor of ``room`` on either side, and ticks at
-    powers of two (``base`` 2) or at 1, 2 and 5 times powers of ten."""
-    low, high = min(values) / room, max(values) * room
-    powers = [
-        float(base) ** n for n in range(math.floor(math.log(low, base)), math.ceil(math.log(high, base)) + 1)
-    ]
-
-    def inside(factors: Sequence[int]) -> list[float]:
-        return [factor * power for power in powers for factor in factors if low <= factor * power <= high]
-
-    marks = inside([1]) if base == 2 or high / low > 300 else []
-    if base == 10 and len(marks) < 3:
-        marks = inside([1, 2, 5])
-    if len(marks) < 3:
-        marks = [mark for mark in ticks(low, high) if mark > 0]
-    step = math.ceil(len(marks) / 7) or 1
-    return LogAxis(low, high, tuple(marks[::-1][::step][::-1]), title)
+def pickable(field: str, opacity: float = 0.12, full: float = 1) -> tuple[alt.Parameter, Any]:
+    """The selection by clicking legend entries of ``field``, at first of all, and the opacity of marks by whether
+    they are selected."""
+    picked = alt.selection_point(fields=[field], bind="legend", toggle="true")
+    return picked, alt.condition(picked, alt.value(full), alt.value(opacity))
 
 
 def _finite(value: Any) -> Any:

@@ -20,59 +20,21 @@ from markupsafe import Markup
 from mlhpc import __version__
 from mlhpc.common.files.atomic import write_bytes
 from mlhpc.common.pages import charts
-from mlhpc.common.pages.blocks import Banner, Section
 from mlhpc.common.pages.text import printable, slug
 from mlhpc.errors import UserError
 
 
-def render(
-    *,
-    heading: str,
-    foot: str = "",
-    blocks: Sequence[Section | None] = (),
-    title: str = "",
-    eyebrow: str = "",
-    subtitle: str = "",
-    meta: str = "",
-    pills: Sequence[tuple[str, str]] = (),
-    banners: Sequence[Banner] = (),
-    hero: Sequence[tuple[str, str, str, str]] = (),
-    template: str = "mlhpc.common.pages:page.html",
-    **data: Any,
-) -> str:
+def render(template: str = "mlhpc.common.pages:page.html", **content: Any) -> str:
     """The whole HTML text of a page.
 
-    ``title``: of the browser's window (default: the heading). ``eyebrow``: a line above the heading;
-    ``subtitle`` and ``meta``: next to it and below. ``pills``: (text, tone) of short facts. ``hero``: the
-    headline numbers as (label, number, text below, style). ``blocks``: the sections; None entries are skipped.
-
-    ``template``: "package:name" of a template in ``templates/`` of that package that extends ``page.html``:
-    it may contain the page's text, and lays out the sections from ``data``.
+    ``template``: "package:name" of a template in ``templates/`` of that package that extends ``page.html``: it may
+    contain the page's text, and lays out the sections from ``content``. Of that ``page.html`` shows ``heading``;
+    and if given ``title``: of the browser's window; ``eyebrow``: a line above the heading; ``subtitle`` and
+    ``meta``: next to it and below; ``pills``: (text, tone) of short facts; ``banners``; ``hero``: the headline
+    numbers as (label, number, text below); ``blocks``: the sections, without those that are None; ``foot``.
     """
     package, _, name = template.partition(":")
-    return (
-        _environment(package)
-        .get_template(name)
-        .render(
-            page_title=title or heading,
-            heading=heading,
-            blocks=blocks,
-            foot=foot,
-            eyebrow=eyebrow,
-            subtitle=subtitle,
-            meta=meta,
-            pills=pills,
-            banners=banners,
-            hero=hero,
-            version=__version__,
-            style=Markup(_style()),
-            dark=charts.DARK,
-            contents=[],
-            scripts_of=_scripts,
-            policy_of=_policy,
-            **data,
-        )
-    )
+    return _environment(package).get_template(name).render(contents=[], **content)
 
 
 def write(path: Path, html: str) -> None:
@@ -99,6 +61,13 @@ def _environment(package: str) -> Environment:
         keep_trailing_newline=True,
     )
     environment.filters["slug"] = slug
+    environment.globals |= {
+        "version": __version__,
+        "style": Markup(_style()),
+        "dark": charts.DARK,
+        "scripts_of": _scripts,
+        "policy_of": _policy,
+    }
     environment.policies["json.dumps_kwargs"] = {"ensure_ascii": False, "separators": (",", ":")}
     return environment
 

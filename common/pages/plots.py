@@ -1,194 +1,223 @@
-"""Lines, and points on logarithmic axes.
+"""The kinds of charts: lines, columns, and bars of stacked parts.
 
-Rows are dictionaries with the fields named in each function; ``tooltip`` lists the (field, title) pairs shown
-on hover.
+Rows are dictionaries with the fields named in each function; all may have ``says``, a text shown on hover.
 """
 
-import json
 import math
-from collections.abc import Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
 
 import altair as alt
 
 from mlhpc.common.pages import charts
-from mlhpc.common.pages.charts import (
-    ACCENT,
-    BAD,
-    CARD,
-    INK,
-    NUMBER_LABEL,
-    SOFT,
-    Figure,
-    LogAxis,
-    Rows,
-    Shown,
-    chart_of,
-)
+from mlhpc.common.pages.charts import BAD, CARD, PARTS, SOFT, TEXT_ON, Figure, Rows, chart_of
+
+_LABELLED = 0.05
+"""Smallest share of a bar that fits its number."""
+_LEVELS = 5
+"""Maximum number of level lines in a plot."""
 
 
-def line(
+@dataclass(frozen=True)
+class LogAxis:
+    """A logarithmic axis from ``low`` to ``high``; of base 2 for counts: only whole numbers are labelled."""
+
+    low: float
+    high: float
+    title: str
+    base: int = 10
+
+    @property
+    def channel(self) -> dict[str, Any]:
+        """The title, scale and axis of an Altair channel."""
+        scale = alt.Scale(type="log", base=self.base, domain=[self.low, self.high], nice=False)
+        whole: Any = {"labelExpr": "datum.value % 1 ? '' : datum.label"} if self.base == 2 else {}
+        return {"title": self.title, "scale": scale, "axis": alt.Axis(grid=True, **whole)}
+
+    def fraction(self, value: float) -> float:
+        """0 at the low end, 1 at the high one."""
+        return math.log(value / self.low) / math.log(self.high / self.low)
+
+
+def log_axis(values: Sequence[float], title: str, base: int = 10, room: float = 1.5) -> LogAxis:
+    """A logarithmic axis around positive ``values``, with a factor of ``room`` on either side."""
+    return LogAxis(min(values) / room, max(values) * room, title, base)
+
+
+def on_axes(rows: Rows, x: LogAxis, y: LogAxis) -> alt.Chart:
+    """A chart of ``rows`` by their ``x`` and ``y``."""
+    return chart_of(rows, x=alt.X("x:Q", **x.channel), y=alt.Y("y:Q", **y.channel))
+
+
+def lines(
+    base: alt.Chart,
+    alt_text: str,
+    *,
+    series: Sequence[str] = (),
+    size: int = 70,
+    under: Sequence[alt.Chart] = (),
+    over: Sequence[alt.Chart] = (),
+    **caption: Any,
+) -> Figure:
+    """Points joined by a line for each of ``series``, in the order of the rows of ``base``. Rows: ``x``, ``y``,
+    ``series``; with an interval ``y_low`` and ``y_high``, or the same of x; ``join`` if only some points of a
+    series are joined, those with the same value; ``hollow`` for an unfilled mark. ``size`` of a mark;
+    ``under``, ``over``: other layers."""
+    below_each_other: Any = {"columns": 1} if sum(map(len, series)) > 40 else {}
+    by: Any = {
+        "scale": alt.Scale(domain=list(series)),
+        "legend": alt.Legend(**below_each_other) if series[1:] else None,
+    }
+    picked, opacity = charts.pickable("series")
+    base = base.encode(color=alt.Color("series:N", **by), opacity=opacity)
+    joined: Any = {"detail": "join:N", "order": {"value": None}}
+    drawn = base.mark_line(strokeWidth=2).encode(strokeDash=alt.StrokeDash("series:N", **by), **joined)
+    rule = base.mark_rule(strokeWidth=1.5)
+    whiskers = [
+        rule.transform_filter("isValid(datum.y_low)").encode(y="y_low:Q", y2="y_high:Q"),
+        rule.transform_filter("isValid(datum.x_low)").encode(x="x_low:Q", x2="x_high:Q"),
+    ]
+    points = base.mark_point(strokeWidth=2, size=size).encode(
+        shape=alt.Shape("series:N", **by),
+        fill=alt.condition("datum.hollow", alt.value(CARD[0]), alt.Fill("series:N", **by)),
+    )
+    return charts.figure(
+        alt.layer(*under, drawn.add_params(picked), *whiskers, points, *over), alt_text, **caption
+    )
+
+
+def limits(values: Sequence[tuple[float, str]], y: alt.Y) -> list[alt.Chart]:
+    """Dashed lines at the given values of y, with their names at the left."""
+    base = chart_of([{"y": value, "name": name} for value, name in values], y=y)
+    names = base.mark_text(color=BAD[0], align="left", dx=6, dy=-8, fontWeight="bold")
+    return [
+        base.mark_rule(color=BAD[0], strokeWidth=1.5, strokeDash=[6, 4]),
+        names.encode(x=alt.value(0), text="name:N"),
+    ]
+
+
+def levels(x: LogAxis, y: LogAxis, constants: Sequence[tuple[float, str]]) -> list[alt.Chart]:
+    """Dotted lines y = constant · x with their labels at the right ends, for (constant, label) pairs: some of
+    those that cross a large part of the plot."""
+    rows = []
+    for constant, label in constants:
+        left, right = max(x.low, y.low / constant), min(x.high, y.high / constant)
+        if left < right and x.fraction(right) - x.fraction(left) > 0.3:
+            begin, end = {"x": left, "y": constant * left}, {"x2": right, "y2": constant * right}
+            rows.append(begin | end | {"level": label})
+    rows = rows[:: math.ceil(len(rows) / _LEVELS) or 1]
+    dotted = on_axes(rows, x, y).mark_rule(color=SOFT[0], strokeDash=[2, 5]).encode(x2="x2:Q", y2="y2:Q")
+    ends = on_axes([{"x": row["x2"], "y": row["y2"], "level": row["level"]} for row in rows], x, y)
+    return [dotted, *with_halo(ends.encode(text="level:N"), SOFT[0], align="right", dx=-4, dy=12)]
+
+
+def round_constants(x: LogAxis, y: LogAxis, unit: float = 1.0) -> list[float]:
+    """1, 2 and 5 times powers of ten between the extreme ratios of y and x, in ``unit``."""
+    first, last = y.low / x.high / unit, y.high / x.low / unit
+    decades = range(math.floor(math.log10(first)), math.ceil(math.log10(last)) + 1)
+    return [factor * 10.0**n for n in decades for factor in (1, 2, 5)]
+
+
+def with_halo(texts: alt.Chart, colour: str, **style: Any) -> list[alt.Chart]:
+    """Texts that remain readable where they cross lines."""
+    return [texts.mark_text(stroke=CARD[0], strokeWidth=4, **style), texts.mark_text(color=colour, **style)]
+
+
+X = alt.X("x:N", sort=None)
+"""The columns, in the order of the rows."""
+
+
+def columns(
     rows: Rows,
     alt_text: str,
     *,
     x_title: str,
     y_title: str,
-    tooltip: Shown,
-    target: tuple[float, str] | None = None,
-    shaded: Rows = (),
-    zero_x: bool = False,
-    series: Sequence[str] = (),
+    colours: Mapping[str, str] | None = None,
+    legend: Literal["top", "bottom"] | None = "top",
+    beside: bool = False,
+    y_max: float | None = None,
+    over: Sequence[alt.Chart] = (),
     **caption: Any,
 ) -> Figure:
-    """A line through points. Rows: ``x``, ``y``. ``target``: a dashed level and its name. ``shaded``: spans of x
-    (``x``, ``x2``, ``what``). ``series``: several lines, by the field ``series`` of the rows."""
-    constant = len({row["y"] for row in rows} | ({target[0]} if target else set())) == 1
-    x_axis = alt.Axis(tickMinStep=0 if zero_x else 1, tickCount=8, labelExpr=NUMBER_LABEL)
-    y_axis = alt.Axis(tickCount=5, labelExpr=NUMBER_LABEL)
-    base = chart_of(rows).encode(
-        x=alt.X("x:Q", title=x_title, scale=alt.Scale(zero=zero_x, nice=False), axis=x_axis),
-        y=alt.Y("y:Q", title=y_title, scale=alt.Scale(zero=constant), axis=y_axis),
-    )
-    layers: list[alt.Chart] = []
-    if shaded:
-        band = chart_of(shaded).mark_rect(color=charts.PARTS["staging"][0], opacity=0.2)
-        layers.append(band.encode(x="x:Q", x2="x2:Q", tooltip=charts.tooltips([("what", "span")])))
-    if target:
-        layers += _limits([target], alt.Y("y:Q"))
-    size = 40 if len(rows) <= 60 else 12
-    if series:
-        colour, shape, dash = charts.series_scales(series)
-        picked = charts.picked_by("series")
-        legend = alt.Legend(symbolStrokeWidth=0)
-        coloured = alt.Color("series:N", scale=colour, legend=legend)
-        base = base.encode(color=coloured, opacity=charts.faded_unless(picked))
-        dashed = base.mark_line(strokeWidth=2).encode(strokeDash=alt.StrokeDash("series:N", scale=dash))
-        layers.append(dashed.add_params(picked))
-        points = base.mark_point(filled=True, size=size).encode(shape=alt.Shape("series:N", scale=shape))
-    else:
-        layers.append(base.mark_line(color=ACCENT[0], strokeWidth=2))
-        points = base.mark_point(color=ACCENT[0], fill=CARD[0], filled=False, opacity=1, size=size)
-    layers.append(points.encode(tooltip=charts.tooltips(tooltip)))
-    return charts.figure(alt.layer(*layers), alt_text, **caption)
+    """Vertical columns from zero. Rows: ``x``, ``y``; with ``colours`` also ``part``, one of their keys: parts are
+    stacked in that order, or stand ``beside`` each other. A ``legend`` at the bottom names the columns instead of
+    the axis. ``over``: other layers."""
+    x = X.copy().title(x_title).axis(labels=legend != "bottom")
+    scale = alt.Scale(domain=[0, y_max]) if y_max else alt.Scale(zero=True)
+    if colours:
+        rows = [row | {"order": list(colours).index(row["part"])} for row in rows]
+    drawn = chart_of(rows, x=x, y=alt.Y("y:Q", title=y_title, scale=scale)).mark_bar()
+    if colours:
+        picked, opacity = charts.pickable("part")
+        by = alt.Scale(domain=list(colours), range=list(colours.values()))
+        layout: Any = {"orient": legend, "columns": 3 if legend == "top" else 1, "symbolType": "square"}
+        colour = alt.Color("part:N", scale=by, legend=alt.Legend(**layout) if legend else None)
+        placed: Any = {"xOffset": alt.XOffset("part:N", sort=None)} if beside else {"order": "order:Q"}
+        drawn = drawn.encode(color=colour, opacity=opacity, **placed).add_params(picked)
+    return charts.figure(alt.layer(drawn, *over), alt_text, **caption)
 
 
-def curves(
-    rows: Rows,
-    alt_text: str,
+class Bar(NamedTuple):
+    """A bar of stacked parts: its name, written above it, the size of each part by its key, and its name on
+    hover, if different."""
+
+    name: str
+    sizes: Mapping[str, float]
+    about: str = ""
+
+
+def stacked_bars(
+    bars: Sequence[Bar],
+    what: str,
     *,
-    x_axis: LogAxis,
-    y_axis: LogAxis,
-    series: Sequence[str],
-    tooltip: Shown,
-    levels: Rows = (),
-    reference: Rows = (),
-    labels: Rows = (),
-    loose: Sequence[str] = (),
-    limits: Sequence[tuple[float, str]] = (),
-    height: int = 260,
+    parts: Mapping[str, str],
+    value_title: str,
+    write: Callable[[float], str] = lambda size: "",
+    unit: float = 1.0,
+    relative: bool = False,
+    bar_height: int = 26,
     **caption: Any,
 ) -> Figure:
-    """A curve for each of ``series`` on two logarithmic axes. Rows: ``x``, ``y``, ``series``; with an interval,
-    ``low`` and ``high`` of y, or ``x_low`` and ``x_high``; ``join`` if a series is joined in parts, in the
-    order of the rows instead of along x; ``hollow`` for an unfilled mark. ``levels``: see ``level_lines``.
-    ``reference``: a grey curve (``x``, ``y`` and the fields of ``tooltip``). ``labels``: ``text`` at ``x``,
-    ``y``. ``loose``: series whose points are not joined. ``limits``: upper limits of y with their names.
+    """Horizontal bars of stacked ``parts`` (key to label); parts without a size are left out.
+
+    ``what`` the bars show: the alternative text has the share of each part after it. ``write`` formats
+    a size; the axis divides it by ``unit``. ``relative``: all bars span 100%. Shares are written on the parts
+    of such bars, and of a single bar.
     """
-    colour, shape, dash = charts.series_scales(series)
-    below_each_other: Any = {"columns": 1} if sum(map(len, series)) > 40 else {}
-    legend = alt.Legend(**below_each_other, symbolStrokeWidth=0) if len(series) > 1 else None
-    picked = charts.picked_by("series")
-    in_row_order: Any = {"value": None}
-    joined: Any = {"detail": "join:N", "order": in_row_order} if any("join" in row for row in rows) else {}
-
-    base = on_axes(rows, x_axis, y_axis).encode(
-        color=alt.Color("series:N", scale=colour, legend=legend), opacity=charts.faded_unless(picked)
-    )
-    lined = base.transform_filter(f"indexof({json.dumps(list(loose))}, datum.series) < 0") if loose else base
-    lines = lined.mark_line(strokeWidth=2).encode(
-        strokeDash=alt.StrokeDash("series:N", scale=dash, legend=legend), **joined
-    )
-    rule = base.mark_rule(strokeWidth=1.5)
-    whiskers = [
-        rule.transform_filter("isValid(datum.low)").encode(y="low:Q", y2="high:Q"),
-        rule.transform_filter("isValid(datum.x_low)").encode(x="x_low:Q", x2="x_high:Q"),
+    rows, alt_texts = [], []
+    for n, bar in enumerate(bars):
+        whole = sum(bar.sizes.values())
+        shares = {key: bar.sizes[key] / whole for key in parts if bar.sizes.get(key, 0.0) > 0}
+        for order, (key, share) in enumerate(shares.items()):
+            said = (bar.about or bar.name, parts[key], f"{share:.1%}", write(bar.sizes[key]))
+            label = f"{share:.0%}" if share >= _LABELLED and (relative or len(bars) == 1) else ""
+            rows.append(
+                {"bar": n, "part": parts[key], "value": bar.sizes[key] / unit, "order": order, "label": label,
+                 "ink": TEXT_ON[key][0], "says": ", ".join(filter(None, said))}
+            )  # fmt: skip
+        listed = ", ".join(f"{parts[key]} {share:.1%}" for key, share in shares.items())
+        alt_texts.append(": ".join(filter(None, (" ".join(bar.name.split()), listed))))
+    named = any(bar.name for bar in bars)
+    offset = 10 if named else 0
+    picked, opacity = charts.pickable("part")
+    size = alt.X("value:Q", title=value_title, stack="normalize" if relative else "zero")
+    axis: Any = {"format": "%"} if relative else {}
+    y = alt.Y("bar:N", sort=None, axis=None)
+    base = chart_of(rows, x=size.axis(grid=True, **axis), y=y, order="order:Q")
+    base = base.encode(opacity=opacity)
+    colours = alt.Scale(domain=list(parts.values()), range=[PARTS[key][0] for key in parts])
+    legend = alt.Legend(symbolType="square")
+    drawn = base.mark_bar(height=bar_height, yOffset=offset).add_params(picked)
+    labels = base.mark_text(fontWeight="bold", fontSize=13, yOffset=offset)
+    layers = [
+        drawn.encode(color=alt.Color("part:N", scale=colours, legend=legend)),
+        labels.encode(text="label:N", color=alt.Color("ink:N", scale=None), x=size.copy().bandPosition(0.5)),
     ]
-    points = base.mark_point(filled=False, strokeWidth=2, size=70).encode(
-        shape=alt.Shape("series:N", scale=shape, legend=legend),
-        fill=alt.condition(
-            "datum.hollow", alt.value(CARD[0]), alt.Fill("series:N", scale=colour, legend=legend)
-        ),
-        tooltip=charts.tooltips(tooltip),
-    )
-    layers = _level_layers(levels, x_axis, y_axis)
-    layers += _limits(limits, alt.Y("y:Q", scale=y_axis.channel["scale"]))
-    if reference:
-        grey = on_axes(reference, x_axis, y_axis)
-        layers.append(grey.mark_line(strokeWidth=1.5, color=SOFT[0]).encode(order=in_row_order))
-        marks = grey.mark_point(filled=False, color=SOFT[0], fill=CARD[0], strokeWidth=2, size=70)
-        layers.append(marks.encode(tooltip=charts.tooltips(tooltip)))
-    layers += [lines.add_params(picked), *whiskers, points]
-    if labels:
-        texts = on_axes(labels, x_axis, y_axis).encode(text="text:N")
-        layers += with_halo(texts, INK[0], dx=10, dy=-8, fontWeight="bold", fontSize=14)
-    return charts.figure(alt.layer(*layers), alt_text, height=height, **caption)
-
-
-def _limits(limits: Sequence[tuple[float, str]], y: alt.Y) -> list[alt.Chart]:
-    """Dashed levels with their names at the left."""
-    if not limits:
-        return []
-    base = chart_of([{"y": level, "name": name} for level, name in limits]).encode(y=y)
-    return [
-        base.mark_rule(color=BAD[0], strokeWidth=1.5, strokeDash=[6, 4]),
-        base.mark_text(color=BAD[0], align="left", dx=6, dy=-8, fontWeight="bold").encode(
-            x=alt.value(0), text="name:N"
-        ),
-    ]
-
-
-def with_halo(
-    texts: alt.Chart, colour: str, align: Literal["left", "right"] = "left", **style: Any
-) -> list[alt.Chart]:
-    """Texts that remain readable where they cross lines."""
-    return [
-        texts.mark_text(align=align, stroke=CARD[0], strokeWidth=4, **style),
-        texts.mark_text(align=align, color=colour, **style),
-    ]
-
-
-def level_lines(
-    x_axis: LogAxis, y_axis: LogAxis, constants: Sequence[tuple[float, str]], most: int = 5
-) -> list[dict[str, Any]]:
-    """Rows of the lines y = constant · x, for (constant, label) pairs, that cross a large part of the plot:
-    at most ``most``. Each line is two rows, ``end`` false and true."""
-    lines = []
-    for constant, label in constants:
-        left, right = max(x_axis.low, y_axis.low / constant), min(x_axis.high, y_axis.high / constant)
-        if left < right and x_axis.fraction(right) - x_axis.fraction(left) > 0.3:
-            ends = ((left, False), (right, True))
-            lines.append([{"x": x, "y": constant * x, "level": label, "end": end} for x, end in ends])
-    step = -(-len(lines) // most) or 1
-    return [row for line_rows in lines[::step] for row in line_rows]
-
-
-def round_constants(x_axis: LogAxis, y_axis: LogAxis, unit: float = 1.0) -> list[float]:
-    """1, 2 and 5 times powers of ten between the extreme ratios of y and x, in ``unit``."""
-    first, last = y_axis.low / x_axis.high / unit, y_axis.high / x_axis.low / unit
-    decades = range(math.floor(math.log10(first)), math.ceil(math.log10(last)) + 1)
-    return [factor * 10.0**n for n in decades for factor in (1, 2, 5)]
-
-
-def on_axes(rows: Rows, x_axis: LogAxis, y_axis: LogAxis) -> alt.Chart:
-    """A chart of ``rows`` by their ``x`` and ``y``."""
-    return chart_of(rows).encode(x=alt.X("x:Q", **x_axis.channel), y=alt.Y("y:Q", **y_axis.channel))
-
-
-def _level_layers(levels: Rows, x_axis: LogAxis, y_axis: LogAxis) -> list[alt.Chart]:
-    """Dotted lines with their labels at the right ends."""
-    if not levels:
-        return []
-    base = on_axes(levels, x_axis, y_axis)
-    lines = base.mark_line(color=SOFT[0], strokeWidth=1, strokeDash=[2, 5]).encode(detail="level:N")
-    ends = base.transform_filter("datum.end").encode(text="level:N")
-    return [lines, *with_halo(ends, SOFT[0], align="right", dx=-4, dy=12)]
+    if named:
+        names = chart_of([{"bar": n, "name": bar.name} for n, bar in enumerate(bars)], y=y, text="name:N")
+        above: Any = {"yOffset": offset - bar_height / 2 - 9, "limit": alt.ExprRef("width")}
+        layers.append(names.mark_text(align="left", **above).encode(x=alt.value(0)))
+    height = len(bars) * (bar_height + 8 + 2 * offset)
+    return charts.figure(alt.layer(*layers), f"{what}: {'; '.join(alt_texts)}", height=height, **caption)

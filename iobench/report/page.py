@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from mlhpc.common.pages.bars import Bar, columns, stacked_bars
 from mlhpc.common.pages.blocks import Cell, Facts, Table, number, table
 from mlhpc.common.pages.charts import Figure
 from mlhpc.common.pages.html import render
+from mlhpc.common.pages.plots import Bar, columns, stacked_bars
 from mlhpc.errors import count
 from mlhpc.iobench.definition.quantities import format_bytes
 from mlhpc.iobench.report.console import epochs_table, evaluations_table, figure, summary_lines
@@ -77,17 +77,12 @@ def _transfers(result: Mapping[str, Any]) -> list[Figure | Facts] | None:
     for rank in result["rank_results"]:
         for size, reads in rank["reading"]["sizes"].items():
             sizes[1 << (int(size) - 1).bit_length()] += reads
-    rows = [
-        {"x": f"≤ {_binary(size)}", "y": reads, "reads": str(reads)} for size, reads in sorted(sizes.items())
+    rows: list[dict[str, Any]] = [
+        {"x": f"≤ {_binary(size)}", "y": reads, "says": f"≤ {_binary(size)}: {reads} reads"}
+        for size, reads in sorted(sizes.items())
     ]
-    drawn = columns(
-        rows,
-        "; ".join(f"{row['x']}: {row['reads']} reads" for row in rows),
-        x_title="size of a read",
-        y_title="reads",
-        tooltip=[("x", "size"), ("reads", "reads")],
-        static_width=820,
-    )
+    says = "; ".join(row["says"] for row in rows)
+    drawn = columns(rows, says, x_title="size of a read", y_title="reads", static_width=820)
     remote = "object_store" in result
     facts = {
         "asked": f"{format_bytes(reading['bytes_asked'])} in {reading['calls']} "

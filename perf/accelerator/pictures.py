@@ -6,10 +6,10 @@ from typing import Any
 
 import altair as alt
 
-from mlhpc.common.pages import charts
+from mlhpc.common.pages import charts, plots
 from mlhpc.common.pages.blocks import Cell, Section, Table, number, table
-from mlhpc.common.pages.charts import INK, SOFT, Figure, Rows, log_axis
-from mlhpc.common.pages.plots import curves, on_axes, with_halo
+from mlhpc.common.pages.charts import INK, SOFT, Figure, Rows
+from mlhpc.common.pages.plots import log_axis, on_axes, with_halo
 from mlhpc.perf.accelerator.memory import RESERVED, Memory
 from mlhpc.perf.accelerator.paper000 import Row
 from mlhpc.perf.accelerator.roofline import Ceilings, Point, least_seconds
@@ -22,14 +22,6 @@ PRODUCT_KINDS = (
     "dense",
 )
 OTHERS = "no matrix product"
-_SHOWN = (
-    ("layer", "layer"),
-    ("kind", "kind"),
-    ("rate", "attainable"),
-    ("intensity", "intensity"),
-    ("share", "minimum time per sample"),
-    ("bound", "bound by"),
-)
 _SIZES = alt.Scale(domain=[0, 0.2], range=[30, 500], clamp=True)
 BOUNDS = {
     "tensor": "tensor cores",
@@ -65,17 +57,13 @@ def roofline(points: Sequence[Point], ceilings: Ceilings, paper: Row | None = No
         [*(row["x"] for row in rows), ceilings.balance], "FLOPs per byte of memory traffic", room=2
     )
     y_axis = log_axis([*(row["y"] for row in rows), ceilings.tensor / 1e12], "TFLOP/s attainable", room=1.7)
-    colour, shape, _ = charts.series_scales(names)
-    legend = alt.Legend(columns=3)
-    picked = charts.picked_by("kind")
-    marks = on_axes(rows, x_axis, y_axis).mark_point(filled=True, clip=True)
+    by: Any = {"scale": alt.Scale(domain=names), "legend": alt.Legend(columns=3)}
+    picked, opacity = charts.pickable("kind", 0.08, 0.7)
+    marks = on_axes(rows, x_axis, y_axis).mark_point(filled=True, clip=True).add_params(picked)
+    size = alt.Size("weight:Q", legend=None, scale=_SIZES)
     marks = marks.encode(
-        color=alt.Color("kind:N", scale=colour, legend=legend),
-        shape=alt.Shape("kind:N", scale=shape, legend=legend),
-        size=alt.Size("weight:Q", legend=None, scale=_SIZES),
-        opacity=charts.faded_unless(picked, 0.08, 0.7),
-        tooltip=charts.tooltips(_SHOWN),
-    ).add_params(picked)
+        color=alt.Color("kind:N", **by), shape=alt.Shape("kind:N", **by), size=size, opacity=opacity
+    )
     roofs, names_at = _roofs(ceilings, x_axis.low, x_axis.high, y_axis.low)
     lines = on_axes(roofs, x_axis, y_axis).encode(detail="roof:N")
     lines = lines.mark_line(color=INK[0], strokeWidth=1.5, clip=True)
@@ -124,8 +112,8 @@ def memory(
         if paper and memory.batch <= paper.largest_batch:
             sizes[_PAPER_ACTIVATIONS] = memory.batch * paper.activations_gib * 2**30
         rows += [
-            {"series": what, "x": memory.batch, "y": size / 2**30, "batch": str(memory.batch),
-             "size": f"{size / 2**30:.3g} GiB"}
+            {"series": what, "x": memory.batch, "y": size / 2**30,
+             "says": f"{what}, batch {memory.batch}: {size / 2**30:.3g} GiB"}
             for what, size in sizes.items()
         ]  # fmt: skip
     names = list(dict.fromkeys(row["series"] for row in rows))
@@ -133,14 +121,12 @@ def memory(
     x_axis = log_axis([memory.batch for memory in by_batch], "local batch, samples", base=2, room=1.2)
     y_axis = log_axis(sizes_gib, "GiB", room=1.5)
     alt_text = f"Memory of a training step for batches of {by_batch[0].batch} to {by_batch[-1].batch}, in GiB"
-    return curves(
-        rows,
+    y = alt.Y("y:Q", **y_axis.channel)
+    return plots.lines(
+        on_axes(rows, x_axis, y_axis),
         alt_text,
-        x_axis=x_axis,
-        y_axis=y_axis,
         series=names,
-        tooltip=[("series", "what"), ("batch", "batch"), ("size", "size")],
-        limits=[(size / 2**30, name) for name, size in capacities],
+        under=plots.limits([(size / 2**30, name) for name, size in capacities], y),
         title="Memory by batch",
         height=320,
     )
@@ -173,13 +159,9 @@ def _row(point: Point, whole: float) -> dict[str, Any]:
 def _mark(
     kind: str, layer: str, intensity: float, rate: float, *, weight: float, share: str = "", bound: str = ""
 ) -> dict[str, Any]:
-    shown = {
-        "rate": _tera(rate),
-        "intensity": f"{intensity:.3g} FLOPs per byte",
-        "share": share,
-        "bound": bound,
-    }
-    return {"kind": kind, "layer": layer, "x": intensity, "y": rate / 1e12, "weight": weight, **shown}
+    says = (kind, layer, _tera(rate), f"{intensity:.3g} FLOPs per byte", share, bound and f"bound by {bound}")
+    row = {"kind": kind, "layer": layer, "x": intensity, "y": rate / 1e12, "weight": weight}
+    return row | {"says": ", ".join(filter(None, says))}
 
 
 def _roofs(ceilings: Ceilings, left: float, right: float, bottom: float) -> tuple[Rows, Rows]:

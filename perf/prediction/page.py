@@ -39,12 +39,12 @@ def page(machine: Machine, run: Run, nodes: int | None = None) -> str:
     total = chosen.total_s
     rate, low, high = chosen.samples_per_s
     also = f"samples/s per accelerator; {rate_text(low)} to {rate_text(high)}"
-    hero = [("Training throughput", rate_text(rate), also, "")]
+    hero = [("Training throughput", rate_text(rate), also)]
     if total and chosen.epochs:
         also = f"{seconds_text(total[1])} to {seconds_text(total[2])}"
-        hero.insert(0, ("Time to train", seconds_text(total[0]), also, ""))
+        hero.insert(0, ("Time to train", seconds_text(total[0]), also))
         _, low, high = chosen.epochs.ends
-        hero.append(("Epochs", f"{chosen.epochs.value:.1f}", f"{low:.1f} to {high:.1f}", ""))
+        hero.append(("Epochs", f"{chosen.epochs.value:.1f}", f"{low:.1f} to {high:.1f}"))
     banners = [Banner(f"{chosen.binding}.", "Predicted, not measured:"), *(Banner(n) for n in chosen.notes)]
     return render(
         title=heading(machine, run),

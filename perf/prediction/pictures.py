@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from mlhpc.benchmarks.schema import Run
-from mlhpc.common.pages import charts, plots
-from mlhpc.common.pages.bars import Bar, stacked_bars
+from mlhpc.common.pages import plots
 from mlhpc.common.pages.blocks import Grid, Section
 from mlhpc.common.pages.charts import Figure
+from mlhpc.common.pages.plots import Bar, stacked_bars
 from mlhpc.errors import count, few
 from mlhpc.perf.accelerator.paper000 import STRONG_SCALING, TABLE_II
 from mlhpc.perf.machines import Machine
@@ -26,6 +26,8 @@ from mlhpc.perf.units import seconds_text, written
 BATCHES = tuple(2**n for n in range(9))
 _BARS = 12
 _PAPER_UNSTAGED = "paper 000: not staged"
+_LOOSE = ("published", _PAPER_UNSTAGED)
+"""Series whose points are not joined."""
 _PARTS = {"staging": "Staging", "data_wait": "Data wait", "step": "Training steps", "evaluation": "Evaluation",
           "rest": "Rest"}  # fmt: skip
 
@@ -75,7 +77,7 @@ def _against_published(timed: Sequence[Prediction]) -> Figure:
 def _point(
     series: str, x: float, what: str, y: float, low: float | None = None, high: float | None = None
 ) -> dict[str, Any]:
-    return {"series": series, "x": x, "y": y, "low": low, "high": high, "what": what}
+    return {"series": series, "x": x, "y": y, "y_low": low, "y_high": high, "what": what}
 
 
 def _like(p: Prediction) -> list[Published]:
@@ -200,17 +202,17 @@ def _cost_row(batch: int, series: str, value: float) -> dict[str, Any]:
 
 
 def _curves(rows: Sequence[dict[str, Any]], x: str, y: str, title: str) -> Figure:
-    names = list(dict.fromkeys(row["series"] for row in rows))
-    ends = [row[key] for row in rows for key in ("y", "low", "high") if row[key]]
-    says = few([f"{row['series']}, {row['what']}: {row['y']:.3g}" for row in rows], 60, "; ")
-    shown = [{**row, "value": f"{row['y']:.3g}"} for row in rows]
-    return plots.curves(
-        shown,
-        f"{title}. {says}",
-        x_axis=charts.log_axis([row["x"] for row in rows], x, base=2, room=1.2),
-        y_axis=charts.log_axis(ends, y, room=1.3),
-        series=names,
-        loose=["published", _PAPER_UNSTAGED],
-        tooltip=[("series", "series"), ("what", "what"), ("value", y)],
+    ends = [row[key] for row in rows for key in ("y", "y_low", "y_high") if row[key]]
+    x_axis = plots.log_axis([row["x"] for row in rows], x, base=2, room=1.2)
+    drawn = [
+        {**row, "says": f"{row['series']}, {row['what']}: {row['y']:.3g}",
+         "join": n if row["series"] in _LOOSE else ""}
+        for n, row in enumerate(rows)
+    ]  # fmt: skip
+    return plots.lines(
+        plots.on_axes(drawn, x_axis, plots.log_axis(ends, y, room=1.3)),
+        f"{title}. {few([row['says'] for row in drawn], 60, '; ')}",
+        series=list(dict.fromkeys(row["series"] for row in rows)),
         title=title,
+        height=260,
     )

@@ -4,12 +4,13 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
+import altair as alt
 from rich.console import Console
 
-from mlhpc.common.pages.bars import columns
 from mlhpc.common.pages.blocks import Banner, Cell, Section, Table, number, table
-from mlhpc.common.pages.charts import SERIES, Figure
+from mlhpc.common.pages.charts import INK, SERIES, Figure, chart_of
 from mlhpc.common.pages.html import render
+from mlhpc.common.pages.plots import X, columns
 from mlhpc.common.pages.terminal import print_table, say
 from mlhpc.perf.profile.ranks import ms
 from mlhpc.perf.profile.tables import Shown
@@ -140,22 +141,26 @@ def bars(shown: Sequence[Shown]) -> Figure:
     seconds = {str(each.profile.batch): per_sample(each) for each in shown}
     used = [part for part in PARTS if any(of[part] for of in seconds.values())]
     rows = [
-        {"x": batch, "y": 1e3 * of[part], "part": part, "time": f"{1e3 * of[part]:.3g} ms"}
+        {
+            "x": batch,
+            "y": 1e3 * of[part],
+            "part": part,
+            "says": f"batch {batch}, {part}: {1e3 * of[part]:.3g} ms",
+        }
         for batch, of in seconds.items()
         for part in used
     ]
     last = f"{1e3 * sample_seconds(shown[-1]):.3g} ms at {shown[-1].profile.batch}"
     points = _paper_points(shown)
     drawn = {point["shape"] for point in points}
+    marks = chart_of(points, x=X).mark_point(filled=True, size=90, color=INK[0])
     return columns(
         rows,
         f"Time per sample by part at {len(shown)} batches; {last}",
         x_title="samples per rank and backward pass",
         y_title="ms per sample",
-        parts={part: part for part in used},
-        part_colours=dict(zip(PARTS, SERIES, strict=False)),
-        points=points,
-        tooltip=[("x", "batch"), ("part", "part"), ("time", "a sample")],
+        colours={part: SERIES[PARTS.index(part)][0] for part in used},
+        over=[marks.encode(y="y:Q", shape=alt.Shape("shape:N", scale=None, legend=None))],
         title="Time per sample by part",
         note=" ".join(text for shape, text in _SHAPES.items() if shape in drawn),
         height=280,

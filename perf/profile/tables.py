@@ -8,10 +8,10 @@ from rich.console import Console
 
 from mlhpc.benchmarks import registry
 from mlhpc.benchmarks.schema import Run
-from mlhpc.common.pages.bars import columns
 from mlhpc.common.pages.blocks import Banner, Cell, Columns, Section, Table, number, table
 from mlhpc.common.pages.charts import ACCENT, SERIES, Figure
 from mlhpc.common.pages.html import render
+from mlhpc.common.pages.plots import columns
 from mlhpc.common.pages.terminal import print_table, say
 from mlhpc.common.timing.profile import Profile
 from mlhpc.errors import count
@@ -151,10 +151,11 @@ def page(shown: Shown) -> str:
 def efficiency(bins: Sequence[Bin]) -> Figure:
     """Time by hardware efficiency in ten bins, and the time at full use of the same hardware (paper 000,
     figure 3)."""
-    colours = {"measured": ACCENT, "at full efficiency": SERIES[2]}
+    colours = {"measured": ACCENT[0], "at full efficiency": SERIES[2][0]}
     rows = [
-        {"x": f"{b.low:.0%}–{b.high:.0%}", "y": 1e3 * seconds, "part": what, "time": f"{1e3 * seconds:.3g} ms",
-         "layers": str(b.layers)}
+        {"x": f"{b.low:.0%}–{b.high:.0%}", "y": 1e3 * seconds, "part": what,
+         "says": f"efficiency {b.low:.0%}–{b.high:.0%}, {what}: {1e3 * seconds:.3g} ms per step, "
+         f"{count(b.layers, 'layer')}"}
         for b in bins for what, seconds in zip(colours, (b.seconds, b.potential), strict=True)
     ]  # fmt: skip
     left = efficiency_text(bins)
@@ -163,10 +164,8 @@ def efficiency(bins: Sequence[Bin]) -> Figure:
         f"Time of a step by hardware efficiency of its layers; {left} of it at full efficiency",
         x_title="hardware efficiency",
         y_title="ms per step",
-        parts={what: what for what in colours},
-        part_colours=colours,
+        colours=colours,
         beside=True,
-        tooltip=[("x", "efficiency"), ("part", "time"), ("time", "a step"), ("layers", "layers")],
         title="Hardware efficiency",
         height=260,
     )

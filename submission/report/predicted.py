@@ -45,6 +45,10 @@ class Beside:
     machine: str
     notes: tuple[str, ...]
 
+    @property
+    def words(self) -> str:
+        return f"Measured: {self.measured}. Predicted: {self.predicted}."
+
 
 def beside(run: RunDirectory, machine: Machine) -> Beside:
     """The measured parts of the run and those predicted on ``machine``, with one accelerator per rank and
@@ -132,7 +136,3 @@ def predicted_table(comparison: Beside) -> Table:
             "measured / predicted": lambda part: number(part.ratio or None, "{:.2f}".format),
         },
     )
-
-
-def words(comparison: Beside) -> str:
-    return f"Measured: {comparison.measured}. Predicted: {comparison.predicted}."

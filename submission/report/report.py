@@ -19,9 +19,10 @@ from mlhpc.submission.logs.run_directory import RunDirectory, read
 from mlhpc.submission.report.compare import compare
 from mlhpc.submission.report.compare_page import page as comparison_page
 from mlhpc.submission.report.compare_table import print_comparison, text
-from mlhpc.submission.report.predicted import Beside, beside, predicted_table, words
+from mlhpc.submission.report.predicted import Beside, beside, predicted_table
 from mlhpc.submission.report.run_page import breakdown_table, page
 from mlhpc.submission.report.summary import (
+    commit,
     data_rate,
     duration,
     no_score,
@@ -143,7 +144,7 @@ def _print(run: RunDirectory, findings: Sequence[Finding], ruleset: str, console
 def _print_predicted(comparison: Beside, console: Console) -> None:
     console.print(text(f"predicted for {comparison.machine}", "bold"))
     print_table(predicted_table(comparison), console)
-    console.print(text(words(comparison)))
+    console.print(text(comparison.words))
     for note in comparison.notes:
         console.print(text(note, "dim"))
 
@@ -173,8 +174,8 @@ def _facts(run: RunDirectory) -> dict[str, str]:
         cores = count(number, "core") if number else "cores not known"
         gib = "memory not known" if memory is None else f"{memory} GiB"
         facts["hardware"] = f"{env['cpu']}, {cores}, {gib}, {accelerators}"
-    if env.get("commit"):
-        facts["commit"] = f"{env['commit']}{' with uncommitted changes' if env.get('dirty') else ''}"
+    if of_commit := commit(env):
+        facts["commit"] = of_commit
     if packages := packages_of(run.benchmark, run.framework, env.get("packages")):
         facts["packages"] = ", ".join(f"{name} {version}" for name, version in packages.items())
     if env.get("date"):

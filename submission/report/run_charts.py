@@ -1,39 +1,31 @@
 """The charts of a run's page: breakdown of time, learning curves, and rates."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from mlhpc.common.pages import bars, plots
-from mlhpc.common.pages.charts import Figure
-from mlhpc.errors import count
-from mlhpc.submission.logs.mllog import Log
-from mlhpc.submission.logs.ranks import PERCENTILES, RankTimes
-from mlhpc.submission.logs.run_directory import Epoch, RunDirectory, Target
-from mlhpc.submission.report.summary import (
-    PARTS,
-    Part,
-    data_rates,
-    digits,
-    duration,
-    rate,
-    size,
-    target_sign,
-    time_unit,
-)
+import altair as alt
+
+from mlhpc.common.pages import charts, plots
+from mlhpc.common.pages.charts import Figure, chart_of
+from mlhpc.submission.logs.ranks import RankTimes
+from mlhpc.submission.logs.run_directory import Epoch, RunDirectory
+from mlhpc.submission.report import summary
+from mlhpc.submission.report.summary import Part, digits, duration, rate, size
 
 Rows = list[dict[str, Any]]
-_BY_EPOCH: Any = {"x_title": "epoch", "height": 170}
 _MOST_EPOCHS = 2000
 """Maximum number of points of a curve; with more, every n-th is drawn."""
+_HEIGHT = 170
+_EPOCH = alt.X("x:Q", title="epoch", scale=alt.Scale(zero=False, nice=False), axis=alt.Axis(tickMinStep=1))
 
 
 def breakdown(parts: Sequence[Part]) -> Figure:
     """One stacked bar for the whole run, on a time axis."""
     seconds = {part.key: part.seconds or 0.0 for part in parts}
-    unit, scale = time_unit(sum(seconds.values()))
-    return bars.stacked_bars(
-        [bars.Bar("", seconds)],
+    unit, scale = summary.time_unit(sum(seconds.values()))
+    return plots.stacked_bars(
+        [plots.Bar("", seconds)],
         "Breakdown of time to train",
         parts={part.key: part.label for part in parts},
         value_title=f"time since run_start, {unit}",
@@ -44,143 +36,123 @@ def breakdown(parts: Sequence[Part]) -> Figure:
     )
 
 
-def training(run: RunDirectory, ranks: Sequence[RankTimes]) -> tuple[Figure, ...]:
+def training(run: RunDirectory, ranks: Sequence[RankTimes]) -> list[Figure]:
     """Training by epoch: the figures for which the run has data."""
     epochs = run.result.epochs if run.result else ()
-    losses = {e.epoch: e.train_loss for e in epochs}
-    learning_rates = {e.epoch: e.learning_rate for e in epochs}
-    throughput = {e.epoch: e.samples_per_s or None for e in epochs}
-    read = data_rates(epochs)
-    most = max(read.values(), default=0.0)
-    units = {"GB/s": 1e9, "MB/s": 1e6, "kB/s": 1e3, "B/s": 1.0}
-    unit, factor = next((of for of in units.items() if most >= of[1]), ("B/s", 1.0))
-    scaled = {epoch: value / factor for epoch, value in read.items()}
-    line, columns = plots.line, bars.columns
+    read = summary.data_rates(epochs)
+    unit, scale = summary.size_unit(max(read.values(), default=0.0))
+
+    def rows(of: Callable[[Epoch], float | None], write: Callable[[float], str], by: float = 1.0) -> Rows:
+        values = ((e.epoch, value) for e in epochs if (value := of(e)) is not None)
+        return [{"x": n, "y": y / by, "series": "", "says": f"epoch {n}: {write(y)}"} for n, y in values]
+
+    losses, learning_rates = rows(lambda e: e.train_loss, digits), rows(lambda e: e.learning_rate, digits)
+    throughput = rows(lambda e: e.samples_per_s or None, lambda v: f"{rate(v)} samples/s")
+    data_rates = rows(lambda e: read.get(e.epoch), lambda v: size(v, "/s"), scale)
     figures = (
         learning_curve(run),
-        _by_epoch(line, "Training loss", "training loss", losses, digits, "mean of the epoch"),
-        _by_epoch(line, "Learning rate", "learning rate", learning_rates, digits, "at the end of the epoch"),
+        _lines("Training loss", losses, "training loss", note="mean of the epoch"),
+        _lines("Learning rate", learning_rates, "learning rate", note="at the end of the epoch"),
         epoch_times(epochs),
-        _by_epoch(
-            columns, "Throughput", "samples/s, all ranks", throughput, lambda v: f"{rate(v)} samples/s"
-        ),
-        _by_epoch(columns, "Data rate", f"{unit} read, all ranks", scaled, lambda v: size(v * factor, "/s")),
+        _columns("Throughput", throughput, "samples/s, all ranks"),
+        _columns("Data rate", data_rates, f"{unit}/s read, all ranks"),
         step_times(ranks),
     )
-    return tuple(figure for figure in figures if figure)
+    return [figure for figure in figures if figure]
 
 
-def _by_epoch(
-    draw: Callable[..., Figure],
-    title: str,
-    y_title: str,
-    values: Mapping[int, float | None],
-    write: Callable[[float], str],
-    note: str = "",
+def _columns(title: str, rows: Rows, y_title: str, **options: Any) -> Figure | None:
+    """Columns by epoch; None without any."""
+    drawn = _thinned(rows)
+    shared: Any = {"x_title": "epoch", "y_title": y_title, "title": title, "height": _HEIGHT}
+    return (
+        plots.columns(drawn, _described(f"{title} by epoch", drawn), **shared, **options) if drawn else None
+    )
+
+
+def _lines(
+    title: str, rows: Rows, y_title: str, x: alt.X = _EPOCH, what: str = "", **options: Any
 ) -> Figure | None:
-    """One value per epoch, drawn by ``draw``; None without a finite value."""
-    finite = {epoch: value for epoch, value in values.items() if value is not None and math.isfinite(value)}
-    if not finite:
-        return None
-    rows = [{"x": epoch, "y": y, "epoch": str(epoch), "value": write(y)} for epoch, y in finite.items()]
-    low, high = write(min(finite.values())), write(max(finite.values()))
-    alt_text = (
-        f"{title} by epoch: {rows[0]['value']} at the first, {rows[-1]['value']} at the last of "
-        f"{count(len(rows), 'epoch')}; from {low} to {high}"
+    """A line by epoch for each ``series`` of the rows; None without any. ``what``: the title of the alternative
+    text, if different."""
+    drawn = _thinned(rows)
+    base = chart_of(drawn, x=x, y=alt.Y("y:Q", title=y_title, scale=alt.Scale(zero=False)))
+    shared: Any = {"size": 40 if len(drawn) <= 60 else 12, "title": title, "height": _HEIGHT}
+    series = list(dict.fromkeys(row["series"] for row in drawn))
+    return (
+        plots.lines(base, _described(what or f"{title} by epoch", drawn), series=series, **shared, **options)
+        if drawn
+        else None
     )
-    tooltip = [("epoch", "epoch"), ("value", title.lower())]
-    return draw(
-        _thinned(rows), alt_text, y_title=y_title, tooltip=tooltip, title=title, note=note, **_BY_EPOCH
-    )
+
+
+def _thinned(rows: Rows) -> Rows:
+    rows = [row for row in rows if math.isfinite(row["x"]) and math.isfinite(row["y"])]
+    places = list(dict.fromkeys(row["x"] for row in rows))
+    kept = set(places[::-1][:: math.ceil(len(places) / _MOST_EPOCHS) or 1])
+    return [row for row in rows if row["x"] in kept]
+
+
+def _described(title: str, rows: Rows) -> str:
+    """``title``, with the first, last, least and greatest of the first series or part."""
+    if not rows:
+        return ""
+    kinds = [row.get("series") or row.get("part") for row in rows]
+    rows = [row for row, kind in zip(rows, kinds, strict=True) if kind == kinds[0]]
+    low, high = (end(rows, key=lambda row: row["y"])["says"] for end in (min, max))
+    return f"{title}, from {rows[0]['says']} to {rows[-1]['says']}; lowest at {low}, highest at {high}"
 
 
 def learning_curve(run: RunDirectory) -> Figure | None:
-    """The quality metric over time since run_start; over epochs without a log."""
-    target = run.target
+    """The quality metric over time since run_start with the spans of staging; over epochs without a log."""
+    target, log = run.target, run.log
     if target is None:
         return None
-    rows: Rows = [
-        {"x": e.epoch, "y": value, "epoch": str(e.epoch), "time": "not logged"}
-        for e in (run.result.epochs if run.result else ())
-        if (value := e.quality(target.metric)) is not None
-    ]
-    x_title = "epoch"
-    shaded: Rows = []
-    if logged := run.log and _over_time(run.log, target):
-        rows, x_title, shaded = logged
-    rows = _thinned([row for row in rows if math.isfinite(row["y"]) and math.isfinite(row["x"])])
-    if not rows:
-        return None
-    for row in rows:
-        row["value"] = f"{row['y']:.4g}"
-    ends = ", ".join(f"{row['value']} at epoch {row['epoch']}" for row in (rows[0], rows[-1]))
-    goal = f"target {target_sign(target)} {target.value:g}"
-    return plots.line(
-        rows,
-        f"{target.label}: {ends}; {goal}",
-        y_title=target.label,
-        tooltip=[("epoch", "epoch"), ("time", "time"), ("value", target.label)],
-        target=(target.value, goal),
-        shaded=shaded,
-        zero_x=True,
-        title="Learning curve",
+    rows: Rows = []
+    x, shaded = _EPOCH, []
+    if log and (start := log.first("run_start")) and (evaluations := log.evaluations(target.metric)):
+
+        def since(time_ms: float) -> float:
+            return (time_ms - start.time_ms) / 1e3
+
+        unit, scale = summary.time_unit(max(since(e.time_ms) for e in evaluations))
+        x = alt.X("x:Q", title=f"time since run_start, {unit}")
+        for e in evaluations:
+            when = f"epoch {'?' if e.epoch is None else e.epoch}, {duration(max(0.0, since(e.time_ms)))}"
+            rows.append({"x": since(e.time_ms) / scale, "y": e.value, "says": f"{when}: {e.value:.4g}"})
+        for i in log.staging:
+            span = {"x": since(i.start_ms) / scale, "x2": since(i.stop_ms) / scale}
+            shaded.append(span | {"says": f"staging, {duration(i.seconds)}"})
+    else:
+        for epoch in run.result.epochs if run.result else ():
+            if (value := epoch.quality(target.metric)) is not None:
+                rows.append({"x": epoch.epoch, "y": value, "says": f"epoch {epoch.epoch}: {value:.4g}"})
+    goal = f"target {summary.target_sign(target)} {target.value:g}"
+    spans = chart_of(shaded, x="x:Q", x2="x2:Q").mark_rect(color=charts.PARTS["staging"][0], opacity=0.2)
+    return _lines(
+        "Learning curve",
+        [row | {"series": target.label} for row in rows],
+        target.label,
+        x,
+        f"{target.label}, {goal}",
+        under=[spans, *plots.limits([(target.value, goal)], alt.Y("y:Q"))],
         note="staging shaded" if shaded else "",
-        **_BY_EPOCH | {"x_title": x_title},
     )
-
-
-def _over_time(log: Log, target: Target) -> tuple[Rows, str, Rows] | None:
-    """The evaluations in a log, the title of their time axis, and the spans of staging; None without any."""
-    start, evaluations = log.first("run_start"), log.evaluations(target.metric)
-    if not start or not evaluations:
-        return None
-    begin = start.time_ms
-    unit, scale = time_unit(max(e.time_ms - begin for e in evaluations) / 1e3)
-
-    def at(time_ms: float) -> float:
-        return (time_ms - begin) / 1e3 / scale
-
-    rows = [
-        {
-            "x": at(e.time_ms),
-            "y": e.value,
-            "epoch": "?" if e.epoch is None else str(e.epoch),
-            "time": duration(max(0.0, (e.time_ms - begin) / 1e3)),
-        }
-        for e in evaluations
-    ]
-    staging = [
-        {"x": at(i.start_ms), "x2": at(i.stop_ms), "what": f"staging, {duration(i.seconds)}"}
-        for i in log.staging
-    ]
-    return rows, f"time since run_start, {unit}", staging
 
 
 def epoch_times(epochs: Sequence[Epoch]) -> Figure | None:
     """Seconds of each epoch, by part."""
-    parts = {key: PARTS[key][0] for key in ("data_wait", "step", "evaluation")}
-    rows: Rows = [
-        {"x": e.epoch, "y": value, "part": label, "time": duration(value), "epoch": str(e.epoch)}
-        for e in epochs
-        for label, value in zip(parts.values(), (e.data_wait_s, e.step_s, e.eval_s), strict=True)
-        if value is not None and math.isfinite(value)
-    ]
-    if not rows:
-        return None
-    totals: dict[int, float] = {}
-    for row in rows:
-        totals[row["x"]] = totals.get(row["x"], 0.0) + row["y"]
-    seconds = list(totals.values())
-    ends = f"{seconds[0]:.3g} s the first, {seconds[-1]:.3g} s the last"
-    return bars.columns(
-        rows,
-        f"Time per epoch: {ends}, of {count(len(seconds), 'epoch')}",
-        y_title="time, s",
-        parts=parts,
-        tooltip=[("epoch", "epoch"), ("part", "part"), ("time", "time")],
-        title="Time per epoch",
-        **_BY_EPOCH,
-    )
+    names = {key: summary.PARTS[key][0] for key in ("data_wait", "step", "evaluation")}
+    rows = []
+    for e in epochs:
+        parts = zip(names.values(), (e.data_wait_s, e.step_s, e.eval_s), strict=True)
+        known = [(part, seconds) for part, seconds in parts if seconds is not None and math.isfinite(seconds)]
+        whole = duration(sum(seconds for _, seconds in known))
+        for part, seconds in known:
+            says = f"epoch {e.epoch}: {whole}, {part} {duration(seconds)} of it"
+            rows.append({"x": e.epoch, "y": seconds, "part": part, "says": says})
+    colours = {name: charts.PARTS[key][0] for key, name in names.items()}
+    return _columns("Time per epoch", rows, "time, s", colours=colours)
 
 
 def step_times(ranks: Sequence[RankTimes]) -> Figure | None:
@@ -188,49 +160,28 @@ def step_times(ranks: Sequence[RankTimes]) -> Figure | None:
     slowest: dict[int, dict[str, float]] = {}
     for rank in ranks:
         for epoch, percentiles in rank.steps.items():
-            if "p50" in percentiles and 1e3 * percentiles["p50"] >= slowest.get(epoch, {"p50": 0.0})["p50"]:
-                slowest[epoch] = {key: 1e3 * percentiles[key] for key in PERCENTILES if key in percentiles}
-    rows: Rows = [
-        {"x": epoch, "y": ms, "series": key, "epoch": str(epoch), "time": f"{ms:.4g} ms"}
+            if percentiles.get("p50", -1.0) >= slowest.get(epoch, {"p50": 0.0})["p50"]:
+                slowest[epoch] = percentiles
+    rows = [
+        {
+            "x": epoch,
+            "y": 1e3 * seconds,
+            "series": key,
+            "says": f"epoch {epoch}, {key}: {1e3 * seconds:.4g} ms",
+        }
         for epoch, percentiles in sorted(slowest.items())
-        for key, ms in percentiles.items()
+        for key, seconds in percentiles.items()
     ]
-    if not rows:
-        return None
-    medians = [row["y"] for row in rows if row["series"] == "p50"]
     whose = " of the slowest rank" if len(ranks) > 1 else ""
-    return plots.line(
-        rows,
-        f"Step time by epoch: median {min(medians):.4g} to {max(medians):.4g} ms",
-        y_title="step time, ms",
-        tooltip=[("epoch", "epoch"), ("series", "percentile"), ("time", "step time")],
-        series=PERCENTILES,
-        title="Step time",
-        note=f"median, 90th and 99th percentile and maximum{whose}",
-        **_BY_EPOCH,
-    )
+    note = f"median, 90th and 99th percentile and maximum{whose}"
+    return _lines("Step time", rows, "step time, ms", note=note)
 
 
 def rank_spread(ranks: Sequence[RankTimes]) -> Figure | None:
     """Data wait of every rank, for runs of several ranks."""
-    waits = {rank.rank: rank.data_wait_s for rank in ranks if rank.data_wait_s is not None}
-    if len(waits) < 2:
+    waits = [(rank.rank, rank.data_wait_s) for rank in ranks if rank.data_wait_s is not None]
+    rows = [{"x": rank, "y": wait, "says": f"rank {rank}: {duration(wait)}"} for rank, wait in waits]
+    if len(rows) < 2:
         return None
-    rows: Rows = [
-        {"x": rank, "y": wait, "rank": str(rank), "time": duration(wait)} for rank, wait in waits.items()
-    ]
-    low, high = min(rows, key=lambda row: row["y"]), max(rows, key=lambda row: row["y"])
-    return bars.columns(
-        rows,
-        f"Data wait by rank: {low['time']} on rank {low['rank']} to {high['time']} on rank {high['rank']}",
-        x_title="rank",
-        y_title="data wait, s",
-        tooltip=[("rank", "rank"), ("time", "data wait")],
-        height=120,
-        static_width=820,
-    )
-
-
-def _thinned(rows: Sequence[dict[str, Any]]) -> Rows:
-    step = -(-len(rows) // _MOST_EPOCHS) or 1
-    return list(rows[::-1][::step][::-1])
+    text = _described("Data wait by rank", rows)
+    return plots.columns(rows, text, x_title="rank", y_title="data wait, s", height=120, static_width=820)

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from mlhpc.common.pages import bars, charts, plots
-from mlhpc.common.pages.charts import SERIES, Figure
+from mlhpc.common.pages import plots
+from mlhpc.common.pages.charts import INK, SERIES, Figure, chart_of
 from mlhpc.submission.report.spread import Spread, spread
 from mlhpc.submission.report.study import (
     GLOBAL_BATCH,
@@ -42,7 +42,7 @@ Panel = tuple[str, list[tuple[Cell, Spread]]]
 """A caption, with the cells shown under it and the measured quantity of each."""
 
 
-def throughput(study: Study, axis: str) -> tuple[tuple[Figure, ...], int]:
+def throughput(study: Study, axis: str) -> tuple[list[Figure], int]:
     """The figures of one setting with a common scale, and the number of omitted figures. All other settings
     are equal within a figure; for numbers, each value of the first other setting has a curve."""
     numeric = is_numeric(study.values(axis))
@@ -54,7 +54,7 @@ def throughput(study: Study, axis: str) -> tuple[tuple[Figure, ...], int]:
     ]
     shown = panels[:PANELS]
     if not shown:
-        return (), 0
+        return [], 0
     if numeric:
         return _curves(study, axis, series, shown), len(panels) - len(shown)
     most = max(rates.interval[2] for _, cells in shown for _, rates in cells)
@@ -62,7 +62,7 @@ def throughput(study: Study, axis: str) -> tuple[tuple[Figure, ...], int]:
     return figures, len(panels) - len(shown)
 
 
-def variability(study: Study) -> tuple[Figure, ...]:
+def variability(study: Study) -> list[Figure]:
     """Fig. 4b of paper 003: excess of the slowest repeat over the fastest, by storage."""
 
     def percent(cell: Cell) -> Spread | None:
@@ -90,10 +90,10 @@ def sample_times(study: Study) -> tuple[Figure | None, int]:
                 f"{study.name(key)} {cell.settings[key]}" for key in study.axes if key in cell.settings
             )
             sizes = {"data_wait": wait / samples, "step": (seconds - wait) / samples}
-            rows.append(bars.Bar(", ".join(settings), sizes))
+            rows.append(plots.Bar(", ".join(settings), sizes))
     if not rows:
         return None, 0
-    shown = bars.stacked_bars(
+    shown = plots.stacked_bars(
         rows[:BARS],
         "Time per sample",
         parts={"data_wait": "waiting for data", "step": "rest of the step"},
@@ -105,7 +105,7 @@ def sample_times(study: Study) -> tuple[Figure | None, int]:
     return shown, len(rows) - len(rows[:BARS])
 
 
-def accuracy(study: Study) -> tuple[Figure, ...]:
+def accuracy(study: Study) -> list[Figure]:
     """Fig. 9b of paper 003: accuracy on the evaluation images, by the number of parameter servers."""
     panels = _panels(
         study, (SERVERS,), lambda cell: spread(run.servers.accuracy for run in cell.runs if run.servers)
@@ -133,49 +133,39 @@ def _panels(study: Study, varied: Sequence[str], value: Callable[[Cell], Spread 
     return panels
 
 
-def _curves(study: Study, axis: str, series: Sequence[str], panels: Sequence[Panel]) -> tuple[Figure, ...]:
+def _curves(study: Study, axis: str, series: Sequence[str], panels: Sequence[Panel]) -> list[Figure]:
     """Figs. 6 and 11: a curve for each value of ``series``."""
     cells = [cell for _, drawn in panels for cell in drawn]
-    xs = [float(cell.settings[axis]) for cell, _ in cells]
     ends = [end for _, rates in cells for end in rates.interval if end > 0]
     whole = all(isinstance(cell.settings[axis], int) for cell, _ in cells)
-    x_axis = charts.log_axis(xs, _axis_title(axis), base=2 if whole else 10, room=1.3)
-    y_axis = charts.log_axis(ends, _THROUGHPUT, room=1.2)
-    levels: list[dict[str, Any]] = []
-    if axis == "ranks":
-        constants = [(c, f"{c:g} per rank") for c in plots.round_constants(x_axis, y_axis)]
-        levels = plots.level_lines(x_axis, y_axis, constants)
+    xs = [float(cell.settings[axis]) for cell, _ in cells]
+    x = plots.log_axis(xs, _axis_title(axis), base=2 if whole else 10, room=1.3)
+    y = plots.log_axis(ends, _THROUGHPUT, room=1.2)
+    constants = [(c, f"{c:g} per rank") for c in plots.round_constants(x, y)] if axis == "ranks" else []
     names = [str(value) for value in study.values(series[0])] if series else [""]
 
     def point(cell: Cell, rates: Spread) -> dict[str, Any]:
         mean, low, high = rates.interval
         name = str(cell.settings[series[0]]) if series else ""
-        return {
-            "x": float(cell.settings[axis]),
-            "y": mean,
-            "low": max(low, y_axis.low) if rates.has_interval else None,
-            "high": high if rates.has_interval else None,
-            "series": name,
-            "cell": f"{name} {study.name(axis)} {cell.settings[axis]}".strip(),
-            "rate": _rate(rates),
-        }
+        shown = {"y_low": max(low, y.low), "y_high": high} if rates.has_interval else {}
+        where = f"{name} {study.name(axis)} {cell.settings[axis]}".strip()
+        at = {"x": float(cell.settings[axis]), "y": mean, "series": name}
+        return at | shown | {"says": f"{where}: {_rate(rates)}"}
 
-    def drawn(caption: str, rows: list[dict[str, Any]]) -> Figure:
-        return plots.curves(
-            rows,
-            "; ".join(f"{row['cell']}: {row['rate']}" for row in rows),
-            x_axis=x_axis,
-            y_axis=y_axis,
-            series=names,
-            tooltip=[("cell", "cell"), ("rate", "throughput")],
-            levels=levels,
-            title=caption,
+    figures = []
+    for caption, drawn in panels:
+        rows = sorted((point(*of) for of in drawn), key=lambda row: row["x"])
+        figures.append(
+            plots.lines(
+                plots.on_axes(rows, x, y),
+                "; ".join(row["says"] for row in rows),
+                series=names,
+                under=plots.levels(x, y, constants),
+                title=caption,
+                height=260,
+            )
         )
-
-    return tuple(
-        drawn(caption, sorted((point(*of) for of in cells), key=lambda row: row["x"]))
-        for caption, cells in panels
-    )
+    return figures
 
 
 def _columns(
@@ -186,7 +176,7 @@ def _columns(
     most: float,
     top: Callable[[Spread], str],
     says: Callable[[Spread], str] | None = None,
-) -> tuple[Figure, ...]:
+) -> list[Figure]:
     """Figs. 4 and 10: a column for each value of the setting, with the same colour and the scale ``most`` in
     all figures. ``top``: text above a column; ``says``: on hover, by default the same."""
     colours = {str(value): SERIES[n % len(SERIES)][0] for n, value in enumerate(study.values(axis))}
@@ -194,25 +184,31 @@ def _columns(
     for caption, cells in panels[:PANELS]:
         rows: list[dict[str, Any]] = []
         for cell, value in cells:
-            _, low, high = value.interval
-            whisker = {"low": low, "high": high} if value.has_interval else {}
-            texts = {"top": top(value), "says": (says or top)(value)}
-            rows.append({"x": str(cell.settings[axis]), "y": value.mean, **texts, **whisker})
+            x, (mean, low, high) = str(cell.settings[axis]), value.interval
+            interval = {"low": low, "high": high} if value.has_interval else {}
+            texts = {"part": x, "top": top(value), "says": f"{x}: {(says or top)(value)}"}
+            rows.append({"x": x, "y": mean, "above": interval.get("high", mean), **texts, **interval})
+        over = chart_of(rows, x=plots.X)
+        whiskers = over.transform_filter("isValid(datum.low)").mark_rule(color=INK[0], strokeWidth=1.5)
+        drawn = [row["x"] for row in rows]
         figures.append(
-            bars.columns(
+            plots.columns(
                 rows,
-                "; ".join(f"{row['x']}: {row['says']}" for row in rows),
+                "; ".join(row["says"] for row in rows),
                 x_title=_axis_title(axis),
                 y_title=y_title,
-                tooltip=[("x", _axis_title(axis)), ("says", "measured")],
                 y_max=most * 1.12,
-                colours=[colours[row["x"]] for row in rows],
-                long_names=sum(len(row["x"]) for row in rows) > 36,
+                colours={name: colours[name] for name in drawn},
+                legend="bottom" if sum(map(len, drawn)) > 36 else None,
+                over=[
+                    whiskers.encode(y="low:Q", y2="high:Q"),
+                    over.mark_text(dy=-7).encode(y="above:Q", text="top:N"),
+                ],
                 title=caption,
                 static_width=300,
             )
         )
-    return tuple(figures)
+    return figures
 
 
 def _rate(spread: Spread) -> str:

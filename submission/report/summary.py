@@ -1,9 +1,10 @@
 """The facts of a run in its report, and the formatting of numbers, in the terminal and on the page."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
+from typing import Any
 
 from mlhpc.benchmarks import registry
 from mlhpc.errors import count
@@ -111,6 +112,12 @@ def framework_of(benchmark: str | None, framework: str | None, installed: object
     )
 
 
+def commit(env: Mapping[str, Any]) -> str | None:
+    """The commit of a run's ``env.json``, if it has one."""
+    changed = " with uncommitted changes" if env.get("dirty") else ""
+    return f"{env['commit']}{changed}" if env.get("commit") else None
+
+
 def no_score(run: RunDirectory, findings: Sequence[Finding]) -> list[str]:
     """The reason why the time of the run is not a score; empty if it is one."""
     result = run.result
@@ -212,11 +219,15 @@ def size(count: float, per: str = "") -> str:
     """Bytes in decimal units: ``12.3 MB``."""
     if not math.isfinite(count):
         return "not known"
-    for unit, factor in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= factor:
-            value = f"{count / factor:.3g}" if count < 999.5 * factor else f"{count / factor:.0f}"
-            return f"{value} {unit}{per}"
-    return f"{count:.0f} B{per}"
+    unit, factor = size_unit(count)
+    value = f"{count / factor:.3g}" if factor > 1 and count < 999.5 * factor else f"{count / factor:.0f}"
+    return f"{value} {unit}{per}"
+
+
+def size_unit(count: float) -> tuple[str, float]:
+    """The unit for ``count`` bytes, and its bytes."""
+    units = (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3))
+    return next(((unit, factor) for unit, factor in units if count >= factor), ("B", 1.0))
 
 
 def rate(samples_per_s: float) -> str:

@@ -16,12 +16,13 @@ from random import Random
 from typing import Any
 from unittest.mock import patch
 
+import altair as alt
 from fuzz.mutate import damaged_bytes, damaged_value
 from golden.make_run import make_run
 from golden.make_tree import make_set, records
 
 from mlhpc.benchmarks import load
-from mlhpc.common.pages import bars, charts, plots
+from mlhpc.common.pages import charts, plots
 from mlhpc.errors import UserError
 from mlhpc.submission.logs import run_directory
 from mlhpc.submission.report import compare, compare_page, run_page, study, study_page
@@ -51,8 +52,7 @@ def mostly_undrawn(data: bytes) -> Iterator[None]:
         yield
         return
     with (
-        patch.multiple(bars, stacked_bars=_undrawn, columns=_undrawn),
-        patch.multiple(plots, line=_undrawn, curves=_undrawn),
+        patch.multiple(plots, stacked_bars=_undrawn, columns=_undrawn, lines=_undrawn),
         patch.object(charts.Figure, "svg", ""),
     ):
         yield
@@ -60,7 +60,8 @@ def mostly_undrawn(data: bytes) -> Iterator[None]:
 
 def _undrawn(rows: Any, alt_text: str, **options: Any) -> charts.Figure:
     caption = {key: options.pop(key) for key in ("title", "note") if key in options}
-    return charts.Figure({"values": list(rows), "options": repr(options)}, alt_text, **caption)
+    values = rows.data.values if isinstance(rows, alt.Chart) else list(rows)
+    return charts.Figure({"values": values, "options": repr(options)}, alt_text, **caption)
 
 
 def damaged_json(rng: Random, good: Any) -> bytes:

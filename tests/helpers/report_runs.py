@@ -25,7 +25,7 @@ def report_of(run: Path) -> tuple[Page, str]:
 
 def curve(page: Page) -> list[dict[str, Any]]:
     """The evaluations in the learning curve."""
-    return [row for row in page.rows("mean absolute error") if "epoch" in row]
+    return [row for row in page.rows("mean absolute error") if "series" in row]
 
 
 def aborted(result: dict[str, Any]) -> None:

@@ -306,7 +306,8 @@ def draw(points: list[tuple[str, float, float, str]], title: str, out: Path) -> 
     import altair as alt
     import vl_convert
 
-    from mlhpc.common.pages.charts import ACCENT, SOFT, data, figure, log_axis
+    from mlhpc.common.pages.charts import ACCENT, SOFT, chart_of, figure
+    from mlhpc.common.pages.plots import log_axis
 
     def dominated(one: tuple[str, float, float, str]) -> bool:
         return any(
@@ -317,11 +318,9 @@ def draw(points: list[tuple[str, float, float, str]], title: str, out: Path) -> 
         {"codec": p[0], "ratio": p[1], "rate": p[2], "frontier": "no" if dominated(p) else "yes"}
         for p in points
     ]
-    x = log_axis([row["rate"] for row in rows], "decoded and preprocessed, MB/s, one thread")  # type: ignore[misc]
-    y = log_axis([row["ratio"] for row in rows], "times smaller")  # type: ignore[misc]
-    base = alt.Chart(data(rows)).encode(
-        x=alt.X("rate:Q", scale=x.scale, axis=x.axis), y=alt.Y("ratio:Q", scale=y.scale, axis=y.axis)
-    )
+    x = log_axis([row["rate"] for row in rows], "decoded and preprocessed, MB/s, one thread")
+    y = log_axis([row["ratio"] for row in rows], "times smaller")
+    base = chart_of(rows, x=alt.X("rate:Q", **x.channel), y=alt.Y("ratio:Q", **y.channel))
     colour = alt.Color(
         "frontier:N",
         scale=alt.Scale(domain=["yes", "no"], range=[ACCENT[0], SOFT[0]]),

@@ -4,13 +4,16 @@ import itertools
 import json
 import math
 import re
+from collections.abc import Sequence
 from typing import Any
 
+import altair as alt
 import pytest
 from helpers.page import rows_of
 
-from mlhpc.common.pages import bars, charts, plots
-from mlhpc.common.pages.charts import DARK, PARTS, SERIES, log_axis, ticks
+from mlhpc.common.pages import charts, plots
+from mlhpc.common.pages.charts import DARK, PARTS, SERIES
+from mlhpc.common.pages.plots import log_axis
 
 # Machado, Oliveira, Fernandes 2009, "A Physiologically-based Model for Simulation of Color Vision Deficiency",
 # table of severity 1.0, for linear RGB.
@@ -92,52 +95,61 @@ def test_each_light_colour_has_one_dark_counterpart() -> None:
     assert dict(pairs) == DARK
 
 
-@pytest.mark.parametrize(
-    ("low", "high", "expected"),
-    [
-        (0, 93, [0, 50]),
-        (0, 10, [0, 5, 10]),
-        (0.28, 0.41, [0.3, 0.35, 0.4]),
-        (-1, 1, [-1, -0.5, 0, 0.5, 1]),
-        (5, 5, [5]),
-    ],
-)
-def test_ticks_are_round(low: float, high: float, expected: list[float]) -> None:
-    assert ticks(low, high) == pytest.approx(expected)
-
-
 def test_log_axes_have_round_ticks() -> None:
-    two, ten = log_axis([64, 256], "units", base=2, room=2), log_axis([10, 1000], "rate", room=10)
-    assert (two.low, two.high, two.ticks) == (32, 512, (32, 64, 128, 256, 512))
-    assert (ten.low, ten.high, ten.ticks) == (1, 10_000, (1, 10, 100, 1000, 10_000))
-    assert two.fraction(128) == pytest.approx(0.5)
-    assert log_axis([98, 113], "epochs", room=1.1).ticks == (90, 100, 110, 120)
+    """Powers of two, or round numbers without powers of ten; with a no-break space between thousands."""
+    x, y = log_axis([64, 256], "units", base=2, room=2), log_axis([90, 20_000], "rate", room=1)
+    assert (x.low, x.high) == (32, 512)
+    assert x.fraction(128) == pytest.approx(0.5)
+    rows = [{"x": 64, "y": 90, "series": "one"}, {"x": 256, "y": 20_000, "series": "one"}]
+    svg = plots.lines(plots.on_axes(rows, x, y), "says", series=["one"]).svg
+    texts = re.findall(r">([^<>]+)</text>", svg)
+    assert texts[: texts.index("512") + 1] == ["32", "64", "128", "256", "512"]
+    assert {"100", "1\u00a0000", "10\u00a0000"} <= set(texts)
+    assert not any("e+" in text or "00000" in text for text in texts)
+
+
+def test_small_numbers_keep_their_digits() -> None:
+    y = log_axis([0.0007, 0.02], "rate", room=1)
+    rows = [{"x": 1, "y": 0.0007, "series": "one"}, {"x": 2, "y": 0.02, "series": "one"}]
+    svg = plots.lines(plots.on_axes(rows, log_axis([1, 2], "n"), y), "says", series=["one"]).svg
+    assert ">0.001<" in svg and ">0.01<" in svg
+
+
+def test_axes_of_counts_label_whole_numbers_only() -> None:
+    x, y = log_axis([1, 3], "ranks", base=2, room=1.3), log_axis([10, 20], "rate")
+    rows = [{"x": count, "y": 10 * count, "series": "one"} for count in (1, 2, 3)]
+    svg = plots.lines(plots.on_axes(rows, x, y), "says", series=["one"]).svg
+    texts = re.findall(r">([^<>]+)</text>", svg.split(">ranks<")[0])
+    assert {"1", "2"} <= set(texts) and not any("." in text for text in texts)
 
 
 def test_level_lines_are_y_over_x() -> None:
     x, y = log_axis([64, 256], "units", base=2, room=2), log_axis([10, 1000], "rate", room=10)
-    left, right = plots.level_lines(x, y, [(100 / 128, "level"), (1e9, "outside")])
+    layers = [
+        layer.to_dict(validate=False) for layer in plots.levels(x, y, [(100 / 128, "l"), (1e9, "outside")])
+    ]
     # At x = 32 the line is at 25, at 512 at 400.
-    assert (left["x"], left["y"], right["x"], right["y"]) == (32, 25, 512, 400)
+    assert rows_of(layers[0]) == [{"x": 32, "y": 25, "x2": 512, "y2": 400, "level": "l"}]
+    assert [rows_of(layer) for layer in layers[1:]] == [[{"x": 512, "y": 400, "level": "l"}]] * 2
 
 
-def figure_of(rows: list[dict[str, Any]]) -> charts.Figure:
-    return plots.line(
-        rows, "alt <text>\x1b", x_title="epoch", y_title="loss", tooltip=[("y", "loss")], title="A loss"
-    )
+def figure_of(
+    rows: list[dict[str, Any]], y_title: str = "loss", series: Sequence[str] = ("one",)
+) -> charts.Figure:
+    base = charts.chart_of(rows, x=alt.X("x:Q", title="epoch"), y=alt.Y("y:Q", title=y_title))
+    return plots.lines(base, "alt <text>\x1b", series=series, title="A loss")
 
 
 def test_a_figure_is_valid_json_with_alternative_text() -> None:
     spec = figure_of([{"x": 1, "y": 2.0}, {"x": 2, "y": math.nan}, {"x": 3, "y": math.inf}]).spec
     read = json.loads(json.dumps(spec, allow_nan=False))
     assert read["description"] == r"alt <text>\x1b" and read["width"] == "container"
-    titles = {layer["encoding"]["y"].get("title") for layer in read["layer"]}
-    assert titles == {"loss"}
+    assert "loss" in {layer["encoding"]["y"].get("title") for layer in read["layer"]}
 
 
 def test_the_static_picture_shows_the_titles_and_escapes_text() -> None:
     rows = [{"x": 1, "y": 2.0, "series": "<b>&"}, {"x": 2, "y": 1.0, "series": "<b>&"}]
-    svg = plots.line(rows, "says", x_title="epoch", y_title="loss <i>", tooltip=[], series=["<b>&"]).svg
+    svg = figure_of(rows, y_title="loss <i>", series=["<b>&", "other"]).svg
     assert svg.startswith("<svg") and ">epoch</text>" in svg
     assert "loss &lt;i" in svg and "<b>" not in svg and "<i>" not in svg
 
@@ -149,10 +161,10 @@ def test_a_lone_surrogate_does_not_reach_the_renderer() -> None:
 def drawn_bars(**options: Any) -> charts.Figure:
     """Of two bars: a quarter and three quarters of 8 s; all of 2 s."""
     two = [
-        bars.Bar("A  one", {"staging": 2.0, "rest": 6.0}),
-        bars.Bar("B", {"staging": 0.0, "rest": 2.0}, "B two"),
+        plots.Bar("A  one", {"staging": 2.0, "rest": 6.0}),
+        plots.Bar("B", {"staging": 0.0, "rest": 2.0}, "B two"),
     ]
-    return bars.stacked_bars(
+    return plots.stacked_bars(
         two, "Time", parts={"staging": "Staging", "rest": "Rest"}, value_title="min", unit=2.0, **options
     )
 
@@ -161,10 +173,10 @@ def test_bars_have_the_sizes_and_shares_of_their_parts() -> None:
     figure = drawn_bars(write="{:g} s".format)
     assert figure.alt_text == "Time: A one: Staging 25.0%, Rest 75.0%; B: Rest 100.0%"
     rows = [row for row in rows_of(figure.spec) if "part" in row]
-    assert [(row["what"], row["part"], row["value"], row["size"], row["share"]) for row in rows] == [
-        ("A  one", "Staging", 1.0, "2 s", "25.0%"),
-        ("A  one", "Rest", 3.0, "6 s", "75.0%"),
-        ("B two", "Rest", 1.0, "2 s", "100.0%"),
+    assert [(row["part"], row["value"], row["says"]) for row in rows] == [
+        ("Staging", 1.0, "A  one, Staging, 25.0%, 2 s"),
+        ("Rest", 3.0, "A  one, Rest, 75.0%, 6 s"),
+        ("Rest", 1.0, "B two, Rest, 100.0%, 2 s"),
     ]
 
 
@@ -172,8 +184,8 @@ def test_the_text_of_a_comparison_names_each_of_its_bars() -> None:
     """24 of them, with names as long as those of published sets."""
     named = [f"Some Site, system dgx-a100-{n}, 2 048 accelerators, median of ten runs" for n in range(24)]
     parts = {"staging": "Staging", "step": "Training steps", "data_wait": "Waiting", "rest": "Rest"}
-    all_bars = [bars.Bar(name, dict.fromkeys(parts, 1.0)) for name in named]
-    text = bars.stacked_bars(all_bars, "Time", parts=parts, value_title="s").alt_text
+    all_bars = [plots.Bar(name, dict.fromkeys(parts, 1.0)) for name in named]
+    text = plots.stacked_bars(all_bars, "Time", parts=parts, value_title="s").alt_text
     assert all(f"{name}: Staging 25.0%, " in text for name in named)
 
 
@@ -183,8 +195,8 @@ def test_shares_are_written_on_bars_that_show_shares() -> None:
 
     assert labels(drawn_bars()) == ["", "", ""]
     assert labels(drawn_bars(relative=True)) == ["25%", "75%", "100%"]
-    alone = bars.stacked_bars(
-        [bars.Bar("", {"rest": 97.0, "step": 3.0})],
+    alone = plots.stacked_bars(
+        [plots.Bar("", {"rest": 97.0, "step": 3.0})],
         "T",
         parts={"step": "Step", "rest": "Rest"},
         value_title="s",
@@ -195,13 +207,12 @@ def test_shares_are_written_on_bars_that_show_shares() -> None:
 def test_columns_are_stacked_or_beside_each_other() -> None:
     rows = [{"x": "1", "y": 3.0, "part": "b"}, {"x": "1", "y": 4.0, "part": "a"}]
     for beside in (False, True):
-        figure = bars.columns(
+        figure = plots.columns(
             rows,
             "says",
             x_title="x",
             y_title="y",
-            tooltip=[],
-            parts={"step": "a", "rest": "b"},
+            colours={"a": PARTS["step"][0], "b": PARTS["rest"][0]},
             beside=beside,
         )
         heights = [float(h) for h in re.findall(r'<path d="M[\d.]+,[\d.]+h[\d.]+v([\d.]+)', figure.svg)][-2:]

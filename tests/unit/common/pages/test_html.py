@@ -7,10 +7,11 @@ import re
 from pathlib import Path
 from urllib.parse import unquote
 
+import altair as alt
 import pytest
 from helpers.page import Page
 
-from mlhpc.common.pages import plots
+from mlhpc.common.pages import charts, plots
 from mlhpc.common.pages.blocks import (
     Banner,
     Cell,
@@ -35,15 +36,16 @@ def rendered(*blocks: object, title: str = "Page") -> str:
 
 
 def evil_page() -> str:
-    rows = [{"x": 1, "y": 1.0, "what": EVIL}]
-    figure = plots.line(rows, EVIL, x_title=EVIL, y_title="y", tooltip=[("what", EVIL)], target=(1.0, EVIL),
-                        title=EVIL, note=EVIL)  # fmt: skip
+    rows = [{"x": 1, "y": 1.0, "series": EVIL, "says": EVIL}]
+    base = charts.chart_of(rows, x=alt.X("x:Q", title=EVIL), y="y:Q")
+    under = plots.limits([(1.0, EVIL)], alt.Y("y:Q"))
+    figure = plots.lines(base, EVIL, series=[EVIL, "other"], under=under, title=EVIL, note=EVIL)
     table = Table("t", (EVIL,), ((Cell(EVIL, notes=(EVIL,), bold=EVIL),),), foot=(Cell(EVIL),))
     section = Section(
         EVIL, EVIL, (Facts({EVIL: EVIL}), table, Grid((figure,)), Legend(((0, EVIL, EVIL, True),)))
     )
     blocks = (section, Section("Rest", blocks=(Banner(EVIL, EVIL), Details(EVIL, (table,)))))
-    head = {"eyebrow": EVIL, "subtitle": EVIL, "meta": EVIL, "pills": [(EVIL, "good")], "hero": [(EVIL,) * 4]}
+    head = {"eyebrow": EVIL, "subtitle": EVIL, "meta": EVIL, "hero": [(EVIL,) * 3]}
     return render(heading=EVIL, blocks=blocks, foot=EVIL, banners=[Banner(EVIL)], **head)
 
 

@@ -67,7 +67,7 @@ def test_bars_agree_with_the_numbers(whole: tuple[Comparison, str, str]) -> None
         unit = 1.0 if longest < 300 else 60.0 if longest < 3 * 3600 else 3600.0
         for e in group:
             for chart in (in_minutes, in_shares):
-                own = [row for row in rows_of(chart) if row.get("what", "").startswith(f"{e.letter} ")]
+                own = [row for row in rows_of(chart) if row.get("says", "").startswith(f"{e.letter} ")]
                 values = [row["value"] for row in own]
                 assert values == pytest.approx([part / unit for part in e.parts_s.values() if part > 0])
     assert '"stack": "normalize"' in json.dumps(relative[0]) and '"stack": "zero"' in json.dumps(absolute[0])
