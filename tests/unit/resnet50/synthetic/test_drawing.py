@@ -1,4 +1,4 @@
-"""Drawn images: the volume of ImageNet's JPEGs, and classes that cannot be told by colour only."""
+"""Drawn images: the volume of ImageNet's JPEGs, and classes that colours alone do not identify."""
 
 import io
 
@@ -7,7 +7,7 @@ import numpy.typing as npt
 from PIL import Image
 
 from mlhpc.benchmarks import load
-from mlhpc.resnet50.synthetic.drawing import draw
+from mlhpc.resnet50.synthetic.drawing import class_look, draw
 
 Vector = npt.NDArray[np.float64]
 
@@ -23,6 +23,14 @@ def test_files_have_the_volume_of_imagenets_at_its_dimensions() -> None:
     for image in images:
         table = np.array(image.quantization[0])  # type: ignore[attr-defined]
         assert table.sum() < 3692 * 0.165
+
+
+def test_classes_come_in_pairs_that_only_the_order_of_two_hues_tells_apart() -> None:
+    looks = [class_look(2021, number) for number in range(1000)]
+    for one, other in zip(looks[::2], looks[1::2], strict=True):
+        assert other == one._replace(rim=one.core, core=one.rim) != one
+    assert len({(look.rim, look.core, look.texture) for look in looks[:72]}) == 72
+    assert len(set(looks)) == 1000
 
 
 def hue_histogram(data: bytes) -> Vector:
