@@ -50,8 +50,8 @@ class Cyclone:
     low: float = 1.0
     """Share of the low pressure that balances the wind."""
     through: float | None = None
-    """Direction, radians north of east, in which the air leaves, on both sides, a low that it flows through at the speed
-    of a cyclone's wind; none: it flows around."""
+    """Direction, radians north of east, in which the air leaves on both sides if it flows through the low, as fast
+    as around a cyclone; none: it flows around."""
 
     def drop(self) -> float:
         """The pressure deficit of the centre, Pa: V² = B Δp / (ρ e) (equation 8)."""
