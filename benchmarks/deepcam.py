@@ -21,6 +21,11 @@ class Simulation(schema.FrozenModel):
         ge=0,
         description="mean number of near misses of each kind of storm, which the masks exclude",
     )
+    strains: float = Field(
+        0.0,
+        ge=0,
+        description="mean number of lows like cyclones that the air flows through instead of around",
+    )
     storm_size: PositiveFloat = Field(
         1.0, description="factor on the size of storms, for grids too coarse for real ones"
     )

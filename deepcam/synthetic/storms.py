@@ -49,6 +49,9 @@ class Cyclone:
     """Factor on the warming associated with the wind; below 0 the core is cold."""
     low: float = 1.0
     """Share of the low pressure that balances the wind."""
+    through: float | None = None
+    """Direction, radians north of east, in which the air leaves on both sides if it flows through the low, as fast
+    as around a cyclone; none: it flows around."""
 
     def drop(self) -> float:
         """The pressure deficit of the centre, Pa: V² = B Δp / (ρ e) (equation 8)."""
@@ -76,8 +79,13 @@ class Cyclone:
         edge = np.exp(-((near / 8) ** 4))
         into.depression[rows] += self.low * edge * self.pressure(distance)
         spin = np.sign(self.latitude) * edge * self.speed(distance, coriolis(self.latitude)) / distance
-        into.u[rows] -= spin * north
-        into.v[rows] += spin * east
+        if self.through is None:
+            into.u[rows] -= spin * north
+            into.v[rows] += spin * east
+        else:
+            cosine, sine = np.cos(2 * self.through), np.sin(2 * self.through)
+            into.u[rows] += np.abs(spin) * (cosine * east + sine * north)
+            into.v[rows] += np.abs(spin) * (sine * east - cosine * north)
         into.warming[rows] += self.core * (1.2 + 0.075 * self.wind) * np.exp(-((near / 2.5) ** 2))
         into.moisture[rows] = np.maximum(into.moisture[rows], np.exp(-((near / 4.5) ** 2)))
         # Rain in the wall of the eye and in two arms that spiral inward with the wind.
@@ -161,7 +169,8 @@ def plant(
     degrees = np.abs(np.rad2deg(grid.latitude))
     warm = np.clip((sea - (WARM_SEA - 1)) / 2, 0, 1) * (land < 0.5) * np.cos(grid.latitude)
     likely = np.cumsum(warm * ((degrees > 8) & (degrees < 32)), dtype=np.float64)
-    for _ in range(_number(simulation.cyclones, rng)):
+    strains = rng.poisson(simulation.strains)
+    for n in range(_number(simulation.cyclones, rng) + strains):
         wind, shape = rng.uniform(15, 62), rng.uniform(1.2, 1.8)
         radius = simulation.storm_size * rng.uniform(28e3, 60e3)
         cell = int(np.searchsorted(likely, rng.uniform() * likely[-1]))
@@ -173,6 +182,7 @@ def plant(
             wind=wind,
             radius=float(np.hypot(radius, 0.35 * grid.spacing)),
             shape=shape,
+            through=rng.uniform(0, np.pi) if n < strains else None,
         ).plant(grid, into)
     for _ in range(rng.poisson(simulation.decoys)):
         _near_cyclone(grid, simulation, rng).plant(grid, into)

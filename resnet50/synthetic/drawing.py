@@ -1,14 +1,15 @@
-"""Images of classes that differ in shape, texture and colour, on cluttered backgrounds.
+"""Images of classes that differ in arrangement, outline, texture and colour, on cluttered backgrounds.
 
 A class is a look: an outline (a circle with a few waves around it), a texture inside it (stripes, checks,
-dots, rings or blotches at some scale) and two colours. An image shows one object of its class, randomly
-rotated, scaled, recoloured and lit, on a mottled background among smaller objects without a class. No single
-cue is decisive: the outline varies with the view, and three objects in ten have arbitrary hues. Colours and
-the scale of the texture are still strong cues (docs/performance.md).
+dots, rings, blotches or none, at some scale) and the hues of its rim and of its core. Classes come in pairs
+that differ only in the order of the two hues, so statistics of a whole image (colours, spectra, textures)
+find the pair but not the class; a network has to see what surrounds what. An image shows one object of its
+class, randomly placed, rotated, scaled and lit, on a mottled background among smaller objects of other classes.
 """
 
 import colorsys
 import io
+from itertools import combinations
 from typing import NamedTuple
 
 import numpy as np
@@ -22,8 +23,8 @@ _SHAPES = ((1, 0.75), (0.75, 1), (1, 2 / 3), (2 / 3, 1), (1, 1))
 _OFTEN = (0.47, 0.16, 0.17, 0.07, 0.13)
 _STRAY = 0.15  # share of images with arbitrary dimensions
 _GREY = 1 / 64
-_RECOLOURED = 0.3  # of images whose object has an arbitrary hue, so colour is not decisive
-_GOLDEN = (5**0.5 - 1) / 2
+_HUES = 4
+_OTHERS = 72  # classes of the smaller objects: all pairs of hues with all textures
 
 
 class Look(NamedTuple):
@@ -33,29 +34,27 @@ class Look(NamedTuple):
     waves: tuple[tuple[int, float, float], ...]
     texture: str
     scale: float
-    hue: float
-    hue2: float
+    rim: float
+    core: float
 
 
 def class_look(seed: int, number: int) -> Look:
-    """The look of class ``number`` of the data set ``seed``. Hues and textures are spread, so that
-    neighbouring classes differ."""
-    rng = np.random.default_rng([seed, 1, number])
-    start = np.random.default_rng([seed, 2]).random(2)
-    hue = (start[0] + number * _GOLDEN) % 1
-    texture = TEXTURES[int(start[1] * 6 + number) % len(TEXTURES)]
-    return _look(rng, hue, texture)
-
-
-def _look(rng: np.random.Generator, hue: float, texture: str) -> Look:
+    """The look of class ``number`` of the data set ``seed``. Classes 2n and 2n + 1 differ only in the order of
+    their hues: the rim of one is the core of the other."""
+    pair, swapped = divmod(number, 2)
+    rng = np.random.default_rng([seed, 1, pair])
+    start = np.random.default_rng([seed, 2]).random()
+    two_hues = list(combinations([(start + n / _HUES) % 1 for n in range(_HUES)], 2))
+    rim, core = two_hues[pair % len(two_hues)]
+    texture = TEXTURES[(pair + pair // len(two_hues)) % len(TEXTURES)]
     first = (int(rng.integers(2, 8)), float(rng.uniform(0.12, 0.4)), 0.0)
     second = (int(rng.integers(1, 6)), float(rng.uniform(0, 0.15)), float(rng.uniform(0, 2 * np.pi)))
-    hue2 = (hue + rng.uniform(0.2, 0.5)) % 1
-    return Look((first, second), texture, float(rng.uniform(0.16, 0.34)), hue, hue2)
+    scale = float(rng.uniform(0.16, 0.34))
+    return Look((first, second), texture, scale, *((core, rim) if swapped else (rim, core)))
 
 
-def draw(seed: int, classes: int, number: int, sample: int, side: int) -> bytes:
-    """The JPEG of image ``sample``, of class ``number`` of ``classes``; its longer side is mostly ``side``.
+def draw(seed: int, number: int, sample: int, side: int) -> bytes:
+    """The JPEG of image ``sample``, of class ``number``; its longer side is mostly ``side``.
 
     The random numbers of an image depend only on ``(seed, sample)``, those of its class on ``(seed, number)``.
     """
@@ -67,13 +66,9 @@ def draw(seed: int, classes: int, number: int, sample: int, side: int) -> bytes:
     picture = _ground(rng, rows, columns)
     short = min(rows, columns)
     for _ in range(rng.integers(2, 7)):
-        other = _look(rng, rng.random(), TEXTURES[rng.integers(len(TEXTURES))])
-        _paint(rng, picture, other, rng.uniform(0.05, 0.13) * short, rng.uniform(0, 1, 2))
-    look = class_look(seed, number)
-    if rng.random() < _RECOLOURED:
-        turn = rng.random()
-        look = look._replace(hue=(look.hue + turn) % 1, hue2=(look.hue2 + turn) % 1)
-    _paint(rng, picture, look, rng.uniform(0.27, 0.45) * short, rng.uniform(0.35, 0.65, 2))
+        other = class_look(seed, int(rng.integers(_OTHERS)))
+        _paint(rng, picture, other, rng.uniform(0.05, 0.15) * short, rng.uniform(0, 1, 2))
+    _paint(rng, picture, class_look(seed, number), rng.uniform(0.25, 0.42) * short, rng.uniform(0.3, 0.7, 2))
     return _photograph(rng, picture)
 
 
@@ -107,7 +102,10 @@ def _paint(
     outline = 1 + sum(
         np.float32(height) * np.cos(n * angle + np.float32(phase)) for n, height, phase in look.waves
     )
-    inside = np.clip((outline - distance) * np.float32(radius / 1.5), 0, 1)  # soft over a pixel or two
+    inside, core = (
+        np.clip((share * outline - distance) * np.float32(radius / 1.5), 0, 1)  # soft over a pixel or two
+        for share in (1, np.float32(rng.uniform(0.55, 0.85)))
+    )
     weave = _weave(rng, look, u, v, distance)
     light = rng.uniform(0.7, 1.0)
     colours = [
@@ -118,15 +116,16 @@ def _paint(
             np.float32,
         )
         * 255
-        for hue in (look.hue, look.hue2)
+        for hue in (look.rim, look.core)
     ]
     shade = 1 + np.float32(rng.uniform(0, 0.3)) * (x * np.float32(np.cos(turn)) - y)  # light from one side
-    painted = (colours[0] + weave[..., None] * (colours[1] - colours[0])) * shade[..., None]
+    shade *= 1 - np.float32(rng.uniform(0.3, 0.6)) * weave
+    painted = (colours[0] + core[..., None] * (colours[1] - colours[0])) * shade[..., None]
     part += inside[..., None] * (painted - part)
 
 
 def _weave(rng: np.random.Generator, look: Look, u: Picture, v: Picture, distance: Picture) -> Picture:
-    """Share of the second colour, 0 to 1."""
+    """How dark the texture is, 0 to 1."""
     scale = np.float32(2 * np.pi / (look.scale * rng.uniform(0.85, 1.15)))
     phase = np.float32(rng.uniform(0, 2 * np.pi))
     if look.texture == "stripes":

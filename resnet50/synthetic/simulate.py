@@ -12,7 +12,7 @@ from mlhpc.common.ranks.world import World
 from mlhpc.errors import UserError, count
 from mlhpc.resnet50.synthetic.drawing import draw
 
-GENERATOR = 2
+GENERATOR = 3
 """Version of the drawn images, incremented whenever a seed gives different images."""
 
 
@@ -73,5 +73,5 @@ def _name(folder: str, simulation: Simulation, sample: int) -> str:
 def _write(simulation: Simulation, out: Path, task: tuple[int, list[str]]) -> None:
     sample, (name,) = task
     number = sample % simulation.classes
-    data = draw(simulation.seed, simulation.classes, number, sample, simulation.side)
+    data = draw(simulation.seed, number, sample, simulation.side)
     atomic.write_bytes(out / name, data)

@@ -1,11 +1,11 @@
 """What simple baselines reach on the smoke data sets: ``python tests/perf/smoke_baselines.py BENCHMARK DATA``.
 
-Every one of the smoke presets' targets is reached by one of these: docs/performance.md has the figures.
+docs/performance.md has the figures.
 
 Linear, kernel and tree regression, neighbours and perceptrons on global statistics for CosmoFlow, among them power
 spectra (as in ``python -m mlhpc.cosmoflow.synthetic.evidence regression DATA``); thresholds, gradient boosting and
-perceptrons per pixel for DeepCAM; trees, neighbours, support vectors on colour, spectra, texture for ResNet-50.
-Needs scikit-learn, which is not among the suite's dependencies: ``pip install scikit-learn``.
+perceptrons per pixel for DeepCAM; trees, neighbours, support vectors on colour, spectra, texture and places for
+ResNet-50. Needs scikit-learn, which is not among the suite's dependencies: ``pip install scikit-learn``.
 """
 
 import sys
@@ -150,11 +150,18 @@ def deepcam(data: Path) -> None:
     print(f"all background: IoU {mean_iou(np.zeros_like(truth), truth):.3f}")
     print(f"thresholds: IoU {mean_iou(thresholds(held, *best), truth):.3f}")
 
-    def pixels(x: Array, boxes: tuple[int, ...]) -> Array:
+    def pixels(x: Array, boxes: tuple[int, ...], spin: bool) -> Array:
         """A pixel's channels, wind speed, transport and latitude; with ``boxes`` also the departure of all from
-        their latitude's mean, and the means over boxes of these sides."""
+        their latitude's mean, and the means over boxes of these sides; with ``spin`` all this also of the
+        vorticity, from which the masks are made."""
         wind = np.hypot(x[..., 1], x[..., 2])
-        fields = np.concatenate([x, np.stack([wind, x[..., 0] * wind], axis=-1)], axis=-1)
+        derived = [wind, x[..., 0] * wind]
+        if spin:
+            eastward = (np.roll(x[..., 2], -1, axis=2) - np.roll(x[..., 2], 1, axis=2)) / np.cos(
+                np.radians(latitude)
+            )
+            derived.append((eastward - np.gradient(x[..., 1], axis=1)) * np.sign(latitude))
+        fields = np.concatenate([x, np.stack(derived, axis=-1)], axis=-1)
         parts = [fields, np.broadcast_to(latitude[..., None], (*x.shape[:3], 1))]
         if boxes:
             parts.append(fields - fields.mean(axis=2, keepdims=True))
@@ -168,16 +175,18 @@ def deepcam(data: Path) -> None:
     chosen = [rng.permutation(np.flatnonzero(labels == kind))[:60_000] for kind in range(3)]
     prior = np.array([(labels == kind).mean() / len(chosen[kind]) for kind in range(3)])
     boosting = HistGradientBoostingClassifier(max_iter=150, max_leaf_nodes=63, random_state=0)
-    for name, model, boxes in (
-        ("gradient boosting per pixel", boosting, ()),
-        ("gradient boosting, surroundings", boosting, (3, 7, 15)),
-        ("perceptron per pixel", scaled(perceptron(MLPClassifier)), ()),
-        ("perceptron, surroundings", scaled(perceptron(MLPClassifier)), (3, 7, 15)),
-        ("logistic, surroundings", scaled(LogisticRegression(max_iter=200)), (3, 7, 15)),
+    sides = (3, 7, 15, 31)
+    for name, model, boxes, spin in (
+        ("gradient boosting per pixel", boosting, (), False),
+        ("gradient boosting, surroundings", boosting, sides, False),
+        ("perceptron per pixel", scaled(perceptron(MLPClassifier)), (), False),
+        ("perceptron, surroundings", scaled(perceptron(MLPClassifier)), sides, False),
+        ("logistic, surroundings", scaled(LogisticRegression(max_iter=200)), sides, False),
+        ("gradient boosting, surroundings and vorticity", boosting, sides, True),
     ):
-        features = pixels(x, boxes)[np.concatenate(chosen)]
+        features = pixels(x, boxes, spin)[np.concatenate(chosen)]
         model.fit(features, labels[np.concatenate(chosen)])
-        guess = (model.predict_proba(pixels(held, boxes)) * prior).argmax(axis=1).reshape(truth.shape)
+        guess = (model.predict_proba(pixels(held, boxes, spin)) * prior).argmax(axis=1).reshape(truth.shape)
         print(f"{name}: IoU {mean_iou(guess, truth):.3f}", flush=True)
 
 
@@ -218,7 +227,30 @@ def resnet50(data: Path) -> None:
         spectrum = np.log(np.bincount(radius, power.ravel())[:32] / np.bincount(radius)[:32] + 1)
         thumbnail = np.asarray(image.resize((16, 16)), float).ravel()
         hue_shares = hues / max(1, hues.sum())
-        return hue_shares, colours, spectrum, thumbnail, np.r_[texture(grey), texture(grey[16:48, 16:48])]
+        textures = np.r_[texture(grey), texture(grey[16:48, 16:48])]
+        return hue_shares, colours, spectrum, thumbnail, textures, arrangement(image)
+
+    def arrangement(image: Image.Image) -> Array:
+        """Hue histograms of the 4 x 4 cells of the image, and of rings around its middle and around the centre of
+        its saturated pixels."""
+        hue, saturation, _ = np.moveaxis(np.asarray(image.convert("HSV"), int), 2, 0)
+        y, x = np.mgrid[:64, :64]
+        vivid = saturation > 110
+        centre = (y[vivid].mean(), x[vivid].mean()) if vivid.any() else (32, 32)
+        places = [(y // 16) * 4 + x // 16]
+        places += [
+            (np.hypot(y - v, x - u) // width).astype(int) for (v, u), width in (((32, 32), 5), (centre, 4))
+        ]
+        coloured, found = saturation > 70, []
+        for place in places:
+            bins = (place * 12 + hue * 12 // 256)[coloured]
+            counts = np.bincount(bins, minlength=(place.max() + 1) * 12).reshape(-1, 12)[:16]
+            found.append(
+                np.pad(
+                    counts / np.maximum(counts.sum(axis=1, keepdims=True), 1), ((0, 16 - len(counts)), (0, 0))
+                )
+            )
+        return np.concatenate(found).ravel()
 
     parts, labels = [], []
     for split in SPLITS:
@@ -226,6 +258,7 @@ def resnet50(data: Path) -> None:
         parts.append([np.array(p) for p in zip(*map(features, paths), strict=True)])
         labels.append([path.parent.name for path in paths])
     trees = ExtraTreesClassifier(300, random_state=0)
+    boosting = HistGradientBoostingClassifier(max_iter=100, random_state=0)
     for name, model, use in (
         ("extra-trees, hue histogram", trees, [0]),
         ("extra-trees, hue and saturation", trees, [0, 1]),
@@ -238,11 +271,10 @@ def resnet50(data: Path) -> None:
         ("10 nearest, colours and texture", scaled(KNeighborsClassifier(10)), [0, 1, 2, 4]),
         ("logistic, colours and texture", scaled(LogisticRegression(max_iter=300, C=0.1)), [0, 1, 2, 4]),
         ("perceptron, colours and texture", scaled(perceptron(MLPClassifier)), [0, 1, 2, 4]),
-        (
-            "gradient boosting, colours and texture",
-            HistGradientBoostingClassifier(max_iter=100, random_state=0),
-            [0, 1, 2, 4],
-        ),
+        ("gradient boosting, colours and texture", boosting, [0, 1, 2, 4]),
+        ("extra-trees, colours by place", trees, [5]),
+        ("support vectors, colours by place", scaled(SVC(C=3)), [5]),
+        ("gradient boosting, everything but thumbnails", boosting, [0, 1, 2, 4, 5]),
     ):
         train, held = (np.hstack([part[i] for i in use]) for part in parts)
         print(f"{name}: top-1 {model.fit(train, labels[0]).score(held, labels[1]):.3f}", flush=True)

@@ -85,6 +85,28 @@ def test_what_is_no_cyclone_is_not_marked(spoil: dict[str, float]) -> None:
     assert not (label(after) == 1).any()
 
 
+@pytest.mark.parametrize("through", [0.0, 0.7, 2.0])
+def test_a_strain_has_a_cyclones_pressure_warmth_and_wind_speed_and_is_not_marked(through: float) -> None:
+    latitude, longitude = float(GRID.latitude[ROWS // 2 + 20, 0]), float(GRID.longitude[0, 100])
+    around, across = (
+        Disturbance(*(np.zeros((ROWS, COLUMNS), np.float32) for _ in fields(Disturbance))) for _ in range(2)
+    )
+    Cyclone(latitude, longitude, 50, 60e3, 1.5).plant(GRID, around)
+    strain = Cyclone(latitude, longitude, 50, 60e3, 1.5, through=through)
+    strain.plant(GRID, across)
+    for name in ("depression", "warming", "moisture", "rain"):
+        np.testing.assert_array_equal(getattr(across, name), getattr(around, name))
+    np.testing.assert_allclose(np.hypot(across.u, across.v), np.hypot(around.u, around.v), atol=1e-3)
+    # Air leaves along the axis and enters across it.
+    row, column, step = ROWS // 2 + 20, 100, 2
+    east, north = round(step * np.cos(through)), round(step * np.sin(through))
+    outward = across.u[row + north, column + east] * east + across.v[row + north, column + east] * north
+    inward = across.u[row + east, column - north] * -north + across.v[row + east, column - north] * east
+    assert outward > 5 and inward < -5
+    assert (label(calm(Cyclone(latitude, longitude, 50, 60e3, 1.5))) == 1).any()
+    assert not (label(calm(strain)) == 1).any()
+
+
 def test_rivers_are_marked_by_shape_not_by_moisture_alone() -> None:
     channels = calm()
     assert (label(channels) == 2).mean() < 0.008  # by chance, half of what planted rivers cover
