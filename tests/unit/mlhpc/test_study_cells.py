@@ -197,7 +197,8 @@ def test_the_page_shows_codecs_for_each_storage_batch_and_set_size(site):
     curves = [c for c in page.charts if "codec" not in c["description"] and "gzip" in c["description"]]
     assert curves
     (times,) = [chart for chart in page.charts if chart["description"].startswith("Time per sample")]
-    bars = {(row["what"], row["part"]): row["value"] for row in rows_of(times) if "part" in row}
+    parts = [row for row in rows_of(times) if "part" in row]
+    bars = {(row["says"].partition(f", {row['part']}, ")[0], row["part"]): row["value"] for row in parts}
     assert len(bars) == 2 * 16
     for batch in (2, 4):  # 4 s for 10 steps of one rank, 1 s of them waiting
         cell = f"codec lut, batch {batch}, storage shared, train_samples 256"

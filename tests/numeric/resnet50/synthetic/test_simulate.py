@@ -50,7 +50,7 @@ def test_the_layout_is_imagenets_and_classes_are_of_equal_size(sets):
 
 
 def test_sizes_and_aspect_ratios_are_those_of_photographs():
-    sizes = [Image.open(io.BytesIO(draw(1, 4, n % 4, n, 100))).size for n in range(150)]
+    sizes = [Image.open(io.BytesIO(draw(1, n % 4, n, 100))).size for n in range(150)]
     ratios = np.array([width / height for width, height in sizes])
     assert np.median([max(size) for size in sizes]) == 100
     assert 0.9 < np.mean(np.abs(ratios - 4 / 3) < 0.01) / 0.4 < 1.5  # 47% of 85% are of 4:3
@@ -62,7 +62,7 @@ def test_images_are_more_similar_within_a_class_than_between_classes():
     seed, classes = 3, 8
 
     def histogram(sample):
-        picture = Image.open(io.BytesIO(draw(seed, classes, sample % classes, sample, 64))).convert("HSV")
+        picture = Image.open(io.BytesIO(draw(seed, sample % classes, sample, 64))).convert("HSV")
         width, height = picture.size
         middle = picture.crop((width // 4, height // 4, 3 * width // 4, 3 * height // 4))
         counts, _ = np.histogram(np.asarray(middle)[..., 0], 24, (0, 256))
