@@ -155,7 +155,7 @@ def test_the_static_picture_shows_the_titles_and_escapes_text() -> None:
 
 
 def test_a_lone_surrogate_does_not_reach_the_renderer() -> None:
-    assert figure_of([{"x": 1, "y": 1.0, "what": "\ud800"}]).svg.startswith("<svg")
+    assert figure_of([{"x": 1, "y": 1.0, "says": "\ud800"}]).svg.startswith("<svg")
 
 
 def drawn_bars(**options: Any) -> charts.Figure:
