@@ -124,8 +124,8 @@ def with_halo(texts: alt.Chart, colour: str, **style: Any) -> list[alt.Chart]:
     return [texts.mark_text(stroke=CARD[0], strokeWidth=4, **style), texts.mark_text(color=colour, **style)]
 
 
-X = alt.X("x:N", sort=None)
-"""The columns, in the order of the rows."""
+BY_COLUMN = alt.X("x:N", sort=None)
+"""The x of layers over `columns`, in the order of the rows."""
 
 
 def columns(
@@ -144,7 +144,7 @@ def columns(
     """Vertical columns from zero. Rows: ``x``, ``y``; with ``colours`` also ``part``, one of their keys: parts are
     stacked in that order, or stand ``beside`` each other. A ``legend`` at the bottom names the columns instead of
     the axis. ``over``: other layers."""
-    x = X.copy().title(x_title).axis(labels=legend != "bottom")
+    x = BY_COLUMN.copy().title(x_title).axis(labels=legend != "bottom")
     scale = alt.Scale(domain=[0, y_max]) if y_max else alt.Scale(zero=True)
     if colours:
         rows = [row | {"order": list(colours).index(row["part"])} for row in rows]

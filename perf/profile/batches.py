@@ -10,7 +10,7 @@ from rich.console import Console
 from mlhpc.common.pages.blocks import Banner, Cell, Section, Table, number, table
 from mlhpc.common.pages.charts import INK, SERIES, Figure, chart_of
 from mlhpc.common.pages.html import render
-from mlhpc.common.pages.plots import X, columns
+from mlhpc.common.pages.plots import BY_COLUMN, columns
 from mlhpc.common.pages.terminal import print_table, say
 from mlhpc.perf.profile.ranks import ms
 from mlhpc.perf.profile.tables import Shown
@@ -153,7 +153,7 @@ def bars(shown: Sequence[Shown]) -> Figure:
     last = f"{1e3 * sample_seconds(shown[-1]):.3g} ms at {shown[-1].profile.batch}"
     points = _paper_points(shown)
     drawn = {point["shape"] for point in points}
-    marks = chart_of(points, x=X).mark_point(filled=True, size=90, color=INK[0])
+    marks = chart_of(points, x=BY_COLUMN).mark_point(filled=True, size=90, color=INK[0])
     return columns(
         rows,
         f"Time per sample by part at {len(shown)} batches; {last}",

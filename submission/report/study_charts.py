@@ -188,7 +188,7 @@ def _columns(
             interval = {"low": low, "high": high} if value.has_interval else {}
             texts = {"part": x, "top": top(value), "says": f"{x}: {(says or top)(value)}"}
             rows.append({"x": x, "y": mean, "above": interval.get("high", mean), **texts, **interval})
-        over = chart_of(rows, x=plots.X)
+        over = chart_of(rows, x=plots.BY_COLUMN)
         whiskers = over.transform_filter("isValid(datum.low)").mark_rule(color=INK[0], strokeWidth=1.5)
         drawn = [row["x"] for row in rows]
         figures.append(
