@@ -47,7 +47,7 @@ lint: $(VENV)/.test
 	@echo '== lint: ruff'
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check .
 	@echo '== types: mypy'
-	@rm -rf build/typecheck && mkdir -p build/typecheck/mlhpc && ln -s $(CURDIR)/mlhpc/*.py $(CURDIR)/mlhpc/commands $(CURDIR)/mlhpc/doctor $(CURDIR)/mlhpc/observe $(CURDIR)/mlhpc/preview build/typecheck/mlhpc/
+	@rm -rf build/typecheck && mkdir -p build/typecheck/mlhpc && ln -s $(CURDIR)/mlhpc/* build/typecheck/mlhpc/
 	@for room in benchmarks common cosmoflow deepcam iobench perf resnet50 submission; do ln -s $(CURDIR)/$$room build/typecheck/mlhpc/$$room; done
 	@cd build/typecheck && $(CURDIR)/$(BIN)/mypy --config-file $(CURDIR)/pyproject.toml -p mlhpc
 	@if command -v shellcheck >/dev/null; then echo '== shell: shellcheck'; \

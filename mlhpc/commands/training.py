@@ -158,8 +158,8 @@ def _campaign(options: argparse.Namespace) -> int:
     from rich.console import Console
 
     from mlhpc.benchmarks import load
-    from mlhpc.campaign import make
-    from mlhpc.campaign_record import Campaign
+    from mlhpc.campaign.record import Campaign
+    from mlhpc.campaign.runs import make
     from mlhpc.emulated_step import refuse
     from mlhpc.submission.logs.hyperparameters import load_run
 

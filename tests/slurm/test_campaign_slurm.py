@@ -87,8 +87,8 @@ STEPS = """\
 #!{python}
 import os, pathlib, subprocess
 from mlhpc.benchmarks.load import load
-from mlhpc.campaign_placement import srun_options
-from mlhpc.campaign_record import Campaign
+from mlhpc.campaign.placement import srun_options
+from mlhpc.campaign.record import Campaign
 here = pathlib.Path()
 campaign = Campaign(load("cosmoflow", "smoke"), (), here, None, here, 4, instances=4, ranks=2)
 command = ["bash", "-c", "date +%s.%N; sleep 10; date +%s.%N; echo $SLURMD_NODENAME"]

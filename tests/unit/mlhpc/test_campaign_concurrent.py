@@ -11,8 +11,8 @@ import pytest
 from helpers.campaign_site import Site
 
 from mlhpc.benchmarks import load
-from mlhpc.campaign_placement import bind_environment, srun_options
-from mlhpc.campaign_record import Campaign
+from mlhpc.campaign.placement import bind_environment, srun_options
+from mlhpc.campaign.record import Campaign
 from mlhpc.run_processes import is_locked
 
 

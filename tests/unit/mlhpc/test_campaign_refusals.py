@@ -6,8 +6,8 @@ import pytest
 from helpers.campaign_site import Site
 
 from mlhpc.benchmarks import load
-from mlhpc.campaign_placement import check_placement
-from mlhpc.campaign_record import Campaign
+from mlhpc.campaign.placement import check_placement
+from mlhpc.campaign.record import Campaign
 from mlhpc.errors import UserError
 
 

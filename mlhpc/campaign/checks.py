@@ -7,8 +7,8 @@ from typing import Any
 
 from mlhpc.benchmarks import load, rules
 from mlhpc.benchmarks.toml_lines import parse_toml
-from mlhpc.campaign_placement import check_placement
-from mlhpc.campaign_record import Campaign, read_run
+from mlhpc.campaign.placement import check_placement
+from mlhpc.campaign.record import Campaign, read_run
 from mlhpc.common.data import manifest
 from mlhpc.errors import UserError
 from mlhpc.run import RunPaths, context_of
