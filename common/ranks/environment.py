@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from mlhpc.common.host.hostlist import expand_counts, expand_hosts
+from mlhpc.common.ranks.hostlist import expand_counts, expand_hosts
 from mlhpc.errors import UserError
 
 Launcher = Literal["none", "mlhpc", "torchrun", "horovodrun", "mpirun", "srun"]

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from mlhpc.campaign.record import Campaign
 from mlhpc.common.host import accelerators
-from mlhpc.common.host.hostlist import expand_hosts
+from mlhpc.common.ranks.hostlist import expand_hosts
 from mlhpc.errors import UserError, count
 from mlhpc.run_processes import allocated_tasks
 

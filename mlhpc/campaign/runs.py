@@ -18,8 +18,8 @@ from mlhpc.benchmarks import load, rules
 from mlhpc.campaign.checks import check_options, check_settings, rule_context
 from mlhpc.campaign.placement import bind_environment, cores_of, gpu_environment, srun_options
 from mlhpc.campaign.record import Campaign, RunState, attempts, read_run, save, score_of, show
-from mlhpc.common.host.hostlist import expand_hosts
 from mlhpc.common.pages.terminal import say
+from mlhpc.common.ranks.hostlist import expand_hosts
 from mlhpc.common.ranks.local import end, signals_as_ctrl_c, status_of
 from mlhpc.run_processes import GRACE_S, in_slurm, is_locked, locked, start_run
 

@@ -13,9 +13,9 @@ import numpy as np
 from fuzz.mutate import damaged_bytes, damaged_value
 
 from mlhpc.common.data.manifest import File
-from mlhpc.common.host.hostlist import expand_counts, expand_hosts
 from mlhpc.common.ranks import rendezvous, wire
 from mlhpc.common.ranks.connection import Connection
+from mlhpc.common.ranks.hostlist import expand_counts, expand_hosts
 from mlhpc.doctor.nodes import receive_facts
 from mlhpc.errors import UserError
 

@@ -4,9 +4,9 @@
 
 Makes the smoke preset's data sets and their codecs below ``--work``, unless they are there, runs ``mlhpc study``
 on them in the memory of the node (``--memory``) and on the disk of ``--work``, and prints samples/s of each codec
-relative to the base's (plain TFRecord, HDF5) of the same storage, batch and set size, round by round: a round runs all
-cells once. Figs. 9 and 12, the time of a sample by what it is spent on, are "Time per sample" of the studies'
-pages. Started again with more rounds, it continues.
+relative to the base's (plain TFRecord, HDF5) of the same storage, batch and set size, round by round: a round
+runs all cells once. Figs. 9 and 12, the time of a sample by what it is spent on, are "Time per sample" of the
+studies' pages. Started again with more rounds, it continues.
 """
 
 import argparse

@@ -44,7 +44,7 @@ FLOORS = (
     {"submission/report", "submission/pack", "submission"},
     {"mlhpc/doctor", "mlhpc/observe"},
     {"mlhpc"},
-    {"mlhpc/preview"},
+    {"mlhpc/campaign", "mlhpc/preview"},
     {"mlhpc/commands"},
     {"mlhpc/cli"},
 )
