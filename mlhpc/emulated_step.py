@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 from statistics import median
 
+from mlhpc.benchmarks import registry
 from mlhpc.benchmarks.schema import Emulation, Run
 from mlhpc.common.ranks.environment import identify
 from mlhpc.common.timing.breakdown import read_events
@@ -28,6 +29,16 @@ def emulated(run: Run, compute: str, ranks: int) -> Run:
     local_batch_size = max(1, run.hyperparameters.global_batch_size // sharing)
     emulation = _emulation(run, compute, local_batch_size, size)
     return run.model_copy(update={"division": "open", "emulation": emulation})
+
+
+def require_supported(run: Run) -> None:
+    """Raise UserError if ``run`` is emulated, and its framework always trains."""
+    framework = registry.find(run.benchmark).frameworks[run.training.framework]
+    if run.emulation.enabled and not framework.emulates:
+        raise UserError(
+            f"{run.benchmark} in {run.training.framework} does not support emulated steps; omit --compute "
+            f"and emulation.step_s"
+        )
 
 
 def refuse(run: Run, what: str) -> None:

@@ -39,7 +39,7 @@ from mlhpc.common.staging.target import as_user_error, in_use, require_own
 from mlhpc.common.timing.runlog import RunLog
 from mlhpc.common.training import checkpoint
 from mlhpc.doctor.memory import REMEDY, killed_hint, memory_need
-from mlhpc.emulated_step import emulated
+from mlhpc.emulated_step import emulated, require_supported
 from mlhpc.errors import QUIET, UserError, missing_package
 from mlhpc.errors import count as counted
 from mlhpc.run_result import Conclusion, last_line, write_text
@@ -121,12 +121,7 @@ def requested(options: argparse.Namespace) -> tuple[Run, RunPaths]:
     )
     if options.compute is not None:
         run = emulated(run, options.compute, options.ranks)
-    framework = registry.find(run.benchmark).frameworks[run.training.framework]
-    if run.emulation.enabled and not framework.emulates:
-        raise UserError(
-            f"{run.benchmark} in {run.training.framework} does not support emulated steps; omit --compute "
-            f"and emulation.step_s"
-        )
+    require_supported(run)
     rules.enforce(rules.RunContext(run, resumed=options.resume is not None))
     paths = RunPaths(
         data=options.data or Path("data") / f"{run.benchmark}-{run.preset}",

@@ -196,7 +196,7 @@ def _interval(spread: Spread | None) -> dict[str, float | None] | None:
 
 def show(study: Study, console: Console) -> None:
     """Print the tables of the page, on a narrow terminal without their last columns."""
-    from mlhpc.submission.report.study_page import cells_table, servers_table
+    from mlhpc.submission.report.study_page import cells_table, emulated, servers_table
 
     print_table(cells_table(study), console, optional=5)
     if servers := servers_table(study):
@@ -204,6 +204,8 @@ def show(study: Study, console: Console) -> None:
     for cell in study.cells:
         for why in cell.failures:
             say(console, Text(f"{cell.path.name} {why}", style="red"))
+    if sentence := emulated(study):
+        say(console, Text(sentence, style="yellow"))
     warmup, steps = (study.cells[0].settings.get(f"study.{key}") for key in ("warmup_steps", "steps"))
     line = f"{steps} steps per run, after {warmup} of warm-up; " if "study.steps" not in study.axes else ""
     say(console, Text(f"{line}charts: {study.path / 'study.html'}"))

@@ -17,7 +17,7 @@ from mlhpc.benchmarks.schema import Run
 from mlhpc.common.data import manifest
 from mlhpc.common.data.manifest import Manifest
 from mlhpc.common.data.sharding import divide_batch
-from mlhpc.emulated_step import refuse
+from mlhpc.emulated_step import refuse, require_supported
 from mlhpc.errors import UserError, count, did_you_mean
 from mlhpc.run_processes import in_slurm
 from mlhpc.submission.report.study import CELL, GLOBAL_BATCH, PLACES, SERVERS, UPDATES, Value, family, flat
@@ -176,9 +176,11 @@ def _cell(sweep: Sweep, chosen: dict[str, Value]) -> PlannedCell:
     if "batch" in chosen:
         settings.append(f"hyperparameters.global_batch_size={int(chosen['batch']) * ranks}")
     run = load.load(sweep.benchmark, sweep.preset, settings)
-    refuse(run, "a study")
-    if SERVERS in chosen and run.study.earlier_epochs:
-        raise UserError(f"study.earlier_epochs: is only for studies without {SERVERS}; omit it")
+    require_supported(run)
+    if SERVERS in chosen:
+        refuse(run, f"a study of {SERVERS}")
+        if run.study.earlier_epochs:
+            raise UserError(f"study.earlier_epochs: is only for studies without {SERVERS}; omit it")
     benchmark = registry.find(sweep.benchmark)
     for check in (benchmark.check, benchmark.servers_check if SERVERS in chosen else ""):
         if check:

@@ -33,6 +33,7 @@ TITLE = {
     "study.earlier_epochs": "Epochs read before",
     "network.name": "Network",
     "loading.loader": "Loader",
+    "emulation.step_s": "Emulated step, s",
     SERVERS: "Parameter servers",
     UPDATES: "Updates of parameter servers",
 }

@@ -33,6 +33,7 @@ def page(study: Study) -> str:
         heading=registry.title(benchmark),
         subtitle=f"study of training throughput, preset {_all(c.settings.get('preset') for c in study.cells)}",
         meta=_meta(study),
+        emulated=emulated(study),
         axes=list(filter(None, (_throughput(study, axis) for axis in study.axes))),
         times=times,
         times_left_out=count(not_shown, "cell") if not_shown else "",
@@ -67,6 +68,19 @@ def _meta(study: Study) -> str:
         if len({cell.settings.get(key) for cell in study.cells}) == 1:
             meta += f" · {title(key).lower()} {study.cells[0].settings.get(key)}"
     return f"{meta} · {_machines(study)}"
+
+
+def emulated(study: Study) -> str:
+    """A sentence that says which steps waited instead of computing; "" if none did."""
+    times = list(dict.fromkeys(cell.settings.get("emulation.step_s") for cell in study.cells))
+    waited = ", ".join(f"{seconds:.4g}" for seconds in times if isinstance(seconds, int | float))
+    if not waited:
+        return ""
+    cells = "Emulated" if None not in times else "Emulated in the cells that have emulation.step_s"
+    return (
+        f"{cells}: each step waited {waited} s instead of computing; rates are those of the input path, "
+        "not of training."
+    )
 
 
 def cells_table(study: Study) -> Table:

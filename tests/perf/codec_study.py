@@ -1,6 +1,7 @@
-"""Paper 002's Figs. 8, 10 and 11 at the size of a laptop: samples/s by codec, storage, batch and set size.
+r"""Paper 002's Figs. 8, 10 and 11 at the size of a laptop: samples/s by codec, storage, batch and set size.
 
-    python tests/perf/codec_study.py --work data/codec-study [--benchmarks cosmoflow deepcam] [--rounds 2]
+    python tests/perf/codec_study.py --work data/codec-study [--benchmarks cosmoflow deepcam] [--rounds 2] \
+        [--step-s 0.001]
 
 Makes the smoke preset's data sets and their codecs below ``--work``, unless they are there, runs ``mlhpc study``
 on them in the memory of the node (``--memory``) and on the disk of ``--work``, and prints samples/s of each codec
@@ -48,11 +49,15 @@ def main() -> None:
     parser.add_argument(
         "--steps", type=int, default=12, help="measured steps of a run (default: %(default)s)"
     )
+    parser.add_argument(
+        "--step-s", type=float, help="emulate: steps wait for this time, as if an accelerator computed them"
+    )
     options = parser.parse_args()
     for name in options.benchmarks:
         figure = FIGURES[name]
         data = make(name, figure.codecs, options.work)
-        out = options.work / f"{name}-study"
+        emulated = options.step_s is not None
+        out = options.work / (f"{name}-study-{options.step_s:g}-s" if emulated else f"{name}-study")
         storage = f"shared,{options.work / 'stage'},{options.memory}"
         axes = {
             "codec": ",".join(figure.codecs),
@@ -61,6 +66,7 @@ def main() -> None:
             "data.train_samples": ",".join(map(str, figure.set_sizes)),
         }
         settings = ("loading.sample_dtype=float16", "study.earlier_epochs=1", *figure.settings)
+        settings += (f"emulation.step_s={options.step_s}",) if emulated else ()
         mlhpc(
             "study", name, "--preset", "smoke", "--data", data, "--out", out,
             "--repeats", options.rounds, "--warmup", 4, "--steps", options.steps,

@@ -90,13 +90,32 @@ def test_an_emulated_run_is_marked_and_never_scored(climate, tmp_path):
     assert again.returncode == 2 and "emulated run" in again.stderr
 
 
+def test_a_study_takes_the_emulated_steps_and_says_so(tiny_data, tmp_path):
+    out = tmp_path / "study"
+    words = ["--data", tiny_data, "--out", out, "--repeats", 1, "--warmup", 1, "--steps", 2]
+    vary = ["--vary", "emulation.step_s=0.25,0.02", "--vary", "training.framework=tensorflow,pytorch"]
+    done = mlhpc("study", "cosmoflow", *words, *vary, *settings())
+    assert done.returncode == 0, done.stderr
+    cells = json.loads((out / "study.json").read_text())["cells"]
+    assert len(cells) == 4
+    for cell in cells:
+        (run,) = cell["runs"]
+        # At least the time of its waits, and a warm-up does not count as measured steps.
+        assert run["seconds"] >= run["steps"] * cell["settings"]["emulation.step_s"]
+    sentence = "each step waited 0.02, 0.25 s instead of computing"
+    assert sentence in " ".join(done.stdout.split()) and sentence in (out / "study.html").read_text()
+
+
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
         (["run", "deepcam", "--compute", "-1"], "must be 0 to 86400 seconds"),
         (["run", "deepcam", "--compute", "nowhere"], "not seconds"),
         (["run", "deepcam", "--preset", "closed", "--set", "emulation.step_s=1"], "not a closed run"),
-        (["study", "deepcam", "--set", "emulation.step_s=1"], "requires training"),
+        (
+            ["study", "resnet50", "--set", "emulation.step_s=1", "--vary", "parameter_servers=1"],
+            "requires training",
+        ),
         (["campaign", "deepcam", "--set", "emulation.step_s=1"], "requires training"),
     ],
 )
