@@ -46,6 +46,7 @@ def main() -> None:
     parser.add_argument("--memory", type=Path, default=Path("/dev/shm/codec-study"))
     parser.add_argument("--benchmarks", nargs="+", choices=FIGURES, default=list(FIGURES))
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--set-sizes", type=int, nargs=2, help="training samples (default: by benchmark)")
     parser.add_argument(
         "--steps", type=int, default=12, help="measured steps of a run (default: %(default)s)"
     )
@@ -63,7 +64,7 @@ def main() -> None:
             "codec": ",".join(figure.codecs),
             "storage": storage,
             "batch": ",".join(map(str, BATCHES)),
-            "data.train_samples": ",".join(map(str, figure.set_sizes)),
+            "data.train_samples": ",".join(map(str, options.set_sizes or figure.set_sizes)),
         }
         settings = ("loading.sample_dtype=float16", "study.earlier_epochs=1", *figure.settings)
         settings += (f"emulation.step_s={options.step_s}",) if emulated else ()
