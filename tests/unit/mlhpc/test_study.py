@@ -193,8 +193,8 @@ def test_a_task_of_a_job_array_starts_only_its_run(site):
         (["--vary", "storage=staged"], "pass --stage"),
         (["--vary", "data=/nowhere/at/all"], "no such data set"),
         (
-            ["--vary", "batch=1024"],
-            "batch=1024: 5 steps of warm-up and 20 to measure exceed the 2 of an epoch",
+            ["--vary", "batch=8192"],
+            "batch=8192: 5 steps of warm-up and 20 to measure exceed the 2 of an epoch",
         ),
         (["--vary", "batch=8", "--steps", "0"], "--steps 0"),
         (["--vary", "batch=8", "--repeats", "0"], "--repeats 0"),
