@@ -25,7 +25,7 @@ help:
 	@sed -n 's/^# //p' Makefile | head -6
 
 demo: $(VENV)/.demo
-	@echo '== data: 2 304 small universes in the official layout (kept for next time)'
+	@echo '== data: 18 432 samples of 2 304 small universes in the official layout (kept for next time)'
 	@$(BIN)/mlhpc data make cosmoflow --preset smoke
 	@echo '== run: stage, train to target, evaluate'
 	@rm -rf $(DEMO)
