@@ -52,7 +52,8 @@ def cosmoflow(data: Path) -> None:
         side = round(len(counts) ** (1 / 3))
         fields = logs.reshape(side, side, side, 4)
         fields -= fields.mean(axis=(0, 1, 2))
-        # A part of a larger box does not continue at its other side: the second spectra are of a field that fades out.
+        # A part of a larger box does not continue at its other side: the second spectra are of a field that
+        # fades out.
         edge = np.hanning(side + 2)[1:-1]
         window = edge[:, None, None, None] * edge[:, None, None] * edge[:, None]
         spectra = np.concatenate([clustering(fields), clustering(fields * window)])
@@ -142,7 +143,8 @@ def kernel_ridge(gamma: float) -> Any:
 
 
 class KernelRidgeOfAll(BaseEstimator, RegressorMixin):
-    """Kernel ridge regression on all samples, its settings chosen on 3 000 of them: their time grows with the cube."""
+    """Kernel ridge regression on all samples. Its settings are chosen on 3 000 of them, as the time grows with
+    the cube of their number."""
 
     def __init__(self, gamma: float) -> None:
         self.gamma = gamma
