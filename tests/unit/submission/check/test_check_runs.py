@@ -22,7 +22,7 @@ def test_a_small_preset_has_the_one_expected_finding_and_passes(ruleset: str, tm
     assert not official_verdict(run / "run.log", ruleset)  # it knows only 0.124
     (finding,) = check(run, ruleset)
     assert (finding.severity, finding.rule) == ("expected", f"hpc_{ruleset}/eval_error")
-    assert "own target 0.25" in finding.remedy and "not a closed-division result" in finding.remedy
+    assert "own target 0.314" in finding.remedy and "not a closed-division result" in finding.remedy
     out = StringIO()
     assert print_findings([finding], Console(file=out, width=100)) == 0
     assert out.getvalue().splitlines()[-1] == "passes (1 expected finding)"
@@ -139,7 +139,7 @@ def test_a_target_reached_only_according_to_the_result_is_found(tmp_path: Path) 
 
     (finding,) = [f for f in check(make_run(tmp_path / "run", log=missed)) if f.rule == "run/target"]
     assert (finding.expected, finding.actual) == (
-        "an evaluation inside the run that meets 0.25",
+        "an evaluation inside the run that meets 0.314",
         "the best eval_error is 0.3425",
     )
 

@@ -148,7 +148,7 @@ def test_small_presets_are_separate_and_not_results(tmp_path: Path) -> None:
     entries = [e for group in small for e in group]
     assert entries and all(e.official is False and not e.is_closed for e in entries)
     text = Page(page(comparison)).text
-    *_, before, after = text.split("CosmoFlow · 2 048 training samples · preset smoke")
+    *_, before, after = text.split("CosmoFlow · 16 384 training samples · preset smoke")
     assert after.startswith(" Not the official data set.")
     assert "CosmoFlow · 524 288 training samples Sets" in before
     assert "preset smoke" in after and "preset smoke" not in before

@@ -45,7 +45,7 @@ def test_every_part_stands_beside_its_prediction_with_the_ratio(tmp_path: Path) 
 
 
 def test_exchanges_stand_beside_those_of_the_epochs_that_were_trained(tmp_path: Path) -> None:
-    """Eight epochs, so seven exchanges: of 2048 samples of 32^3 x 4 numbers of 16 bits, 0.5 GiB, each of two nodes
+    """Eight epochs, so seven exchanges: of 16384 samples of 16^3 x 4 numbers of 16 bits, 0.5 GiB, each of two nodes
     keeps a half and sends a quarter, 128 MiB at 25 GB/s of one network card."""
 
     def two_nodes(result):
