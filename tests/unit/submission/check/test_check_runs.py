@@ -140,7 +140,7 @@ def test_a_target_reached_only_according_to_the_result_is_found(tmp_path: Path) 
     (finding,) = [f for f in check(make_run(tmp_path / "run", log=missed)) if f.rule == "run/target"]
     assert (finding.expected, finding.actual) == (
         "an evaluation inside the run that meets 0.314",
-        "the best eval_error is 0.3425",
+        "the best eval_error is 0.40458",
     )
 
 

@@ -45,8 +45,8 @@ def test_every_part_stands_beside_its_prediction_with_the_ratio(tmp_path: Path) 
 
 
 def test_exchanges_stand_beside_those_of_the_epochs_that_were_trained(tmp_path: Path) -> None:
-    """Eight epochs, so seven exchanges: of 16384 samples of 16^3 x 4 numbers of 16 bits, 0.5 GiB, each of two nodes
-    keeps a half and sends a quarter, 128 MiB at 25 GB/s of one network card."""
+    """Eight epochs, so seven exchanges: of 16384 samples of 16^3 x 4 numbers of 16 bits, 0.5 GiB,
+    each of two nodes keeps a half and sends a quarter, 128 MiB at 25 GB/s of one network card."""
 
     def two_nodes(result):
         result["nodes"] = result["ranks"] = 2
@@ -69,7 +69,8 @@ def test_a_run_that_waits_for_its_data_says_so_in_samples_per_second(tmp_path: P
     run = read(make_run(tmp_path / "run", result=slow))
     samples = sum(e.samples for e in run.result.epochs)
     says = beside(run, machine("dgx-a100")).measured
-    assert says == f"the input path limits: {samples / 70:.0f} of {samples / 60:.0f} samples/s"
+    rates = f"{samples / 70:,.0f} of {samples / 60:,.0f}".replace(",", " ")
+    assert says == f"the input path limits: {rates} samples/s"
 
 
 def test_without_a_machine_nothing_is_predicted(tmp_path: Path) -> None:
