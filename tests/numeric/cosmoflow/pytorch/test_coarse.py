@@ -55,7 +55,7 @@ def test_every_weight_learns_from_coarse_samples():
 
 
 def cosmoflow(*settings):
-    return load.load("cosmoflow", "smoke", ["training.framework=pytorch", *settings])
+    return load.load("cosmoflow", "smoke", ["training.framework=pytorch", "network.conv_layers=4", *settings])
 
 
 def test_stages_follow_each_other_from_the_coarsest():

@@ -24,7 +24,7 @@ SETTINGS = [
 
 @pytest.mark.parametrize("spatial_size", [1, 2])
 def test_every_sample_is_read_once_however_many_ranks_share_it(tmp_path, spatial_size):
-    x, y = np.zeros((32, 32, 32, 4), np.int16), np.zeros(4, np.float32)
+    x, y = np.zeros((16, 16, 16, 4), np.int16), np.zeros(4, np.float32)
     for folder, count in (("train", 8), ("validation", 2)):
         (tmp_path / folder).mkdir()
         for i in range(count):
