@@ -123,7 +123,7 @@ def test_a_cancelled_campaign_closes_its_log(submit, slurm, tmp_path):
     assert len(stops) == 1 and '"aborted"' in stops[0], outputs(tmp_path)
     # With other settings it would be another campaign. No other campaign is running there any more.
     assert not submit("--runs", 1)[1]
-    assert "was run with target.value = 0.25, not 9.0" in outputs(tmp_path)
+    assert "was run with target.value = 0.314, not 9.0" in outputs(tmp_path)
 
 
 def test_a_study_fills_nodes_one_after_the_other(slurm, tiny_data, tmp_path, monkeypatch):
