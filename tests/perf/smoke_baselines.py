@@ -98,9 +98,9 @@ def cosmoflow(data: Path) -> None:
         ("extra-trees, histograms", trees, [moments, shares], None),
         ("linear, spectra", scaled(RidgeCV(np.logspace(-3, 3, 13))), [moments, spectra], None),
         ("linear, everything", scaled(RidgeCV(np.logspace(-3, 3, 13))), [moments, shares, spectra], None),
-        ("kernel ridge, moments", scaled(kernel_ridge(0.02)), [moments], None),
-        ("kernel ridge, moments and spectra", scaled(kernel_ridge(0.001)), [moments, spectra], None),
-        ("kernel ridge, everything", scaled(kernel_ridge(0.0005)), [moments, shares, spectra], None),
+        ("kernel ridge, moments", scaled(KernelRidgeOfAll(0.02)), [moments], None),
+        ("kernel ridge, moments and spectra", scaled(KernelRidgeOfAll(0.001)), [moments, spectra], None),
+        ("kernel ridge, everything", scaled(KernelRidgeOfAll(0.0005)), [moments, shares, spectra], None),
         ("perceptron, moments and spectra", scaled(perceptron(MLPRegressor)), [moments, spectra], None),
         (
             "perceptron, everything, chosen by cross-validation",
@@ -136,10 +136,6 @@ def cosmoflow(data: Path) -> None:
 
 def scaled(model: Any) -> Any:
     return make_pipeline(StandardScaler(), model)
-
-
-def kernel_ridge(gamma: float) -> Any:
-    return KernelRidgeOfAll(gamma)
 
 
 class KernelRidgeOfAll(BaseEstimator, RegressorMixin):

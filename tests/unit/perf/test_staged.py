@@ -56,8 +56,10 @@ bandwidth = {{ value = "900 GB/s", source = "x" }}
 
 def run_of(*settings, train=900_000, evaluation=100_000, batch=16):
     sizes = [f"data.train_samples={train}", f"data.eval_samples={evaluation}", "data.gzip=false"]
-    sizes.append("data.sample_shape=[32,32,32,4]")
-    return load("cosmoflow", "smoke", [*sizes, f"hyperparameters.global_batch_size={batch}", *settings])
+    shape = "data.sample_shape=[32,32,32,4]"
+    return load(
+        "cosmoflow", "smoke", [*sizes, shape, f"hyperparameters.global_batch_size={batch}", *settings]
+    )
 
 
 REPLICATE, SHARD = run_of(), run_of("staging.mode=shard")
