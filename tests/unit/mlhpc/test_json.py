@@ -115,6 +115,7 @@ def test_every_setting_is_explained(benchmark: str, capsys) -> None:
 def test_a_dry_run_counts_steps_and_writes_nothing(tmp_path: Path, capsys, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     words = ["run", "cosmoflow", "--dry-run", "--set", "hyperparameters.global_batch_size=32"]
+    words += ["--set", "data.train_samples=2048"]
     assert cli.main([*words, "--json"]) == 0
     content = json.loads(capsys.readouterr().out)
     assert content["settings"]["data"]["train_samples"] == 2048

@@ -6,6 +6,7 @@ import pytest
 from helpers.page import Page, rows_of
 from helpers.study_site import Site
 
+from mlhpc.benchmarks import load
 from mlhpc.study_plan import parse_axes
 from mlhpc.submission.report.study import read
 
@@ -84,14 +85,17 @@ def test_values_are_shown_as_given(site, capsys):
     assert "&lt;b&gt;y" in page and "<b>y" not in page
 
 
-def data_set(site, name, *, train=2048, **facts):
+NEEDED = load.load("cosmoflow", "smoke").data
+
+
+def data_set(site, name, *, train=NEEDED.train_samples, **facts):
     """A data set with a manifest of these facts, and as many samples as the smoke preset needs; without its
     files."""
     folder = site.folder / name
     folder.mkdir(exist_ok=True)
     files = [
         [f"{split}/{number:05}", 1, None]
-        for split, samples in (("train", train), ("validation", 256))
+        for split, samples in (("train", train), ("validation", NEEDED.eval_samples))
         for number in range(samples)
     ]
     content = {"version": 1, "facts": facts, "files": files}
@@ -116,10 +120,11 @@ def test_codecs_are_data_sets_beside_the_published_one(site):
 
 
 def test_a_data_set_with_fewer_samples_is_refused_before_the_first_cell(site, capsys):
-    data_set(site, "data", benchmark="cosmoflow", train=2047)
+    data_set(site, "data", benchmark="cosmoflow", train=NEEDED.train_samples - 1)
     assert site.study("--vary", "batch=1,8") == 2
     error = capsys.readouterr().err
-    assert "data/train: 2047 samples, but 2048 are needed" in error and error.count("\n") == 1
+    samples = f"{NEEDED.train_samples - 1} samples, but {NEEDED.train_samples} are needed"
+    assert f"data/train: {samples}" in error and error.count("\n") == 1
     assert not site.calls()
 
 

@@ -67,7 +67,7 @@ def test_stages_follow_each_other_from_the_coarsest():
 @pytest.mark.parametrize(
     "settings, message",
     [
-        (["training.coarse_epochs=[8,8]"], "leave none of max_epochs=16"),
+        (["training.max_epochs=16", "training.coarse_epochs=[8,8]"], "leave none of max_epochs=16"),
         (["training.coarse_epochs=[1,1,1,1]"], "use at most 3"),
         (["training.coarse_epochs=[2]", "training.compile=true"], "compile, cuda_graphs or spatial"),
         (["training.coarse_epochs=[2]", "training.spatial=[2,1,1]"], "compile, cuda_graphs or spatial"),

@@ -68,7 +68,8 @@ def started(out: Path, *, epochs: int, ended: bool = False) -> Path:
     """The folder of a run of two ranks that has trained ``epochs`` of 16 epochs, written by its own log, and is
     training the next one, unless it has ``ended``."""
     out.mkdir()
-    (out / "config.toml").write_text(load.dumps(load.load("cosmoflow", "smoke")))
+    settings = ["training.max_epochs=16", "data.train_samples=2048", "target.value=0.25"]
+    (out / "config.toml").write_text(load.dumps(load.load("cosmoflow", "smoke", settings)))
     with RunLog(out, Solo()) as log:
         log.note("facts", ranks=2, resumed=False)
         with log.span("init"):

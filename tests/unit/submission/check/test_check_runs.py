@@ -18,11 +18,11 @@ from mlhpc.submission.logs.mllog import parse
 
 @pytest.mark.parametrize("ruleset", RULESETS)
 def test_a_small_preset_has_the_one_expected_finding_and_passes(ruleset: str, tmp_path: Path) -> None:
-    run = make_run(tmp_path / "run")
+    run = make_run(tmp_path / "run", settings=["target.value=0.25"])
     assert not official_verdict(run / "run.log", ruleset)  # it knows only 0.124
     (finding,) = check(run, ruleset)
     assert (finding.severity, finding.rule) == ("expected", f"hpc_{ruleset}/eval_error")
-    assert "own target 0.314" in finding.remedy and "not a closed-division result" in finding.remedy
+    assert "own target 0.25" in finding.remedy and "not a closed-division result" in finding.remedy
     out = StringIO()
     assert print_findings([finding], Console(file=out, width=100)) == 0
     assert out.getvalue().splitlines()[-1] == "passes (1 expected finding)"
@@ -137,10 +137,11 @@ def test_a_target_reached_only_according_to_the_result_is_found(tmp_path: Path) 
             if line["key"] == "eval_error":
                 line["value"] += 0.1
 
-    (finding,) = [f for f in check(make_run(tmp_path / "run", log=missed)) if f.rule == "run/target"]
+    run = make_run(tmp_path / "run", settings=["target.value=0.25"], log=missed)
+    (finding,) = [f for f in check(run) if f.rule == "run/target"]
     assert (finding.expected, finding.actual) == (
-        "an evaluation inside the run that meets 0.314",
-        "the best eval_error is 0.40458",
+        "an evaluation inside the run that meets 0.25",
+        "the best eval_error is 0.3425",
     )
 
 
