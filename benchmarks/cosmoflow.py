@@ -14,6 +14,9 @@ from mlhpc.errors import UserError, count
 class Simulation(schema.FrozenModel):
     """How ``mlhpc data make cosmoflow`` simulates the universes of a data set."""
 
+    generator: ClassVar[int] = 2
+    """Version of the universes, incremented whenever a seed gives different ones."""
+
     box_mpc_h: PositiveFloat = Field(description="side of the simulated box, Mpc/h")
     grid: PositiveInt = Field(description="voxels along a side of the box")
     particles: PositiveInt = Field(description="particles along a side of the box")

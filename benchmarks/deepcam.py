@@ -12,6 +12,9 @@ from mlhpc.errors import UserError
 class Simulation(schema.FrozenModel):
     """How ``mlhpc data make deepcam`` simulates the weather of a data set."""
 
+    generator: ClassVar[int] = 2
+    """Version of the weather, incremented whenever a seed gives different ones."""
+
     seed: NonNegativeInt = 2021
     test_samples: NonNegativeInt = Field(0, description="samples in test/, which is not used by runs")
     cyclones: float = Field(2.5, ge=0, description="mean number of tropical cyclones placed in a sample")

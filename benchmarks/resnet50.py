@@ -1,6 +1,6 @@
 """The settings of a ResNet-50 run; ``resnet50.toml`` gives the values."""
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
@@ -10,6 +10,9 @@ from mlhpc.errors import UserError
 
 class Simulation(schema.FrozenModel):
     """How ``mlhpc data make resnet50`` draws the images of a data set."""
+
+    generator: ClassVar[int] = 3
+    """Version of the images, incremented whenever a seed gives different ones."""
 
     seed: NonNegativeInt = 2021
     classes: PositiveInt = Field(1000, description="number of classes, equal to network.classes")

@@ -1,9 +1,10 @@
 """Opens and stages the data set of a run."""
 
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 from mlhpc.common.data import archives
 from mlhpc.common.data.codecs import native
@@ -14,6 +15,14 @@ from mlhpc.common.ranks.environment import identify, threads_per_rank
 from mlhpc.common.ranks.world import World
 from mlhpc.common.training.staging import How
 from mlhpc.errors import UserError
+
+
+class Simulation(Protocol):
+    """How the data set of a preset is generated: settings, and the version of the generator."""
+
+    generator: ClassVar[int]
+
+    def model_dump(self, *, mode: Literal["json"]) -> dict[str, Any]: ...
 
 
 class Samples(Protocol):
@@ -37,11 +46,13 @@ def open_dataset(
     *,
     select: Callable[[Manifest], Manifest],
     enforce_rules: Callable[[Mapping[str, Any]], object],
+    simulation: Simulation | None = None,
 ) -> Manifest:
     """The part of the data set in ``data`` that the run needs, as chosen by ``select``. Called by all ranks.
 
     Raises UserError, the same on all ranks, if the data set belongs to another benchmark or is insufficient,
-    or if ``enforce_rules`` finds that its facts violate the rules of the run's division.
+    or if ``enforce_rules`` finds that its facts violate the rules of the run's division. Rank 0 warns if it was
+    generated otherwise than by ``simulation``, for which the target of the run was set.
     """
     described = describe(data, world, benchmark)
 
@@ -50,7 +61,28 @@ def open_dataset(
         enforce_rules(dataset.facts)
         return dataset
 
-    return on_each_rank(world, take)  # the error is the same on all ranks, and printed by one
+    dataset = on_each_rank(world, take)  # the error is the same on all ranks, and printed by one
+    if world.rank == 0 and simulation and (other := generated_otherwise(dataset.facts, simulation)):
+        sys.stderr.write(
+            f"mlhpc: warning: {data}: generated with {other}, for which the target was set; remove it and make it "
+            f"again with mlhpc data make {benchmark}\n"
+        )
+    return dataset
+
+
+def generated_otherwise(facts: Mapping[str, Any], simulation: Simulation) -> str:
+    """What differs between the generated data set with these manifest ``facts`` and one that ``simulation`` would
+    generate now. Empty if nothing does, or if it was not generated."""
+    if not facts.keys() & {"generator", "simulation"}:
+        return ""
+    given = facts.get("simulation")
+    made = {**facts, **given} if isinstance(given, dict) else facts
+    expected = {"generator": simulation.generator} | simulation.model_dump(mode="json")
+    return ", ".join(
+        f"{name} {made[name]!r} instead of {value!r}" if name in made else f"no {name} instead of {value!r}"
+        for name, value in expected.items()
+        if made.get(name) != value
+    )
 
 
 def require_codec(dataset: Manifest, codecs: Sequence[str], *, without: str) -> None:

@@ -24,6 +24,7 @@ def open_data(run: CosmoFlow, data: Path, world: World) -> Manifest:
         world,
         select=partial(select, data=run.data),
         enforce_rules=lambda facts: rules.enforce(rules.RunContext(run, facts=facts)),
+        simulation=run.data.simulation,
     )
     require_facts(dataset)
     if run.loading.decode == "device":

@@ -21,9 +21,6 @@ from mlhpc.cosmoflow.synthetic import gravity
 from mlhpc.cosmoflow.synthetic.cosmology import MEAN, OMEGA_B_H2, PARAMETERS, Cosmology
 from mlhpc.errors import UserError, count
 
-GENERATOR = 2
-"""Version of the generated universes, incremented whenever a seed gives different bytes."""
-
 REDSHIFTS = (3.0, 1.5, 0.5, 0.0)
 """The channels of a sample, early to late. The published set has four redshifts and does not state them."""
 
@@ -102,7 +99,7 @@ def make(data: Data, out: Path, world: World, workers: int, raw: bool = False) -
             for u in range(-(-samples // cuts))
             for part in [range(min(cuts, samples - u * cuts))]
         ]
-    settings = {"raw": raw, "generator": GENERATOR, **data.model_dump(mode="json")}
+    settings = {"raw": raw, "generator": Simulation.generator, **data.model_dump(mode="json")}
     write = partial(_write_raw if raw else _write_samples, data, out)
     made = generate.write_missing(out, settings, tasks, write, "universes", world, workers)
     if made or not (out / manifest.NAME).exists():
@@ -135,7 +132,7 @@ def _facts(data: Data, raw: bool) -> dict[str, object]:
         "benchmark": "cosmoflow",
         "sample_shape": list(data.sample_shape),
         "simulation": data.simulation.model_dump() if data.simulation else None,
-        "generator": GENERATOR,
+        "generator": Simulation.generator,
         "redshifts": list(REDSHIFTS),
         "parameters": list(PARAMETERS),
         "mean_parameters": list(MEAN),

@@ -26,6 +26,7 @@ def open_data(run: DeepCam, data: Path, world: World) -> tuple[Manifest, Statist
         world,
         select=partial(select, data=run.data),
         enforce_rules=lambda facts: rules.enforce(rules.RunContext(run, facts=facts)),
+        simulation=run.data.simulation,
     )
     require_layout(dataset)
     if run.loading.decode == "device":

@@ -26,9 +26,6 @@ from mlhpc.errors import UserError, count
 
 STATISTICS = "stats.h5"
 
-GENERATOR = 2
-"""Version of the generated weather, incremented whenever a seed gives different samples."""
-
 
 def simulate(
     simulation: Simulation, rows: int, columns: int, sample: int
@@ -58,7 +55,7 @@ def make(data: Data, out: Path, world: World, workers: int) -> None:
     counts = {"train": data.train_samples, "validation": data.eval_samples, "test": simulation.test_samples}
     folders = [folder for folder, samples in counts.items() for _ in range(samples)]
     tasks = [(sample, [f"{folder}/data-{sample:06d}.h5"]) for sample, folder in enumerate(folders)]
-    settings = {"generator": GENERATOR, **data.model_dump(mode="json")}
+    settings = {"generator": Simulation.generator, **data.model_dump(mode="json")}
     write = partial(_write, simulation, rows, columns, out)
     made = generate.write_missing(out, settings, tasks, write, "samples", world, workers)
     if made or not (out / STATISTICS).exists():
@@ -72,7 +69,7 @@ def make(data: Data, out: Path, world: World, workers: int) -> None:
             "channels": list(CHANNELS),
             "classes": list(CLASSES),
             "simulation": simulation.model_dump(),
-            "generator": GENERATOR,
+            "generator": Simulation.generator,
             "made_by": "mlhpc data make deepcam",
             "samples": counts,
         }

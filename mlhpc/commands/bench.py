@@ -39,6 +39,11 @@ def _bench(options: argparse.Namespace) -> int:
 
     from mlhpc.common.data import bench_report, ceilings, manifest
     from mlhpc.common.data.loader_bench import Way
+    from mlhpc.common.ranks import launch
+
+    launch.connect(
+        "none"
+    )  # processes side by side would slow each other down and empty each other's page cache
 
     tool = registry.find(options.benchmark).loader_bench
     if tool is None:

@@ -22,6 +22,7 @@ def open_data(run: ResNet50, data: Path, world: World) -> Manifest:
         world,
         select=partial(select, data=run.data),
         enforce_rules=lambda facts: rules.enforce(rules.RunContext(run, facts=facts)),
+        simulation=run.data.simulation,
     )
 
 

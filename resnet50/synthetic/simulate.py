@@ -12,9 +12,6 @@ from mlhpc.common.ranks.world import World
 from mlhpc.errors import UserError, count
 from mlhpc.resnet50.synthetic.drawing import draw
 
-GENERATOR = 3
-"""Version of the drawn images, incremented whenever a seed gives different images."""
-
 
 def make(data: Data, out: Path, world: World, workers: int) -> None:
     """Generate the data set of a preset under ``out``, with its manifest. Called by all ranks.
@@ -32,7 +29,7 @@ def make(data: Data, out: Path, world: World, workers: int) -> None:
     counts = {"train": data.train_samples, "validation": data.eval_samples}
     folders = [folder for folder, images in counts.items() for _ in range(images)]
     tasks = [(image, [_name(folder, simulation, image)]) for image, folder in enumerate(folders)]
-    settings = {"generator": GENERATOR, **counts, "simulation": simulation.model_dump(mode="json")}
+    settings = {"generator": Simulation.generator, **counts, "simulation": simulation.model_dump(mode="json")}
     write = partial(_write, simulation, out)
     made = generate.write_missing(out, settings, tasks, write, "images", world, workers)
     if made or not (out / manifest.NAME).exists():
@@ -41,7 +38,7 @@ def make(data: Data, out: Path, world: World, workers: int) -> None:
             "format": "jpeg",
             "classes": [_class(number) for number in range(simulation.classes)],
             "simulation": simulation.model_dump(),
-            "generator": GENERATOR,
+            "generator": Simulation.generator,
             "made_by": "mlhpc data make resnet50",
             "samples": counts,
         }

@@ -280,6 +280,14 @@ def test_a_picture_is_never_overwritten(tmp_path, capsys):
     assert "exists already" in capsys.readouterr().err and out.read_text() == "kept"
 
 
+def test_a_bench_by_several_ranks_is_refused(tmp_path, capsys, monkeypatch):
+    """Each would empty the page cache of the others between its rounds."""
+    for name, value in {"RANK": "1", "SIZE": "2", "LOCAL_RANK": "1", "LOCAL_SIZE": "2"}.items():
+        monkeypatch.setenv(f"OMPI_COMM_WORLD_{name}", value)
+    assert cli.main(["data", "bench", "cosmoflow", str(tmp_path)]) == 2
+    assert "mpirun started 2 ranks of a command that runs as a single process" in capsys.readouterr().err
+
+
 def test_presets_without_a_benchmark_lists_all(capsys):
     assert cli.main(["presets"]) == 0
     text = capsys.readouterr().out

@@ -2,15 +2,22 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from helpers.thread_world import ThreadWorld, on_ranks
 
+from mlhpc.benchmarks.schema import FrozenModel
 from mlhpc.common.data.manifest import Manifest, index
 from mlhpc.common.ranks.world import Solo
 from mlhpc.common.training.dataset import open_dataset, require_codec
 from mlhpc.errors import AlreadyReported, UserError
+
+
+class Weather(FrozenModel):
+    generator: ClassVar[int] = 2
+    cyclones: float = 2.5
+    strains: float = 6
 
 
 def refuse(what: Any) -> Any:
@@ -46,6 +53,42 @@ def test_what_is_wrong_with_a_data_set_is_printed_by_one_rank(
     outcomes = on_ranks(1, 3, open_it)
     assert [type(outcome) for outcome in outcomes] == [UserError, AlreadyReported, AlreadyReported]
     assert all(message in str(outcome) for outcome in outcomes)
+
+
+@pytest.mark.parametrize(
+    ("facts", "told"),
+    [
+        ({}, None),  # not generated
+        ({"generator": 2, "simulation": {"cyclones": 2.5, "strains": 6}}, None),
+        (
+            {"generator": 1, "simulation": {"cyclones": 2.5, "strains": 6}},
+            "with generator 1 instead of 2, for which",
+        ),
+        (
+            {"generator": 2, "simulation": {"cyclones": 3}},
+            "with cyclones 3 instead of 2.5, no strains instead of 6",
+        ),
+        ({"generator": 2, "simulation": "a\x1b[2J"}, "with no cyclones instead of 2.5, no strains"),
+    ],
+)
+def test_a_data_set_generated_otherwise_is_warned_of_in_one_line_by_one_rank(
+    facts: dict[str, Any], told: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "train").mkdir()
+    (tmp_path / "train" / "a").write_bytes(b"a")
+    index(tmp_path, facts, Solo(), workers=1)
+
+    def open_it(world: ThreadWorld) -> Manifest:
+        return open_dataset(
+            tmp_path, "deepcam", world, select=take_all, enforce_rules=len, simulation=Weather()
+        )
+
+    assert len(on_ranks(1, 3, open_it)) == 3
+    said = capsys.readouterr().err
+    if told is None:
+        assert said == ""
+    else:
+        assert told in said and said.count("\n") == 1 and "mlhpc data make deepcam" in said
 
 
 @pytest.mark.parametrize(("facts", "described"), [({}, "TFRecord"), ({"codec": "zstd"}, "zstd")])
