@@ -210,7 +210,9 @@ def test_charts_and_tables_are_accessible_to_screen_readers(tmp_path: Path) -> N
     page, _ = report_of(make_run(tmp_path / "run", settings=["target.value=0.25"]))
     assert len(page.alt_texts) == len(page.charts) == 7
     assert all(page.alt_texts)
-    says = "mean absolute error, target ≤ 0.25, from epoch 1, 16.1 s: 0.3868 to epoch 8, 92.7 s: 0.2425; lowest"
+    says = (
+        "mean absolute error, target ≤ 0.25, from epoch 1, 16.1 s: 0.3868 to epoch 8, 92.7 s: 0.2425; lowest"
+    )
     assert any(text.startswith(says) for text in page.alt_texts)
     headers = [a.get("scope") for tag, a in page.elements if tag == "th"]
     assert headers and set(headers) == {"row", "col"}
