@@ -136,7 +136,7 @@ def test_another_file_as_config_toml_is_a_one_line_error(tmp_path, text, said):
 
 def config_with(tmp_path, before, after):
     """A run's config.toml with one line changed, and the number of that line."""
-    text = load.dumps(load.load("cosmoflow", "smoke"))
+    text = load.dumps(load.load("cosmoflow", "smoke", ["training.max_epochs=16"]))
     assert text.count(before) == 1
     path = tmp_path / "config.toml"
     path.write_text(text.replace(before, after))
