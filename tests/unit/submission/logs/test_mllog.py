@@ -154,8 +154,8 @@ def test_an_unreadable_path_is_a_one_line_error(tmp_path: Path) -> None:
 def test_damaged_logs_are_parsed_like_in_the_official_parser(
     tmp_path_factory: pytest.TempPathFactory, cut: tuple[int, int], junk: bytes
 ) -> None:
-    """Bytes removed and inserted: never an exception, and the same records as the official parser, but their keys are
-    printable."""
+    """Bytes removed and inserted: never an exception, and the same records as the official parser, with printable
+    keys."""
     data = GOOD.read_bytes()
     path = tmp_path_factory.mktemp("damage") / "a.log"
     path.write_bytes(data[: cut[0]] + junk + data[sum(cut) :])
