@@ -359,7 +359,7 @@ def test_csv_has_every_epoch_and_quotes_names(tmp_path: Path, capsys) -> None:
 
 
 def test_diff_names_settings_environment_and_machine(tmp_path: Path, capsys) -> None:
-    make_run(tmp_path / "a")
+    make_run(tmp_path / "a", settings=["training.max_epochs=16"])
     make_run(
         tmp_path / "b",
         settings=["training.max_epochs=9"],
