@@ -15,7 +15,7 @@ class Simulation(schema.FrozenModel):
     """How ``mlhpc data make cosmoflow`` simulates the universes of a data set."""
 
     generator: ClassVar[int] = 2
-    """Version of the universes, incremented whenever a seed gives different ones."""
+    """Version of the simulation, incremented whenever a seed gives different universes."""
 
     box_mpc_h: PositiveFloat = Field(description="side of the simulated box, Mpc/h")
     grid: PositiveInt = Field(description="voxels along a side of the box")

@@ -13,7 +13,7 @@ class Simulation(schema.FrozenModel):
     """How ``mlhpc data make deepcam`` simulates the weather of a data set."""
 
     generator: ClassVar[int] = 2
-    """Version of the weather, incremented whenever a seed gives different ones."""
+    """Version of the simulation, incremented whenever a seed gives different weather."""
 
     seed: NonNegativeInt = 2021
     test_samples: NonNegativeInt = Field(0, description="samples in test/, which is not used by runs")

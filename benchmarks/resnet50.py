@@ -12,7 +12,7 @@ class Simulation(schema.FrozenModel):
     """How ``mlhpc data make resnet50`` draws the images of a data set."""
 
     generator: ClassVar[int] = 3
-    """Version of the images, incremented whenever a seed gives different ones."""
+    """Version of the drawing, incremented whenever a seed gives different images."""
 
     seed: NonNegativeInt = 2021
     classes: PositiveInt = Field(1000, description="number of classes, equal to network.classes")

@@ -225,7 +225,6 @@ def _loader(
         alone,
         select=partial(select, data=run.data),
         enforce_rules=lambda facts: None,
-        simulation=run.data.simulation,
     )
     samples: RankSamples = assign_samples(
         dataset, None, "replicate", alone,

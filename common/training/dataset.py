@@ -76,10 +76,10 @@ def generated_otherwise(facts: Mapping[str, Any], simulation: Simulation) -> str
     if not facts.keys() & {"generator", "simulation"}:
         return ""
     given = facts.get("simulation")
-    made = {**facts, **given} if isinstance(given, dict) else facts
+    made = {"generator": facts.get("generator"), **(given if isinstance(given, dict) else {})}
     expected = {"generator": simulation.generator} | simulation.model_dump(mode="json")
     return ", ".join(
-        f"{name} {made[name]!r} instead of {value!r}" if name in made else f"no {name} instead of {value!r}"
+        f"{name} {made.get(name)!r} instead of {value!r}"
         for name, value in expected.items()
         if made.get(name) != value
     )

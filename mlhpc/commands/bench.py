@@ -41,9 +41,8 @@ def _bench(options: argparse.Namespace) -> int:
     from mlhpc.common.data.loader_bench import Way
     from mlhpc.common.ranks import launch
 
-    launch.connect(
-        "none"
-    )  # processes side by side would slow each other down and empty each other's page cache
+    # Several ranks would slow each other down and drop each other's files from the page cache.
+    launch.connect("none")
 
     tool = registry.find(options.benchmark).loader_bench
     if tool is None:

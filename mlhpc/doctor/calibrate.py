@@ -105,7 +105,7 @@ def _gpu() -> dict[str, Any] | None:
     """Measurements of the first GPU by PyTorch; None without PyTorch or a GPU."""
     if find_spec("torch") is None:
         return None
-    from mlhpc.common.pytorch.speed import gpu_speed
+    from mlhpc.doctor.gpu_speed import gpu_speed
 
     return gpu_speed()
 

@@ -99,7 +99,7 @@ def cosmoflow(data: Path) -> None:
         ("linear, spectra", scaled(RidgeCV(np.logspace(-3, 3, 13))), [moments, spectra], None),
         ("linear, everything", scaled(RidgeCV(np.logspace(-3, 3, 13))), [moments, shares, spectra], None),
         ("kernel ridge, moments", scaled(KernelRidgeOfAll(0.02)), [moments], None),
-        ("kernel ridge, moments and spectra", scaled(KernelRidgeOfAll(0.001)), [moments, spectra], None),
+        ("kernel ridge, moments and spectra", scaled(KernelRidgeOfAll(0.0005)), [moments, spectra], None),
         ("kernel ridge, everything", scaled(KernelRidgeOfAll(0.0005)), [moments, shares, spectra], None),
         ("perceptron, moments and spectra", scaled(perceptron(MLPRegressor)), [moments, spectra], None),
         (

@@ -69,6 +69,7 @@ MAY_USE_FRAMEWORKS = {
     "deepcam": {"torch", "nvidia"},
     "resnet50": {"torch", "torchvision", "nvidia"},
     "common/pytorch": {"torch"},
+    "mlhpc/doctor/gpu_speed.py": {"torch"},
     "common/ranks/horovod_world.py": {"tensorflow", "horovod"},
     "common/ranks/torch_world.py": {"torch"},
 }

@@ -66,9 +66,9 @@ def test_what_is_wrong_with_a_data_set_is_printed_by_one_rank(
         ),
         (
             {"generator": 2, "simulation": {"cyclones": 3}},
-            "with cyclones 3 instead of 2.5, no strains instead of 6",
+            "with cyclones 3 instead of 2.5, strains None instead of 6",
         ),
-        ({"generator": 2, "simulation": "a\x1b[2J"}, "with no cyclones instead of 2.5, no strains"),
+        ({"generator": 2, "simulation": "a\x1b[2J"}, "with cyclones None instead of 2.5, strains None"),
     ],
 )
 def test_a_data_set_generated_otherwise_is_warned_of_in_one_line_by_one_rank(
