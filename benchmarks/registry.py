@@ -1,7 +1,7 @@
 """The benchmarks that mlhpc runs: the three built-in ones, and those of other installed packages.
 
 A package adds a benchmark by an entry point in the group ``mlhpc.benchmarks`` whose object is a
-:class:`Benchmark` (docs/adding_a_benchmark.md). A benchmark's code is imported on first use: it is named as
+:class:`Benchmark` (docs/guide/adding_a_benchmark.md). A benchmark's code is imported on first use: it is named as
 ``"package.module:object"``.
 """
 

@@ -2,8 +2,8 @@
 
 The official checker reads logs: it reports violations only after the run, and only those visible in logs.
 The numbers are in the benchmark's TOML file (``closed_fixes``, ``closed_free``, ``closed_data``,
-``closed_results``), the rules in ``setting_rules.py`` and ``conduct_rules.py``. ``docs/rules.md`` is generated
-from these: the first paragraph of a docstring is the requirement, the line ``Source:`` states its origin.
+``closed_results``), the rules in ``setting_rules.py`` and ``conduct_rules.py``. ``docs/reference/rules.md`` is
+generated from these: the first paragraph of a docstring is the requirement, the line ``Source:`` its origin.
 "HPC rules" are the MLPerf HPC training rules 3.0, "training rules" the MLPerf training rules that they build on
 (both mlcommons/training_policies).
 """

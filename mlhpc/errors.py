@@ -45,7 +45,8 @@ def missing_package(error: ModuleNotFoundError, what: str, extra: str = "") -> s
     package = (error.name or "").partition(".")[0]
     extra = next((name for name, packages in EXTRAS.items() if package in packages), extra)
     if not extra or package == "horovod":  # which no extra can install
-        return f"{what} needs the package {package}, which is not installed here; see docs/dependencies.md"
+        page = "docs/reference/dependencies.md"
+        return f"{what} needs the package {package}, which is not installed here; see {page}"
     return f"{what} needs mlhpc[{extra}]: pip install 'mlhpc[{extra}]'"
 
 

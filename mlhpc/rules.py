@@ -46,7 +46,7 @@ def _print_words(head: tuple[str, ...], rows: Sequence[tuple[str, ...]], console
 
 
 def rules_content(benchmark: str, ruleset: str | None) -> dict[str, Any]:
-    """The content of ``mlhpc rules BENCHMARK --json`` (docs/json.md)."""
+    """The content of ``mlhpc rules BENCHMARK --json`` (docs/reference/json.md)."""
     definition = _closed(benchmark)
     ruleset = _known_ruleset(benchmark, _own_ruleset(benchmark, ruleset))
     return {
@@ -103,13 +103,13 @@ def print_violations(violations: list[Finding] | None, name: str, console: Conso
 
 
 def document() -> str:
-    """``docs/rules.md``."""
+    """``docs/reference/rules.md``."""
     lines = [
         "# Rules of the closed division",
         "",
-        "Written by `mlhpc rules > docs/rules.md` from `benchmarks/rules.py` and the tables `closed_*` of the",
-        "benchmarks' TOML files; a test keeps it up to date. `mlhpc rules BENCHMARK --ruleset 2.0.0` shows",
-        "the rules of one benchmark. With `--preset`, and `--set`, `--data` and `--stage` as for `run`, it",
+        "Written by `mlhpc rules > docs/reference/rules.md` from `benchmarks/rules.py` and the tables `closed_*`",
+        "of the benchmarks' TOML files; a test keeps it up to date. `mlhpc rules BENCHMARK --ruleset 2.0.0`",
+        "shows the rules of one benchmark. With `--preset`, and `--set`, `--data` and `--stage` as for `run`, it",
         "lists the violations of that run.",
         "",
         "A run of a closed preset is checked before it reads any data. A run that violates a rule does not",

@@ -76,7 +76,7 @@ def start_run(
 
 
 def _command(arguments: Sequence[str], ranks: int, srun_options: Sequence[str]) -> list[str]:
-    """The command line of a run. In a Slurm job LAUNCH_WRAP (docs/sites.md) goes between srun and ``mlhpc``,
+    """The command line of a run. In a Slurm job LAUNCH_WRAP (docs/guide/sites.md) goes between srun and ``mlhpc``,
     which is then the container's rather than the caller's."""
     this_mlhpc = [sys.executable, "-m", "mlhpc"]
     if in_slurm(os.environ):

@@ -44,7 +44,7 @@ class Conclusion:
 
 
 def summarize(run: Run, events: list[Event]) -> dict[str, Any]:
-    """``result.json`` (docs/architecture.md) from the events of rank 0."""
+    """``result.json`` (docs/reference/architecture.md) from the events of rank 0."""
     notes = {e["name"]: _tags(e) for e in events if e["event"] == "note"}
     staging = notes.get("staging")
     metrics: dict[int, dict[str, float]] = {}

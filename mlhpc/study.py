@@ -140,7 +140,7 @@ def _describe(sweep: Sweep, cell: PlannedCell) -> None:
 
 
 def content(study: Study) -> dict[str, Any]:
-    """The content of study.json, and of ``mlhpc study --json`` (docs/json.md)."""
+    """The content of study.json, and of ``mlhpc study --json`` (docs/reference/json.md)."""
     return {
         "mlhpc": mlhpc.__version__,
         "axes": study.axes,

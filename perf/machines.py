@@ -1,7 +1,8 @@
 """Machines as data: ``benchmarks/systems/NAME.toml``, or a user's file in the same format.
 
 Every figure has a source: ``bandwidth = { value = "900 GB/s", source = "data sheet, NVIDIA V100" }``.
-Unknown figures are omitted. Bandwidths are for one direction. docs/performance_models.md describes the fields.
+Unknown figures are omitted. Bandwidths are for one direction. docs/reference/performance_models.md describes
+the fields.
 """
 
 from collections.abc import Mapping

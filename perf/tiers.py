@@ -13,7 +13,7 @@ FILE_SYSTEM = "shared file system"
 
 Scope = Literal["sample", "node"]
 """Scope of the shuffle: the whole data set, of which a node reads a different part in every epoch, or the
-samples of each node, the same for the whole run (docs/data.md, "Shuffle scope")."""
+samples of each node, the same for the whole run (docs/guide/data.md, "Shuffle scope")."""
 
 
 @dataclass(frozen=True)

@@ -154,7 +154,7 @@ def content(
     ceilings: Ceilings,
     step_s: float | None,
 ) -> dict[str, Any]:
-    """Everything as the JSON of docs/json.md."""
+    """Everything as the JSON of docs/reference/json.md."""
     rows = []
     for way, rounds in measured.items():
         figures = medians(rounds)

@@ -141,8 +141,9 @@ class Meter:
             self._thread = None
 
     def stop(self) -> tuple[dict[Measured, dict[str, Any]], list[str]]:
-        """What all nodes have used since ``start``, by what was measured (``result.json``, docs/architecture.md),
-        and a line on each figure that is missing or incomplete. Called by all ranks."""
+        """What all nodes have used since ``start``, by what was measured (``result.json``,
+        docs/reference/architecture.md), and a line on each figure that is missing or incomplete. Called by all
+        ranks."""
         self.halt()
         host = socket.gethostname() if self.nodes > 1 else ""
         if self._blocked:

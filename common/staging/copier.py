@@ -4,7 +4,7 @@ Each file is read in blocks that stay in the processor's cache, and each block i
 there: so the checksum needs no second pass over memory. Copying inside the kernel (sendfile, copy_file_range)
 saves one copy, but then the checksum must read the bytes again, which takes the same time; requesting more
 readahead from the kernel (POSIX_FADV_WILLNEED) takes more processor time than its default readahead. Both
-were measured: docs/performance.md.
+were measured: docs/reference/performance.md.
 """
 
 import mmap

@@ -58,7 +58,7 @@ ROUND = 1 << 30
 
 AT_ONCE = 4
 """Number of concurrent transfers of a rank in each direction. File sizes differ, and a node may have no file
-in a step: with several transfers, others continue while one waits for its peer (docs/performance.md)."""
+in a step: with several transfers, others continue while one waits for its peer (docs/reference/performance.md)."""
 
 EXCHANGE = Activity(
     "the exchange of shards",

@@ -15,7 +15,7 @@ WINDOW_FILES = 2
 GAIN = 1.05
 FIRST = 4
 """Initial number of streams. A data set of a gigabyte is staged in half a second, of which a search from 2 to
-8 takes too much (docs/performance.md); a disk that one stream fills loses a tenth of a second or two."""
+8 takes too much (docs/reference/performance.md); a disk that one stream fills loses a tenth of a second or two."""
 HOLD_WINDOWS = 50
 """Number of windows after which another number of streams is tried."""
 

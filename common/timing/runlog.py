@@ -66,8 +66,8 @@ def _in_range(ranges: Ranges, name: str) -> Iterator[None]:
 class RunLog:
     """Writes ``run.log`` (MLLOG, rank 0) and ``events.rankN.jsonl`` (every rank) of one run.
 
-    Spans are the timing API: ``with log.span("epoch", epoch=3): …``. ``docs/timing.md`` describes the spans
-    and what is timed.
+    Spans are the timing API: ``with log.span("epoch", epoch=3): …``. ``docs/reference/timing.md`` describes the
+    spans and what is timed.
     """
 
     def __init__(self, out: Path, world: World, meter: EnergyMeter | None = None) -> None:

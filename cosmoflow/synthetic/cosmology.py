@@ -23,7 +23,7 @@ MEAN = (0.3089, 0.8159, 0.9667, 67.74)
 
 OMEGA_B_H2 = 0.02230
 """Planck 2015: physical baryon density, the same in every universe (it is known to 1%). The fits of EH98 are up to
-12% off where Ω_M h² is lowest and so baryons are almost half of all matter (docs/data_cosmoflow.md)."""
+12% off where Ω_M h² is lowest and so baryons are almost half of all matter (docs/reference/data_cosmoflow.md)."""
 
 T_CMB = 2.7255
 """Kelvin; Fixsen 2009, ApJ 707, 916."""

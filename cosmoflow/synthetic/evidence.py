@@ -3,7 +3,7 @@
 ``spectra`` compares the power spectra of a few universes with linear theory, ``statistics`` computes the
 statistics of paper 002 (figure 5), and ``regression DATA`` measures how well the parameters can be inferred
 from the power spectra of a data set: the limit of its volume, before a network is trained.
-docs/data_cosmoflow.md has the figures.
+docs/reference/data_cosmoflow.md has the figures.
 """
 
 import argparse

@@ -114,7 +114,7 @@ def _checked(data: Data) -> Simulation:
     if simulation is None:
         raise UserError(
             "this preset requires the official data set, which cannot be generated; see "
-            "docs/data_cosmoflow.md"
+            "docs/reference/data_cosmoflow.md"
         )
     if len(shape) != 4 or len(set(shape[:3])) != 1 or shape[3] != len(REDSHIFTS):
         raise UserError(f"data.sample_shape is {list(shape)}; universes give [n, n, n, {len(REDSHIFTS)}]")

@@ -81,7 +81,8 @@ def make(data: Data, out: Path, world: World, workers: int) -> None:
 def _checked(data: Data) -> Simulation:
     if data.simulation is None:
         raise UserError(
-            "this preset requires the official data set, which cannot be generated; see docs/data_deepcam.md"
+            "this preset requires the official data set, which cannot be generated; see "
+            "docs/reference/data_deepcam.md"
         )
     if data.sample_shape[2] != len(CHANNELS):
         raise UserError(

@@ -41,7 +41,7 @@ def add(commands: Commands) -> None:
     convert.add_argument("source", type=Path)
     convert.add_argument("out", type=Path)
     codecs = "; ".join(f"{b.name}: {', '.join(b.convert.codecs)}" for b in registry.BUILT_IN if b.convert)
-    convert.add_argument("--codec", metavar="NAME", help=f"output format: {codecs} (docs/codecs.md)")
+    convert.add_argument("--codec", metavar="NAME", help=f"output format: {codecs} (docs/guide/codecs.md)")
     packing = " and ".join(b.name for b in registry.BUILT_IN if b.convert and b.convert.archives)
     convert.add_argument(
         "--archive",
@@ -171,7 +171,7 @@ def _data_convert(options: argparse.Namespace) -> int:
     _take_codec(given, options.codec, benchmark.convert, benchmark.name)
     if options.archive is not None:
         if not benchmark.convert.archives:
-            raise UserError(f"--archive: {benchmark.name} has no archives; see docs/data.md")
+            raise UserError(f"--archive: {benchmark.name} has no archives; see docs/guide/data.md")
         if options.archive < 1:
             raise UserError(f"--archive {options.archive}: give a number of samples of 1 or more")
         given["archive"] = options.archive

@@ -14,7 +14,7 @@ def add(commands: Commands) -> None:
         "--interval", type=float, default=2.0, metavar="SECONDS", help="seconds between updates (default: 2)"
     )
     watch.add_argument("--once", action="store_true", help="print the current state and exit")
-    watch.add_argument("--json", action="store_true", help="with --once: print JSON (docs/json.md)")
+    watch.add_argument("--json", action="store_true", help="with --once: print JSON (docs/reference/json.md)")
     diff = add_command(
         commands,
         "diff",

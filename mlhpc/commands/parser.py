@@ -33,7 +33,8 @@ class Parser(argparse.ArgumentParser):
 NAMES = ", ".join(benchmark.name for benchmark in BUILT_IN)
 
 JSON_SCHEMA = 1
-"""Version of what ``--json`` prints (docs/json.md): incremented if a key changes its meaning or is removed."""
+"""Version of what ``--json`` prints (docs/reference/json.md): incremented if a key changes its meaning or is
+removed."""
 
 Commands: TypeAlias = "argparse._SubParsersAction[Parser]"
 """The object to which commands are added."""
@@ -75,11 +76,12 @@ def positive(text: str) -> int:
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="print JSON (docs/json.md)")
+    parser.add_argument("--json", action="store_true", help="print JSON (docs/reference/json.md)")
 
 
 def print_json(command: str, content: Mapping[str, Any]) -> None:
-    """Print ``content`` in the frame of docs/json.md. NaN and infinity, which JSON lacks, become null."""
+    """Print ``content`` in the frame of docs/reference/json.md. NaN and infinity, which JSON lacks, become
+    null."""
     frame = {"schema": JSON_SCHEMA, "mlhpc": __version__, "command": command, **content}
     print(json.dumps(finite(frame), indent=1, allow_nan=False))
 

@@ -39,7 +39,7 @@ def add(commands: Commands) -> None:
     presets.add_argument(
         "--explain", action="store_true", help="add meaning, unit, source and closed-division bounds"
     )
-    presets.add_argument("--json", action="store_true", help="print JSON (docs/json.md)")
+    presets.add_argument("--json", action="store_true", help="print JSON (docs/reference/json.md)")
     rules = add_command(
         commands, "rules", _rules, "show the rules of the closed division, or check a preset against them"
     )

@@ -64,7 +64,9 @@ def add(commands: Commands) -> None:
         action="store_true",
         help="print steps, files, memory, rules and settings without starting the run",
     )
-    run.add_argument("--json", action="store_true", help="with --dry-run: print JSON (docs/json.md)")
+    run.add_argument(
+        "--json", action="store_true", help="with --dry-run: print JSON (docs/reference/json.md)"
+    )
 
     weights = add_command(
         commands,

@@ -120,7 +120,7 @@ def _binding(node: Node) -> Iterator[CheckResult]:
     cores = [binding["cores"] for binding in node["bindings"]]
     if len(cores) < node["local_size"]:  # not all were examined
         return
-    remedy = "bind ranks: SLURM_CPU_BIND=cores in the site, or mlhpc run --bind cores (docs/sites.md)"
+    remedy = "bind ranks: SLURM_CPU_BIND=cores in the site, or mlhpc run --bind cores (docs/guide/sites.md)"
     if len(cores) > 1 and len(set(cores)) == 1:
         on = f", over {node['numa_nodes']} NUMA nodes" if node["numa_nodes"] > 1 else ""
         detail = f"none: {count(len(cores), 'rank')} share cores {cores[0]}{on}"

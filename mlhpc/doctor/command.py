@@ -131,13 +131,13 @@ def _start_framework(rank_info: RankInfo, framework: Framework) -> CheckResult:
             hosts = len(set(world.gather(rank_info.hostname or socket.gethostname())))
     except Exception as error:  # a broken build may raise any exception
         why = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
-        return CheckResult("fail", "framework", why, "see the lines above, and docs/sites.md")
+        return CheckResult("fail", "framework", why, "see the lines above, and docs/guide/sites.md")
     complete = total == rank_info.size
     seconds = time.monotonic() - start
     detail = (
         f"{framework} counts {count(total, 'rank')} on {count(hosts, 'node')}; started in {seconds:.1f} s"
     )
-    remedy = "" if complete else f"{rank_info.launcher} started {rank_info.size}: see docs/sites.md"
+    remedy = "" if complete else f"{rank_info.launcher} started {rank_info.size}: see docs/guide/sites.md"
     return CheckResult("pass" if complete else "fail", "framework", detail, remedy)
 
 

@@ -119,7 +119,7 @@ def _horovod(node: Node, rank_info: RankInfo, needed: bool) -> Iterator[CheckRes
     tensorflow = node["tensorflow"]
     version = node["packages"].get("horovod")
     bad: Status = "fail" if needed and rank_info.size > 1 else "warn"
-    rebuild = "rebuild it for this TensorFlow, with --no-cache-dir (docs/dependencies.md)"
+    rebuild = "rebuild it for this TensorFlow, with --no-cache-dir (docs/reference/dependencies.md)"
     if not version:
         if rank_info.size > 1:
             yield CheckResult(bad, "Horovod", "not installed, but there are several ranks", rebuild)

@@ -1,4 +1,4 @@
-"""The output of ``mlhpc report`` as data for ``--json`` (docs/json.md)."""
+"""The output of ``mlhpc report`` as data for ``--json`` (docs/reference/json.md)."""
 
 from collections.abc import Sequence
 from dataclasses import asdict

@@ -50,8 +50,8 @@ def write_trace(folder: Path, out: Path) -> Path:
 
 def trace_of_rank(rank: int, events: list[Event]) -> Iterator[Event]:
     """The spans of one rank as trace events: its phases on one track; data waits and steps of each epoch as
-    totals on separate tracks, since waits are recorded as sums (docs/timing.md); the energy of its node as
-    counters. Spans without an end, in a run that was killed or is still active, end with the last event."""
+    totals on separate tracks, since waits are recorded as sums (docs/reference/timing.md); the energy of its node
+    as counters. Spans without an end, in a run that was killed or is still active, end with the last event."""
     yield {"ph": "M", "name": "process_name", "pid": rank, "tid": 0, "args": {"name": f"rank {rank}"}}
     for thread, name in ((0, "phases"), (_STEPS, "steps"), (_WAITS, "data wait (sum per epoch)")):
         yield {"ph": "M", "name": "thread_name", "pid": rank, "tid": thread, "args": {"name": name}}

@@ -31,7 +31,7 @@ from mlhpc.submission.report.summary import size
 
 
 def content(options: argparse.Namespace) -> dict[str, Any]:
-    """The content of ``mlhpc run --dry-run --json`` (docs/json.md).
+    """The content of ``mlhpc run --dry-run --json`` (docs/reference/json.md).
 
     Raises the same UserErrors as the start of the run.
     """

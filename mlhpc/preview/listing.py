@@ -14,7 +14,7 @@ from mlhpc.preview.scripts import shipped
 
 
 def content() -> dict[str, Any]:
-    """The content of ``mlhpc list --json`` (docs/json.md). No framework is imported."""
+    """The content of ``mlhpc list --json`` (docs/reference/json.md). No framework is imported."""
     return {
         "benchmarks": [_benchmark(benchmark) for benchmark in registry.benchmarks().values()],
         "extras": extras(),

@@ -76,7 +76,7 @@ def print_settings(benchmark: str, preset: str, console: Console) -> None:
 
 
 def as_json(benchmark: str | None, preset: str | None) -> dict[str, Any]:
-    """The content of ``mlhpc presets --json`` (docs/json.md)."""
+    """The content of ``mlhpc presets --json`` (docs/reference/json.md)."""
     if benchmark is None or preset is None:
         return {"presets": presets_of(benchmark)}
     settings = [asdict(setting) for setting in settings_of(benchmark, preset)]

@@ -7,6 +7,8 @@ import mlhpc
 from mlhpc.errors import UserError
 
 FOLDERS = ("run_scripts", "docs")
+NOT_SHIPPED = ("__pycache__", "evidence")
+"""What a checkout has beyond the installed package."""
 
 
 def shipped(folder: str) -> Path:
@@ -25,7 +27,7 @@ def copy_scripts(out: Path) -> Path:
         raise UserError(f"{out}: exists already; choose another --out, or remove it first")
     try:
         for folder in FOLDERS:
-            shutil.copytree(shipped(folder), out / folder, ignore=shutil.ignore_patterns("__pycache__"))
+            shutil.copytree(shipped(folder), out / folder, ignore=shutil.ignore_patterns(*NOT_SHIPPED))
     except OSError as error:
         shutil.rmtree(out, ignore_errors=True)
         reason = error.strerror or "not all files could be copied"

@@ -49,7 +49,9 @@ def make(data: Data, out: Path, world: World, workers: int) -> None:
 
 def _checked(data: Data) -> Simulation:
     if data.simulation is None:
-        raise UserError("this preset requires ImageNet, which cannot be generated; see docs/data_resnet50.md")
+        raise UserError(
+            "this preset requires ImageNet, which cannot be generated; see docs/reference/data_resnet50.md"
+        )
     if data.simulation.classes > min(data.train_samples, data.eval_samples):
         raise UserError(
             f"data.simulation.classes is {data.simulation.classes}, and {data.train_samples} training and "

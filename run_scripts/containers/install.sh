@@ -14,7 +14,7 @@ rm -rf /var/lib/apt/lists/*
 python3 -m venv /opt/venv
 export PATH=/opt/venv/bin:$PATH PIP_NO_CACHE_DIR=1
 case $1 in
-  tensorflow) # Horovod needs an old setuptools and its TensorFlow (docs/dependencies.md), NCCL the CUDA toolkit
+  tensorflow) # Horovod needs an old setuptools, its TensorFlow (docs/reference/dependencies.md), NCCL the CUDA toolkit
     pip install -c constraints.txt 'setuptools<70' wheel cmake packaging cloudpickle psutil pyyaml cffi
     pip install -c constraints.txt '.[cosmoflow-gpu,codecs,nvidia]'
     operations=${HOROVOD_GPU_OPERATIONS-NCCL}

@@ -1,4 +1,4 @@
-"""A ReFrame test: one run per benchmark, staged, checked, with time to train and throughput. docs/ecosystem.md.
+"""A ReFrame test: one run per benchmark, staged, checked, time to train and throughput (docs/guide/ecosystem.md).
 
 reframe -C run_scripts/reframe/settings.py -c run_scripts/reframe/mlhpc_test.py -r -S num_tasks=2
 """

@@ -11,7 +11,7 @@ export OUT=${OUT:-results/$BENCHMARK-$PRESET-${SLURM_JOB_ID:?}}
 # Staging: storage of each node, with the same path on all nodes. Removed when the run ends.
 export STAGE=${STAGE:-${TMPDIR:-/tmp}/mlhpc-$SLURM_JOB_ID}
 
-# Several NUMA nodes: a share of the cores for each rank of mlhpc run --ranks N (docs/sites.md).
+# Several NUMA nodes: a share of the cores for each rank of mlhpc run --ranks N (docs/guide/sites.md).
 # export MLHPC_BIND=cores
 
 # Network, if the defaults are wrong: HOROVOD_GLOO_IFACE (such as ib0) for the collectives, MLHPC_LEADER

@@ -4,7 +4,7 @@
 #     --gpus-per-node=4 --ntasks-per-node=4 --cpus-per-task=32 run_scripts/run.sbatch
 # Sourced at the top of the checkout by run_scripts/*; BENCHMARK and PRESET are set, and DATA, OUT, STAGE may be.
 
-# EDIT: the environment, created once on a login node (docs/sites.md), or a container (LAUNCH_WRAP).
+# EDIT: the environment, created once on a login node (docs/guide/sites.md), or a container (LAUNCH_WRAP).
 module load cudatoolkit python
 if [[ -d .venv/bin ]]; then PATH=$PWD/.venv/bin:$PATH; fi
 

@@ -1,6 +1,6 @@
 # shellcheck shell=bash
 # A generic Slurm cluster: a file system that all nodes share, a disk in every node, optionally GPUs.
-# Copy it and change what is marked EDIT, or let "mlhpc doctor --site NAME" write a first version. docs/sites.md.
+# Copy it and change what is marked EDIT, or let "mlhpc doctor --site NAME" write a first version. docs/guide/sites.md.
 # Sourced at the top of the checkout by run_scripts/*; BENCHMARK and PRESET are set, and DATA, OUT, STAGE may be.
 
 # EDIT: modules and environment, the same on all nodes.
@@ -18,7 +18,7 @@ export STAGE=${STAGE:-${SLURM_TMPDIR:-${TMPDIR:-/tmp}}/mlhpc-$SLURM_JOB_ID}
 
 # A rank uses the GPU of its local rank, so all GPUs of the node must be visible to it.
 export SLURM_GPU_BIND=none
-# EDIT: NUMA (docs/sites.md, "Cores and NUMA nodes"). Cores and memory next to each other:
+# EDIT: NUMA (docs/guide/sites.md, "Cores and NUMA nodes"). Cores and memory next to each other:
 # export SLURM_CPU_BIND=cores SLURM_MEM_BIND=local MLHPC_BIND=cores
 # or lists, such as those close to the GPU of each local rank:
 # export SLURM_CPU_BIND=none MLHPC_BIND=0-15:16-31

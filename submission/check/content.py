@@ -1,4 +1,4 @@
-"""The output of ``mlhpc check`` and ``mlhpc score`` as data for ``--json`` (docs/json.md)."""
+"""The output of ``mlhpc check`` and ``mlhpc score`` as data for ``--json`` (docs/reference/json.md)."""
 
 from dataclasses import asdict
 from pathlib import Path

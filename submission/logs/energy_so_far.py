@@ -1,4 +1,4 @@
-"""The energy that a run has used so far, from the ``energy`` events of its ranks (docs/timing.md, "Energy").
+"""The energy that a run has used so far, from the ``energy`` events of its ranks (docs/reference/timing.md).
 
 One rank of each node records the energy counted since run_start, about every ten seconds.
 """

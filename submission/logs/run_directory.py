@@ -124,7 +124,7 @@ class Emulation(Fields):
 
 
 class Result(Fields):
-    """result.json; docs/architecture.md has the format."""
+    """result.json; docs/reference/architecture.md has the format."""
 
     mlhpc: Text | None = None
     benchmark: Name

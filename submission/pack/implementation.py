@@ -147,7 +147,7 @@ def write_scripts(to: Path, benchmark: str, system: str, runs: Sequence[RunDirec
 
 def _setup(benchmark: str) -> str:
     return f"""#!/bin/bash
-# One-time configuration: the environment. docs/dependencies.md of the suite explains how to build Horovod.
+# One-time configuration: the environment. docs/reference/dependencies.md explains how to build Horovod.
 set -euo pipefail
 cd "$(dirname "$0")/../{name()}"
 python3 -m venv .venv
@@ -228,7 +228,7 @@ The sources are in `../{name()}`; commit of the runs: {", ".join(commits) or "un
    random per run, and logged.
 
 `run_scripts/` of the sources has the batch scripts and the settings of sites. Staging is inside the clock:
-`docs/timing.md` of the suite.
+`docs/reference/timing.md` of the suite.
 
 {versions}
 """

@@ -37,7 +37,8 @@ SETTINGS = (
     "data.simulation.strains=0",
     "hyperparameters.scheduler_t_max=768",
 )
-"""The preset smoke as it was when the tests were written and the runs of docs/performance.md were made."""
+"""The preset smoke as it was when the tests were written and the runs of docs/reference/performance.md were
+made."""
 LOSSLESS = "npy"
 BOUNDS = ("1e-3", "1e-2", "3e-2", "1e-1")
 """Of ``delta``, as shares of a channel's range."""

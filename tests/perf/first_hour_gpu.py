@@ -4,7 +4,7 @@ is.
     python tests/perf/first_hour_gpu.py [--gpus N] [--only NAME ...] [--work FOLDER]
 
 Each check runs in its own process with a time limit, so that one that hangs or crashes does not affect the others.
-Without a GPU it reports that and exits. docs/first_hour_on_gpus.md says what to do about each failure.
+Without a GPU it reports that and exits. docs/start/first_hour_on_gpus.md says what to do about each failure.
 """
 
 import argparse
@@ -30,7 +30,7 @@ NEEDED_DRIVER = 580  # of the CUDA 13 builds of PyTorch (CUDA toolkit release no
 class Check:
     """``command`` gives the words of a process, from the number of GPUs and the working folder; ``verify`` raises
     AssertionError when its output there is wrong. PyTorch and TensorFlow with GPUs cannot share an environment
-    (docs/sites.md): a check that ``needs`` one that is not installed is skipped."""
+    (docs/guide/sites.md): a check that ``needs`` one that is not installed is skipped."""
 
     name: str
     what: str

@@ -1,4 +1,4 @@
-"""The promises of docs/architecture.md: direction of imports, use of frameworks, packaging."""
+"""The promises of docs/reference/architecture.md: direction of imports, use of frameworks, packaging."""
 
 import ast
 import re
@@ -154,7 +154,7 @@ def test_no_folder_has_more_than_16_files():
 
 def test_the_architecture_page_lists_every_file():
     """Named in the tree, in the lines of its folder."""
-    tree = (ROOT / "docs/architecture.md").read_text().split("```")[1]
+    tree = (ROOT / "docs/reference/architecture.md").read_text().split("```")[1]
     named: dict[str, set[str]] = {}
     top = folder = ""
     for line in tree.splitlines():

@@ -55,7 +55,7 @@ def test_closed_presets_have_the_settings_of_the_recorded_reference_runs(name):
 
 @pytest.mark.parametrize("case", RECORDED["round_1_0"], ids=lambda case: case["case"])
 def test_the_reference_of_round_1_0_differs_by_one_step_of_warm_up_and_decays_at_the_same_update(case):
-    """As stated in docs/deepcam.md."""
+    """As stated in docs/reference/deepcam.md."""
     settings = case["settings"]
     step = settings["opt_lr"] / settings["scheduler_lr_warmup_steps"]
     for update, theirs in zip(case["updates"], case["rates"], strict=True):

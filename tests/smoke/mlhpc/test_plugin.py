@@ -1,4 +1,4 @@
-"""The example of docs/adding_a_benchmark.md: a benchmark in a separate package, used by every command."""
+"""The example of docs/guide/adding_a_benchmark.md: a benchmark in a separate package, used by every command."""
 
 import json
 import os

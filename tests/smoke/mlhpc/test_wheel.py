@@ -21,7 +21,7 @@ from packaging.requirements import Requirement
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[3]
-NO_CODE_OF_MLHPC = (".ci", "tests", "examples")
+NOT_IN_THE_WHEEL = (".ci", "tests", "examples", "docs/evidence/")
 
 
 def build(what: str, source: Path, out: Path) -> Path:
@@ -110,9 +110,10 @@ def test_the_wheel_has_code_settings_scripts_and_docs(built: dict[str, Path]) ->
         names = set(wheel.namelist())
         (metadata,) = [name for name in names if name.endswith(".dist-info/METADATA")]
         described = wheel.read(metadata).decode()
-    in_folders = {name for name in tracked() if "/" in name and not name.startswith(NO_CODE_OF_MLHPC)}
+    in_folders = {name for name in tracked() if "/" in name and not name.startswith(NOT_IN_THE_WHEEL)}
     wanted = {name if name.startswith("mlhpc/") else f"mlhpc/{name}" for name in in_folders}
     assert wanted - names == set()
+    assert not [name for name in names if name.startswith("mlhpc/docs/evidence")]
     assert "mlhpc/py.typed" in names and any(name.endswith("/LICENSE") for name in names)
     assert all(name.startswith(("mlhpc/", "mlhpc-")) for name in names), "nothing else lands in site-packages"
     for field in ("Classifier: Typing :: Typed", "Project-URL: ", "Requires-Python: ", "# mlhpc\n"):
@@ -131,7 +132,7 @@ def test_commands_before_a_run(elsewhere: Path, tmp_path: Path) -> None:
     listed = json.loads(run(elsewhere, tmp_path, "list", "--json"))
     assert listed["sites"] == sorted(path.stem for path in (ROOT / "run_scripts" / "sites").glob("*.sh"))
     assert [len(benchmark["presets"]) > 1 for benchmark in listed["benchmarks"]] == [True] * 3
-    assert run(elsewhere, tmp_path, "rules") == (ROOT / "docs" / "rules.md").read_text()
+    assert run(elsewhere, tmp_path, "rules") == (ROOT / "docs/reference/rules.md").read_text()
     assert "closed" in run(elsewhere, tmp_path, "presets")
     assert "ready" in json.loads(run(elsewhere, tmp_path, "doctor", "--json"))
     assert run(elsewhere, tmp_path, "predict", "cosmoflow", "--machine", "perlmutter", "--nodes", 16)
@@ -158,8 +159,10 @@ def test_without_extras_the_i_o_emulation_runs_and_others_say_what_to_install(
 def test_scripts_and_docs_can_be_taken_along(elsewhere: Path, tmp_path: Path) -> None:
     run(elsewhere, tmp_path, "scripts", "--out", "work")
     assert os.access(tmp_path / "work/run_scripts/rank.sh", os.X_OK)
-    for name in ("run_scripts/run.sbatch", "run_scripts/sites/slurm.sh", "docs/sites.md", "docs/report.png"):
+    pages = ("docs/guide/sites.md", "docs/images/report.png")
+    for name in ("run_scripts/run.sbatch", "run_scripts/sites/slurm.sh", *pages):
         assert (tmp_path / "work" / name).read_bytes() == (ROOT / name).read_bytes()
+    assert not (tmp_path / "work/docs/evidence").exists()
     run(elsewhere, tmp_path / "work", "doctor", "--site", "mine")
     assert (tmp_path / "work/run_scripts/sites/mine.sh").is_file()
     run(elsewhere, tmp_path, "scripts", "--out", "work", status=2)

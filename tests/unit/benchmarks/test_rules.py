@@ -263,7 +263,8 @@ def test_every_rule_has_a_requirement_and_a_source():
 
 
 def test_the_page_of_the_rules_is_up_to_date():
-    assert (ROOT / "docs" / "rules.md").read_text("utf-8") == document(), "mlhpc rules > docs/rules.md"
+    page = ROOT / "docs/reference/rules.md"
+    assert page.read_text("utf-8") == document(), "mlhpc rules > docs/reference/rules.md"
 
 
 def test_rules_are_printed_and_checked_against_a_preset(capsys):

@@ -10,7 +10,7 @@ from mlhpc import cli
 from mlhpc.errors import UserError
 
 ROOT = Path(__file__).parents[3]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 LAUNCHER = r"(?:srun|mpirun|mpiexec|torchrun|time|nohup|env)(?: [^|;&]*?)?"
 COMMAND = re.compile(rf"^(?:[A-Z_]+=\S+ )*(?:{LAUNCHER} )?(?:-m )?mlhpc (?P<words>.*)$")
 PLACEHOLDER = re.compile(r"\[-|…|\.\.\.(?!/)|\$S\b|\$N\b|[A-Z]+\|[A-Z]+|^[A-Z]+ |BENCHMARK")

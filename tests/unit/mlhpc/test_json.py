@@ -1,4 +1,4 @@
-"""The output of ``--json`` agrees with the printed text of the same command (docs/json.md)."""
+"""The output of ``--json`` agrees with the printed text of the same command (docs/reference/json.md)."""
 
 import json
 import re
@@ -13,7 +13,7 @@ from mlhpc.benchmarks import load, registry
 from mlhpc.common.data import manifest
 from mlhpc.common.ranks.world import Solo
 
-DOCUMENT = (Path(__file__).parents[3] / "docs/json.md").read_text()
+DOCUMENT = (Path(__file__).parents[3] / "docs/reference/json.md").read_text()
 
 
 def both(capsys, *words: str) -> tuple[str, dict]:
@@ -161,7 +161,7 @@ def test_a_dry_run_of_cut_samples_counts_groups_of_ranks(capsys) -> None:
 
 
 def test_the_document_has_every_key(campaign: Path, tmp_path: Path, capsys) -> None:
-    """Each key that is printed stands in docs/json.md, in the section of its command."""
+    """Each key that is printed stands in docs/reference/json.md, in the section of its command."""
     run = str(make_run(tmp_path / "run"))
     lines = [["check", str(campaign)], ["score", str(campaign)], ["report", run], ["report", str(campaign)]]
     lines += [["diff", run, run], ["list"], ["presets"], ["presets", "cosmoflow", "smoke"]]

@@ -3,9 +3,10 @@
 One configuration for all: nodes with fixed shares of the data (section VI: "statically partition the total
 training data among nodes") and next to nothing to evaluate, the GPUs' time of a sample from the paper itself
 (table II's traffic at its sustained bandwidth), and epochs after the first. The paper does not say how many epochs
-it averaged over; docs/performance_models.md has the other configurations. Three figures of the machine come from
-elsewhere: the time of a file from Lustre from a submission that trained straight from it (paper 001), how much of
-it is its opening from figures 8 and 9, and the rate at which the NVMe device writes from its specification.
+it averaged over; docs/reference/performance_models.md has the other configurations. Three figures of the
+machine come from elsewhere: the time of a file from Lustre from a submission that trained straight from it
+(paper 001), how much of it is its opening from figures 8 and 9, and the rate at which the NVMe device writes
+from its specification.
 """
 
 from dataclasses import replace

@@ -31,7 +31,7 @@ RECIPES = [
     path for path in FILES if path.relative_to(FOLDER).parts[0] in ("easybuild", "ramble", "reframe", "spack")
 ]
 SITES = sorted(FOLDER.glob("sites/*.sh"))
-TEXTS = [*FILES, ROOT / "docs" / "sites.md", ROOT / "docs" / "packing.md"]
+TEXTS = [*FILES, ROOT / "docs/guide/sites.md", ROOT / "docs/guide/packing.md"]
 
 
 def name(path):
@@ -236,7 +236,7 @@ def test_jobs_have_whole_nodes_and_git_ignores_their_output(path):
 
 
 @pytest.mark.parametrize(
-    "path", [*JOBS, *(ROOT / "docs" / f"{page}.md" for page in ("campaigns", "sites", "studies"))], ids=name
+    "path", [*JOBS, *(ROOT / f"docs/guide/{page}.md" for page in ("campaigns", "sites", "studies"))], ids=name
 )
 def test_every_task_of_a_job_array_has_an_output_of_its_own(path):
     for line in path.read_text().replace("\\\n", " ").splitlines():
@@ -246,7 +246,7 @@ def test_every_task_of_a_job_array_has_an_output_of_its_own(path):
 
 def test_the_doctor_of_the_page_on_sites_gets_the_folders_of_the_site(run, tmp_path):
     """Line after line as somebody types them, with every variable set before it is used."""
-    section = (ROOT / "docs/sites.md").read_text().partition("## 3. ")[2]
+    section = (ROOT / "docs/guide/sites.md").read_text().partition("## 3. ")[2]
     typed = re.search(r"((?:    .+\n)+)", section)[1].replace("MLHPC_SITE=mine", "MLHPC_SITE=slurm")
     (tmp_path / "typed.sh").write_text(f"set -eu\n{typed}")
     (tmp_path / "bin" / "salloc").write_text(STARTER)

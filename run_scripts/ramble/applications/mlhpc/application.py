@@ -1,4 +1,4 @@
-"""Ramble: a run per experiment. **Not tested**: written by Ramble's documentation (docs/ecosystem.md)."""
+"""Ramble: a run per experiment. **Not tested**: written by Ramble's documentation (docs/guide/ecosystem.md)."""
 
 from ramble.appkit import *
 

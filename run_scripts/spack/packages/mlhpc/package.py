@@ -1,4 +1,4 @@
-"""Spack: the suite, with PyTorch if wanted. **Not tested**: written by its packaging guide (docs/ecosystem.md)."""
+"""Spack: the suite, optionally with PyTorch. **Not tested**: written from its guide (docs/guide/ecosystem.md)."""
 
 import os
 

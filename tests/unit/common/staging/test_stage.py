@@ -44,7 +44,7 @@ def test_one_rank_gets_the_whole_data_set(source: Manifest, target: Path) -> Non
         rank_seconds=report.rank_seconds,
         source_bytes=source.bytes,
     )
-    # The keys that docs/architecture.md promises for result.json.
+    # The keys that docs/reference/architecture.md promises for result.json.
     assert set(asdict(report)) >= {
         *("files", "bytes", "seconds", "slowest_rank", "mode"),
         *("target_filesystem", "target_is_ram"),

@@ -1,4 +1,4 @@
-"""HDF5 by MPI-IO is refused where it is not available. docs/io.md says where it was tested."""
+"""HDF5 by MPI-IO is refused where it is not available. docs/guide/io.md says where it was tested."""
 
 from types import SimpleNamespace
 
