@@ -88,7 +88,7 @@ class CosmoFlowNet(nn.Module):
         group = self.group
         for level, block in enumerate(self.blocks):
             if group and level == group.plan.split_levels:
-                x = gather(x, level, group)
+                x = self._in_layout(gather(x, level, group))
                 group = None
             x = block(x, group, pool=level < len(self.blocks) - halvings)
         if group:
@@ -98,6 +98,10 @@ class CosmoFlowNet(nn.Module):
             x = self.dropout(nn.functional.leaky_relu(dense(x), LEAK))
         with torch.autocast(x.device.type, enabled=False):
             return SCALE * torch.tanh(self.last(x.float()))
+
+    def _in_layout(self, x: Tensor) -> Tensor:
+        # PyTorch's convolution in bfloat16 returns channels first where the processor has no instructions for it.
+        return x.contiguous(memory_format=torch.channels_last_3d) if self.channels_last else x
 
     def decayed_weights(self) -> list[Tensor]:
         """Weights with weight decay: the kernels of all dense layers except the last."""

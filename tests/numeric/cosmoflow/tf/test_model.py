@@ -345,4 +345,5 @@ def test_in_bfloat16_the_minimal_convolution_rounds_little_more_than_the_plain_o
     truth = outputs_and_gradients(exact, x, direction)
     minimal, plain = (outputs_and_gradients(layer, x, direction) for layer in layers)
     for true, ours, theirs in zip(truth, minimal, plain, strict=True):
-        assert np.linalg.norm(ours - true) < 2 * np.linalg.norm(theirs - true) < 0.02 * np.linalg.norm(true)
+        # TensorFlow's own error is below 1% with instructions for bfloat16, and 2 to 3% without.
+        assert np.linalg.norm(ours - true) < 2 * np.linalg.norm(theirs - true) < 0.1 * np.linalg.norm(true)
