@@ -1,35 +1,35 @@
 # make demo        set up, then the whole path on a laptop: data, staging, training to target, checks, report
 # make test        set up everything, including Horovod and the test tools, then lint and run the tests
 # make test-slow   the tests marked slow, which make test leaves out
+# make test-avx2   the numeric tests as on a processor without AVX-512
 # make lint        ruff, mypy and shellcheck
 # make docs        the documentation and the API as a site: build/docs/site/index.html
 # Everything lives in .venv and build/ of this checkout; `make clean` removes both, and the demo's files.
 
 VENV := .venv
 BIN  := $(VENV)/bin
-PIP  := $(BIN)/python -m pip --disable-pip-version-check
 DEMO := results/demo
 ROOMS := $(addprefix $(CURDIR)/,benchmarks common cosmoflow deepcam iobench perf resnet50 submission)
-PYTHON ?= $(shell for p in python3.11 python3.12 python3; do \
-	$$p -c 'import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))' 2>/dev/null \
+PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
+	$$p -c 'import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null \
 	&& { echo $$p; break; }; done)
 
 # Containers often set it: each of the many processes of the tests would then compile the suite anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-slow lint docs clean
+.PHONY: help demo test test-slow test-avx2 lint docs clean
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
 
 help:
-	@sed -n 's/^# //p' Makefile | head -6
+	@sed -n 's/^# //p' Makefile | head -7
 
 demo: $(VENV)/.demo
-	@echo '== data: 18 432 samples of 2 304 small universes in the official layout (kept for next time)'
-	@$(BIN)/mlhpc data make cosmoflow --preset smoke
+	@echo '== data: 4,608 samples of 576 small universes in the official layout (kept for next time)'
+	@$(BIN)/mlhpc data make cosmoflow --preset demo
 	@echo '== run: stage, train to target, evaluate'
 	@rm -rf $(DEMO)
-	@$(BIN)/mlhpc run cosmoflow --preset smoke --stage build/demo-stage --out $(DEMO)
+	@$(BIN)/mlhpc run cosmoflow --preset demo --stage build/demo-stage --out $(DEMO)
 	@echo '== check: the official checker and our own rules'
 	@$(BIN)/mlhpc check $(DEMO)
 	@echo '== report'
@@ -42,6 +42,12 @@ test: $(VENV)/.test lint
 test-slow: $(VENV)/.test
 	@echo '== slow tests'
 	@$(BIN)/python -m pytest -n 2 --dist loadfile -m slow
+
+# As on a processor with AVX2 only: oneDNN, PyTorch and the oneDNN in TensorFlow read these variables.
+test-avx2: $(VENV)/.test
+	@if grep -q avx512 /proc/cpuinfo; then echo '== numeric tests, with the instruction set held to AVX2'; \
+	ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 $(BIN)/python -m pytest -n 2 --dist loadfile -m 'not slow' tests/numeric; \
+	else echo '== this processor has no AVX-512: make test has run the numeric tests with AVX2'; fi
 
 lint: $(VENV)/.test
 	@echo '== lint: ruff'
@@ -66,33 +72,13 @@ build/docs/.venv: constraints.txt
 	@build/docs/venv/bin/python -m pip --disable-pip-version-check install -q -c constraints.txt mkdocs-material mkdocstrings-python
 	@touch $@
 
-$(VENV)/.venv:
-	@test -n '$(PYTHON)' || { echo 'mlhpc needs Python 3.11 or 3.12 with venv; install it or run make PYTHON=/path/to/python'; exit 2; }
-	@echo '== environment: $(VENV) with $(PYTHON)'
-	@$(PYTHON) -m venv $(VENV)
+$(VENV)/.demo: environment.sh setup.cfg setup.py constraints.txt
+	@./environment.sh demo '$(PYTHON)'
 	@touch $@
 
-$(VENV)/.demo: $(VENV)/.venv setup.cfg setup.py constraints.txt common/data/codecs/_decode.c cosmoflow/cpu/_pooled.c
-	@echo '== environment: TensorFlow and the suite (about a minute)'
-	@$(PIP) install -q -c constraints.txt -e '.[cosmoflow]'
-	@touch $@
-
-# Horovod compiles against this TensorFlow, so no cached wheel may be used, and the build is checked. It needs an
-# old setuptools, and PyTorch a new one: hence the order.
-$(VENV)/.test: $(VENV)/.demo
-	@echo '== environment: Horovod, compiled here (about two minutes)'
-	@mkdir -p build
-	@$(PIP) install -q -c constraints.txt 'setuptools<70' wheel cmake packaging cloudpickle psutil pyyaml cffi
-	@env PATH="$(CURDIR)/$(BIN):$$PATH" HOROVOD_WITH_TENSORFLOW=1 HOROVOD_WITHOUT_PYTORCH=1 HOROVOD_WITHOUT_MXNET=1 \
-	HOROVOD_WITH_GLOO=1 $$(command -v mpicc >/dev/null && echo HOROVOD_WITH_MPI=1 || echo HOROVOD_WITHOUT_MPI=1) \
-	$(PIP) install -q --no-cache-dir --no-build-isolation --no-binary horovod -c constraints.txt horovod >build/horovod.log 2>&1 \
-	|| { tail -n 30 build/horovod.log; echo 'Horovod did not build: the whole log is build/horovod.log'; exit 1; }
-	@$(BIN)/horovodrun --check-build 2>/dev/null | grep -q '\[X\] TensorFlow' && $(BIN)/horovodrun --check-build 2>/dev/null | grep -q '\[X\] Gloo' \
-	|| { echo 'Horovod was built without TensorFlow or Gloo: make clean, then again'; exit 1; }
-	@echo '== environment: test tools, and PyTorch to compare with (about a minute)'
-	@$(PIP) install -q -c constraints.txt -e '.[cosmoflow,cosmoflow-pytorch,deepcam,resnet50,codecs,dali,io,parquet,s3,mlflow,test]'
-	@$(BIN)/python -m pip check
-	@touch $@
+$(VENV)/.test: environment.sh setup.cfg setup.py constraints.txt common/data/codecs/_decode.c cosmoflow/cpu/_pooled.c
+	@./environment.sh test '$(PYTHON)'
+	@touch $(VENV)/.demo $@
 
 clean:
-	rm -rf $(VENV) build results/demo data/cosmoflow-smoke
+	rm -rf $(VENV) build results/demo data/cosmoflow-demo
