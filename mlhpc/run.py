@@ -42,7 +42,7 @@ from mlhpc.doctor.memory import REMEDY, killed_hint, memory_need
 from mlhpc.emulated_step import emulated, require_supported
 from mlhpc.errors import QUIET, UserError, missing_package
 from mlhpc.errors import count as counted
-from mlhpc.run_result import Conclusion, last_line, write_text
+from mlhpc.run_result import Conclusion, first_line, last_line, write_text
 from mlhpc.run_signals import closing_in_order, exit_on_sigterm
 from mlhpc.submission.logs.hyperparameters import load_run
 
@@ -84,6 +84,7 @@ def main(options: argparse.Namespace) -> int:
             closing_in_order(world, out),
             removed_on_abort(paths.stage, world),
         ):
+            log.say(first_line(run, out, world))
             extended = on_rank0(world, lambda: extended_from(paths.resume, run))
             _log_facts(run, paths.resume, extended, seed, evicted, world, log)
             conclusion = Conclusion(run, out, world, log)

@@ -12,7 +12,7 @@ from mlhpc.common.files import atomic
 from mlhpc.common.ranks.world import Loss, World
 from mlhpc.common.timing.breakdown import breakdown, epoch_times, read_events
 from mlhpc.common.timing.runlog import RunLog
-from mlhpc.errors import UserError
+from mlhpc.errors import UserError, count
 
 Event = dict[str, Any]
 
@@ -111,6 +111,15 @@ def summarize(run: Run, events: list[Event]) -> dict[str, Any]:
         "staging": staging,
         "emulation": run.emulation.model_dump() if run.emulation.enabled else None,
     }
+
+
+def first_line(run: Run, out: Path, world: World) -> str:
+    """The first line that a run prints: libraries are imported, the network is compiled next."""
+    return (
+        f"{run.benchmark} {run.preset}: {count(run.data.train_samples, 'training sample')}, "
+        f"{run.hyperparameters.global_batch_size} per step, on {count(world.size, 'rank')}, "
+        f"up to {count(run.training.max_epochs, 'epoch')}; results in {out}"
+    )
 
 
 def last_line(result: dict[str, Any], out: Path) -> str:

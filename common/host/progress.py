@@ -1,7 +1,8 @@
-"""Progress of long operations: a bar with rate and remaining time, on a terminal only."""
+"""Progress of long operations: on a terminal a bar with rate and remaining time, elsewhere a line now and then."""
 
 import os
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
@@ -23,6 +24,9 @@ from mlhpc.errors import QUIET
 
 T = TypeVar("T")
 
+FIRST_S, EVERY_S = 4.0, 60.0
+"""Without a terminal: seconds until the first line, and at most between lines; intervals double."""
+
 
 class _Rate(ProgressColumn):
     def __init__(self, unit: str) -> None:
@@ -35,12 +39,17 @@ class _Rate(ProgressColumn):
 
 
 @contextmanager
-def progress(total: int, description: str, unit: str, show: bool = True) -> Iterator[Callable[[int], None]]:
-    """Yield ``advance(count)``. Draws on standard error when it is a terminal and ``show`` is true (on rank 0,
-    say)."""
+def progress(
+    total: int, description: str, unit: str, show: bool = True, lines: bool = True
+) -> Iterator[Callable[[int], None]]:
+    """Yield ``advance(count)``. If ``show`` is true (on rank 0, say), it draws a bar on standard error on a terminal,
+    and writes lines elsewhere, unless the caller writes ``lines`` of its own."""
     console = Console(file=sys.stderr)
-    if not (show and console.is_terminal) or os.environ.get(QUIET):
+    if not show or os.environ.get(QUIET):
         yield lambda count: None
+        return
+    if not console.is_terminal:
+        yield _in_lines(total, description, unit) if lines else lambda count: None
         return
     columns = (
         TextColumn("{task.description}"),
@@ -54,9 +63,23 @@ def progress(total: int, description: str, unit: str, show: bool = True) -> Iter
         yield lambda count: bar.advance(task, count)
 
 
+def _in_lines(total: int, description: str, unit: str) -> Callable[[int], None]:
+    begin, next_s, done = time.monotonic(), FIRST_S, 0
+
+    def advance(count: int) -> None:
+        nonlocal next_s, done
+        done += count
+        seconds = time.monotonic() - begin
+        if seconds >= next_s and done < total:
+            next_s = seconds + min(seconds, EVERY_S)
+            sys.stderr.write(f"mlhpc: {description}: {done:,} of {total:,} {unit}, {seconds:.0f} s\n")
+
+    return advance
+
+
 def track(items: Iterable[T], total: int, description: str, world: World, unit: str = "steps") -> Iterator[T]:
     """Yield ``items`` with a bar on rank 0's terminal."""
-    with progress(total, description, unit, show=world.rank == 0) as advance:
+    with progress(total, description, unit, show=world.rank == 0, lines=False) as advance:
         for item in items:
             yield item
             advance(1)

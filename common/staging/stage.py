@@ -116,7 +116,7 @@ def stage(
     started = time.monotonic()
     with prepared(manifest, target, world, mode, read_once) as ready:
         count = len(ready.share.alone) + len(ready.share.passed)
-        with progress(count, "staging", "files", show=world.rank == 0) as advance:
+        with progress(count, "staging", "files", show=world.rank == 0, lines=False) as advance:
 
             def copy(todo: Todo, in_place: Callable[[File], None], failures: list[BaseException]) -> Copied:
                 return copy_all(

@@ -1,13 +1,13 @@
-"""Progress reports of long phases: no phase is silent for longer than ten seconds."""
+"""Progress reports of long phases: no phase begins with more than four silent seconds."""
 
 import threading
 import time
 from collections.abc import Callable
 
-FIRST_S = 10.0
+FIRST_S = 4.0
 """Seconds after which a phase first reports progress."""
 EVERY_S = 60.0
-"""Seconds between later lines: one line per minute in a batch log."""
+"""Longest time between lines, in seconds: one line per minute in a batch log."""
 EVENT_S = 5.0
 """Seconds between the events that ``mlhpc watch`` reads."""
 
@@ -35,7 +35,7 @@ class Heartbeat:
         now = self._clock()
         printed = now >= self._next_line
         if printed:
-            self._next_line = now + EVERY_S
+            self._next_line = now + min(max(now - self._since, FIRST_S), EVERY_S)  # intervals double
         if printed or now >= self._next_event:
             self._next_event = now + EVENT_S
             self._report(self._phase, now - self._since, printed)

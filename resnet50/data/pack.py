@@ -206,7 +206,7 @@ def _write(
     count = sum(len(shard.images) for _, shard in shards)
     remedy = "free some space or choose another --stage"
     with (
-        progress(count, "staging", "images", show) as advance,
+        progress(count, "staging", "images", show, lines=False) as advance,
         as_user_error(target, "cannot be written", remedy),
     ):
         make_folders(target, SPLITS)

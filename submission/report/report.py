@@ -52,8 +52,7 @@ def report_on(
     written to ``out`` if given. ``configurations``: what to predict, (compute units, global batch size or None).
     ``machine``: the machine of the prediction shown with a single run.
 
-    Returns the path of the page, None without one. The page is written before anything is printed, so that it
-    exists even if the output is closed early.
+    Returns the path of the page, None without one. It is written even if the output is closed early.
 
     Raises:
         UserError: there are no runs; the page cannot be written, exists already, or would be among the
@@ -86,7 +85,7 @@ def report(
     out: Path | None = None,
     machine: str | None = None,
 ) -> Path:
-    """Writes the page of a run to ``out`` (``report.html`` in its folder), prints it, and returns the path.
+    """Prints a run, writes its page to ``out`` (``report.html`` in its folder), and returns the path.
 
     A run that was resumed, did not meet its target or does not pass its check gets no score.
 
@@ -97,10 +96,13 @@ def report(
     findings = [] if running(run) else check_run(run, ruleset)
     out = out or run_dir / "report.html"
     predicted = beside(run, find_machine(machine)) if machine else None
-    write(out, page(run, findings, ruleset, predicted))
-    _print(run, findings, ruleset, console)
-    if predicted:
-        _print_predicted(predicted, console)
+    try:
+        _print(run, findings, ruleset, console)
+        if predicted:
+            _print_predicted(predicted, console)
+        console.file.flush()  # drawing the page takes seconds
+    finally:  # also if nobody reads the output
+        write(out, page(run, findings, ruleset, predicted))
     return out
 
 

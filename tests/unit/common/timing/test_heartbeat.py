@@ -1,4 +1,4 @@
-"""No phase is silent for longer than ten seconds, and a batch log gets a line a minute."""
+"""No phase begins with more than four silent seconds, and a batch log gets a line per minute."""
 
 from itertools import pairwise
 
@@ -28,16 +28,16 @@ def reports_of(seconds: int, enter_at: dict[int, str]) -> list[tuple[int, str, b
     return seen
 
 
-def test_a_long_phase_reports_after_ten_seconds_and_then_every_minute() -> None:
+def test_a_long_phase_reports_after_four_seconds_and_then_at_doubled_times_up_to_a_minute() -> None:
     printed = [(second, phase) for second, phase, line in reports_of(200, {0: "init"}) if line]
-    assert printed == [(10, "init"), (70, "init"), (130, "init"), (190, "init")]
+    assert printed == [(second, "init") for second in (4, 8, 16, 32, 64, 124, 184)]
 
 
 def test_short_phases_print_nothing() -> None:
-    reports = reports_of(60, {second: f"epoch {second}" for second in range(0, 60, 9)})
+    reports = reports_of(60, {second: f"epoch {second}" for second in range(0, 60, 4)})
     assert not any(line for _, _, line in reports)
 
 
 def test_watch_gets_an_event_every_five_seconds_of_any_phase() -> None:
     seconds = [second for second, _, _ in reports_of(61, {0: "train"})]
-    assert seconds[0] == 5 and max(b - a for a, b in pairwise(seconds)) <= 5
+    assert seconds[0] <= 5 and max(b - a for a, b in pairwise(seconds)) <= 5
