@@ -15,6 +15,7 @@ from itertools import count
 from math import prod
 from pathlib import Path
 from socket import gethostname
+from threading import Timer
 from types import ModuleType
 from typing import Any
 
@@ -36,6 +37,7 @@ from mlhpc.common.ranks.local import run_local
 from mlhpc.common.ranks.world import World
 from mlhpc.common.staging.stage import remove, remove_after_abort
 from mlhpc.common.staging.target import as_user_error, in_use, require_own
+from mlhpc.common.timing.heartbeat import FIRST_S
 from mlhpc.common.timing.runlog import RunLog
 from mlhpc.common.training import checkpoint
 from mlhpc.doctor.memory import REMEDY, killed_hint, memory_need
@@ -72,7 +74,7 @@ def main(options: argparse.Namespace) -> int:
     framework = registry.find(run.benchmark).frameworks[run.training.framework]
     binding, own_cores = describe_binding(_threads_variable(run)), os.sched_getaffinity(0)
     with exit_on_sigterm(), launch.joined(framework.collectives) as world:
-        trainer = _import_trainer(run, framework)
+        trainer = _import_trainer(run, framework, world)
         # With OMP_PROC_BIND, importing PyTorch leaves this thread one core (its issue 99625), which threads and
         # processes that read data would inherit.
         os.sched_setaffinity(0, own_cores)
@@ -98,12 +100,18 @@ def main(options: argparse.Namespace) -> int:
     return status
 
 
-def _import_trainer(run: Run, framework: registry.Framework) -> ModuleType:
+def _import_trainer(run: Run, framework: registry.Framework, world: World) -> ModuleType:
+    # From a busy or a shared file system this can take longer than everything else before the clock.
+    waiting = Timer(FIRST_S, lambda: sys.stderr.write(f"importing {run.training.framework} ...\n"))
+    if world.rank == 0 and not os.environ.get(QUIET):
+        waiting.start()
     try:
         return import_module(framework.trainer)
     except ModuleNotFoundError as error:
         what = f"{run.benchmark} in {run.training.framework}"
         raise UserError(missing_package(error, what, framework.extra)) from error
+    finally:
+        waiting.cancel()
 
 
 # Act 1: errors are detected as early as possible, before the run has a folder.

@@ -42,8 +42,8 @@ class _Rate(ProgressColumn):
 def progress(
     total: int, description: str, unit: str, show: bool = True, lines: bool = True
 ) -> Iterator[Callable[[int], None]]:
-    """Yield ``advance(count)``. If ``show`` is true (on rank 0, say), it draws a bar on standard error on a terminal,
-    and writes lines elsewhere, unless the caller writes ``lines`` of its own."""
+    """Yield ``advance(count)``. If ``show`` is true (on rank 0, say), it draws a bar on a terminal,
+    and elsewhere writes lines, unless the caller writes ``lines`` of its own."""
     console = Console(file=sys.stderr)
     if not show or os.environ.get(QUIET):
         yield lambda count: None

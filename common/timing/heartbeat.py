@@ -1,13 +1,13 @@
-"""Progress reports of long phases: no phase begins with more than four silent seconds."""
+"""Progress reports of a run that prints nothing else: after four silent seconds, then less often."""
 
 import threading
 import time
 from collections.abc import Callable
 
 FIRST_S = 4.0
-"""Seconds after which a phase first reports progress."""
+"""Seconds of silence before the first line of a phase; each further one waits twice as long."""
 EVERY_S = 60.0
-"""Longest time between lines, in seconds: one line per minute in a batch log."""
+"""But at most this long: one line per minute in a batch log."""
 EVENT_S = 5.0
 """Seconds between the events that ``mlhpc watch`` reads."""
 
@@ -19,7 +19,7 @@ class Heartbeat:
         self, report: Callable[[str, float, bool], None], clock: Callable[[], float] = time.monotonic
     ):
         self._report, self._clock = report, clock
-        self._phase, self._since, self._next_line = "start", clock(), clock() + FIRST_S
+        self._phase, self._since, self._said, self._interval = "start", clock(), clock(), FIRST_S
         self._next_event = clock() + EVENT_S
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
@@ -27,15 +27,18 @@ class Heartbeat:
 
     def enter(self, phase: str) -> None:
         """A phase begins, or the enclosing one continues."""
-        now = self._clock()
-        self._phase, self._since, self._next_line = phase, now, now + FIRST_S
+        self._phase, self._since, self._interval = phase, self._clock(), FIRST_S
+
+    def said(self) -> None:
+        """The run has printed a line."""
+        self._said = self._clock()
 
     def beat(self) -> None:
         """Report if it is due."""
         now = self._clock()
-        printed = now >= self._next_line
+        printed = now >= self._said + self._interval
         if printed:
-            self._next_line = now + min(max(now - self._since, FIRST_S), EVERY_S)  # intervals double
+            self._said, self._interval = now, min(2 * self._interval, EVERY_S)
         if printed or now >= self._next_event:
             self._next_event = now + EVENT_S
             self._report(self._phase, now - self._since, printed)

@@ -297,6 +297,8 @@ class RunLog:
 
     def say(self, line: str) -> None:
         """A line for the user, from rank 0, unless ``mlhpc --quiet`` is set."""
+        if self._heartbeat:
+            self._heartbeat.said()
         if self._world.rank == 0 and not os.environ.get(QUIET):
             sys.stderr.write(
                 line + "\n"

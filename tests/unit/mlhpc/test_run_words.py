@@ -73,7 +73,7 @@ def test_another_benchmark_is_named(tmp_path: Path) -> None:
 def test_a_missing_framework_is_a_one_line_error(tmp_path: Path) -> None:
     framework = Framework("no_such_framework.train", "none", ("no-such-framework",))
     with pytest.raises(UserError, match="deepcam in pytorch needs the package no_such_framework"):
-        module._import_trainer(load.load("deepcam", "smoke"), framework)
+        module._import_trainer(load.load("deepcam", "smoke"), framework, Solo())
 
 
 @pytest.mark.parametrize(("device", "logged"), [("cpu", 0), ("auto", 1)])
