@@ -102,7 +102,7 @@ def main(options: argparse.Namespace) -> int:
 
 def _import_trainer(run: Run, framework: registry.Framework, world: World) -> ModuleType:
     # From a busy or a shared file system this can take longer than everything else before the clock.
-    waiting = Timer(FIRST_S, lambda: sys.stderr.write(f"importing {run.training.framework} ...\n"))
+    waiting = Timer(FIRST_S - 1, lambda: sys.stderr.write(f"importing {run.training.framework} ...\n"))
     if world.rank == 0 and not os.environ.get(QUIET):
         waiting.start()
     try:
