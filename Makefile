@@ -57,7 +57,7 @@ lint: $(VENV)/.test
 	@for room in benchmarks common cosmoflow deepcam iobench perf resnet50 submission; do ln -s $(CURDIR)/$$room build/typecheck/mlhpc/$$room; done
 	@cd build/typecheck && $(CURDIR)/$(BIN)/mypy --config-file $(CURDIR)/pyproject.toml -p mlhpc
 	@if command -v shellcheck >/dev/null; then echo '== shell: shellcheck'; \
-	shellcheck -x .ci/run run_scripts/*.sbatch run_scripts/*.lsf run_scripts/*.sh run_scripts/*/*.sh; else echo '== shell: shellcheck is not installed, skipped'; fi
+	shellcheck -x .ci/run environment.sh run_scripts/*.sbatch run_scripts/*.lsf run_scripts/*.sh run_scripts/*/*.sh; else echo '== shell: shellcheck is not installed, skipped'; fi
 
 # The pages lie as in the checkout, so that their links need no change; the packages as they are installed.
 docs: build/docs/.venv

@@ -119,7 +119,9 @@ case $what in
     fi
     install build/horovod/horovod-*.whl || { failed; exit 1; }
     built=$(.venv/bin/horovodrun --check-build 2>/dev/null)
-    grep -q '\[X\] TensorFlow' <<<"$built" && grep -q '\[X\] Gloo' <<<"$built" \
-      || { echo 'Horovod was built without TensorFlow or Gloo: make clean, then again'; exit 1; }
+    if ! grep -q '\[X\] TensorFlow' <<<"$built" || ! grep -q '\[X\] Gloo' <<<"$built"; then
+      echo 'Horovod was built without TensorFlow or Gloo: make clean, then again'
+      exit 1
+    fi
     "$python" -m pip check ;;
 esac
