@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from functools import cache
@@ -101,5 +102,10 @@ def test_extras_are_those_of_the_package() -> None:
     extras = setup_cfg()["options.extras_require"]
     assert set(errors.EXTRAS) <= set(extras)
     of_frameworks = {f.extra for b in registry.BUILT_IN for f in b.frameworks.values()}
+
+    def closure(extra: str) -> set[str]:
+        named = re.findall(r"mlhpc\[([\w,-]+)\]", extras[extra])
+        return {extra}.union(*(closure(other) for names in named for other in names.split(",")))
+
     for extra in (*of_frameworks, "cosmoflow-gpu"):
-        assert "mlhpc[submission,pages]" in extras[extra].split()
+        assert {"submission", "pages", "samples"} <= closure(extra)
