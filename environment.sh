@@ -23,7 +23,7 @@ pip_setting() {
 configure_uv() {
   local value
   pip_settings=$("$python" -m pip config list 2>/dev/null)
-  export UV_PYTHON_DOWNLOADS=never UV_INDEX_STRATEGY=unsafe-best-match UV_NO_PROGRESS=1 # of all indexes, as pip
+  export UV_PYTHON_DOWNLOADS=never UV_INDEX_STRATEGY=unsafe-best-match UV_NO_PROGRESS=1 UV_SYSTEM_CERTS=1 # as pip
   value=$(pip_setting index-url); [ -z "$value" ] || export UV_DEFAULT_INDEX=$value
   value=$(pip_setting extra-index-url); [ -z "$value" ] || export UV_INDEX=${value//$'\n'/ }
   value=$(pip_setting find-links); [ -z "$value" ] || export UV_FIND_LINKS=${value//[[:space:]]/,}
