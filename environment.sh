@@ -47,9 +47,7 @@ install() {
 # A line every four seconds: a slow network must not look like a hang.
 free_mb() { df -Pk . | awk 'NR == 2 {print int($4 / 1024)}'; }
 report_size() {
-  local before
-  before=$(free_mb)
-  while sleep 4; do printf '   %d s: %d MB written\n' "$SECONDS" "$((before - $(free_mb)))"; done
+  while sleep 4; do printf '   %d s: %s MB in .venv\n' "$SECONDS" "$(nice du -sm .venv | cut -f 1)"; done
 }
 
 failed() {
@@ -82,8 +80,8 @@ build_horovod() {
 case $(uname -s) in Linux) ;; *) refuse "the suite runs on Linux; on $(uname -s) use a container or a virtual machine" ;; esac
 if [ ! -e .venv/bin/pip ]; then
   [ -n "${2:-}" ] || refuse "needs Python 3.11, 3.12 or 3.13 with venv (Debian: apt install python3-venv); or make $what PYTHON=/path/to/python"
-  need=$([ "$what" = demo ] && echo 2000 || echo 10000)
-  [ "$(free_mb)" -ge "$need" ] || refuse "needs $((need / 1000)) GB for .venv, and $PWD has $(free_mb) MB left"
+  need=$([ "$what" = demo ] && echo 2500 || echo 12000)
+  [ "$(free_mb)" -ge "$need" ] || refuse "needs $need MB for .venv and what is unpacked on the way, and $PWD has $(free_mb) MB left"
 fi
 version=$(.venv/bin/python -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null || true)
 case $what-${version:-$("$2" -c 'import sys; print("%d.%d" % sys.version_info[:2])')} in
