@@ -80,7 +80,7 @@ class Hyperparameters(schema.Hyperparameters):
         (), description="one per boundary: the fraction of the base rate after it"
     )
     opt_learning_rate_schedule: Literal["multistep", "linear"] = Field(
-        "multistep", description="linear: down to zero over max_epochs (open division, paper 001)"
+        "multistep", description="linear: down to zero over max_epochs (open division, Farrell et al. 2021)"
     )
     dropout: float = Field(0.5, ge=0, lt=1)
     opt_weight_decay: float = Field(0.0, ge=0, description="L2 on the dense layers")
@@ -117,7 +117,8 @@ class Training(schema.HorovodTraining, schema.DdpTraining):
         "instead of the framework's; same function",
     )
     augment: bool = Field(
-        False, description="augment samples by the 48 symmetries of the cube (open division, paper 001)"
+        False,
+        description="augment samples by the 48 symmetries of the cube (open division, Farrell et al. 2021)",
     )
     weights: str = Field(
         "",
@@ -145,7 +146,7 @@ class Training(schema.HorovodTraining, schema.DdpTraining):
     spatial: tuple[PositiveInt, PositiveInt, PositiveInt] = Field(
         (1, 1, 1),
         description="number of parts along each axis into which a group of ranks divides every sample "
-        "(paper 001, section 4.2.1); same results",
+        "(Farrell et al. 2021, section 4.2.1); same results",
         json_schema_extra=schema.only_in("pytorch"),
     )
 

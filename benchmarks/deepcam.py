@@ -130,7 +130,7 @@ class Training(schema.DdpTraining):
     freeze_below: float = Field(
         0.0,
         ge=0,
-        description="gradient skipping (open division, paper 001, section 4.2.2): stop updating the "
+        description="gradient skipping (open division, Farrell et al. 2021, section 4.2.2): stop updating the "
         "leading blocks whose weights changed by less than this fraction of their norm in an "
         "epoch; 0: never",
     )

@@ -1,6 +1,6 @@
 """Gradient skipping: blocks near the input whose weights hardly move are no longer updated.
 
-An open-division technique (Farrell et al. 2021, paper 001, section 4.2.2, which does not give its
+An open-division technique (Farrell et al. 2021, section 4.2.2, which does not give its
 criterion). Here, after an epoch, counting from the input, the blocks whose weights moved by less than a fraction
 of their norm, up to the first block that moved more, are frozen for good. Their weights take no gradient, their
 batch norm keeps its running statistics, and the backward pass ends at them: their gradients are neither computed

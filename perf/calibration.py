@@ -26,8 +26,8 @@ from mlhpc.perf.networks.registry import network_of
 from mlhpc.perf.published import Published, machine_of, published
 
 SPEEDUP_OF_FOUR = 1.98
-"""Training throughput of 4 accelerators per sample against 1, at the same batch (paper 001, section 4.2.1: Fugaku,
-16 384 processors, against an extrapolation of 512 to batch 4096)."""
+"""Training throughput of 4 accelerators per sample against 1, at the same batch (Farrell et al. 2021, section
+4.2.1: Fugaku, 16 384 processors, against an extrapolation of 512 to batch 4096)."""
 _UNKNOWN_FACTOR = 3.0
 """If no set can be left out, because each is the only one in its group."""
 _LAUNCHES = [0.0, *(1e-5 * 1.25**n for n in range(20))]

@@ -1,4 +1,4 @@
-"""What moving bytes costs: paper 000, section V-C and figure 4, and the input path of a step.
+"""What moving bytes costs: Ibrahim et al. 2021, section V-C and figure 4, and the input path of a step.
 
 The gap of a byte is the reciprocal of the bandwidth that limits it, relative to that of the accelerator's own
 memory. The cost of a sample is the sum of bytes times gap over model and activations, the sample itself, and the
@@ -55,7 +55,8 @@ def costs(
         moved,
         (
             sample.received * gap(machine, link) if link else None,
-            # An accelerator has its share of what the node reads (paper 000: 3.2 GB/s for eight, hence 2250).
+            # An accelerator has its share of what the node reads (Ibrahim et al. 2021: 3.2 GB/s for eight,
+            # hence 2250).
             None if read is None else read * machine.per_node * machine.figures["accelerator.bandwidth"],
         ),
         gradients * gap(machine, nic) / local_batch_size if nic else 0.0,
@@ -71,7 +72,8 @@ def read_seconds(size: SampleBytes, tier: Tier) -> float | None:
 
 
 def required_bandwidth(flops: float, bytes_moved: float, peak: float) -> float:
-    """Bytes/s needed for ``peak`` FLOP/s at ``flops`` per ``bytes_moved`` (paper 000, section VII)."""
+    """Bytes/s needed for ``peak`` FLOP/s at ``flops`` per ``bytes_moved`` (Ibrahim et al. 2021, section
+    VII)."""
     return peak * bytes_moved / flops
 
 
@@ -79,9 +81,9 @@ def input_seconds(
     machine: Machine, benchmark: str, size: SampleBytes, local: int, tier: Tier
 ) -> dict[str, float]:
     """Seconds of each stage of the input path for a step of ``local`` samples per accelerator, if the machine
-    file has a rate; stages overlap. Every accelerator of a group reads the whole sample (paper 001, section
-    4.2.1). Preparation on the host (decompression, decoding, normalisation: paper 000, section V-D and figure
-    8) uses all cores of the node."""
+    file has a rate; stages overlap. Every accelerator of a group reads the whole sample (Farrell et al. 2021,
+    section 4.2.1). Preparation on the host (decompression, decoding, normalisation: Ibrahim et al. 2021,
+    section V-D and figure 8) uses all cores of the node."""
     samples = local * machine.per_node
     times = {}
     if (read := read_seconds(size, tier)) is not None:

@@ -8,7 +8,7 @@ from mlhpc.benchmarks.schema import Run
 GZIP_COSMOFLOW = 2_828_486
 """Mean bytes of a GZIP TFRecord of CosmoFlow, rounds 1.0 on (MLPerf Storage 1.0, workload cosmoflow)."""
 FILE_DEEPCAM = 61_000_000
-"""Bytes of an HDF5 file with fields and labels (paper 000, table I)."""
+"""Bytes of an HDF5 file with fields and labels (Ibrahim et al. 2021, table I)."""
 JPEG_IMAGENET = 114_660
 """Mean bytes of an ImageNet image (MLPerf Storage 1.0, workload resnet50)."""
 FILES_IMAGENET = 1024 / 1_281_167

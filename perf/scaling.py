@@ -1,7 +1,7 @@
 """Time to solution of configurations that were not run: throughput and epoch scaling, connected by the batch size.
 
-T_solution = T_staging + T_epoch · epochs + T_extra (paper 001, section 4.1, equation 1). T_epoch depends
-on the system and its size, the epochs to target on the batch size (section 4.1.2), so each is scaled
+T_solution = T_staging + T_epoch · epochs + T_extra (Farrell et al. 2021, section 4.1, equation 1). T_epoch
+depends on the system and its size, the epochs to target on the batch size (section 4.1.2), so each is scaled
 separately from measurements, and they are multiplied.
 
 Between two measured sizes a quantity is interpolated linearly in logarithms. Beyond them, and from a single
@@ -95,7 +95,7 @@ class Prediction:
 
 
 # Exponents of the size: for a single measurement, and for the two limits.
-_IDEAL = (-1.0, (-1.0, 0.0))  # constant throughput per unit: weak scaling, paper 001 section 4.1.2 (b)
+_IDEAL = (-1.0, (-1.0, 0.0))  # constant throughput per unit: weak scaling (Farrell et al. 2021, 4.1.2 b)
 _MIDWAY_DOWN = (-0.5, (-1.0, 0.0))
 _MIDWAY_UP = (0.5, (0.0, 1.0))
 _SAME = (0.0, (0.0, 0.0))

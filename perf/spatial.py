@@ -1,6 +1,6 @@
 """Spatial parallelism: several accelerators compute one sample, and exchange the borders of their parts (halos).
 
-Only convolutions are divided (paper 001, section 4.2.1: "Dense layers not split" in its Mesh
+Only convolutions are divided (Farrell et al. 2021, section 4.2.1: "Dense layers not split" in its Mesh
 TensorFlow implementation; each rank of a group reads the whole sample). :func:`halo` describes an inner rank
 of such a machine; :class:`Exchange` and :func:`saved_bytes` are exact for this suite's CosmoFlow
 (``training.spatial``).
@@ -18,7 +18,7 @@ from mlhpc.perf.networks.registry import network_of
 
 CONVOLUTIONS = ("convolution", "depthwise convolution", "pointwise convolution", "transposed convolution")
 _MOST_PARTS = 16
-"""Largest published number of accelerators per sample (paper 001: 4 and 16)."""
+"""Largest published number of accelerators per sample (Farrell et al. 2021: 4 and 16)."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,8 @@ def divide(batch: int, accelerators: int, plan: SlabPlan | None = None) -> tuple
 
 
 def splits_of(parts: int, axes: int) -> tuple[int, ...]:
-    """How Fugaku's runs divided a sample: 4 along the first axis, then 4 along the next (paper 001: 4x1, 4x4)."""
+    """How Fugaku's runs divided a sample: 4 along the first axis, then 4 along the next (Farrell et al. 2021:
+    4x1, 4x4)."""
     ways_by_axis: list[int] = []
     while parts > 1 and len(ways_by_axis) < axes - 1:
         ways = min(parts, 4)

@@ -1,5 +1,5 @@
-"""Where a node's part of the data set lies: memory, node-local storage or the shared file system (paper 000,
-section VI), and what memory serves of data that lies elsewhere."""
+"""Where a node's part of the data set lies: memory, node-local storage or the shared file system (Ibrahim et
+al. 2021, section VI), and what memory serves of data that lies elsewhere."""
 
 import math
 from dataclasses import dataclass, replace
@@ -88,9 +88,10 @@ def tier_of(
     scope: Scope = "node",
 ) -> Tier:
     """The fastest tier with room for ``size`` bytes of data: file system, then node-local storage, then memory, as
-    nodes are added (paper 000, section VI). ``together``: accelerators that read the same sample. ``scope``
-    "node": each node has a fixed share; "sample": each node may read all samples. ``staged`` False: data that
-    does not fit in memory is read from the shared file system. In both cases the host's memory is used as a cache.
+    nodes are added (Ibrahim et al. 2021, section VI). ``together``: accelerators that read the same sample.
+    ``scope`` "node": each node has a fixed share; "sample": each node may read all samples. ``staged`` False:
+    data that does not fit in memory is read from the shared file system. In both cases the host's memory is
+    used as a cache.
 
     Raises UserError if no tier is large enough.
     """

@@ -1,6 +1,6 @@
 """Parameter servers, and a ring all-reduce to compare them with, over torch.distributed's send and receive.
 
-Only for studies (Han et al. 2019, paper 003, Figs. 3, 8, 9; Li et al., OSDI 2014): no benchmark trains with
+Only for studies (Han et al. 2019, Figs. 3, 8, 9; Li et al., OSDI 2014): no benchmark trains with
 it. All weights are one float32 vector on the host; a server owns an equal part of it and its optimizer. A
 worker sends every server its part of a gradient, and receives that part of the weights. Both methods use the
 same messages, so only their pattern differs.

@@ -1,4 +1,4 @@
-"""The lookup-table codec of paper 002 (Ibrahim and Oliker, section V-B), and the codecs of CosmoFlow by name.
+"""The lookup-table codec of Ibrahim and Oliker 2022, section V-B, and the codecs of CosmoFlow by name.
 
 The four redshifts of a voxel are one *group*. A universe of 128³ voxels has some ten thousand different
 groups, so it can be represented by a table of these and a key of one or two bytes per voxel. If a table

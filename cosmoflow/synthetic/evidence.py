@@ -1,8 +1,8 @@
 """Evidence for the universes of ``simulate``: ``python -m mlhpc.cosmoflow.synthetic.evidence``.
 
 ``spectra`` compares the power spectra of a few universes with linear theory, ``statistics`` computes the
-statistics of paper 002 (figure 5), and ``regression DATA`` measures how well the parameters can be inferred
-from the power spectra of a data set: the limit of its volume, before a network is trained.
+statistics of Ibrahim and Oliker 2022 (figure 5), and ``regression DATA`` measures how well the parameters can
+be inferred from the power spectra of a data set: the limit of its volume, before a network is trained.
 docs/reference/data_cosmoflow.md has the figures.
 """
 
@@ -173,7 +173,7 @@ def spectra(simulation: Simulation, universes: int, bins: int = 32) -> Spectrum:
 
 @dataclass(frozen=True)
 class Statistics:
-    """The statistics of paper 002, figure 5, of one sample ``[n, n, n, 4]``.
+    """The statistics of Ibrahim and Oliker 2022, figure 5, of one sample ``[n, n, n, 4]``.
 
     ``slope`` is that of log frequency against log value over the values above the mean in more than ten
     voxels; ``gzip`` is the size of the sample over its compressed size in the official preparation.
@@ -202,7 +202,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser("python -m mlhpc.cosmoflow.synthetic.evidence", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     spectrum = commands.add_parser("spectra", help="power spectra against linear theory")
-    counting = commands.add_parser("statistics", help="the statistics of a sample in figure 5 of paper 002")
+    counting = commands.add_parser(
+        "statistics", help="the statistics of a sample in figure 5 of Ibrahim and Oliker 2022"
+    )
     for command, box, particles, steps in ((spectrum, 1024.0, 256, 0), (counting, 128.0, 128, 10)):
         command.add_argument("--box", type=float, default=box, help="side in Mpc/h (%(default)s)")
         command.add_argument("--grid", type=int, default=128, help="voxels per side (%(default)s)")

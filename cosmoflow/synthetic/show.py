@@ -11,7 +11,7 @@ from mlhpc.cosmoflow.synthetic.simulate import REDSHIFTS
 from mlhpc.errors import UserError
 
 SPREAD = 0.3
-"""The normalised parameters are ±30% around the mean (paper 002, section V-B)."""
+"""The normalised parameters are ±30% around the mean (Ibrahim and Oliker 2022, section V-B)."""
 
 
 def show(sample_file: Path, out_png: Path) -> None:

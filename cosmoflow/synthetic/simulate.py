@@ -1,8 +1,9 @@
 """Universes for CosmoFlow: parameters, a simulated box of dark matter, sample files in the official layout.
 
-The published data set comes from pyCOLA runs on MUSIC initial conditions (paper 002, section V-B). This
-module generates universes of the same kind at any size: linear theory (``cosmology``) gives Gaussian initial
-conditions, 2LPT and optionally COLA move the particles (``gravity``), which are counted in voxels.
+The published data set comes from pyCOLA runs on MUSIC initial conditions (Ibrahim and Oliker 2022, section
+V-B). This module generates universes of the same kind at any size: linear theory (``cosmology``) gives
+Gaussian initial conditions, 2LPT and optionally COLA move the particles (``gravity``), which are counted in
+voxels.
 """
 
 from collections.abc import Iterator

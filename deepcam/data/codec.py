@@ -2,7 +2,8 @@
 without loss.
 
 ``delta`` keeps a bound that the user states, ``delta-small`` the same with the codes compressed once more, and
-``delta-paper`` is what paper 002 describes: no bound, and lines of which too many values are far off stay raw.
+``delta-paper`` is what Ibrahim and Oliker 2022 describes: no bound, and lines of which too many values are
+far off stay raw.
 """
 
 from collections.abc import Callable, Mapping

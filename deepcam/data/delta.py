@@ -1,4 +1,4 @@
-"""The differential codec of paper 002 (Ibrahim and Oliker, section V-A): its format, and decoding it.
+"""The differential codec of Ibrahim and Oliker 2022, section V-A: its format, and decoding it.
 
 A field float32 [rows, columns, channels] is taken apart into lines along the columns, the smoothest
 direction; line ``channel · rows + row``. Every line has a kind (uint8), and can be decoded without the

@@ -1,7 +1,7 @@
 """Data sets for DeepCAM: simulated weather and its masks, in files of the published layout.
 
-The published data set is CAM5 output labelled by TECA (Kurth et al. 2018; paper 001, section 2.2). This
-module makes samples of the same kind at any size: ``weather`` the channels, ``label`` the masks.
+The published data set is CAM5 output labelled by TECA (Kurth et al. 2018; Farrell et al. 2021, section 2.2).
+This module makes samples of the same kind at any size: ``weather`` the channels, ``label`` the masks.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,6 +1,7 @@
-"""The similarity of the I/O of two runs: paper 004's cosine, and the largest single difference.
+"""The similarity of the I/O of two runs: the cosine of Devarajan et al. 2021, and the largest single
+difference.
 
-Devarajan et al. 2021 (paper 004), section V.B: each factor is divided by the larger of its two values, and S
+Devarajan et al. 2021, section V.B: each factor is divided by the larger of its two values, and S
 is the cosine of the two vectors. The cosine is insensitive to an error common to all factors: doubling
 everything gives S = 1. Hence the second number.
 """

@@ -6,7 +6,7 @@ in a shared one), storage targets (the bytes), and the cores of a node (decoding
 
 A file is on one target, and its metadata on one server. A file shared by all ranks is distributed over all
 targets by sample, but has one metadata server: this limits the scaling of a single shared file compared with
-many files (Devarajan et al. 2021, paper 004, Figs. 14 and 15).
+many files (Devarajan et al. 2021, Figs. 14 and 15).
 """
 
 from collections.abc import Callable

@@ -1,5 +1,5 @@
-"""Charts of a step on one accelerator: the roofline with every layer, and memory by batch size (paper 000,
-figures 1 and 2). Functions take plain data and return sections of a page (common/pages)."""
+"""Charts of a step on one accelerator: the roofline with every layer, and memory by batch size (Ibrahim et
+al. 2021, figures 1 and 2). Functions take plain data and return sections of a page (common/pages)."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,8 +10,8 @@ from mlhpc.common.pages import charts, plots
 from mlhpc.common.pages.blocks import Cell, Section, Table, number, table
 from mlhpc.common.pages.charts import INK, SOFT, Figure, Rows
 from mlhpc.common.pages.plots import log_axis, on_axes, with_halo
+from mlhpc.perf.accelerator.ibrahim2021 import Row
 from mlhpc.perf.accelerator.memory import RESERVED, Memory
-from mlhpc.perf.accelerator.paper000 import Row
 from mlhpc.perf.accelerator.roofline import Ceilings, Point, least_seconds
 
 PRODUCT_KINDS = (
@@ -93,13 +93,13 @@ def memory_section(
     return Section(title, about, (memory(by_batch, capacities, paper), _memory_table(by_batch)))
 
 
-_PAPER_ACTIVATIONS = "paper 000: activations (16 bits)"
+_PAPER_ACTIVATIONS = "Ibrahim et al. 2021: activations (16 bits)"
 
 
 def memory(
     by_batch: Sequence[Memory], capacities: Sequence[tuple[str, float]], paper: Row | None = None
 ) -> Figure:
-    """GiB by batch size, both logarithmic (paper 000, figure 1)."""
+    """GiB by batch size, both logarithmic (Ibrahim et al. 2021, figure 1)."""
     rows: list[dict[str, Any]] = []
     for memory in by_batch:
         kept = memory.parameters + memory.copies + memory.gradients + memory.optimizer
@@ -132,7 +132,7 @@ def memory(
     )
 
 
-_PAPER = "paper 000, whole network"
+_PAPER = "Ibrahim et al. 2021, whole network"
 
 
 def _paper_rows(paper: Row | None, ceilings: Ceilings) -> list[dict[str, Any]]:

@@ -2,7 +2,8 @@
 
 Williams et al. 2009: a layer of ``intensity`` FLOPs per byte runs at no more than min(peak, intensity ·
 bandwidth). Matrix products have the peak of the tensor cores in the run's precision, all else that of float32
-(paper 000, section V). Traffic is its lower limit (``networks/layer.py``), so rates are upper limits.
+(Ibrahim et al. 2021, section V). Traffic is its lower limit (``networks/layer.py``), so rates are upper
+limits.
 """
 
 from collections.abc import Iterable
@@ -37,7 +38,7 @@ class Ceilings:
 
 
 V100 = Ceilings("NVIDIA V100", 125e12, 15.7e12, 900e9)
-"""Paper 000, section III-B; the tensor cores in float16."""
+"""Ibrahim et al. 2021, section III-B; the tensor cores in float16."""
 
 
 class Point(NamedTuple):

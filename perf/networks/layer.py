@@ -86,7 +86,8 @@ class Pass(NamedTuple):
 
     def traffic(self, precision: Precision, batch: int | None = None) -> float:
         """Bytes read and written a sample; the weights' share of a batch of ``batch`` samples (None: without, as
-        paper 000, section V-A, assumes). Gradients of weights are float32, as the weights that are updated."""
+        Ibrahim et al. 2021, section V-A, assumes). Gradients of weights are float32, as the weights that are
+        updated."""
         weight = 4 if self.name == "weight gradient" else activation_bytes(precision)
         shared = self.weights * weight / batch if batch else 0.0
         return self.elements * activation_bytes(precision) + shared
@@ -189,7 +190,7 @@ class Network:
 
     def traffic(self, precision: Precision, batch: int | None = None) -> float:
         """Lower limit of the memory traffic of a training sample, in bytes: every layer reads its inputs and
-        writes its output once in every pass (paper 000, section V-A, assumptions 1 and 2)."""
+        writes its output once in every pass (Ibrahim et al. 2021, section V-A, assumptions 1 and 2)."""
         return sum(layer.traffic(precision, batch) for layer in self.layers)
 
     def by_kind(self) -> dict[Kind, list[Layer]]:

@@ -1,4 +1,5 @@
-"""The predicted time of a run on a machine: T = T_staging + T_epoch · epochs + T_extra (paper 001, equation 1).
+"""The predicted time of a run on a machine: T = T_staging + T_epoch · epochs + T_extra (Farrell et al. 2021,
+equation 1).
 
 Each term has a value and the ends of its interval; deviations add in quadrature. A step is the roofline over the
 calibrated efficiency, launches, and the all-reduce; if the input path is slower, the step waits for it.

@@ -5,8 +5,8 @@ from mlhpc.benchmarks.schema import Run
 from mlhpc.common.pages.blocks import Banner, Cell, Section, table
 from mlhpc.common.pages.html import render
 from mlhpc.errors import count
+from mlhpc.perf.accelerator.ibrahim2021 import TABLE_II
 from mlhpc.perf.accelerator.memory import Memory, memory_of, power_of_two
-from mlhpc.perf.accelerator.paper000 import TABLE_II
 from mlhpc.perf.accelerator.pictures import memory_section, roofline_section
 from mlhpc.perf.accelerator.roofline import Ceilings, points
 from mlhpc.perf.accelerator.update import update_of

@@ -1,5 +1,5 @@
-"""Pictures of predictions: time to train against nodes with its parts, strong and weak scaling (paper 000, figures
-8 and 9), and cost against batch (figure 4), with published sets and the papers' points."""
+"""Pictures of predictions: time to train against nodes with its parts, strong and weak scaling (Ibrahim et
+al. 2021, figures 8 and 9), and cost against batch (figure 4), with published sets and the papers' points."""
 
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -10,7 +10,7 @@ from mlhpc.common.pages.blocks import Grid, Section
 from mlhpc.common.pages.charts import Figure
 from mlhpc.common.pages.plots import Bar, stacked_bars
 from mlhpc.errors import count, few
-from mlhpc.perf.accelerator.paper000 import STRONG_SCALING, TABLE_II
+from mlhpc.perf.accelerator.ibrahim2021 import STRONG_SCALING, TABLE_II
 from mlhpc.perf.machines import Machine
 from mlhpc.perf.movement import GIB, MIB, costs, required_bandwidth
 from mlhpc.perf.networks.registry import network_of
@@ -25,7 +25,7 @@ from mlhpc.perf.units import seconds_text, written
 
 BATCHES = tuple(2**n for n in range(9))
 _BARS = 12
-_PAPER_UNSTAGED = "paper 000: not staged"
+_PAPER_UNSTAGED = "Ibrahim et al. 2021: not staged"
 _LOOSE = ("published", _PAPER_UNSTAGED)
 """Series whose points are not joined."""
 _PARTS = {"staging": "Staging", "data_wait": "Data wait", "step": "Training steps", "evaluation": "Evaluation",
@@ -128,8 +128,8 @@ def scaling(machine: Machine, run: Run, chosen: Prediction) -> Section:
 
 
 def _paper_scaling(machine: Machine, run: Run) -> Figure | None:
-    """Figures 8 and 9 on the machine of paper 000: its number of training samples, local batch size 1,
-    without evaluation. Its points are ratios, drawn relative to the prediction for staged data."""
+    """Figures 8 and 9 on the machine of Ibrahim et al. 2021: its number of training samples, local batch size
+    1, without evaluation. Its points are ratios, drawn relative to the prediction for staged data."""
     paper = STRONG_SCALING.get(run.benchmark)
     if paper is None or machine.name != "cori-gpu":
         return None
@@ -150,12 +150,12 @@ def _paper_scaling(machine: Machine, run: Run) -> Figure | None:
             if staged and (ratio := paper.unstaged.get(nodes)):
                 what = f"{count(nodes, 'node')}, {ratio:g} times as long as staged"
                 rows.append(_point(_PAPER_UNSTAGED, nodes, what, ratio * ms))
-    title = f"Strong scaling of {paper.samples} samples, as in paper 000, figures 8 and 9"
+    title = f"Strong scaling of {paper.samples} samples, as in Ibrahim et al. 2021, figures 8 and 9"
     return _curves(rows, "nodes", "accelerator time per sample, ms", title)
 
 
 def cost(machine: Machine, run: Run, tier: Tier) -> Section | None:
-    """Figure 4, of a data set in ``tier``; paper 000's own points where the machine is its."""
+    """Figure 4, of a data set in ``tier``; the points of Ibrahim et al. 2021 where the machine is theirs."""
     network = network_of(run)
     moved = network.traffic(run.training.precision)
     sample = sample_bytes(run)
@@ -178,9 +178,10 @@ def cost(machine: Machine, run: Run, tier: Tier) -> Section | None:
         f"lower bound of the time. The highest is the bottleneck: {bottlenecks}. "
     ) + _required(machine, run, sample.received, moved)
     if (paper := TABLE_II.get(run.benchmark)) and machine.name == "cori-gpu":
-        rows += [_cost_row(b, "paper 000: activations", paper.hbm_limit_gib * GIB) for b in BATCHES]
-        rows += [_cost_row(b, "paper 000: sample from NVMe", paper.sample_mib * MIB * 2250) for b in BATCHES]
-        about += " Paper 000's: its activations written and read once, and its 16-bit samples."
+        rows += [_cost_row(b, "Ibrahim et al. 2021: activations", paper.hbm_limit_gib * GIB) for b in BATCHES]
+        nvme = paper.sample_mib * MIB * 2250
+        rows += [_cost_row(b, "Ibrahim et al. 2021: sample from NVMe", nvme) for b in BATCHES]
+        about += " Ibrahim et al. 2021: their activations written and read once, and their 16-bit samples."
     if not rows:
         return None
     y_title = "cost per sample, GB of accelerator memory"
@@ -189,7 +190,7 @@ def cost(machine: Machine, run: Run, tier: Tier) -> Section | None:
 
 
 def _required(machine: Machine, run: Run, received: float, moved: float) -> str:
-    """The demand of an accelerator at its peak (paper 000, section VII)."""
+    """The demand of an accelerator at its peak (Ibrahim et al. 2021, section VII)."""
     peak, _ = machine.peak(run.training.precision)
     flops = network_of(run).training_flops
     needs = (required_bandwidth(flops, size, peak) for size in (received, moved))

@@ -1,1 +1,1 @@
-"""A profiled step by layer and kind, and its hardware efficiency (paper 000, figure 3)."""
+"""A profiled step by layer and kind, and its hardware efficiency (Ibrahim et al. 2021, figure 3)."""

@@ -1,4 +1,4 @@
-"""Time per sample by part and batch size (paper 000, figures 5 to 7)."""
+"""Time per sample by part and batch size (Ibrahim et al. 2021, figures 5 to 7)."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -41,9 +41,9 @@ PAPER = {
     "resnet50": {1: Printed(1.0), 2: Printed(1 / 2), 128: Printed(1.2 / 50), 256: Printed(1 / 50)},
     "deepcam": {1: Printed(1.0), 2: Printed(1 / 1.6, bound=True)},
 }
-"""By local batch size, from the text of paper 000, section V-D, on a V100: CosmoFlow "roughly 29%" better
-from 1 to 2 (figure 5); ResNet-50 2 times at first, "roughly 50 times" at 256, 20% from 128 to 256 (figure 6);
-DeepCAM "up to 1.6 times" for a doubling, streamed from Lustre (figure 7)."""
+"""By local batch size, from the text of Ibrahim et al. 2021, section V-D, on a V100: CosmoFlow "roughly 29%"
+better from 1 to 2 (figure 5); ResNet-50 2 times at first, "roughly 50 times" at 256, 20% from 128 to 256
+(figure 6); DeepCAM "up to 1.6 times" for a doubling, streamed from Lustre (figure 7)."""
 
 
 def per_sample(shown: Shown) -> dict[str, float]:
@@ -88,9 +88,8 @@ def page(shown: Sequence[Shown]) -> str:
     """One self-contained HTML page."""
     note = (
         "Compute: layers with products. Memory: the other layers, the optimizer and copies. Communication: "
-        "the part not hidden by computation. Paper 000's column is for a V100 in words of its section V-D, "
-        "relative to the "
-        'smallest batch here; ≥: the paper says "up to".'
+        "the part not hidden by computation. Published: a V100 in Ibrahim et al. 2021, section V-D, relative "
+        'to the smallest batch here; ≥: stated as "up to".'
     )
     return render(
         eyebrow="mlhpc profile",
@@ -121,7 +120,7 @@ def by_batch(shown: Sequence[Shown]) -> Table:
             **{HEADS.get(part, part): partial(time, part=part) for part in PARTS},
             "all": lambda each: ms(sample_seconds(each)),
             "relative": lambda each: number(sample_seconds(each) / least, "{:.2f}".format),
-            "paper": printed,
+            "published": printed,
         },
     )
 
@@ -168,8 +167,8 @@ def bars(shown: Sequence[Shown]) -> Figure:
 
 
 _SHAPES = {
-    "diamond": "Diamonds: paper 000, relative to the smallest batch here.",
-    "triangle-up": 'Triangles: paper 000 says "up to"; so its time is at least this.',
+    "diamond": "Diamonds: Ibrahim et al. 2021, relative to the smallest batch here.",
+    "triangle-up": 'Triangles: Ibrahim et al. 2021 state "up to"; so their time is at least this.',
 }
 
 
@@ -194,5 +193,6 @@ def _about(shown: Sequence[Shown]) -> str:
     return (
         f"preset {first.run.preset}, {first.run.training.framework}, {first.run.training.precision}, "
         f"{first.profile.device}, {first.ranks_text}, {passes}median of {first.profile.steps} steps each: ms a "
-        'sample and rank; paper: 000\'s time relative to its smallest batch, ≥ where it says "up to"'
+        "sample and rank; published: Ibrahim et al. 2021, relative to the smallest batch, ≥ where they state "
+        '"up to"'
     )

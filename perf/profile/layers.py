@@ -28,8 +28,9 @@ class LayerTime(NamedTuple):
     weights: int = 0
 
     def efficiency(self, ceilings: Ceilings) -> float:
-        """The largest share of tensor cores, float32 units and memory bandwidth used (paper 000, section
-        V-B), from its minimum computation and traffic. At most 1, although caches can save traffic."""
+        """The largest share of tensor cores, float32 units and memory bandwidth used (Ibrahim et al. 2021,
+        section V-B), from its minimum computation and traffic. At most 1, although caches can save
+        traffic."""
         if not self.seconds:
             return 0.0
         used = (
@@ -108,7 +109,7 @@ def by_layer(profile: Profile, network: Network, precision: Precision) -> list[L
 
 
 def histogram(times: Iterable[LayerTime], ceilings: Ceilings, bins: int = 10) -> list[Bin]:
-    """Paper 000, figure 3, with layers instead of kernels."""
+    """Ibrahim et al. 2021, figure 3, with layers instead of kernels."""
     counted = [(time, time.efficiency(ceilings)) for time in times]
     made = []
     for number in range(bins):

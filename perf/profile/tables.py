@@ -99,7 +99,7 @@ def by_kind(times: Sequence[LayerTime]) -> list[tuple[str, float, float]]:
 
 
 def efficiency_text(bins: Sequence[Bin]) -> str:
-    """Paper 000's summary of figure 3: potential time over time."""
+    """The summary of figure 3 of Ibrahim et al. 2021: potential time over time."""
     total, potential = sum(b.seconds for b in bins), sum(b.potential for b in bins)
     return f"{potential / total:.0%}" if total else "none"
 
@@ -149,8 +149,8 @@ def page(shown: Shown) -> str:
 
 
 def efficiency(bins: Sequence[Bin]) -> Figure:
-    """Time by hardware efficiency in ten bins, and the time at full use of the same hardware (paper 000,
-    figure 3)."""
+    """Time by hardware efficiency in ten bins, and the time at full use of the same hardware (Ibrahim et al.
+    2021, figure 3)."""
     colours = {"measured": ACCENT[0], "at full efficiency": SERIES[2][0]}
     rows = [
         {"x": f"{b.low:.0%}–{b.high:.0%}", "y": 1e3 * seconds, "part": what,

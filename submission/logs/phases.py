@@ -75,7 +75,7 @@ class Phases:
     @property
     def epoch_s(self) -> float | None:
         """T_epoch: the mean epoch with its evaluation and checkpoints, including the first epoch's excess
-        (paper 001, section 4.1.1). None without an epoch."""
+        (Farrell et al. 2021, section 4.1.1). None without an epoch."""
         whole = sum(e.train_s + e.eval_s + e.save_s for e in self.epochs)
         return whole / len(self.epochs) if self.epochs else None
 

@@ -1,7 +1,7 @@
 """Measurements of a run with parameter servers other than its throughput (``mlhpc study --vary
 parameter_servers``).
 
-After Han et al. 2019 (paper 003): accuracy by servers (Fig. 9b), device utilisation (Fig. 12), bytes from host
+After Han et al. 2019: accuracy by servers (Fig. 9b), device utilisation (Fig. 12), bytes from host
 to device (Table III). Bytes over the network are counted at the messages, and compared with the formulas of
 ``perf/collectives.py``.
 """

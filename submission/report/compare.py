@@ -1,7 +1,8 @@
 """Many runs side by side: sets of runs from run folders, campaigns and the submission trees of others.
 
-The analysis is that of paper 001, section 4.1: time to solution broken down, staging against computing,
-throughput and epoch scaling. Only sets of the same problem (benchmark, samples, preset) share a figure.
+The analysis is that of Farrell et al. 2021, section 4.1: time to solution broken down, staging against
+computing, throughput and epoch scaling. Only sets of the same problem (benchmark, samples, preset) share a
+figure.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""Figures 1 and 2 of paper 001: the time to solution of each set by part, and its scaling.
+"""Figures 1 and 2 of Farrell et al. 2021: the time to solution of each set by part, and its scaling.
 
 Figure 2 has four plots with logarithmic axes that are shared along rows and columns: from the number of units to
 the batch size (a), from there to the epochs (b); from the units to the epoch rate (c), from there to the
@@ -33,7 +33,7 @@ _NEAR = 0.05
 
 
 def breakdown(shown: Sequence[Entry]) -> tuple[Grid, Details]:
-    """Figure 1 of paper 001, in minutes and as shares."""
+    """Figure 1 of Farrell et al. 2021, in minutes and as shares."""
     drawn = shown[:BARS]
     unit, scale = time_unit(max(e.total_s for e in drawn))
     sets = [

@@ -1,5 +1,6 @@
-"""The comparison of many runs as one self-contained HTML page, after paper 001: figures 1 and 2, tables 5 and 6,
-and the prediction of section 4.1.2. ``templates/comparison.html`` has the order of the sections and their text."""
+"""The comparison of many runs as one self-contained HTML page, after Farrell et al. 2021: figures 1 and 2,
+tables 5 and 6, and the prediction of section 4.1.2. ``templates/comparison.html`` has the order of the
+sections and their text."""
 
 from collections.abc import Sequence
 from functools import partial

@@ -146,7 +146,7 @@ class Entry:
 
     @property
     def epoch_s(self) -> Spread | None:
-        """T_epoch of paper 001, which includes the first epoch's excess."""
+        """T_epoch of Farrell et al. 2021, which includes the first epoch's excess."""
         return spread(r.phases.epoch_s for r in self.runs)
 
     @property
@@ -168,7 +168,7 @@ class Entry:
     @property
     def staging_in_epochs(self) -> Spread | None:
         """T_staging / T_epoch: the epochs that could be trained while staging. Called compute-to-staging
-        throughput ratio in paper 001, Table 5."""
+        throughput ratio in Farrell et al. 2021, Table 5."""
         return spread(r.phases.staging / r.phases.epoch_s if r.phases.epoch_s else None for r in self.runs)
 
     @property
@@ -199,7 +199,7 @@ class Entry:
 
     @property
     def budget_h(self) -> float | None:
-        """Time to solution × compute units, in hours (paper 001, Table 6)."""
+        """Time to solution × compute units, in hours (Farrell et al. 2021, Table 6)."""
         return self.time_s.mean / 3600 * self.scale if self.time_s and self.scale else None
 
     @property

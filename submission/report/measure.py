@@ -207,8 +207,8 @@ def _json(path: Path) -> dict[str, Any]:
 
 def _units(log: Log, description: dict[str, Any], own_files: _Own) -> tuple[str, str, int | None, int | None]:
     """The compute units of one run: kind, model, count, and nodes. The log describes the run, the system
-    description the machine, which may be larger. On nodes without accelerators processors are counted, as in paper
-    001."""
+    description the machine, which may be larger. On nodes without accelerators processors are counted, as in
+    Farrell et al. 2021."""
     nodes = _count(log.value("number_of_nodes")) or _count(description.get("number_of_nodes"))
     logged = log.value("accelerators_per_node")
     each = _count(logged if logged is not None else description.get("accelerators_per_node"))

@@ -80,7 +80,8 @@ class Cell:
 
     @property
     def variability(self) -> float | None:
-        """Excess of the longest run over the shortest, relative to the shortest (paper 003, Fig. 4b)."""
+        """Excess of the longest run over the shortest, relative to the shortest (Han et al. 2019, Fig.
+        4b)."""
         if len(self.runs) < 2:
             return None
         seconds = [run.step_s for run in self.runs]

@@ -64,7 +64,7 @@ def throughput(study: Study, axis: str) -> tuple[list[Figure], int]:
 
 
 def variability(study: Study) -> list[Figure]:
-    """Fig. 4b of paper 003: excess of the slowest repeat over the fastest, by storage."""
+    """Fig. 4b of Han et al. 2019: excess of the slowest repeat over the fastest, by storage."""
 
     def percent(cell: Cell) -> Spread | None:
         return None if cell.variability is None else Spread(100 * cell.variability, None, 1)
@@ -77,8 +77,8 @@ def variability(study: Study) -> list[Figure]:
 
 
 def sample_times(study: Study) -> tuple[Figure | None, int]:
-    """After Figs. 9 and 12 of paper 002: time per sample of the global batch, the part that rank 0 waited for
-    data, and the number of omitted cells. None unless settings of the input were varied."""
+    """After Figs. 9 and 12 of Ibrahim and Oliker 2022: time per sample of the global batch, the part that
+    rank 0 waited for data, and the number of omitted cells. None unless settings of the input were varied."""
     if not {"codec", "data", "storage", "data.train_samples", "study.earlier_epochs"} & set(study.axes):
         return None, 0
     rows = []
@@ -107,7 +107,7 @@ def sample_times(study: Study) -> tuple[Figure | None, int]:
 
 
 def accuracy(study: Study) -> list[Figure]:
-    """Fig. 9b of paper 003: accuracy on the evaluation images, by the number of parameter servers."""
+    """Fig. 9b of Han et al. 2019: accuracy on the evaluation images, by the number of parameter servers."""
     panels = _panels(
         study, (SERVERS,), lambda cell: spread(run.servers.accuracy for run in cell.runs if run.servers)
     )

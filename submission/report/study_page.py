@@ -1,8 +1,8 @@
 """A study as one self-contained HTML page: figures for each setting that was varied, and the table.
 
-After Han et al. 2019 (paper 003): throughput by network and storage and its variability (Fig. 4), over ranks
+After Han et al. 2019: throughput by network and storage and its variability (Fig. 4), over ranks
 (Fig. 6), by data format (Fig. 10), over the local batch size (Fig. 11). Means over repeats with 95% intervals.
-And after Ibrahim and Oliker 2022 (paper 002): throughput by codec, storage, batch and set size (Figs. 8, 10, 11),
+And after Ibrahim and Oliker 2022: throughput by codec, storage, batch and set size (Figs. 8, 10, 11),
 and the share of data wait per sample (Figs. 9 and 12).
 """
 

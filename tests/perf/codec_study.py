@@ -1,4 +1,5 @@
-r"""Paper 002's Figs. 8, 10 and 11 at the size of a laptop: samples/s by codec, storage, batch and set size.
+r"""Figs. 8, 10 and 11 of Ibrahim and Oliker 2022 at the size of a laptop: samples/s by codec, storage, batch
+and set size.
 
     python tests/perf/codec_study.py --work data/codec-study [--benchmarks cosmoflow deepcam] [--rounds 2] \
         [--step-s 0.001]

@@ -84,7 +84,7 @@ def test_resnet50_over_networks_and_formats(tmp_path):
 
 
 def test_codecs_over_storage(climate, tmp_path):
-    """As a part of paper 002's Fig. 8, of samples of 32 x 48."""
+    """As a part of Ibrahim and Oliker 2022, Fig. 8, of samples of 32 x 48."""
     data = tmp_path / "climate"
     data.symlink_to(climate)
     converted = mlhpc("data", "convert", "deepcam", data, tmp_path / "climate-delta", "--codec", "delta")

@@ -20,7 +20,7 @@ def test_a_ring_moves_two_gradients_less_what_a_rank_keeps():
         assert ring(1e9, ranks, 1e10) == pytest.approx(sum(steps))
 
 
-def test_parameter_servers_of_paper_003_saturate_near_four():
+def test_parameter_servers_of_han_2019_saturate_near_four():
     """Figure 9: 16 workers over 12.5 GB/s; 2·M·W/(P·B) = 261 ms with one server (binary or decimal), and hardly
     any gain beyond 4: the ring needs 15 ms, compute hides the rest."""
     one = parameter_servers(RESNET50_BYTES, 16, 1, 12.5e9)
@@ -48,7 +48,7 @@ def test_the_fastest_algorithm_is_taken_and_rings_do_not_scale_for_ever():
 @pytest.mark.parametrize(
     ("name", "ranks", "size", "rate"), [("abci", 512, 19.97e6, 3.41e9), ("fugaku", 512, 21.71e6, 0.75e9)]
 )
-def test_measured_rates_of_paper_001_table_8_are_lower_than_the_links(name, ranks, size, rate):
+def test_measured_rates_of_farrell_2021_table_8_are_lower_than_the_links(name, ranks, size, rate):
     named = machine(name)
     reduced = all_reduce(named, size, ranks // named.per_node, named.per_node)
     assert reduced.bound == "measured rate"

@@ -145,14 +145,14 @@ def test_the_page_shows_every_picture_and_the_papers_points(capsys, tmp_path):
     for text in (*sections, "Predicted, not measured", "data sheet, NVIDIA V100"):
         assert text in shown.text
     specs = out.read_text("utf-8")
-    assert "paper 000: sample from NVMe" in specs and "corigpu_n64_tf1.15.0" in specs
+    assert "Ibrahim et al. 2021: sample from NVMe" in specs and "corigpu_n64_tf1.15.0" in specs
     # Figure 4: samples bind at every batch, and what a V100 at its peak would take; figure 8: its two ratios.
     assert (
         "The highest is the bottleneck: samples from a batch of 1 on. At its peak an accelerator would handle"
         in shown.text
     )
-    assert "paper 000: not staged, 1 node, 2 times as long as staged" in specs
-    assert "paper 000: not staged, 4 nodes, 1.15 times as long as staged" in specs
+    assert "Ibrahim et al. 2021: not staged, 1 node, 2 times as long as staged" in specs
+    assert "Ibrahim et al. 2021: not staged, 4 nodes, 1.15 times as long as staged" in specs
     assert "staged, 1 node, data in node-local storage" in specs  # shards: a copy has no room there
     assert re.search(
         r"The update of all weights \(sgd\) is added once per step: [\d.]+ GFLOP and", shown.text

@@ -40,7 +40,7 @@ def test_only_nodes_without_gpus_compute_on_their_processors():
     assert {name for name in known() if machine(name).is_cpu} == {"cori-knl", "fugaku"}
 
 
-def test_cori_gpu_is_the_machine_of_paper_000():
+def test_cori_gpu_is_the_machine_of_ibrahim_2021():
     """Section III-B: 15.7 and 125 TFLOP/s, 900 GB/s, 3.2 GB/s NVMe, 700 GB/s Lustre, 384 GB."""
     cori = machine("cori-gpu")
     figures = [

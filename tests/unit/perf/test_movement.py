@@ -1,4 +1,4 @@
-"""Where data is and the cost of moving it: the figures of paper 000."""
+"""Where data is and the cost of moving it: the figures of Ibrahim et al. 2021."""
 
 import random
 from collections import OrderedDict
@@ -157,8 +157,9 @@ def test_what_fits_memory_is_cached_whole():
 
 
 def test_staging_is_within_what_a_submission_took():
-    """Cori GPU, 8 nodes: 16.49 min (paper 001, table 5) of CosmoFlow's 4.4 TB, or 5.5 TB with the samples of the
-    evaluation. Its NVMe devices write 0.6 GB/s, memory may hold a part that is not written yet."""
+    """Cori GPU, 8 nodes: 16.49 min (Farrell et al. 2021, table 5) of CosmoFlow's 4.4 TB, or 5.5 TB with the
+    samples of the evaluation. Its NVMe devices write 0.6 GB/s, memory may hold a part that is not written
+    yet."""
     for samples in (262_144, 262_144 + 65_536):
         size, tier = samples * 128**3 * 4 * 2 / 8, tier_of(CORI, samples * 128**3 * 4 * 2, 8)
         assert tier.name == "node-local storage"
@@ -221,7 +222,7 @@ host = {{ value = "16 GB/s", source = "x" }}
 
 
 def test_sizes_of_samples():
-    """Paper 000, table II: 16, 27 and 0.144 MiB as 16-bit and 8-bit values."""
+    """Ibrahim et al. 2021, table II: 16, 27 and 0.144 MiB as 16-bit and 8-bit values."""
     for name, width, expected in (("cosmoflow", 2, 16), ("deepcam", 2, 27), ("resnet50", 1, 0.144)):
         values = 1
         for size in load(name, "closed").data.sample_shape:

@@ -69,7 +69,7 @@ def test_nothing_is_exchanged_where_nothing_is_staged():
 
 def test_data_that_is_not_staged_is_shuffled_over_all_nodes_unless_they_have_fixed_shares():
     """836 GB on four nodes of 384 GB: each could hold its quarter, but reads other samples in every epoch."""
-    cori, run = machine("cori-gpu"), load("cosmoflow", "v07", PAPER_000)
+    cori, run = machine("cori-gpu"), load("cosmoflow", "v07", IBRAHIM_2021)
     assert Model(cori, run, staged=False).at(4).tier.name == "shared file system"
     assert Model(cori, run, staged=False, scope="node").at(4).tier.name == "host memory"
 
@@ -103,8 +103,8 @@ def test_perlmutter_reached_a_rate_and_a_time_within_the_interval():
 
 
 def test_spatial_parallelism_of_fugaku():
-    """Paper 001, section 4.2.1: 2.62 times the throughput on 16 times the nodes (4x4, not fitted to), 1.98 on 4
-    (4x1, fitted to), both within 20%."""
+    """Farrell et al. 2021, section 4.2.1: 2.62 times the throughput on 16 times the nodes (4x4, not fitted
+    to), 1.98 on 4 (4x1, fitted to), both within 20%."""
     fugaku = machine("fugaku")
     closed = Model(
         fugaku,
@@ -142,7 +142,7 @@ def test_memory_on_processors_is_that_of_the_cpu_kernels():
     assert own.spatial.halo_bytes == plain.spatial.halo_bytes
 
 
-PAPER_000 = [
+IBRAHIM_2021 = [
     "data.eval_samples=8",
     "staging.mode=shard",
     "data.train_samples=49152",
@@ -151,8 +151,8 @@ PAPER_000 = [
 ]
 
 
-def cosmoflow_of_paper_000():
-    return load("cosmoflow", "v07", PAPER_000)
+def cosmoflow_of_ibrahim_2021():
+    return load("cosmoflow", "v07", IBRAHIM_2021)
 
 
 def test_strong_scaling_is_never_faster_than_its_parts_allow_and_weak_keeps_the_step():
@@ -166,7 +166,7 @@ def test_strong_scaling_is_never_faster_than_its_parts_allow_and_weak_keeps_the_
 
 
 def test_a_slow_shared_file_system_binds_in_words():
-    p = Model(machine("cori-gpu"), cosmoflow_of_paper_000(), staged=False).at(1)
+    p = Model(machine("cori-gpu"), cosmoflow_of_ibrahim_2021(), staged=False).at(1)
     assert p.bound == "waiting for input"
     assert "the input path limits" in p.binding and "shared file system" in p.binding
 
@@ -280,18 +280,19 @@ def preparing(rate):
 
 
 def test_preparing_samples_on_the_host_binds_in_words():
-    """Paper 000, section V-D: CosmoFlow's steps wait for preprocessing on the host, staged or not. A sample is
-    128³ x 4 numbers in int16, 64 of them a step, on 40 cores; its four targets are 16 bytes more."""
-    slow = predict(preparing(20e6), cosmoflow_of_paper_000(), 1)
+    """Ibrahim et al. 2021, section V-D: CosmoFlow's steps wait for preprocessing on the host, staged or not.
+    A sample is 128³ x 4 numbers in int16, 64 of them a step, on 40 cores; its four targets are 16 bytes
+    more."""
+    slow = predict(preparing(20e6), cosmoflow_of_ibrahim_2021(), 1)
     assert slow.step.seconds == pytest.approx(64 * 128**3 * 4 * 2 / (40 * 20e6), rel=1e-5)
     assert slow.bound == "waiting for input"
     assert slow.binding.endswith("samples/s, prepared on the host")
-    twice = predict(preparing(40e6), cosmoflow_of_paper_000(), 1)
+    twice = predict(preparing(40e6), cosmoflow_of_ibrahim_2021(), 1)
     assert slow.step.seconds / twice.step.seconds == pytest.approx(2)
-    floats = load("cosmoflow", "v07", ["loading.sample_dtype=float32", *PAPER_000])
+    floats = load("cosmoflow", "v07", ["loading.sample_dtype=float32", *IBRAHIM_2021])
     assert predict(preparing(20e6), floats, 1).step.seconds / slow.step.seconds == pytest.approx(2, rel=1e-5)
 
 
 def test_fast_preparation_and_none_declared_change_nothing():
-    fast = predict(preparing(100e9), cosmoflow_of_paper_000(), 1)
-    assert fast.step.seconds == predict(machine("cori-gpu"), cosmoflow_of_paper_000(), 1).step.seconds
+    fast = predict(preparing(100e9), cosmoflow_of_ibrahim_2021(), 1)
+    assert fast.step.seconds == predict(machine("cori-gpu"), cosmoflow_of_ibrahim_2021(), 1).step.seconds

@@ -26,8 +26,8 @@ MIB = 2**20
     ],
 )
 def test_values_are_counted_in_the_type_that_is_delivered(benchmark, settings, mebibytes):
-    """Table II of paper 000 has 16 and 27 MiB of 16-bit values and 0.144 MiB of bytes; labels come on top, of
-    DeepCAM a byte a pixel."""
+    """Table II of Ibrahim et al. 2021 has 16 and 27 MiB of 16-bit values and 0.144 MiB of bytes; labels come
+    on top, of DeepCAM a byte a pixel."""
     labels = 768 * 1152 if benchmark == "deepcam" else 0
     received = sample_bytes(load(benchmark, "closed", [*settings, "division=open"])).received
     assert (received - labels) / MIB == pytest.approx(mebibytes, rel=1e-3)

@@ -76,7 +76,8 @@ def test_one_measurement_gives_the_papers_weak_scaling_and_both_limits() -> None
     one = law(512, 512)
     prediction = predict(1024, 1024, [one], points(one))
     assert prediction is not None
-    # Constant throughput a unit (paper 001, section 4.1.2, b); epochs between the same and the same steps.
+    # Constant throughput a unit (Farrell et al. 2021, section 4.1.2, b); epochs between the same and the same
+    # steps.
     assert prediction.epoch_s[:3] == (one.epoch_s[0] / 2, one.epoch_s[0] / 2, one.epoch_s[0])
     assert prediction.epochs.low == pytest.approx(one.epochs[0])
     assert prediction.epochs.high == pytest.approx(2 * one.epochs[0])
@@ -127,9 +128,9 @@ def test_without_measurements_there_is_no_prediction() -> None:
 
 
 def test_piz_daint_at_half_its_size_is_as_published() -> None:
-    """Paper 001, Table 4: Piz-Daint-256 took 327.01 minutes with a batch of 512, Piz-Daint-128 461.01 with
-    half of it. From the larger one's 113.1 epochs of 170.6 s (its logs) and the 59 epochs at a batch of 128
-    of section 4.2.4."""
+    """Farrell et al. 2021, Table 4: Piz-Daint-256 took 327.01 minutes with a batch of 512, Piz-Daint-128
+    461.01 with half of it. From the larger one's 113.1 epochs of 170.6 s (its logs) and the 59 epochs at a
+    batch of 128 of section 4.2.4."""
     large = Measured("256", 256, 512, exact(113.1), exact(170.6), exact(294.0), exact(30.0))
     assert time_of(large) / 60 == pytest.approx(327.01, rel=0.01)
     prediction = predict(128, 256, [large], [*points(large), Point(128, exact(59.0), "section 4.2.4")])

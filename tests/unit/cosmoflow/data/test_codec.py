@@ -101,7 +101,7 @@ def test_keys_are_as_wide_as_needed_and_tables_local_where_that_is_smaller() -> 
 
 
 def test_the_size_is_what_the_paper_counts() -> None:
-    """Paper 002, section V-B: keys of 2 bytes, groups of 8."""
+    """Ibrahim and Oliker 2022, section V-B: keys of 2 bytes, groups of 8."""
     x = universe(32, mean=4)
     groups = len(np.unique(x.reshape(-1, 4), axis=0))
     assert 256 < groups < 65536

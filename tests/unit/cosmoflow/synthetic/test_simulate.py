@@ -65,8 +65,8 @@ def test_universes_differ_by_number_and_seed_and_fill_the_range_of_parameters() 
 
 
 def test_a_sample_has_the_published_samples_statistics() -> None:
-    # Paper 002, figure 5: hundreds of values, a power law, few groups of four; gzip 5 times (section IV).
-    # A sixteenth of a published sample's voxels has fewer rare values.
+    # Ibrahim and Oliker 2022, figure 5: hundreds of values, a power law, few groups of four; gzip 5 times
+    # (section IV). A sixteenth of a published sample's voxels has fewer rare values.
     counts, _ = simulate(Simulation(box_mpc_h=64.0, grid=64, particles=64, cola_steps=5), 0)
     statistics = evidence.statistics(counts)
     assert 100 < statistics.values < 1000

@@ -76,7 +76,8 @@ def bits(x: npt.NDArray[np.generic]) -> npt.NDArray[np.uint32]:
 
 
 def test_the_codes_are_those_of_the_paper() -> None:
-    """1 sign bit, 3 of exponent, 4 of mantissa (paper 002, section V-A): ±(16 + m)·2ᵉ; the byte 0 is no change."""
+    """1 sign bit, 3 of exponent, 4 of mantissa (Ibrahim and Oliker 2022, section V-A): ±(16 + m)·2ᵉ; the byte
+    0 is no change."""
     expected = [
         (-1 if byte & 128 else 1) * (16 + (byte & 15)) * 2 ** ((byte >> 4) & 7) if byte else 0
         for byte in range(256)

@@ -99,7 +99,8 @@ def test_every_workload_of_the_suite_is_valid_and_described():
 @pytest.mark.parametrize(
     ("name", "bytes", "ranks", "steps"),
     [
-        # Paper 004, section III.A: sizes as printed, and the steps of a rank where the paper has them.
+        # Devarajan et al. 2021, section III.A: sizes as printed, and the steps of a rank where the paper has
+        # them.
         ("cosmic_tagger", 5.2e9, 512, 150),
         ("ffn", 2.28e9, 512, 400),
         ("cosmoflow_2021", 2e12, 512, 512),

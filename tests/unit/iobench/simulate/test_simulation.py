@@ -1,4 +1,5 @@
-"""Simulated ranks, against queueing results that can be written down, and against the curves of paper 004."""
+"""Simulated ranks, against queueing results that can be written down, and against the curves of Devarajan et
+al. 2021."""
 
 import pytest
 
@@ -49,7 +50,7 @@ def test_the_rate_lies_within_the_bounds_of_asymptotic_analysis(ranks):
 
 
 def test_many_files_scale_and_one_shared_file_is_bound_by_its_metadata():
-    """Paper 004, Figs. 14 and 15, to 8192 ranks."""
+    """Devarajan et al. 2021, Figs. 14 and 15, to 8192 ranks."""
     many = workload(0.01, dataset={"samples_per_file": 1000})
     shared = workload(0.01, {"files": 1, "samples_per_file": 100_000}, metadata_bytes=100)
     rates = {}

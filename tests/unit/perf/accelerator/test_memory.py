@@ -1,7 +1,7 @@
-"""Memory by batch: what fits, and paper 000's figures by their counting rules."""
+"""Memory by batch: what fits, and the figures of Ibrahim et al. 2021 by their counting rules."""
 
 import pytest
-from helpers.paper000_counts import PAPER_ACTIVATIONS_GIB, PAPER_RULES, paper_activations, paper_memory
+from helpers.ibrahim2021_counts import PAPER_ACTIVATIONS_GIB, PAPER_RULES, paper_activations, paper_memory
 
 from mlhpc.benchmarks.load import load
 from mlhpc.errors import UserError
@@ -24,7 +24,7 @@ def paper_network(benchmark):
 @pytest.mark.parametrize(
     ("benchmark", "tolerance"), [("cosmoflow", 0.007), ("deepcam", 0.06), ("resnet50", 0.02)]
 )
-def test_activation_memory_of_paper_000_by_its_rule(benchmark, tolerance):
+def test_activation_memory_of_ibrahim_2021_by_its_rule(benchmark, tolerance):
     counted = paper_activations(paper_network(benchmark), PAPER_RULES[benchmark]) / GIB
     assert counted == pytest.approx(PAPER_ACTIVATIONS_GIB[benchmark], rel=tolerance)
 
@@ -38,7 +38,7 @@ def test_no_single_rule_gives_all_three(rule):
     assert any(abs(ratio - 1) > 0.15 for ratio in counted.values())
 
 
-# Paper 000, section IV and the batch sizes of figures 5 to 8, with sample sizes of Table II.
+# Ibrahim et al. 2021, section IV and the batch sizes of figures 5 to 8, with sample sizes of Table II.
 @pytest.mark.parametrize(
     ("benchmark", "sample_mib", "expected"),
     [("cosmoflow", 16, 16), ("deepcam", 27, 4), ("resnet50", 0.14, 256)],
@@ -81,7 +81,7 @@ def test_16_bits_need_less_than_32_and_every_sample_more(benchmark):
 
 
 def test_cosmoflow_grows_eightfold_with_twice_the_side_and_deepcam_fourfold():
-    """Paper 000, section VII."""
+    """Ibrahim et al. 2021, section VII."""
     for benchmark, shape, factor in (("cosmoflow", [256, 256, 256, 4], 8), ("deepcam", [1536, 2304, 16], 4)):
         small = network_of(load(benchmark, "open"))
         large = network_of(load(benchmark, "open", [f"data.sample_shape={shape}"]))

@@ -6,8 +6,8 @@ import pytest
 
 from mlhpc.benchmarks.load import load
 from mlhpc.common.pages.html import render
+from mlhpc.perf.accelerator.ibrahim2021 import TABLE_II
 from mlhpc.perf.accelerator.memory import memory_of
-from mlhpc.perf.accelerator.paper000 import TABLE_II
 from mlhpc.perf.accelerator.pictures import memory, memory_section, roofline, roofline_section
 from mlhpc.perf.accelerator.roofline import V100, points
 from mlhpc.perf.networks.registry import network_of
@@ -41,7 +41,7 @@ def test_roofline_has_every_layer_that_computes_at_or_under_its_roof(benchmark):
     computing = [
         layer.name for layer in network if any(part.flops + part.operations for part in layer.passes)
     ]
-    assert [row["layer"] for row in rows if not row["kind"].startswith("paper")] == computing
+    assert [row["layer"] for row in rows if not row["kind"].startswith("Ibrahim")] == computing
     for row in rows:
         assert row["y"] <= min(125, row["x"] * 0.9) * 1.0001
         assert row["kind"] != "no matrix product" or row["y"] <= 15.7
@@ -51,7 +51,7 @@ def test_roofline_has_every_layer_that_computes_at_or_under_its_roof(benchmark):
 def test_roofline_has_the_papers_measured_point_and_its_limit(benchmark):
     row = TABLE_II[benchmark]
     figure = roofline(points(network_of(run_of(benchmark)), V100, "mixed_float16"), V100, row)
-    measured, limit = (r for r in drawn(figure, "layer") if r["kind"].startswith("paper"))
+    measured, limit = (r for r in drawn(figure, "layer") if r["kind"].startswith("Ibrahim"))
     assert measured["x"] == pytest.approx(row.intensity)
     assert measured["y"] * 1e12 == pytest.approx(row.gif * 2**30 / row.seconds_per_sample)
     assert (limit["x"], limit["y"]) == (pytest.approx(row.intensity_limit), 125)
@@ -74,7 +74,7 @@ def test_series_of_a_figure_can_be_told_apart():
 def test_memory_has_the_papers_points_up_to_its_largest_batch():
     run, row = run_of("deepcam"), TABLE_II["deepcam"]
     figure = memory([memory_of(run, batch) for batch in (1, 2, 4, 8)], [("HBM", 16e9)], row)
-    papers = {r["x"]: r["y"] for r in drawn(figure, "series") if r["series"].startswith("paper")}
+    papers = {r["x"]: r["y"] for r in drawn(figure, "series") if r["series"].startswith("Ibrahim")}
     assert papers == {batch: pytest.approx(batch * 2.9) for batch in (1, 2, 4)}
 
 

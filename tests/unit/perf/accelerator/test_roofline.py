@@ -1,10 +1,10 @@
-"""The roofline, and the figures of paper 000 that concern FLOPs, memory and intensity."""
+"""The roofline, and the figures of Ibrahim et al. 2021 that concern FLOPs, memory and intensity."""
 
 import pytest
-from helpers.paper000_counts import PAPER_RULES, hbm_limit, padded_training_flops, paper_activations
+from helpers.ibrahim2021_counts import PAPER_RULES, hbm_limit, padded_training_flops, paper_activations
 
 from mlhpc.benchmarks.load import load
-from mlhpc.perf.accelerator.paper000 import RESNET50_HBM_PRINTED_GIB, TABLE_II
+from mlhpc.perf.accelerator.ibrahim2021 import RESNET50_HBM_PRINTED_GIB, TABLE_II
 from mlhpc.perf.accelerator.roofline import V100, Ceilings, least_seconds, points
 from mlhpc.perf.networks import cosmoflow
 from mlhpc.perf.networks.registry import network_of
@@ -78,7 +78,7 @@ def test_sample_sizes_of_table_2(benchmark, bytes_per_element, mib):
 
 
 # What the networks themselves give. Measured FLOPs are more (the paper: "roughly twice");
-# docs/reference/performance_models.md says which part is explained.
+# docs/evidence/predictions.md says which part is explained.
 @pytest.mark.parametrize(
     ("benchmark", "gif", "measured_to_model"),
     [("cosmoflow", 178.9, 1.38), ("deepcam", 1829.1, 1.58), ("resnet50", 22.6, 1.37)],
@@ -90,7 +90,8 @@ def test_training_flops_of_a_sample(benchmark, gif, measured_to_model):
 
 
 def test_round_0_7s_kernel_2_is_too_small_for_the_measured_flops():
-    """Paper 000 uses that round's data set; its 247 GiF are 4.7 times the network's with kernel 2."""
+    """Ibrahim et al. 2021 uses that round's data set; its 247 GiF are 4.7 times the network's with kernel
+    2."""
     counted = network_of(load("cosmoflow", "v07")).training_flops / GIB
     assert TABLE_II["cosmoflow"].gif / counted == pytest.approx(4.7, abs=0.05)
 
@@ -109,7 +110,7 @@ def test_traffic_that_every_layer_has_lies_between_the_limit_and_what_was_measur
     assert TABLE_II[benchmark].hbm_limit_gib < traffic < TABLE_II[benchmark].hbm_gib
 
 
-# Paper 001, table 6: samples/s of a V100, lowest and highest.
+# Farrell et al. 2021, table 6: samples/s of a V100, lowest and highest.
 @pytest.mark.parametrize(("benchmark", "low", "high"), [("cosmoflow", 12, 27), ("deepcam", 3.6, 5.6)])
 def test_measured_traffic_at_the_sustained_bandwidth_is_a_v100s_published_rate(benchmark, low, high):
     assert low <= 1 / TABLE_II[benchmark].seconds_per_sample <= high

@@ -117,7 +117,8 @@ def time(seconds, products=0, others=0, moved=0.0):
     ],
 )
 def test_efficiency_is_the_largest_share_of_a_peak(layer, efficiency):
-    """Paper 000, section V-B: tensor cores, float32 units or memory bandwidth, whichever is used most."""
+    """Ibrahim et al. 2021, section V-B: tensor cores, float32 units or memory bandwidth, whichever is used
+    most."""
     assert layer.efficiency(PEAKS) == pytest.approx(efficiency)
 
 

@@ -1,11 +1,11 @@
-"""Figures 5 to 9 of paper 000, on its machine: which of them the model reproduces, and which not.
+"""Figures 5 to 9 of Ibrahim et al. 2021, on its machine: which of them the model reproduces, and which not.
 
 One configuration for all: nodes with fixed shares of the data (section VI: "statically partition the total
 training data among nodes") and next to nothing to evaluate, the GPUs' time of a sample from the paper itself
-(table II's traffic at its sustained bandwidth), and epochs after the first. The paper does not say how many epochs
-it averaged over; docs/reference/performance_models.md has the other configurations. Three figures of the
-machine come from elsewhere: the time of a file from Lustre from a submission that trained straight from it
-(paper 001), how much of it is its opening from figures 8 and 9, and the rate at which the NVMe device writes
+(table II's traffic at its sustained bandwidth), and epochs after the first. The paper does not say how many
+epochs it averaged over; docs/reference/performance_models.md has the others. Three figures of the machine
+come from elsewhere: the time of a file from Lustre from a submission that trained straight from it (Farrell
+et al. 2021), how much of it is its opening from figures 8 and 9, and the rate at which the NVMe device writes
 from its specification.
 """
 
@@ -14,7 +14,7 @@ from dataclasses import replace
 import pytest
 
 from mlhpc.benchmarks.load import load
-from mlhpc.perf.accelerator.paper000 import STRONG_SCALING, TABLE_II
+from mlhpc.perf.accelerator.ibrahim2021 import STRONG_SCALING, TABLE_II
 from mlhpc.perf.machines import machine
 from mlhpc.perf.prediction.model import Model
 from mlhpc.perf.prediction.sweep import with_batch
@@ -55,9 +55,10 @@ def lustre_over_nvme(benchmark, local, nodes, figures=None):
 
 
 def bandwidth_of_lustre(opening):
-    """Bytes/s for one node, of a submission that trained DeepCAM on 8 nodes without staging (paper 001), if a file
-    takes ``opening`` seconds before its bytes. 10 epochs of 121 266 samples took 139.29 min (table 6), 36.3% of it
-    in evaluation (4.1.2). At 3.56 samples/s a GPU the epochs take all the rest: nothing was staged."""
+    """Bytes/s for one node, of a submission that trained DeepCAM on 8 nodes without staging (Farrell et al.
+    2021), if a file takes ``opening`` seconds before its bytes. 10 epochs of 121 266 samples took 139.29 min
+    (table 6), 36.3% of it in evaluation (4.1.2). At 3.56 samples/s a GPU the epochs take all the rest:
+    nothing was staged."""
     training = (1 - 0.363) * 139.29 * 60
     assert pytest.approx(training, rel=5e-3) == 10 * 121_266 / (64 * 3.56)
     of_a_file = training / (10 * 121_266 / 8)
@@ -80,7 +81,8 @@ def agrees(opening):
 
 
 def test_the_two_figures_of_lustre_are_those_of_two_papers():
-    """One unknown, the time to open a file, for four factors; and the bandwidth that it leaves to a submission."""
+    """One unknown, the time to open a file, for four factors; and the bandwidth that it leaves to a
+    submission."""
     fits = [opening / 1e4 for opening in range(50, 100) if agrees(opening / 1e4)]
     assert (fits[0], fits[-1]) == (7.1e-3, 7.5e-3)
     assert CORI.figures["storage.shared_open"] == pytest.approx((fits[0] + fits[-1]) / 2)
@@ -103,8 +105,8 @@ def test_memory_fit_makes_unstaged_scaling_superlinear():
 )
 @pytest.mark.parametrize("nodes", [1, 4])
 def test_figures_8_and_9_agree(benchmark, local, nodes):
-    """From Lustre over from NVMe. CosmoFlow: "roughly 2x" and "roughly 15%" at any batch; DeepCAM: "roughly 15%"
-    and "negligible"."""
+    """From Lustre over from NVMe. CosmoFlow: "roughly 2x" and "roughly 15%" at any batch; DeepCAM: "roughly
+    15%" and "negligible"."""
     paper = STRONG_SCALING[benchmark].unstaged[nodes]
     assert lustre_over_nvme(benchmark, local, nodes) == pytest.approx(paper, rel=0.10)
 
@@ -115,8 +117,8 @@ def test_figure_5_agrees_on_the_gain_of_staging():
 
 
 def test_figure_5_disagrees_on_the_share_of_the_gpus():
-    """10% of the time; the model has 46%. That 10% contradicts table II: 541 ms a sample, when this node copied
-    and trained several times as fast for MLPerf (paper 001, tables 5 and 6)."""
+    """10% of the time; the model has 46%. That 10% contradicts table II: 541 ms a sample, when this node
+    copied and trained several times as fast for MLPerf (Farrell et al. 2021, tables 5 and 6)."""
     step = predicted(at_table_ii("cosmoflow"), "cosmoflow", 8, 1, staged=False).step
     assert step.compute / step.seconds == pytest.approx(0.46, abs=0.01)
     a_sample = TABLE_II["cosmoflow"].seconds_per_sample / 0.10
@@ -126,7 +128,8 @@ def test_figure_5_disagrees_on_the_share_of_the_gpus():
 
 
 def test_figure_5_has_no_gain_from_batching_here():
-    """The paper's 29% from a batch of one to two is "likely" the host's threads, of which no rate is known."""
+    """The paper's 29% from a batch of one to two is "likely" the host's threads, of which no rate is
+    known."""
     one, two = (Model(CORI, run_of("cosmoflow", b, 1), staged=False).at(1).samples_per_s[0] for b in (1, 2))
     assert two == pytest.approx(one, rel=1e-6)
 
@@ -151,9 +154,9 @@ def gains(step):
 
 
 def test_figure_6_takes_a_cost_of_a_step_that_the_model_does_not_have():
-    """50 times at a batch of 256 means that a step costs what 61 samples cost, whatever its batch; the paper's two
-    other figures, an initial 2 times and 20% from 128 to 256, follow from that. The model's launches and
-    all-reduce are worth four samples: a gain of 5 in all."""
+    """50 times at a batch of 256 means that a step costs what 61 samples cost, whatever its batch; the
+    paper's two other figures, an initial 2 times and 20% from 128 to 256, follow from that. The model's
+    launches and all-reduce are worth four samples: a gain of 5 in all."""
     fixed = (50 - 1) / (1 - 50 / 256)  # (f + 1) / (f / 256 + 1) = 50
     assert fixed == pytest.approx(61, abs=0.5)
     assert gains(lambda b: fixed + b) == (

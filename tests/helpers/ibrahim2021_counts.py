@@ -1,4 +1,5 @@
-"""Memory, traffic and operations as paper 000 counts them, to compare the networks' layers with its figures."""
+"""Memory, traffic and operations as Ibrahim et al. 2021 counts them, to compare the networks' layers with its
+figures."""
 
 from typing import NamedTuple
 
@@ -6,8 +7,8 @@ from mlhpc.perf.networks.layer import PRODUCTS, Kind, Layer, Network
 
 
 class CountingRule(NamedTuple):
-    """How one of paper 000's figures of activation memory can be counted: ``kinds`` of layers whose outputs are
-    counted, how many ``times``, and whether the ``input`` is."""
+    """How a figure of activation memory in Ibrahim et al. 2021 can be counted: ``kinds`` of layers whose
+    outputs are counted, how many ``times``, and whether the ``input`` is."""
 
     words: str
     kinds: tuple[Kind, ...]
@@ -43,7 +44,7 @@ PAPER_RULES: dict[str, CountingRule] = {
 }
 """By benchmark. CosmoFlow is counted in the reference's order of layers (``pool_first=False``)."""
 PAPER_ACTIVATIONS_GIB = {"cosmoflow": 0.72, "deepcam": 2.9, "resnet50": 0.042}
-"""GiB a sample in 16 bits: paper 000, section V-A."""
+"""GiB a sample in 16 bits: Ibrahim et al. 2021, section V-A."""
 
 
 def paper_activations(network: Network, rule: CountingRule) -> int:
@@ -55,21 +56,21 @@ def paper_activations(network: Network, rule: CountingRule) -> int:
 def paper_memory(
     network: Network, batch: int, activations: float, *, sample_bytes: float | None = None
 ) -> float:
-    """Bytes of model + batch · (input + activations), all in 16 bits (paper 000, section IV). ``activations`` and
-    ``sample_bytes`` (default: 2 an element) are of one sample."""
+    """Bytes of model + batch · (input + activations), all in 16 bits (Ibrahim et al. 2021, section IV).
+    ``activations`` and ``sample_bytes`` (default: 2 an element) are of one sample."""
     of_input = 2 * network.input_elements if sample_bytes is None else sample_bytes
     return 2 * network.parameters + batch * (of_input + activations)
 
 
 def hbm_limit(activations: float) -> float:
-    """Bytes of memory traffic a sample at the least: activations written once and read once, the model's traffic
-    ignored (paper 000, sections V-A and VII)."""
+    """Bytes of memory traffic a sample at the least: activations written once and read once, the model's
+    traffic ignored (Ibrahim et al. 2021, sections V-A and VII)."""
     return 2 * activations
 
 
 def padded_training_flops(network: Network, multiple: int = 8) -> int:
-    """Training FLOPs with the channels of every matrix product filled up to a ``multiple``, as tensor cores want
-    them in 16 bits (NVIDIA, Mixed Precision Training guide)."""
+    """Training FLOPs with the channels of every matrix product filled up to a ``multiple``, as tensor cores
+    want them in 16 bits (NVIDIA, Mixed Precision Training guide)."""
     return sum(_padded(layer, multiple) for layer in network if layer.kind in PRODUCTS)
 
 

@@ -1,8 +1,8 @@
-"""Table II of paper 000 (Ibrahim et al. 2021), as printed, and derived quantities.
+"""Table II of Ibrahim et al. 2021, as printed, and derived quantities.
 
-Cori GPU, one V100, mixed precision. The table divides binary GiF (2³⁰ FLOPs) and GiB by each other, and GiF by MiB
-as if the prefixes were a factor of 1000 apart, not 1024; the properties here do the same, to reproduce the
-printed figures.
+Cori GPU, one V100, mixed precision. The table divides binary GiF (2³⁰ FLOPs) and GiB by each other, and GiF
+by MiB as if the prefixes were a factor of 1000 apart, not 1024; the properties here do the same, to reproduce
+the printed figures.
 """
 
 from dataclasses import dataclass
@@ -16,8 +16,8 @@ class Row:
     V-A) and measured HBM traffic in GiB; ``sustained``: HBM bandwidth in bytes/s; ``largest_batch``: of
     figures 5 to 8.
 
-    ResNet-50's measured traffic is printed twice, as 0.68 GiB in the table and as 0.56 GiB in section V-A; only
-    0.56 gives the table's own 55.35 FLOPs per byte and the text's "13 times".
+    ResNet-50's measured traffic is printed twice, as 0.68 GiB in the table and as 0.56 GiB in section V-A;
+    only 0.56 gives the table's own 55.35 FLOPs per byte and the text's "13 times".
     """
 
     benchmark: str
@@ -73,8 +73,8 @@ RESNET50_HBM_PRINTED_GIB = 0.68
 
 @dataclass(frozen=True)
 class StrongScaling:
-    """``samples`` divided over the nodes; ``unstaged``: by nodes, the time of a sample read from Lustre over that
-    of one staged to NVMe, as described in section VI."""
+    """``samples`` divided over the nodes; ``unstaged``: by nodes, the time of a sample read from Lustre over
+    that of one staged to NVMe, as described in section VI."""
 
     samples: int
     unstaged: dict[int, float]
