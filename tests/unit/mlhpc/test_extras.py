@@ -2,6 +2,8 @@
 
 import json
 import os
+import shlex
+import shutil
 import subprocess
 import sys
 from functools import cache
@@ -9,7 +11,7 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
-from helpers.requirements import required, setup_cfg
+from helpers.requirements import ROOT, required, setup_cfg
 from packaging.utils import canonicalize_name
 
 from mlhpc import errors
@@ -68,8 +70,13 @@ def lean(folder: Path, *words: object) -> subprocess.CompletedProcess[str]:
 )
 def test_a_missing_extra_is_one_line(words: str, what: str, extra: str, tmp_path: Path) -> None:
     done = lean(tmp_path, *words.split())
-    line = f"mlhpc: {what} needs mlhpc[{extra}]: pip install 'mlhpc[{extra}]'\n"
-    assert (done.returncode, done.stderr, done.stdout) == (2, line, "")
+    needs, _, command = done.stderr.partition(": ")[2].partition(": ")
+    assert (done.returncode, needs, done.stdout) == (2, f"{what} needs mlhpc[{extra}]", "")
+    assert done.stderr.count("\n") == 1
+    *pip, option, source = shlex.split(command)
+    assert pip[-2:] == ["pip", "install"] and shutil.which(pip[0]) and option == "-e"
+    folder, named = source.removesuffix("]").split("[")
+    assert Path(folder).samefile(ROOT) and named in setup_cfg()["options.extras_require"]
     assert not list(tmp_path.iterdir()), "nothing is left behind"
 
 
@@ -94,6 +101,20 @@ def test_so_do_commands_that_prepare(words: str, tmp_path: Path) -> None:
     assert "needs mlhpc[" not in done.stderr and "Traceback" not in done.stderr
     if words in ("list", "doctor"):  # these name what is missing
         assert "submission" in done.stdout and "not installed" in done.stdout
+
+
+def test_the_doctor_is_not_ready_where_no_run_can_start(tmp_path: Path) -> None:
+    done = lean(tmp_path, "doctor")
+    failed = [line.split()[1] for line in done.stdout.splitlines() if line.startswith("fail")]
+    assert {"TensorFlow", "PyTorch", "extra"} <= set(failed), done.stdout
+    assert done.returncode == 1 and "\nnot ready for a run" in done.stdout
+
+
+def test_no_message_names_a_package_that_is_on_no_index() -> None:
+    """What to install is said by ``errors.install``, everywhere."""
+    folders = [path for path in ROOT.iterdir() if (path / "__init__.py").is_file()]
+    for path in (path for folder in folders for path in folder.rglob("*.py")):
+        assert "install 'mlhpc" not in path.read_text() and "install mlhpc[" not in path.read_text(), path
 
 
 def test_extras_are_those_of_the_package() -> None:
