@@ -26,7 +26,11 @@ def frameworks(node: Node, rank_info: RankInfo, framework: Framework) -> Iterato
 
 def extras(node: Node) -> Iterator[CheckResult]:
     """Missing extras that runs and their results need besides a framework."""
-    use = {"submission": "run, check, score and pack need", "pages": "report and other pages need"}
+    use = {
+        "submission": "run, check, score and pack need",
+        "pages": "report and other pages need",
+        "samples": "data show needs",
+    }
     for name, installed in node["extras"].items():
         if not installed:
             bad: Status = "fail" if name == "submission" else "warn"

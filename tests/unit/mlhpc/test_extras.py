@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from helpers.requirements import ROOT, required, setup_cfg
+from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from mlhpc import errors
@@ -118,9 +120,16 @@ def test_no_message_names_a_package_that_is_on_no_index() -> None:
 
 
 def test_extras_are_those_of_the_package() -> None:
-    """Training needs no extra but the benchmark's."""
+    """Training needs no extra but the benchmark's; an extra that a message names brings the package."""
     extras = setup_cfg()["options.extras_require"]
-    assert set(errors.EXTRAS) <= set(extras)
+
+    def named(extra: str) -> set[str]:
+        names = {name for listed in re.findall(r"mlhpc\[(.+)\]", extras[extra]) for name in listed.split(",")}
+        return names.union(*map(named, names))
+
     of_frameworks = {f.extra for b in registry.BUILT_IN for f in b.frameworks.values()}
     for extra in (*of_frameworks, "cosmoflow-gpu"):
-        assert "mlhpc[submission,pages]" in extras[extra].split()
+        assert set(errors.EXTRAS) <= named(extra)
+    for extra, packages in errors.EXTRAS.items():
+        brought = {Requirement(line).name.replace("-", "_") for line in extras[extra].split("\n")[1:]}
+        assert {name.removesuffix("_python") for name in brought} == set(packages)
