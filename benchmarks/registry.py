@@ -39,8 +39,8 @@ class Framework:
 @dataclass(frozen=True)
 class Option:
     """An option of ``mlhpc data make`` or ``mlhpc data convert`` for one benchmark, passed on as ``name`` if
-    the user sets it. A ``type`` of bool is a flag. ``codec``: it is an older form of ``--codec`` with this
-    value or, if empty, with the option's value."""
+    the user sets it. A ``type`` of bool is a flag; an int is refused below 1, a float that is not finite.
+    ``codec``: it is an older form of ``--codec`` with this value or, if empty, with the option's value."""
 
     name: str
     help: str

@@ -21,7 +21,7 @@ DEVICE = (
 
 
 class FrozenModel(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class Target(FrozenModel):
@@ -134,7 +134,6 @@ class DdpTraining(Training):
         None,
         gt=0,
         le=1024 * 1024,
-        allow_inf_nan=False,
         description="maximum gradient size of one all-reduce of DistributedDataParallel; none: PyTorch's "
         "default of 25, and 1 for the first",
         json_schema_extra=only_in("pytorch"),
@@ -153,7 +152,6 @@ class HorovodTraining(Training):
         None,
         ge=0,
         le=1024 * 1024,
-        allow_inf_nan=False,
         description="maximum gradient size that Horovod fuses into one all-reduce; 0: no fusion; none: "
         "from the environment, or Horovod's default of 128",
         json_schema_extra=only_in("tensorflow"),
@@ -162,7 +160,6 @@ class HorovodTraining(Training):
         None,
         ge=0,
         le=60_000,
-        allow_inf_nan=False,
         description="interval in which Horovod checks for gradients to send; none: from the environment, "
         "or Horovod's default of 1",
         json_schema_extra=only_in("tensorflow"),
@@ -280,7 +277,7 @@ class Study(FrozenModel):
         return requested
 
 
-Seconds = Annotated[float, Field(ge=0, le=86_400, allow_inf_nan=False)]
+Seconds = Annotated[float, Field(ge=0, le=86_400)]
 
 
 class Emulation(FrozenModel):

@@ -8,7 +8,6 @@ import itertools
 import json
 import statistics
 import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +17,7 @@ from mlhpc.common.data import manifest
 from mlhpc.common.data.archives import samples_per_archive
 from mlhpc.common.files import atomic
 from mlhpc.common.files.filesystem import filesystem_of
-from mlhpc.common.ranks.local import GRACE_S, end
+from mlhpc.common.ranks.local import GRACE_S, end, program
 from mlhpc.errors import UserError
 from mlhpc.iobench.definition import load
 from mlhpc.iobench.definition.schema import Workload
@@ -219,8 +218,7 @@ def write(
 def _mlhpc(*words: str) -> None:
     """A command of the suite in a separate process, ended with this one, and its ranks with it. Raises UserError
     with its last line when it fails."""
-    command = [sys.executable, "-m", "mlhpc", *words]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(program(words), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     try:
         _, errors = process.communicate()
     finally:

@@ -1,3 +1,15 @@
+"""The program ``mlhpc``, also as ``python -m mlhpc``."""
+
+import os
+import sys
+
+if (package := sys.modules["mlhpc"]).__file__ is None:
+    # A folder of that name without the package, such as a clone in the current folder, is on Python's path first.
+    found = {os.path.dirname(path) for path in package.__path__}
+    sys.path[:] = [folder for folder in sys.path if os.path.abspath(folder) not in found]
+    del sys.modules["mlhpc"]
+
 from mlhpc.cli import main
 
-raise SystemExit(main())
+if __name__ == "__main__":
+    raise SystemExit(main())

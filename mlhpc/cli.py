@@ -1,5 +1,6 @@
 """The command line. Commands import their modules when they run, so that ``--help`` is fast."""
 
+import argparse
 import os
 import sys
 from collections.abc import Sequence
@@ -67,8 +68,40 @@ def main(argv: Sequence[str] | None = None) -> int:
             os.environ.pop(QUIET, None)  # --quiet is for this call, not for the next one of the same process
 
 
+STAGES = {
+    "run": ("doctor", "data", "presets", "run"),
+    "look": ("watch", "report"),
+    "measure": ("study", "profile", "predict", "io"),
+    "submit": ("campaign", "check", "score", "pack"),
+}
+"""The commands of a first look, at most 14, in the order of the work. A new command belongs in ``MORE``."""
+MORE = {
+    "settings": ("list", "rules", "scripts"),
+    "of a run": ("diff", "trace", "export", "weights"),
+    "other": ("unpack", "completion"),
+}
+
+
+class Overview(Parser):
+    """The parser of ``mlhpc`` without a command, whose help shows the commands by ``STAGES``."""
+
+    def format_help(self) -> str:
+        (commands,) = (a for a in self._actions if isinstance(a, argparse._SubParsersAction))
+        summaries = {choice.dest: choice.help for choice in commands._choices_actions}
+        lines = [self.format_usage(), self.description or ""]
+        for stage, names in STAGES.items():
+            lines += ["", f"{stage}:", *(f"  {name:<10}  {summaries[name]}" for name in names)]
+        lines += ["", "more:", *(f"  {group:<10}  {', '.join(names)}" for group, names in MORE.items())]
+        options = self._get_formatter()
+        options.start_section("options")
+        options.add_arguments(self._optionals._group_actions)
+        options.end_section()
+        hint = "mlhpc COMMAND --help shows its options; mlhpc completion bash completes them."
+        return "\n".join([*lines, "", options.format_help(), hint, ""])
+
+
 def _parser() -> Parser:
-    parser = Parser(
+    parser = Overview(
         prog="mlhpc",
         description="Training benchmarks for HPC systems: time to train, including data staging.",
         allow_abbrev=False,
@@ -79,7 +112,7 @@ def _parser() -> Parser:
         "-q", "--quiet", action="store_true", help="print only results and errors, no progress"
     )
     parser.set_defaults(parser=parser, root=parser, command=print_help)
-    commands = parser.add_subparsers(title="commands", metavar="", parser_class=Parser)
+    commands = parser.add_subparsers(metavar="COMMAND", prog=parser.prog, parser_class=Parser)
     for group in (training, observe, data, io, preflight, models, results):
         group.add(commands)
     return parser

@@ -3,7 +3,9 @@
 import contextlib
 import difflib
 import os
+import sys
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 
 class UserError(Exception):
@@ -48,7 +50,35 @@ def missing_package(error: ModuleNotFoundError, what: str, extra: str = "") -> s
     if not extra or package == "horovod":  # which no extra can install
         page = "docs/reference/dependencies.md"
         return f"{what} needs the package {package}, which is not installed here; see {page}"
-    return f"{what} needs mlhpc[{extra}]: pip install 'mlhpc[{extra}]'"
+    return f"{what} needs mlhpc[{extra}]: {install(extra)}"
+
+
+def install(extra: str) -> str:
+    """The command that adds ``extra`` to this mlhpc. It is on no package index, so the command names what it was
+    installed from: its checkout, or the wheel that pip has noted in direct_url.json (PEP 610)."""
+    import json
+    import shlex
+    import shutil
+    from importlib import metadata
+    from urllib.parse import unquote, urlsplit
+
+    def shown(path: Path) -> str:
+        return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
+
+    python = Path(sys.executable)
+    here = shutil.which("pip") == str(python.with_name("pip"))
+    pip = "pip install" if here else f"{shlex.quote(shown(python))} -m pip install"
+    checkout = Path(__file__).parents[1]
+    if (checkout / "setup.cfg").exists():
+        return f"{pip} -e {shlex.quote(f'{shown(checkout)}[{extra}]')}"
+    try:
+        noted = metadata.distribution("mlhpc").read_text("direct_url.json")
+    except metadata.PackageNotFoundError:
+        noted = None
+    source = Path(unquote(urlsplit(json.loads(noted or "{}").get("url", "")).path))
+    if source.is_absolute() and source.exists():
+        return f"{pip} {shlex.quote(f'{shown(source)}[{extra}]')}"
+    return f"{pip} '.[{extra}]' in a checkout of mlhpc"
 
 
 QUIET = "MLHPC_QUIET"
@@ -62,12 +92,21 @@ def say_at_once(line: str) -> None:
         os.write(2, f"mlhpc: {line}\n".encode())
 
 
+MANY = 16
+"""Choices in a message of one short line."""
+
+
 def did_you_mean(word: str, choices: Iterable[str]) -> str:
-    """The end of a message about an unknown ``word``: the nearest of ``choices``, or all of them."""
+    """The end of a message about an unknown ``word``: the nearest of ``choices``, or all of them; of more than
+    ``MANY`` dotted ones their tables."""
     options = sorted(choices)
     bare = {option.lstrip("-"): option for option in options}  # the dashes of all options make none alike
     near = difflib.get_close_matches(word.lstrip("-"), bare, n=1, cutoff=0.5)
-    return f"did you mean {bare[near[0]]!r}?" if near else f"choose from: {', '.join(options)}"
+    if near:
+        return f"did you mean {bare[near[0]]!r}?"
+    if len(options) > MANY:
+        options = sorted({table + ".*" * bool(dot) for table, dot, _ in (o.partition(".") for o in options)})
+    return f"choose from: {few(options, MANY)}"
 
 
 def count(number: int, noun: str) -> str:

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from itertools import count
 from math import prod
@@ -33,10 +34,11 @@ from mlhpc.common.pages.text import printable
 from mlhpc.common.ranks import launch
 from mlhpc.common.ranks.collectives import on_all_ranks, on_rank0
 from mlhpc.common.ranks.environment import set_variables
-from mlhpc.common.ranks.local import run_local
+from mlhpc.common.ranks.local import program, run_local
 from mlhpc.common.ranks.world import World
 from mlhpc.common.staging.stage import remove, remove_after_abort
 from mlhpc.common.staging.target import as_user_error, in_use, require_own
+from mlhpc.common.timing.breakdown import read_events
 from mlhpc.common.timing.heartbeat import FIRST_S
 from mlhpc.common.timing.runlog import RunLog
 from mlhpc.common.training import checkpoint
@@ -67,9 +69,9 @@ def main(options: argparse.Namespace) -> int:
     """
     run, paths = requested(options)
     if options.ranks > 1 and "MLHPC_RANK" not in os.environ:
-        argv = [sys.executable, "-m", "mlhpc", *options.argv]
         cores = cores_of_ranks(asked(options.bind), options.ranks)
-        return run_local(options.ranks, argv, lambda: killed_hint(run, options.ranks), cores)
+        hint = partial(killed_hint, run, options.ranks)
+        return run_local(options.ranks, program(options.argv), hint, cores)
     set_variables(run.training.variables())
     framework = registry.find(run.benchmark).frameworks[run.training.framework]
     binding, own_cores = describe_binding(_threads_variable(run)), os.sched_getaffinity(0)
@@ -119,8 +121,6 @@ def _import_trainer(run: Run, framework: registry.Framework, world: World) -> Mo
 
 def requested(options: argparse.Namespace) -> tuple[Run, RunPaths]:
     """The settings and paths from the command line. Raises UserError."""
-    if options.ranks < 0:
-        raise UserError(f"--ranks {options.ranks}: must be at least 1")
     run = load_run(
         options.benchmark,
         options.preset,
@@ -219,9 +219,17 @@ def extended_from(folder: Path | None, run: Run) -> int | None:
 
 def _check_stage(stage: Path | None) -> None:
     """Staging checks this again, but after the run has a folder. Raises UserError."""
-    if stage is not None and os.path.lexists(stage):
-        with as_user_error(stage, "cannot be used", "choose another --stage"):
+    if stage is None:
+        return
+    remedy = "choose another --stage"
+    if os.path.lexists(stage):
+        with as_user_error(stage, "cannot be used", remedy):
             require_own(stage)
+        return
+    above = next(path for path in stage.absolute().parents if os.path.lexists(path))
+    if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
+        why = "may not be written" if above.is_dir() else "is not a folder"
+        raise UserError(f"{stage}: cannot be created, because {above} {why}; {remedy}")
 
 
 def _warn_of_memory(run: Run, world: World) -> None:
@@ -233,13 +241,14 @@ def _warn_of_memory(run: Run, world: World) -> None:
 
 def _make_out(run: Run, requested: Path | None) -> Path:
     """A folder for the results. Results are never overwritten: the process that creates ``run.log`` first
-    owns the folder, even when two runs start at the same time."""
+    owns the folder, even when two runs start at the same time. What a run left that ended before it trained is no
+    result, so that a corrected command can be repeated with the same folder."""
     occupied = "{} contains the results of another run; choose another --out, or move it away"
     numbered = (Path("results") / f"{run.benchmark}-{run.preset}-{number}" for number in count(1))
     out = requested or next(path for path in numbered if not path.exists())
     try:
         out.mkdir(parents=True, exist_ok=out.is_dir())
-        if (out / "result.json").exists():
+        if (out / "result.json").exists() and not _cleared(out):
             raise UserError(occupied.format(out))
         (out / "run.log").open("x").close()
     except FileExistsError:
@@ -249,6 +258,23 @@ def _make_out(run: Run, requested: Path | None) -> Path:
     except OSError as error:
         raise UserError(f"cannot write results in {out}: {error.strerror}; choose another --out") from None
     return out
+
+
+def _cleared(out: Path) -> bool:
+    """Remove the record of a run that ended before its first epoch. Returns False if there may be more in it, or
+    another process has begun to remove it."""
+    try:
+        status = json.loads((out / "result.json").read_text("utf-8"))["status"]
+        events = read_events(out / "events.rank0.jsonl")
+        if status != "aborted" or any((e["event"], e["name"]) == ("begin", "epoch") for e in events):
+            return False
+        (out / "result.json").unlink()  # of two processes only one can
+    except (OSError, ValueError, LookupError, TypeError):
+        return False
+    for pattern in ("run.log", "events.rank*.jsonl", "config.toml", "env.json", "report.html"):
+        for path in out.glob(pattern):
+            path.unlink(missing_ok=True)
+    return True
 
 
 def _threads_variable(run: Run) -> str:

@@ -6,11 +6,11 @@ import os
 import shlex
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from mlhpc.common.ranks.environment import identify
+from mlhpc.common.ranks.local import program
 from mlhpc.errors import UserError
 
 GRACE_S = 60.0
@@ -62,9 +62,7 @@ def start_run(
     with contextlib.ExitStack() as stack:
         stdout = stack.enter_context(output.open("ab")) if output else None
         return subprocess.Popen(
-            [sys.executable, "-m", module, *arguments]
-            if module
-            else _command(arguments, ranks, srun_options),
+            program(arguments, module) if module else _command(arguments, ranks, srun_options),
             env={**os.environ, **(env or {})},
             stdout=stdout,
             stderr=subprocess.STDOUT if stdout else None,
@@ -78,13 +76,12 @@ def start_run(
 def _command(arguments: Sequence[str], ranks: int, srun_options: Sequence[str]) -> list[str]:
     """The command line of a run. In a Slurm job LAUNCH_WRAP (docs/guide/sites.md) goes between srun and ``mlhpc``,
     which is then the container's rather than the caller's."""
-    this_mlhpc = [sys.executable, "-m", "mlhpc"]
     if in_slurm(os.environ):
         wrap = _launch_wrap(os.environ)
-        program = [*wrap, "mlhpc"] if wrap else this_mlhpc
+        command = [*wrap, "mlhpc"] if wrap else program([])
         srun = ["srun", f"--wait={SRUN_WAIT_S}", "--kill-on-bad-exit=0", *srun_options]
-        return [*srun, *program, "run", *arguments]
-    return [*this_mlhpc, "run", *arguments, *(["--ranks", str(ranks)] if ranks > 1 else [])]
+        return [*srun, *command, "run", *arguments]
+    return program(["run", *arguments, *(["--ranks", str(ranks)] if ranks > 1 else [])])
 
 
 def _launch_wrap(env: Mapping[str, str]) -> list[str]:

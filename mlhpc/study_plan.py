@@ -126,11 +126,6 @@ def plan(sweep: Sweep) -> list[PlannedCell]:
 
 
 def _check_options(sweep: Sweep) -> None:
-    for option, number in (("--repeats", sweep.repeats), ("--steps", sweep.steps)):
-        if number < 1:
-            raise UserError(f"{option} {number}: must be at least 1")
-    if sweep.warmup_steps < 0:
-        raise UserError(f"--warmup {sweep.warmup_steps}: must be at least 0")
     for key in ("batch", "ranks"):
         for value in sweep.axes.get(key, ()):
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:

@@ -24,8 +24,6 @@ STATE_DICT = "state_dict() of the PyTorch model"
 def main(options: argparse.Namespace) -> int:
     """Raises UserError for a run without a checkpoint, a benchmark of another package, and an existing file."""
     run, out = options.run, options.out
-    if out.suffix != ".safetensors":
-        raise UserError(f"--out {out}: must end in .safetensors, since that is the format")
     if out.exists():
         raise UserError(f"{out} already exists; choose another --out, or move it away")
     saved, settings = saved_in(run)

@@ -39,7 +39,7 @@ from mlhpc.common.pytorch.parameter_servers import (
     unflatten,
 )
 from mlhpc.common.ranks import launch
-from mlhpc.common.ranks.local import run_local
+from mlhpc.common.ranks.local import program, run_local
 from mlhpc.common.ranks.torch_world import TorchWorld
 from mlhpc.common.ranks.world import Solo, World
 from mlhpc.common.training.dataset import cores_per_rank, open_dataset
@@ -60,7 +60,7 @@ def main(argv: Sequence[str]) -> int:
         roles = Roles(options.workers, options.servers)
         if roles.size > 1 and "MLHPC_RANK" not in os.environ:
             options.out.mkdir(parents=True, exist_ok=True)
-            return run_local(roles.size, [sys.executable, "-m", __spec__.name, *argv])
+            return run_local(roles.size, program(argv, __spec__.name))
         # The same number of threads per worker with and without servers: servers mostly wait, and share the cores.
         torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // options.workers))
         with launch.joined("torch") as world:

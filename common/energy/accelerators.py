@@ -14,6 +14,7 @@ from typing import Any
 from mlhpc.common.energy.counters import Counters, Read, answering, said
 from mlhpc.common.host import accelerators
 from mlhpc.common.host.accelerators import Vendor
+from mlhpc.errors import install
 
 _NONE = Counters("accelerators")
 _Found = tuple[dict[str, Read], tuple[str, ...]]
@@ -25,7 +26,7 @@ def accelerator_counters(vendor: Vendor | None = None, root: Path = Path("/")) -
     if vendor is None:
         vendor = vendor_here()
     if vendor == "nvidia":
-        return _library("NVML", "pynvml", "pip install 'mlhpc[nvidia]'", _nvidia)
+        return _library("NVML", "pynvml", install("nvidia"), _nvidia)
     if vendor == "amd":
         return _without_second_dies(_library("amdsmi", "amdsmi", "pip install /opt/rocm/share/amd_smi", _amd))
     return _intel(root) if vendor == "intel" else _NONE
@@ -37,15 +38,15 @@ def vendor_here() -> Vendor | None:
     return there[0].vendor if there else None
 
 
-def _library(source: str, module: str, install: str, found_by: Callable[[Any], _Found]) -> Counters:
+def _library(source: str, module: str, remedy: str, found_by: Callable[[Any], _Found]) -> Counters:
     """Any error of a vendor's library means no figures, never a run that ends."""
     none = replace(_NONE, source=source)
     try:
         library = import_module(module)
     except ModuleNotFoundError:
-        return replace(none, problems=(f"{source} is not installed: {install}",))
+        return replace(none, problems=(f"{source} is not installed: {remedy}",))
     except Exception as error:  # amdsmi of PyPI comes without libamd_smi.so, and its import raises KeyError
-        return replace(none, problems=(f"{source} cannot load its library ({said(error)}): {install}",))
+        return replace(none, problems=(f"{source} cannot load its library ({said(error)}): {remedy}",))
     try:
         reads, devices = found_by(library)
     except Exception as error:

@@ -19,6 +19,10 @@ _LEVELS = 5
 """Maximum number of level lines in a plot."""
 
 
+WHOLE: Any = {"labelExpr": "datum.value % 1 ? '' : datum.label"}
+"""Options of an axis on which only whole numbers are labelled."""
+
+
 @dataclass(frozen=True)
 class LogAxis:
     """A logarithmic axis from ``low`` to ``high``; of base 2 for counts: only whole numbers are labelled."""
@@ -32,12 +36,16 @@ class LogAxis:
     def channel(self) -> dict[str, Any]:
         """The title, scale and axis of an Altair channel."""
         scale = alt.Scale(type="log", base=self.base, domain=[self.low, self.high], nice=False)
-        whole: Any = {"labelExpr": "datum.value % 1 ? '' : datum.label"} if self.base == 2 else {}
+        whole = WHOLE if self.base == 2 else {}
         return {"title": self.title, "scale": scale, "axis": alt.Axis(grid=True, **whole)}
 
     def fraction(self, value: float) -> float:
         """0 at the low end, 1 at the high one."""
         return math.log(value / self.low) / math.log(self.high / self.low)
+
+    def beside(self, value: float, place: float) -> float:
+        """``value`` moved by ``place`` times 1.2% of the axis: intervals at one value then stand side by side."""
+        return value * math.pow(self.high / self.low, 0.012 * place)
 
 
 def log_axis(values: Sequence[float], title: str, base: int = 10, room: float = 1.5) -> LogAxis:
@@ -55,6 +63,7 @@ def lines(
     alt_text: str,
     *,
     series: Sequence[str] = (),
+    series_title: str = "",
     size: int = 70,
     under: Sequence[alt.Chart] = (),
     over: Sequence[alt.Chart] = (),
@@ -62,12 +71,12 @@ def lines(
 ) -> Figure:
     """Points joined by a line for each of ``series``, in the order of the rows of ``base``. Rows: ``x``, ``y``,
     ``series``; with an interval ``y_low`` and ``y_high``, or the same of x; ``join`` if only some points of a
-    series are joined, those with the same value; ``hollow`` for an unfilled mark. ``size`` of a mark;
-    ``under``, ``over``: other layers."""
+    series are joined, those with the same value; ``hollow`` for an unfilled mark. ``series_title``: what the names
+    in the legend are values of. ``size`` of a mark; ``under``, ``over``: other layers."""
     below_each_other: Any = {"columns": 1} if sum(map(len, series)) > 40 else {}
     by: Any = {
         "scale": alt.Scale(domain=list(series)),
-        "legend": alt.Legend(**below_each_other) if series[1:] else None,
+        "legend": alt.Legend(title=series_title or None, **below_each_other) if series[1:] else None,
     }
     picked, opacity = charts.pickable("series")
     base = base.encode(color=alt.Color("series:N", **by), opacity=opacity)

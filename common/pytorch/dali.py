@@ -11,7 +11,7 @@ import torch
 import torch.utils.dlpack
 from torch import Tensor
 
-from mlhpc.errors import UserError
+from mlhpc.errors import UserError, install
 
 
 def load() -> tuple[ModuleType, ModuleType, ModuleType]:
@@ -20,8 +20,8 @@ def load() -> tuple[ModuleType, ModuleType, ModuleType]:
         dali, fn, types = (import_module(f"nvidia.dali{part}") for part in ("", ".fn", ".types"))
     except ImportError as error:
         raise UserError(
-            f"loading.loader=dali: NVIDIA DALI cannot be loaded ({error}); install it with "
-            "pip install 'mlhpc[dali]', or set loading.loader=threads"
+            f"loading.loader=dali: NVIDIA DALI cannot be loaded ({error}); "
+            f"{install('dali')}, or set loading.loader=threads"
         ) from error
     return dali, fn, types
 

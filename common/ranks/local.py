@@ -33,6 +33,12 @@ def no_hint() -> str:
     return ""
 
 
+def program(words: Sequence[str], module: str = "mlhpc") -> list[str]:
+    """The command line of this suite with ``words``, for another process on this machine. The current folder is
+    not on its path (``-P``): a clone there that is named ``mlhpc`` would be imported in place of the package."""
+    return [sys.executable, "-P", "-m", module, *words]
+
+
 def run_local(
     ranks: int,
     argv: Sequence[str],

@@ -21,7 +21,7 @@ import numpy as np
 
 from mlhpc.common.files.untrusted import clean, printable
 from mlhpc.common.timing.waiting import give_way
-from mlhpc.errors import UserError
+from mlhpc.errors import UserError, install
 from mlhpc.iobench.dataset.places import RECORD
 from mlhpc.iobench.definition.schema import NO_PASSWORDS, has_password
 from mlhpc.iobench.formats.access import Bytes, CountedFile
@@ -263,7 +263,7 @@ def _filesystem(protocol: str, endpoint: str, region: str, path_style: bool | No
 
         kind = fsspec.get_filesystem_class(protocol)
     except (ImportError, ValueError) as error:
-        raise UserError(f"{protocol}:// cannot be used: {error}; install mlhpc[s3] for s3://") from None
+        raise UserError(f"{protocol}:// cannot be used: {error}; s3:// needs {install('s3')}") from None
     options: dict[str, Any] = {}
     if protocol in S3:
         for name in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"):

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ValidationError
 
 from mlhpc.benchmarks.toml_lines import parse_toml
 from mlhpc.common.files.untrusted import read_text
-from mlhpc.errors import UserError, did_you_mean
+from mlhpc.errors import UserError, did_you_mean, install
 from mlhpc.iobench.definition import dlio
 from mlhpc.iobench.definition.lines import toml_line, yaml_line
 from mlhpc.iobench.definition.schema import Workload
@@ -76,7 +76,7 @@ def _from_yaml(text: str, where: str, stem: str, settings: Iterable[str]) -> Wor
     try:
         import yaml
     except ModuleNotFoundError:
-        raise UserError(f"{where}: reading YAML needs PyYAML; install mlhpc[io], or write TOML") from None
+        raise UserError(f"{where}: reading YAML needs PyYAML; {install('io')}, or write TOML") from None
     try:
         root = yaml.compose(text, yaml.SafeLoader)
         tables = yaml.safe_load(text)

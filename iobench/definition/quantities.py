@@ -27,7 +27,7 @@ def parse_bytes(value: Any) -> Any:
         return value
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", value)
     unit = match[2][:1].upper() + match[2][1:] if match else ""
-    if not match or unit not in _UNITS:
+    if not match or unit not in _UNITS or not math.isfinite(float(match[1]) * _UNITS[unit]):
         raise ValueError("not a size; give bytes, or a number with KB, KiB, MB, MiB, GB, GiB, TB or TiB")
     return round(float(match[1]) * _UNITS[unit])
 

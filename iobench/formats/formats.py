@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from mlhpc.errors import UserError
+from mlhpc.errors import UserError, install
 from mlhpc.iobench.definition.schema import Dataset
 from mlhpc.iobench.formats.access import CountedFile
 
@@ -49,8 +49,8 @@ class Format:
                 absent = isinstance(error, ModuleNotFoundError) and error.name == self.import_name
                 reason = "is not installed" if absent else f"cannot be loaded ({error})"
                 raise UserError(
-                    f"the format {self.name} needs the package {self.package}, which {reason}; install it "
-                    f"(pip install 'mlhpc[{self.extra}]'), or choose another dataset.format"
+                    f"the format {self.name} needs the package {self.package}, which {reason}; "
+                    f"{install(self.extra)}, or choose another dataset.format"
                 ) from None
         return import_module(f"mlhpc.iobench.formats.{self.module}")
 

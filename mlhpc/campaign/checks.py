@@ -18,11 +18,6 @@ from mlhpc.run_processes import in_slurm, require_one_process
 def check_options(campaign: Campaign, number: int | None) -> None:
     """Raises UserError for options that contradict each other or do not match the Slurm job."""
     require_one_process("campaign")
-    for option, value in (("--runs", campaign.runs), ("--instances", campaign.instances)):
-        if value < 1:
-            raise UserError(f"{option} {value}: must be at least 1")
-    if campaign.ranks < 0:
-        raise UserError(f"--ranks {campaign.ranks}: must be at least 1")
     if campaign.runs < campaign.instances:
         raise UserError(
             f"--instances {campaign.instances} is more than --runs {campaign.runs}; increase --runs to at least "

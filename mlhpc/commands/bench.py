@@ -8,8 +8,7 @@ from itertools import product
 from pathlib import Path
 
 from mlhpc.benchmarks import registry
-from mlhpc.commands.parser import Commands, add_command, add_json, print_json
-from mlhpc.common.pages.terminal import say
+from mlhpc.commands.parser import Commands, add_command, add_json, positive, positives, print_json, quantity
 from mlhpc.errors import UserError, count, did_you_mean
 
 CORES = len(os.sched_getaffinity(0))
@@ -22,14 +21,18 @@ def add(actions: Commands) -> None:
     batches = ", ".join(f"{name} {size.batch}" for name, size in sizes.items())
     bench.add_argument("benchmark", metavar="BENCHMARK", help=", ".join(sizes))
     bench.add_argument("data", type=Path, nargs="+", help="data sets, for example one in several formats")
-    bench.add_argument("--samples", type=int, help=f"training samples to read (default: {samples})")
-    bench.add_argument("--batch", help=f"local batch size, a list such as 1,4 (default: {batches})")
-    bench.add_argument("--workers", default=str(CORES), help="a list such as 1,2 (default: %(default)s)")
+    bench.add_argument("--samples", type=positive, help=f"training samples to read (default: {samples})")
+    bench.add_argument(
+        "--batch", type=positives, help=f"local batch size, a list such as 1,4 (default: {batches})"
+    )
+    bench.add_argument(
+        "--workers", type=positives, default=str(CORES), help="a list such as 1,2 (default: %(default)s)"
+    )
     bench.add_argument("--loader", help="a list such as threads,workers (default: all of the benchmark)")
     bench.add_argument("--sample-dtype", help="a list such as float32,float16 (default: the benchmark's)")
-    bench.add_argument("--rounds", type=int, default=3, help="rounds per combination (default: 3)")
+    bench.add_argument("--rounds", type=positive, default=3, help="rounds per combination (default: 3)")
     bench.add_argument(
-        "--step-ms", type=float, help="time of a training step, to name the bottleneck of each combination"
+        "--step-ms", type=quantity, help="time of a training step, to name the bottleneck of each combination"
     )
     add_json(bench)
 
@@ -39,6 +42,7 @@ def _bench(options: argparse.Namespace) -> int:
 
     from mlhpc.common.data import bench_report, ceilings, manifest
     from mlhpc.common.data.loader_bench import Way
+    from mlhpc.common.pages.terminal import say
     from mlhpc.common.ranks import launch
 
     # Several ranks would slow each other down and drop each other's files from the page cache.
@@ -48,14 +52,8 @@ def _bench(options: argparse.Namespace) -> int:
     if tool is None:
         names = " and ".join(b.name for b in registry.benchmarks().values() if b.loader_bench)
         raise UserError(f"data bench has no loader of {options.benchmark}; it is for {names}")
-    samples = _positive("--samples", tool.samples if options.samples is None else options.samples)
-    rounds = _positive("--rounds", options.rounds)
-    if options.step_ms is not None and not 0 < options.step_ms < float("inf"):
-        raise UserError(f"--step-ms {options.step_ms}: give a finite time above 0")
-    batches, workers = (
-        _numbers("--batch", options.batch or str(tool.batch)),
-        _numbers("--workers", options.workers),
-    )
+    samples, rounds = options.samples or tool.samples, options.rounds
+    batches, workers = options.batch or [tool.batch], options.workers
     loaders = _names("--loader", options.loader, tool.loaders) or list(tool.loaders)
     dtypes = _names("--sample-dtype", options.sample_dtype, tool.sample_dtypes) or list(
         tool.sample_dtypes[:1]
@@ -89,20 +87,6 @@ def _bench(options: argparse.Namespace) -> int:
         about = {"benchmark": options.benchmark, "samples": samples, "rounds": rounds}
         print_json("data bench", about | bench_report.content(measured, reasons, agree, limits, step_s))
     return 1 if any(each.startswith("NO") for each in agree.values()) else 0
-
-
-def _positive(option: str, value: int) -> int:
-    if value < 1:
-        raise UserError(f"{option} {value}: must be at least 1")
-    return value
-
-
-def _numbers(option: str, text: str) -> list[int]:
-    try:
-        values = [int(word) for word in text.split(",")]
-    except ValueError:
-        raise UserError(f"{option} {text}: give a whole number, or a list such as 1,4") from None
-    return [_positive(option, value) for value in dict.fromkeys(values)]
 
 
 def _names(option: str, text: str | None, valid: tuple[str, ...]) -> list[str]:

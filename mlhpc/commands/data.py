@@ -13,12 +13,18 @@ from mlhpc.commands.parser import (
     Parser,
     add_benchmark,
     add_command,
+    file_named,
+    folder,
+    number,
     positive,
     print_help,
+    quantity,
 )
 from mlhpc.errors import UserError, count
 
 CORES = len(os.sched_getaffinity(0))
+MOST_PLANNED = 10**8
+"""Files or ranks of a plan, each of which takes some bytes of memory."""
 
 
 def add(commands: Commands) -> None:
@@ -30,7 +36,9 @@ def add(commands: Commands) -> None:
         actions, "make", _data_make, "generate the data set of a preset in its official layout"
     )
     add_benchmark(make)
-    make.add_argument("--out", type=Path, help="output folder (default: data/BENCHMARK-PRESET)")
+    make.add_argument(
+        "--out", type=folder, metavar="DIR", help="output folder (default: data/BENCHMARK-PRESET)"
+    )
     make.add_argument(
         "--workers", type=positive, default=CORES, help="processes per rank (default: %(default)s)"
     )
@@ -46,7 +54,7 @@ def add(commands: Commands) -> None:
     convert.add_argument(
         "--archive",
         metavar="SAMPLES",
-        type=int,
+        type=positive,
         help=f"pack this number of samples into each file ({packing}); without --codec they are packed "
         f"unchanged",
     )
@@ -67,14 +75,20 @@ def add(commands: Commands) -> None:
         actions, "plan", _data_plan, "show the reads, opens and network transfers of staging to many nodes"
     )
     plan.add_argument("data", type=Path, nargs="?", help="a data set; or give --files and --file-bytes")
-    plan.add_argument("--files", type=int, help="number of files in train/, instead of a data set")
-    plan.add_argument("--file-bytes", type=float, help="size of each of them")
-    plan.add_argument("--nodes", type=int, required=True)
-    plan.add_argument("--ranks-per-node", type=int, default=1, help="default: %(default)s")
+    plan.add_argument("--files", type=positive, help="number of files in train/, instead of a data set")
+    plan.add_argument("--file-bytes", type=quantity, help="size of each of them")
+    plan.add_argument("--nodes", type=positive, required=True)
+    plan.add_argument("--ranks-per-node", type=positive, default=1, help="default: %(default)s")
     show = add_command(actions, "show", _data_show, "draw a sample as an image")
     show.add_argument("benchmark", metavar="BENCHMARK", help=NAMES)
     show.add_argument("sample", type=Path, help="a file; for resnet50 the data set, to show many images")
-    show.add_argument("--out", type=Path, default=Path("sample.png"), help="default: %(default)s")
+    show.add_argument(
+        "--out",
+        type=file_named(".png"),
+        default=Path("sample.png"),
+        metavar="FILE.png",
+        help="the picture (default: %(default)s)",
+    )
 
 
 def _add_options(command: argparse.ArgumentParser, tool: str) -> None:
@@ -100,8 +114,10 @@ def _add_options_of(benchmark: registry.Benchmark, tool: str, parser: argparse.A
         if option.type is bool:
             group.add_argument(f"--{option.name}", action="store_true", help=option.help)
         else:
-            choices = option.choices or None
-            group.add_argument(f"--{option.name}", type=option.type, choices=choices, help=option.help)
+            kind = {int: positive, float: number}.get(option.type, option.type)
+            group.add_argument(
+                f"--{option.name}", type=kind, choices=option.choices or None, help=option.help
+            )
 
 
 def _given(options: argparse.Namespace, benchmark: registry.Benchmark, tool: str) -> dict[str, Any]:
@@ -172,8 +188,6 @@ def _data_convert(options: argparse.Namespace) -> int:
     if options.archive is not None:
         if not benchmark.convert.archives:
             raise UserError(f"--archive: {benchmark.name} has no archives; see docs/guide/data.md")
-        if options.archive < 1:
-            raise UserError(f"--archive {options.archive}: give a number of samples of 1 or more")
         given["archive"] = options.archive
     convert = registry.load_object(benchmark.convert.function)
     collectives = benchmark.frameworks[benchmark.default_framework].collectives
@@ -224,9 +238,13 @@ def _data_plan(options: argparse.Namespace) -> int:
     from mlhpc.common.ranks.world import Solo
     from mlhpc.preview.plan import show
 
-    if min(options.nodes, options.ranks_per_node) < 1:
-        raise UserError("--nodes and --ranks-per-node: at least 1")
     simulated = (options.files, options.file_bytes)
+    for option, value in (
+        ("--nodes", options.nodes * options.ranks_per_node),
+        ("--files", options.files or 1),
+    ):
+        if value > MOST_PLANNED:
+            raise UserError(f"{option} {value}: a plan is of at most {MOST_PLANNED} files or ranks")
     if options.data is not None:
         if simulated != (None, None):
             raise UserError("give a data set, or --files and --file-bytes, not both")

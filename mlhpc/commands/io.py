@@ -4,12 +4,20 @@ import argparse
 import json
 import os
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
 from mlhpc.commands import io_results
-from mlhpc.commands.parser import Commands, Parser, add_command, folder, print_help
+from mlhpc.commands.parser import (
+    Commands,
+    Parser,
+    add_command,
+    folder,
+    natural,
+    positive,
+    positives,
+    print_help,
+)
 from mlhpc.errors import UserError
 
 CORES = len(os.sched_getaffinity(0))
@@ -23,11 +31,16 @@ def add(commands: Commands) -> None:
     run.add_argument(
         "--data", type=_place, help="folder or s3://... with its data (default: data/io-WORKLOAD)"
     )
-    run.add_argument("--out", type=folder, help="folder for the result (default: results/io-WORKLOAD-NUMBER)")
+    run.add_argument(
+        "--out",
+        type=folder,
+        metavar="DIR",
+        help="folder for the result (default: results/io-WORKLOAD-NUMBER)",
+    )
     run.add_argument(
         "--checkpoints", type=folder, help="where checkpoints are written (default: OUT/checkpoints)"
     )
-    run.add_argument("--ranks", type=int, default=0, help="number of local ranks")
+    run.add_argument("--ranks", type=positive, default=0, help="number of local ranks")
     run.add_argument(
         "--cache",
         choices=("each", "first", "warm", "keep"),
@@ -37,7 +50,7 @@ def add(commands: Commands) -> None:
     )
     run.add_argument(
         "--null-steps",
-        type=int,
+        type=natural,
         default=50,
         help="steps to repeat with the data in memory (default: 50; 0: none)",
     )
@@ -48,9 +61,9 @@ def add(commands: Commands) -> None:
     generate = add_command(actions, "generate", _generate, "generate the data of a workload")
     _add_workload(generate)
     generate.add_argument("--data", type=_place, help="output folder or s3://... (default: data/io-WORKLOAD)")
-    generate.add_argument("--ranks", type=int, default=0, help="number of local ranks")
+    generate.add_argument("--ranks", type=positive, default=0, help="number of local ranks")
     generate.add_argument(
-        "--workers", type=int, default=CORES, help="processes per rank (default: %(default)s)"
+        "--workers", type=positive, default=CORES, help="processes per rank (default: %(default)s)"
     )
     sweep = add_command(actions, "sweep", _sweep, "find the fastest settings for a workload on this machine")
     _add_workload(sweep)
@@ -61,9 +74,11 @@ def add(commands: Commands) -> None:
         metavar="KEY=A,B",
         help="a setting and its values; all combinations",
     )
-    sweep.add_argument("--out", type=folder, required=True, help="folder for the runs and their data")
-    sweep.add_argument("--ranks", type=int, default=1, help="number of local ranks")
-    sweep.add_argument("--repeats", type=int, default=3, help="runs of each combination (default: 3)")
+    sweep.add_argument(
+        "--out", type=folder, required=True, metavar="DIR", help="folder for the runs and their data"
+    )
+    sweep.add_argument("--ranks", type=positive, default=1, help="number of local ranks")
+    sweep.add_argument("--repeats", type=positive, default=3, help="runs of each combination (default: 3)")
     sweep.add_argument(
         "--confirm",
         type=folder,
@@ -78,14 +93,21 @@ def add(commands: Commands) -> None:
         help="output folders of io run for this workload, on one rank and on two",
     )  # fmt: skip
     simulate.add_argument(
-        "--ranks", default="1,2,4,8,64,512,4096,8192", metavar="N,...", help="default: %(default)s"
+        "--ranks",
+        type=positives,
+        default="1,2,4,8,64,512,4096,8192",
+        metavar="N,...",
+        help="default: %(default)s",
     )
     simulate.add_argument(
-        "--targets", type=int, default=1, help="number of storage targets like the measured one (default: 1)"
+        "--targets",
+        type=positive,
+        default=1,
+        help="number of storage targets like the measured one (default: 1)",
     )
-    simulate.add_argument("--metadata", type=int, default=1, help="metadata servers (default: 1)")
-    simulate.add_argument("--ranks-per-node", type=int, default=2, help="default: 2")
-    simulate.add_argument("--steps", type=int, default=20, help="steps per rank (default: 20)")
+    simulate.add_argument("--metadata", type=positive, default=1, help="metadata servers (default: 1)")
+    simulate.add_argument("--ranks-per-node", type=positive, default=2, help="default: 2")
+    simulate.add_argument("--steps", type=positive, default=20, help="steps per rank (default: 20)")
     simulate.add_argument("--json", action="store_true", help="print JSON")
     io_results.add(actions)
 
@@ -105,12 +127,10 @@ def _place(text: str) -> str:
 
 def _in_ranks(options: argparse.Namespace) -> int | None:
     """The exit status of the ranks started for ``--ranks``; None if this process continues as a rank."""
-    from mlhpc.common.ranks.local import run_local
+    from mlhpc.common.ranks.local import program, run_local
 
-    if options.ranks < 0:
-        raise UserError(f"--ranks {options.ranks}: must be at least 1")
     if options.ranks > 1 and "MLHPC_RANK" not in os.environ:
-        return run_local(options.ranks, [sys.executable, "-m", "mlhpc", *options.argv])
+        return run_local(options.ranks, program(options.argv))
     return None
 
 
@@ -118,8 +138,6 @@ def _run(options: argparse.Namespace) -> int:
     from mlhpc.iobench.definition import load
 
     workload = load.load(options.workload, options.set)
-    if options.null_steps < 0:
-        raise UserError(f"--null-steps {options.null_steps}: must be at least 0")
     from mlhpc.iobench.emulate.plan import require_enough
 
     require_enough(workload, max(1, options.ranks))  # before the ranks are started
@@ -160,8 +178,6 @@ def _generate(options: argparse.Namespace) -> int:
     workload = load.load(options.workload, options.set)
     if workload.dataset is None:
         raise UserError(f"{workload.name} reads no data, so there is nothing to generate")
-    if options.workers < 1:
-        raise UserError(f"--workers {options.workers}: must be at least 1")
     if (status := _in_ranks(options)) is not None:
         return status
     from mlhpc.common.ranks import launch
@@ -196,9 +212,6 @@ def _sweep(options: argparse.Namespace) -> int:
         axes[key] = values.split(",")
     if not axes:
         raise UserError("nothing to vary; give --vary KEY=A,B, such as --vary reader.threads=1,4")
-    for name in ("ranks", "repeats"):
-        if getattr(options, name) < 1:
-            raise UserError(f"--{name} {getattr(options, name)}: must be at least 1")
     if options.out.exists():
         raise UserError(f"{options.out} exists; choose another --out")
     sweep = Sweep(options.workload, tuple(options.set), axes, options.out, options.repeats, options.ranks)
@@ -238,10 +251,6 @@ def _simulate(options: argparse.Namespace) -> int:
         raise UserError(
             "reader.preprocess_threads is not simulated; simulate without it, from runs without it"
         )
-    ranks = _counts("--ranks", options.ranks)
-    for name in ("targets", "metadata", "ranks_per_node", "steps"):
-        if getattr(options, name) < 1:
-            raise UserError(f"--{name.replace('_', '-')} {getattr(options, name)}: must be at least 1")
     fitted = fit(workload, [read_result(path) for path in options.runs])
     service = fitted.service
     system = replace(
@@ -250,7 +259,7 @@ def _simulate(options: argparse.Namespace) -> int:
         metadata=options.metadata,
         ranks_per_node=options.ranks_per_node,
     )
-    runs = [simulate(workload, service, system, number, options.steps) for number in ranks]
+    runs = [simulate(workload, service, system, number, options.steps) for number in options.ranks]
     if options.json:
         simulated = [asdict(each) | {"binding": each.binding} for each in runs]
         print(
@@ -266,13 +275,3 @@ def _simulate(options: argparse.Namespace) -> int:
     else:
         print_simulated(fitted, system, runs, Console())
     return 0
-
-
-def _counts(option: str, text: str) -> list[int]:
-    try:
-        counts = [int(part) for part in text.split(",")]
-    except ValueError:
-        counts = []
-    if not counts or min(counts) < 1:
-        raise UserError(f"{option} {text}: give numbers of 1 or more, separated by commas")
-    return counts

@@ -4,7 +4,7 @@ import argparse
 import json
 from pathlib import Path
 
-from mlhpc.commands.parser import Commands, add_command, folder
+from mlhpc.commands.parser import Commands, add_command, file_named, folder, positive
 from mlhpc.errors import UserError, count
 
 
@@ -16,8 +16,8 @@ def add(actions: Commands) -> None:
         "workload", metavar="WORKLOAD", nargs="?", help="default: all workloads of MLPerf Storage"
     )
     size.add_argument("--memory", required=True, metavar="SIZE", help="of a client, such as 512G or 512GiB")
-    size.add_argument("--accelerators", type=int, required=True, help="of all clients together")
-    size.add_argument("--clients", type=int, default=1, help="nodes (default: 1)")
+    size.add_argument("--accelerators", type=positive, required=True, help="of all clients together")
+    size.add_argument("--clients", type=positive, default=1, help="nodes (default: 1)")
     size.add_argument("--json", action="store_true", help="print JSON")
     check = add_command(
         actions, "check", _check, "check runs of a workload against the rules of MLPerf Storage"
@@ -26,13 +26,17 @@ def add(actions: Commands) -> None:
     check.add_argument("--memory", required=True, metavar="SIZE", help="of a client, such as 512G or 512GiB")
     report = add_command(actions, "report", _report, "write the page of a run")
     report.add_argument("run", type=Path, metavar="RUN", help="an output folder of io run")
-    report.add_argument("--out", type=Path, metavar="FILE", help="default: RUN/report.html")
+    report.add_argument(
+        "--out", type=file_named(".html"), metavar="FILE.html", help="the page (default: RUN/report.html)"
+    )
     similarity = add_command(
         actions, "similarity", _similarity, "compare the I/O of two commands recorded by io observe"
     )
     similarity.add_argument("observations", type=Path, nargs=2, metavar="FOLDER", help="of mlhpc io observe")
     observe = add_command(actions, "observe", _observe, "run a command under strace and record its reads")
-    observe.add_argument("--out", type=folder, required=True, help="folder for the observation")
+    observe.add_argument(
+        "--out", type=folder, required=True, metavar="DIR", help="folder for the observation"
+    )
     observe.add_argument("--below", type=folder, required=True, help="count only files below this folder")
     observe.add_argument("words", nargs=argparse.REMAINDER, metavar="COMMAND", help="after --")
     listing = add_command(actions, "list", _list, "list the workloads of the suite")
@@ -67,9 +71,12 @@ def _memory(text: str) -> int:
     from mlhpc.iobench.definition.quantities import parse_bytes
 
     try:
-        return int(parse_bytes(text))
+        memory = int(parse_bytes(text))
     except ValueError as error:
         raise UserError(f"--memory {text}: {error}") from None
+    if memory < 1:
+        raise UserError(f"--memory {text}: must be at least one byte")
+    return memory
 
 
 def _check(options: argparse.Namespace) -> int:

@@ -3,15 +3,21 @@
 import argparse
 from pathlib import Path
 
-from mlhpc.commands.parser import Commands, add_command, add_json, print_json
-from mlhpc.errors import UserError
+from mlhpc.commands.parser import Commands, add_command, add_json, file_named, folder, print_json, quantity
+from mlhpc.errors import UserError, install
+
+DAY_S = 86_400.0
 
 
 def add(commands: Commands) -> None:
     watch = add_command(commands, "watch", _watch, "show the progress of a run, on this machine or another")
     watch.add_argument("run", type=Path, metavar="RUN", help="the --out folder of the run")
     watch.add_argument(
-        "--interval", type=float, default=2.0, metavar="SECONDS", help="seconds between updates (default: 2)"
+        "--interval",
+        type=quantity,
+        default=2.0,
+        metavar="SECONDS",
+        help="seconds between updates (default: 2)",
     )
     watch.add_argument("--once", action="store_true", help="print the current state and exit")
     watch.add_argument("--json", action="store_true", help="with --once: print JSON (docs/reference/json.md)")
@@ -26,11 +32,13 @@ def add(commands: Commands) -> None:
     add_json(diff)
     trace = add_command(commands, "trace", _trace, "write the spans of all ranks as a trace for Perfetto")
     trace.add_argument("run", type=Path, metavar="RUN", help="the --out folder of the run")
-    trace.add_argument("--out", type=Path, required=True, metavar="FILE", help="the trace, Chrome-trace JSON")
+    trace.add_argument(
+        "--out", type=file_named(".json"), required=True, metavar="FILE.json", help="the trace"
+    )
     export = add_command(commands, "export", _export, "export a run's metrics for other tools")
     export.add_argument("run", type=Path, metavar="RUN", help="the --out folder of the run")
     export.add_argument("--to", required=True, choices=("csv", "tensorboard", "mlflow"), help="the tool")
-    export.add_argument("--out", type=Path, required=True, metavar="DIR", help="a new folder")
+    export.add_argument("--out", type=folder, required=True, metavar="DIR", help="a new folder")
     completion = add_command(commands, "completion", _completion, "print the completion script for a shell")
     completion.add_argument(
         "shell", choices=("bash", "zsh", "fish"), metavar="SHELL", help="bash, zsh or fish"
@@ -46,13 +54,11 @@ def _watch(options: argparse.Namespace) -> int:
 
     if options.json and not options.once:
         raise UserError("--json is for --once")
-    if not options.interval > 0:
-        raise UserError(f"--interval {options.interval:g}: give a number of seconds above 0")
     if options.json:
         now = progress_of(options.run)
         print_json("watch", asdict(now))
         return 0 if now.status in ("running", *SUCCESSES) else 1
-    return watch(options.run, options.interval, Console(), once=options.once)
+    return watch(options.run, min(options.interval, DAY_S), Console(), once=options.once)
 
 
 def _diff(options: argparse.Namespace) -> int:
@@ -87,7 +93,7 @@ def _completion(options: argparse.Namespace) -> int:
     from importlib.util import find_spec
 
     if find_spec("shtab") is None:
-        raise UserError("completion needs the package shtab: pip install 'mlhpc[completion]'")
+        raise UserError(f"completion needs the package shtab: {install('completion')}")
     import shtab
 
     print(shtab.complete(options.root, shell=options.shell))

@@ -2,6 +2,8 @@
 
 import argparse
 import json
+import math
+import re
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -31,6 +33,8 @@ class Parser(argparse.ArgumentParser):
 
 
 NAMES = ", ".join(benchmark.name for benchmark in BUILT_IN)
+
+LARGEST_SEED = 2**31 - 1
 
 JSON_SCHEMA = 1
 """Version of what ``--json`` prints (docs/reference/json.md): incremented if a key changes its meaning or is
@@ -68,11 +72,62 @@ def folder(text: str) -> Path:
     return Path(text)
 
 
+def file_named(suffix: str) -> Callable[[str], Path]:
+    """The type of an option that names a file to write, whose name ends in ``suffix``."""
+
+    def file(text: str) -> Path:
+        if Path(text).suffix != suffix:
+            raise argparse.ArgumentTypeError(f"{text}: give a file name that ends in {suffix}")
+        return Path(text)
+
+    return file
+
+
 def positive(text: str) -> int:
     """The value of an option that is a whole number from 1."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text}: give a whole number of 1 or more")
+    return _whole(text, 1)
+
+
+def natural(text: str) -> int:
+    """The value of an option that is a whole number from 0."""
+    return _whole(text, 0)
+
+
+def seed(text: str) -> int:
+    """A random seed: the frameworks share the range of 0 to 2³¹ - 1."""
+    if _whole(text, 0) > LARGEST_SEED:
+        raise argparse.ArgumentTypeError(f"{text}: give a whole number from 0 to {LARGEST_SEED}")
     return int(text)
+
+
+def _whole(text: str, least: int) -> int:
+    if not re.fullmatch("[0-9]{1,18}", text) or int(text) < least:
+        raise argparse.ArgumentTypeError(f"{text}: give a whole number of {least} or more")
+    return int(text)
+
+
+def positives(text: str) -> list[int]:
+    """The value of an option that is a list of whole numbers from 1, each once."""
+    return list(dict.fromkeys(positive(word.strip()) for word in text.split(",")))
+
+
+def number(text: str) -> float:
+    """The value of an option that is a finite number."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise argparse.ArgumentTypeError(f"{text}: give a finite number")
+    return value
+
+
+def quantity(text: str) -> float:
+    """The value of an option that is a finite number above 0."""
+    value = number(text)
+    if value <= 0:
+        raise argparse.ArgumentTypeError(f"{text}: give a number above 0")
+    return value
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:

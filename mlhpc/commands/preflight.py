@@ -2,7 +2,6 @@
 
 import argparse
 import os
-import sys
 from dataclasses import asdict
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from mlhpc.commands.parser import (
     add_hyperparameters_from,
     add_json,
     folder,
+    positive,
     print_json,
 )
 from mlhpc.errors import UserError
@@ -55,7 +55,7 @@ def add(commands: Commands) -> None:
         commands,
         "doctor",
         _doctor,
-        "check this machine before a run, or write the system description for submissions",
+        "check this machine before a run, or describe it for a submission",
     )
     doctor.add_argument("benchmark", metavar="BENCHMARK", nargs="?", help="also start its framework")
     doctor.add_argument("--data", type=folder, help="the data set of the planned run")
@@ -63,9 +63,11 @@ def add(commands: Commands) -> None:
     doctor.add_argument(
         "--out",
         type=folder,
-        help="folder for results; with --site, --calibrate or --system: the file to write",
+        metavar="DIR|FILE",
+        help="the folder for results that is checked; with --site (.sh), --calibrate (.toml) or --system "
+        "(.json): the file to write",
     )
-    doctor.add_argument("--ranks", type=int, default=0, help="number of local ranks")
+    doctor.add_argument("--ranks", type=positive, default=0, help="number of local ranks")
     add_json(doctor)
     doctor.add_argument(
         "--site", metavar="NAME", help="write a site file for this machine, run_scripts/sites/NAME.sh"
@@ -171,21 +173,22 @@ def _rules_json(options: argparse.Namespace) -> int:
 
 def _doctor(options: argparse.Namespace) -> int:
     from mlhpc.common.host.binding import asked, cores_of_ranks
-    from mlhpc.common.ranks.local import run_local
+    from mlhpc.common.ranks.local import program, run_local
 
-    if options.ranks < 0:
-        raise UserError(f"--ranks {options.ranks}: must be at least 1")
     if options.ranks > 1 and "MLHPC_RANK" not in os.environ:
         try:
             cores = cores_of_ranks(asked(None), options.ranks)
         except UserError:
             cores = ()  # a failed check of the ranks
-        return run_local(options.ranks, [sys.executable, "-m", "mlhpc", *options.argv], cores=cores)
+        return run_local(options.ranks, program(options.argv), cores=cores)
     from rich.console import Console
 
     from mlhpc.doctor.command import describe_system, doctor, examine_all
     from mlhpc.doctor.node import Folders
 
+    suffix = ".sh" if options.site else ".toml" if options.calibrate else ".json" if options.system else ""
+    if suffix and options.out and options.out.suffix != suffix:
+        raise UserError(f"--out {options.out}: give a file name that ends in {suffix}")
     if options.site is not None:
         from mlhpc.doctor.site import write_site
 

@@ -1,9 +1,10 @@
 """Commands on results: check, score, report, pack, unpack."""
 
 import argparse
+import shlex
 from pathlib import Path
 
-from mlhpc.commands.parser import Commands, add_command, add_json, add_results, print_json
+from mlhpc.commands.parser import Commands, add_command, add_json, add_results, file_named, folder, print_json
 from mlhpc.errors import UserError
 
 
@@ -17,15 +18,15 @@ def add(commands: Commands) -> None:
     add_results(score)
     add_json(score)
     report = add_command(
-        commands, "report", _report, "show the breakdown of the time of one run, or of several side by side"
+        commands, "report", _report, "break down the time of one run, or of several side by side"
     )
     report.add_argument(
         "path", type=Path, nargs="+", help="a run, a folder of runs, a log or a submission tree"
     )
     report.add_argument(
         "--out",
-        type=Path,
-        metavar="FILE",
+        type=file_named(".html"),
+        metavar="FILE.html",
         help="the page to write (default: RUN/report.html for one run, none for several)",
     )
     report.add_argument(
@@ -51,7 +52,11 @@ def add(commands: Commands) -> None:
         help="system description, written by mlhpc doctor --system --out FILE",
     )
     pack.add_argument(
-        "--out", type=Path, default=Path("results/submission"), help="default: results/submission"
+        "--out",
+        type=folder,
+        metavar="DIR",
+        default=Path("results/submission"),
+        help="folder for the tree and its archive (default: results/submission)",
     )
     pack.add_argument("--ruleset", default="2.0.0", choices=("1.0.0", "2.0.0", "3.0.0"))
     pack.add_argument(
@@ -150,6 +155,14 @@ def _pack(options: argparse.Namespace) -> int:
     print(*packed.sets, sep="\n")
     if packed.archive:
         print(packed.tree, packed.archive, sep="\n")
+        checker = [
+            "python",
+            "-m",
+            "mlperf_logging.package_checker",
+            str(packed.tree),
+            *packed.rules.split("_"),
+        ]
+        print(f"official check: {shlex.join(checker)}")
     else:
         print("nothing was written: fix the errors, or force with --despite-errors")
     return status

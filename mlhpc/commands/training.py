@@ -11,11 +11,13 @@ from mlhpc.commands.parser import (
     add_command,
     add_hyperparameters_from,
     add_json,
+    file_named,
+    folder,
+    natural,
+    positive,
     print_json,
+    seed,
 )
-from mlhpc.common.host.binding import bind_this_rank
-from mlhpc.common.ranks.environment import identify
-from mlhpc.common.ranks.local import outlive
 from mlhpc.errors import UserError
 
 
@@ -23,12 +25,20 @@ def add(commands: Commands) -> None:
     run = add_command(commands, "run", _run, "train a benchmark to its target, including staging")
     add_benchmark(run)
     add_hyperparameters_from(run)
-    run.add_argument("--data", type=Path, help="the data set (default: data/BENCHMARK-PRESET)")
     run.add_argument(
-        "--stage", type=Path, help="node-local folder to copy the data set to, inside the timed region"
+        "--data", type=folder, metavar="DIR", help="the data set (default: data/BENCHMARK-PRESET)"
     )
     run.add_argument(
-        "--out", type=Path, help="folder for the results (default: results/BENCHMARK-PRESET-NUMBER)"
+        "--stage",
+        type=folder,
+        metavar="DIR",
+        help="node-local folder to copy the data set to, inside the timed region",
+    )
+    run.add_argument(
+        "--out",
+        type=folder,
+        metavar="DIR",
+        help="folder for the results (default: results/BENCHMARK-PRESET-NUMBER)",
     )
     run.add_argument(
         "--config",
@@ -36,14 +46,14 @@ def add(commands: Commands) -> None:
         metavar="FILE",
         help="the config.toml of a run, instead of a preset",
     )
-    run.add_argument("--ranks", type=int, default=0, help="number of local ranks")
+    run.add_argument("--ranks", type=positive, default=0, help="number of local ranks")
     run.add_argument(
         "--bind",
         metavar="CORES",
         help="an equal share of cores for each local rank (cores), a list of cores per rank such as "
         "0-3:4-7, or none (default: $MLHPC_BIND, none)",
     )
-    run.add_argument("--seed", type=int, help="random seed (default: random per run, and logged)")
+    run.add_argument("--seed", type=seed, help="random seed (default: random per run, and logged)")
     run.add_argument(
         "--evict", action="store_true", help="drop the data set from the page cache before the run"
     )
@@ -55,7 +65,7 @@ def add(commands: Commands) -> None:
     )
     run.add_argument(
         "--resume",
-        type=Path,
+        type=folder,
         metavar="DIR",
         help="continue from the checkpoint of another run; a larger training.max_epochs extends it",
     )
@@ -75,30 +85,46 @@ def add(commands: Commands) -> None:
         "write the weights of a run's last checkpoint as safetensors",
     )
     weights.add_argument("run", type=Path, metavar="RUN", help="a run with a checkpoint")
-    weights.add_argument("--out", type=Path, required=True, metavar="FILE", help="NAME.safetensors")
+    weights.add_argument(
+        "--out",
+        type=file_named(".safetensors"),
+        required=True,
+        metavar="FILE.safetensors",
+        help="the file to write",
+    )
 
     campaign = add_command(commands, "campaign", _campaign, "run all repeats needed for a score")
     add_benchmark(campaign)
     add_hyperparameters_from(campaign)
-    campaign.add_argument("--data", type=Path, help="the data set (default: data/BENCHMARK-PRESET)")
     campaign.add_argument(
-        "--stage", type=Path, help="node-local folder to copy the data set to; concurrent runs share it"
+        "--data", type=folder, metavar="DIR", help="the data set (default: data/BENCHMARK-PRESET)"
     )
     campaign.add_argument(
-        "--out", type=Path, help="folder for the runs (default: results/BENCHMARK-PRESET-campaign)"
+        "--stage",
+        type=folder,
+        metavar="DIR",
+        help="node-local folder to copy the data set to; concurrent runs share it",
     )
-    campaign.add_argument("--ranks", type=int, default=0, help="ranks of each run")
-    campaign.add_argument("--runs", type=int, help="number of runs (default: as many as a score requires)")
+    campaign.add_argument(
+        "--out",
+        type=folder,
+        metavar="DIR",
+        help="folder for the runs (default: results/BENCHMARK-PRESET-campaign)",
+    )
+    campaign.add_argument("--ranks", type=positive, default=0, help="ranks of each run")
+    campaign.add_argument(
+        "--runs", type=positive, help="number of runs (default: as many as a score requires)"
+    )
     campaign.add_argument(
         "--instances",
-        type=int,
+        type=positive,
         default=1,
         help="number of concurrent runs: measures throughput instead of time to solution",
     )
-    campaign.add_argument("--number", type=int, help="start only this run, for tasks of a job array")
+    campaign.add_argument("--number", type=positive, help="start only this run, for tasks of a job array")
 
     study = add_command(
-        commands, "study", _study, "measure throughput for combinations of settings, with repeated runs"
+        commands, "study", _study, "measure throughput for combinations of settings, repeatedly"
     )
     add_benchmark(study)
     study.add_argument(
@@ -109,21 +135,27 @@ def add(commands: Commands) -> None:
         help="codec, batch (local), ranks, data (folders), storage (shared, staged, or folders to stage "
         "to), or a setting, with its values; all combinations are run",
     )
-    study.add_argument("--data", type=Path, help="the data set (default: data/BENCHMARK-PRESET)")
     study.add_argument(
-        "--stage", type=Path, help="node-local folder to copy the data set to before the steps"
+        "--data", type=folder, metavar="DIR", help="the data set (default: data/BENCHMARK-PRESET)"
+    )
+    study.add_argument(
+        "--stage",
+        type=folder,
+        metavar="DIR",
+        help="node-local folder to copy the data set to before the steps",
     )
     study.add_argument(
         "--out",
-        type=Path,
+        type=folder,
+        metavar="DIR",
         help="folder of the study, new or to be extended (default: results/BENCHMARK-PRESET-study)",
     )
-    study.add_argument("--repeats", type=int, default=5, help="runs of each combination (default: 5)")
-    study.add_argument("--steps", type=int, default=20, help="measured steps (default: 20)")
+    study.add_argument("--repeats", type=positive, default=5, help="runs of each combination (default: 5)")
+    study.add_argument("--steps", type=positive, default=20, help="measured steps (default: 20)")
     study.add_argument(
-        "--warmup", type=int, default=5, help="warm-up steps before the measured ones (default: 5)"
+        "--warmup", type=natural, default=5, help="warm-up steps before the measured ones (default: 5)"
     )
-    study.add_argument("--number", type=int, help="start only this run, for tasks of a job array")
+    study.add_argument("--number", type=positive, help="start only this run, for tasks of a job array")
     add_json(study)
 
 
@@ -140,6 +172,10 @@ def _run(options: argparse.Namespace) -> int:
         else:
             dry_run(options, Console())
         return 0
+    from mlhpc.common.host.binding import bind_this_rank
+    from mlhpc.common.ranks.environment import identify
+    from mlhpc.common.ranks.local import outlive
+
     if options.ranks <= 1:
         bind_this_rank(options.bind)
     if options.is_program and options.ranks <= 1 and identify(os.environ).launcher == "none":

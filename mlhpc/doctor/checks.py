@@ -83,7 +83,7 @@ def _check_node(
     yield from _gpus(node, framework)
     yield from _energy(node)
     yield from frameworks(node, rank_info, framework)
-    yield from extras(node, framework != "none")
+    yield from extras(node)
     yield from compiled(node)
     yield from folder_checks.dataset(node["data"], benchmark)
     yield from folder_checks.stage(node["stage"], node["data"].get("bytes"))

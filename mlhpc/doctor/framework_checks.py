@@ -6,6 +6,7 @@ from typing import Any
 from mlhpc.common.ranks.environment import RankInfo
 from mlhpc.common.ranks.launch import Framework
 from mlhpc.doctor.check_result import CheckResult, Node, Status
+from mlhpc.errors import install
 
 MIN_DRIVER = {13: 580, 12: 525, 11: 450}
 """The oldest Linux driver branch for a major version of CUDA (NVIDIA, "CUDA Compatibility", table 1:
@@ -13,23 +14,27 @@ docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html)."""
 
 
 def frameworks(node: Node, rank_info: RankInfo, framework: Framework) -> Iterator[CheckResult]:
-    """The checks of ``framework``; for ``none``, those of all frameworks."""
+    """The checks of ``framework``; for ``none``, those of all frameworks, of which a run needs one."""
+    none_works = all((node[name] or {"error": True}).get("error") for name in ("tensorflow", "torch"))
+    any_needed = framework == "none" and none_works
     if framework != "torch":
-        yield from _tensorflow(node, framework == "horovod")
+        yield from _tensorflow(node, framework == "horovod" or any_needed)
         yield from _horovod(node, rank_info, framework == "horovod")
     if framework != "horovod":
-        yield from _torch(node, framework == "torch")
+        yield from _torch(node, framework == "torch" or any_needed)
 
 
-def extras(node: Node, needed: bool) -> Iterator[CheckResult]:
-    """Missing extras that runs (``needed``) and their results need besides a framework."""
-    use = {"submission": "run, check, score and pack need", "pages": "report and other pages need"}
+def extras(node: Node) -> Iterator[CheckResult]:
+    """Missing extras that runs and their results need besides a framework."""
+    use = {
+        "submission": "run, check, score and pack need",
+        "pages": "report and other pages need",
+        "samples": "data show needs",
+    }
     for name, installed in node["extras"].items():
         if not installed:
-            bad: Status = "fail" if needed and name == "submission" else "warn"
-            yield CheckResult(
-                bad, f"extra {name}", "not installed", f"pip install 'mlhpc[{name}]', which {use[name]}"
-            )
+            bad: Status = "fail" if name == "submission" else "warn"
+            yield CheckResult(bad, f"extra {name}", "not installed", f"{install(name)}, which {use[name]}")
 
 
 def compiled(node: Node) -> Iterator[CheckResult]:
@@ -48,20 +53,20 @@ def compiled(node: Node) -> Iterator[CheckResult]:
 def _tensorflow(node: Node, needed: bool) -> Iterator[CheckResult]:
     facts, name = node["tensorflow"], "TensorFlow"
     if facts is None:
-        remedy = "pip install 'mlhpc[cosmoflow]', which cosmoflow requires"
+        remedy = f"{install('cosmoflow')}, which cosmoflow requires"
         yield CheckResult("fail" if needed else "warn", name, "not installed", remedy)
     else:
-        yield from _framework(name, facts, node, needed, "pip install 'mlhpc[cosmoflow-gpu]'")
+        yield from _framework(name, facts, node, needed, install("cosmoflow-gpu"))
 
 
 def _torch(node: Node, needed: bool) -> Iterator[CheckResult]:
     facts, name = node["torch"], "PyTorch"
     if facts is None:
-        remedy = "pip install 'mlhpc[deepcam]' or 'mlhpc[resnet50]', which these need"
+        remedy = f"{install('deepcam,resnet50')}, which these need"
         yield CheckResult("fail" if needed else "warn", name, "not installed", remedy)
         return
-    install = "install a build for your CUDA, ROCm or XPU (pytorch.org)"
-    yield from _framework(name, facts, node, needed, install)
+    remedy = "install a build for your CUDA, ROCm or XPU (pytorch.org)"
+    yield from _framework(name, facts, node, needed, remedy)
     if node["gpus"] and facts.get("gpus") and not facts["built"]:
         own = str(facts["backend"]).upper() + (", which is RCCL" if facts.get("rocm") else "")
         remedy = f"gradients would be sent through the host: install a build with {own}"
@@ -69,7 +74,7 @@ def _torch(node: Node, needed: bool) -> Iterator[CheckResult]:
 
 
 def _framework(
-    name: str, facts: Mapping[str, Any], node: Node, needed: bool, install: str
+    name: str, facts: Mapping[str, Any], node: Node, needed: bool, other_build: str
 ) -> Iterator[CheckResult]:
     bad: Status = "fail" if needed else "warn"
     gpus = len(node["gpus"])
@@ -80,7 +85,7 @@ def _framework(
     if facts["gpus"] < gpus:
         detail = f"{facts['version']} sees {facts['gpus']} of {gpus} GPUs"
         remedy = (
-            f"{install}; in a container: --nv or --rocm; check CUDA_VISIBLE_DEVICES, ROCR_VISIBLE_DEVICES, "
+            f"{other_build}; in a container: --nv or --rocm; check CUDA_VISIBLE_DEVICES, ROCR_VISIBLE_DEVICES, "
             "ZE_AFFINITY_MASK"
         )
         yield CheckResult(bad, name, detail, remedy)

@@ -191,7 +191,11 @@ def _load_frameworks(framework: Framework) -> dict[str, Any]:
     env = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3"}
     processes = {
         name: subprocess.Popen(
-            [sys.executable, "-c", code], env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+            [sys.executable, "-P", "-c", code],
+            env=env,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
         )
         for name, code in programs.items()
     }

@@ -13,7 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from mlhpc.errors import UserError
+from mlhpc.errors import UserError, install
 from mlhpc.submission.logs.energy import in_order
 from mlhpc.submission.logs.run_directory import Result, RunDirectory, read
 
@@ -30,7 +30,7 @@ def export(folder: Path, to: str, out: Path) -> Path:
         raise UserError(f"{out}: exists already; choose another --out, or remove it first")
     package, writer = _WRITERS[to]
     if find_spec(package) is None:
-        raise UserError(f"--to {to} needs the package {package}: pip install 'mlhpc[{to}]'")
+        raise UserError(f"--to {to} needs the package {package}: {install(to)}")
     try:
         out.mkdir(parents=True)
     except OSError as error:
@@ -42,7 +42,7 @@ def export(folder: Path, to: str, out: Path) -> Path:
         if isinstance(
             error, ModuleNotFoundError
         ):  # mlflow-skinny does not include the dependencies of its database
-            raise UserError(f"--to {to} needs the package {error.name}: pip install 'mlhpc[{to}]'") from None
+            raise UserError(f"--to {to} needs the package {error.name}: {install(to)}") from None
         if isinstance(error, OSError):
             raise UserError(f"{out}: cannot be written ({error.strerror}); choose another --out") from None
         raise

@@ -33,8 +33,6 @@ def predict(options: argparse.Namespace) -> int:
     if given is None:
         raise UserError(f"on which machine? --machine NAME, one of {', '.join(known())}, or a machine file")
     run = _run(options)
-    if options.nodes is not None and options.nodes < 1:
-        raise UserError(f"--nodes {options.nodes}: must be at least 1")
     many = [] if options.nodes else _table(given, run)
     if options.out:
         from mlhpc.common.pages.html import write
@@ -60,8 +58,6 @@ def predict(options: argparse.Namespace) -> int:
 def _run(options: argparse.Namespace) -> Run:
     settings = list(options.set)
     if options.batch is not None:
-        if options.batch < 1:
-            raise UserError(f"--batch {options.batch}: must be at least 1")
         settings.append(f"hyperparameters.global_batch_size={options.batch}")
     return load(options.benchmark, options.preset, settings)
 

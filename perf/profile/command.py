@@ -18,7 +18,7 @@ from mlhpc.common.data.sharding import divide_batch
 from mlhpc.common.pages.html import write
 from mlhpc.common.ranks import launch
 from mlhpc.common.ranks.environment import set_variables
-from mlhpc.common.ranks.local import run_local
+from mlhpc.common.ranks.local import program, run_local
 from mlhpc.common.ranks.world import World
 from mlhpc.common.timing import horovod_timeline
 from mlhpc.common.timing.profile import Profile, Request
@@ -45,7 +45,7 @@ def profile(options: argparse.Namespace) -> int:
     if options.data:
         manifest.require_folder(options.data)
     if options.ranks > 1 and "MLHPC_RANK" not in os.environ:
-        return run_local(options.ranks, [sys.executable, "-m", "mlhpc", *options.argv])
+        return run_local(options.ranks, program(options.argv))
     set_variables(run.training.variables())
     if framework.collectives == "horovod":
         horovod_timeline.enable()
@@ -90,23 +90,8 @@ def ceilings_of(given: Machine, run: Run) -> Ceilings:
     )
 
 
-def batch_sizes(text: str) -> list[int]:
-    """``1,2,4`` as numbers, each once, ascending. Raises UserError."""
-    try:
-        sizes = sorted({int(word) for word in text.split(",")})
-    except ValueError:
-        sizes = []
-    if not sizes or sizes[0] < 1:
-        raise UserError(f"--batches {text!r}: must be samples per rank and backward pass, such as 1,2,4")
-    return sizes
-
-
 def _check(options: argparse.Namespace) -> None:
-    options.batches = batch_sizes(options.batches) if options.batches else []
-    if options.steps < 1 or (options.batch is not None and options.batch < 1):
-        raise UserError("--steps and --batch: must be at least 1")
-    if options.ranks < 0:
-        raise UserError(f"--ranks {options.ranks}: must be at least 1")
+    options.batches = sorted(options.batches or [])
     if options.batches and options.batch is not None:
         raise UserError("--batch and --batches cannot be combined")
     if options.batches and options.trace:

@@ -21,7 +21,7 @@ from mlhpc.benchmarks.toml_lines import parse_toml
 from mlhpc.common.files.untrusted import printable, read_object, read_text
 from mlhpc.errors import UserError
 from mlhpc.submission.logs.findings import Finding
-from mlhpc.submission.logs.mllog import parse
+from mlhpc.submission.logs.mllog import TOKEN, parse
 from mlhpc.submission.logs.result_set import BYPASS, METRICS, PRUNED, Metric, ResultSet, natural
 from mlhpc.submission.logs.run_directory import Target
 
@@ -32,7 +32,7 @@ def result_sets(path: Path) -> list[ResultSet]:
     """Every set of runs at or below ``path``, in natural order of their paths.
 
     Raises:
-        UserError: ``path`` does not exist, or has no run at or below it.
+        UserError: ``path`` does not exist, is a file without MLLOG lines, or has no run at or below it.
     """
     if path.is_file():
         return [_one_log(path)]
@@ -91,6 +91,10 @@ def _is_above(folder: Path, top: Path) -> bool:
 
 def _one_log(path: Path) -> ResultSet:
     log = parse(path)
+    if not log.mllog_lines:
+        raise UserError(
+            f"{path}: is not a log: no line has {TOKEN.strip()}; pass a log, a run or a submission tree"
+        )
     org = str(value) if (value := log.value("submission_org")) else None
     return ResultSet(path, org, None, None, str(log.value("submission_benchmark") or ""), "strong", (path,))
 

@@ -49,12 +49,13 @@ from mlhpc.submission.system.description import read
 @dataclass(frozen=True)
 class Packed:
     """``archive`` and ``tree`` are None when there were errors. ``sets``: one line for each set
-    of results, with its score."""
+    of results, with its score. ``rules``: those of the official checkers, such as ``hpc_2.0.0``."""
 
     tree: Path | None
     archive: Path | None
     findings: list[Finding]
     sets: list[str]
+    rules: str
 
 
 def pack(
@@ -88,6 +89,7 @@ def pack(
             raise UserError(f"{target} already exists; choose another --out, or move it away")
     sets, left_out = _throughput_chosen(_sources(paths, weak), prune)
     _require_one_usage(sets, ruleset)
+    rules = rules_of(sets[0].benchmark, ruleset)
     findings = [*about_system(fields, system_file, org, sets), *about_sources(sets), *left_out]
     for results in sets:
         # Seeds are also checked by package_checker, below.
@@ -104,12 +106,12 @@ def pack(
         findings = merged(findings)
         lines = [_scored(replace(results, system_json=fields)) for results in sets]
         if not passes(findings) and not despite_errors:
-            return Packed(None, None, findings, lines)
+            return Packed(None, None, findings, lines, rules)
         archive = write_archive(part, org)
         tree.rename(out / org)
         for beside in (archive, part / f"{org}{CHECKSUMS}"):
             beside.replace(out / beside.name)
-    return Packed(out / org, out / archive.name, findings, lines)
+    return Packed(out / org, out / archive.name, findings, lines, rules)
 
 
 # What is packed ---------------------------------------------------------------------------------------------

@@ -17,7 +17,9 @@ Rows = list[dict[str, Any]]
 _MOST_EPOCHS = 2000
 """Maximum number of points of a curve; with more, every n-th is drawn."""
 _HEIGHT = 170
-_EPOCH = alt.X("x:Q", title="epoch", scale=alt.Scale(zero=False, nice=False), axis=alt.Axis(tickMinStep=1))
+_EPOCH = alt.X(
+    "x:Q", title="epoch", scale=alt.Scale(zero=False, nice=False), axis=alt.Axis(tickMinStep=1, **plots.WHOLE)
+)
 
 
 def breakdown(parts: Sequence[Part]) -> Figure:

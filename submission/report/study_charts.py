@@ -148,9 +148,10 @@ def _curves(study: Study, axis: str, series: Sequence[str], panels: Sequence[Pan
     def point(cell: Cell, rates: Spread) -> dict[str, Any]:
         mean, low, high = rates.interval
         name = str(cell.settings[series[0]]) if series else ""
+        place = names.index(name) - (len(names) - 1) / 2
         shown = {"y_low": max(low, y.low), "y_high": high} if rates.has_interval else {}
         where = f"{name} {study.name(axis)} {cell.settings[axis]}".strip()
-        at = {"x": float(cell.settings[axis]), "y": mean, "series": name}
+        at = {"x": x.beside(float(cell.settings[axis]), place), "y": mean, "series": name}
         return at | shown | {"says": f"{where}: {_rate(rates)}"}
 
     figures = []
@@ -161,6 +162,7 @@ def _curves(study: Study, axis: str, series: Sequence[str], panels: Sequence[Pan
                 plots.on_axes(rows, x, y),
                 "; ".join(row["says"] for row in rows),
                 series=names,
+                series_title=_axis_title(series[0]) if series else "",
                 under=plots.levels(x, y, constants),
                 title=caption,
                 height=260,

@@ -52,7 +52,7 @@ def _throughput(study: Study, axis: str) -> dict[str, Any] | None:
         "key": axis,
         "title": title(axis),
         "numeric": numeric,
-        "figures": Grid(figures, 2 if numeric else 3),
+        "figures": Grid(figures, min(len(figures), 2) if numeric else 3),
         "left_out": count(left_out, "more figure") if left_out else "",
     }
     return section if figures else None

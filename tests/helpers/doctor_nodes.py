@@ -15,7 +15,7 @@ NODE = {
     "energy_sampled_by": "",
     "threads": {}, "driver": None,
     "packages": {"mlhpc": "0.1.0", "tensorflow": "2.18.1", "horovod": "0.28.1", "torch": "2.12.1"},
-    "extras": {"submission": True, "pages": True},
+    "extras": {"submission": True, "pages": True, "samples": True},
     "compiled": {"decoders": True, "gradients": True},
     "commit": "abc", "horovod_built_for": "2.18.1", "infiniband": False, "memlock": 8 << 20,
     "clock_synchronised": True,

@@ -10,7 +10,7 @@ from mlhpc import cli
 STAND_IN = """\
 import json, os, pathlib, signal, sys
 from mlhpc.benchmarks import load
-here, words = pathlib.Path(__file__).parent, sys.argv[4:]
+here, words = pathlib.Path(__file__).parent, sys.argv[sys.argv.index("run") + 1 :]
 with (here / "calls").open("a") as calls:
     calls.write(json.dumps(words) + "\\n")
 given = [words[i + 1] for i, word in enumerate(words) if word == "--set"]

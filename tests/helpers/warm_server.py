@@ -82,6 +82,8 @@ def become(
 def run(argv: Sequence[str]) -> int:
     """``python ARGV``: a module, code, or a file."""
     sys.orig_argv = [sys.executable, *argv]
+    if argv[0] == "-P":  # about the path of imports, which is this process's
+        argv = argv[1:]
     if argv[0] == "-m":
         sys.argv = list(argv[1:])
         runpy.run_module(argv[1], run_name="__main__", alter_sys=True)

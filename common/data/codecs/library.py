@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from mlhpc.common.data.codecs.codec import Codec, Sections
 from mlhpc.common.data.codecs.frame import Frame
-from mlhpc.errors import UserError
+from mlhpc.errors import UserError, install
 
 _PCO_LEVEL = 8  # pcodec's default; decoding does not depend on it
 _BLOSC2_LEVEL = 5
@@ -27,8 +27,7 @@ def load(name: str, distribution: str) -> Any:
         return import_module(name)
     except ImportError as error:
         raise UserError(
-            f"this codec needs {distribution}, which cannot be loaded ({error}); install it with "
-            "pip install 'mlhpc[codecs]'"
+            f"this codec needs {distribution}, which cannot be loaded ({error}); {install('codecs')}"
         ) from error
 
 

@@ -65,6 +65,41 @@ def test_a_study_of_it_measures(installed, data, tmp_path):
     assert len(json.loads((out / "study.json").read_text())["cells"]) == 2
 
 
+def test_runs_of_it_start_in_the_folder_above_a_clone(installed, data, tmp_path):
+    """Where ``python -m`` finds the clone first, which is named mlhpc but is not the package."""
+    (tmp_path / "mlhpc").symlink_to(EXAMPLE.parents[1])
+
+    def started(*words):
+        command = [str(word) for word in words]
+        done = subprocess.run(
+            command, cwd=tmp_path, env=os.environ | installed, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    python, script = sys.executable, Path(sys.executable).with_name("mlhpc")
+    torchrun = [python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    run = ["run", "blobs", "--data", data, "--out"]
+    assert started(python, "-m", "mlhpc", "--version") == started(script, "--version")
+    started(python, "-m", "mlhpc", *run, "ranks", "--ranks", 2)
+    started(*torchrun, "--no-python", script, *run, "torchrun")
+    started(*torchrun, "-m", "mlhpc", *run, "torchrun-m")
+    started(script, "campaign", "blobs", "--data", data, "--out", "campaign", "--runs", 1, "--ranks", 2)
+    words = ["--vary", "ranks=2", "--repeats", 1, "--steps", 3, "--warmup", 1]
+    started(script, "study", "blobs", "--data", data, "--out", "study", *words)
+    runs = [tmp_path / name for name in ("ranks", "torchrun", "torchrun-m", "campaign/run_01")]
+    assert [(result(run)["status"], result(run)["ranks"]) for run in runs] == [("success", 2)] * 4
+
+
+def test_a_corrected_command_may_use_the_folder_of_one_that_could_not_stage(installed, data, tmp_path):
+    words = ["run", "blobs", "--data", data, "--out", tmp_path / "out", "--stage"]
+    failed = mlhpc(*words, data / "inside", env=installed)
+    assert failed.returncode == 2 and "inside the data set itself" in failed.stderr
+    assert result(tmp_path / "out")["status"] == "aborted", "until then the record says why"
+    done = mlhpc(*words, tmp_path / "stage", env=installed)
+    assert done.returncode == 0 and result(tmp_path / "out")["status"] == "success", done.stderr
+
+
 def test_it_has_no_closed_division_and_cannot_be_submitted(installed, data, tmp_path):
     closed = mlhpc("run", "blobs", "--data", data, "--set", "division=closed", env=installed)
     assert closed.returncode == 2 and "closed, which blobs does not have" in closed.stderr

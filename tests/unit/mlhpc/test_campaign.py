@@ -13,7 +13,7 @@ from mlhpc.benchmarks import load
 @pytest.fixture
 def site(tmp_path, monkeypatch):
     site = Site(tmp_path)
-    monkeypatch.setattr("mlhpc.run_processes.sys.executable", str(site.python))
+    monkeypatch.setattr("mlhpc.common.ranks.local.sys.executable", str(site.python))
     monkeypatch.setenv("COLUMNS", "200")
     return site
 

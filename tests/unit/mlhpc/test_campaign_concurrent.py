@@ -19,7 +19,7 @@ from mlhpc.run_processes import is_locked
 @pytest.fixture
 def site(tmp_path, monkeypatch):
     site = Site(tmp_path)
-    monkeypatch.setattr("mlhpc.run_processes.sys.executable", str(site.python))
+    monkeypatch.setattr("mlhpc.common.ranks.local.sys.executable", str(site.python))
     monkeypatch.setenv("COLUMNS", "200")
     return site
 
@@ -202,7 +202,7 @@ def test_a_launch_wrapper_goes_between_srun_and_mlhpc_in_the_container(site, mon
         monkeypatch.setenv(name, value)
     site.run("--runs", "1")
     words = (site.folder / "srun-words").read_text().split("\n")
-    assert words[:5] == ["--wait=120", "--kill-on-bad-exit=0", str(site.python), "-m", "mlhpc"]
+    assert words[:6] == ["--wait=120", "--kill-on-bad-exit=0", str(site.python), "-P", "-m", "mlhpc"]
     monkeypatch.setenv("LAUNCH_WRAP", "apptainer exec --nv '/my images/a.sif'")
     site.run("--runs", "1")
     words = (site.folder / "srun-words").read_text().split("\n")

@@ -14,7 +14,7 @@ from mlhpc.errors import UserError
 @pytest.fixture
 def site(tmp_path, monkeypatch):
     site = Site(tmp_path)
-    monkeypatch.setattr("mlhpc.run_processes.sys.executable", str(site.python))
+    monkeypatch.setattr("mlhpc.common.ranks.local.sys.executable", str(site.python))
     monkeypatch.setenv("COLUMNS", "200")
     return site
 
@@ -61,9 +61,9 @@ def test_a_closed_campaign_is_checked_against_the_rules_before_its_first_run(sit
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--runs", "0"], "--runs 0"),
-        (["--instances", "-1"], "--instances -1"),
-        (["--ranks", "-2"], "--ranks -2"),
+        (["--runs", "0"], "--runs: 0: give"),
+        (["--instances", "-1"], "--instances: -1: give"),
+        (["--ranks", "-2"], "--ranks: -2: give"),
         (["--runs", "3", "--number", "4"], "1 to 3"),
         (["--instances", "4", "--runs", "3"], "increase --runs"),
         (["--instances", "2", "--number", "1"], "--number"),

@@ -2,7 +2,9 @@
 
 import argparse
 import json
+import math
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -11,6 +13,9 @@ import sys
 import pytest
 
 from mlhpc import cli
+from mlhpc.benchmarks import load
+from mlhpc.commands.parser import natural, number, positive, positives, quantity, seed
+from mlhpc.errors import UserError
 
 OPTIONS = {
     "run": [
@@ -121,12 +126,13 @@ def test_the_command_line_has_exactly_these_options():
         (["run", "cosmoflow", "--preset", "smok"], "did you mean 'smoke'"),
         (["run", "cosmoflow", "--set", "training.max_epoch=1"], "did you mean 'training.max_epochs'"),
         (["run", "cosmoflow", "--ranks", "two"], "--ranks"),
-        (["run", "cosmoflow", "--ranks", "-1"], "--ranks -1"),
+        (["run", "cosmoflow", "--ranks", "-1"], "--ranks: -1: give"),
+        (["run", "cosmoflow", "--ranks", "0"], "--ranks: 0: give a whole number of 1 or more"),
         (["run"], "BENCHMARK"),
         (["rum"], "did you mean 'run'"),
         (["run", "cosmoflow", "--preset", "closed", "--set", "network.targets=3"], "targets: 4, not 3"),
         (["campaign", "cosmoflow", "--preset", "smok"], "did you mean 'smoke'"),
-        (["campaign", "cosmoflow", "--runs", "0"], "--runs 0"),
+        (["campaign", "cosmoflow", "--runs", "0"], "--runs: 0: give"),
         (["rules", "cosmoflo"], "did you mean 'cosmoflow'"),
         (["rules", "cosmoflow", "--ruleset", "0.7.0"], "choose from 1.0.0, 2.0.0, 3.0.0"),
         (["check", "nowhere"], "nowhere"),
@@ -150,24 +156,28 @@ def test_the_command_line_has_exactly_these_options():
         (["data", "bench", "cosmoflow", "nowhere"], "nowhere"),
         (["data", "bench", "cosmoflow", ".", "--loader", "thread"], "did you mean 'threads'"),
         (["data", "bench", "resnet50", ".", "--sample-dtype", "float16"], "this benchmark has only one"),
-        (["data", "bench", "deepcam", ".", "--workers", "two"], "--workers two: give a whole number"),
+        (["data", "bench", "deepcam", ".", "--workers", "two"], "--workers: two: give a whole number"),
         (["data", "bench", "deepcam", "nowhere"], "nowhere"),
-        (["data", "bench", "deepcam", ".", "--step-ms", "inf"], "--step-ms inf: give a finite time above 0"),
+        (["data", "bench", "deepcam", ".", "--step-ms", "inf"], "--step-ms: inf: give a finite number"),
         (["data", "bench", "deepcam", ".", "--loader", "foo"], "choose from: cached, dali, threads, workers"),
-        (["data", "bench", "deepcam", "nowhere", "--batch", "0"], "--batch 0"),
+        (["data", "bench", "deepcam", "nowhere", "--batch", "0"], "--batch: 0: give"),
         (["io", "run", "cosmic_tager"], "did you mean 'cosmic_tagger'"),
         (["io", "run", "ffn", "--data", "nowhere"], "nowhere"),
         (["io", "run", "ffn", "--set", "reader.thread=2"], "did you mean 'reader.threads'"),
-        (["io", "run", "ffn", "--null-steps", "-1"], "--null-steps -1"),
-        (["io", "generate", "ffn", "--workers", "0"], "--workers 0"),
+        (["io", "run", "ffn", "--null-steps", "-1"], "--null-steps: -1: give"),
+        (["io", "generate", "ffn", "--workers", "0"], "--workers: 0: give"),
         (["io", "generate", "l2hmc"], "nothing to generate"),
         (["io", "size", "--memory", "lots", "--accelerators", "8"], "--memory lots"),
-        (["io", "size", "--memory", "1G", "--accelerators", "0"], "--accelerators 0"),
+        (["io", "size", "--memory", "1G", "--accelerators", "0"], "--accelerators: 0: give"),
+        (["io", "size", "--memory", "9" * 400, "--accelerators", "8"], "--memory"),
+        (["profile", "cosmoflow", "--out", "prof"], "--out: prof: give a file name that ends in .html"),
+        (["doctor", "--calibrate", "--out", "m"], "--out m: give a file name that ends in .toml"),
         (["io", "check", "nowhere", "--memory", "1G"], "nowhere"),
         (["io", "report", "nowhere"], "nowhere"),
         (["io", "similarity", "nowhere", "there"], "nowhere"),
         (["io", "observe", "--out", "here", "--below", "nowhere"], "no command"),
         (["io", "list", "nothing.toml"], "nothing.toml"),
+        (["data", "plan", "--files", "9", "--file-bytes", "9", "--nodes", "9" * 12], "at most 100000000"),
         (["watch", "nowhere"], "nowhere"),
         (["diff", "nowhere", "there"], "nowhere"),
         (["trace", "nowhere", "--out", "t.json"], "nowhere"),
@@ -215,12 +225,101 @@ def test_debug_shows_the_traceback():
     assert done.returncode != 0 and "Traceback" in done.stderr
 
 
-def test_help_names_every_command(capsys):
+def test_help_shows_at_most_14_commands_and_names_all(capsys, monkeypatch):
+    """In the order of the work, with a line each; the others in groups."""
+    monkeypatch.setenv("COLUMNS", "80")
     with pytest.raises(SystemExit) as ended:
         cli.main(["--help"])
     assert ended.value.code == 0
     text = capsys.readouterr().out
-    assert all(name.split()[0] in text for name in OPTIONS)
+    assert cli.main([]) == 0 and capsys.readouterr().out == text
+    stages, _, more = text.partition("\nmore:\n")
+    shown = re.findall(r"^  (\w+) {2,}\S", stages, flags=re.M)
+    assert len(shown) <= 14 and [shown.index(name) for name in ("run", "report", "study", "pack")] == sorted(
+        shown.index(name) for name in ("run", "report", "study", "pack")
+    )
+    grouped = [
+        w for line in more.split("\n\n")[0].splitlines() for w in re.split(r" {2,}", line)[2].split(", ")
+    ]
+    assert sorted(shown + grouped) == sorted({name.split()[0] for name in OPTIONS})
+    lines = text.splitlines()
+    assert len(lines) <= 43 and max(map(len, lines)) <= 80
+
+
+def test_help_imports_no_library():
+    """They would be most of its time."""
+    code = "import sys; from mlhpc import cli; cli._parser().format_help(); print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not {"rich", "numpy", "pydantic", "multiprocessing"} & set(done.stdout.split())
+
+
+def test_every_out_says_what_it_names():
+    """A folder, or a file by its ending; a name of another kind is refused before anything is made."""
+    for name, sub in commands(cli._parser()):
+        for action in sub._actions:
+            if "--out" not in action.option_strings:
+                continue
+            assert (
+                action.metavar == "DIR" or action.metavar == "DIR|FILE" or action.metavar.startswith("FILE.")
+            )
+            if action.metavar.startswith("FILE."):
+                assert action.type("a" + action.metavar.removeprefix("FILE")), name
+                with pytest.raises(argparse.ArgumentTypeError, match="ends in"):
+                    action.type("prof")
+
+
+NUMBERS = ("-1", "0", "nan", "inf", "1e9999", "1.5", "two", "", "9" * 40)
+LEAST = {natural: 0, seed: 0, number: -1, quantity: 1.5}
+"""Not all are wrong for all options; what an option takes must be a number in the range of its kind."""
+
+
+def test_every_number_is_validated_where_it_is_parsed():
+    """No option of any command takes a number by ``int`` or ``float``, which accept -1, or NaN."""
+    for name, sub in commands(cli._parser()):
+        for action in sub._actions:
+            assert action.type not in (int, float), f"{name} {action.option_strings}"
+            if action.type in (positive, natural, seed, number, quantity, positives):
+                for text in NUMBERS:
+                    try:
+                        values = action.type(text)
+                    except argparse.ArgumentTypeError:
+                        continue
+                    for value in values if isinstance(values, list) else [values]:
+                        assert math.isfinite(value) and value >= LEAST.get(action.type, 1)
+
+
+@pytest.mark.parametrize("dry", [[], ["--dry-run"]])
+@pytest.mark.parametrize("value", ["-1", "99999999999999999999", "nan", "1.5", str(2**31)])
+def test_a_seed_that_no_framework_takes_is_refused_before_the_run_has_a_folder(
+    value, dry, capsys, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data").mkdir()
+    words = ["run", "cosmoflow", "--data", "data", "--out", "out", "--seed", value, *dry]
+    assert cli.main(words) == 2
+    assert f"--seed: {value}: give a whole number" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("benchmark", ["cosmoflow", "deepcam", "resnet50"])
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf"])
+def test_no_setting_is_nan_or_infinite(benchmark, value):
+    """Every setting that is a number, also those without bounds."""
+    run = load.load(benchmark, "smoke")
+    checked = 0
+    for key, before in load.dotted(run.model_dump()):
+        if isinstance(before, float):
+            checked += 1
+            with pytest.raises(UserError, match="finite number"):
+                load.load(benchmark, "smoke", [f"{key}={value}"])
+    assert checked > 3
+
+
+def test_an_unknown_key_is_one_short_line(capsys):
+    words = ["predict", "cosmoflow", "--machine", "perlmutter", "--set", "machine.storage.bandwidth=1"]
+    assert cli.main(words) == 2
+    error = capsys.readouterr().err
+    assert len(error) < 250 and error.count("\n") == 1 and "training.*" in error
 
 
 def test_every_command_has_an_example_that_parses(capsys):

@@ -3,6 +3,8 @@
 import json
 import os
 import re
+import shlex
+import shutil
 import subprocess
 import sys
 from functools import cache
@@ -10,7 +12,8 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
-from helpers.requirements import required, setup_cfg
+from helpers.requirements import ROOT, required, setup_cfg
+from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from mlhpc import errors
@@ -69,8 +72,13 @@ def lean(folder: Path, *words: object) -> subprocess.CompletedProcess[str]:
 )
 def test_a_missing_extra_is_one_line(words: str, what: str, extra: str, tmp_path: Path) -> None:
     done = lean(tmp_path, *words.split())
-    line = f"mlhpc: {what} needs mlhpc[{extra}]: pip install 'mlhpc[{extra}]'\n"
-    assert (done.returncode, done.stderr, done.stdout) == (2, line, "")
+    needs, _, command = done.stderr.partition(": ")[2].partition(": ")
+    assert (done.returncode, needs, done.stdout) == (2, f"{what} needs mlhpc[{extra}]", "")
+    assert done.stderr.count("\n") == 1
+    *pip, option, source = shlex.split(command)
+    assert pip[-2:] == ["pip", "install"] and shutil.which(pip[0]) and option == "-e"
+    folder, named = source.removesuffix("]").split("[")
+    assert Path(folder).samefile(ROOT) and named in setup_cfg()["options.extras_require"]
     assert not list(tmp_path.iterdir()), "nothing is left behind"
 
 
@@ -97,15 +105,31 @@ def test_so_do_commands_that_prepare(words: str, tmp_path: Path) -> None:
         assert "submission" in done.stdout and "not installed" in done.stdout
 
 
+def test_the_doctor_is_not_ready_where_no_run_can_start(tmp_path: Path) -> None:
+    done = lean(tmp_path, "doctor")
+    failed = [line.split()[1] for line in done.stdout.splitlines() if line.startswith("fail")]
+    assert {"TensorFlow", "PyTorch", "extra"} <= set(failed), done.stdout
+    assert done.returncode == 1 and "\nnot ready for a run" in done.stdout
+
+
+def test_no_message_names_a_package_that_is_on_no_index() -> None:
+    """What to install is said by ``errors.install``, everywhere."""
+    folders = [path for path in ROOT.iterdir() if (path / "__init__.py").is_file()]
+    for path in (path for folder in folders for path in folder.rglob("*.py")):
+        assert "install 'mlhpc" not in path.read_text() and "install mlhpc[" not in path.read_text(), path
+
+
 def test_extras_are_those_of_the_package() -> None:
-    """Training needs no extra but the benchmark's."""
+    """Training needs no extra but the benchmark's; an extra that a message names brings the package."""
     extras = setup_cfg()["options.extras_require"]
-    assert set(errors.EXTRAS) <= set(extras)
+
+    def named(extra: str) -> set[str]:
+        names = {name for listed in re.findall(r"mlhpc\[(.+)\]", extras[extra]) for name in listed.split(",")}
+        return names.union(*map(named, names))
+
     of_frameworks = {f.extra for b in registry.BUILT_IN for f in b.frameworks.values()}
-
-    def closure(extra: str) -> set[str]:
-        named = re.findall(r"mlhpc\[([\w,-]+)\]", extras[extra])
-        return {extra}.union(*(closure(other) for names in named for other in names.split(",")))
-
     for extra in (*of_frameworks, "cosmoflow-gpu"):
-        assert {"submission", "pages", "samples"} <= closure(extra)
+        assert set(errors.EXTRAS) <= named(extra)
+    for extra, packages in errors.EXTRAS.items():
+        brought = {Requirement(line).name.replace("-", "_") for line in extras[extra].split("\n")[1:]}
+        assert {name.removesuffix("_python") for name in brought} == set(packages)

@@ -15,7 +15,7 @@ from mlhpc.submission.report.study import read
 @pytest.fixture
 def site(tmp_path, monkeypatch):
     site = Site(tmp_path)
-    monkeypatch.setattr("mlhpc.run_processes.sys.executable", str(tmp_path / "python"))
+    monkeypatch.setattr("mlhpc.common.ranks.local.sys.executable", str(tmp_path / "python"))
     monkeypatch.setenv("COLUMNS", "200")
     return site
 
@@ -196,9 +196,9 @@ def test_a_task_of_a_job_array_starts_only_its_run(site):
             ["--vary", "batch=8192"],
             "batch=8192: 5 steps of warm-up and 20 to measure exceed the 2 of an epoch",
         ),
-        (["--vary", "batch=8", "--steps", "0"], "--steps 0"),
-        (["--vary", "batch=8", "--repeats", "0"], "--repeats 0"),
-        (["--vary", "batch=8", "--warmup", "-1"], "--warmup -1"),
+        (["--vary", "batch=8", "--steps", "0"], "--steps: 0: give"),
+        (["--vary", "batch=8", "--repeats", "0"], "--repeats: 0: give"),
+        (["--vary", "batch=8", "--warmup", "-1"], "--warmup: -1: give"),
         (["--vary", "batch=4,8", "--repeats", "2", "--number", "5"], "numbered 1 to 4"),
         (["--vary", "batch=true"], "whole numbers of at least 1"),
         (["--vary", "batch=,"], "has no value"),

@@ -13,7 +13,7 @@ from mlhpc.submission.report.study import read
 @pytest.fixture
 def site(tmp_path, monkeypatch):
     site = Site(tmp_path)
-    monkeypatch.setattr("mlhpc.run_processes.sys.executable", str(tmp_path / "python"))
+    monkeypatch.setattr("mlhpc.common.ranks.local.sys.executable", str(tmp_path / "python"))
     monkeypatch.setenv("COLUMNS", "200")
     return site
 
@@ -79,3 +79,18 @@ def test_long_names_are_shown_in_a_legend(site):
     (chart,) = Page(page).charts
     assert chart["layer"][0]["encoding"]["color"]["scale"]["domain"] == names
     assert chart["layer"][0]["encoding"]["color"]["legend"]["orient"] == "bottom"
+
+
+def test_curves_have_a_legend_that_says_of_what_and_intervals_side_by_side(site):
+    """And a single figure has the whole width."""
+    site.takes(run1=[1.0, 0.1], run2=[2.0, 0.1], run3=[3.0, 0.1])
+    assert site.study("--vary", "ranks=1,2", "--vary", "batch=4,8", "--repeats", "3") == 0
+    page = (site.out / "study.html").read_text()
+    over_batch, over_ranks = Page(page).charts
+    for chart, title in ((over_ranks, "local batch size, samples"), (over_batch, "ranks")):
+        encodings = [layer["encoding"] for layer in chart["layer"] if "color" in layer.get("encoding", {})]
+        legends = [kind["legend"] for e in encodings for key, kind in e.items() if "legend" in kind]
+        assert legends and {legend["title"] for legend in legends} == {title}
+        rows = [row for row in rows_of(chart) if "y_low" in row]
+        assert len({row["x"] for row in rows}) == len(rows) == 4
+    assert page.count('class="grid n1"') == 2 and 'class="grid n2"' not in page

@@ -15,7 +15,7 @@ from mlhpc.submission.report.study import read
 @pytest.fixture
 def site(tmp_path, monkeypatch):
     site = Site(tmp_path)
-    monkeypatch.setattr("mlhpc.run_processes.sys.executable", str(tmp_path / "python"))
+    monkeypatch.setattr("mlhpc.common.ranks.local.sys.executable", str(tmp_path / "python"))
     monkeypatch.setenv("COLUMNS", "200")
     return site
 

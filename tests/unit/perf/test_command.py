@@ -115,7 +115,7 @@ def test_the_errors_against_published_sets(capsys):
         ((), "which benchmark"),
         (("cosmoflow",), "on which machine"),
         (("cosmoflow", "--machine", "perlmuter"), "did you mean 'perlmutter'"),
-        (("cosmoflow", "--machine", "perlmutter", "--nodes", "0"), "--nodes 0"),
+        (("cosmoflow", "--machine", "perlmutter", "--nodes", "0"), "--nodes: 0: give"),
         (("cosmoflow", "--machine", "perlmutter", "--batch", "-3"), "--batch -3"),
         (("--against", "nowhere.csv"), "nowhere.csv: cannot be read"),
         (("resnet50", "--against", "published"), "no set of 'resnet50'"),

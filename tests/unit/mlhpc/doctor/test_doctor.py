@@ -174,11 +174,21 @@ def bare(monkeypatch):
         monkeypatch.delenv(name, raising=False)
 
 
-def test_a_laptop_without_frameworks_is_ready_for_one_rank(bare, tmp_path, capsys):
+@pytest.mark.parametrize(
+    ("installed", "ready"), [({}, False), ({"torch": "2.12"}, True), ({"torch": "error"}, False)]
+)
+def test_without_a_framework_that_works_no_run_can_start(
+    bare, tmp_path, capsys, monkeypatch, installed, ready
+):
+    facts = {"version": "2.12", "gpus": 0, "usable": False, "backend": None, "built": False, "cuda": None}
+    torch = ({"error": "crashed"} if installed["torch"] == "error" else facts) if installed else None
+    monkeypatch.setattr(node, "_load_frameworks", lambda framework: {"tensorflow": None, "torch": torch})
     argv = ["doctor", "--stage", str(tmp_path / "stage"), "--out", str(tmp_path / "out")]
-    assert cli.main(argv) == 0
+    assert cli.main(argv) == (0 if ready else 1)
     output = capsys.readouterr().out
-    assert "TensorFlow" in output and "not installed" in output and "ready for a run; " in output
+    words = "ready for a run; " if ready else "not ready for a run; "
+    assert "TensorFlow" in output and "not installed" in output and f"\n{words}" in output
+    assert f"\n{'warn' if ready else 'fail'}  TensorFlow" in output
     assert list(tmp_path.iterdir()) == [], "it only looks"
 
 
@@ -221,7 +231,7 @@ def test_the_size_of_the_data_set_comes_from_its_manifest(tmp_path):
     ("argv", "message"),
     [
         (["doctor", "cosmoflw"], "cosmoflow"),
-        (["doctor", "--ranks", "-1"], "--ranks -1"),
+        (["doctor", "--ranks", "-1"], "--ranks: -1: give"),
         (["doctor", "--set", "cooling=Air"], "--system"),
         (["doctor", "--data", ""], "--data: is empty"),
         (["doctor", "--site", "../mine"], "--site '../mine'"),

@@ -159,6 +159,6 @@ def test_two_ranks_connect_and_rank_0_reports_for_both(tmp_path):
         for rank in range(2)
     ]  # fmt: skip
     output = [rank.communicate(timeout=120) for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0, 0], output
-    assert "mlhpc: 2 ranks" in output[0][0] and "\nready for a run" in output[0][0]
+    assert [rank.returncode for rank in ranks] == [1, 0], output  # rank 0 has the verdict: no framework
+    assert "mlhpc: 2 ranks" in output[0][0] and "\nnot ready for a run" in output[0][0]
     assert output[1][0] == ""

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
+from mlhpc import cli
 from mlhpc.benchmarks.load import load
 from mlhpc.common.timing.profile import Exchange, Message, Profile, Reading, Work
 from mlhpc.perf.profile.batches import bars, by_batch, per_sample
-from mlhpc.perf.profile.command import batch_sizes
 from mlhpc.perf.profile.layers import LayerTime, by_part
 from mlhpc.perf.profile.ranks import exchange_table, reading_note, reading_table
 from mlhpc.perf.profile.tables import Shown
@@ -106,5 +106,6 @@ def test_on_a_gpu_the_input_wait_is_said_to_be_the_hosts():
     assert "host's" in reading_note([replace(rank, gpu=True) for rank in on_host])
 
 
-def test_batches_are_ascending_and_each_once():
-    assert batch_sizes("4,1,4") == [1, 4]
+def test_batches_are_each_measured_once():
+    options = cli._parser().parse_args(["profile", "cosmoflow", "--batches", "4,1,4"])
+    assert options.batches == [4, 1]

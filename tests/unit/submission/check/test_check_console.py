@@ -73,6 +73,17 @@ def test_the_command_line_returns_the_verdict(tmp_path: Path, capsys: pytest.Cap
     assert "No such file" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("command", ["check", "score", "report"])
+def test_a_file_that_is_no_log_is_one_line(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "passwd").write_text("root:x:0:0:root:/root:/bin/bash\n")
+    assert main([command, str(tmp_path / "passwd")]) == 2
+    printed = capsys.readouterr()
+    assert printed.err.count("\n") == 1 and not printed.out
+    assert "passwd: is not a log: no line has :::MLLOG" in printed.err
+
+
 def test_runs_of_two_divisions_have_no_score(tmp_path: Path) -> None:
     """Without a system description only the logs describe the set."""
     for n in range(1, 11):

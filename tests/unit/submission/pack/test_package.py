@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import shlex
 import shutil
 import subprocess
 import sys
@@ -56,6 +57,19 @@ def test_a_closed_set_is_packed_in_the_official_layout_and_accepted(packed, clos
         "README.md", "setup.sh", "init_datasets.sh", "run_and_time.sh", "config.toml",
     }  # fmt: skip
     assert list(implementations.glob("mlhpc-*/cosmoflow/tf/train.py"))
+
+
+def test_the_command_for_the_official_checker_is_printed(
+    closed_set, system_file, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    words = ["pack", closed_set, "--org", "Lab", "--system", system_file(), "--out", "tree"]
+    assert cli.main([str(word) for word in words]) == 0
+    line = capsys.readouterr().out.splitlines()[-1]
+    python, *command = shlex.split(line.partition(": ")[2])
+    assert line.startswith("official check: ") and python == "python"
+    done = subprocess.run([sys.executable, *command], capture_output=True, text=True)
+    assert "FOUND NO ERRORS" in done.stderr
 
 
 def test_the_score_is_the_mean_without_the_fastest_and_the_slowest(packed, closed_set):

@@ -191,6 +191,8 @@ def test_what_early_versions_called_global_is_no_exchange_of_shards(
 def test_charts_work_for_any_number_of_epochs(epochs: int, tmp_path: Path) -> None:
     page, _ = report_of(make_run(tmp_path / "run", epochs=epochs))
     assert len(curve(page)) == epochs
+    halves = re.findall(r">[12]\.5</text>", (tmp_path / "run" / "report.html").read_text())
+    assert not halves, "an epoch is a whole number on every axis"
 
 
 def test_values_that_are_not_finite_are_left_out_of_the_curve(tmp_path: Path) -> None:
