@@ -197,7 +197,7 @@ def codec_bytes(rng: Random) -> bytes:
     changed = dict(sections)
     for section in rng.sample(sorted(sections), rng.choice((1, 1, 2))):
         if name.endswith("blosc2") and section == "data":
-            continue  # the library itself may read beyond such a stream: docs/reference/security.md
+            continue  # the library itself may read beyond such a stream: docs/evidence/security.md
         content = bytes(changed[section])
         changed[section] = (
             rng.randbytes(rng.randrange(64)) if rng.random() < 0.2 else damaged_bytes(rng, content)

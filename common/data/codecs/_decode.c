@@ -1,7 +1,7 @@
 /* The decoders of a benchmark's own codecs, called through ctypes, which releases the interpreter's lock.
  *
- * docs/guide/codecs.md describes the formats; the decoders in NumPy beside the callers are the truth that these are
- * compared with, bit for bit. Callers have checked every length and offset against the sections that are there:
+ * The callers describe the formats (cosmoflow/data/codec.py, deepcam/data/delta.py); their decoders in NumPy are the
+ * truth that these are compared with, bit for bit. Callers have checked every length and offset against the sections that are there:
  * only keys are checked here. Compile with -ffp-contract=off, or values differ by a rounding. */
 #include <stdint.h>
 #include <string.h>
