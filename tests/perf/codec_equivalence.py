@@ -37,7 +37,7 @@ SETTINGS = (
     "data.simulation.strains=0",
     "hyperparameters.scheduler_t_max=768",
 )
-"""The preset smoke as it was when the tests were written and the runs of docs/reference/performance.md were
+"""The preset smoke as it was when the tests were written and the runs of docs/evidence/training.md were
 made."""
 LOSSLESS = "npy"
 BOUNDS = ("1e-3", "1e-2", "3e-2", "1e-1")

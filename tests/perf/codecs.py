@@ -5,7 +5,7 @@
 
 One thread. The ways take turns, so that what else the machine does falls on all; the figures are medians. The
 output of CosmoFlow is float16 log(1 + counts), as the paper's decoder hands it out, of DeepCAM the normalised
-float32 field, channels last; the copy is of that output. Samples: docs/reference/performance.md says how those
+float32 field, channels last; the copy is of that output. Samples: docs/evidence/performance.md says how those
 of the record were made. For the HDF5 filters: pip install hdf5plugin; what is not installed is left out.
 """
 

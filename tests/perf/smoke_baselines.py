@@ -1,6 +1,6 @@
 """What simple baselines reach on the smoke data sets: ``python tests/perf/smoke_baselines.py BENCHMARK DATA``.
 
-docs/reference/performance.md has the figures.
+docs/evidence/training.md has the figures.
 
 Linear, kernel and tree regression, neighbours and perceptrons on global statistics for CosmoFlow, among them power
 spectra (as in ``python -m mlhpc.cosmoflow.synthetic.evidence regression DATA``); thresholds, gradient boosting and

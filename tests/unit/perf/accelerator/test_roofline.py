@@ -78,7 +78,7 @@ def test_sample_sizes_of_table_2(benchmark, bytes_per_element, mib):
 
 
 # What the networks themselves give. Measured FLOPs are more (the paper: "roughly twice");
-# docs/reference/performance_models.md says which part is explained.
+# docs/evidence/predictions.md says which part is explained.
 @pytest.mark.parametrize(
     ("benchmark", "gif", "measured_to_model"),
     [("cosmoflow", 178.9, 1.38), ("deepcam", 1829.1, 1.58), ("resnet50", 22.6, 1.37)],
