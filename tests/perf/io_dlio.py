@@ -3,7 +3,7 @@ first result.
 
     python tests/perf/io_dlio.py FOLDER DLIO_PYTHON [samples] [first]
 
-DLIO_PYTHON is an interpreter that imports dlio_benchmark 2.0.0 and torch (docs/evidence/io.md says how one was made);
+DLIO_PYTHON is an interpreter that imports dlio_benchmark 2.0.0 and torch (see docs/evidence/io.md for one);
 FOLDER is on the disk to measure. Samples/s: both generate their own data of the same sizes, read it twice to fill
 the page cache, and then take turns with the same batch, reader threads (DLIO: PyTorch workers) and computation
 time; an epoch's duration is its own log's, from beginning to end. First result: a new environment, install,

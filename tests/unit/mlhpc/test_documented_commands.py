@@ -1,4 +1,4 @@
-"""What README and docs show exists: links, commands with their options, scripts, make targets, files. And it stays short."""
+"""README and docs show what exists: links, commands with options, scripts, make targets. And they are short."""
 
 import argparse
 import re
