@@ -30,17 +30,21 @@ def text_of(page: Path) -> str:
     return page.read_text("utf-8")
 
 
+def prose(text: str) -> str:
+    """Without fenced blocks."""
+    return re.sub(r"^```.*?^```", "", text, flags=re.S | re.M)
+
+
 def blocks(text: str) -> list[str]:
     """The blocks of code of a page: fenced, or indented by four spaces."""
     fenced = re.findall(r"^```\w*\n(.*?)^```", text, flags=re.S | re.M)
-    indented = re.findall(r"(?:^ {4,}\S.*\n)+", re.sub(r"^```.*?^```", "", text, flags=re.S | re.M), flags=re.M)
+    indented = re.findall(r"(?:^ {4,}\S.*\n)+", prose(text), flags=re.M)
     return [*fenced, *indented]
 
 
 def inline(text: str) -> list[str]:
     """Code inside sentences and tables, each as one line."""
-    prose = re.sub(r"^```.*?^```", "", text, flags=re.S | re.M)
-    return [" ".join(code.split()) for code in re.findall(r"`([^`]+)`", prose)]
+    return [" ".join(code.split()) for code in re.findall(r"`([^`]+)`", prose(text))]
 
 
 def commands(page: Path) -> list[str]:
@@ -114,7 +118,7 @@ def test_commands_in_sentences_exist_with_their_options(page):
 @cache
 def anchors(page: Path) -> frozenset[str]:
     """The headings that ``#…`` finds both on a code host and on the site, which shorten some differently."""
-    headings = re.findall(r"^#+ (.+)$", re.sub(r"^```.*?^```", "", text_of(page), flags=re.S | re.M), flags=re.M)
+    headings = re.findall(r"^#+ (.+)$", prose(text_of(page)), flags=re.M)
     plain = [re.sub(r"[`*]|\]\([^)]*\)|\[", "", heading).strip().lower() for heading in headings]
     hosts = {re.sub(r"[^\w\- ]", "", heading).replace(" ", "-") for heading in plain}
     ascii_only = [unicodedata.normalize("NFKD", x).encode("ascii", "ignore").decode() for x in plain]
@@ -124,8 +128,7 @@ def anchors(page: Path) -> frozenset[str]:
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_every_link_leads_to_something(page):
-    prose = re.sub(r"^```.*?^```", "", text_of(page), flags=re.S | re.M)
-    for target in re.findall(r"\]\(([^)\s]+)\)", prose):
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose(text_of(page))):
         if re.match(r"\w+:", target):
             continue
         path, _, anchor = target.partition("#")
@@ -140,7 +143,9 @@ def tracked() -> tuple[str, ...]:
     return tuple(listed.stdout.splitlines())
 
 
-SHIPPED = [path for path in tracked() if path.endswith((".py", ".toml", ".c", ".sh", ".sbatch", ".cfg", ".def"))]
+SHIPPED = [
+    path for path in tracked() if path.endswith((".py", ".toml", ".c", ".sh", ".sbatch", ".cfg", ".def"))
+]
 
 
 def test_code_names_only_pages_that_exist():
