@@ -7,6 +7,7 @@ import subprocess
 import unicodedata
 from functools import cache
 from pathlib import Path
+from string import Template
 
 import pytest
 
@@ -48,17 +49,23 @@ def inline(text: str) -> list[str]:
 
 
 def commands(page: Path) -> list[str]:
-    """The words after ``mlhpc`` of every command in a block of code."""
-    text = re.sub(r"\\\n\s*", "", text_of(page))
-    lines = [line for block in blocks(text) for line in block.splitlines()]
-    shown = [re.split(r"\s+#|\s*[|;] |\s*&&|\s+>", line.strip())[0] for line in lines]
-    return [match["words"] for line in shown if (match := COMMAND.match(line))]
+    """The words after ``mlhpc`` of every command in a block of code, with the variables that the block sets."""
+    found = []
+    for block in blocks(re.sub(r"\\\n\s*", "", text_of(page))):
+        values: dict[str, str] = {}
+        for line in map(str.strip, block.splitlines()):
+            if variable := re.fullmatch(r"([A-Z]+)=(?:\"([^\"]*)\"|(\S+))", line):
+                values[variable[1]] = variable[2] or variable[3]
+            shown = re.split(r"\s+#|\s*[|;] |\s*&&|\s+>", Template(line).safe_substitute(values))[0]
+            if match := COMMAND.match(shown):
+                found.append(match["words"])
+    return found
 
 
 def concrete(words: str) -> list[str]:
     """A command as somebody would type it: the options in brackets, the first of ``A|B``, nothing for ``…``."""
     words = re.sub(r"\[(?=[-A-Z])|(?<=\w)\](?= |$)", "", words.replace("...", "…"))
-    words = words.replace('"$', '"/').replace("$W", "cosmoflow")
+    words = words.replace('"$', '"/')
     return [
         PLACEHOLDER.get(word, word.split("|")[0])
         for word in shlex.split(words)
