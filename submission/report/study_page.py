@@ -159,8 +159,9 @@ def _interval(cell: StudyCell) -> str:
 
 def _speedup(study: Study, cell: StudyCell) -> tuple[float | None, float | None]:
     """Throughput over that of the cell with the fewest ranks and the same other settings, and its ratio to
-    that of the ranks; None without such a cell."""
-    others = [axis for axis in study.axes if axis not in ("ranks", GLOBAL_BATCH)]
+    that of the ranks; None without such a cell. One of the batch sizes is among these settings unless all cells
+    have it in common: the axes lack only the one that follows from the ranks and the other (``study.read``)."""
+    others = [axis for axis in study.axes if axis != "ranks"]
     same = [c for c in study.cells if all(c.settings.get(axis) == cell.settings.get(axis) for axis in others)]
     rates = [(float(c.settings["ranks"]), c.samples_per_s.mean) for c in same if c.samples_per_s]
     if not cell.samples_per_s or len(rates) < 2:
