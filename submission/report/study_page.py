@@ -13,13 +13,13 @@ from typing import Any
 from mlhpc.benchmarks import registry
 from mlhpc.common.pages.blocks import Cell, Columns, Grid, Table, number, table
 from mlhpc.common.pages.html import render
+from mlhpc.common.pages.text import plain
 from mlhpc.errors import count
 from mlhpc.submission.report import study_charts
 from mlhpc.submission.report.spread import spread
 from mlhpc.submission.report.study import GLOBAL_BATCH, Measured, Study, accuracy_loss, is_numeric
 from mlhpc.submission.report.study import Cell as StudyCell
 from mlhpc.submission.report.study_charts import title
-from mlhpc.submission.report.summary import plain
 
 
 def page(study: Study) -> str:

@@ -242,20 +242,6 @@ def whole(value: float | None) -> str:
     return f"{value:,.0f}".replace(",", "\xa0")
 
 
-def decimals(value: float) -> int:
-    """Number of decimals that shows ``value`` with about four digits."""
-    return 0 if value >= 1000 else 1 if value >= 100 else 2 if value >= 1 else 3
-
-
-def plain(value: float | None) -> str:
-    """About four digits, never in powers of ten."""
-    if value is None or not math.isfinite(value):
-        return ""
-    if 0 < value < 0.001:
-        return "< 0.001"
-    return f"{value:,.{decimals(value)}f}".replace(",", "\xa0")
-
-
 def place(now: Progress) -> str:
     """Epoch, step and phase of a run: ``epoch 3 of 16, step 40 of 128, training for 12.1 s``."""
     epoch = "" if now.epoch is None else f"epoch {now.epoch}"

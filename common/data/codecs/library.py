@@ -177,8 +177,8 @@ def zfp_decompress(
 
 
 def sz3_compress(plane: npt.NDArray[np.float32], tolerance: float) -> bytes:
-    """Two axes of float32, finite, for an error of at most ``tolerance``, which the caller proves. Raises UserError
-    for other values."""
+    """Two axes of float32, finite, for an error of at most ``tolerance``, which the caller proves. Raises
+    UserError for other values."""
     if not np.isfinite(plane).all():
         raise UserError("sz3 keeps finite values only; take another codec")
     pysz = load("pysz", "pysz")
