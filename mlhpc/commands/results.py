@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from mlhpc.commands.parser import Commands, add_command, add_json, add_results, print_json
+from mlhpc.commands.parser import Commands, add_command, add_json, add_results, add_ruleset, print_json
 from mlhpc.errors import UserError
 
 
@@ -53,7 +53,7 @@ def add(commands: Commands) -> None:
     pack.add_argument(
         "--out", type=Path, default=Path("results/submission"), help="default: results/submission"
     )
-    pack.add_argument("--ruleset", default="2.0.0", choices=("1.0.0", "2.0.0", "3.0.0"))
+    add_ruleset(pack)
     pack.add_argument(
         "--weak", type=Path, nargs="+", default=[], metavar="RUN", help="instances of the throughput metric"
     )
