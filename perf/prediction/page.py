@@ -50,9 +50,9 @@ def page(machine: Machine, run: Run, nodes: int | None = None) -> str:
         title=heading(machine, run),
         blocks=[section for section in sections if section],
         foot=f"Efficiencies and times from {SOURCE}. Of rounds that were left out of the fit, nine of ten sets "
-        f"are within a factor of {calibration().of_a_round:.2f} of the predicted step; of accelerators that were left "
-        f"out, within {calibration().of_an_accelerator:.2f}. The machine's figures and their sources are listed "
-        "below.",
+        f"are within a factor of {calibration().of_a_round:.2f} of the predicted step; of accelerators that were "
+        f"left out, within {calibration().of_an_accelerator:.2f}. The machine's figures and their sources are "
+        "listed below.",
         eyebrow="mlhpc performance model",
         heading=registry.title(run.benchmark),
         subtitle=f"preset {run.preset}, predicted for {machine.title}",

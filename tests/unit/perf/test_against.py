@@ -4,6 +4,7 @@ import csv
 import io
 import statistics
 from dataclasses import replace
+from functools import cache
 from importlib import resources
 
 import pytest
@@ -82,8 +83,13 @@ def test_nothing_is_fitted_to_a_set_that_is_held_out():
     again = [c for c in compare(changed("held", 7.0)) if c.row.use != "held"]
     assert again == others
     for by in ("round", "accelerator"):
-        assert apart(changed("held", 7.0), by) == apart(published(), by)
-        assert all(c.row.use != "held" for c in apart(published(), by))
+        assert apart(changed("held", 7.0), by) == left_out(by)
+        assert all(c.row.use != "held" for c in left_out(by))
+
+
+@cache
+def left_out(by):
+    return apart(published(), by)
 
 
 GROUP = {"round": lambda row: row.round, "accelerator": lambda row: machine_of(row).family}
@@ -92,7 +98,7 @@ GROUP = {"round": lambda row: row.round, "accelerator": lambda row: machine_of(r
 @pytest.mark.parametrize("by", ["round", "accelerator"])
 def test_a_set_is_predicted_without_its_round_or_its_accelerator(by):
     """As fitted to a file without these rows; whatever rates they have."""
-    predicted = {c.row.where: c for c in apart(published(), by)}
+    predicted = {c.row.where: c for c in left_out(by)}
     for group in {GROUP[by](row) for row in published() if row.use != "held"}:
         rest = [row for row in published() if GROUP[by](row) != group and row.use != "held"]
         alone = fit(rest)
@@ -119,7 +125,7 @@ def test_a_set_is_predicted_without_its_round_or_its_accelerator(by):
 
 @pytest.mark.parametrize(("by", "sets"), [("round", 38), ("accelerator", 44)])
 def test_nine_of_ten_predictions_of_what_was_left_out_are_inside_their_interval(by, sets):
-    compared = apart(published(), by)
+    compared = left_out(by)
     inside = [c.rate[1] <= c.row.samples_per_s <= c.rate[2] for c in compared]
     assert len(inside) == sets and 0.9 <= sum(inside) / len(inside) < 1
     counted = coverage([(c.rate, c.rate_inside) for c in compared])
@@ -132,8 +138,8 @@ def test_nine_of_ten_predictions_of_what_was_left_out_are_inside_their_interval(
 
 def test_where_the_baseline_is_better_it_is_said():
     lines = summaries_of(COMPARED)
-    model = statistics.median(abs(c.error) for c in apart(published(), "round") if c.baseline)
-    guess = statistics.median(abs(c.baseline_error) for c in apart(published(), "round") if c.baseline)
+    model = statistics.median(abs(c.error) for c in left_out("round") if c.baseline)
+    guess = statistics.median(abs(c.baseline_error) for c in left_out("round") if c.baseline)
     assert guess < model
     (said,) = [line for line in lines["each round left out in turn"] if "better" in line]
     assert said.startswith("the baseline is better: ") and f"{guess:.1%}" in said and f"{model:.1%}" in said
