@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from rich.console import Console
 
@@ -226,7 +227,7 @@ def _parts(shown: Shown) -> Table:
 def _step_figure(shown: Shown) -> Figure:
     """A column for each part of the step."""
     words = _words(shown)
-    rows = [
+    rows: list[dict[str, Any]] = [
         {"x": words[part], "y": 1e3 * seconds,
          "says": f"{words[part]}: {1e3 * seconds:.3g} ms, {seconds / shown.profile.wall:.1%} of the step"}
         for part, seconds in shown.of_step.items()
@@ -244,7 +245,7 @@ def _step_figure(shown: Shown) -> Figure:
 def _kinds_figure(shown: Shown) -> Figure:
     """A column for each kind of layer, forward and backward."""
     colours = {"forward": ACCENT[0], "backward": SERIES[2][0]}
-    rows = [
+    rows: list[dict[str, Any]] = [
         {
             "x": kind,
             "y": 1e3 * seconds,
