@@ -19,7 +19,7 @@ from mlhpc.common.pages.blocks import Cell, Table
 from mlhpc.common.pages.terminal import print_table
 from mlhpc.common.staging.target import in_use
 from mlhpc.errors import UserError
-from mlhpc.submission.check.rulesets import RULESETS
+from mlhpc.submission.check.rulesets import HPC
 from mlhpc.submission.logs.findings import print_findings
 from mlhpc.submission.logs.hyperparameters import load_run
 
@@ -169,6 +169,6 @@ def _known_ruleset(benchmark: str, ruleset: str | None) -> str:
 
 def _own_ruleset(benchmark: str, ruleset: str | None) -> str | None:
     """The requested ``ruleset``; None, for the benchmark's default, if it is an HPC ruleset and the benchmark
-    belongs to MLPerf Training: as for ``mlhpc check --ruleset``, which accepts a folder of both."""
+    belongs to MLPerf Training, whose rules are known here for one ruleset only."""
     own = registry.find(benchmark).training_ruleset
-    return None if own and ruleset in RULESETS else ruleset
+    return None if own and ruleset in HPC else ruleset

@@ -13,9 +13,10 @@ the median over the group's rows. All constants are computed from the file on de
 
 import math
 import statistics
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
+from typing import Literal
 
 from mlhpc.benchmarks.load import load
 from mlhpc.errors import UserError
@@ -28,12 +29,16 @@ from mlhpc.perf.published import Published, machine_of, published
 SPEEDUP_OF_FOUR = 1.98
 """Training throughput of 4 accelerators per sample against 1, at the same batch (Farrell et al. 2021, section
 4.2.1: Fugaku, 16 384 processors, against an extrapolation of 512 to batch 4096)."""
+ALL = "all families"
+"""Instead of a family that has no sets."""
 _UNKNOWN_FACTOR = 3.0
 """If no set can be left out, because each is the only one in its group."""
 _LAUNCHES = [0.0, *(1e-5 * 1.25**n for n in range(20))]
 
 Group = tuple[str, str, str]
 """Accelerator family, framework generation and kind of layer."""
+By = Literal["round", "accelerator"]
+"""What is left out of a fit in turn."""
 Kind = str
 """Layer kind of the efficiency, one of ``CALIBRATED``."""
 CALIBRATED: tuple[Kind, ...] = ("2-D convolution", "3-D convolution")
@@ -57,22 +62,38 @@ class Efficiency:
         if not self.sets:
             return f"{family}, {generation}"
         count = f"{self.sets} published set{'s' * (self.sets != 1)}"
-        return f"{family}, {generation} ({count})" + ("" if self.exact else "; not for this accelerator")
+        if self.exact:
+            return f"{family}, {generation} ({count})"
+        other = "accelerator" if family == ALL else "framework or year"
+        return f"{family}, {generation} ({count}); of another {other}"
 
 
 @dataclass(frozen=True)
 class Calibration:
     """``efficiencies`` by group: the value, the number of sets and their precision. ``launch``: seconds per layer.
-    ``undivided``: share of a step that is not divided among several accelerators per sample. ``factor``:
-    bound of the ratio of measured and predicted step times for nine of ten ``fit`` sets in leave-one-out
-    cross-validation (``left_out``).
+    ``undivided``: share of a step that is not divided among several accelerators per sample.
+
+    The others bound the ratio of measured and predicted step times for nine of ten sets that were left out of the
+    fit. ``factor``: each ``fit`` set by itself, so that others of its group remain: the error for known software.
+    ``of_a_round``: the ``fit`` and ``test`` sets of a whole round in turn, of accelerators that other rounds have:
+    that for other software. ``of_an_accelerator``: those of a whole family in turn.
     """
 
     efficiencies: dict[Group, tuple[float, int, Precision]]
     launch: float
     undivided: float
     factor: float
-    left_out: int
+    of_a_round: float = _UNKNOWN_FACTOR
+    of_an_accelerator: float = _UNKNOWN_FACTOR
+
+    def factor_of(self, efficiency: Efficiency, family: str, *, known: bool) -> float:
+        """The factor of nine of ten sets for a prediction on ``family`` by ``efficiency``. ``known``: whether its
+        software is that of the efficiency."""
+        if not efficiency.sets or (
+            known and efficiency.exact
+        ):  # measured on the machine itself, or so published
+            return self.factor
+        return self.of_a_round if efficiency.group[0] == family else self.of_an_accelerator
 
     def efficiency(self, family: str, kind: Kind, generation: str | None = None) -> Efficiency:
         """The efficiency of this generation; otherwise of the family's generation with the nearest year, or
@@ -95,7 +116,7 @@ class Calibration:
         value = statistics.median(share for share, _, _ in latest)
         precision = statistics.mode(precision for _, _, precision in latest)
         sets = sum(count for _, count, _ in latest)
-        return Efficiency(value, ("all families", f"{newest}"), sets, precision, exact=False)
+        return Efficiency(value, (ALL, f"{newest}"), sets, precision, exact=False)
 
 
 def kind_of(network: Network) -> Kind:
@@ -160,6 +181,7 @@ def communication(machine: Machine, size: float, accelerators: int) -> float:
     return all_reduce(machine, size, nodes, min(machine.per_node, accelerators)).seconds
 
 
+@cache
 def _of(row: Published) -> _Row:
     machine, net = machine_of(row), network(row.benchmark, row.preset)
     kind = kind_of(net)
@@ -210,11 +232,65 @@ def fit(sets: Sequence[Published]) -> Calibration:
     used = [row for row in sets if row.use == "fit" and row.spatial in (1, 4)]
     if not used:
         raise UserError("no row is marked fit, so nothing can be calibrated")
+    apart: dict[By, list[float]] = {"round": [], "accelerator": []}
+    for by, ratios in apart.items():
+        for row, calibrated in left_out([row for row in sets if row.use != "held"], used, by):
+            rate, how = rate_of(row, machine_of(row), calibrated)
+            if by == "accelerator" or how.group[0] == machine_of(row).family:
+                ratios.append(rate / row.samples_per_s)
+    return replace(
+        _fitted(used),
+        of_a_round=nine_of_ten(apart["round"]),
+        of_an_accelerator=nine_of_ten(apart["accelerator"]),
+    )
+
+
+def _fitted(used: Sequence[Published]) -> Calibration:
     rows = [_of(row) for row in used]
     launch = min(_LAUNCHES, key=lambda value: _error(rows, value)) if _left_out(rows, 0.0) else 0.0
-    off = sorted(abs(math.log(ratio)) for ratio in _left_out(rows, launch))
-    factor = math.exp(off[math.ceil(0.9 * len(off)) - 1]) if off else _UNKNOWN_FACTOR
-    return Calibration(_efficiencies(rows, launch), launch, _undivided(used, rows), factor, len(off))
+    factor = nine_of_ten(_left_out(rows, launch))
+    return Calibration(_efficiencies(rows, launch), launch, _undivided(used, rows), factor)
+
+
+def nine_of_ten(ratios: Sequence[float]) -> float:
+    """The factor within which nine of ten ratios are of 1."""
+    off = sorted(abs(math.log(ratio)) for ratio in ratios)
+    # Rounded up, so that the set at the bound is inside.
+    return math.exp(off[math.ceil(0.9 * len(off)) - 1]) * (1 + 1e-9) if off else _UNKNOWN_FACTOR
+
+
+def group_of(row: Published, by: By) -> str:
+    return row.round if by == "round" else machine_of(row).family
+
+
+def left_out(
+    rows: Sequence[Published], sets: Sequence[Published], by: By
+) -> Iterator[tuple[Published, Calibration]]:
+    """Each of ``rows``, with a calibration on those ``fit`` rows of ``sets`` that are of other rounds, or of other
+    accelerator families. Rows for which nothing of their kind of layer remains are left out."""
+    used = [row for row in sets if row.use == "fit" and row.spatial in (1, 4)]
+    for group in dict.fromkeys(group_of(row, by) for row in rows):
+        others = [row for row in used if group_of(row, by) != group]
+        if not others:
+            continue
+        calibrated = _fitted(others)
+        for row in rows:
+            known = {kind for _, _, kind in calibrated.efficiencies}
+            if group_of(row, by) == group and kind_of(network(row.benchmark, row.preset)) in known:
+                yield row, calibrated
+
+
+def rate_of(row: Published, machine: Machine, calibrated: Calibration) -> tuple[float, Efficiency]:
+    """Predicted samples/s of one accelerator, and the efficiency used."""
+    net = network(row.benchmark, row.preset)
+    efficiency = calibrated.efficiency(machine.family, kind_of(net), row.generation)
+    bound = roofline(net, machine, efficiency.precision) * max(1.0, row.local_batch_size)
+    reduce = communication(machine, 4 * net.parameters, row.accelerators)
+    step = step_seconds(bound, efficiency.value, len(net.layers), calibrated.launch, reduce)
+    if row.spatial > 1:
+        share = calibrated.undivided
+        step = (step - reduce) * ((1 - share) / row.spatial + share) + reduce
+    return row.local_batch_size / step, efficiency
 
 
 def _undivided(sets: Sequence[Published], rows: Sequence[_Row]) -> float:

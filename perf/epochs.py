@@ -99,16 +99,19 @@ def convergence_points(benchmark: str) -> tuple[Point, ...]:
     return tuple(Point(p.batch_size, (p.mean, p.epochs[0], p.epochs[-1]), "reference") for p in runs)
 
 
-def epochs_to_target(benchmark: str, preset: str, batch: int) -> Estimate:
-    """Epochs with their interval. Raises UserError for a preset without published convergence."""
+def epochs_to_target(
+    benchmark: str, preset: str, batch: int, sets: Sequence[Published] | None = None
+) -> Estimate:
+    """Epochs with their interval, from the ``fit`` rows of ``sets`` (None: the published ones). Raises
+    UserError for a preset without published convergence."""
     if preset == "v07":
-        return _round_07(batch)
+        return _round_07(batch, published() if sets is None else sets)
     points = convergence_points(benchmark)
     if not points or not (preset.startswith("closed") or preset == "open"):
         raise UserError(f"{benchmark}, preset {preset}: no convergence is published, so the number of "
                         f"epochs is unknown; use a closed preset")  # fmt: skip
     middle = carried(points, batch, "batch size", 0.5, (0.0, 1.0))
-    scatter = spread(benchmark)
+    scatter = spread(benchmark) if sets is None else _spread(benchmark, sets)
     down, up = scatter.factors
     low, high = middle.value * min(1.0, down), middle.value * max(1.0, up)
     if not points[0].size <= batch <= points[-1].size:
@@ -121,8 +124,16 @@ def epochs_to_target(benchmark: str, preset: str, batch: int) -> Estimate:
 @cache
 def spread(benchmark: str) -> Spread:
     """The deviation of ``fit`` sets since round 1.0 from the points; of all benchmarks if one has no such sets."""
-    rows = [r for r in published() if r.use == "fit" and r.round != "v0.7"]
-    own = [r for r in rows if r.benchmark == benchmark] or rows
+    return _spread(benchmark, published())
+
+
+def _spread(benchmark: str, sets: Sequence[Published]) -> Spread:
+    rows = [r for r in sets if r.use == "fit" and r.round != "v0.7"]
+    own = [r for r in rows if r.benchmark == benchmark]
+    if len(own) < 2:
+        own = rows
+    if len(own) < 2:
+        raise UserError(f"{benchmark}: too few sets with a reference for an interval of the epochs")
     return spread_of([r.epochs[0] / _point(r) for r in own])
 
 
@@ -130,9 +141,11 @@ def _point(row: Published) -> float:
     return carried(convergence_points(row.benchmark), row.batch, "batch size", 0.5, (0.0, 1.0)).value
 
 
-def _round_07(batch: int) -> Estimate:
+def _round_07(batch: int, sets: Sequence[Published]) -> Estimate:
     """CosmoFlow of round 0.7 (kernel 2, 262 144 samples), from its ``fit`` sets, with the range of their runs."""
-    rows = [r for r in published() if r.use == "fit" and r.round == "v0.7" and r.benchmark == "cosmoflow"]
+    rows = [r for r in sets if r.use == "fit" and r.round == "v0.7" and r.benchmark == "cosmoflow"]
+    if len(rows) < 3:
+        raise UserError("cosmoflow, preset v07: too few sets of round 0.7 for the number of epochs")
     points = [Point(r.batch, r.epochs, r.name) for r in rows]
     estimate = carried(points, batch, "batch size", 0.5, (0.0, 1.0))
     # Deviation of sets from the line through the others, as for the reference's points.

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from mlhpc.benchmarks.load import load
+from mlhpc.errors import UserError
 from mlhpc.perf.published import Published, machine_of, published
 from mlhpc.perf.samples import sample_bytes
 from mlhpc.perf.scaling import Triple
@@ -50,6 +51,10 @@ def of_sets(sets: Sequence[Published]) -> Parts:
 
 
 def _triple(values: Sequence[float]) -> Triple:
+    if not values:
+        raise UserError(
+            "no strong-scaling set is marked fit from which staging, evaluation and the rest are known"
+        )
     return statistics.median(values), min(values), max(values)
 
 

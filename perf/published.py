@@ -1,8 +1,9 @@
-"""Published results as rows: MLPerf HPC 0.7, 1.0 and 2.0, ``published.csv``, or a file with the same columns.
+"""Published results as rows: MLPerf HPC 0.7 to 3.0, ``published.csv``, or a file with the same columns.
 
 Each row is a set of runs of one configuration: throughput, epochs and times, computed from the logs that the
-submitters published at github.com/mlcommons (hpc_results_v0.7, _v1.0, _v2.0), without republished copies.
-``use`` is ``fit`` if the model may be fitted to the row, and ``test`` if it is only tested on it.
+submitters published at github.com/mlcommons (hpc_results_v0.7 to _v3.0), without republished copies.
+``use`` is ``fit`` if the model may be fitted to the row, ``test`` if it is only tested on it, and ``held`` if it
+was not looked at while the model was made: round 3.0, which is shown, and never fitted.
 """
 
 import csv
@@ -16,7 +17,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from mlhpc.errors import UserError
+from mlhpc.errors import UserError, few
 from mlhpc.perf.machines import Machine, known, machine
 from mlhpc.perf.networks.layer import Precision
 from mlhpc.perf.networks.registry import KNOWN
@@ -25,6 +26,7 @@ SOURCE = "MLPerf HPC 0.7, 1.0 and 2.0, computed from the published logs"
 _FRAMEWORKS = {"torch": "PyTorch", "mxnet": "MXNet", "tensorflow": "TensorFlow"}
 _WANTED = {"use", "round", "benchmark", "framework", "accelerators_per_instance", "global_batch_size",
            "train_samples", "train_samples_per_s_per_accel", "epochs_to_converge_mean"}  # fmt: skip
+USES = ("fit", "test", "held")
 _YEARS = {"v0.7": 2020, "v1.0": 2021, "v2.0": 2022, "v3.0": 2023}
 
 
@@ -154,8 +156,8 @@ def _row(row: dict[str, Any], where: str) -> Published:
         raise UserError(
             f"{where}: benchmark is {row['benchmark']!r}; there are models for {', '.join(KNOWN)}"
         )
-    if row.get("use") not in ("fit", "test"):
-        raise UserError(f"{where}: use is {row.get('use')!r}; expected fit or test")
+    if row.get("use") not in USES:
+        raise UserError(f"{where}: use is {row.get('use')!r}; expected {few(USES[:-1], 9)} or {USES[-1]}")
     mean, rate = number("epochs_to_converge_mean"), number("train_samples_per_s_per_accel")
     accelerators, batch = whole("accelerators_per_instance"), whole("global_batch_size")
     return Published(

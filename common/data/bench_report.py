@@ -5,7 +5,7 @@ import multiprocessing
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +67,18 @@ def medians(figures: Sequence[Figures]) -> Figures:
         name: statistics.median(getattr(each, name) for each in figures) for name in numbers
     }
     return figures[0]._replace(**middle)
+
+
+def raised(ceilings: Ceilings, measured: Measured) -> Ceilings:
+    """``ceilings``, or what a loader reached in a round where that is more: processes share no interpreter as the
+    threads of the ceilings do, and a device may have kept files that the page cache has dropped."""
+    rounds = [figures for each in measured.values() for figures in each]
+    return replace(
+        ceilings,
+        copy=max([ceilings.copy, *(figures.delivered * figures.warm for figures in rounds)]),
+        cold=max([ceilings.cold, *(figures.read * figures.cold for figures in rounds)]),
+        warm=max([ceilings.warm, *(figures.read * figures.warm for figures in rounds)]),
+    )
 
 
 def decoding(figures: Figures, ceilings: Ceilings) -> float | None:

@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from mlhpc.common.files.pagecache import evict
+from mlhpc.common.files.regular import open_regular
 
 _COPIED = 64 << 20  # bytes per thread: far larger than the caches
 _CHUNK = 4 << 20
@@ -32,7 +33,7 @@ class Ceilings:
 
 def measure(files: Sequence[Path], threads: int) -> Ceilings:
     """The ceilings for ``threads`` threads and ``files``, of which at most 2 GiB are read; the best of three
-    rounds of each, but the first cold one. Raises OSError."""
+    rounds of each. Raises OSError."""
     taken: list[Path] = []
     total = 0
     for path in files:
@@ -41,17 +42,20 @@ def measure(files: Sequence[Path], threads: int) -> Ceilings:
             total += path.stat().st_size
     # More copies than cores copy no faster, and their arrays may exceed the memory of the node.
     copiers = min(threads, len(os.sched_getaffinity(0)))
+    cold, warm = [], []
     with ThreadPoolExecutor(threads) as pool:
         source = [np.ones(_COPIED, np.uint8) for _ in range(copiers)]
         target = [np.ones(_COPIED, np.uint8) for _ in range(copiers)]
         copies = [_seconds(pool, np.copyto, zip(target, source, strict=True)) for _ in range(_ROUNDS)]
-        evict(taken)
-        cold = _seconds(pool, _read, ((path,) for path in taken))
+        for _ in range(_ROUNDS):
+            evict(taken)
+            cold.append(_read(pool, threads, taken))
         cpu = time.process_time()
-        warm = [_seconds(pool, _read, ((path,) for path in taken)) for _ in range(_ROUNDS)]
+        for _ in range(_ROUNDS):
+            warm.append(_read(pool, threads, taken))
         cpu = (time.process_time() - cpu) / _ROUNDS
     size = max(total, 1)
-    return Ceilings(threads, copiers * _COPIED / min(copies), size / cold, size / min(warm), cpu / size)
+    return Ceilings(threads, copiers * _COPIED / min(copies), size / min(cold), size / min(warm), cpu / size)
 
 
 def _seconds(
@@ -63,8 +67,17 @@ def _seconds(
     return time.perf_counter() - start
 
 
-def _read(path: Path) -> None:
-    buffer = bytearray(_CHUNK)
-    with path.open("rb", buffering=0) as file:
-        while file.readinto(buffer):
-            pass
+def _read(pool: ThreadPoolExecutor, threads: int, files: Sequence[Path]) -> float:
+    """Seconds in which the threads read all files, each taking the next one, as the readers of a loader do."""
+    left = iter(files)
+    return _seconds(pool, _read_next, [(left,)] * threads)
+
+
+def _read_next(left: Iterator[Path]) -> None:
+    # One buffer for all: a new one for each file would take longer than reading a file of some kilobytes.
+    buffer = None
+    for path in left:
+        buffer = buffer or bytearray(_CHUNK)
+        with open(open_regular(path), "rb", buffering=0) as file:
+            while file.readinto(buffer):
+                pass

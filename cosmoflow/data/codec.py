@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mlhpc.common.data.codecs import library, native
-from mlhpc.common.data.codecs.codec import Codec, Sections
+from mlhpc.common.data.codecs.codec import Codec, Sections, require_order
 from mlhpc.common.data.codecs.frame import Frame
 from mlhpc.errors import UserError
 
@@ -75,11 +75,10 @@ class LookupTable:
 
     def decode(self, frame: Frame, out: npt.NDArray[Any], transform: Transform | None = None) -> None:
         """Fill ``out`` with the counts, or with ``transform`` of them, which is computed for the tables only.
-        Raises UserError for a malformed frame."""
-        flat = out.reshape(
-            math.prod(out.shape[:-1]), out.shape[-1]
-        )  # also of no voxels, where -1 is ambiguous
-        assert np.shares_memory(flat, out) or not out.size
+        Raises UserError for a malformed frame, ValueError for an array of another order."""
+        require_order(out)
+        # Also of no voxels, where -1 is ambiguous.
+        flat = out.reshape(math.prod(out.shape[:-1]), out.shape[-1])
         for block in self._blocks(frame):
             table = block.table if transform is None else transform(block.table)
             at = native.gather(block.keys, table, flat[block.start : block.start + len(block.keys)])

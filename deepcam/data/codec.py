@@ -16,7 +16,7 @@ import numpy.typing as npt
 from isal import isal_zlib
 
 from mlhpc.common.data.codecs import frame, library
-from mlhpc.common.data.codecs.codec import Codec, Sections
+from mlhpc.common.data.codecs.codec import Codec, Sections, as_stored, require_order
 from mlhpc.common.data.codecs.frame import Frame
 from mlhpc.deepcam.data import delta, delta_encode
 from mlhpc.deepcam.data.delta import Lines
@@ -66,6 +66,7 @@ class Delta:
     def encode(self, array: npt.NDArray[np.float32]) -> Sections:
         """The sections of ``delta.parse``; for delta-small ``codes`` and ``raw`` are compressed by zstd. What
         leaves here has been decoded, and found to keep the bound."""
+        array = as_stored(array)
         bound, rows = self.bound, array.shape[0]
         if bound is None:
             sections = delta_encode.encode(array, _as_the_paper)
@@ -88,6 +89,7 @@ class Delta:
         return sections
 
     def decode(self, frame: Frame, out: npt.NDArray[np.float32]) -> None:
+        require_order(out)
         delta.decode(self.lines(frame), out)
 
     def lines(self, frame: Frame) -> Lines:
@@ -127,7 +129,7 @@ def _as_the_paper(values: Any, decoded: Any, lines: Any) -> npt.NDArray[np.bool_
 
 class Planes:
     """A library's codec with an absolute error bound, one channel at a time: the bound of the channel's range.
-    ``compress(plane, limit)`` encodes [rows, columns] with errors of at most ``limit``;
+    ``compress(plane, limit)`` encodes [rows, columns] for errors of at most ``limit``;
     ``decompress(frame, section, shape, limit)`` is its inverse."""
 
     lossy = True
@@ -146,11 +148,25 @@ class Planes:
         return self.bound.facts() if self.bound else {}
 
     def encode(self, array: npt.NDArray[np.float32]) -> Sections:
+        """``limits`` (float64, the bound of each channel) and ``plane0``, ``plane1``… Raises UserError for values
+        that the library does not support, and where it does not keep the bound: what leaves here has been
+        decoded."""
         assert self.bound
+        array = as_stored(array)
         limits = self.bound.error * self.bound.ranges
         planes = zip(np.moveaxis(array, 2, 0), limits.tolist(), strict=True)
         parts = {f"plane{i}": self._compress(plane, limit) for i, (plane, limit) in enumerate(planes)}
-        return {"limits": limits.astype("<f8").tobytes()} | parts
+        sections = {"limits": limits.astype("<f8").tobytes()} | parts
+        out = np.empty(array.shape, np.float32)
+        self.decode(frame.unpack(frame.pack(self.name, "<f4", array.shape, sections)), out)
+        kept = (np.abs(out.astype(np.float64) - array) <= limits).all(axis=(0, 1))
+        if not kept.all():
+            channel = int(np.argmin(kept))
+            raise UserError(
+                f"{self.name} does not keep an error of {limits[channel]:.3g} in channel {channel}; take another "
+                "codec"
+            )
+        return sections
 
     def decode(self, frame: Frame, out: npt.NDArray[np.float32]) -> None:
         frame.require(self.name, np.float32, out.shape)

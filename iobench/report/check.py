@@ -40,7 +40,7 @@ def check_runs(runs: Sequence[Path], memory_bytes: int) -> list[str]:
             raise UserError(
                 f"{run}: different workload or number of ranks than {runs[0]}; check the runs of one result"
             )
-    utilisations = [result["au_percent"] for result in results]
+    utilisations = [result["au_dlio_percent"] for result in results]  # the tool's verdict counts
     workload = Workload(**first["workload"])
     violations = mlperf_storage.findings(workload, memory_bytes, first["ranks"], first["nodes"], utilisations)
     official = mlperf_storage.official(workload)

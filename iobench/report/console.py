@@ -8,6 +8,7 @@ from rich.console import Console
 
 from mlhpc.common.pages.blocks import Cell, Table, table
 from mlhpc.common.pages.terminal import print_table, say
+from mlhpc.common.pages.text import plain
 from mlhpc.errors import count
 from mlhpc.iobench.definition.mlperf_storage import Size
 from mlhpc.iobench.definition.quantities import format_bytes
@@ -18,7 +19,7 @@ from mlhpc.iobench.simulate.simulation import Simulated, System
 FITS = 0.1
 """Largest acceptable relative error of a simulation for the runs it was fitted to."""
 _RESOURCES = {
-    "compute": "nothing: storage keeps up",
+    "compute": "compute",
     "storage": "storage",
     "decode": "decoding and preprocessing in the reader threads",
     "cpu": "the processor",
@@ -84,15 +85,16 @@ def summary_lines(result: Mapping[str, Any]) -> list[str]:
                 f"{100 * resident:.0f}% of the data in the page cache before an epoch"
             )
         with_them = " and evaluations" if result["evaluations"] else ""
-        lines.append(
-            f"rate: {format_bytes(reading['bandwidth'] or 0)}/s over the epochs{with_them}; sequential "
-            f"{_percent(reading['sequential_percent'])}, I/O hidden behind compute "
-            f"{_percent(reading['hidden_percent'])}"
-        )
+        shares = {"sequential": "sequential_percent", "I/O hidden behind compute": "hidden_percent"}
+        known = [f"{name} {reading[key]:.0f}%" for name, key in shares.items() if reading[key] is not None]
+        rate = f"rate: {format_bytes(reading['bandwidth'] or 0)}/s over the epochs{with_them}"
+        lines.append("; ".join(filter(None, (rate, ", ".join(known)))))
     if result["au_percent"] is not None:
-        line = f"accelerator utilisation: {result['au_percent']:.1f}%"
-        threshold = result["workload"]["metric"].get("au_percent")
-        line += f" ({threshold:g}% required)" if threshold is not None else ""
+        line = f"accelerator utilisation: {result['au_percent']:.1f}% by the text of MLPerf Storage's rules"
+        if result["au_dlio_percent"] is not None:
+            threshold = result["workload"]["metric"].get("au_percent")
+            line += f", {result['au_dlio_percent']:.1f}% as its tool computes it"
+            line += f" ({threshold:g}% required)" if threshold is not None else ""
         if result["au_null_percent"] is not None:
             steps = count(result["null_steps"], "step")
             line += f"; {result['au_null_percent']:.1f}% with the data in memory ({steps})"
@@ -104,8 +106,19 @@ def summary_lines(result: Mapping[str, Any]) -> list[str]:
             f"{name} {bound[name]:.1f}%"
             for name in ("compute", "storage", "decode", "cpu", "barrier", "oversleep", "rest")
         )
-        lines.append(f"binding: {_RESOURCES[bound['resource']]} ({parts})")
+        lines.append(f"binding: {_RESOURCES[bound['resource']]}{_second(bound)} ({parts})")
     return lines
+
+
+def _second(bound: Mapping[str, Any]) -> str:
+    """The largest loss, if it is not what binds."""
+    loss = bound["loss"]
+    if loss is None:
+        return ", storage keeps up" if bound["resource"] == "compute" else ""
+    if loss == bound["resource"]:
+        return ""
+    lost = bound[loss] + (bound["oversleep"] if loss == "cpu" else 0.0)
+    return f"; largest loss: {_RESOURCES[loss]}, {lost:.1f}%"
 
 
 def _why_none(result: Mapping[str, Any]) -> str:
@@ -120,7 +133,7 @@ def _why_none(result: Mapping[str, Any]) -> str:
 def checkpoint_lines(result: Mapping[str, Any]) -> list[str]:
     return [
         f"checkpoint {each['number']} {each['kind']}: {format_bytes(each['bytes'])} in "
-        f"{each['seconds']:.3g} s, {format_bytes(each['bytes_per_s'])}/s"
+        f"{plain(each['seconds'])} s, {format_bytes(each['bytes_per_s'])}/s"
         for each in result["checkpoints"]
     ]
 
@@ -138,11 +151,8 @@ def print_sizes(sizes: Mapping[str, Size], console: Console) -> None:
 
 
 def figure(value: float | None) -> Cell:
-    return Cell("-" if value is None else f"{value:.4g}", value=value)
-
-
-def _percent(value: float | None) -> str:
-    return "-" if value is None else f"{value:.0f}%"
+    """About four digits, never in powers of ten."""
+    return Cell("-" if value is None else plain(value), value=value)
 
 
 def print_similarity(similarity: Similarity, console: Console) -> None:
@@ -174,8 +184,8 @@ def print_simulated(fitted: Fit, system: System, runs: Sequence[Simulated], cons
     doubt = "" if fitted.error < FITS else "; they do not agree, so the simulation is unreliable"
     say(
         console,
-        f"fitted to 1 and 2 ranks: {one[0]:.4g} and {two[0]:.4g} samples/s measured, {one[1]:.4g} and "
-        f"{two[1]:.4g} simulated{doubt}",
+        f"fitted to 1 and 2 ranks: {plain(one[0])} and {plain(two[0])} samples/s measured, {plain(one[1])} and "
+        f"{plain(two[1])} simulated{doubt}",
     )
     if not fitted.told_apart:
         low, high = fitted.exclusive
@@ -187,9 +197,9 @@ def print_simulated(fitted: Fit, system: System, runs: Sequence[Simulated], cons
         )
     say(
         console,
-        f"measured, of a sample: {1e3 * service.device_s:.3g} ms of storage only, "
-        f"{1e3 * service.latency_s:.3g} ms with concurrent reads, {1e3 * service.decode_s:.3g} ms of a core; "
-        f"{1e3 * service.open_s:.3g} ms to open a file. Simulated: "
+        f"measured, of a sample: {plain(1e3 * service.device_s)} ms of storage only, "
+        f"{plain(1e3 * service.latency_s)} ms with concurrent reads, {plain(1e3 * service.decode_s)} ms of a "
+        f"core; {plain(1e3 * service.open_s)} ms to open a file. Simulated: "
         f"{count(system.targets, 'storage target')}, "
         f"{count(system.metadata, 'metadata server')}, {count(system.ranks_per_node, 'rank')} on each node "
         f"of "

@@ -10,6 +10,7 @@ from mlhpc.common.pages.blocks import Cell, Facts, Table, number, table
 from mlhpc.common.pages.charts import Figure
 from mlhpc.common.pages.html import render
 from mlhpc.common.pages.plots import Bar, columns, stacked_bars
+from mlhpc.common.pages.text import plain
 from mlhpc.errors import count
 from mlhpc.iobench.definition.quantities import format_bytes
 from mlhpc.iobench.report.console import epochs_table, evaluations_table, figure, summary_lines
@@ -91,7 +92,7 @@ def _transfers(result: Mapping[str, Any]) -> list[Figure | Facts] | None:
         "from the device": "not known: the devices are the object store's" if remote else
         _bytes(reading["process_device_bytes"]) + " for these processes, "
         + _bytes(reading["node_device_bytes"]) + " by all on these nodes",
-        "hidden": f"{reading['hidden_percent'] or 0:.0f}% of {reading['io_s']:.3g} s per rank",
+        "hidden": f"{reading['hidden_percent'] or 0:.0f}% of {plain(reading['io_s'])} s per rank",
     }  # fmt: skip
     return [drawn, Facts(facts)]
 

@@ -32,6 +32,7 @@ class _Epoch(_Part):
     oversleep_s: Percent
     barrier_s: Amount
     au_percent: Percent | None
+    au_dlio_percent: Percent | None = None
 
 
 class _ThreadSeconds(_Part):
@@ -76,6 +77,7 @@ class _Rank(_Part):
 
 class _Binding(_Part):
     resource: Literal["compute", "storage", "decode", "cpu", "barrier"]
+    loss: Literal["storage", "decode", "cpu", "barrier"] | None
     compute: Percent
     storage: Percent
     decode: Percent
@@ -102,6 +104,7 @@ class _Result(_Part):
     cache: str
     samples_per_s: Amount | None
     au_percent: Percent | None
+    au_dlio_percent: Percent | None
     au_null_percent: Percent | None
     null_steps: Count
     binding: _Binding | None

@@ -3,7 +3,7 @@
 import math
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from mlhpc.common.timing.steps import percentiles
 from mlhpc.iobench.definition.schema import Workload
 from mlhpc.iobench.emulate.record import Reading, Run
 from mlhpc.iobench.emulate.steps import EpochTimes
-from mlhpc.iobench.report.utilisation import Shares, binding, shares
+from mlhpc.iobench.report.utilisation import Shares, binding, dlio_percent, shares
 
 
 def rank_summary(workload: Workload, run: Run, null: Run | None) -> dict[str, Any]:
@@ -60,6 +60,7 @@ def _epoch(epoch: EpochTimes, workload: Workload) -> dict[str, Any]:
             for name in ("wait_s", "compute_s", "oversleep_s", "barrier_s")
         },
         "au_percent": shares([epoch], workload.metric).utilisation,
+        "au_dlio_percent": dlio_percent(epoch, workload.metric),
     }
 
 
@@ -106,6 +107,7 @@ def result(
         "samples": samples,
         "samples_per_s": samples / training_s if samples else None,
         "au_percent": real.utilisation,
+        "au_dlio_percent": _mean(epoch["au_dlio_percent"] for epoch in epochs),
         "au_null_percent": null.utilisation if null else None,
         "null_steps": ranks[0]["null"]["steps"] if null else 0,
         "null_cpu_busy_percent": busy,
@@ -148,7 +150,6 @@ def _over_ranks(parts: Sequence[Mapping[str, Any]], batch: int) -> dict[str, Any
     samples = sum(part["steps"] for part in parts) * batch
     seconds = max(part["seconds"] for part in parts)
     checkpoint_s = max(part["checkpoint_s"] for part in parts)
-    utilisations = [part["au_percent"] for part in parts if part["au_percent"] is not None]
     return {
         "epoch": parts[0]["epoch"],
         "steps": parts[0]["steps"],
@@ -160,8 +161,15 @@ def _over_ranks(parts: Sequence[Mapping[str, Any]], batch: int) -> dict[str, Any
             name: float(np.mean([part[name] for part in parts]))
             for name in ("wait_s", "compute_s", "oversleep_s", "barrier_s")
         },
-        "au_percent": float(np.mean(utilisations)) if utilisations else None,
+        "au_percent": _mean(part["au_percent"] for part in parts),
+        "au_dlio_percent": _mean(part["au_dlio_percent"] for part in parts),
     }
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    """Of those that are known; None without any."""
+    known = [value for value in values if value is not None]
+    return float(np.mean(known)) if known else None
 
 
 def reading(ranks: Sequence[Mapping[str, Any]], elapsed_s: float) -> dict[str, Any]:

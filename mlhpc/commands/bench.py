@@ -68,7 +68,7 @@ def _bench(options: argparse.Namespace) -> int:
     module = import_module(tool.module)
     files = [path for data in options.data for path in module.files_of(data, samples)]
     measured, reasons = bench_report.run_all(ways, partial(module.epoch, samples=samples), rounds)
-    limits = ceilings.measure(files, max(workers))
+    limits = bench_report.raised(ceilings.measure(files, max(workers)), measured)
     agree = bench_report.agreements(
         measured,
         tool.close,

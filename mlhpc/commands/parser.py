@@ -164,10 +164,13 @@ def add_hyperparameters_from(parser: argparse.ArgumentParser) -> None:
 
 def add_results(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("path", type=Path, help="a run, a log, a folder of runs, or a submission tree")
+    add_ruleset(parser)
+
+
+def add_ruleset(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--ruleset",
-        default="2.0.0",
-        choices=("1.0.0", "2.0.0", "3.0.0"),
-        help="HPC ruleset (default: 2.0.0, the last that times staging); ResNet-50 always uses training "
-        "4.0.0",
+        metavar="VERSION",
+        help="HPC 1.0.0 to 3.0.0, or for ResNet-50 training 0.6.0 to 4.0.0 (default: that of a published round's "
+        "folder; HPC 2.0.0, the last that times staging; training 4.0.0)",
     )

@@ -4,7 +4,16 @@ import argparse
 import shlex
 from pathlib import Path
 
-from mlhpc.commands.parser import Commands, add_command, add_json, add_results, file_named, folder, print_json
+from mlhpc.commands.parser import (
+    Commands,
+    add_command,
+    add_json,
+    add_results,
+    add_ruleset,
+    file_named,
+    folder,
+    print_json,
+)
 from mlhpc.errors import UserError
 
 
@@ -58,7 +67,7 @@ def add(commands: Commands) -> None:
         default=Path("results/submission"),
         help="folder for the tree and its archive (default: results/submission)",
     )
-    pack.add_argument("--ruleset", default="2.0.0", choices=("1.0.0", "2.0.0", "3.0.0"))
+    add_ruleset(pack)
     pack.add_argument(
         "--weak", type=Path, nargs="+", default=[], metavar="RUN", help="instances of the throughput metric"
     )

@@ -53,7 +53,7 @@ def report_content(
     }
 
 
-def run_content(run: RunDirectory, ruleset: str = "2.0.0") -> dict[str, Any]:
+def run_content(run: RunDirectory, ruleset: str | None = None) -> dict[str, Any]:
     """One run: its times, their breakdown, and the verdict of its check."""
     alive = running(run)
     findings = [] if alive else check_run(run, ruleset)

@@ -7,7 +7,7 @@ from rich.console import Console
 
 from mlhpc.common.pages.blocks import Cell, table
 from mlhpc.common.pages.terminal import print_table, say
-from mlhpc.perf.against import Compared, Summary, summary
+from mlhpc.perf.against import Compared, Summary, apart, coverage, summary
 from mlhpc.perf.units import percent
 
 
@@ -20,11 +20,11 @@ def show(compared: Sequence[Compared]) -> None:
             f"{c.row.local_batch_size:g}" if c.row.local_batch_size >= 1 else f"1/{c.row.spatial}"
         ),
         "samples/s": lambda c: f"{c.row.samples_per_s:.3g}",
-        "model": lambda c: f"{c.rate:.3g}",
+        "model": lambda c: f"{c.rate[0]:.3g}",
         "error": lambda c: percent(c.error),
         "base": lambda c: percent(c.baseline_error),
-        "epochs": lambda c: f"{c.row.epochs[0]:.1f}{'' if c.epochs_inside else ' !'}",
-        "interval": lambda c: f"{c.epochs.low:.0f}–{c.epochs.high:.0f}",
+        "epochs": lambda c: f"{c.row.epochs[0]:.1f}{'' if c.epochs_inside is not False else ' !'}",
+        "interval": lambda c: f"{c.epochs.low:.0f}–{c.epochs.high:.0f}" if c.epochs else "",
         "time": lambda c: percent(c.total_error),
     }
     ordered = sorted(compared, key=lambda c: (c.row.benchmark, c.row.use))
@@ -32,9 +32,21 @@ def show(compared: Sequence[Compared]) -> None:
     say(console, "error of samples/s per accelerator; base: of the baseline; time: error of the time to "
                  "train, "
                   "T_staging as logged; !: outside the interval")  # fmt: skip
-    for use in ("fit", "test"):
-        for line in summaries([c for c in compared if c.row.use == use]):
-            say(console, f"{use}: {line}")
+    for name, lines in summaries_of(compared).items():
+        for line in lines:
+            say(console, f"{name}: {line}")
+
+
+def summaries_of(compared: Sequence[Compared]) -> dict[str, list[str]]:
+    """The summary of each use of sets; and, where some are ``fit``, of predictions from other rounds, and from
+    other accelerators, which say what to expect of a system that is not among the sets."""
+    uses = {"fit": "fit", "test": "test", "held": "held out"}
+    found = {name: summaries([c for c in compared if c.row.use == use]) for use, name in uses.items()}
+    rows = [c.row for c in compared]
+    if any(row.use == "fit" for row in rows):
+        found["each round left out in turn"] = summaries(apart(rows, "round"))
+        found["each accelerator left out in turn"] = summaries(apart(rows, "accelerator"))
+    return {name: lines for name, lines in found.items() if lines}
 
 
 def summaries(compared: Sequence[Compared]) -> list[str]:
@@ -48,9 +60,26 @@ def summaries(compared: Sequence[Compared]) -> list[str]:
         "baseline": summary([c.baseline_error for c in both]),
         "time to train, T_staging as logged": summary([c.total_error for c in compared]),
     }
-    inside = sum(c.epochs_inside for c in compared)
     lines = [f"{name}: {_summary(figures)}" for name, figures in errors.items() if figures]
-    return [*lines, f"epochs inside the interval: {inside} of {len(compared)} sets"]
+    model, guess = errors["throughput of sets with a baseline"], errors["baseline"]
+    if model and guess:
+        better = "the baseline is better" if guess.median < model.median else "the model is at least as good"
+        lines.append(f"{better}: the plain median of like sets is off by {guess.median:.1%}, the model by "
+                     f"{model.median:.1%}")  # fmt: skip
+    else:
+        lines.append("no set has a baseline: there are no like sets")
+    intervals = {
+        "throughput": coverage([(c.rate, c.rate_inside) for c in compared]),
+        "epochs": coverage([(c.epochs and c.epochs.ends, c.epochs_inside) for c in compared]),
+        "time to train": coverage([(c.total_s, c.total_inside) for c in compared]),
+    }
+    for name, counted in intervals.items():
+        if counted:
+            lines.append(
+                f"{name} inside the interval: {counted.inside} of {counted.of} sets, median width a factor of "
+                f"{counted.width:.2g}"
+            )
+    return lines
 
 
 def _summary(error: Summary) -> str:
@@ -64,16 +93,16 @@ def records(compared: Sequence[Compared]) -> dict[str, Any]:
             "set": c.row.name,
             "benchmark": c.row.benchmark,
             "samples_per_s": c.row.samples_per_s,
-            "predicted": c.rate,
+            "predicted": c.rate[0],
+            "predicted_interval": list(c.rate[1:]),
             "error": c.error,
             "baseline_error": c.baseline_error,
             "epochs": c.row.epochs[0],
-            "epochs_interval": [c.epochs.low, c.epochs.high],
+            "epochs_interval": [c.epochs.low, c.epochs.high] if c.epochs else None,
             "epochs_inside": c.epochs_inside,
             "time_to_train_error": c.total_error,
             "efficiency_of": c.how,
         }
         for c in compared
     ]
-    of_use = {use: summaries([c for c in compared if c.row.use == use]) for use in ("fit", "test")}
-    return {"sets": sets, "summary": of_use}
+    return {"sets": sets, "summary": summaries_of(compared)}

@@ -67,6 +67,7 @@ class Model:
         calibrated = calibrated or calibration()
         self.machine, self.run, self.calibrated, self.staged = machine, run, calibrated, staged
         self.scope: Scope = scope
+        self.generation = generation
         self.network: Network = network_of(run)
         self.bytes: SampleBytes = sample_bytes(run)
         train, evaluation = run.data.train_samples, run.data.eval_samples
@@ -185,17 +186,19 @@ class Model:
     def interval(self, step: Step) -> tuple[Estimate, list[str]]:
         """Seconds of a step from how far the published sets lie from each other, nine of ten of which are within
         it; and notes on that."""
-        half = self.calibrated.factor
+        family, known = self.machine.family, self.generation is not None
+        half = self.calibrated.factor_of(self.efficiency, family, known=known)
         notes: list[str] = []
-        if not self.efficiency.exact:
-            half = half**2
-            family = self.machine.family
-            why = (
-                f"the published sets of {self.kind}s on {family} are from another framework or year"
-                if self.efficiency.group[0] == family
-                else f"no published set of {self.kind}s on {family}: the efficiency of all families is used"
+        if half == self.calibrated.of_an_accelerator:
+            notes.append(
+                f"no published set of {self.kind}s on {family}: the efficiency of all families is used. Of "
+                f"families that were left out of the fit, nine of ten sets are within a factor of {half:.1f}"
             )
-            notes.append(f"{why}, so the interval is wider")
+        elif half == self.calibrated.of_a_round:
+            notes.append(
+                f"software of another round than the published sets on {family}: of rounds that were left out of "
+                f"the fit, nine of ten sets are within a factor of {half:.1f}"
+            )
         bound = step.compute * self.efficiency.value  # the bare roofline
         low, high = max(step.busy / half, bound), step.busy * half
         change = self.published_roofline / self.roofline

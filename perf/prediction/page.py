@@ -49,9 +49,10 @@ def page(machine: Machine, run: Run, nodes: int | None = None) -> str:
     return render(
         title=heading(machine, run),
         blocks=[section for section in sections if section],
-        foot=f"Efficiencies and times from {SOURCE}; nine of ten sets are within a factor of "
-        f"{calibration().factor:.2f} of the predicted step. The machine's figures and their sources are "
-        f"listed below.",
+        foot=f"Efficiencies and times from {SOURCE}. Of rounds that were left out of the fit, nine of ten sets "
+        f"are within a factor of {calibration().of_a_round:.2f} of the predicted step; of accelerators that were "
+        f"left out, within {calibration().of_an_accelerator:.2f}. The machine's figures and their sources are "
+        "listed below.",
         eyebrow="mlhpc performance model",
         heading=registry.title(run.benchmark),
         subtitle=f"preset {run.preset}, predicted for {machine.title}",

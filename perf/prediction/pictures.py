@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from mlhpc.benchmarks.schema import Run
 from mlhpc.common.pages import plots
-from mlhpc.common.pages.blocks import Grid, Section
+from mlhpc.common.pages.blocks import Grid, Section, Table, number, table
 from mlhpc.common.pages.charts import Figure
 from mlhpc.common.pages.plots import Bar, stacked_bars
 from mlhpc.errors import count, few
@@ -47,7 +47,11 @@ def time_to_train(predictions: Sequence[Prediction]) -> Section | None:
         unit=60.0,
         title="Time to train by part",
     )
-    return Section("Time to train against nodes", "", (chart, _against_published(timed)))
+    sets = [(row, _beside(row, timed)) for row in _like(timed[0]) if row.total_s]
+    figure = _against_published(timed)
+    if not sets:
+        return Section("Time to train against nodes", "", (chart, figure))
+    return Section("Time to train against nodes", _said_of(sets), (chart, figure, _published_table(sets)))
 
 
 def _bar(p: Prediction) -> Bar:
@@ -72,6 +76,55 @@ def _against_published(timed: Sequence[Prediction]) -> Figure:
     ]  # fmt: skip
     title = "Time to train, with published sets of this accelerator family at any batch"
     return _curves(rows, "accelerators", "time to train, minutes", title)
+
+
+def _beside(row: Published, timed: Sequence[Prediction]) -> Prediction | None:
+    """The prediction for as many accelerators as the set had."""
+    return next((p for p in timed if p.accelerators == row.accelerators), None)
+
+
+def _where(row: Published, p: Prediction | None) -> str:
+    """The time of a set relative to the predicted interval at its number of accelerators."""
+    if p is None or p.total_s is None or row.total_s is None:
+        return "not predicted at this size"
+    _, low, high = p.total_s
+    return "below it" if row.total_s < low else "above it" if row.total_s > high else "inside"
+
+
+def _said_of(sets: Sequence[tuple[Published, Prediction | None]]) -> str:
+    """How many sets the intervals contain, and why others may be outside."""
+    places = [_where(row, p) for row, p in sets]
+    compared = sum(p is not None for _, p in sets)
+    text = f"Published sets of this accelerator family: {count(len(sets), 'set')} at any batch, named below"
+    if not compared:
+        return f"{text}; none has a number of accelerators that is predicted."
+    outside = " and ".join(f"{places.count(f'{side} it')} {side}" for side in ("above", "below"))
+    return (
+        f"{text}. Of {compared} with a number of accelerators that is predicted, {places.count('inside')} are "
+        f"inside the interval, {outside}. Those of another batch or machine need not be inside."
+    )
+
+
+def _published_table(sets: Sequence[tuple[Published, Prediction | None]]) -> Table:
+    """The sets by name."""
+
+    def batch(row: tuple[Published, Prediction | None]) -> str:
+        of_set, p = row
+        other = p is not None and p.batch != of_set.batch
+        return f"{of_set.batch}{f', predicted {p.batch}' if p and other else ''}"
+
+    return table(
+        "published",
+        sets,
+        {
+            "published set": lambda row: row[0].name,
+            "accelerators": lambda row: str(row[0].accelerators),
+            "batch": batch,
+            "time to train": lambda row: number(row[0].total_s, seconds_text),
+            "predicted interval": lambda row: _where(*row),
+        },
+        prose=(4,),
+    )
 
 
 def _point(

@@ -18,6 +18,8 @@ from mlhpc.perf.scaling import Triple
 from mlhpc.perf.units import binary, rate_text, seconds_text, whole_number, written
 
 PREDICTED = "Predicted, not measured"
+NO_INTERVAL = "no interval model"
+"""For waits, exchanges, and staging at the machine's own rates: one value, of an error that is not known."""
 _SHORT = {
     "waiting for input": "input",
     "launching and updating": "launching",
@@ -41,6 +43,9 @@ def terms_table(p: Prediction) -> Table:
 
     def term(row: tuple[str, Sequence[float]], which: int) -> Cell:
         name, values = row
+        if which and len(values) > which and values[1] == values[2]:
+            # Staging at the machine's own rates, or none.
+            return Cell(NO_INTERVAL if which == 1 and values[0] else "")
         text = "{:.1f}".format if name == "epochs" else seconds_text
         return number(values[which], text) if which < len(values) else Cell()
 

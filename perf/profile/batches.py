@@ -12,6 +12,7 @@ from mlhpc.common.pages.charts import INK, SERIES, Figure, chart_of
 from mlhpc.common.pages.html import render
 from mlhpc.common.pages.plots import BY_COLUMN, columns
 from mlhpc.common.pages.terminal import print_table, say
+from mlhpc.perf.profile.layers import divided
 from mlhpc.perf.profile.ranks import ms
 from mlhpc.perf.profile.tables import Shown
 
@@ -63,11 +64,8 @@ def per_sample(shown: Shown) -> dict[str, float]:
         waits |= communication
     else:
         operations |= communication
-    left = max(0.0, profile.wall - sum(waits.values()))
-    shrunk = min(1.0, left / sum(operations.values())) if any(operations.values()) else 0.0
-    seconds = waits | {name: shrunk * value for name, value in operations.items()}
-    whole = sum(seconds.values())
-    scale = profile.plain / whole / profile.samples if whole else 0.0
+    seconds = divided(profile.wall, waits, operations)
+    scale = profile.plain / profile.wall / profile.samples
     return {name: seconds[name] * scale for name in PARTS}
 
 

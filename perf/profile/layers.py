@@ -1,7 +1,7 @@
 """Measured times of a step by layers of the network instead of modules of a framework."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import takewhile
 from typing import Literal, NamedTuple
 
@@ -53,13 +53,38 @@ class Bin(NamedTuple):
 
 
 def by_part(profile: Profile) -> dict[str, float]:
-    """Seconds of a step by part; their sum is the step if nothing overlaps."""
+    """Seconds of a step by part: of all threads or streams, so their sum is more than the step where
+    operations run side by side."""
     parts: dict[Part, float] = defaultdict(float)
     for work in profile.work:
         parts[work.part] += work.seconds
     order: Sequence[Part] = ("forward", "backward", "optimizer", "communication", "input", "other")
     waits = {"input wait": profile.input_wait} if profile.reading else {}
     return {**{part: parts[part] for part in order if parts[part]}, **waits, "wait": profile.wait}
+
+
+def divided(seconds: float, waits: Mapping[str, float], operations: Mapping[str, float]) -> dict[str, float]:
+    """The parts of ``seconds``, which they add up to: ``waits`` as long as they were, and ``operations``,
+    which may run side by side, by their shares of the rest."""
+    left, busy = max(0.0, seconds - sum(waits.values())), sum(operations.values())
+    shrunk = min(1.0, left / busy) if busy else 0.0
+    parts = {**waits, **{name: shrunk * value for name, value in operations.items()}}
+    whole = sum(parts.values())
+    return {name: value * seconds / whole if whole else 0.0 for name, value in parts.items()}
+
+
+def of_step(profile: Profile) -> dict[str, float]:
+    """``by_part`` as parts of the step under the profiler. Communication counts as a wait if the part of it that
+    computation does not hide was measured."""
+    parts = by_part(profile)
+    exposed = profile.exchange is not None and profile.exchange.exposed is not None
+    waits = {name for name in ("input wait", "wait", *["communication"] * exposed) if name in parts}
+    shares = divided(
+        profile.wall,
+        {name: parts[name] for name in waits},
+        {name: value for name, value in parts.items() if name not in waits},
+    )
+    return {name: shares[name] for name in parts}
 
 
 def by_operation(profile: Profile) -> list[tuple[str, float, float]]:

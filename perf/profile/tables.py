@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from rich.console import Console
 
@@ -16,7 +17,7 @@ from mlhpc.common.pages.terminal import print_table, say
 from mlhpc.common.timing.profile import Profile
 from mlhpc.errors import count
 from mlhpc.perf.accelerator.roofline import Ceilings
-from mlhpc.perf.profile.layers import Bin, LayerTime
+from mlhpc.perf.profile.layers import Bin, LayerTime, of_step
 from mlhpc.perf.profile.ranks import (
     EXCHANGE_NOTE,
     exchange_table,
@@ -26,6 +27,8 @@ from mlhpc.perf.profile.ranks import (
     reading_table,
 )
 
+_SIDE_BY_SIDE = 1.005
+"""Time of all threads over that of the step, above which operations overlapped: more than rounding."""
 LAYERS_PRINTED = 12
 OPERATIONS_PRINTED = 10
 WORDS = {
@@ -39,7 +42,7 @@ WORDS = {
     "wait": "wait: nothing computes",
 }
 NOTE = (
-    "Training steps under a profiler, which slows them down: use the shares, not the times. A step is a "
+    "Training steps under a profiler, which may slow them down: use the shares, not the times. A step is a "
     "step of the optimizer with all its backward passes. Samples are zeros in memory unless --data is "
     "given. Not a result of the benchmark."
 )
@@ -67,6 +70,23 @@ class Shown:
         return self.ranks[0]
 
     @property
+    def of_step(self) -> dict[str, float]:
+        """``parts`` of the step, which they add up to."""
+        return of_step(self.profile)
+
+    @property
+    def side_by_side(self) -> str:
+        """A sentence on operations that ran at the same time; "" if none did."""
+        threads, step = sum(self.parts.values()), self.profile.wall
+        if threads <= _SIDE_BY_SIDE * step:
+            return ""
+        what = "streams of the device" if self.profile.gpu else "threads"
+        return (
+            f"Operations ran side by side: {1e3 * threads:.4g} ms of {what} in a step of {1e3 * step:.4g} ms. The "
+            f"parts of the step are their shares of it; layers and operations have the time of their {what}."
+        )
+
+    @property
     def benchmark(self) -> str:
         return registry.title(self.run.benchmark)
 
@@ -85,7 +105,7 @@ class Shown:
         return (
             f"preset {self.run.preset}, {self.run.training.framework}, {p.batch} samples per rank{passes}, "
             f"{self.run.training.precision}, {p.device}, {self.ranks_text}, mean of {p.steps} steps: "
-            f"{1e3 * p.wall:.4g} ms per step, {1e3 * p.plain:.4g} without the profiler"
+            f"{1e3 * p.wall:.4g} ms per step under the profiler, {1e3 * p.plain:.4g} without it (median)"
         )
 
 
@@ -110,6 +130,8 @@ def show(shown: Shown) -> None:
     say(console, shown.about)
     say(console, NOTE)
     print_table(_parts(shown), console)
+    if shown.side_by_side:
+        say(console, shown.side_by_side)
     if shown.profile.exchange:
         say(console, EXCHANGE_NOTE)
         print_table(exchange_table(shown.ranks), console)
@@ -131,7 +153,8 @@ def page(shown: Shown) -> str:
     exchanged, read = (exchange_table(ranks), message_table(ranks)), (reading_table(ranks),)
     peaks = (efficiency(shown.bins), _bins(shown)) if shown.ceilings else ()
     blocks = [
-        Section("Breakdown of a step", "", (_parts(shown), _kinds(shown))),
+        Section("Breakdown of a step", shown.side_by_side, (_step_figure(shown), _parts(shown))),
+        Section("Kinds of layers", "", (_kinds_figure(shown), _kinds(shown))),
         Section("Communication of each rank", EXCHANGE_NOTE, exchanged) if profile.exchange else None,
         Section("Input of each rank", reading_note(ranks), read) if profile.reading else None,
         Section("Hardware efficiency", _of_peaks(shown), peaks) if peaks else None,
@@ -180,17 +203,66 @@ def _of_peaks(shown: Shown) -> str:
     )
 
 
+def _words(shown: Shown) -> dict[str, str]:
+    return WORDS | ({"input wait": "wait of the host for a batch, at most"} if shown.profile.gpu else {})
+
+
 def _parts(shown: Shown) -> Table:
-    total = sum(shown.parts.values())
-    words = WORDS | ({"input wait": "wait of the host for a batch, at most"} if shown.profile.gpu else {})
+    words, step = _words(shown), shown.profile.wall
+    threads: Columns[tuple[str, float]] = {
+        f"of all {'streams' if shown.profile.gpu else 'threads'}, ms": lambda row: ms(shown.parts[row[0]])
+    }
     return table(
         "step-by-part",
-        list(shown.parts.items()),
+        list(shown.of_step.items()),
         {
             "part": lambda row: words[row[0]],
             "ms per step": lambda row: ms(row[1]),
-            "share": lambda row: number(row[1] / total, "{:.1%}".format),
+            "share": lambda row: number(row[1] / step, "{:.1%}".format),
+            **(threads if shown.side_by_side else {}),
         },
+    )
+
+
+def _step_figure(shown: Shown) -> Figure:
+    """A column for each part of the step."""
+    words = _words(shown)
+    rows: list[dict[str, Any]] = [
+        {"x": words[part], "y": 1e3 * seconds,
+         "says": f"{words[part]}: {1e3 * seconds:.3g} ms, {seconds / shown.profile.wall:.1%} of the step"}
+        for part, seconds in shown.of_step.items()
+    ]  # fmt: skip
+    return columns(
+        rows,
+        "Parts of a step. " + "; ".join(row["says"] for row in rows),
+        x_title="",
+        y_title="ms per step",
+        title="Parts of a step",
+        height=260,
+    )
+
+
+def _kinds_figure(shown: Shown) -> Figure:
+    """A column for each kind of layer, forward and backward."""
+    colours = {"forward": ACCENT[0], "backward": SERIES[2][0]}
+    rows: list[dict[str, Any]] = [
+        {
+            "x": kind,
+            "y": 1e3 * seconds,
+            "part": direction,
+            "says": f"{kind}, {direction}: {1e3 * seconds:.3g} ms",
+        }
+        for kind, *both in by_kind(shown.times)
+        for direction, seconds in zip(colours, both, strict=True)
+    ]
+    return columns(
+        rows,
+        "Time by kind of layer. " + "; ".join(row["says"] for row in rows),
+        x_title="kind of layer",
+        y_title="ms per step",
+        colours=colours,
+        title="Time by kind of layer",
+        height=260,
     )
 
 

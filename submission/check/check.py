@@ -1,6 +1,6 @@
 """Whether a run is valid: the official checkers, and rules for logs, run folders and sets."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from mlhpc.submission.check.official import (
     seed_findings,
     target_in,
 )
-from mlhpc.submission.check.rulesets import RULESETS, rules_of
+from mlhpc.submission.check.rulesets import RULESETS, exist, rules_of, rules_of_run
 from mlhpc.submission.check.run_rules import run_rules
 from mlhpc.submission.logs.findings import Finding, passes, print_findings, verdict
 from mlhpc.submission.logs.mllog import parse
@@ -39,15 +39,17 @@ __all__ = [
 
 @dataclass(frozen=True)
 class SetCheck:
-    """A set and its findings. ``rules``: those of its benchmark, ``hpc_2.0.0`` for example; ``complying``:
-    number of its logs that pass the official compliance checker; ``copy_of``: an earlier set with the same
-    logs."""
+    """A set and its findings. ``rules``: its own (``rulesets.rules_of``), which need not exist; ``complying``:
+    number of its logs that pass the official compliance checker under them, None without rules; ``excused``:
+    number of those that fail only on the official target, which the preset does not have; ``copy_of``: an
+    earlier set with the same logs."""
 
     results: ResultSet
     rules: str
     score: Strong | Weak
     findings: tuple[Finding, ...]
-    complying: int
+    complying: int | None
+    excused: int = 0
     copy_of: Path | None = None
 
     @property
@@ -55,11 +57,11 @@ class SetCheck:
         return passes(self.findings)
 
 
-def check(path: Path, ruleset: str = "2.0.0") -> list[Finding]:
+def check(path: Path, ruleset: str | None = None) -> list[Finding]:
     """The findings on everything at ``path``: a log, a run, a campaign, a submission tree.
 
-    ``ruleset`` is the HPC ruleset; resnet has its own, training 4.0.0. Nothing is written.
-    ``passes(findings)`` is the verdict.
+    ``ruleset``: the version of the HPC or training rules, None for the set's own (``rulesets.rules_of``).
+    Nothing is written. ``passes(findings)`` is the verdict.
 
     Raises:
         UserError: there is no run at ``path``, or no such ruleset.
@@ -67,10 +69,10 @@ def check(path: Path, ruleset: str = "2.0.0") -> list[Finding]:
     return [f for checked in check_sets(path, ruleset) for f in checked.findings]
 
 
-def check_sets(path: Path, ruleset: str = "2.0.0") -> Iterator[SetCheck]:
+def check_sets(path: Path, ruleset: str | None = None) -> Iterator[SetCheck]:
     """Like :func:`check`, one set at a time, so that many logs need little memory."""
-    if ruleset not in RULESETS:
-        raise UserError(f"no HPC ruleset {ruleset!r}; choose from {', '.join(RULESETS)}")
+    if ruleset is not None and ruleset not in RULESETS:
+        raise UserError(f"no ruleset {ruleset!r}; choose from {', '.join(RULESETS)}")
     sets = result_sets(path)
     scored = {(s.org, s.benchmark) for s in sets if s.metric == "strong"}
     first: dict[frozenset[str], Path] = {}
@@ -87,53 +89,74 @@ def check_sets(path: Path, ruleset: str = "2.0.0") -> Iterator[SetCheck]:
         yield checked
 
 
-def check_set(results: ResultSet, ruleset: str = "2.0.0") -> SetCheck:
-    """The findings on one set: on every run, on the set, and those of the official checkers for sets."""
-    rules = rules_of(results.benchmark, ruleset)
+def check_set(results: ResultSet, ruleset: str | None = None) -> SetCheck:
+    """The findings on one set: on every run, on the set, and those of the official checkers for sets. Every log is
+    checked under the rules of the set, whatever it says."""
+    rules = rules_of(results.benchmark, ruleset, None if results.runs else results.path)
     score = score_set(results)
     is_single = not results.is_tree and (results.path.is_file() or results.runs == (results.path,))
-    missed = {run.path for run in score.runs if not run.converged}
+    missed = {run.path for run in score.runs if not run.converged and run.readable}
     one_may_miss = (
         isinstance(score, Strong) and score.minutes is not None
     )  # then at most one run missed the target
-    findings, complying = list(results.problems), 0
+    findings, complying, excused = list(results.problems), 0, 0
     with progress(len(results.log_paths), "checking", "logs", show=len(results.log_paths) > 20) as advance:
-        for path, log_findings in _run_by_run(results, ruleset, is_single):
-            complying += path in results.log_paths and not any(
-                f.source == f"mlperf-logging {rules}" and f.severity != "warning" for f in log_findings
-            )
+        for path, official, log_findings in _run_by_run(results, rules, is_single):
+            if path in results.log_paths:
+                complying += complies(official)
+                excused += not complies(official) and passes(official)
             tolerated = one_may_miss and path in missed and not _is_aborted(path.parent, results)
-            findings += map(_tolerated, log_findings) if tolerated else log_findings
+            found = [*official, *log_findings]
+            findings += map(_tolerated, found) if tolerated else found
             advance(1)
     if not is_single:
-        findings += _pruned_findings(results, ruleset)
+        findings += _pruned_findings(results, rules)
         findings += set_findings(results, score)
-        if results.system_json is not None and results.log_paths:
-            findings += package_findings(results, ruleset)
+        if not exist(rules):
+            pass  # the official tools cannot be run
+        elif results.system_json is not None and results.log_paths:
+            findings += package_findings(results, rules)
         elif division_of(results) == "closed" and not has_own_target(results):
-            findings += seed_findings(results.condensed, results.benchmark, ruleset)
+            findings += seed_findings(results.condensed, rules)
         if division_of(results) == "closed":
             findings += _convergence(results, score, rules)
-    return SetCheck(results, rules, score, tuple(findings), complying)
+    return SetCheck(
+        results,
+        rules,
+        score,
+        tuple(findings),
+        complying if exist(rules) else None,
+        excused if exist(rules) else 0,
+    )
 
 
-def _pruned_findings(results: ResultSet, ruleset: str) -> Iterator[Finding]:
+def complies(official: Sequence[Finding]) -> bool:
+    """Whether the official compliance checker passes a log on which it has these findings."""
+    return all(finding.severity == "warning" for finding in official)
+
+
+def _pruned_findings(results: ResultSet, rules: str) -> Iterator[Finding]:
     """Pruned logs do not count, and "should" comply (MLPerf HPC training rules 3.0, Throughput): package_checker
     does not read them, and a killed instance has no run_stop. So their findings are only warnings."""
     for path in results.pruned_paths:
         log = parse(path)
-        for finding in (*official_findings(log, ruleset), *log_rules(log)):
+        for finding in (*official_findings(log, rules), *log_rules(log)):
             yield replace(_prefixed(finding, f"{PRUNED}/"), severity="warning")
 
 
-def _run_by_run(results: ResultSet, ruleset: str, is_single: bool) -> Iterator[tuple[Path, list[Finding]]]:
-    """Every log with the findings on it, and on its run folder."""
+def _run_by_run(
+    results: ResultSet, rules: str, is_single: bool
+) -> Iterator[tuple[Path, list[Finding], list[Finding]]]:
+    """Every log with the findings of the official checker on it, and the other ones, also on its run folder."""
     for path in results.runs:
         prefix = "" if is_single else f"{path.name}/"
-        yield path / "run.log", [_prefixed(f, prefix) for f in check_run(read(path), ruleset, results.metric)]
+        both = _of_run(read(path), rules, results.metric)
+        official, other = ([_prefixed(f, prefix) for f in each] for each in both)
+        yield path / "run.log", official, other
     for path in results.log_paths if not results.runs else ():
         log = parse(path)
-        yield path, [*official_findings(log, ruleset), *log_rules(log), *bare_log_rules(log)]
+        own = () if log.unreadable else (*log_rules(log), *bare_log_rules(log))
+        yield path, official_findings(log, rules), list(own)
 
 
 def _is_aborted(folder: Path, results: ResultSet) -> bool:
@@ -206,15 +229,19 @@ def _convergence(results: ResultSet, score: Strong | Weak, rules: str) -> Iterat
     )
 
 
-def check_run(run: RunDirectory, ruleset: str = "2.0.0", metric: Metric = "strong") -> list[Finding]:
+def check_run(run: RunDirectory, ruleset: str | None = None, metric: Metric = "strong") -> list[Finding]:
     """Like :func:`check`, for a run folder already read. Instances of the throughput metric ("weak") may
     share data staged by one of them while all their clocks ran."""
-    findings = []
-    if run.log:
-        findings += [_excused(f, run.result) for f in official_findings(run.log, ruleset)]
-        findings += log_rules(run.log)
-    findings += run_rules(run, ruleset, metric)
-    return findings
+    official, other = _of_run(run, rules_of_run(run, ruleset), metric)
+    return [*official, *other]
+
+
+def _of_run(run: RunDirectory, rules: str, metric: Metric) -> tuple[list[Finding], list[Finding]]:
+    """The findings of the official checker on a run folder, and the other ones."""
+    if not run.log:
+        return [], list(run_rules(run, rules, metric))
+    official = [_excused(f, run.result) for f in official_findings(run.log, rules)]
+    return official, [*log_rules(run.log), *run_rules(run, rules, metric)]
 
 
 def _excused(finding: Finding, result: Result | None) -> Finding:

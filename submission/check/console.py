@@ -12,6 +12,7 @@ from mlhpc.common.pages.terminal import print_table, say
 from mlhpc.errors import count
 from mlhpc.submission.check.check import SetCheck, check_sets
 from mlhpc.submission.check.official import rcp_verdict, summary
+from mlhpc.submission.check.rulesets import exist, without_rules
 from mlhpc.submission.logs.energy import NAMES, energies_of, joules_text, measured_in
 from mlhpc.submission.logs.findings import print_findings, verdict
 from mlhpc.submission.logs.result_set import ResultSet
@@ -22,7 +23,7 @@ from mlhpc.submission.score.set_score import compare_set, division_of, has_own_t
 METRIC = {"strong": "time to solution (strong)", "weak": "throughput (weak)"}
 
 
-def print_check(path: Path, ruleset: str, console: Console) -> int:
+def print_check(path: Path, ruleset: str | None, console: Console) -> int:
     """Prints the findings on every set at ``path``, and the verdicts. A set and its copies count once.
 
     Returns the exit status of ``mlhpc check``: 0 if everything passes, 1 if there are unexpected findings.
@@ -38,9 +39,7 @@ def print_check(path: Path, ruleset: str, console: Console) -> int:
             passed += checked.passes
         if results.is_tree or len(results.log_paths) > 1 or sets + copies > 1:
             _heading(results, console)
-            logs = len(results.log_paths)
-            compliance = f"compliance checker, {checked.rules}: {checked.complying} of {logs} logs pass"
-            console.print(Text(compliance, style="dim"))
+            console.print(Text(_compliance(checked), style="dim"))
         print_findings(checked.findings, console)
     if sets + copies > 1:
         repeated = f"; {copies} more {'are copies' if copies > 1 else 'is a copy'} of them" if copies else ""
@@ -49,7 +48,7 @@ def print_check(path: Path, ruleset: str, console: Console) -> int:
     return 0 if good else 1
 
 
-def print_score(path: Path, ruleset: str, console: Console) -> int:
+def print_score(path: Path, ruleset: str | None, console: Console) -> int:
     """Prints the score of every set at ``path``, the runs it is computed from, and the verdict of its check.
 
     Returns the exit status of ``mlhpc score``: 0 if every set has a score and passes its check, otherwise 1.
@@ -59,10 +58,25 @@ def print_score(path: Path, ruleset: str, console: Console) -> int:
         _heading(checked.results, console)
         if checked.score.runs:
             print_table(_runs(checked), console)
-        for line in _lines(checked, ruleset):
+        for line in _lines(checked):
             say(console, line)
         good &= checked.passes and checked.score.minutes is not None
     return 0 if good else 1
+
+
+def _compliance(checked: SetCheck) -> str:
+    """The count of the official compliance checker."""
+    if checked.complying is None:
+        why = without_rules(checked.results.benchmark, checked.rules)
+        return f"no rules: {why}, so the compliance checker was not run"
+    logs = len(checked.results.log_paths)
+    text = f"compliance checker, {checked.rules}: {checked.complying} of {logs} logs pass"
+    if checked.excused:
+        preset = f"preset {checked.results.preset}" if checked.results.preset else "its preset"
+        only = "the others fail" if checked.excused == logs - checked.complying else f"{checked.excused} fail"
+        only = "all fail" if checked.excused == logs else only
+        text += f" ({only} only because {preset} has a target of its own: expected, and not an MLPerf result)"
+    return text
 
 
 def _heading(results: ResultSet, console: Console) -> None:
@@ -117,7 +131,7 @@ def _part(run: RunScore, scored: bool) -> Cell:
     )
 
 
-def _lines(checked: SetCheck, ruleset: str) -> list[Text]:
+def _lines(checked: SetCheck) -> list[Text]:
     results, score = checked.results, checked.score
     lines = [_score(score, checked.passes)]
     if isinstance(score, Strong) and score.mean is not None:
@@ -125,14 +139,16 @@ def _lines(checked: SetCheck, ruleset: str) -> list[Text]:
     if rule := target_of(results):
         own = "; not the target of MLPerf: not an MLPerf result" if has_own_target(results) else ""
         lines.append(Text(f"target: {rule[0].metric} {rule[0].value:g}{own}"))
-    if results.is_tree and results.system_json is not None:
-        official = summary(results, ruleset)
+    lines.append(Text(_compliance(checked)))
+    if results.is_tree and results.system_json is not None and exist(checked.rules):
+        official = summary(results, checked.rules)
         minutes = "no score" if official is None else f"{official:.4f} min"
         lines.append(Text(f"official result_summarizer, {checked.rules}: {minutes}"))
     if division_of(results) == "closed" and (comparison := compare_set(results, score, checked.rules)):
-        lines += _comparison(comparison, checked, ruleset)
+        lines += _comparison(comparison, checked)
     style = "bold green" if checked.passes else "bold red"
-    lines.append(Text(f"check, {checked.rules}: {verdict(checked.findings)}", style=style))
+    rules = checked.rules if exist(checked.rules) else "no rules"
+    lines.append(Text(f"check, {rules}: {verdict(checked.findings)}", style=style))
     return lines
 
 
@@ -157,7 +173,7 @@ def _spread(score: Strong) -> Text:
     return Text(line)
 
 
-def _comparison(comparison: Comparison, checked: SetCheck, ruleset: str) -> list[Text]:
+def _comparison(comparison: Comparison, checked: SetCheck) -> list[Text]:
     lines = []
     if comparison.epochs is None or comparison.bound is None:
         lines.append(Text(f"reference convergence, {checked.rules}: {comparison.why}"))
@@ -177,7 +193,7 @@ def _comparison(comparison: Comparison, checked: SetCheck, ruleset: str) -> list
         )
         if comparison.normalisation is not None and comparison.normalisation > 1:
             lines.append(Text(f"  a review may multiply the score by {comparison.normalisation:.4f}"))
-    passes, message = rcp_verdict(checked.results, ruleset)
+    passes, message = rcp_verdict(checked.results, checked.rules)
     message = printable(message)
     lines.append(Text(f"official rcp_checker, {checked.rules}: {'passes' if passes else 'fails'}: {message}"))
     return lines

@@ -5,19 +5,20 @@ from pathlib import Path
 from typing import Any
 
 from mlhpc.submission.check.check import SetCheck, check_sets
+from mlhpc.submission.check.rulesets import exist
 from mlhpc.submission.logs.energy import joules_of
 from mlhpc.submission.logs.findings import Finding, grouped, verdict
 from mlhpc.submission.score.score import RunScore, Weak
 from mlhpc.submission.score.set_score import division_of, has_own_target, target_of
 
 
-def check_content(path: Path, ruleset: str) -> dict[str, Any]:
+def check_content(path: Path, ruleset: str | None) -> dict[str, Any]:
     """The findings on every set at ``path``. Raises UserError like ``check_sets``."""
     sets = [{**_set(checked), **_findings(checked)} for checked in check_sets(path, ruleset)]
     return {"path": str(path), "ruleset": ruleset, "passes": all(s["passes"] for s in sets), "sets": sets}
 
 
-def score_content(path: Path, ruleset: str) -> dict[str, Any]:
+def score_content(path: Path, ruleset: str | None) -> dict[str, Any]:
     """The score of every set at ``path``, its runs, and the verdict of its check. Raises UserError like
     ``check_sets``."""
     sets = [{**_set(checked), **_score(checked)} for checked in check_sets(path, ruleset)]
@@ -40,7 +41,7 @@ def _set(checked: SetCheck) -> dict[str, Any]:
         "preset": results.preset,
         "metric": results.metric,
         "division": division_of(results) or None,
-        "rules": checked.rules,
+        "rules": checked.rules if exist(checked.rules) else None,
         "logs": len(results.log_paths),
         "complying": checked.complying,
         "copy_of": str(checked.copy_of) if checked.copy_of else None,

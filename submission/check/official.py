@@ -21,13 +21,13 @@ from mlhpc.submission.check.official_guard import guarded
 from mlhpc.submission.check.official_messages import (
     checker_findings,
     crash_finding,
-    not_in_mlperf,
+    no_rules,
     package_crash,
     package_message_findings,
     target_in,
     too_long,
 )
-from mlhpc.submission.check.rulesets import in_mlperf, rules_of
+from mlhpc.submission.check.rulesets import exist
 from mlhpc.submission.logs.findings import Finding
 from mlhpc.submission.logs.mllog import Log
 from mlhpc.submission.logs.result_set import BYPASS, PRUNED, ResultSet
@@ -49,13 +49,11 @@ MOST_PARSING = 50_000_000_000
 million lines of 220 bytes."""
 
 
-def official_findings(log: Log, ruleset: str) -> list[Finding]:
-    """The findings of the official compliance checker on ``log`` under the HPC ``ruleset``, or under the
-    training ruleset of its benchmark; its verdict is SUCCESS if and only if no finding is an ``error``."""
-    benchmark = str(log.value("submission_benchmark"))
-    rules = rules_of(benchmark, ruleset)
-    if not in_mlperf(benchmark):
-        return [not_in_mlperf(log, benchmark)]
+def official_findings(log: Log, rules: str) -> list[Finding]:
+    """The findings of the official compliance checker on ``log`` under ``rules`` (``hpc_2.0.0``); its verdict is
+    SUCCESS if and only if all of them are warnings."""
+    if not exist(rules):
+        return [no_rules(log, rules)]
     usage, version = rules.split("_")
     if not _is_readable(log):
         return [too_long(log, rules, LONGEST)]
@@ -80,12 +78,11 @@ def official_findings(log: Log, ruleset: str) -> list[Finding]:
 # set does not hide findings on another.
 
 
-def package_findings(results: ResultSet, ruleset: str) -> list[Finding]:
+def package_findings(results: ResultSet, rules: str) -> list[Finding]:
     """The findings of package_checker on a set of a submission tree: number of files, seeds, convergence points
     (the last two in the closed division), system description. Logs that do not comply are only counted."""
     from mlperf_logging.package_checker import package_checker
 
-    rules = rules_of(results.benchmark, ruleset)
     if not _are_readable(results):
         return []
     crash: BaseException | None = None
@@ -111,22 +108,20 @@ def package_findings(results: ResultSet, ruleset: str) -> list[Finding]:
     return [replace(f, source=f"mlperf-logging {rules} package_checker") for f in findings]
 
 
-def seed_findings(logs: Sequence[Log], benchmark: str, ruleset: str) -> list[Finding]:
+def seed_findings(logs: Sequence[Log], rules: str) -> list[Finding]:
     """The findings of the official seed checker on the logs of one set."""
     from mlperf_logging.package_checker.seed_checker import SeedChecker
 
-    rules = rules_of(benchmark, ruleset)
     with guarded() as records:
         SeedChecker(rules.split("_")[1]).check_seeds([str(log.path) for log in logs if _is_readable(log)])
     findings = package_message_findings(records, "")
     return [replace(f, source=f"mlperf-logging {rules} seed_checker") for f in findings]
 
 
-def rcp_verdict(results: ResultSet, ruleset: str) -> tuple[bool, str]:
+def rcp_verdict(results: ResultSet, rules: str) -> tuple[bool, str]:
     """Whether the official RCP checker passes the set, and its message."""
     from mlperf_logging.rcp_checker import rcp_checker
 
-    rules = rules_of(results.benchmark, ruleset)
     if not _are_readable(results):
         return False, "not run: a log has a line that is too long for it"
     if not results.log_paths:
@@ -142,12 +137,11 @@ def rcp_verdict(results: ResultSet, ruleset: str) -> tuple[bool, str]:
     return bool(passes), str(message).strip()
 
 
-def summary(results: ResultSet, ruleset: str) -> float | None:
+def summary(results: ResultSet, rules: str) -> float | None:
     """The score of result_summarizer for a set of a submission tree, in minutes: time to solution, or TTTa.
     None if there is no score, as for every set with two logs that do not comply."""
     from mlperf_logging.result_summarizer import result_summarizer
 
-    rules = rules_of(results.benchmark, ruleset)
     if not _are_readable(results):
         return None
     with _copy(results, rules) as tree, guarded():

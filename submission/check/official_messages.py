@@ -10,9 +10,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from mlhpc.errors import few
 from mlhpc.submission.check.official_guard import RuleFileRefused
+from mlhpc.submission.check.rulesets import HPC, TRAINING, without_rules
 from mlhpc.submission.logs.findings import Finding, Severity
 from mlhpc.submission.logs.mllog import TOKEN, Log, Record
+
+RULE_FOLDERS = (*(f"hpc_{each}" for each in HPC), *(f"training_{each}" for each in TRAINING))
+"""Those of the official rule files that can be chosen here."""
 
 # The compliance checker, on one log.
 
@@ -20,7 +25,11 @@ from mlhpc.submission.logs.mllog import TOKEN, Log, Record
 def checker_findings(checker: Any, log: Log, rules: str, *, unreadable: bool) -> Iterator[Finding]:
     """The messages of a ``ComplianceChecker`` that has run on ``log``; ``unreadable``: whether its parser
     failed on a line."""
-    for problem in log.problems if unreadable else ():
+    problems = [problem for problem in log.problems if problem.official] if unreadable else []
+    if unreadable and not problems:  # a line that only the official parser rejects
+        expected, actual = "MLLOG lines that the official parser reads", "at least one that it does not"
+        yield Finding(f"{rules}/line", "error", log.path.name, expected, actual, _remedy("line"))
+    for problem in problems:
         yield Finding(
             f"{rules}/line",
             "error",
@@ -47,6 +56,18 @@ def crash_finding(error: Exception, log: Log, rules: str) -> Finding:
             str(error),
             "do not use this log: it names rule files to execute; the rules after this point were not checked",
         )
+    if isinstance(error, FileNotFoundError) and error.filename:
+        missing = Path(str(error.filename))
+        having = [name for name in RULE_FOLDERS if (missing.parents[1] / name / missing.name).is_file()]
+        elsewhere = f"; {few([name.replace('_', ' ') for name in having], 3)} has some" if having else ""
+        return Finding(
+            f"{rules}/crash",
+            "error",
+            log.path.name,
+            f"a benchmark, division, optimizer and schedule of {rules.replace('_', ' ')}",
+            f"it has no rules for {missing.stem.replace('_', ' ')}{elsewhere}",
+            "check it under the rules of its round (--ruleset); the rules after this point were not checked",
+        )
     return Finding(
         f"{rules}/crash",
         "error",
@@ -70,16 +91,16 @@ def too_long(log: Log, rules: str, longest: int) -> Finding:
     )
 
 
-def not_in_mlperf(log: Log, benchmark: str) -> Finding:
-    """The official checker was not run: MLPerf has no such benchmark."""
-    return Finding(
-        "run/rules",
-        "expected",
-        log.path.name,
-        "a benchmark of MLPerf",
-        benchmark,
-        "MLPerf has no rules for it: only the checks of this suite were run",
-    )
+def no_rules(log: Log, rules: str) -> Finding:
+    """The official checker was not run: MLPerf has no such benchmark, or the checker none of these ``rules``."""
+    benchmark = str(log.value("submission_benchmark"))
+    if not rules:
+        remedy = "MLPerf has no rules for it: only the checks of this suite were run"
+        return Finding("run/rules", "expected", log.path.name, "a benchmark of MLPerf", benchmark, remedy)
+    remedy = "only the checks of this suite were run; --ruleset selects the rules of another round"
+    expected = "a round with rules in mlperf-logging"
+    actual = without_rules(benchmark, rules)
+    return Finding("run/rules", "error", log.path.name, expected, actual, remedy)
 
 
 def target_in(finding: Finding) -> float | None:
@@ -97,7 +118,7 @@ def _checker_finding(message: str, log: Log, rules: str, severity: Severity) -> 
 
     if match := re.match(r"CHECK for '(\w+)' failed in line (\d+):\n.*\nfailed test: (.*)", message):
         key, index, test = match[1], int(match[2]), match[3].strip()
-        line = log.mllog_lines[index]
+        line = log.mllog_lines[index] if index < len(log.mllog_lines) else 0
         record = next((r for r in log.records if r.line == line), None)
         return finding(key, f"{name}:{line}", _in_words(test, key), _actual(test, record, log))
 
@@ -126,7 +147,7 @@ def _checker_finding(message: str, log: Log, rules: str, severity: Severity) -> 
         return finding(key, name, expected, f"the best of {len(values)} is {best:.6g}" if values else "none")
 
     if message == "No log lines detected":
-        return finding("log", name, "MLLOG lines", "none")
+        return finding("log", name, "MLLOG lines", log.unreadable or "none")
     if message == "Log lines had parsing errors.":
         return finding("log", name, "readable MLLOG lines", f"{len(log.problems)} cannot be read")
     return finding("other", name, "see the message", message.split("\ncurrent context")[0])
@@ -192,7 +213,7 @@ _REMEDIES = {
     "eval_error": "train until an evaluation meets the target, then log run_stop",
     "eval_accuracy": "train until an evaluation meets the target, then log run_stop",
     "opt_name": "use the optimizer that the closed division requires, or submit to the open division",
-    "submission_benchmark": "an HPC ruleset covers only these benchmarks",
+    "submission_benchmark": "a ruleset covers only its benchmarks: log one of them",
     "log": "pass the log written by the run (run.log, result_N.txt)",
     "line": "see the end of the log and the job's output",
     "other": "see the rules in mlperf_logging/compliance_checker",

@@ -1,18 +1,64 @@
-"""Which rules of MLPerf a benchmark is checked against."""
+"""Which rules of MLPerf a set is checked against."""
+
+import re
+from pathlib import Path
 
 from mlhpc.benchmarks import registry
+from mlhpc.submission.logs.run_directory import RunDirectory
 
-RULESETS = ("1.0.0", "2.0.0", "3.0.0")
+HPC = ("1.0.0", "2.0.0", "3.0.0")
 """The HPC rulesets in mlperf-logging 4.1.68. There is none for round 0.7."""
+TRAINING = ("0.6.0", "0.7.0", "1.0.0", "1.1.0", "2.0.0", "2.1.0", "3.0.0", "3.1.0", "4.0.0")
+"""Its training rulesets that have ResNet-50. There is none for round 0.5, and later ones have no ResNet-50."""
+RULESETS = tuple(sorted({*HPC, *TRAINING}))
+_ROUND = re.compile(r"(?:(hpc|training)_results_)?v(\d+\.\d+)")
+"""Names of the repositories and folders of a published round."""
 
 
-def rules_of(benchmark: str, ruleset: str) -> str:
-    """``hpc_<ruleset>``, or the one training ruleset of a benchmark of MLPerf Training."""
+def rules_of(benchmark: str, ruleset: str | None = None, path: Path | None = None) -> str:
+    """The rules of a benchmark by the name in its logs: ``hpc_2.0.0``, ``training_4.0.0``; "" if MLPerf has no
+    rules for it. They need not ``exist``.
+
+    The version is the requested ``ruleset``; without one that of the round in whose folder ``path`` lies
+    (``training_results_v0.7/<org>/results/…``); without a round HPC 2.0.0, the last that times staging, or the
+    benchmark's last training ruleset.
+    """
     entry = registry.find_logged(benchmark)
-    return f"training_{entry.training_ruleset}" if entry and entry.training_ruleset else f"hpc_{ruleset}"
+    if entry is not None and entry.mlperf_name is None:
+        return ""
+    usage, published = _round(path) if path else (None, None)
+    if entry is not None:
+        usage = "training" if entry.training_ruleset else "hpc"
+    default = entry.training_ruleset if entry and entry.training_ruleset else "2.0.0"
+    return f"{usage or 'hpc'}_{ruleset or published or default}"
 
 
-def in_mlperf(benchmark: str) -> bool:
-    """Whether MLPerf has rules for ``benchmark``. True for unknown names: the official checker reports these."""
-    entry = registry.find_logged(benchmark)
-    return entry is None or entry.mlperf_name is not None
+def rules_of_run(run: RunDirectory, ruleset: str | None = None) -> str:
+    """The rules that a run folder by itself is checked against: those of the benchmark in its log."""
+    logged = run.log.value("submission_benchmark") if run.log else None
+    return rules_of(str(logged or registry.logged_name(run.benchmark)), ruleset)
+
+
+def exist(rules: str) -> bool:
+    """Whether the official tools have ``rules``. Without them nothing can pass."""
+    usage, _, ruleset = rules.partition("_")
+    return ruleset in {"hpc": HPC, "training": TRAINING}.get(usage, ())
+
+
+def without_rules(benchmark: str, rules: str) -> str:
+    """Why there are no rules, in words."""
+    if not rules:
+        return f"MLPerf has no rules for {benchmark}"
+    usage, _, ruleset = rules.partition("_")
+    name = {"hpc": "MLPerf HPC", "training": "ResNet-50 in MLPerf Training"}[usage]
+    return f"mlperf-logging has no rules of round {ruleset.removesuffix('.0')} for {name}"
+
+
+def _round(path: Path) -> tuple[str | None, str | None]:
+    """Usage, if it is in the name, and ruleset of the round in whose folder ``<round>/<org>/results/…`` the path
+    lies."""
+    parts = path.absolute().parts
+    for position in range(len(parts) - 1, 1, -1):
+        if parts[position] == "results" and (named := _ROUND.fullmatch(parts[position - 2])):
+            return named[1], f"{named[2]}.0"
+    return None, None

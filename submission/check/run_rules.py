@@ -12,13 +12,13 @@ from mlhpc.submission.logs.result_set import Metric
 from mlhpc.submission.logs.run_directory import Result, RunDirectory
 
 
-def run_rules(run: RunDirectory, ruleset: str, metric: Metric) -> Iterator[Finding]:
+def run_rules(run: RunDirectory, rules: str, metric: Metric) -> Iterator[Finding]:
     """Findings on a run folder: its files, result, log and configuration compared with each other. Instances of
     the throughput metric ("weak") may share data staged by one of them."""
     yield from _files(run)
     if run.result:
         yield from _result_rules(run.result)
-        yield from _staged_inside(run.result, ruleset, metric)
+        yield from _staged_inside(run.result, rules, metric)
     if run.result and run.log:
         yield from _result_against_log(run.result, run.log)
     if run.config:
@@ -85,10 +85,10 @@ def _result_rules(result: Result) -> Iterator[Finding]:
             )
 
 
-def _staged_inside(result: Result, ruleset: str, metric: Metric) -> Iterator[Finding]:
+def _staged_inside(result: Result, rules: str, metric: Metric) -> Iterator[Finding]:
     """Up to round 2.0 the data is initially on the shared file system and copying it to the node is timed
     (MLPerf HPC training rules); files left in the target by an earlier run were not copied inside the clock."""
-    if result.staging is None or ruleset == "3.0.0":
+    if result.staging is None or rules == "hpc_3.0.0":
         return
     before = result.staging.kept - (result.staging.shared if metric == "weak" else 0)
     if before:

@@ -18,9 +18,11 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from mlhpc.common.files.untrusted import clean, printable
-from mlhpc.errors import UserError
+from mlhpc.errors import UserError, count
 
 TOKEN = ":::MLLOG "
+_OLDER = {":::MLL ": "0.6", ":::MLPv0.5.0 ": "0.5"}
+"""Tokens of the formats before MLLOG, which are not read here, and their rounds of MLPerf Training."""
 _LONGEST_READ = 2**20  # characters per line; published lines have up to a few thousand
 YEARS_MS = (-62135596800000.0, 253402300799999.0)
 """Python's first and last date, in the years 1 and 9999, in milliseconds since 1970."""
@@ -80,7 +82,7 @@ class Log:
     completely; ``parsing_cost``: the sum of the squares of their bytes, to which the time of the official
     parser is proportional. ``first_epoch``: the number of the first epoch, 0 in the TensorFlow reference's
     logs of round 0.7, 1 elsewhere. ``fingerprint``: a digest of the times of all records, the same for copies
-    of one run.
+    of one run. ``unreadable``: why there are no records, in words; "" if there are some.
     """
 
     path: Path
@@ -92,6 +94,7 @@ class Log:
     parsing_cost: int = 0
     first_epoch: int = 1
     fingerprint: str = ""
+    unreadable: str = ""
 
     def all(self, key: str) -> tuple[Record, ...]:
         return self._by_key.get(key, ())
@@ -194,6 +197,7 @@ def parse(path: Path) -> Log:
     problems: list[Problem] = []
     mllog_lines: list[int] = []
     repeated: list[int] = []
+    older = ""
     longest = parsing_cost = 0
     try:
         with path.open(encoding="utf-8", errors="replace") as file:
@@ -202,11 +206,13 @@ def parse(path: Path) -> Log:
                     longest = max(longest, _LONGEST_READ)
                 # Like the official parser, use the text after the last token on a line.
                 _, token, payload = text.rpartition(TOKEN)
+                if token or ":::ML" in text:  # the official parser reads one of the older formats too
+                    length = len(text.encode("utf-8", "replace"))
+                    longest, parsing_cost = max(longest, length), parsing_cost + length**2
                 if not token:
+                    older = older or next((each for each in _OLDER if each in text), "")
                     continue
                 mllog_lines.append(number)
-                length = len(text.encode("utf-8", "replace"))
-                longest, parsing_cost = max(longest, length), parsing_cost + length**2
                 record = _record(payload, number, repeated, cut=not text.endswith("\n"))
                 if isinstance(record, Record):
                     records.append(record)
@@ -224,7 +230,16 @@ def parse(path: Path) -> Log:
         parsing_cost,
         _first_epoch(records),
         _fingerprint(records),
+        "" if records else _unreadable(len(mllog_lines), older),
     )
+
+
+def _unreadable(mllog_lines: int, older: str) -> str:
+    if mllog_lines:
+        return f"none of {count(mllog_lines, 'MLLOG line')} can be read"
+    if older:
+        return f"no MLLOG lines, but those of the format {older.strip()} of round {_OLDER[older]}"
+    return "no MLLOG lines"
 
 
 def _lines(file: TextIO) -> Iterator[str]:

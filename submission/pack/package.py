@@ -24,7 +24,7 @@ from mlhpc.benchmarks import registry
 from mlhpc.errors import UserError, count
 from mlhpc.submission.check import official
 from mlhpc.submission.check.check import check_set
-from mlhpc.submission.check.rulesets import RULESETS, rules_of
+from mlhpc.submission.check.rulesets import RULESETS, exist, rules_of
 from mlhpc.submission.logs.findings import Finding, passes
 from mlhpc.submission.logs.result_set import PRUNED, Metric, ResultSet
 from mlhpc.submission.logs.result_sets import result_sets
@@ -64,7 +64,7 @@ def pack(
     org: str,
     system_file: Path,
     out: Path,
-    ruleset: str = "2.0.0",
+    ruleset: str | None = None,
     weak: Sequence[Path] = (),
     prune: Sequence[Path] = (),
     despite_errors: bool = False,
@@ -82,8 +82,8 @@ def pack(
     _require_name(org)
     fields = read(system_file)
     name = _system_name(fields, system_file)
-    if ruleset not in RULESETS:
-        raise UserError(f"no HPC ruleset {ruleset!r}; choose from {', '.join(RULESETS)}")
+    if ruleset is not None and ruleset not in RULESETS:
+        raise UserError(f"no ruleset {ruleset!r}; choose from {', '.join(RULESETS)}")
     for target in (out / org, out / f"{org}.tar.gz", out / f"{org}{CHECKSUMS}"):
         if target.exists():
             raise UserError(f"{target} already exists; choose another --out, or move it away")
@@ -101,7 +101,10 @@ def pack(
         _build(tree, name, fields, sets, ruleset)
         findings += leaks(tree, names_of(sets))
         for packed in result_sets(tree):
-            problems = [*packed.problems, *official.package_findings(packed, ruleset)]
+            problems = [
+                *packed.problems,
+                *official.package_findings(packed, rules_of(packed.benchmark, ruleset)),
+            ]
             findings += [replace(f, where=f.where.replace(f"{part}/", "")) for f in problems]
         findings = merged(findings)
         lines = [_scored(replace(results, system_json=fields)) for results in sets]
@@ -213,13 +216,16 @@ def _system_name(fields: dict[str, Any], path: Path) -> str:
     return name
 
 
-def _require_one_usage(sets: Sequence[ResultSet], ruleset: str) -> None:
+def _require_one_usage(sets: Sequence[ResultSet], ruleset: str | None) -> None:
     benchmarks = sorted({results.benchmark for results in sets})
     for benchmark in benchmarks:
         entry = registry.find_logged(benchmark)
         if entry is None or entry.mlperf_name is None:
             names = ", ".join(b.mlperf_name for b in registry.benchmarks().values() if b.mlperf_name)
             raise UserError(f"no submission of {benchmark or 'an unknown benchmark'}: benchmarks are {names}")
+    for rules in {rules_of(benchmark, ruleset) for benchmark in benchmarks}:
+        if not exist(rules):
+            raise UserError(f"no rules {rules.replace('_', ' ')} in mlperf-logging; choose another --ruleset")
     if len({rules_of(benchmark, ruleset).split("_")[0] for benchmark in benchmarks}) > 1:
         raise UserError(
             f"{' and '.join(benchmarks)} belong to different submissions (HPC, Training): pack them separately"
@@ -228,7 +234,9 @@ def _require_one_usage(sets: Sequence[ResultSet], ruleset: str) -> None:
         raise UserError("Training has no throughput metric: pack without --weak")
 
 
-def _build(tree: Path, name: str, fields: dict[str, Any], sets: Sequence[ResultSet], ruleset: str) -> None:
+def _build(
+    tree: Path, name: str, fields: dict[str, Any], sets: Sequence[ResultSet], ruleset: str | None
+) -> None:
     (tree / "systems").mkdir(parents=True)
     text = json.dumps(fields, indent=2, ensure_ascii=False) + "\n"
     (tree / "systems" / f"{name}.json").write_text(text, "utf-8")

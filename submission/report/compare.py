@@ -154,7 +154,7 @@ def references(entry: Entry) -> list[Point]:
     if load.load(name, "closed").data.train_samples != entry.data_set[0]:
         return []
     points: dict[int, Point] = {}
-    official_points = reference_points(entry.benchmark, rules_of(entry.benchmark, "2.0.0"))
+    official_points = reference_points(entry.benchmark, rules_of(entry.benchmark))
     for point in sorted(pruned(official_points) if official_points else [], key=lambda p: -p.epochs):
         epochs = Spread(point.epochs, point.spread, point.counted).interval
         points[point.batch_size] = Point(point.batch_size, epochs, "reference")

@@ -15,12 +15,13 @@ from mlhpc.common.pages import plots
 from mlhpc.common.pages.blocks import Cell, Details, Grid, Legend, Table, number, table
 from mlhpc.common.pages.charts import CARD, INK, SOFT, Figure
 from mlhpc.common.pages.plots import LogAxis
+from mlhpc.common.pages.text import plain
 from mlhpc.errors import few
 from mlhpc.submission.logs.phases import PARTS
 from mlhpc.submission.report.compare import DETAILED, references
 from mlhpc.submission.report.entry import Entry
 from mlhpc.submission.report.spread import Spread
-from mlhpc.submission.report.summary import duration, plain, time_unit, whole
+from mlhpc.submission.report.summary import duration, time_unit, whole
 
 BARS = 24
 """Maximum number of sets in one bar chart; the others are only in the table."""

@@ -9,6 +9,7 @@ from typing import Any
 from mlhpc.benchmarks import registry
 from mlhpc.common.pages.blocks import Cell, Details, Table, number, table
 from mlhpc.common.pages.html import render
+from mlhpc.common.pages.text import decimals, plain
 from mlhpc.errors import count
 from mlhpc.perf.scaling import Estimate
 from mlhpc.submission.logs.differences import differences_table
@@ -18,7 +19,7 @@ from mlhpc.submission.report.compare import DETAILED, Comparison, Predicted
 from mlhpc.submission.report.compare_figures import BARS, breakdown, planes
 from mlhpc.submission.report.entry import BEFORE_CLOCK, IN_CLOCK, OVER_ENDED, Entry
 from mlhpc.submission.report.spread import Spread
-from mlhpc.submission.report.summary import decimals, plain, whole
+from mlhpc.submission.report.summary import whole
 from mlhpc.submission.score.score import Weak
 
 

@@ -8,6 +8,7 @@ from mlhpc.errors import UserError
 from mlhpc.perf.machines import Machine
 from mlhpc.perf.prediction.model import Model
 from mlhpc.perf.prediction.result import Prediction
+from mlhpc.perf.prediction.tables import NO_INTERVAL
 from mlhpc.perf.scaling import Triple, added
 from mlhpc.perf.staging import staging_seconds
 from mlhpc.submission.logs.run_directory import Result, RunDirectory
@@ -123,7 +124,10 @@ def _measured_words(run: RunDirectory) -> str:
 
 def predicted_table(comparison: Beside) -> Table:
     def interval(part: PredictedPart) -> str:
-        return f"{duration(part.predicted[1])} – {duration(part.predicted[2])}" if part.predicted else ""
+        if not part.predicted:
+            return ""
+        _, low, high = part.predicted
+        return f"{duration(low)} – {duration(high)}" if low < high else NO_INTERVAL
 
     return table(
         "predicted",

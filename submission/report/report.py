@@ -81,7 +81,7 @@ def report_on(
 def report(
     run_dir: Path,
     console: Console,
-    ruleset: str = "2.0.0",
+    ruleset: str | None = None,
     out: Path | None = None,
     machine: str | None = None,
 ) -> Path:
@@ -116,7 +116,7 @@ def _refuse_inside(out: Path, paths: Sequence[Path]) -> None:
             )
 
 
-def _print(run: RunDirectory, findings: Sequence[Finding], ruleset: str, console: Console) -> None:
+def _print(run: RunDirectory, findings: Sequence[Finding], ruleset: str | None, console: Console) -> None:
     result = run.result
     reasons = no_score(run, findings)
     title = registry.title(run.benchmark) + (f", preset {run.preset}" if run.preset else "")

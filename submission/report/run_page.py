@@ -24,7 +24,7 @@ PROBLEMS_LISTED = 20
 
 
 def page(
-    run: RunDirectory, findings: Sequence[Finding], ruleset: str, predicted: Beside | None = None
+    run: RunDirectory, findings: Sequence[Finding], ruleset: str | None, predicted: Beside | None = None
 ) -> str:
     """The whole HTML text. Missing parts are left out, and listed in a separate section."""
     ranks, result, active = read_ranks(run.path), run.result, running(run)

@@ -5,6 +5,7 @@ from typing import Any
 
 from mlhpc.common.pages import plots
 from mlhpc.common.pages.charts import INK, SERIES, Figure, chart_of
+from mlhpc.common.pages.text import plain
 from mlhpc.submission.report.spread import Spread, spread
 from mlhpc.submission.report.study import (
     GLOBAL_BATCH,
@@ -15,7 +16,6 @@ from mlhpc.submission.report.study import (
     grouped,
     is_numeric,
 )
-from mlhpc.submission.report.summary import plain
 
 PANELS = 12
 """Maximum number of figures per section; the table contains all."""

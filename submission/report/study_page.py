@@ -13,13 +13,13 @@ from typing import Any
 from mlhpc.benchmarks import registry
 from mlhpc.common.pages.blocks import Cell, Columns, Grid, Table, number, table
 from mlhpc.common.pages.html import render
+from mlhpc.common.pages.text import plain
 from mlhpc.errors import count
 from mlhpc.submission.report import study_charts
 from mlhpc.submission.report.spread import spread
 from mlhpc.submission.report.study import GLOBAL_BATCH, Measured, Study, accuracy_loss, is_numeric
 from mlhpc.submission.report.study import Cell as StudyCell
 from mlhpc.submission.report.study_charts import title
-from mlhpc.submission.report.summary import plain
 
 
 def page(study: Study) -> str:
@@ -159,8 +159,9 @@ def _interval(cell: StudyCell) -> str:
 
 def _speedup(study: Study, cell: StudyCell) -> tuple[float | None, float | None]:
     """Throughput over that of the cell with the fewest ranks and the same other settings, and its ratio to
-    that of the ranks; None without such a cell."""
-    others = [axis for axis in study.axes if axis not in ("ranks", GLOBAL_BATCH)]
+    that of the ranks; None without such a cell. One of the batch sizes is among these settings unless all cells
+    have it in common: the axes lack only the one that follows from the ranks and the other (``study.read``)."""
+    others = [axis for axis in study.axes if axis != "ranks"]
     same = [c for c in study.cells if all(c.settings.get(axis) == cell.settings.get(axis) for axis in others)]
     rates = [(float(c.settings["ranks"]), c.samples_per_s.mean) for c in same if c.samples_per_s]
     if not cell.samples_per_s or len(rates) < 2:

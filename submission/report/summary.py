@@ -8,7 +8,7 @@ from typing import Any
 
 from mlhpc.benchmarks import registry
 from mlhpc.errors import count
-from mlhpc.submission.check.rulesets import rules_of
+from mlhpc.submission.check.rulesets import rules_of_run
 from mlhpc.submission.logs.energy import NAMES as MEASURED
 from mlhpc.submission.logs.energy import joules_text, watts_text
 from mlhpc.submission.logs.findings import Finding
@@ -69,10 +69,9 @@ def _positive(value: float | None) -> float | None:
     return max(value, 0.0) if value is not None and math.isfinite(value) else None
 
 
-def rules_text(run: RunDirectory, ruleset: str) -> str:
-    """The rules that ``run`` is checked against, formatted: "hpc 2.0.0", "training 4.0.0"."""
-    logged = run.log.value("submission_benchmark") if run.log else None
-    return rules_of(str(logged or registry.logged_name(run.benchmark)), ruleset).replace("_", " ")
+def rules_text(run: RunDirectory, ruleset: str | None) -> str:
+    """The rules that ``run`` is checked against, formatted: "hpc 2.0.0", "no rules of MLPerf"."""
+    return rules_of_run(run, ruleset).replace("_", " ") or "no rules of MLPerf"
 
 
 _FRAMEWORKS = {
@@ -240,20 +239,6 @@ def whole(value: float | None) -> str:
     if value is None or not math.isfinite(value):
         return "not logged"
     return f"{value:,.0f}".replace(",", "\xa0")
-
-
-def decimals(value: float) -> int:
-    """Number of decimals that shows ``value`` with about four digits."""
-    return 0 if value >= 1000 else 1 if value >= 100 else 2 if value >= 1 else 3
-
-
-def plain(value: float | None) -> str:
-    """About four digits, never in powers of ten."""
-    if value is None or not math.isfinite(value):
-        return ""
-    if 0 < value < 0.001:
-        return "< 0.001"
-    return f"{value:,.{decimals(value)}f}".replace(",", "\xa0")
 
 
 def place(now: Progress) -> str:

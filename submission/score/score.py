@@ -13,6 +13,7 @@ from functools import cache
 from pathlib import Path
 
 from mlhpc.benchmarks import load, registry
+from mlhpc.errors import few
 from mlhpc.submission.logs.mllog import Interval, Log
 from mlhpc.submission.logs.run_directory import Target
 
@@ -37,7 +38,8 @@ def _score_rules(name: str) -> tuple[Target, int]:
 class RunScore:
     """One run. ``seconds``: run_stop − run_start, None if the log lacks one; ``without_staging_s``: that
     minus the staging inside it. ``epochs_to_target`` counts from 1. ``why``: the reason if it did not
-    converge. ``dropped``: the reason if it is not in the score."""
+    converge. ``dropped``: the reason if it is not in the score. ``readable`` False: whether it converged is not
+    known."""
 
     path: Path
     seconds: float | None
@@ -46,6 +48,7 @@ class RunScore:
     epochs_to_target: int | None
     why: str = ""
     dropped: str = ""
+    readable: bool = True
 
 
 @dataclass(frozen=True)
@@ -87,6 +90,8 @@ class Weak:
 
 def score_run(log: Log, target: Target) -> RunScore:
     """Whether and when the run of ``log`` met ``target``."""
+    if log.unreadable:
+        return RunScore(log.path, None, None, False, None, f"not readable: {log.unreadable}", readable=False)
     run = log.run
     if run is None:
         missing = next((key for key in ("run_start", "run_stop") if not log.first(key)), "run_stop")
@@ -131,10 +136,14 @@ def score_strong(logs: Sequence[Log], target: Target, runs_needed: int) -> Stron
     """
     runs = [score_run(log, target) for log in logs]
     times = [r.seconds / 60 for r in runs if r.converged and r.seconds is not None]
+    unreadable = [r for r in runs if not r.readable]
     missed = len(runs) - len(times)
     why = ""
     if len(runs) != runs_needed:
         why = f"{len(runs)} run{'' if len(runs) == 1 else 's'}; a score requires {runs_needed}"
+    elif unreadable:
+        reasons = few(list(dict.fromkeys(r.why for r in unreadable)), 3, "; ")
+        why = f"{len(unreadable)} of {len(runs)} logs {reasons}"
     elif missed > 1:
         why = f"{missed} of {len(runs)} runs did not converge; only one may"
     mean = statistics.fmean(times) if times else None
@@ -174,7 +183,7 @@ def score_weak(
     for log in logs:
         run, seed = score_run(log, target), log.value("seed")
         if not run.converged:
-            run = replace(run, dropped="did not converge")
+            run = replace(run, dropped="did not converge" if run.readable else "not readable")
         elif seed is not None and first_of.setdefault(str(seed), log.path) != log.path:
             run = replace(run, dropped=f"seed {seed} repeated")
         runs.append(run)

@@ -110,6 +110,7 @@ def set_findings(results: ResultSet, score: Strong | Weak) -> Iterator[Finding]:
     """Findings on the set as a whole, beyond those on its logs."""
     yield from _system_name(results)
     yield from _number_of_runs(results)
+    yield from _readable(results)
     yield from _convergence(results, score)
     yield from _one_benchmark(results)
     yield from _one_division(results)
@@ -151,7 +152,7 @@ def _number_of_runs(results: ResultSet) -> Iterator[Finding]:
 
 
 def _convergence(results: ResultSet, score: Strong | Weak) -> Iterator[Finding]:
-    missed = [run for run in score.runs if not run.converged and run.dropped != "pruned"]
+    missed = [run for run in score.runs if not run.converged and run.readable and run.dropped != "pruned"]
     names = {log.path: label(log) for log in results.condensed}
     remedy = "with two or more such runs there is no score: repeat the set"
     if isinstance(score, Weak):
@@ -161,6 +162,16 @@ def _convergence(results: ResultSet, score: Strong | Weak) -> Iterator[Finding]:
     severity: Severity = "warning" if isinstance(score, Strong) and len(missed) == 1 else "error"
     for run in missed:
         yield _finding("converged", severity, names[run.path], "a run that meets the target", run.why, remedy)
+
+
+def _readable(results: ResultSet) -> Iterator[Finding]:
+    """Whether such a run converged is not known."""
+    for log in results.condensed:
+        if log.unreadable:
+            remedy = (
+                "pass the log that the run wrote; logs of older formats get official checks, but no score"
+            )
+            yield _finding("readable", "warning", label(log), "MLLOG lines", log.unreadable, remedy)
 
 
 def _one_benchmark(results: ResultSet) -> Iterator[Finding]:

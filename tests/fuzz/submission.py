@@ -93,7 +93,7 @@ def _install_watch() -> None:
         tempfile.TemporaryDirectory() as scratch
     ):  # what is opened when it is first used is not the log's doing
         good = write_log(Path(scratch) / "good.txt", records("deepcam", epochs=1))
-        official_findings(parse(good), "2.0.0")
+        official_findings(parse(good), "hpc_2.0.0")
     sys.addaudithook(_watch)  # it cannot be removed; it does nothing while ``_opened`` is None
 
 
@@ -119,7 +119,7 @@ def read_officially(data: bytes, scratch: Path) -> None:
     folder = Path(mlp_compliance.__file__).parent
     _opened = []
     try:
-        findings = official_findings(log, "2.0.0")
+        findings = official_findings(log, "hpc_2.0.0")
         opened = _opened
     finally:
         _opened = None

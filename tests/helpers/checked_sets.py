@@ -13,7 +13,7 @@ from rich.console import Console
 from mlhpc.submission.check.check import SetCheck, check_sets
 
 
-def only(path: Path, ruleset: str = "2.0.0") -> SetCheck:
+def only(path: Path, ruleset: str | None = None) -> SetCheck:
     (checked,) = check_sets(path, ruleset)
     return checked
 
@@ -52,6 +52,6 @@ def twice(tree: Path) -> None:
     write_log(folder / "result_5.txt", records("deepcam", seed=5))
 
 
-def printed(path: Path, show: Callable[[Path, str, Console], int]) -> tuple[int, str]:
+def printed(path: Path, show: Callable[[Path, str | None, Console], int]) -> tuple[int, str]:
     out = StringIO()
-    return show(path, "2.0.0", Console(file=out, width=250)), out.getvalue()
+    return show(path, None, Console(file=out, width=250)), out.getvalue()

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 import numpy.typing as npt
 
 from mlhpc.common.data.codecs.frame import Frame
@@ -23,12 +24,25 @@ class Codec(Protocol):
     lossy: bool
 
     def encode(self, array: npt.NDArray[Any]) -> Sections:
-        """The sections that encode ``array``."""
+        """The sections that encode ``array``, of any order of axes and bytes."""
         ...
 
     def decode(self, frame: Frame, out: npt.NDArray[Any]) -> None:
-        """Fill ``out``, C-contiguous, of the frame's shape and type. Raises UserError for a malformed frame."""
+        """Fill ``out``, C-contiguous, of the frame's shape and type. Raises UserError for a malformed frame,
+        ValueError for an array of another order."""
         ...
+
+
+def as_stored(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """``array`` in the order of frames: axes in C order, bytes little-endian. Codecs encode this, since they take
+    the bytes as they lie in memory."""
+    return np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
+
+
+def require_order(out: npt.NDArray[Any]) -> None:
+    """Raise ValueError unless ``out`` has the order of frames. A decoder would fill a copy of another."""
+    if not out.flags.c_contiguous or out.dtype != out.dtype.newbyteorder("<"):
+        raise ValueError("samples are decoded into C-contiguous little-endian arrays")
 
 
 def facts(codec: Codec) -> dict[str, Any]:

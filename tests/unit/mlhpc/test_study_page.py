@@ -7,7 +7,10 @@ import pytest
 from helpers.page import Page, rows_of
 from helpers.study_site import Site
 
-from mlhpc.submission.report.study import read
+from mlhpc.benchmarks import load
+from mlhpc.submission.report.study import GLOBAL_BATCH, read
+from mlhpc.submission.report.study_charts import throughput
+from mlhpc.submission.report.study_page import cells_table
 
 
 @pytest.fixture
@@ -94,3 +97,78 @@ def test_curves_have_a_legend_that_says_of_what_and_intervals_side_by_side(site)
         rows = [row for row in rows_of(chart) if "y_low" in row]
         assert len({row["x"] for row in rows}) == len(rows) == 4
     assert page.count('class="grid n1"') == 2 and 'class="grid n2"' not in page
+
+
+def write_cell(folder, ranks, batch, rate):
+    """A cell of one run at ``rate`` samples/s, with ``batch`` samples per step over all ranks."""
+    steps, warmup = 6, 2
+    run = load.load("cosmoflow", "smoke", [f"{GLOBAL_BATCH}={batch}", f"study.steps={steps}",
+                                           f"study.warmup_steps={warmup}"])  # fmt: skip
+    end = 9 + steps * batch / rate
+    events = [
+        {"t": 0.0, "event": "note", "name": "facts", "ranks": ranks},
+        {"t": 1.0, "event": "begin", "name": "run"},
+        {"t": 1.5, "event": "begin", "name": "train", "epoch": 1},
+        {"t": 9.0, "event": "mark", "name": "warm", "waited": {"data_wait": 0.0}},
+        {
+            "t": end,
+            "event": "timed",
+            "name": "data_wait",
+            "seconds": 0.01,
+            "epoch": 1,
+            "count": steps + warmup,
+        },
+        {"t": end, "event": "end", "name": "train", "epoch": 1, "seconds": end - 1.5},
+        {"t": 999.0, "event": "end", "name": "run", "seconds": 998.0},
+    ]
+    (folder / "run-1").mkdir(parents=True)
+    settings = {"batch": batch // ranks, "ranks": ranks, GLOBAL_BATCH: batch}
+    (folder / "cell.json").write_text(json.dumps({"settings": settings, "data": "/data", "stage": None}))
+    (folder / "run-1/config.toml").write_text(load.dumps(run))
+    (folder / "run-1/env.json").write_text('{"cpu": "x", "cores": 2}')
+    (folder / "run-1/events.rank0.jsonl").write_text("\n".join(map(json.dumps, events)))
+
+
+STRONG = {(1, 32): 100, (2, 32): 150, (1, 64): 150, (2, 64): 270}
+WEAK = {(1, 32): 100, (2, 64): 190, (4, 128): 320}
+BOTH = {(1, 32): 100, (2, 32): 150, (2, 64): 190}
+"""Samples/s by ranks and global batch size."""
+
+
+@pytest.mark.parametrize(
+    ("rates", "efficiencies"),
+    [
+        (STRONG, {(1, 32): 1.0, (2, 32): 0.75, (1, 64): 1.0, (2, 64): 0.9}),
+        (WEAK, {(1, 32): 1.0, (2, 64): 0.95, (4, 128): 0.8}),
+        # The ranks of one local batch: nothing has the local batch of 16 on fewer ranks.
+        (BOTH, {(1, 32): 1.0, (2, 32): None, (2, 64): 0.95}),
+    ],
+)
+def test_an_efficiency_compares_ranks_and_nothing_else(tmp_path, rates, efficiencies):
+    for (ranks, batch), rate in rates.items():
+        write_cell(tmp_path / f"r{ranks}b{batch}", ranks, batch, rate)
+    study = read(tmp_path)
+    rows = dict(zip([(c.settings["ranks"], c.settings[GLOBAL_BATCH]) for c in study.cells],
+                    cells_table(study).rows, strict=True))  # fmt: skip
+    columns = list(cells_table(study).head)
+    at_speedup, at_efficiency = columns.index("speed-up"), columns.index("efficiency")
+    for (ranks, batch), efficiency in efficiencies.items():
+        row = rows[ranks, batch]
+        if efficiency is None:
+            assert row[at_efficiency].text == row[at_speedup].text == ""
+        else:
+            assert row[at_efficiency].value == pytest.approx(efficiency)
+            assert row[at_speedup].value == pytest.approx(efficiency * ranks)
+
+
+def test_a_curve_over_ranks_has_one_batch(tmp_path):
+    for (ranks, batch), rate in STRONG.items():
+        write_cell(tmp_path / f"r{ranks}b{batch}", ranks, batch, rate)
+    figures, _ = throughput(read(tmp_path), "ranks")
+    points = [
+        (row["series"], round(row["x"]), round(row["y"]))  # intervals are drawn side by side
+        for figure in figures
+        for row in rows_of(figure.spec)
+        if "series" in row and "x" in row
+    ]
+    assert sorted(points) == sorted((str(batch), ranks, rate) for (ranks, batch), rate in STRONG.items())

@@ -2,13 +2,17 @@
 
 import csv
 import io
+import statistics
+from dataclasses import replace
+from functools import cache
 from importlib import resources
 
 import pytest
 
 from mlhpc.errors import UserError
-from mlhpc.perf.against import compare, summary
-from mlhpc.perf.calibration import calibration, kind_of, network, roofline
+from mlhpc.perf.against import apart, baseline, compare, coverage, summary
+from mlhpc.perf.calibration import calibration, fit, kind_of, network, rate_of, roofline
+from mlhpc.perf.prediction.errors import summaries_of
 from mlhpc.perf.published import machine_of, parse, published
 
 TEXT = resources.files("mlhpc.perf").joinpath("published.csv").read_text()
@@ -16,9 +20,10 @@ COMPARED = compare(published())
 TEST = [c for c in COMPARED if c.row.use == "test"]
 
 
-def test_there_are_44_sets_with_a_machine_each():
-    assert len(published()) == 44
+def test_there_are_44_sets_with_a_machine_each_and_seven_held_out():
+    assert len(published()) == 51
     assert len(TEST) == 20
+    assert [row.round for row in published() if row.use == "held"] == ["v3.0"] * 7
     assert {machine_of(row).family for row in published()} == {
         "A100",
         "V100",
@@ -26,6 +31,7 @@ def test_there_are_44_sets_with_a_machine_each():
         "A64FX",
         "RTX 5000",
         "Xeon Phi",
+        "H100",
     }
 
 
@@ -57,8 +63,89 @@ def test_nothing_of_a_test_set_is_in_the_calibration():
     writer.writeheader()
     writer.writerows(rows)
     for changed, original in zip(compare(list(parse(out.getvalue(), "x.csv"))), COMPARED, strict=True):
-        assert changed.rate == pytest.approx(original.rate)
+        assert changed.rate[0] == pytest.approx(original.rate[0])
         assert changed.epochs.ends == original.epochs.ends
+
+
+def changed(use, factor):
+    """The published sets with other rates and epochs in the rows of a ``use``."""
+    return [
+        replace(row, samples_per_s=row.samples_per_s * factor, epochs=(1.0, 1.0, 1.0))
+        if row.use == use
+        else row
+        for row in published()
+    ]
+
+
+def test_nothing_is_fitted_to_a_set_that_is_held_out():
+    """No prediction, interval or baseline of the others depends on them; they are not among those left out."""
+    others = [c for c in COMPARED if c.row.use != "held"]
+    again = [c for c in compare(changed("held", 7.0)) if c.row.use != "held"]
+    assert again == others
+    for by in ("round", "accelerator"):
+        assert apart(changed("held", 7.0), by) == left_out(by)
+        assert all(c.row.use != "held" for c in left_out(by))
+
+
+@cache
+def left_out(by):
+    return apart(published(), by)
+
+
+GROUP = {"round": lambda row: row.round, "accelerator": lambda row: machine_of(row).family}
+
+
+@pytest.mark.parametrize("by", ["round", "accelerator"])
+def test_a_set_is_predicted_without_its_round_or_its_accelerator(by):
+    """As fitted to a file without these rows; whatever rates they have."""
+    predicted = {c.row.where: c for c in left_out(by)}
+    for group in {GROUP[by](row) for row in published() if row.use != "held"}:
+        rest = [row for row in published() if GROUP[by](row) != group and row.use != "held"]
+        alone = fit(rest)
+        for row in published():
+            if row.use != "held" and GROUP[by](row) == group and row.where in predicted:
+                rate, efficiency = rate_of(row, machine_of(row), alone)
+                assert predicted[row.where].rate[0] == pytest.approx(rate)
+                assert group not in (efficiency.group[0], "v" + efficiency.group[1]), "of the group left out"
+                assert predicted[row.where].baseline == baseline(row, [*rest, row], machine_of(row).family)
+    # By round, sets of accelerators that only their round has are not among them.
+    only = {
+        row.where
+        for row in published()
+        if by == "round"
+        and row.use != "held"
+        and not any(
+            other.round != row.round and machine_of(other).family == machine_of(row).family and other.use == "fit"
+            and other.benchmark == row.benchmark
+            for other in published()
+        )
+    }  # fmt: skip
+    assert set(predicted) == {row.where for row in published() if row.use != "held"} - only
+
+
+@pytest.mark.parametrize(("by", "sets"), [("round", 38), ("accelerator", 44)])
+def test_nine_of_ten_predictions_of_what_was_left_out_are_inside_their_interval(by, sets):
+    compared = left_out(by)
+    inside = [c.rate[1] <= c.row.samples_per_s <= c.rate[2] for c in compared]
+    assert len(inside) == sets and 0.9 <= sum(inside) / len(inside) < 1
+    counted = coverage([(c.rate, c.rate_inside) for c in compared])
+    assert (counted.inside, counted.of) == (sum(inside), sets)
+    assert counted.width == pytest.approx(statistics.median(c.rate[2] / c.rate[1] for c in compared))
+    # No interval wider than the factor that says so.
+    factor = calibration().of_a_round if by == "round" else calibration().of_an_accelerator
+    assert counted.width <= factor**2 * (1 + 1e-9)
+
+
+def test_where_the_baseline_is_better_it_is_said():
+    lines = summaries_of(COMPARED)
+    model = statistics.median(abs(c.error) for c in left_out("round") if c.baseline)
+    guess = statistics.median(abs(c.baseline_error) for c in left_out("round") if c.baseline)
+    assert guess < model
+    (said,) = [line for line in lines["each round left out in turn"] if "better" in line]
+    assert said.startswith("the baseline is better: ") and f"{guess:.1%}" in said and f"{model:.1%}" in said
+    assert any("the model is at least as good" in line for line in lines["test"])
+    assert "no set has a baseline: there are no like sets" in lines["each accelerator left out in turn"]
+    assert any(line.startswith("throughput inside the interval: 7 of 7") for line in lines["held out"])
 
 
 def test_the_bare_roofline_is_far_too_fast_for_cosmoflow():
@@ -113,7 +200,7 @@ def test_a_family_without_sets_is_said_to_be_one():
         (lambda t: t.replace("train_samples_per_s_per_accel", "rate", 1), 1, "train_samples_per_s_per_accel"),
         (lambda t: t.replace(",48.336,", ",fast,"), 2, "not a number"),
         (lambda t: t.replace(",48.336,", ",-1,"), 2, "above 0"),
-        (lambda t: t.replace("\ntest,", "\ntried,", 1), 3, "fit or test"),
+        (lambda t: t.replace("\ntest,", "\ntried,", 1), 3, "fit, test or held"),
         (lambda t: t.replace("juwelsbooster_gpu_n512_mxnet", "nowhere", 1), 3, "no machine file"),
         (lambda t: t.replace(",closed,cosmoflow,", ",closed,cosmoflop,", 1), 2, "benchmark is 'cosmoflop'"),
         (lambda t: t.replace(",256,1024,1024,", ",256,1024,0.5,", 1), 2, "expected a whole number"),

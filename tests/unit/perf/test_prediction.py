@@ -7,10 +7,13 @@ import numpy as np
 import pytest
 
 from mlhpc.benchmarks.load import load
+from mlhpc.common.pages.blocks import Table
 from mlhpc.errors import UserError
 from mlhpc.perf.machines import machine
 from mlhpc.perf.prediction.model import Model, predict
+from mlhpc.perf.prediction.pictures import time_to_train
 from mlhpc.perf.prediction.sweep import best, over_nodes, weak, with_batch
+from mlhpc.perf.published import machine_of, published
 from mlhpc.perf.scaling import Estimate
 from mlhpc.perf.spatial import divide
 
@@ -239,12 +242,32 @@ def test_other_precision_than_the_published_is_said_to_be_extrapolated():
     assert slow.step_s.low <= fast.step_s.value <= slow.step_s.high
 
 
+def test_published_sets_are_named_and_compared_with_the_interval_of_their_size():
+    """On Perlmutter's page: each set of the family by name, and whether it is inside."""
+    run = load("cosmoflow", "closed-512")
+    predictions = list(over_nodes(machine("perlmutter"), run))
+    section = time_to_train(predictions)
+    (shown,) = [block for block in section.blocks if isinstance(block, Table)]
+    expected = {}
+    for row in published():
+        if row.benchmark == "cosmoflow" and row.total_s and machine_of(row).family == "A100":
+            (p,) = [p for p in predictions if p.accelerators == row.accelerators] or [None]
+            _, low, high = p.total_s if p else (0, 0, 0)
+            place = "above it" if row.total_s > high else "below it" if row.total_s < low else "inside"
+            expected[row.name] = place if p else "not predicted at this size"
+    assert {cells[0].text: cells[4].text for cells in shown.rows} == expected
+    places = list(expected.values())
+    assert (
+        f"{places.count('inside')} are inside the interval, {places.count('above it')} above" in section.about
+    )
+
+
 def test_an_efficiency_of_other_sets_says_of_which_layers_there_are_none():
     """A64FX has sets of 3-D convolutions, none of 2-D; V100 has both, none of them of MXNet."""
     prediction = predict(machine("fugaku"), load("resnet50", "closed"), 64)
     assert any("no published set of 2-D convolutions on A64FX" in note for note in prediction.notes)
     other = Model(machine("cori-gpu"), load("cosmoflow", "closed-512"), generation="MXNet 2021").at(8)
-    assert any("3-D convolutions on V100 are from another framework" in note for note in other.notes)
+    assert any("software of another round than the published sets on V100" in note for note in other.notes)
 
 
 def test_accumulated_gradients_need_the_memory_of_a_pass_and_launch_every_layer_in_each():

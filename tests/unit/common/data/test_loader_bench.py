@@ -142,6 +142,44 @@ def test_ceilings_are_of_the_files_and_the_machine(tmp_path):
     assert limits.threads == 2 and min(limits.copy, limits.cold, limits.warm) > 0 and limits.read_cpu_s > 0
 
 
+def test_no_loader_exceeds_a_ceiling():
+    """Whatever was measured, at random; also by ceilings that are far too low."""
+    rng = np.random.default_rng(0)
+    measured = {
+        Way(Path("data"), "threads", batch, 1): [
+            loader_bench.Figures(*rng.exponential(size=4), 0, 0, 0, np.zeros(1, np.float32), 0)
+            for _ in range(3)
+        ]
+        for batch in range(1000)
+    }
+    low = Ceilings(threads=1, copy=0.5, cold=0.5, warm=0.5, read_cpu_s=0)
+    limits = bench_report.raised(low, measured)
+    rounds = [figures for each in measured.values() for figures in each]
+    assert limits.copy == max(f.delivered * f.warm for f in rounds)
+    assert limits.cold == max(f.read * f.cold for f in rounds)
+    assert limits.warm == max(f.read * f.warm for f in rounds)
+    assert bench_report.raised(CEILINGS, measured) == CEILINGS, "high ones stay"
+
+
+def test_reading_small_files_takes_one_buffer_a_thread(tmp_path, monkeypatch):
+    """Allocating a chunk for each file of some kilobytes made the ceiling of warm reads lower than
+    what loaders reached."""
+    for number in range(50):
+        (tmp_path / f"{number:02}").write_bytes(bytes(12_600))
+    monkeypatch.setattr(ceilings, "_COPIED", 1 << 10)
+    monkeypatch.setattr(ceilings, "_ROUNDS", 1)
+    allocated = []
+
+    class Counted(bytearray):
+        def __init__(self, size):
+            allocated.append(size)
+            super().__init__(size)
+
+    monkeypatch.setattr(ceilings, "bytearray", Counted, raising=False)
+    ceilings.measure(sorted(tmp_path.iterdir()), 2)
+    assert len(allocated) <= 2 * 2, "for each thread, of the cold round and the warm one"
+
+
 def test_the_copy_ceiling_takes_memory_for_cores_not_for_threads(tmp_path, monkeypatch):
     monkeypatch.setattr(ceilings, "_COPIED", 1 << 20)
     monkeypatch.setattr(ceilings.os, "sched_getaffinity", lambda process: {0, 1, 2})

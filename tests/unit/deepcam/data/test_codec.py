@@ -1,6 +1,7 @@
 """The differential codec: its bits from every decoder, its bound, its raw lines, and damaged streams."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from mlhpc.common.data.codecs import dtypes, frame
 from mlhpc.deepcam.data import delta
-from mlhpc.deepcam.data.codec import CODECS, Bound, Delta, Of, encode_sample, encoder
+from mlhpc.deepcam.data.codec import _BOUNDED, CODECS, Bound, Delta, Of, encode_sample, encoder
 from mlhpc.deepcam.data.hdf5 import Statistics
 from mlhpc.deepcam.data.sample import Reader
 from mlhpc.errors import UserError
@@ -236,6 +237,87 @@ def test_libraries_keep_a_bound(name: str) -> None:
     out = np.empty_like(x)
     CODECS[name].decode(read, out)
     assert (np.abs(out.astype(np.float64) - x) <= 1e-3 * np.ptp(x, axis=(0, 1))).all()
+
+
+def test_every_bounded_codec_is_proved_by_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A decoder that returns one wrong value: each encoder notices."""
+    x = smooth((8, 64, 3))
+    for name in _BOUNDED:
+        codec = encoder(name, 1e-3, None, x.min(axis=(0, 1)), x.max(axis=(0, 1)))
+        codec.encode(x)
+        if isinstance(codec, Delta):
+
+            def decode_wrongly(lines: Any, out: Field, decode: Any = delta.decode) -> None:
+                decode(lines, out)
+                out[3, 5, 1] *= 2
+
+            monkeypatch.setattr(delta, "decode", decode_wrongly)
+            with pytest.raises(AssertionError, match="the error bound is exceeded"):
+                codec.encode(x)
+            monkeypatch.undo()
+        else:
+            right = codec._decompress  # type: ignore[attr-defined]
+
+            def decompress_wrongly(*stream: Any, right: Any = right) -> Field:
+                plane: Field = right(*stream)
+                plane[3, 5] *= 2
+                return plane
+
+            monkeypatch.setattr(codec, "_decompress", decompress_wrongly)
+            with pytest.raises(UserError, match=f"^{name} does not keep an error of"):
+                codec.encode(x)
+
+
+@pytest.mark.parametrize("name", ["sz3", "zfp"])
+@pytest.mark.parametrize("scale", [1e-42, 1e-30, 1e-20, 1.0, 1e30])
+def test_a_bound_is_kept_or_refused(name: str, scale: float) -> None:
+    x = (smooth((24, 64, 1)) / np.float32(1e-6)).astype(np.float64)
+    field = (x / np.ptp(x) * scale).astype(np.float32)
+    codec = encoder(name, 1e-3, None, field.min(axis=(0, 1)), field.max(axis=(0, 1)))
+    out = np.empty_like(field)
+    try:
+        sections = codec.encode(field)
+    except UserError as refused:
+        assert name == "zfp" and scale < 1e-28, "only zfp, and no value of a real channel"
+        assert str(refused).startswith("zfp does not keep an error of")
+        return
+    CODECS[name].decode(frame.unpack(frame.pack(name, "<f4", field.shape, sections)), out)
+    assert (np.abs(out.astype(np.float64) - field) <= 1e-3 * np.ptp(field.astype(np.float64))).all()
+
+
+@pytest.mark.parametrize("name", ["sz3", "zfp", "delta", "delta-small"])
+def test_a_channel_without_a_range_is_kept_exactly(name: str) -> None:
+    """It is constant over the training set; another sample need not be."""
+    for field in (np.full((8, 20, 1), 7.25, np.float32), smooth((8, 20, 1))):
+        codec = encoder(name, 1e-3, None, np.zeros(1), np.zeros(1))
+        out = np.empty_like(field)
+        CODECS[name].decode(frame.unpack(frame.pack(name, "<f4", field.shape, codec.encode(field))), out)
+        assert out.tobytes() == field.tobytes()
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("dtype", ["<f4", ">f4"])
+@pytest.mark.parametrize("name", sorted(CODECS))
+def test_arrays_of_any_order_are_encoded_alike(name: str, dtype: str, order: Any) -> None:
+    field = smooth((12, 40, 3))
+    low, high = field.min(axis=(0, 1)), field.max(axis=(0, 1))
+    codec = encoder(name, None, None, low, high)
+    other = field.astype(dtype, order=order)
+    wide = np.zeros((12, 40, 6), dtype)[..., ::2]
+    wide[...] = field
+    expected = {key: bytes(part) for key, part in codec.encode(field).items()}
+    assert {key: bytes(part) for key, part in codec.encode(other).items()} == expected
+    assert {key: bytes(part) for key, part in codec.encode(wide).items()} == expected
+    # Into such arrays: right or refused.
+    read = frame.unpack(frame.pack(name, "<f4", field.shape, expected))
+    right, out = np.empty_like(field), np.zeros(field.shape, dtype, order=order)
+    CODECS[name].decode(read, right)
+    try:
+        CODECS[name].decode(read, out)
+    except ValueError:
+        assert (dtype, order) != ("<f4", "C")
+    else:
+        assert np.array_equal(out, right)
 
 
 @pytest.mark.parametrize(

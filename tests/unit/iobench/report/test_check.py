@@ -1,4 +1,5 @@
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -6,6 +7,7 @@ from fuzz.emulation import results
 
 from mlhpc.errors import UserError
 from mlhpc.iobench.report.check import check_runs, read_result
+from mlhpc.iobench.report.console import epochs_table, summary_lines
 from mlhpc.iobench.report.page import page
 
 
@@ -59,3 +61,47 @@ def test_a_node_with_more_cores_than_memory_could_list_is_refused(tmp_path):
     run = write(tmp_path / "run", {**one, "rank_results": [{**rank, "cores": 10**12}]})
     with pytest.raises(UserError, match=r"rank_results\.0\.cores: "):
         read_result(run)
+
+
+@pytest.mark.parametrize(("text", "tool", "passes"), [(69.0, 70.4, True), (70.4, 69.0, False)])
+def test_the_tools_utilisation_decides(tmp_path, text, tool, passes):
+    one, _ = results()
+    workload = {**one["workload"], "metric": {"au_percent": 70.0}}  # CosmoFlow's
+    run = write(tmp_path / "run", {**one, "workload": workload, "au_percent": text, "au_dlio_percent": tool})
+    found = check_runs([run, run], 2**30)  # the first may count as a warm-up
+    assert ("run 2: utilisation 69.0%, 70% is required" in found) is not passes
+    said = " ".join(summary_lines(read_result(run)))
+    assert (
+        f"{text}% by the text of MLPerf Storage's rules, {tool}% as its tool computes it (70% required)"
+        in said
+    )
+
+
+def test_compute_that_takes_most_of_the_time_binds_and_losses_come_second():
+    one, _ = results()
+    parts = {
+        "compute": 88.4,
+        "storage": 1.0,
+        "decode": 1.3,
+        "cpu": 0.0,
+        "barrier": 1.0,
+        "oversleep": 8.3,
+        "rest": 0.0,
+    }
+    said = " ".join(
+        summary_lines({**one, "binding": {**parts, "rest": 0.0, "resource": "compute", "loss": "cpu"}})
+    )
+    assert "binding: compute; largest loss: the processor, 8.3% (compute 88.4%" in said
+
+
+def test_no_number_is_a_power_of_ten_and_no_share_is_a_dash():
+    one, _ = results()
+    (epoch, *others), reading = one["epochs"], one["reading"]
+    small = {**epoch, "wait_s": 4.946e-05, "oversleep_s": -1.2e-06, "samples_per_s": 1234567.8}
+    result = {**one, "epochs": [small, *others], "evaluations": [],
+              "reading": {**reading, "sequential_percent": None, "io_s": 4.9e-05}}  # fmt: skip
+    shown = [cell.text for row in epochs_table(result["epochs"]).rows for cell in row]
+    said = " ".join(summary_lines(result))
+    assert "< 0.001" in shown and "1\xa0234\xa0568" in shown
+    assert not any(re.search(r"\de[-+]\d", text) for text in (*shown, said, page(result).split("<script")[0]))
+    assert "sequential" not in said and "-," not in said

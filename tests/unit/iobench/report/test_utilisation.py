@@ -5,7 +5,7 @@ import pytest
 
 from mlhpc.iobench.definition.schema import Metric
 from mlhpc.iobench.emulate.steps import EpochTimes
-from mlhpc.iobench.report.utilisation import Shares, binding, shares
+from mlhpc.iobench.report.utilisation import Shares, binding, dlio_percent, shares
 
 
 def epoch(
@@ -52,23 +52,83 @@ def test_nothing_computed_is_no_utilisation():
     assert shares([], Metric()).utilisation is None
 
 
+def as_dlio_counts(epochs, metric):
+    """The mean over ``epochs``, step by step with a clock, as DLIO's loop meets them: blocks start at the epoch's
+    start and after each checkpoint; a step is processed before its barrier."""
+    of_epochs = []
+    for times in epochs:
+        now, blocks = 0.0, [{"start": 0.0, "proc": [], "compute": []}]
+        for number, row in enumerate(times.steps):
+            _, wait, compute, oversleep, barrier, *_ = row
+            blocks[-1]["proc"].append(wait + compute + oversleep)
+            blocks[-1]["compute"].append(compute + oversleep)
+            now += wait + compute + oversleep + barrier
+            if number in times.checkpoint_at:
+                blocks[-1]["end"] = now
+                now += times.checkpoint_step_s[times.checkpoint_at.index(number)]
+                blocks.append({"start": now, "proc": [], "compute": []})
+        blocks[-1]["end"] = now
+        begin, end = metric.exclude_start_steps, len(times.steps) - metric.exclude_end_steps
+        weighted = 0.0
+        for block in blocks:
+            if block["proc"]:
+                outside = sum(block["proc"][:begin]) + sum(block["proc"][end:])
+                counted = sum(block["compute"][begin:end])
+                part = counted / (block["end"] - block["start"] - outside) if counted else 0.0
+                weighted += part * len(block["proc"])
+        of_epochs.append(100 * weighted / len(times.steps))
+    return sum(of_epochs) / len(of_epochs)
+
+
+@pytest.mark.parametrize("metric", [Metric(), Metric(exclude_start_steps=0), Metric(exclude_end_steps=1)])
+@pytest.mark.parametrize("checkpoints", [[None, None], [(2, 30.0), None], [(0, 7.0), (11, 3.0)]])
+def test_the_tools_utilisation_is_dlios(metric, checkpoints):
+    rng = np.random.default_rng(3)
+    epochs = [epoch(list(map(tuple, rng.exponential(0.5, (12, 4)))), at) for at in checkpoints]
+    of_epochs = [dlio_percent(each, metric) for each in epochs]
+    assert sum(of_epochs) / 2 == pytest.approx(as_dlio_counts(epochs, metric))
+
+
+def test_a_slow_first_epoch_decides_by_the_text_and_not_by_the_tool():
+    """The required utilisation is 90%: the same epochs pass by one formula, and fail by the other."""
+
+    def of(percent):
+        return epoch([(9.0, 1.0, 0, 0), *[(100 / percent - 1, 1.0, 0, 0)] * 99])
+
+    epochs = [of(70.0), *[of(95.5)] * 4]
+    assert shares(epochs, Metric()).utilisation == pytest.approx(100 * 5 / (1 / 0.7 + 4 / 0.955))
+    assert shares(epochs, Metric()).utilisation < 90
+    assert sum(dlio_percent(each, Metric()) for each in epochs) / 5 == pytest.approx((70 + 4 * 95.5) / 5)
+
+
+def test_without_compute_the_tool_has_no_utilisation_either():
+    assert dlio_percent(epoch([(1.0, 0.0, 0, 0)] * 3), Metric()) is None
+    assert dlio_percent(epoch([(1.0, 1.0, 0, 0)]), Metric()) is None
+    assert dlio_percent(EpochTimes(0), Metric()) is None
+
+
 @pytest.mark.parametrize(
-    ("real", "null", "busy", "resource"),
+    ("real", "null", "busy", "resource", "loss"),
     [
         # running, compute, wait, barrier, oversleep
-        ((10, 9.8, 0.1, 0.1, 0), (10, 9.9, 0.05, 0.05, 0), 20, "compute"),
-        ((10, 2, 8, 0, 0), (10, 9.9, 0.1, 0, 0), 20, "storage"),
-        ((10, 2, 8, 0, 0), (10, 2.1, 7.9, 0, 0), 50, "decode"),
-        ((10, 2, 8, 0, 0), (10, 2.1, 7.9, 0, 0), 97, "cpu"),
-        ((10, 2, 0, 8, 0), (10, 2, 0, 8, 0), 20, "barrier"),
-        ((10, 2, 0, 8, 0), (10, 9.9, 0, 0.1, 0), 20, "storage"),  # ranks wait for one that waits for data
-        ((10, 4, 0, 0, 6), (10, 4, 0, 0, 6), 20, "cpu"),
+        ((10, 9.8, 0.1, 0.1, 0), (10, 9.9, 0.05, 0.05, 0), 20, "compute", None),
+        ((10, 2, 8, 0, 0), (10, 9.9, 0.1, 0, 0), 20, "storage", "storage"),
+        ((10, 2, 8, 0, 0), (10, 2.1, 7.9, 0, 0), 50, "decode", "decode"),
+        ((10, 2, 8, 0, 0), (10, 2.1, 7.9, 0, 0), 97, "cpu", "cpu"),
+        ((10, 2, 0, 8, 0), (10, 2, 0, 8, 0), 20, "barrier", "barrier"),
+        # Ranks wait for one that waits for data.
+        ((10, 2, 0, 8, 0), (10, 9.9, 0, 0.1, 0), 20, "storage", "storage"),
+        ((10, 4, 0, 0, 6), (10, 4, 0, 0, 6), 20, "cpu", "cpu"),
+        # Compute takes most of the time, so faster processors or storage cannot bring much.
+        ((10, 8.84, 0.2, 0.13, 0.83), (10, 9, 0.1, 0.1, 0.8), 20, "compute", "cpu"),
+        ((10, 9.17, 0.2, 0.48, 0.15), (10, 9.2, 0.15, 0.5, 0.15), 20, "compute", "barrier"),
+        ((10, 6, 4, 0, 0), (10, 9.9, 0.1, 0, 0), 20, "compute", "storage"),
     ],
 )
-def test_what_binds_is_named(real, null, busy, resource):
+def test_what_takes_most_of_the_time_binds_and_the_largest_loss_is_named(real, null, busy, resource, loss):
     bottleneck = binding(Shares(*map(float, real)), Shares(*map(float, null)), busy)
     assert bottleneck is not None
-    assert bottleneck.resource == resource
+    assert (bottleneck.resource, bottleneck.loss) == (resource, loss)
     parts = (
         bottleneck.compute,
         bottleneck.storage,

@@ -1,8 +1,11 @@
 """Time per sample by part, from a profile written down by hand."""
 
+import json
 from dataclasses import replace
+from urllib.parse import unquote
 
 import pytest
+from helpers.page import Page
 
 from mlhpc import cli
 from mlhpc.benchmarks.load import load
@@ -10,7 +13,7 @@ from mlhpc.common.timing.profile import Exchange, Message, Profile, Reading, Wor
 from mlhpc.perf.profile.batches import bars, by_batch, per_sample
 from mlhpc.perf.profile.layers import LayerTime, by_part
 from mlhpc.perf.profile.ranks import exchange_table, reading_note, reading_table
-from mlhpc.perf.profile.tables import Shown
+from mlhpc.perf.profile.tables import Shown, page
 
 TIMES = [
     LayerTime("conv", "convolution", "forward", 0.2, 100, 0, 10.0),
@@ -109,3 +112,24 @@ def test_on_a_gpu_the_input_wait_is_said_to_be_the_hosts():
 def test_batches_are_each_measured_once():
     options = cli._parser().parse_args(["profile", "cosmoflow", "--batches", "4,1,4"])
     assert options.batches == [4, 1]
+
+
+def test_the_page_has_charts_and_parts_that_add_up_to_the_step():
+    """Ten threads: 4.1 s of operations in a step of a second."""
+    one = shown(4, 1.0, overlap=10.0)
+    read = Page(page(one))
+    assert sum(row["y"] for row in read.rows("Parts of a step.")) == pytest.approx(1000)
+    kinds = read.rows("Time by kind of layer.")
+    assert {(row["x"], row["part"]): row["y"] for row in kinds} == {
+        ("convolution", "forward"): pytest.approx(2000),
+        ("convolution", "backward"): 0,
+        ("batch norm", "forward"): pytest.approx(1000),
+        ("batch norm", "backward"): 0,
+    }
+    (link,) = [str(a["href"]) for _, a in read.elements if a.get("download") == "step-by-part.json"]
+    rows = json.loads(unquote(link.partition(",")[2]))
+    assert sum(row["ms per step"] for row in rows) == pytest.approx(1000)
+    assert sum(row["share"] for row in rows) == pytest.approx(1)
+    assert sum(row["of all threads, ms"] for row in rows) == pytest.approx(1e3 * sum(one.parts.values()))
+    assert "Operations ran side by side" in page(one)
+    assert "side by side" not in page(shown(4, 1.0)), "nothing overlaps"

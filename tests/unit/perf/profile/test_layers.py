@@ -3,12 +3,14 @@
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from mlhpc.common.timing.profile import Profile, Work
+from mlhpc.common.timing.profile import Exchange, Profile, Reading, Work
 from mlhpc.errors import UserError
 from mlhpc.perf.accelerator.roofline import Ceilings
 from mlhpc.perf.networks.builder import Builder
-from mlhpc.perf.profile.layers import LayerTime, by_layer, by_operation, by_part, histogram
+from mlhpc.perf.profile.layers import LayerTime, by_layer, by_operation, by_part, histogram, of_step
 
 PEAKS = Ceilings("toy", tensor=1000.0, float32=100.0, bandwidth=10.0)
 
@@ -86,6 +88,39 @@ def test_parts_add_up_to_the_step():
     parts = by_part(profile)
     assert parts == {"forward": 0.2, "backward": 0.4, "optimizer": 0.1, "wait": pytest.approx(0.3)}
     assert by_operation(profile)[0] == ("mm", pytest.approx(0.6), 2)
+
+
+def test_parts_add_up_to_the_step_whatever_runs_side_by_side():
+    """Two threads: 1.3 s of operations in a step of 0.8 s, of which 0.2 s are a measured wait."""
+    profile = profiled(
+        ("forward", "head", "mm", 0.4), ("backward", "head", "mm", 0.8), ("optimizer", "", "update", 0.1)
+    )
+    profile = replace(profile, wall=0.8, reading=Reading(0.2, 1.0, 1.0))
+    assert sum(by_part(profile).values()) == pytest.approx(1.5)
+    parts = of_step(profile)
+    assert list(parts) == list(by_part(profile))
+    assert parts["input wait"] == pytest.approx(0.2) and parts["wait"] == 0
+    assert parts["forward"] == pytest.approx(0.6 * 4 / 13) and parts["backward"] == pytest.approx(
+        0.6 * 8 / 13
+    )
+    assert sum(parts.values()) == pytest.approx(profile.wall)
+
+
+@given(
+    wall=st.floats(1e-4, 10),
+    work=st.lists(st.tuples(st.sampled_from(["forward", "backward", "communication", "other"]),
+                            st.floats(0, 20)), max_size=6),
+    waited=st.floats(0, 1),
+    exposed=st.none() | st.floats(0, 1),
+)  # fmt: skip
+def test_parts_are_never_more_or_less_than_the_step(wall, work, waited, exposed):
+    profile = replace(
+        profiled(*((part, "", "", seconds) for part, seconds in work)),
+        wall=wall, reading=Reading(waited * wall, 1.0, 1.0), exchange=Exchange((), exposed, None),
+    )  # fmt: skip
+    parts = of_step(profile)
+    assert sum(parts.values()) == pytest.approx(wall)
+    assert min(parts.values()) >= 0
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,8 @@ import pytest
 from golden.make_run import make_run
 from helpers.golden_log import GOOD, Lines, changed, line_of, official_verdict, written
 
-from mlhpc.submission.check.check import RULESETS, check, passes, verdict
+from mlhpc.submission.check.check import check, passes, verdict
+from mlhpc.submission.check.rulesets import HPC
 
 
 def without(key: str) -> Callable[[Lines], Lines]:
@@ -69,7 +70,7 @@ BROKEN_FOR_US: dict[str, tuple[Callable[[Lines], Lines], str, str]] = {
 }
 
 
-@pytest.mark.parametrize("ruleset", RULESETS)
+@pytest.mark.parametrize("ruleset", HPC)
 def test_good_log_has_no_findings_under_any_ruleset(ruleset: str, tmp_path: Path) -> None:
     assert check(GOOD, ruleset) == []
     assert official_verdict(written(tmp_path, lambda lines: lines), ruleset)
@@ -99,7 +100,7 @@ def test_problems_that_the_official_checker_misses_are_found(name: str, tmp_path
     )
 
 
-@pytest.mark.parametrize("ruleset", RULESETS)
+@pytest.mark.parametrize("ruleset", HPC)
 def test_staging_before_the_run_counts_from_ruleset_3(ruleset: str, tmp_path: Path) -> None:
     log = written(tmp_path, moved_before("staging_start", "init_stop"))
     assert passes(check(log, ruleset)) == official_verdict(log, ruleset) == (ruleset == "3.0.0")

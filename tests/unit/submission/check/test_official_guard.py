@@ -79,7 +79,7 @@ def test_check_and_report_of_one_log_do_not_execute_its_rules(hostile_tree: tupl
     tree, witness = hostile_tree
     log = tree / "results/machine/strong/cosmoflow/result_1.txt"
     cli.main(["check", str(log)])
-    findings = official_findings(parse(log), "2.0.0")
+    findings = official_findings(parse(log), "hpc_2.0.0")
     assert not witness.exists()
     (refused,) = [f for f in findings if f.rule == "hpc_2.0.0/rule_file"]
     assert refused.severity == "error" and "planted_common.yaml" in refused.actual
@@ -102,10 +102,10 @@ def test_pack_does_not_execute_rules_in_packed_files(
 def test_every_official_tool_refuses_the_rules_of_a_log(hostile_tree: tuple[Path, Path]) -> None:
     tree, witness = hostile_tree
     (results,) = result_sets(tree)
-    assert summary(results, "2.0.0") is None
-    rcp_verdict(results, "2.0.0")
-    seed_findings(results.logs, "cosmoflow", "2.0.0")
-    assert any(f.rule == "package/crash" for f in package_findings(results, "2.0.0"))
+    assert summary(results, "hpc_2.0.0") is None
+    rcp_verdict(results, "hpc_2.0.0")
+    seed_findings(results.logs, "hpc_2.0.0")
+    assert any(f.rule == "package/crash" for f in package_findings(results, "hpc_2.0.0"))
     assert not witness.exists()
 
 
@@ -134,7 +134,7 @@ def test_rules_that_include_themselves_terminate(ruleset: str, division: str, tm
     """``closed_common.yaml`` includes ``closed_<benchmark>.yaml``: a benchmark "common" is a cycle."""
     made = records(division=division)
     next(r for r in made if r["key"] == "submission_benchmark")["value"] = "common"
-    findings = official_findings(parse(write_log(tmp_path / "a.txt", made)), ruleset)
+    findings = official_findings(parse(write_log(tmp_path / "a.txt", made)), f"hpc_{ruleset}")
     assert f"hpc_{ruleset}/rule_file" in {f.rule for f in findings}
 
 
@@ -152,9 +152,9 @@ def test_the_second_log_parses_no_rule_file_again_and_gets_the_same_findings(
     made = records()
     next(record for record in made if record["key"] == "global_batch_size")["value"] = "many"
     log = parse(write_log(tmp_path / "a.txt", made))
-    first = official_findings(log, "2.0.0")
+    first = official_findings(log, "hpc_2.0.0")
     monkeypatch.setattr(yaml, "load", lambda *_, **__: pytest.fail("parsed again"))
-    assert official_findings(log, "2.0.0") == first
+    assert official_findings(log, "hpc_2.0.0") == first
     assert "hpc_2.0.0/global_batch_size" in {finding.rule for finding in first}
 
 

@@ -12,7 +12,7 @@ from rich.console import Console
 from mlhpc.errors import UserError
 from mlhpc.perf.machines import machine, parse
 from mlhpc.submission.logs.run_directory import read
-from mlhpc.submission.report.predicted import beside
+from mlhpc.submission.report.predicted import beside, predicted_table
 from mlhpc.submission.report.report import report, report_on
 
 # The part of a machine file that no test here is about.
@@ -71,6 +71,24 @@ def test_a_run_that_waits_for_its_data_says_so_in_samples_per_second(tmp_path: P
     says = beside(run, machine("dgx-a100")).measured
     rates = f"{samples / 70:,.0f} of {samples / 60:,.0f}".replace(",", " ")
     assert says == f"the input path limits: {rates} samples/s"
+
+
+def test_a_part_without_a_range_says_that_it_has_no_interval_model(tmp_path: Path) -> None:
+    """A staging rate of the machine's own, and waits: no interval of width zero is shown."""
+    compared = beside(read(make_run(tmp_path / "run")), machine("dgx-a100"))
+    rows = {cells[0].text: cells for cells in predicted_table(compared).rows}
+    at = predicted_table(compared).head.index("interval")
+    for part in compared.parts:
+        shown = rows[part.label][at].text
+        if not part.predicted:
+            assert shown == ""
+        elif part.predicted[1] == part.predicted[2]:
+            assert shown == "no interval model"
+        else:
+            low, high = shown.split(" – ")
+            assert low and high
+    assert rows["Data wait"][at].text == "no interval model"
+    assert " – " in rows["Training steps"][at].text
 
 
 def test_without_a_machine_nothing_is_predicted(tmp_path: Path) -> None:
