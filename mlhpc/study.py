@@ -20,6 +20,7 @@ from mlhpc.benchmarks import registry
 from mlhpc.common.files import atomic
 from mlhpc.common.host.progress import progress
 from mlhpc.common.pages.terminal import print_table, say
+from mlhpc.common.pages.text import plain
 from mlhpc.common.ranks.local import end, signals_as_ctrl_c, status_of
 from mlhpc.errors import UserError
 from mlhpc.run_processes import (
@@ -34,7 +35,6 @@ from mlhpc.run_processes import (
 from mlhpc.study_plan import PlannedCell, Sweep, plan, srun_options
 from mlhpc.submission.report.spread import Spread
 from mlhpc.submission.report.study import CELL, SERVERS, Study, described, measured, read
-from mlhpc.submission.report.summary import plain
 
 
 def make(sweep: Sweep, number: int | None, console: Console) -> int:
