@@ -1,13 +1,13 @@
-"""Breakdown of time to train into parts, from the events of rank 0. The parts of the interval run_start to run_stop are
+"""Breakdown of time to train, run_start to run_stop, into parts, from the events of rank 0. The parts are
 
 - staging: the span ``staging``, which ends when the slowest rank has finished;
 - data wait: that of all ranks in training, as ``data_wait`` defines it;
 - step: the rest of the training spans;
 - evaluation: the spans ``eval``, with their data wait;
-- first-epoch excess: the amount by which the training, and the evaluation, of the first epoch exceed the median of
-  later whole epochs. It is subtracted from the evaluation, and from data wait and step in proportion to the amounts by
-  which these exceed their medians. It shows data read during training: it was 10 to 43% of time to train in published
-  logs that have no staging records;
+- first-epoch excess: the amount by which the training, and the evaluation, of the first epoch exceed the median
+  of later whole epochs. It is subtracted from the evaluation, and from data wait and step in proportion to the
+  amounts by which these exceed their medians. It shows data read during training: it was 10 to 43% of time to
+  train in published logs that have no staging records;
 - exchange: the spans ``exchange``, in which nodes exchange their shards between epochs;
 - rest: everything else (checkpoints, the time between epochs).
 """
@@ -166,8 +166,8 @@ def epoch_times(events: Iterable[dict[str, Any]]) -> tuple[EpochTimes, ...]:
 
 
 def waits_are_of_all_ranks(events: Iterable[dict[str, Any]]) -> bool:
-    """Whether the events contain the data wait of all ranks. An aborted or active run, and one of an early version,
-    only has that of each rank."""
+    """Whether the events contain the data wait of all ranks. Those of an aborted or active run, and of early
+    versions, do not."""
     return any(event["event"] == "waited" for event in events)
 
 

@@ -216,9 +216,9 @@ class RunLog:
         (``phase``), also if it exits early and closes this generator. ``record_event`` records events in the
         queue of the device that the steps run on (None: they run on the host): ``StepTimer``.
 
-        In training all ranks wait for one another after every ``passes`` batches; of the phase "eval", only after the
-        loop. These are the intervals of their ``data_wait``. ``shared`` returns the seconds that this rank has waited
-        so far for others with which it shares samples, if it does."""
+        In training all ranks wait for one another after every ``passes`` batches, in the phase "eval" only after
+        the loop: the intervals of ``data_wait``. ``shared``: if ranks share samples, returns the seconds for which
+        this one has waited for others to read theirs, so far."""
         timer = self._timers[name] = StepTimer(record_event)
         others: list[float] = []
         iterator = iter(batches)
@@ -263,8 +263,8 @@ class RunLog:
         for loop in data_wait.reduce(self._world, self._waits) or ():
             if self._world.rank == 0:
                 lost = [[rank, seconds] for rank, seconds in loop.lost.items()]
-                facts = {"count": loop.intervals, "seconds": loop.seconds, "lost": lost}
-                self._event("waited", loop.name, **facts, **loop.tags)
+                tags: dict[str, Any] = {"count": loop.intervals, "seconds": loop.seconds, "lost": lost}
+                self._event("waited", loop.name, **tags, **loop.tags)
 
     def _range(self, name: str) -> AbstractContextManager[None]:
         """A range of the device's profiler; nothing without a device."""
