@@ -2,11 +2,12 @@
  * its time, so that a test knows what was injected from a second clock. Delays are sleeps: they cost no processor time.
  * Out of its reach are files that are mapped into memory (LMDB): their page faults are no calls.
  *
- * SLOW_READS        rules "call:part of the path=milliseconds", separated by commas; call is open, read (also pread) or
- *                   preadv. The first rule that matches counts.
+ * SLOW_READS        rules "call:part of the path=milliseconds", separated by commas; call is open, read (also pread),
+ *                   preadv, or sleep: a pause of the main thread, with the path "main", as which an emulated step
+ *                   passes. The first rule that matches counts.
  * SLOW_READS_RANKS  ranks with the slow disk, separated by commas; all if it is not set
- * SLOW_READS_WHEN   "turns N B": of the matching calls of this process, those of every N-th group of B, beginning with
- *                   the group of the rank's number; "random P SEED": each with probability P; always if it is not set
+ * SLOW_READS_WHEN   "turns N B": of the matching calls of a process, those of every N-th group of B, beginning with the
+ *                   group of the rank's number; "random P SEED": each with probability P; always if it is not set
  * SLOW_READS_LOG    file with one line for every matching call, delayed or not: rank, process, time of CLOCK_MONOTONIC
  *                   at its begin, seconds of the delay, call, path
  */
@@ -71,7 +72,7 @@ static void delay(const char *call, const char *path) {
     long number = __sync_fetch_and_add(&matched, 1);
     double ms = is_slow(rank) && is_due(rank, number) ? atof(value + 1) : 0, begin = now();
     struct timespec pause = {(time_t)(ms / 1e3), (long)(1e6 * (ms - 1e3 * (double)(time_t)(ms / 1e3)))};
-    if (ms > 0) nanosleep(&pause, NULL);
+    if (ms > 0) syscall(SYS_nanosleep, &pause, NULL);
     char line[1400];
     int n = snprintf(line, sizeof line, "%d %d %.6f %.6f %s %s\n", rank, getpid(), begin, now() - begin, call, path);
     int fd = log ? (int)syscall(SYS_openat, AT_FDCWD, log, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0644) : -1;
@@ -96,7 +97,12 @@ static void delay_reading(const char *call, int fd) {
   if (n > 0) path[n] = 0, delay(call, path);
 }
 
-#define NEXT(name) __typeof__(name) *next = (__typeof__(name) *)dlsym(RTLD_NEXT, #name)
+/* Found when the library is loaded: in a child between fork and exec, the lock of dlsym may be held for ever. */
+#define NEXT(name)                                                     \
+  static __typeof__(name) *next_##name;                                \
+  __attribute__((constructor)) static void find_##name(void) {         \
+    next_##name = (__typeof__(name) *)dlsym(RTLD_NEXT, #name);         \
+  }
 #define MODE(flags)                                                    \
   mode_t mode = 0;                                                     \
   if ((flags) & O_CREAT || ((flags) & O_TMPFILE) == O_TMPFILE) {       \
@@ -104,34 +110,30 @@ static void delay_reading(const char *call, int fd) {
     va_start(more, flags), mode = va_arg(more, mode_t), va_end(more);  \
   }
 #define OPEN(name)                                                     \
+  NEXT(name)                                                           \
   int name(const char *path, int flags, ...) {                         \
-    MODE(flags) NEXT(name);                                            \
+    MODE(flags)                                                        \
     delay_opening(path, flags);                                        \
-    return next(path, flags, mode);                                    \
+    return next_##name(path, flags, mode);                             \
   }
 #define OPENAT(name)                                                   \
+  NEXT(name)                                                           \
   int name(int folder, const char *path, int flags, ...) {             \
-    MODE(flags) NEXT(name);                                            \
+    MODE(flags)                                                        \
     delay_opening(path, flags);                                        \
-    return next(folder, path, flags, mode);                            \
+    return next_##name(folder, path, flags, mode);                     \
   }
 #define FOPEN(name)                                                    \
+  NEXT(name)                                                           \
   FILE *name(const char *restrict path, const char *restrict how) {    \
-    NEXT(name);                                                        \
     delay_opening(path, *how == 'r' ? O_RDONLY : O_WRONLY);            \
-    return next(path, how);                                            \
+    return next_##name(path, how);                                     \
   }
-#define PREAD(name, type)                                              \
-  ssize_t name(int fd, void *data, size_t size, type offset) {         \
-    NEXT(name);                                                        \
-    delay_reading("read", fd);                                         \
-    return next(fd, data, size, offset);                               \
-  }
-#define PREADV(name, type)                                             \
-  ssize_t name(int fd, const struct iovec *to, int n, type offset) {   \
-    NEXT(name);                                                        \
-    delay_reading("preadv", fd);                                       \
-    return next(fd, to, n, offset);                                    \
+#define READING(call, name, with, given)                               \
+  NEXT(name)                                                           \
+  ssize_t name with {                                                  \
+    delay_reading(call, fd);                                           \
+    return next_##name given;                                          \
   }
 
 OPEN(open)
@@ -140,25 +142,17 @@ OPENAT(openat)
 OPENAT(openat64)
 FOPEN(fopen)
 FOPEN(fopen64)
-PREAD(pread, off_t)
-PREAD(pread64, off64_t)
-PREADV(preadv, off_t)
-PREADV(preadv64, off64_t)
+READING("read", read, (int fd, void *to, size_t size), (fd, to, size))
+READING("read", pread, (int fd, void *to, size_t size, off_t at), (fd, to, size, at))
+READING("read", pread64, (int fd, void *to, size_t size, off64_t at), (fd, to, size, at))
+READING("preadv", preadv, (int fd, const struct iovec *to, int n, off_t at), (fd, to, n, at))
+READING("preadv", preadv64, (int fd, const struct iovec *to, int n, off64_t at), (fd, to, n, at))
+READING("preadv", preadv2, (int fd, const struct iovec *to, int n, off_t at, int how), (fd, to, n, at, how))
+READING("preadv", preadv64v2, (int fd, const struct iovec *to, int n, off64_t at, int how), (fd, to, n, at, how))
 
-ssize_t read(int fd, void *data, size_t size) {
-  NEXT(read);
-  delay_reading("read", fd);
-  return next(fd, data, size);
-}
-
-ssize_t preadv64v2(int fd, const struct iovec *to, int n, off64_t offset, int flags) {
-  NEXT(preadv64v2);
-  delay_reading("preadv", fd);
-  return next(fd, to, n, offset, flags);
-}
-
-ssize_t preadv2(int fd, const struct iovec *to, int n, off_t offset, int flags) {
-  NEXT(preadv2);
-  delay_reading("preadv", fd);
-  return next(fd, to, n, offset, flags);
+NEXT(clock_nanosleep)
+int clock_nanosleep(clockid_t clock, int flags, const struct timespec *until, struct timespec *left) {
+  int result = next_clock_nanosleep(clock, flags, until, left);
+  if (syscall(SYS_gettid) == getpid()) delay("sleep", "main");
+  return result;
 }
