@@ -1,7 +1,7 @@
-"""An event simulation of training on several ranks: readers, read-ahead, steps, and the points at which ranks meet.
+"""An event simulation of training on several ranks: readers, reading ahead, steps, and where ranks meet.
 
-Written from the descriptions of the loaders, apart from the product, to say what delays of single reads must add up to.
-Times are in seconds.
+Written from the descriptions of the loaders, apart from the product, to say what delays of single reads must add
+up to. Times are in seconds.
 """
 
 import heapq
@@ -37,8 +37,8 @@ class Threads:
 
 @dataclass
 class Pipeline:
-    """A pipeline behind ``Threads``: it takes each batch ``depth`` batches before it hands it on, and its caller waits
-    for that."""
+    """A pipeline behind ``Threads``: it takes each batch ``depth`` batches before it hands it on, while its caller
+    waits."""
 
     source: Threads
     depth: int
@@ -53,8 +53,8 @@ class Pipeline:
 
 @dataclass
 class Workers:
-    """``workers`` processes, each reading whole batches in turn. Each has ``ahead`` batches to read or read; one that is
-    handed on gives its worker the next. They take ``start`` to begin."""
+    """``workers`` processes, each reading whole batches in turn. ``ahead`` batches of each are being read or wait;
+    one that is handed on makes room for the next. They take ``start`` to begin."""
 
     batches: Batches
     workers: int
@@ -80,8 +80,8 @@ class Workers:
 
 @dataclass
 class Group:
-    """Ranks that share samples: of the group's batches each reads every n-th, and n of them are exchanged at a time, when
-    the slowest one has read its own. The same for all ranks of the group."""
+    """Ranks that share samples: of the group's batches each reads every n-th, and n of them are exchanged at a
+    time, when the slowest one has read its own. The same for all ranks of the group."""
 
     members: Sequence[Threads]
     _arrived: float = 0.0

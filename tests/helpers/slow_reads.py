@@ -17,8 +17,8 @@ STEP_S, EPOCHS = 0.05, 2
 TRAIN, EVAL, BATCH = 64, 16, 8
 """Samples, and the global batch size."""
 SETTINGS = {
-    "cosmoflow": ["data.sample_shape=[32,32,32,4]", "data.simulation.box_mpc_h=256", "data.simulation.particles=32",
-                  "network.conv_layers=4", "network.conv_filters=2"],
+    "cosmoflow": ["data.sample_shape=[32,32,32,4]", "data.simulation.box_mpc_h=256",
+                  "data.simulation.particles=32", "network.conv_layers=4", "network.conv_filters=2"],
     "deepcam": ["data.sample_shape=[32,48,16]", "data.simulation.test_samples=1", "network.width=0.1",
                 "network.middle_blocks=1", "training.device=cpu"],
     "resnet50": ["data.sample_shape=[32,32,3]", "data.simulation.classes=4", "data.simulation.side=48",
@@ -32,8 +32,8 @@ DALI_AHEAD = 2
 
 @dataclass(frozen=True)
 class Cell:
-    """A run and its delays. ``where``: in reads (of training), staging, evaluation, or steps; ``slow``: one (rank 1, or 0
-    of 1), all, alternating (ranks take turns, batch by batch) or random."""
+    """A run and its delays. ``where``: in reads (of training), staging, evaluation, or steps; ``slow``: one (rank
+    1, or 0 of 1), all, alternating (ranks take turns, batch by batch) or random."""
 
     benchmark: str
     ranks: int
@@ -92,7 +92,8 @@ def make_data(benchmark: str, out: Path) -> Path:
     sizes = settings(benchmark)
     commands: list[list[object]] = [["make", benchmark, "--out", out, *sizes]]
     if benchmark != "resnet50":
-        commands += [["convert", benchmark, out, f"{out}-packed", "--archive", 16]]
+        codec = ["--codec", "plain"] * (benchmark == "deepcam")
+        commands += [["convert", benchmark, out, f"{out}-packed", "--archive", 16, *codec]]
     for command in commands:
         words = [sys.executable, "-m", "mlhpc", "data", *map(str, command)]
         subprocess.run(words, check=True, capture_output=True)
@@ -100,12 +101,13 @@ def make_data(benchmark: str, out: Path) -> Path:
 
 
 def run(cell: Cell, data: Path, folder: Path, timeout: float = 300) -> tuple[dict[str, Any], list["Call"]]:
-    """Run ``cell`` on ``data`` in ``folder``: its result.json, and the calls that were delayed or could have been."""
+    """Run ``cell`` on ``data`` in ``folder``: its result.json, and the calls that matched a rule of delays."""
     data = data.with_name(f"{data.name}-packed") if cell.packed else data
     accumulation = {"deepcam": "gradient_accumulation_frequency", "resnet50": "gradient_accumulation_steps"}
     more = [
-        f"hyperparameters.global_batch_size={BATCH}", f"training.max_epochs={EPOCHS}", "training.eval_batch_size=2",
-        f"loading.workers={cell.workers}", f"loading.prefetch={cell.prefetch}", "staging.workers=1",
+        f"hyperparameters.global_batch_size={BATCH}", f"training.max_epochs={EPOCHS}",
+        "training.eval_batch_size=2", "staging.workers=1",
+        f"loading.workers={cell.workers}", f"loading.prefetch={cell.prefetch}",
     ]  # fmt: skip
     more += [f"training.framework={cell.framework}"] if cell.benchmark == "cosmoflow" else []
     more += [f"loading.loader={cell.loader}"] if cell.benchmark != "cosmoflow" else []
@@ -238,8 +240,8 @@ def _by_worker(reads: Sequence[Call], per_batch: int) -> list[list[float]]:
 
 
 def _reads(cell: Cell, calls: Sequence[Call], rank: int, folder: str, samples: int) -> list[list[Call]]:
-    """The reads of samples by ``rank``, by epoch. A sample that was opened again (the first one, for its layout) is
-    one read."""
+    """The reads of samples by ``rank``, by epoch. Opening a sample again (the first one, for its layout) is the
+    same read."""
     own = [call for call in calls if call.rank == rank and f"/{folder}/" in call.path]
     epochs: list[dict[str, Call]] = []
     for number, call in enumerate(own):

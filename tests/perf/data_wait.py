@@ -1,15 +1,16 @@
 """Data wait and the other parts of a run against injected delays: ``python tests/perf/data_wait.py OUT``.
 
-Every cell is a run with emulated steps in which a library delays reads or steps by about twelve seconds in sum, and logs
-every delay by a clock of its own (tests/helpers/slow_reads.c). An event simulation (tests/helpers/loader_model.py) says
-from that log what the parts of the run must be. Prints a table in Markdown, and the cells outside the tolerance; the
-results are kept in OUT, so that an interrupted matrix continues. Cells sleep most of the time: several run at once.
+Every cell is a run with emulated steps in which a library delays reads or steps by about twelve seconds in sum,
+and logs every delay by a clock of its own (tests/helpers/slow_reads.c). An event simulation
+(tests/helpers/loader_model.py) says from that log what the parts of the run must be. Prints a table in Markdown,
+with the parts outside the tolerance in bold; the results are kept in OUT, so that an interrupted matrix continues.
+Cells sleep most of the time: several run at once.
 """
 
 import argparse
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
@@ -84,7 +85,7 @@ def outside(row: dict[str, Any]) -> list[str]:
 def table(rows: list[dict[str, Any]]) -> str:
     names = ("staging", "data wait", "steps", "evaluation", "its data wait")
     lines = [
-        "Seconds, simulated / reported; bold: further apart than 5% and 0.3 s. Cost: what the delays made the run longer.\n",
+        "Seconds, simulated / reported; bold: further apart than 5% and 0.3 s. Cost: of the delays to the run.\n",
         f"| cell | delays | cost | {' | '.join(names)} | largest cost, by rank |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
@@ -93,18 +94,17 @@ def table(rows: list[dict[str, Any]]) -> str:
         for part in (*PARTS, "eval_data_wait"):
             text = f"{row['simulated'][part]:.2f} / {row['reported'][part]:.2f}"
             texts.append(f"**{text}**" if part in bad else text)
-        lost = row["simulated"]["lost"]
-        simulated = f"{lost.index(max(lost))}: {max(lost):.1f}" if max(lost) > 0.3 else "none"
-        reported = (
-            f"{row['lost'][0][0]}: {row['lost'][0][1]:.1f}"
-            if row["lost"] and row["lost"][0][1] > 0.3
-            else "none"
-        )
-        cost = row["simulated"]["cost"]
+        texts.append(f"{_slowest(enumerate(row['simulated']['lost']))} / {_slowest(row['lost'])}")
         lines.append(
-            f"| {row['cell']} | {row['injected']:.1f} | {cost:.1f} | {' | '.join(texts)} | {simulated} / {reported} |"
+            f"| {row['cell']} | {row['injected']:.1f} | {row['simulated']['cost']:.1f} | {' | '.join(texts)} |"
         )
     return "\n".join(lines)
+
+
+def _slowest(lost: Iterable[Any]) -> str:
+    """The rank that cost most, and its seconds."""
+    rank, seconds = max(lost, key=lambda each: each[1], default=(0, 0.0))
+    return f"{rank}: {seconds:.1f}" if seconds > 0.3 else "none"
 
 
 def main() -> int:
