@@ -112,12 +112,14 @@ def main() -> int:
     parser.add_argument("out", type=Path, help="folder of the data sets and the results")
     parser.add_argument("--jobs", type=int, default=3, help="cells at the same time")
     parser.add_argument("--only", default="", help="cells whose name contains this")
+    parser.add_argument("--first", type=int, help="run at most this many of the cells without a result")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     results = options.out / "cells.jsonl"
     rows = [json.loads(line) for line in results.read_text().splitlines()] if results.exists() else []
     known = {row["cell"] for row in rows}
     left = [cell for cell in cells() if options.only in cell.name and cell.name not in known]
+    left = left[: options.first]
     for benchmark in sorted({cell.benchmark for cell in left}):
         if not (options.out / benchmark).exists():
             make_data(benchmark, options.out / benchmark)
