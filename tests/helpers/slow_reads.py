@@ -26,6 +26,8 @@ SETTINGS = {
                  "training.epochs_between_evals=1"],
 }  # fmt: skip
 FOLDERS = "train", "validation"
+WORKERS_START_S = 0.2
+"""Seconds until worker processes, which each loop starts, begin to read: as these runs showed on two busy cores."""
 DALI_AHEAD = 2
 """Batches that DALI takes from its source before it returns the first (its prefetch_queue_depth)."""
 
@@ -182,14 +184,14 @@ class Parts:
     lost: tuple[float, ...]
 
 
-def truth(cell: Cell, calls: Sequence[Call], eval_step_s: float, start_s: float = 0.0) -> Parts:
-    """What the delays that were made must have led to. ``start_s``: of worker processes."""
+def truth(cell: Cell, calls: Sequence[Call], eval_step_s: float) -> Parts:
+    """What the delays that were made must have led to."""
     undelayed = [replace(call, seconds=0.0) for call in calls]
-    with_delays, without = (_simulate(cell, made, eval_step_s, start_s) for made in (calls, undelayed))
+    with_delays, without = (_simulate(cell, made, eval_step_s) for made in (calls, undelayed))
     return replace(with_delays, cost=with_delays.cost - without.cost)
 
 
-def _simulate(cell: Cell, calls: Sequence[Call], eval_step_s: float, start_s: float) -> Parts:
+def _simulate(cell: Cell, calls: Sequence[Call], eval_step_s: float) -> Parts:
     if cell.where == "staging":
         copied = [[call.seconds for call in calls if call.rank == rank] for rank in range(cell.ranks)]
         seconds, steps = model.copy(copied, 1), EPOCHS * TRAIN // BATCH * cell.passes * STEP_S
@@ -201,9 +203,9 @@ def _simulate(cell: Cell, calls: Sequence[Call], eval_step_s: float, start_s: fl
     steps = [_steps(cell, calls, rank, train, eval_step_s) for rank in range(cell.ranks)]
     parts = Parts(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, (0.0,) * cell.ranks)
     for epoch in range(EPOCHS):
-        loaders = _loaders(cell, [own[epoch] for own in trained], cell.samples_per_batch, start_s)
+        loaders = _loaders(cell, [own[epoch] for own in trained], cell.samples_per_batch)
         took, waited, lost = model.train(loaders, [own[epoch][0] for own in steps], cell.passes)
-        loaders = _loaders(cell, [own[epoch] for own in evaluated], 2, start_s)
+        loaders = _loaders(cell, [own[epoch] for own in evaluated], 2)
         eval_took, eval_waited, _ = model.evaluate(loaders, [own[epoch][1] for own in steps])
         parts = Parts(
             0.0, parts.data_wait + waited, parts.step + took - waited, parts.evaluation + eval_took,
@@ -214,12 +216,13 @@ def _simulate(cell: Cell, calls: Sequence[Call], eval_step_s: float, start_s: fl
 
 
 def _loaders(
-    cell: Cell, reads: Sequence[Sequence[Call]], per_batch: int, start_s: float
+    cell: Cell, reads: Sequence[Sequence[Call]], per_batch: int
 ) -> list[model.Threads | model.Pipeline | model.Workers | model.Group]:
     """The loader of each rank, from its reads of an epoch."""
     if cell.loader == "workers":
         ahead = -(-cell.prefetch // cell.workers)
-        return [model.Workers(_by_worker(own, per_batch), cell.workers, ahead, start_s) for own in reads]
+        start = WORKERS_START_S
+        return [model.Workers(_by_worker(own, per_batch), cell.workers, ahead, start) for own in reads]
     seconds = [[call.seconds for call in own] for own in reads]
     batches = [[own[at : at + per_batch] for at in range(0, len(own), per_batch)] for own in seconds]
     threads = [model.Threads(own, cell.workers, cell.prefetch) for own in batches]
