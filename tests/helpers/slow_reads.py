@@ -27,7 +27,7 @@ SETTINGS = {
 }  # fmt: skip
 FOLDERS = "train", "validation"
 WORKERS_START_S = 0.2
-"""Seconds until worker processes, which each loop starts, begin to read: as these runs showed on two busy cores."""
+"""Seconds until the worker processes that each loop starts begin to read: as runs on two cores showed."""
 DALI_AHEAD = 2
 """Batches that DALI takes from its source before it returns the first (its prefetch_queue_depth)."""
 
