@@ -4,7 +4,7 @@
  *
  * SLOW_READS        rules "call:part of the path=milliseconds", separated by commas; call is open, read (also pread),
  *                   preadv, or sleep: a pause of the main thread, with the path "main", as which an emulated step
- *                   passes. The first rule that matches counts.
+ *                   passes. The first rule that matches counts; with 0 milliseconds, calls are only logged.
  * SLOW_READS_RANKS  ranks with the slow disk, separated by commas; all if it is not set
  * SLOW_READS_WHEN   "turns N B": of the matching calls of a process, those of every N-th group of B, beginning with the
  *                   group of the rank's number; "random P SEED": each with probability P; always if it is not set
@@ -24,7 +24,7 @@
 #include <time.h>
 #include <unistd.h>
 
-static long matched; /* calls of this process that matched a rule */
+static long matched; /* calls of this process that matched a rule with a delay */
 
 static double now(void) {
   struct timespec t;
@@ -69,8 +69,8 @@ static void delay(const char *call, const char *path) {
     *value = 0;
     if (!strstr(path, rule + length + 1)) continue;
     int rank = rank_of_process();
-    long number = __sync_fetch_and_add(&matched, 1);
-    double ms = is_slow(rank) && is_due(rank, number) ? atof(value + 1) : 0, begin = now();
+    double ms = atof(value + 1), begin = now();
+    if (ms > 0 && !(is_due(rank, __sync_fetch_and_add(&matched, 1)) && is_slow(rank))) ms = 0;
     struct timespec pause = {(time_t)(ms / 1e3), (long)(1e6 * (ms - 1e3 * (double)(time_t)(ms / 1e3)))};
     if (ms > 0) syscall(SYS_nanosleep, &pause, NULL);
     char line[1400];
