@@ -1,6 +1,6 @@
 """Twelve cells of the matrix of injected delays (tests/perf/data_wait.py): the parts that a run reports are those
 that an event simulation makes of the delays, whichever rank, loader and framework they hit. They sleep most of the
-time: four run at once.
+time: three run at once.
 """
 
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -10,6 +10,8 @@ import pytest
 from helpers.slow_reads import Cell, library, make_data, run, tolerance, truth
 
 from mlhpc.common.timing.breakdown import read_events
+
+pytestmark = pytest.mark.slow  # two minutes
 
 TENSORFLOW = {"framework": "tensorflow"}
 CELLS = [
@@ -36,7 +38,7 @@ def runs(tmp_path_factory):
     data_of = cache(lambda benchmark: make_data(benchmark, folder / benchmark))
     for benchmark in {cell.benchmark for cell in CELLS}:
         data_of(benchmark)
-    with ThreadPoolExecutor(4) as pool:
+    with ThreadPoolExecutor(3) as pool:
         started: dict[Cell, Future] = {}
         for number, cell in enumerate(CELLS):
             (folder / f"{number}").mkdir()
