@@ -122,7 +122,8 @@ def train(
                     bytes_before = loader.bytes_read
                     with log.span("train", epoch=epoch):
                         count = (stop - start) * accumulate
-                        timed = log.timed(islice(batches, count), "data_wait", events, epoch=epoch)
+                        read = islice(batches, count)
+                        timed = log.timed(read, "data_wait", events, passes=accumulate, epoch=epoch)
                         for step, (x, y) in enumerate(track(timed, count, f"epoch {epoch}", world)):
                             rate = rate_at(hparams, before + start + step // accumulate)
                             set_rate(optimizer, rate)

@@ -61,7 +61,8 @@ def _emulation(run: Run, compute: str, local_batch_size: int, ranks: int) -> Emu
 
 
 def _measured(folder: Path, run: Run, local_batch_size: int) -> Emulation:
-    """The median training and evaluation step of the run in ``folder``, over its epochs."""
+    """The median training and evaluation step of the run in ``folder``, over its epochs, of the rank with the
+    shortest one: the steps of the others contain more waiting for other ranks, and for their data."""
     from mlhpc.submission.logs.run_directory import read
 
     measured = read(folder)
@@ -83,18 +84,20 @@ def _measured(folder: Path, run: Run, local_batch_size: int) -> Emulation:
             f"{folder}: measured steps of {batch} samples per rank, not {local_batch_size}; choose a run "
             f"with the same batch size, or pass seconds"
         )
+    medians: dict[str, list[float]] = {"train": [], "eval": []}
     try:
-        events = read_events(folder / "events.rank0.jsonl")
+        for rank in range(result.ranks):
+            events = read_events(folder / f"events.rank{rank}.jsonl")
+            for name, of_ranks in medians.items():
+                steps = (e for e in events if (e["event"], e["name"]) == ("steps", name))
+                if own := [e["p50"] for e in steps if "p50" in e]:
+                    of_ranks.append(median(own))
     except OSError as error:
         raise UserError(f"{error.filename or folder}: cannot be read ({error.strerror})") from None
-    medians = {
-        name: [e["p50"] for e in events if (e["event"], e["name"]) == ("steps", name) and "p50" in e]
-        for name in ("train", "eval")
-    }
     if not medians["train"]:
         raise UserError(f"{folder}: recorded no step times (earlier versions did not); pass seconds")
-    step_s = median(medians["train"])
-    return Emulation(step_s=step_s, eval_step_s=median(medians["eval"] or [FORWARD * step_s]))
+    step_s = min(medians["train"])
+    return Emulation(step_s=step_s, eval_step_s=min(medians["eval"] or [FORWARD * step_s]))
 
 
 def _predicted(name: str, run: Run, local_batch_size: int, ranks: int) -> float:

@@ -3,6 +3,7 @@
 import json
 import shlex
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,14 @@ import mlhpc
 from mlhpc.benchmarks.schema import Run
 from mlhpc.common.files import atomic
 from mlhpc.common.ranks.world import Loss, World
-from mlhpc.common.timing.breakdown import breakdown, epoch_times, read_events
+from mlhpc.common.timing.breakdown import (
+    EpochTimes,
+    breakdown,
+    epoch_times,
+    read_events,
+    waits_are_of_all_ranks,
+)
+from mlhpc.common.timing.data_wait import NAMED
 from mlhpc.common.timing.runlog import RunLog
 from mlhpc.errors import UserError, count
 
@@ -65,7 +73,7 @@ def summarize(run: Run, events: list[Event]) -> dict[str, Any]:
         times = breakdown(events)
     except ValueError:
         times = None
-    whole = times if status != "aborted" else None
+    whole, epochs = times if status != "aborted" else None, epoch_times(events)
     # The clock of a resumed run does not include its first part, and an emulated run does not train: no time
     # to train.
     timed = None if notes["facts"]["resumed"] or status == "emulated" else whole
@@ -94,12 +102,14 @@ def summarize(run: Run, events: list[Event]) -> dict[str, Any]:
                 "data_wait_s": epoch.data_wait_s,
                 "step_s": epoch.step_s,
                 "eval_s": epoch.eval_s,
+                "eval_data_wait_s": epoch.eval_data_wait_s,
                 "samples_per_s": metrics[epoch.epoch]["samples"] / epoch.train_s,
                 **metrics[epoch.epoch],
             }
-            for epoch in epoch_times(events)
+            for epoch in epochs
             if "samples" in metrics.get(epoch.epoch, {})
         ],
+        "data_wait": _data_wait(events, epochs),
         "samples": {
             "train": run.data.train_samples,
             "eval": run.data.eval_samples,
@@ -120,6 +130,30 @@ def first_line(run: Run, out: Path, world: World) -> str:
         f"{run.hyperparameters.global_batch_size} per step, on {count(world.size, 'rank')}, "
         f"up to {count(run.training.max_epochs, 'epoch')}; results in {out}"
     )
+
+
+def _data_wait(events: list[Event], epochs: Sequence[EpochTimes]) -> dict[str, Any]:
+    """Whose data wait it is, its sums, and the ranks that others waited for: what each cost them, and its worst
+    epoch."""
+    ranks: dict[int, dict[str, Any]] = {}
+    for event in events:
+        if event["event"] == "waited":
+            key = "eval_s" if event["name"] == "eval_data_wait" else "train_s"
+            for rank, seconds in event["lost"]:
+                lost = ranks.setdefault(rank, {"rank": rank, "train_s": 0.0, "eval_s": 0.0, "by_epoch": {}})
+                lost[key] += seconds
+                epoch = event.get("epoch")
+                lost["by_epoch"][epoch] = lost["by_epoch"].get(epoch, 0.0) + seconds
+    slowest = sorted(ranks.values(), key=lambda lost: -lost["train_s"] - lost["eval_s"])[:NAMED]
+    for lost in slowest:
+        worst = lost.pop("by_epoch")
+        lost["epoch"] = max(worst, key=worst.__getitem__)
+    return {
+        "of": "all ranks" if waits_are_of_all_ranks(events) else "rank 0",
+        "train_s": sum(epoch.data_wait_s for epoch in epochs),
+        "eval_s": sum(epoch.eval_data_wait_s for epoch in epochs),
+        "ranks": slowest,
+    }
 
 
 def last_line(result: dict[str, Any], out: Path) -> str:

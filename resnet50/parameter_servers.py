@@ -42,6 +42,7 @@ from mlhpc.common.ranks import launch
 from mlhpc.common.ranks.local import program, run_local
 from mlhpc.common.ranks.torch_world import TorchWorld
 from mlhpc.common.ranks.world import Solo, World
+from mlhpc.common.timing.data_wait import by_interval, seconds_of
 from mlhpc.common.training.dataset import cores_per_rank, open_dataset
 from mlhpc.errors import AlreadyReported, UserError
 from mlhpc.resnet50.data.dataset import RankSamples, assign_samples, select
@@ -153,13 +154,14 @@ class Worker:
         batches = iter(loader.train_epoch(0))
         self._meet()
         self.model.train()
-        waited = computed = 0.0
+        waits: list[float] = []
+        computed = 0.0
         to_device = 0
         begin = time.perf_counter()
         for step in range(loader.steps):
             if step == warmup:
                 self._meet()
-                waited = computed = 0.0
+                waits, computed = [], 0.0
                 to_device, begin = 0, time.perf_counter()
             before = time.perf_counter()
             x, y = next(batches)
@@ -167,7 +169,8 @@ class Worker:
             x, y = move(x), move(y)
             cross_entropy(self.model(x), y, label_smoothing=run.training.label_smoothing).backward()
             gradient = flat([weight.grad for weight in parameters if weight.grad is not None])
-            waited, computed = waited + ready - before, computed + time.perf_counter() - ready
+            waits.append(ready - before)
+            computed += time.perf_counter() - ready
             if optimizer is not None:
                 ring_all_reduce(gradient, self.rank, self.roles.workers, self.traffic)
                 unflatten(gradient, [weight.grad for weight in parameters if weight.grad is not None])
@@ -184,7 +187,7 @@ class Worker:
             unflatten(weights, parameters)
         right, seen = self._evaluate(loader)
         return {
-            "seconds": seconds, "wait_s": waited, "compute_s": computed, "host_to_device": to_device,
+            "seconds": seconds, "waits_s": waits, "compute_s": computed, "host_to_device": to_device,
             "right": right, "seen": seen, "traffic": [self.traffic.sent, self.traffic.received],
         }  # fmt: skip
 
@@ -252,9 +255,12 @@ def _loader(
 def _summary(
     run: ResNet50, roles: Roles, options: argparse.Namespace, ranks: list[dict[str, Any]], model_bytes: int
 ) -> dict[str, Any]:
-    """``servers.json``. Times are of the slowest worker; ``traffic``: [sent, received] of every rank in all steps,
-    warm-up included."""
+    """``servers.json``. ``seconds`` is of the slowest worker, ``wait_s`` the data wait of all, ``compute_s`` the
+    mean; ``traffic``: [sent, received] of every rank in all steps, warm-up included."""
     workers, servers = ranks[: roles.workers], ranks[roles.workers :]
+    # Workers wait for one another in each step, unless updates are asynchronous.
+    passes = None if roles.servers and options.asynchronous else 1
+    waits = [by_interval(worker["waits_s"], passes) for worker in workers]
     right, seen = (sum(worker[key] for worker in workers) for key in ("right", "seen"))
     steps = run.study.steps
     return {
@@ -266,7 +272,7 @@ def _summary(
         "warmup_steps": run.study.warmup_steps,
         "samples": steps * run.hyperparameters.global_batch_size,
         "seconds": max(worker["seconds"] for worker in workers),
-        "wait_s": sum(worker["wait_s"] for worker in workers) / len(workers),
+        "wait_s": seconds_of(waits),
         "compute_s": sum(worker["compute_s"] for worker in workers) / len(workers),
         "accuracy": right / seen,
         "evaluated": seen,

@@ -105,7 +105,8 @@ def train(
             before, bytes_before, losses, accuracy = (epoch - 1) * epoch_steps, loader.bytes_read, [], None
             with log.span("epoch", epoch=epoch, step=before) as span:
                 with log.span("train", epoch=epoch):
-                    timed = log.timed(loader.train_epoch(epoch - 1), "data_wait", events, epoch=epoch)
+                    batches = loader.train_epoch(epoch - 1)
+                    timed = log.timed(batches, "data_wait", events, passes=accumulate, epoch=epoch)
                     for step, (x, y) in enumerate(track(timed, loader.steps, f"epoch {epoch}", world)):
                         rate = rate_at(hparams, before + step // accumulate, epoch_steps)
                         set_rate(optimizer, rate)

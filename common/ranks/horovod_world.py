@@ -71,9 +71,15 @@ class HorovodWorld(BaseWorld):
         self.sum(0.0)
 
     def sum(self, values: npt.ArrayLike) -> npt.NDArray[np.float64]:
+        return self._reduce(values, hvd.Sum)
+
+    def max(self, values: npt.ArrayLike) -> npt.NDArray[np.float64]:
+        return self._reduce(values, hvd.Max)
+
+    def _reduce(self, values: npt.ArrayLike, op: int) -> npt.NDArray[np.float64]:
         tensor = tf.constant(np.asarray(values, dtype=np.float64))
         with tf.device("CPU:0"):  # a GPU has no advantage for float64 counts and times
-            return np.asarray(hvd.allreduce(tensor, op=hvd.Sum).numpy(), dtype=np.float64)
+            return np.asarray(hvd.allreduce(tensor, op=op).numpy(), dtype=np.float64)
 
     def _broadcast_bytes(self, data: bytes) -> bytes:
         return _broadcast_bytes(data)

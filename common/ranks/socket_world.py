@@ -75,6 +75,9 @@ class SocketWorld(BaseWorld):
         # In order of rank, so that the result depends on nothing but the values.
         return np.asarray(np.sum(self.gather(own_values), axis=0), dtype=np.float64)
 
+    def max(self, values: npt.ArrayLike) -> npt.NDArray[np.float64]:
+        return np.asarray(np.max(self.gather(np.asarray(values, dtype=np.float64)), axis=0))
+
     def _broadcast_bytes(self, data: bytes) -> bytes:
         if self.parent is not None:
             data = _receive(self.parent)

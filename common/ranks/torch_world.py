@@ -6,7 +6,7 @@ import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -80,8 +80,14 @@ class TorchWorld(BaseWorld):
         self.sum(0.0)
 
     def sum(self, values: npt.ArrayLike) -> npt.NDArray[np.float64]:
+        return self._reduce(values, dist.ReduceOp.SUM)
+
+    def max(self, values: npt.ArrayLike) -> npt.NDArray[np.float64]:
+        return self._reduce(values, dist.ReduceOp.MAX)
+
+    def _reduce(self, values: npt.ArrayLike, op: Any) -> npt.NDArray[np.float64]:
         tensor = torch.tensor(np.asarray(values, dtype=np.float64))
-        dist.all_reduce(tensor, group=self.host)
+        dist.all_reduce(tensor, op, group=self.host)
         return np.asarray(tensor.numpy(), dtype=np.float64)
 
     def _broadcast_bytes(self, data: bytes) -> bytes:

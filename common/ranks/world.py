@@ -57,6 +57,9 @@ class World(Protocol):
     def sum(self, values: npt.ArrayLike) -> npt.NDArray[np.float64]:
         """Element-wise sum over ranks, in float64; every rank gets it."""
 
+    def max(self, values: npt.ArrayLike) -> npt.NDArray[np.float64]:
+        """Element-wise maximum over ranks, in float64; every rank gets it."""
+
     def broadcast(self, obj: T) -> T:
         """Rank 0's ``obj``, on every rank."""
 
@@ -101,6 +104,9 @@ class Solo:
         pass
 
     def sum(self, values: npt.ArrayLike) -> npt.NDArray[np.float64]:
+        return np.array(values, dtype=np.float64)
+
+    def max(self, values: npt.ArrayLike) -> npt.NDArray[np.float64]:
         return np.array(values, dtype=np.float64)
 
     def broadcast(self, obj: T) -> T:

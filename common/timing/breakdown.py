@@ -1,19 +1,20 @@
-"""Breakdown of time to train into parts, from a rank's events. The parts of the interval run_start to run_stop are
+"""Breakdown of time to train, run_start to run_stop, into parts, from the events of rank 0. The parts are
 
-- staging: the span ``staging``;
-- data wait: time that the training loop waited for its next batch;
+- staging: the span ``staging``, which ends when the slowest rank has finished;
+- data wait: that of all ranks in training, as ``data_wait`` defines it;
 - step: the rest of the training spans;
-- evaluation: the spans ``eval``;
-- first-epoch excess: the amount by which data wait, step and evaluation of the first epoch exceed the median
-  of later whole epochs, subtracted from these three. It shows data read during training: it was 10 to 43% of
-  time to train in published logs that have no staging records;
+- evaluation: the spans ``eval``, with their data wait;
+- first-epoch excess: the amount by which the training, and the evaluation, of the first epoch exceed the median
+  of later whole epochs. It is subtracted from the evaluation, and from data wait and step in proportion to the
+  amounts by which these exceed their medians. It shows data read during training: it was 10 to 43% of time to
+  train in published logs that have no staging records;
 - exchange: the spans ``exchange``, in which nodes exchange their shards between epochs;
 - rest: everything else (checkpoints, the time between epochs).
 """
 
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -24,12 +25,14 @@ from mlhpc.common.files.regular import open_regular
 
 @dataclass(frozen=True)
 class EpochTimes:
-    """Seconds of one epoch. ``train_s`` = ``data_wait_s`` + ``step_s``."""
+    """Seconds of one epoch. ``train_s`` = ``data_wait_s`` + ``step_s``; ``eval_data_wait_s`` is a part of
+    ``eval_s``."""
 
     epoch: int
     train_s: float
     data_wait_s: float
     eval_s: float
+    eval_data_wait_s: float
 
     @property
     def step_s(self) -> float:
@@ -110,32 +113,62 @@ def breakdown(events: Iterable[dict[str, Any]]) -> Breakdown:
     # An evaluation within the last epoch may end it early: it is then not comparable with the first.
     batches = [counts.get(epoch.epoch) for epoch in epochs]
     whole = len(epochs) - (len(epochs) > 1 and batches[-1] != batches[0])
-    wait = _without_excess([epoch.data_wait_s for epoch in epochs], whole)
-    step = _without_excess([epoch.step_s for epoch in epochs], whole)
+    train, waits, steps = ([getattr(e, f"{key}_s") for e in epochs] for key in ("train", "data_wait", "step"))
     # Each evaluation separately: an epoch may have none or several.
     evaluations = [e["seconds"] for e in events if e["event"] == "end" and e["name"] == "eval"]
-    evaluated = _without_excess(evaluations, len(evaluations) if whole >= 3 else 0)
+    trained, evaluated = 0.0, 0.0
+    if whole >= 3:
+        trained, evaluated = first_excess(train[:whole]), first_excess(evaluations)
+    waited = _divide(trained, waits[:whole], steps[:whole]) if trained else 0.0
     return Breakdown(
         total=sum(runs.values()),
         staging=sum(_seconds(events, "staging").values()),
-        first_epoch_excess=wait[1] + step[1] + evaluated[1] if whole >= 3 else None,
-        data_wait=wait[0],
-        step=step[0],
-        evaluation=evaluated[0],
+        first_epoch_excess=trained + evaluated if whole >= 3 else None,
+        data_wait=sum(waits) - waited,
+        step=sum(steps) - (trained - waited),
+        evaluation=sum(evaluations) - evaluated,
         exchange=sum(_seconds(events, "exchange").values()),
         epochs=epochs,
     )
 
 
+def first_excess(seconds: Sequence[float]) -> float:
+    """By how much the first of ``seconds`` exceeds the median of the others; 0 with fewer than three."""
+    return max(0.0, seconds[0] - median(seconds[1:])) if len(seconds) >= 3 else 0.0
+
+
+def _divide(excess: float, waits: Sequence[float], steps: Sequence[float]) -> float:
+    """The part of the ``excess`` of training that is data wait: in proportion to the excess of ``waits`` and of
+    ``steps``, and of neither more than its first epoch has."""
+    waited, stepped = first_excess(waits), first_excess(steps)
+    share = waited / (waited + stepped) if waited + stepped else 0.5
+    return min(max(excess * share, excess - steps[0]), waits[0])
+
+
 def epoch_times(events: Iterable[dict[str, Any]]) -> tuple[EpochTimes, ...]:
-    """The times of the epochs with completed training, also for an active run."""
+    """The times of the epochs with completed training, also for an active run. Waits are those of rank 0 unless
+    ``waits_are_of_all_ranks``."""
     events = list(events)
     train, evaluation = _seconds(events, "train"), _seconds(events, "eval")
-    waits = _sums(events, "timed", "data_wait", "seconds")
+    kind = "waited" if waits_are_of_all_ranks(events) else "timed"
+    waits, eval_waits = (_sums(events, kind, name, "seconds") for name in ("data_wait", "eval_data_wait"))
     return tuple(
-        EpochTimes(epoch, seconds, waits.get(epoch, 0.0), evaluation.get(epoch, 0.0))
+        EpochTimes(
+            epoch,
+            seconds,
+            # Ranks leave a barrier at slightly different times, so that the waits of all may add up to more.
+            min(waits.get(epoch, 0.0), seconds),
+            evaluation.get(epoch, 0.0),
+            min(eval_waits.get(epoch, 0.0), evaluation.get(epoch, 0.0)),
+        )
         for epoch, seconds in sorted(train.items())
     )
+
+
+def waits_are_of_all_ranks(events: Iterable[dict[str, Any]]) -> bool:
+    """Whether the events contain the data wait of all ranks. Those of an aborted or active run, and of early
+    versions, do not."""
+    return any(event["event"] == "waited" for event in events)
 
 
 def _seconds(events: list[dict[str, Any]], name: str) -> dict[Any, float]:
@@ -149,9 +182,3 @@ def _sums(events: list[dict[str, Any]], event: str, name: str, key: str) -> dict
         if each["event"] == event and each["name"] == name:
             sums[each.get("epoch")] = sums.get(each.get("epoch"), 0.0) + each.get(key, 0)
     return sums
-
-
-def _without_excess(seconds: list[float], whole: int) -> tuple[float, float]:
-    """(sum without the first epoch's excess over the median of the other ``whole`` epochs, that excess)."""
-    excess = max(0.0, seconds[0] - median(seconds[1:whole])) if whole >= 3 else 0.0
-    return sum(seconds) - excess, excess

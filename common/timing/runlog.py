@@ -20,6 +20,7 @@ from typing import Any, Literal, Protocol, Self, TypeVar
 
 from mlhpc.common.files.atomic import write_all
 from mlhpc.common.ranks.world import Loss, World
+from mlhpc.common.timing import data_wait
 from mlhpc.common.timing.heartbeat import Heartbeat
 from mlhpc.common.timing.mllog_file import close_mllog, has_run_stop, metadata_of, open_mllog
 from mlhpc.common.timing.steps import RecordEvent, StepTimer, percentiles
@@ -87,6 +88,8 @@ class RunLog:
         self._span_s: dict[tuple[str, int], float] = {}
         self._timers: dict[str, StepTimer] = {}  # of running loops
         self._waited: dict[str, float] = {}  # in finished loops
+        self._waits: list[data_wait.Waits] = []  # of finished loops, in their order
+        self._marks: dict[str, list[tuple[int, str]]] = {}  # in running loops: batches before it, name
         self._status: Status = "aborted"
         self._stopping = threading.Lock()
         self._stopped = False
@@ -175,6 +178,8 @@ class RunLog:
             if meter and error:
                 meter.halt()
             if not error:
+                if name == "run":
+                    self._reduce_waits()
                 if meter:
                     self._note_energy(meter)
                 self._world.enter(self._open_spans[-1] if self._open_spans else "after the run")
@@ -202,16 +207,25 @@ class RunLog:
         name: str,
         record_event: RecordEvent | None = None,
         phase: str = "train",
+        *,
+        passes: int = 1,
+        shared: Callable[[], float] | None = None,
         **tags: Any,
     ) -> Generator[T, None, None]:
         """Yield ``batches``, and record how long the loop waited for them (``name``) and how long its steps took
         (``phase``), also if it exits early and closes this generator. ``record_event`` records events in the
-        queue of the device that the steps run on (None: they run on the host): ``StepTimer``."""
+        queue of the device that the steps run on (None: they run on the host): ``StepTimer``.
+
+        In training all ranks wait for one another after every ``passes`` batches, in the phase "eval" only after
+        the loop: the intervals of ``data_wait``. ``shared``: if ranks share samples, returns the seconds for which
+        this one has waited for others to read theirs, so far."""
         timer = self._timers[name] = StepTimer(record_event)
+        others: list[float] = []
         iterator = iter(batches)
         try:
             while True:
                 timer.ask()
+                before = shared() if shared else 0.0
                 try:
                     with self._range(name):
                         batch = next(iterator)
@@ -219,14 +233,38 @@ class RunLog:
                     timer.stop()
                     break
                 timer.start()
+                if shared:
+                    others.append(shared() - before)
                 with self._range(f"{phase} step"):
                     yield batch
                 del batch  # so that the loader can reuse its memory
         finally:
             self._timers.pop(name, None)
             self._waited[name] = self._waited.get(name, 0.0) + timer.total_wait
+            self._keep_waits(timer, others, name, None if phase == "eval" else passes, tags)
             if not self._events.closed:  # after an error an iterator may outlive the log
                 self._record_times(timer, name, phase, tags)
+
+    def _keep_waits(
+        self, timer: StepTimer, others: list[float], name: str, passes: int | None, tags: dict[str, Any]
+    ) -> None:
+        """Keep the waits of a finished loop in memory, apart before and after each of its marks."""
+        own = [max(0.0, wait - other) for wait, other in zip(timer.waits, others, strict=False)]
+        begin, after = 0, dict[str, str]()
+        for end, mark in [*self._marks.pop(name, []), (len(timer.waits), "")]:
+            last = 0.0 if mark else timer.last_wait
+            waits = data_wait.by_interval(timer.waits[begin:end], passes, last)
+            alone = data_wait.by_interval(own[begin:end], passes, last) if others else waits
+            self._waits.append(data_wait.Waits(name, {**tags, **after}, waits, alone))
+            begin, after = end, {"after": mark}
+
+    def _reduce_waits(self) -> None:
+        """After the clock: the data wait of all ranks as events of rank 0, one for each loop, or part of it."""
+        for loop in data_wait.reduce(self._world, self._waits) or ():
+            if self._world.rank == 0:
+                lost = [[rank, seconds] for rank, seconds in loop.lost.items()]
+                tags: dict[str, Any] = {"count": loop.intervals, "seconds": loop.seconds, "lost": lost}
+                self._event("waited", loop.name, **tags, **loop.tags)
 
     def _range(self, name: str) -> AbstractContextManager[None]:
         """A range of the device's profiler; nothing without a device."""
@@ -263,6 +301,7 @@ class RunLog:
         waited = dict(self._waited)
         for loop, timer in self._timers.items():
             waited[loop] = waited.get(loop, 0.0) + timer.waited()
+            self._marks.setdefault(loop, []).append((timer.started, name))
         self._event("mark", name, waited=waited, **tags)
 
     def metric(self, name: str, value: float, **tags: Any) -> None:

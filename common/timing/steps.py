@@ -92,6 +92,12 @@ class StepTimer:
             self._settle()
 
     @property
+    def started(self) -> int:
+        """Batches that have arrived, the open step's included."""
+        open_ = self._started if self._record is None else self._begin
+        return len(self.steps) + len(self._in_flight) + (open_ is not None)
+
+    @property
     def total_wait(self) -> float:
         """Seconds of data wait of the finished steps, and of the end of the loop."""
         return sum(self.waits) + self.last_wait

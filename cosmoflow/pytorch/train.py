@@ -129,6 +129,7 @@ def train(
             run, dataset, staged, local_batch_size, seed, world, gpu=gpu, spatial_size=spatial_size
         )
         batches = Batches(loader, group, device)
+        shared = (lambda: batches.traffic.seconds) if group else None
 
         record = partial(log_epoch, log, world, run.target, run.training.max_epochs, emulated=emulated)
         epochs = range(last_epoch + 1, training.max_epochs + 1)
@@ -142,7 +143,8 @@ def train(
                     rate = rate_at(hparams, epoch - 1, training.max_epochs)
                     set_rate(optimizer, rate)
                     model.halvings = training.halvings(epoch)
-                    timed = log.timed(batches.training(epoch - 1), "data_wait", events, epoch=epoch)
+                    read = batches.training(epoch - 1)
+                    timed = log.timed(read, "data_wait", events, shared=shared, epoch=epoch)
                     for x, y in track(timed, loader.steps, f"epoch {epoch}", world):
                         losses.append(steps.train(x, y))
                         if len(losses) == run.study.warmup_steps:
@@ -156,7 +158,8 @@ def train(
                 if run.study.steps:
                     break
                 with log.span("eval", epoch=epoch):
-                    timed = log.timed(batches.evaluation(), "eval_data_wait", events, "eval", epoch=epoch)
+                    read = batches.evaluation()
+                    timed = log.timed(read, "eval_data_wait", events, "eval", shared=shared, epoch=epoch)
                     results = [steps.evaluate(x, y) for x, y in timed]
                     own = sum(float(total) for total, _ in results), sum(values for _, values in results)
                     # All ranks of a group have its sums; only the first one is counted.

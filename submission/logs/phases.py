@@ -9,8 +9,8 @@ wait and steps); here all runs are measured in the same way.
 """
 
 from dataclasses import dataclass
-from statistics import median
 
+from mlhpc.common.timing.breakdown import first_excess
 from mlhpc.submission.logs.mllog import Log, Record
 
 PARTS = {
@@ -141,7 +141,7 @@ def phases(log: Log) -> Phases | None:
     whole = finished[:-1] if len(finished) > 1 and finished[-1].samples != finished[0].samples else finished
     excess = None
     if len(whole) >= 3:
-        trained, evaluated = _excess([e.train_s for e in whole]), _excess(evaluations)
+        trained, evaluated = first_excess([e.train_s for e in whole]), first_excess(evaluations)
         spent["training"] -= trained
         spent["evaluation"] -= evaluated
         excess = trained + evaluated
@@ -166,7 +166,3 @@ def _samples(epoch: _Open, log: Log) -> float | None:
     if isinstance(first, int) and isinstance(last, int) and last > first and isinstance(batch, int | float):
         return float((last - first) * batch)
     return float(samples) if isinstance(samples, int | float) else None
-
-
-def _excess(seconds: list[float]) -> float:
-    return max(0.0, seconds[0] - median(seconds[1:])) if len(seconds) >= 3 else 0.0

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import fmean, median
+from statistics import median
 from typing import Any
 
 from mlhpc.benchmarks.load import loads
@@ -39,10 +39,10 @@ class Progress:
     """The state of a run. None: not known (yet).
 
     ``phase``: the innermost span of rank 0; ``phase_s``: seconds since it began. ``step`` of ``steps`` in the
-    current epoch. ``best``: of the target's metric. ``samples_per_s`` and ``data_wait_share`` (mean over ranks)
-    are of the last trained epoch. ``left_s``: seconds until the last epoch, if the target is not met before.
-    ``quiet_s``: seconds since the last event of any rank. ``energy``: by kind of counter. ``status``: running
-    until the run has recorded its end; this does not check whether its processes are alive.
+    current epoch. ``best``: of the target's metric. ``samples_per_s`` and ``data_wait_share`` (of the rank that
+    waited longest) are of the last trained epoch. ``left_s``: seconds until the last epoch, if the target is not
+    met before. ``quiet_s``: seconds since the last event of any rank. ``energy``: by kind of counter. ``status``:
+    running until the run has recorded its end; this does not check whether its processes are alive.
     """
 
     status: str
@@ -303,7 +303,8 @@ class Follower:
         return samples / seconds if seconds > 0 else None
 
     def _wait_share(self) -> float | None:
-        """Data wait over training, mean of the ranks, in the last epoch that rank 0 has trained."""
+        """Data wait over training, of the rank that waited longest, in the last epoch that rank 0 has trained. The
+        run's is at least this, and known at its end (``common/timing/data_wait.py``)."""
         trained = self._ranks[_RANK_0].trained if _RANK_0 in self._ranks else {}
         if not trained:
             return None
@@ -311,7 +312,7 @@ class Follower:
         shares = [
             r.waits.get(epoch, 0.0) / r.trained[epoch] for r in self._ranks.values() if r.trained.get(epoch)
         ]
-        return fmean(shares) if shares else None
+        return max(shares, default=None)
 
 
 def _config(path: Path) -> Run | None:

@@ -48,6 +48,7 @@ class Epoch(Fields):
     data_wait_s: Seconds | None = None
     step_s: Seconds | None = None
     eval_s: Seconds | None = None
+    eval_data_wait_s: Seconds | None = None
     samples: Count | None = None
     samples_per_s: Measured = None
     bytes: Count | None = None
@@ -91,6 +92,26 @@ class Staging(Fields):
     overlapped: bool = False
     waited_s: Seconds = 0.0
     rank_seconds: tuple[Seconds, ...] = ()
+
+
+class SlowRank(Fields):
+    """Seconds of data wait in training and evaluation in which this rank was the one that the others waited for.
+    ``epoch``: that with most of it."""
+
+    rank: Count
+    train_s: Seconds = 0.0
+    eval_s: Seconds = 0.0
+    epoch: Count | None = None
+
+
+class DataWait(Fields):
+    """Data wait of the run in seconds. ``of``: "all ranks", or "rank 0" if the run was aborted. ``ranks``: those
+    that the others waited for, the slowest first."""
+
+    of: Text
+    train_s: Seconds = 0.0
+    eval_s: Seconds = 0.0
+    ranks: tuple[SlowRank, ...] = ()
 
 
 class DataFormat(Fields):
@@ -139,6 +160,7 @@ class Result(Fields):
     time_to_train_without_staging_s: Seconds | None = None
     breakdown_s: dict[Name, Seconds | None] | None = None
     epochs: tuple[Epoch, ...] = ()
+    data_wait: DataWait | None = None
     samples: Samples
     global_batch_size: Count | None = None
     ranks: Ranks

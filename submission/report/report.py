@@ -34,6 +34,7 @@ from mlhpc.submission.report.summary import (
     rate,
     rules_text,
     size,
+    slow_ranks,
     standing,
     throughput,
 )
@@ -156,6 +157,8 @@ def _facts(run: RunDirectory) -> dict[str, str]:
     facts = {}
     if result:
         facts[result.target.label] = f"{quality(result.target)}, {count(len(result.epochs), 'epoch')}"
+        if slow := slow_ranks(run):
+            facts["data wait"] = slow
         if speed := throughput(run):
             facts["throughput"] = f"{rate(speed)} samples/s, median epoch"
         if (read_rate := data_rate(run)) is not None:

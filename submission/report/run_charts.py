@@ -158,12 +158,13 @@ def epoch_times(epochs: Sequence[Epoch]) -> Figure | None:
 
 
 def step_times(ranks: Sequence[RankTimes]) -> Figure | None:
-    """Percentiles of the step time by epoch: in each epoch those of the rank with the largest median."""
-    slowest: dict[int, dict[str, float]] = {}
+    """Percentiles of the step time by epoch: in each epoch those of the rank with the smallest median. The steps
+    of the others contain more waiting for other ranks, and for their data."""
+    chosen: dict[int, dict[str, float]] = {}
     for rank in ranks:
         for epoch, percentiles in rank.steps.items():
-            if percentiles.get("p50", -1.0) >= slowest.get(epoch, {"p50": 0.0})["p50"]:
-                slowest[epoch] = percentiles
+            if epoch not in chosen or percentiles.get("p50", math.inf) < chosen[epoch].get("p50", math.inf):
+                chosen[epoch] = percentiles
     rows = [
         {
             "x": epoch,
@@ -171,10 +172,10 @@ def step_times(ranks: Sequence[RankTimes]) -> Figure | None:
             "series": key,
             "says": f"epoch {epoch}, {key}: {1e3 * seconds:.4g} ms",
         }
-        for epoch, percentiles in sorted(slowest.items())
+        for epoch, percentiles in sorted(chosen.items())
         for key, seconds in percentiles.items()
     ]
-    whose = " of the slowest rank" if len(ranks) > 1 else ""
+    whose = " of the rank that waited least for others" if len(ranks) > 1 else ""
     note = f"median, 90th and 99th percentile and maximum{whose}"
     return _lines("Step time", rows, "step time, ms", note=note)
 
@@ -185,5 +186,5 @@ def rank_spread(ranks: Sequence[RankTimes]) -> Figure | None:
     rows = [{"x": rank, "y": wait, "says": f"rank {rank}: {duration(wait)}"} for rank, wait in waits]
     if len(rows) < 2:
         return None
-    text = _described("Data wait by rank", rows)
-    return plots.columns(rows, text, x_title="rank", y_title="data wait, s", height=120, static_width=820)
+    text = _described("Own data wait by rank", rows)
+    return plots.columns(rows, text, x_title="rank", y_title="own data wait, s", height=120, static_width=820)

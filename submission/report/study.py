@@ -3,7 +3,8 @@
 A study (Han et al. 2019, "A Quantitative Study of Deep Learning Training on Heterogeneous Supercomputers") runs
 the same training under varied settings, several times each. A cell is one choice of settings; its folder has
 ``cell.json``, the settings, and one run folder per repeat. The steps of a run after its warm-up are
-measured, including data wait, on the clock of rank 0; ranks train in lockstep.
+measured, including data wait, on the clock of rank 0, since ranks train in lockstep; the data wait is that of all
+ranks (``common/timing/data_wait.py``).
 """
 
 import contextlib
@@ -17,7 +18,7 @@ from typing import Any
 from mlhpc.benchmarks.load import loads, toml_value
 from mlhpc.benchmarks.schema import Run
 from mlhpc.common.files.untrusted import read_object, read_text
-from mlhpc.common.timing.breakdown import read_events
+from mlhpc.common.timing.breakdown import read_events, waits_are_of_all_ranks
 from mlhpc.errors import UserError
 from mlhpc.submission.logs.servers import ServerFigures, servers_figures
 from mlhpc.submission.report.spread import Spread, spread
@@ -195,6 +196,11 @@ def _measured(run: Path, settings: Mapping[str, Value]) -> Measured:
         raise ValueError(_last_words(run) or "it did not end: killed, or out of time or memory?")
     config = _config(run, settings, {"ranks": notes["facts"]["ranks"]})
     wait, warm = timed["data_wait"], marks.get("warm")
+    # In a run of an early version, that of rank 0.
+    waited = wait["seconds"] - (warm["waited"].get("data_wait", 0.0) if warm else 0.0)
+    if waits_are_of_all_ranks(events):
+        loops = (e for e in events if (e["event"], e["name"]) == ("waited", "data_wait"))
+        waited = sum(e["seconds"] for e in loops if not warm or e.get("after") == "warm")
     expected_steps = config.study.warmup_steps + config.study.steps
     # The number of batches is the number of steps times the gradient accumulation.
     if not expected_steps or not wait["count"] or wait["count"] % expected_steps:
@@ -209,7 +215,7 @@ def _measured(run: Path, settings: Mapping[str, Value]) -> Measured:
         steps=config.study.steps,
         samples=config.study.steps * config.hyperparameters.global_batch_size,
         seconds=ends["train"]["t"] - (warm or begins["train"])["t"],
-        wait_s=wait["seconds"] - (warm["waited"].get("data_wait", 0.0) if warm else 0.0),
+        wait_s=waited,
         staging_s=ends["staging"]["seconds"] if copied else None,
         environment=_environment(run),
     )

@@ -9,6 +9,7 @@ from typing import Any
 from mlhpc.benchmarks import registry
 from mlhpc.errors import count
 from mlhpc.submission.check.rulesets import rules_of_run
+from mlhpc.submission.logs.bindings import read_bindings
 from mlhpc.submission.logs.energy import NAMES as MEASURED
 from mlhpc.submission.logs.energy import joules_text, watts_text
 from mlhpc.submission.logs.findings import Finding
@@ -23,11 +24,11 @@ PARTS = {
     "exchange": ("Exchange", "nodes exchanging their shards between epochs"),
     "first_epoch_excess": (
         "First-epoch excess",
-        "time by which the first epoch exceeds the median of the others",
+        "time by which the first epoch and evaluation exceed the median of the others",
     ),
-    "data_wait": ("Data wait", "the training loop waiting for its next batch"),
+    "data_wait": ("Data wait", "training waiting for its next batch, in each step for the slowest rank"),
     "step": ("Training steps", "forward, backward, all-reduce, update"),
-    "evaluation": ("Evaluation", "the quality metric over the whole evaluation set"),
+    "evaluation": ("Evaluation", "the quality metric over the whole evaluation set, its data wait included"),
     "rest": ("Rest", "everything else inside the clock"),
 }
 
@@ -138,6 +139,43 @@ def no_score(run: RunDirectory, findings: Sequence[Finding]) -> list[str]:
     if rules and not reasons:
         reasons.append(f"the check does not pass ({', '.join(rules)})")
     return reasons
+
+
+def slow_ranks(run: RunDirectory) -> str:
+    """A sentence about the ranks that the others waited for: what each cost the run, and where; or that the data
+    wait is that of rank 0 only. Empty for a run of one rank, and without data wait."""
+    result = run.result
+    if result is None or result.ranks < 2:
+        return ""
+    waits = result.data_wait
+    if waits is None or waits.of != "all ranks":
+        seconds = waits.train_s if waits else sum(e.data_wait_s or 0.0 for e in result.epochs)
+        why = "an earlier version recorded no other" if waits is None else "the run was aborted"
+        only = f"of rank 0 only, since {why}; its steps contain waiting for the others' data"
+        return f"{duration(seconds)} in training, {only}"
+    whole = waits.train_s + waits.eval_s
+    if not whole > _SLIGHT * sum(part.seconds or 0.0 for part in parts(run)):
+        return ""
+    hosts = {binding.rank: binding.hostname for binding in read_bindings(run.env)}
+    # With equally fast ranks, each one is the slowest of a step about as often.
+    least = max(_NOTABLE, _TIMES_FAIR / result.ranks) * whole
+    named = []
+    for slow in waits.ranks[:_NAMED]:
+        if slow.train_s + slow.eval_s >= least:
+            on = f" on {hosts[slow.rank]}" if slow.rank in hosts else ""
+            most = "" if slow.epoch is None else f", most in epoch {slow.epoch}"
+            where = ((slow.train_s, "in training"), (slow.eval_s, "in evaluation"))
+            lost = " and ".join(f"{duration(seconds)} {what}" for seconds, what in where if seconds)
+            named.append(f"rank {slow.rank}{on} cost {lost}{most}")
+    total = f"{duration(waits.train_s)} in training, {duration(waits.eval_s)} in evaluation"
+    return f"{total}: " + ("; ".join(named) or "no rank stands out")
+
+
+_SLIGHT = 0.01
+"""Share of a run below which its data wait is not worth a line."""
+_NAMED, _NOTABLE, _TIMES_FAIR = 4, 0.05, 1.5
+"""Slow ranks named in a line at most; and what one must have cost to be named, as a share of the data wait, and in
+multiples of an equal share."""
 
 
 def standing(run: RunDirectory) -> str:
@@ -261,7 +299,8 @@ def progress_facts(now: Progress) -> dict[str, str]:
     if now.samples_per_s is not None:
         facts["samples/s"] = rate(now.samples_per_s)
     if now.data_wait_share is not None:
-        facts["data wait"] = f"{now.data_wait_share:.1%} of training"
+        of_rank = ", of the rank that waited longest" if now.ranks and now.ranks > 1 else ""
+        facts["data wait"] = f"{now.data_wait_share:.1%} of training{of_rank}"
     if now.elapsed_s is not None:
         facts["clock"] = duration(now.elapsed_s)
     for kind, used in now.energy.items():

@@ -44,6 +44,9 @@ class ThreadWorld(Solo):
     def sum(self, values: Any) -> Any:
         return np.sum(self.gather(np.asarray(values, dtype=np.float64)), axis=0)
 
+    def max(self, values: Any) -> Any:
+        return np.max(self.gather(np.asarray(values, dtype=np.float64)), axis=0)
+
 
 def on_ranks(nodes: int, local_size: int, work: Callable[[ThreadWorld], T]) -> list[T | Exception]:
     """``work(world)`` on all ranks concurrently: its result or exception by rank. A hang fails after a minute."""

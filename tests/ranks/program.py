@@ -78,6 +78,9 @@ def check_collectives(world: World) -> None:
     wide = world.sum([2.0**52 if rank == 0 else 1.0, rank])
     assert wide.tolist() == [2.0**52 + size - 1, sum(range(size))], wide
     assert float(world.sum(0.5)) == 0.5 * size
+    # The next number after 2**53 needs float64.
+    most = world.max([[rank, -rank], [2.0**53 + 2 * rank, 7.0]])
+    assert most.tolist() == [[size - 1, 0], [2.0**53 + 2 * (size - 1), 7.0]], most
 
 
 def check_gradients(world: World) -> None:

@@ -63,10 +63,14 @@ def test_two_ranks_take_the_step_that_a_training_measured(climate, tmp_path):
     record = emulate(
         "deepcam", climate, tmp_path / "out", "--ranks", 2, "--compute", tmp_path / "trained", *words
     )
-    events = read_events(tmp_path / "trained" / "events.rank0.jsonl")
+    of_ranks = [read_events(tmp_path / "trained" / f"events.rank{rank}.jsonl") for rank in range(2)]
     for key, name in (("step_s", "train"), ("eval_step_s", "eval")):
-        measured = [e["p50"] for e in events if (e["event"], e["name"]) == ("steps", name)]
-        assert record["emulation"][key] == median(measured) > 0
+        # The longer steps of the other rank contain waiting for this one.
+        measured = [
+            median(e["p50"] for e in events if (e["event"], e["name"]) == ("steps", name))
+            for events in of_ranks
+        ]
+        assert record["emulation"][key] == min(measured) > 0
     assert record["ranks"] == 2
     # A step of 2 samples does not give the time of a step of 4.
     done = mlhpc("run", "deepcam", "--data", climate, "--compute", tmp_path / "trained", *words)

@@ -45,6 +45,20 @@ def test_throughput_counts_the_steps_after_the_warm_up(site):
     assert run.wait_share == pytest.approx(1.0 / 4.0)
 
 
+def test_the_data_wait_is_that_of_all_ranks_after_the_warm_up(site):
+    site.takes(run1=[4.0, 1.0])
+    assert site.study("--vary", "batch=8", "--repeats", "1", "--steps", "20", "--warmup", "3") == 0
+    record = next(site.out.glob("*/run-1/events.rank0.jsonl"))
+    with record.open("a") as events:
+        for name, seconds, tags in (
+            ("data_wait", 9.0, {}), ("data_wait", 3.0, {"after": "warm"}), ("eval_data_wait", 50.0, {}),
+        ):  # fmt: skip
+            waited = {"event": "waited", "name": name, "epoch": 1, "count": 4, "seconds": seconds, "lost": []}
+            events.write(json.dumps({"t": 99.5, **waited, **tags}) + "\n")
+    (run,) = read(site.out).cells[0].runs
+    assert (run.seconds, run.wait_s) == (4.0, 3.0)
+
+
 def test_without_warm_up_all_steps_are_measured(site):
     site.takes(run1=[4.0, 1.0])
     assert site.study("--vary", "batch=8", "--repeats", "1", "--steps", "20", "--warmup", "0") == 0

@@ -96,6 +96,41 @@ def test_events_of_a_killed_rank_are_read_up_to_the_truncated_line(tmp_path):
     assert read_events(path) == [{"event": "begin", "name": "run"}]
 
 
+def test_waits_of_all_ranks_replace_those_of_rank_0():
+    made = events([20, 10], [1, 1], [3, 3])
+    made += [
+        {"event": "waited", "name": name, "epoch": epoch, "seconds": seconds, "count": 5, "lost": []}
+        for name, epoch, seconds in (("data_wait", 1, 12), ("data_wait", 1, 2), ("data_wait", 2, 4),
+                                     ("eval_data_wait", 2, 2))
+    ]  # fmt: skip
+    told = breakdown(made)
+    assert (told.data_wait, told.step, told.evaluation) == (18, 12, 6)
+    assert [epoch.eval_data_wait_s for epoch in told.epochs] == [0, 2]
+    assert sum(part or 0 for part in told.parts().values()) == told.total
+    made[-1]["seconds"], made[-2]["seconds"] = 3.01, 10.01  # ranks leave a barrier one after the other
+    told = breakdown(made)
+    assert (told.data_wait, told.epochs[1].eval_data_wait_s) == (24, 3)
+    assert all(part >= 0 for part in told.parts().values() if part is not None)
+
+
+@pytest.mark.parametrize(
+    ("waits", "steps", "excess", "wait"),
+    [
+        # Later epochs wait less because their steps take longer: the first took 5 s more than they did.
+        ((10, 1, 1, 1), (1, 5, 5, 5), 5, 13 - 5),
+        ((6, 2, 2, 2), (12, 6, 6, 6), 10, 12 - 4),
+        ((0, 0, 0, 0), (9, 5, 5, 5), 4, 0),
+        # The medians of the parts do not add up to that of their sum.
+        ((5, 0, 4, 4), (5, 4, 0, 4), 6, 13 - 3),
+    ],
+)
+def test_the_excess_is_that_of_training_and_divided_in_proportion(waits, steps, excess, wait):
+    trains = [a + b for a, b in zip(waits, steps, strict=True)]
+    told = breakdown(events(trains, waits, [1] * 4))
+    assert (told.first_epoch_excess, told.data_wait) == (excess, pytest.approx(wait))
+    assert told.step == pytest.approx(sum(trains) - excess - wait)
+
+
 def test_an_epoch_trained_in_parts_sums_their_waits():
     """Evaluations inside an epoch cut its training, and its record of waits, into parts."""
     made = events([10, 12, 11], [1] * 3, [1] * 3)

@@ -3,8 +3,10 @@
 import fcntl
 import os
 import time
+from collections.abc import Callable
 from io import StringIO, UnsupportedOperation
 from pathlib import Path
+from typing import Any
 
 import pytest
 from golden.make_run import make_run
@@ -32,10 +34,61 @@ def test_start_up_waiting_and_memory_are_shown(tmp_path: Path) -> None:
 def test_the_spread_over_ranks_names_the_slowest(tmp_path: Path) -> None:
     page, _ = report_of(with_events(make_run(tmp_path / "run", ranks=4), 4))
     assert "Spread over 4 ranks" in page.text
-    assert "data wait 1.00 s 2.50 s 4.00 s 3" in page.text
-    assert [row["y"] for row in page.rows("Data wait by rank")] == [1.0, 2.0, 3.0, 4.0]
-    # The step time is that of the slowest rank.
-    assert {row["series"]: row["y"] for row in page.rows("Step time by epoch")}["p50"] == 5000.0
+    assert "its own data wait 1.00 s 2.50 s 4.00 s 3" in page.text
+    assert [row["y"] for row in page.rows("Own data wait by rank")] == [1.0, 2.0, 3.0, 4.0]
+    # The steps of the others contain waiting for the slowest one.
+    assert {row["series"]: row["y"] for row in page.rows("Step time by epoch")}["p50"] == 2000.0
+
+
+def waited(of: str, train_s: float, eval_s: float, *ranks: tuple[float, ...]) -> Callable[[Any], None]:
+    """Sets the data wait of a result; ``ranks``: number, seconds in training and in evaluation, worst epoch."""
+    listed = [dict(zip(("rank", "train_s", "eval_s", "epoch"), each, strict=True)) for each in ranks]
+    return lambda told: told.update(
+        data_wait={"of": of, "train_s": train_s, "eval_s": eval_s, "ranks": listed}
+    )
+
+
+@pytest.mark.parametrize(
+    ("ranks", "result", "words"),
+    [
+        (2, waited("all ranks", 26.8, 3.2, (1, 26.5, 3.2, 4), (0, 0.3, 0.0, 1)),
+         "26.8 s in training, 3.20 s in evaluation: rank 1 on n3 cost 26.5 s in training and 3.20 s in "
+         "evaluation, most in epoch 4"),
+        # Each of two equal ranks is the slowest in half of the steps.
+        (2, waited("all ranks", 10.0, 0.0, (0, 5.5, 0.0, 1), (1, 4.5, 0.0, 1)),
+         "10.0 s in training, 0.00 s in evaluation: no rank stands out"),
+        (8, waited("all ranks", 10.0, 0.0, (6, 4.9, 0.0, 1), (7, 4.8, 0.0, 2), (0, 0.1, 0.0, 1)),
+         "rank 6 on n3 cost 4.90 s in training, most in epoch 1; rank 7 on n3 cost 4.80 s in training, most in "
+         "epoch 2"),
+        (2, lambda told: told.pop("data_wait", None), "in training, of rank 0 only, since an earlier version"),
+    ],
+    ids=["one", "equal", "a node", "earlier"],
+)  # fmt: skip
+def test_the_rank_that_others_waited_for_is_named_with_its_cost(
+    ranks: int, result: Callable[[Any], None], words: str, tmp_path: Path
+) -> None:
+    def env(facts: dict[str, Any]) -> None:
+        facts["bindings"] = [
+            {"rank": rank, "hostname": "n3", "local_rank": rank, "cores": "0-1"} for rank in range(ranks)
+        ]
+
+    page, terminal = report_of(make_run(tmp_path / "run", ranks=ranks, result=result, env=env))
+    assert (
+        words in terminal
+        and f"Data wait: {terminal.split('data wait ')[1].split(' throughput')[0]}." in page.text
+    )
+    one, terminal = report_of(make_run(tmp_path / "one", result=result))
+    assert "in training" not in one.text and "data wait " not in terminal
+
+
+def test_an_aborted_run_says_that_its_waits_are_those_of_rank_0(tmp_path: Path) -> None:
+    def result(told: dict[str, Any]) -> None:
+        aborted(told)
+        waited("rank 0", 5.1, 0.2)(told)
+
+    page, terminal = report_of(make_run(tmp_path / "run", ranks=2, status="aborted", result=result))
+    for text in (page.text, terminal):
+        assert "5.10 s in training, of rank 0 only, since the run was aborted" in text
 
 
 def test_events_without_percentiles_draw_no_step_time(tmp_path: Path) -> None:

@@ -1,0 +1,91 @@
+"""Data wait: the one definition of it, for any number of ranks.
+
+At some points of a run all ranks wait for one another. Between two of them, in an *interval*, the run has waited
+for data as long as the rank that waited longest: **data wait is the sum over the intervals of the largest wait of
+any rank**. The rest of an interval is the step: computing, and waiting for ranks that compute longer. An interval
+of training is a step of the optimizer with all its accumulated batches; an evaluation is one interval as a whole.
+
+The waits of one rank would not do: while another rank waits for its files, this one waits for that rank inside its
+step. Nor would the largest of the ranks' sums: in each step it may be another rank whose file is slow.
+
+Each rank keeps its waits in memory, and they are reduced once the clock has stopped.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mlhpc.common.ranks.world import World
+
+Seconds = npt.NDArray[np.float32]
+NAMED = 8
+"""Maximum number of ranks listed for a loop."""
+
+
+@dataclass(frozen=True)
+class Waits:
+    """What one rank waited for its batches in (a part of) a loop: ``seconds`` by interval, and ``own``, the same
+    without waiting for the ranks with which it shares samples. ``tags``: of the loop, such as its epoch."""
+
+    name: str
+    tags: Mapping[str, Any]
+    seconds: Seconds
+    own: Seconds
+
+
+@dataclass(frozen=True)
+class DataWait:
+    """The data wait of all ranks in (a part of) a loop. ``lost``: by rank, the seconds of it in which the others
+    waited for that rank; of the ``NAMED`` ranks with most."""
+
+    name: str
+    tags: Mapping[str, Any]
+    intervals: int
+    seconds: float
+    lost: Mapping[int, float]
+
+
+def by_interval(waits: Sequence[float], passes: int | None, last: float = 0.0) -> Seconds:
+    """Seconds by interval, from the ``waits`` for each batch: those of ``passes`` batches together, then ``last``,
+    the wait until the loop learned that there are no more. ``passes`` None: the whole loop is one interval."""
+    if passes is None:
+        return np.array([sum(waits) + last], np.float32)
+    sums = [sum(waits[begin : begin + passes]) for begin in range(0, len(waits), passes)]
+    return np.array([*sums, last], np.float32)
+
+
+def seconds_of(ranks: Sequence[Seconds]) -> float:
+    """The data wait of ranks whose waits by interval are all known here."""
+    return float(np.max(ranks, axis=0).sum())
+
+
+def reduce(world: World, kept: Sequence[Waits]) -> list[DataWait] | None:
+    """The data wait of all ranks, loop by loop; ``kept``: of this rank, in the order of the loops. None if the
+    ranks had different numbers of loops. Called by all ranks, outside the clock."""
+    most, least = _ends(world, [len(kept)])
+    if most != least:
+        return None
+    lengths = _ends(world, [len(waits.seconds) for waits in kept])
+    return [_reduce(world, waits, *ends) for waits, *ends in zip(kept, *lengths, strict=True)]
+
+
+def _reduce(world: World, waits: Waits, longest: float, shortest: float) -> DataWait:
+    both = np.stack([waits.seconds, waits.own]).astype(np.float64)
+    if longest != shortest:  # so they did not wait for one another before the end of the loop
+        both = both.sum(axis=1, keepdims=True)
+    seconds, slowest = world.max(both)
+    # The lowest rank among equal ones.
+    ranks = -world.max(np.where(both[1] == slowest, -world.rank, -world.size)).astype(int)
+    lost = np.bincount(ranks, seconds)
+    first = np.argsort(-lost, kind="stable")[:NAMED]
+    named = {int(rank): float(lost[rank]) for rank in first if lost[rank] > 0}
+    return DataWait(waits.name, waits.tags, len(seconds), float(seconds.sum()), named)
+
+
+def _ends(world: World, counts: Sequence[int]) -> tuple[list[float], list[float]]:
+    """The largest and the smallest of all ranks, of each of ``counts``."""
+    most, negative = world.max([counts, [-number for number in counts]])
+    return most.tolist(), (-negative).tolist()
