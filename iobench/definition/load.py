@@ -11,9 +11,9 @@ from pydantic import BaseModel, ValidationError
 
 from mlhpc.benchmarks.toml_lines import parse_toml
 from mlhpc.common.files.untrusted import read_text
-from mlhpc.errors import UserError, did_you_mean, install
+from mlhpc.errors import UserError, did_you_mean, install, shown
 from mlhpc.iobench.definition import dlio
-from mlhpc.iobench.definition.lines import toml_line, yaml_line
+from mlhpc.iobench.definition.lines import load_yaml, toml_line, yaml_line
 from mlhpc.iobench.definition.schema import Workload
 
 _SIZES = {("dataset", key) for key in ("files", "samples_per_file", "sample_bytes")}
@@ -78,8 +78,7 @@ def _from_yaml(text: str, where: str, stem: str, settings: Iterable[str]) -> Wor
     except ModuleNotFoundError:
         raise UserError(f"{where}: reading YAML needs PyYAML; {install('io')}, or write TOML") from None
     try:
-        root = yaml.compose(text, yaml.SafeLoader)
-        tables = yaml.safe_load(text)
+        root, tables = load_yaml(text)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f":{mark.line + 1}" if mark else ""
@@ -147,7 +146,7 @@ def _first_problem(error: ValidationError) -> tuple[tuple[str, ...], str]:
     if problem["type"] == "extra_forbidden":
         return keys, f"unknown key {place!r}; {did_you_mean(place, _names(Workload))}"
     message = problem["msg"].removeprefix("Value error, ")
-    given = "" if isinstance(problem["input"], dict | BaseModel) else f"; got {problem['input']!r}"
+    given = "" if isinstance(problem["input"], dict | BaseModel) else f"; got {shown(problem['input'])}"
     return keys, f"{place}: {message}{given}" if place else message
 
 

@@ -216,7 +216,7 @@ class Metric(FrozenModel):
 
 
 class Workload(FrozenModel):
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", max_length=200)
     description: str = ""
     suite: Literal["", "dlio", "mlperf-storage", "mlhpc"] = Field(
         "", description="the benchmark suite that defines it"
