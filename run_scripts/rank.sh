@@ -4,10 +4,19 @@
 # job could find. Every rank holds a shared lock; the one that can have it exclusively is the last.
 set -uo pipefail
 
-lock=${STAGE:?}.lock
-mkdir -p "${lock%/*}"
-# Reopened if the locked file has just been removed with the stage of an earlier run.
-until [[ $lock -ef /dev/fd/9 ]]; do exec 9>>"$lock" && flock --shared 9 || exit; done
+# The lock is in the stage, which must belong to this user alone, as for staging: beside it in /tmp, another user could
+# hold the lock, or put a link in its place.
+lock=${STAGE:?}/.ranks
+make_stage() {
+  mkdir -p -- "$(dirname -- "$STAGE")"
+  mkdir -m 0700 -- "$STAGE" 2>/dev/null
+  [[ -d $STAGE && ! -L $STAGE && -O $STAGE && -z $(find "$STAGE" -maxdepth 0 -perm /022) ]] && return
+  echo "mlhpc: $STAGE is not a folder of yours alone (mode 0700); choose another STAGE" >&2
+  exit 2
+}
+# Again if the locked file has just been removed with the stage of an earlier run.
+make_stage
+until [[ $lock -ef /dev/fd/9 ]]; do make_stage && exec 9>>"$lock" && flock --shared 9 || exit; done
 
 "$@" 9>&- & # processes that a rank leaves running do not hold the lock
 rank=$!
@@ -18,5 +27,5 @@ while kill -0 "$rank" 2>/dev/null; do wait "$rank"; done # a signal interrupts w
 wait "$rank"
 status=$?
 
-if flock --exclusive --nonblock 9; then rm -rf --one-file-system -- "$STAGE" "$lock"; fi
+if flock --exclusive --nonblock 9; then rm -rf --one-file-system -- "$STAGE"; fi
 exit "$status"
