@@ -18,6 +18,8 @@ from mlhpc.iobench.definition.schema import Workload
 
 _SIZES = {("dataset", key) for key in ("files", "samples_per_file", "sample_bytes")}
 LineOf = Callable[[Sequence[str]], int | None]
+Loaded = tuple[Workload, set[tuple[str, ...]]]
+"""A workload, and the keys that ``settings`` have set."""
 
 
 def names() -> dict[str, str]:
@@ -44,15 +46,22 @@ def load(source: str, settings: Iterable[str] = ()) -> Workload:
                 f"no workload {source!r}; {did_you_mean(source, suite_names)} Or give a .toml or .yaml file"
             )
         text = _folder().joinpath(f"{source}.toml").read_text("utf-8")
-        return _from_toml(text, f"workload {source}", settings)
+        return _from_toml(text, f"workload {source}", settings)[0]
     try:
         text = read_text(path)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise UserError(f"{path}: cannot be read: {reason}; give the file of a workload") from None
     if path.suffix == ".toml":
-        return _from_toml(text, str(path), settings)
-    return _from_yaml(text, str(path), path.stem, settings)
+        workload, changed = _from_toml(text, str(path), settings)
+    else:
+        workload, changed = _from_yaml(text, str(path), path.stem, settings)
+    workload.propose(
+        key
+        for key in ("url", "endpoints")
+        if getattr(workload.storage, key) and not {("storage",), ("storage", key)} & changed
+    )
+    return workload
 
 
 def dumps(workload: Workload) -> str:
@@ -64,7 +73,7 @@ def _folder() -> Any:
     return resources.files("mlhpc.iobench") / "workloads"
 
 
-def _from_toml(text: str, where: str, settings: Iterable[str]) -> Workload:
+def _from_toml(text: str, where: str, settings: Iterable[str]) -> Loaded:
     try:
         tables = parse_toml(text)
     except ValueError as error:
@@ -72,7 +81,7 @@ def _from_toml(text: str, where: str, settings: Iterable[str]) -> Workload:
     return _validated(tables, settings, where, lambda keys: toml_line(text, keys))
 
 
-def _from_yaml(text: str, where: str, stem: str, settings: Iterable[str]) -> Workload:
+def _from_yaml(text: str, where: str, stem: str, settings: Iterable[str]) -> Loaded:
     try:
         import yaml
     except ModuleNotFoundError:
@@ -98,7 +107,7 @@ def _from_yaml(text: str, where: str, stem: str, settings: Iterable[str]) -> Wor
     )
 
 
-def _validated(tables: dict[str, Any], settings: Iterable[str], where: str, line_of: LineOf) -> Workload:
+def _validated(tables: dict[str, Any], settings: Iterable[str], where: str, line_of: LineOf) -> Loaded:
     changed: set[tuple[str, ...]] = set()
     for setting in settings:
         tables, keys = _with_setting(tables, setting)
@@ -111,7 +120,7 @@ def _validated(tables: dict[str, Any], settings: Iterable[str], where: str, line
         # The file's total belongs to the file's sizes.
         tables = {**tables, "dataset": {k: v for k, v in tables["dataset"].items() if k != "total_bytes"}}
     try:
-        return Workload(**tables)
+        return Workload(**tables), changed
     except ValidationError as error:
         keys, message = _first_problem(error)
         if any(keys[: len(each)] == each for each in changed):
