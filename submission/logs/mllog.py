@@ -7,7 +7,6 @@ numbers finite once, for all readers.
 """
 
 import hashlib
-import json
 import math
 import sys
 from array import array
@@ -17,7 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TextIO
 
-from mlhpc.common.files.untrusted import clean, printable
+from mlhpc.common.files.untrusted import MOST_VALUES, clean, count_values, parse_json, printable
 from mlhpc.errors import UserError
 
 TOKEN = ":::MLLOG "
@@ -184,6 +183,10 @@ class Log:
                 start = None
 
 
+LARGEST = 256 * 2**20
+"""Characters of a log that are read; published logs have up to 50 million."""
+
+
 def parse(path: Path) -> Log:
     """Reads the MLLOG lines of ``path``. A file without any gives a ``Log`` without records.
 
@@ -196,8 +199,13 @@ def parse(path: Path) -> Log:
     repeated: list[int] = []
     longest = parsing_cost = 0
     try:
+        left, left_values = LARGEST, MOST_VALUES
         with path.open(encoding="utf-8", errors="replace") as file:
             for number, text in enumerate(_lines(file), 1):
+                left -= len(text)
+                if left < 0:
+                    problems.append(Problem(number, f"not read from here: beyond {LARGEST // 2**20} MiB"))
+                    break
                 if len(text) == _LONGEST_READ:
                     longest = max(longest, _LONGEST_READ)
                 # Like the official parser, use the text after the last token on a line.
@@ -207,6 +215,10 @@ def parse(path: Path) -> Log:
                 mllog_lines.append(number)
                 length = len(text.encode("utf-8", "replace"))
                 longest, parsing_cost = max(longest, length), parsing_cost + length**2
+                left_values -= count_values(payload)
+                if left_values < 0:
+                    problems.append(Problem(number, f"not read from here: more than {MOST_VALUES} values"))
+                    break
                 record = _record(payload, number, repeated, cut=not text.endswith("\n"))
                 if isinstance(record, Record):
                     records.append(record)
@@ -255,7 +267,7 @@ def _record(payload: str, line: int, repeated: list[int], *, cut: bool) -> Recor
         return fields
 
     try:
-        fields = json.loads(payload.strip(), object_pairs_hook=unique)
+        fields = parse_json(payload.strip(), object_pairs_hook=unique)
         time_ms = float(fields["time_ms"])
         metadata = fields["metadata"]
         record = Record(
