@@ -59,7 +59,8 @@ SECRETS = {
     "web token": r"\beyJ[\w-]{10,2000}\.eyJ[\w-]{10,2000}\.[\w-]{10,2000}",
     "bearer token": r"(?i:\bbearer)\s{1,4}(?=[\w.~+/-]{0,200}\d)[\w.~+/-]{16,2000}",
     "basic authorization": r"(?i:authorization)[\"']?\s{0,5}[:=]\s{0,5}[\"']?(?i:basic)\s{1,5}[\w+/]{6,500}={0,2}",
-    "login in .netrc": r"\blogin\s{1,20}\S{1,200}\s{1,20}password\s{1,20}\S{4,200}",
+    "login in .netrc": r"\b(?:machine\s{1,20}\S{1,200}|default)\s{1,20}login\s{1,20}\S{1,200}\s{1,20}"
+    r"password\s{1,20}\S{4,200}",
     "option with a password": r"\b(?:mysql|mysqldump|mysqladmin|mariadb|smbclient|ldapsearch)\b[^|;\n]{0,200}?"
     r"\s-[pw](?![\s\d]|assword)[^\s$<{]{4,200}|\bsshpass\s{1,5}-p\s{0,5}[^\s$<{]{4,200}"
     r"|\bcurl\b[^|;\n]{0,200}?\s(?:-u|--user)[ =]?[^\s:$<{]{1,100}:[^\s$<{]{4,200}",
