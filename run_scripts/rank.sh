@@ -2,21 +2,18 @@
 # One rank of a job whose stage is named after the job: srun ... run_scripts/rank.sh COMMAND ...
 # However the ranks end (scancel, time limit, a lost rank), the last one on a node removes the stage, which no other
 # job could find. Every rank holds a shared lock; the one that can have it exclusively is the last.
+# The lock is inside the stage, which must be this user's alone: in /tmp others could hold it, or put a link there.
 set -uo pipefail
 
-# The lock is in the stage, which must belong to this user alone, as for staging: beside it in /tmp, another user could
-# hold the lock, or put a link in its place.
 lock=${STAGE:?}/.ranks
-make_stage() {
-  mkdir -p -- "$(dirname -- "$STAGE")"
-  mkdir -m 0700 -- "$STAGE" 2>/dev/null
-  [[ -d $STAGE && ! -L $STAGE && -O $STAGE && -z $(find "$STAGE" -maxdepth 0 -perm /022) ]] && return
-  echo "mlhpc: $STAGE is not a folder of yours alone (mode 0700); choose another STAGE" >&2
-  exit 2
-}
+own() { [[ -d $STAGE && ! -L $STAGE && -O $STAGE && -z $(find "$STAGE" -maxdepth 0 -perm /022) ]]; }
+mkdir -p -- "$(dirname -- "$STAGE")"
 # Again if the locked file has just been removed with the stage of an earlier run.
-make_stage
-until [[ $lock -ef /dev/fd/9 ]]; do make_stage && exec 9>>"$lock" && flock --shared 9 || exit; done
+until [[ $lock -ef /dev/fd/9 ]]; do
+  mkdir -m 0700 -- "$STAGE" 2>/dev/null
+  own || { echo "mlhpc: $STAGE is not a folder of yours alone (mode 0700); choose another STAGE" >&2; exit 2; }
+  exec 9>>"$lock" && flock --shared 9 || exit
+done
 
 "$@" 9>&- & # processes that a rank leaves running do not hold the lock
 rank=$!

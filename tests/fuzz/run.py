@@ -3,8 +3,8 @@
     python tests/fuzz/run.py [--minutes M] [--inputs N] [--seed S] [--keep DIR] [READER ...]
 
 Runs every reader (or those named) on N random inputs, or for M minutes of processor time, whichever comes first.
-A reader may refuse an input with a UserError or the errors that it documents. Anything else is a failure, also more
-than 256 MiB of memory beyond the input's size or 10 s of processor time; the input is then kept in DIR (default:
+A reader may refuse an input with a UserError or the errors that it documents. Anything else is a failure, as are
+256 MiB of memory beyond the input's size and 10 s of processor time; the input is then kept in DIR (default:
 fuzz-failures). Exit status 1 when there was one. A seed gives the same inputs in every run.
 """
 
