@@ -309,13 +309,13 @@ def admit(
                     if key.fileobj is listener:
                         if len(pending) >= ranks + MAX_STRANGERS:
                             forget(next(iter(pending))).close()
-                        if sock := _accept(listener):
+                        if new := _accept(listener):
                             try:
-                                pending[sock] = _Stranger(sock, proof.kind)
-                                selector.register(sock, selectors.EVENT_READ, sock)
+                                pending[new] = _Stranger(new, proof.kind)
+                                selector.register(new, selectors.EVENT_READ, new)
                             except OSError:
-                                pending.pop(sock, None)
-                                sock.close()
+                                pending.pop(new, None)
+                                new.close()
                     elif stranger := pending.get(key.data):
                         try:
                             hello = stranger.answer(proof, port)

@@ -29,7 +29,7 @@ def load_yaml(text: str) -> tuple[Any, Any]:
         nodes = 0
 
         def compose_node(self, parent: Any, index: Any) -> Any:
-            event = self.peek_event()
+            event: Any = self.peek_event()  # type: ignore[no-untyped-call]
             self.nodes += 1
             problem = None
             if isinstance(event, yaml.AliasEvent):
