@@ -239,8 +239,8 @@ def parse(path: Path) -> Log:
 
 
 def _lines(file: TextIO) -> Iterator[str]:
-    """The lines of a file, each up to _LONGEST_READ characters, to bound the memory; an empty one at the end if only
-    LARGEST characters of the file were read."""
+    """The lines of a file, each up to _LONGEST_READ characters, to bound the memory; an empty one at the end if
+    only LARGEST characters of the file were read."""
     left = LARGEST
     while line := file.readline(_LONGEST_READ):
         yield line
