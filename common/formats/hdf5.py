@@ -7,7 +7,7 @@ import h5py
 from mlhpc.errors import UserError
 
 FREE_BYTES = 2**27
-"""Bytes that an array may have however little of it is stored: a full DeepCAM sample has 57 MB."""
+"""Bytes that an array may have however little of it is stored: the largest sample of the suite has 57 MB."""
 MOST_EXPANSION = 20
 """Compression beyond that; real fields compress 2 to 5 times."""
 
