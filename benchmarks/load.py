@@ -13,7 +13,7 @@ from pydantic import BaseModel, ValidationError
 from mlhpc.benchmarks import registry
 from mlhpc.benchmarks.schema import Run, Target
 from mlhpc.benchmarks.toml_lines import parse_toml, toml_lines
-from mlhpc.errors import UserError, did_you_mean
+from mlhpc.errors import UserError, did_you_mean, shown
 
 
 class BadSetting(UserError):
@@ -74,7 +74,7 @@ def load_file(
         ) from None
     if own.get("benchmark") != benchmark:
         where = _at(path, text, "benchmark")
-        raise UserError(f"{where}: is a configuration of {own.get('benchmark')!r}, not of {benchmark}")
+        raise UserError(f"{where}: is a configuration of {shown(own.get('benchmark'))}, not of {benchmark}")
     try:
         return _validated(_over(own, dict(tables or {})), settings)
     except BadSetting as error:
@@ -234,7 +234,7 @@ def _first_problem(error: ValidationError, model: type[Run]) -> BadSetting:
             place += f".{key}"
         return BadSetting(f"unknown key {place!r}; {did_you_mean(place, _keys(model))}", place)
     message = problem["msg"].removeprefix("Value error, ")
-    got = "" if isinstance(problem["input"], dict) else f"; got {problem['input']!r}"
+    got = "" if isinstance(problem["input"], dict) else f"; got {shown(problem['input'])}"
     # A message about several tables has no position, and names its keys itself.
     return BadSetting(f"{place}: {message}{got}" if place else message, place)
 

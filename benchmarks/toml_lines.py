@@ -5,12 +5,23 @@ import re
 import tomllib
 from typing import Any
 
+LARGEST = 2**20
+"""Characters of a TOML file; the suite's own have up to 20 000."""
+MOST_VALUES = 50_000
+MOST_PARTS = 32
+_PART = r"""(?:[\w-]+|"[^"\n]*"|'[^'\n]*')[ \t]*"""
+_DEEP = re.compile(rf"(?<![\w.-]){_PART}(?:\.[ \t]*{_PART}){{{MOST_PARTS}}}")
 END = ""
 """Key of the last line of the text."""
 
 
 def parse_toml(text: str) -> dict[str, Any]:
-    """The tables of the TOML ``text``. Raises ValueError if it is not TOML, or nested too deeply to parse."""
+    """The tables of the TOML ``text``. Raises ValueError if it is not TOML, nested too deeply to parse, or stands
+    for far more than a configuration has: a table takes a kilobyte, a key of n parts n² steps."""
+    if len(text) > LARGEST or sum(map(text.count, "[{,=")) > MOST_VALUES:
+        raise ValueError(f"more than {LARGEST // 2**20} MiB, or more than {MOST_VALUES} values")
+    if _DEEP.search(text):
+        raise ValueError(f"a key of more than {MOST_PARTS} parts")
     try:
         return tomllib.loads(text)
     except RecursionError:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from mlhpc.common.data.generate import write_on_all_ranks, write_on_rank0
@@ -17,7 +18,7 @@ from mlhpc.common.host.provenance import describe_environment
 from mlhpc.common.ranks.collectives import on_all_ranks, on_each_rank, on_rank0
 from mlhpc.common.ranks.world import World
 from mlhpc.common.timing.waiting import clock
-from mlhpc.errors import UserError
+from mlhpc.errors import UserError, shown
 from mlhpc.iobench.dataset.generate import require_data
 from mlhpc.iobench.dataset.layout import Layout, Root, root_of
 from mlhpc.iobench.definition import load
@@ -151,9 +152,24 @@ def _write_record(workload: Workload, total: dict[str, Any], out: Path) -> None:
 
 
 def data_of(given: str | None, workload: Workload, rank: int) -> Root:
-    """Location of the data of ``workload``: as ``given``, else from its file, else a folder with its name.
-    Raises UserError for an incomplete URL."""
-    data = given or workload.storage.url or f"data/io-{workload.name}"
+    """Location of the data of ``workload``: as ``given``, else its own, else a folder with its name.
+
+    Raises UserError for an incomplete URL, and for one that only the file of the workload has chosen, or a server:
+    the files of others must not choose where the user's files go, nor what gets requests signed by the user.
+    """
+    storage = workload.storage
+    if not given and "url" in workload.proposed:
+        raise UserError(
+            f"the workload proposes {shown(storage.url)} for its data; if you agree, add --data "
+            f"{quote(storage.url)}"
+        )
+    data = given or storage.url or f"data/io-{workload.name}"
+    if "://" in data and "endpoints" in workload.proposed:
+        servers = quote(",".join(storage.endpoints))
+        raise UserError(
+            "the workload proposes servers, which would get requests signed with your credentials; if you agree, "
+            f"add --set storage.endpoints={servers}"
+        )
     return root_of(data, workload.storage, rank)
 
 

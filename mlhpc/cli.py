@@ -11,6 +11,9 @@ from mlhpc.commands import data, io, models, observe, preflight, results, traini
 from mlhpc.commands.parser import Parser, print_help
 from mlhpc.errors import QUIET, AlreadyReported, Terminated, UserError, did_you_mean, missing_package
 
+LONGEST = 8000
+"""Characters of a message."""
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status: 0 done, 1 negative result (target missed, findings), 2 user
@@ -42,7 +45,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         if debug:
             raise
         if not isinstance(error, AlreadyReported):
-            sys.stderr.write(f"mlhpc: {error}\n")
+            sys.stderr.write(f"mlhpc: {_message(error)}\n")
+        return 2
+    except (MemoryError, RecursionError) as error:
+        if debug:
+            raise
+        what = "not enough memory" if isinstance(error, MemoryError) else "an input is nested too deeply"
+        detail = f" ({_message(error)})" if isinstance(error, MemoryError) and str(error) else ""
+        sys.stderr.write(f"mlhpc: {what}{detail}; check the inputs, or see the place with --debug\n")
         return 2
     except ModuleNotFoundError as error:
         if debug or (error.name or "mlhpc").partition(".")[0] == "mlhpc":
@@ -98,6 +108,14 @@ class Overview(Parser):
         options.end_section()
         hint = "mlhpc COMMAND --help shows its options; mlhpc completion bash completes them."
         return "\n".join([*lines, "", options.format_help(), hint, ""])
+
+
+def _message(error: BaseException) -> str:
+    """The text of ``error``, which may quote a file: printable, and not endless."""
+    from mlhpc.common.files.untrusted import printable
+
+    text = str(error)
+    return printable(text if len(text) <= LONGEST else f"{text[:LONGEST]}… ({len(text)} characters)", "\n\t")
 
 
 def _parser() -> Parser:

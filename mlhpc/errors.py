@@ -3,6 +3,7 @@
 import contextlib
 import difflib
 import os
+import reprlib
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -107,6 +108,22 @@ def did_you_mean(word: str, choices: Iterable[str]) -> str:
     if len(options) > MANY:
         options = sorted({table + ".*" * bool(dot) for table, dot, _ in (o.partition(".") for o in options)})
     return f"choose from: {few(options, MANY)}"
+
+
+class _Short(reprlib.Repr):
+    """Looks at a few parts of a value, at most two levels deep: aliases can make it larger than memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlevel, self.maxstring, self.maxother = 2, 200, 200
+
+    def repr_int(self, x: int, level: int) -> str:
+        return super().repr_int(x, level) if x.bit_length() < 1000 else f"an integer of {x.bit_length()} bits"
+
+
+def shown(value: object) -> str:
+    """``repr`` of a value from a file, for a message: of any value at most a few hundred characters."""
+    return _Short().repr(value)
 
 
 def count(number: int, noun: str) -> str:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from mlhpc.benchmarks.toml_lines import END, parse_toml, toml_lines
 from mlhpc.common.files.untrusted import read_text
-from mlhpc.errors import UserError, did_you_mean
+from mlhpc.errors import UserError, did_you_mean, shown
 from mlhpc.perf.units import quantity, written
 
 SYSTEMS = "mlhpc.benchmarks"
@@ -239,7 +239,7 @@ def _fact(value: Any, kind: type, wrong: Any, key: str) -> Any:
     else:
         good, expected = isinstance(value, str) and bool(value.strip()), "a text"
     if not good:
-        raise wrong(f"{key}: {value!r} is not {expected}")
+        raise wrong(f"{key}: {shown(value)} is not {expected}")
     return value
 
 
@@ -254,7 +254,7 @@ def _figure(value: Any, about: _Field) -> tuple[float, str]:
     number = quantity(value["value"], about.dimension)
     if not about.low <= number <= about.high:
         low, high = written(about.low, about.dimension), written(about.high, about.dimension)
-        raise ValueError(f"{value['value']!r} is impossible: expected {low} to {high}; check the unit")
+        raise ValueError(f"{shown(value['value'])} is impossible: expected {low} to {high}; check the unit")
     return number, source
 
 

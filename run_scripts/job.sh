@@ -18,6 +18,10 @@ export SLURM_EXPORT_ENV=ALL
 # srun does not inherit --cpus-per-task from sbatch (since Slurm 22.05).
 if [[ ${SLURM_CPUS_PER_TASK:-} ]]; then export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK; fi
 
+# The ranks prove to one another that they know this: without it, who knows the job's id could take part.
+MLHPC_TOKEN=$(od -An -N16 -tx1 /dev/urandom | tr -d ' \n')
+export MLHPC_TOKEN
+
 # Words between srun's options and mlhpc: "apptainer exec --nv mlhpc.sif", "--container-image=mlhpc.sqsh", numactl.
 # No other job can use a stage named after this one: rank.sh removes it when the ranks end, for whatever reason.
 export STAGE LAUNCH_WRAP=${LAUNCH_WRAP:-}

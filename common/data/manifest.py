@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 from mlhpc.common.files import atomic
 from mlhpc.common.files.checksum import checksum
 from mlhpc.common.files.regular import open_regular
+from mlhpc.common.files.untrusted import MOST_VALUES, parse_json
 from mlhpc.common.ranks.collectives import on_all_ranks, on_each_rank, on_rank0
 from mlhpc.common.ranks.world import World
 from mlhpc.errors import UserError, count
@@ -71,6 +72,10 @@ class Manifest:
         return len(self.folder(folder)) if stated is None else int(stated)
 
 
+LARGEST = 2**30
+"""Bytes of a manifest; a file takes about 70 of them, and four commas and brackets."""
+
+
 def load(root: Path) -> Manifest:
     """Read ``root/manifest.json``.
 
@@ -80,7 +85,11 @@ def load(root: Path) -> Manifest:
     path = root / NAME
     try:
         with open(open_regular(path), "rb") as file:
-            content = json.loads(file.read())
+            data = file.read(LARGEST + 1)
+        if len(data) > LARGEST:
+            raise ValueError(f"larger than {LARGEST // 2**20} MiB")
+        content = parse_json(data.decode(), MOST_VALUES + len(data) // 8)
+        del data
         if content["version"] != _VERSION:
             raise UserError(
                 f"{path}: version {content['version']}, expected {_VERSION}; index the data set again"

@@ -5,6 +5,18 @@ import os
 import stat
 from pathlib import Path
 
+LARGEST_SAMPLE = 4 * 2**30
+"""Bytes of a file that is read as a whole. A sparse file may state any size."""
+
+
+def size_to_read(fd: int) -> int:
+    """Bytes of an open file to be read into memory as a whole. Raises OSError if these are more than any sample
+    has."""
+    size = os.fstat(fd).st_size
+    if size > LARGEST_SAMPLE:
+        raise OSError(errno.EFBIG, f"{size} bytes are more than a sample has")
+    return size
+
 
 def open_regular(path: Path | str, flags: int = 0) -> int:
     """A descriptor to read ``path``, which must be a regular file. Raises OSError."""

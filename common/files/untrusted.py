@@ -1,4 +1,5 @@
-"""Reads untrusted files: only regular files of bounded size; text in the result is printable.
+"""Reads untrusted files: only regular files of bounded size, which stand for a bounded number of values; text in
+the result is printable.
 
 Logs, result trees and run folders may come from anywhere. They cannot hang the reader (a FIFO, an endless
 file), move the cursor of a terminal (escape sequences), break an encoder (lone surrogates) or overflow a
@@ -15,9 +16,11 @@ from typing import Any
 
 from mlhpc.common.files.regular import open_regular
 
-LARGEST = 64 * 2**20
+LARGEST = 16 * 2**20
 """Bytes of a result.json, config.toml, env.json or system description. Those of a run on 100 000 ranks take
 less than 10 MB."""
+MOST_VALUES = 2**20
+"""Commas, colons and brackets of a JSON text: a value of two bytes (``{}``) takes 80 bytes of memory or more."""
 LARGEST_INTEGER = 2**128
 """Larger than any count, seed or checksum; its square still fits a float."""
 
@@ -34,24 +37,48 @@ def read_text(path: Path, errors: str = "strict") -> str:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """The JSON object in a file, cleaned. Raises like :func:`read_text`, and ValueError or RecursionError if
-    it contains something else."""
-    value = json.loads(read_text(path))
+    """The JSON object in a file, cleaned. Raises like :func:`read_text`, and ValueError if it contains something
+    else."""
+    value = clean(parse_json(read_text(path)))
     if not isinstance(value, dict):
         raise ValueError("not a JSON object")
-    return {printable(key): clean(item) for key, item in value.items()}
+    return value
+
+
+def parse_json(text: str, most: int = MOST_VALUES, **options: Any) -> Any:
+    """``json.loads`` of an untrusted ``text``. Raises ValueError if it is not JSON, if it has more than ``most``
+    values (``count_values``), or if it is nested too deeply."""
+    if count_values(text) > most:
+        raise ValueError(f"more than {most} values")
+    try:
+        return json.loads(text, **options)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+def count_values(text: str) -> int:
+    """An upper bound of the number of values in a JSON text: they are behind a bracket, a comma or a colon."""
+    return sum(map(text.count, "[{,:"))
 
 
 def clean(value: Any) -> Any:
-    """A JSON value with printable strings, and numbers in the range of a float."""
+    """A JSON value with printable strings, and numbers in the range of a float. Raises ValueError if it is nested
+    too deeply."""
+    try:
+        return _clean(value)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+def _clean(value: Any) -> Any:
     if isinstance(value, str):
         return printable(value)
     if isinstance(value, int) and abs(value) > LARGEST_INTEGER:
         return math.inf if value > 0 else -math.inf
     if isinstance(value, list):
-        return [clean(item) for item in value]
+        return [_clean(item) for item in value]
     if isinstance(value, dict):
-        return {printable(key): clean(item) for key, item in value.items()}
+        return {printable(key): _clean(item) for key, item in value.items()}
     return value
 
 
@@ -60,6 +87,11 @@ def printable(text: str, keep: str = "") -> str:
     characters, lone surrogates, and marks that change the direction of writing."""
     if text.isprintable():
         return text
+    # In pieces: a list of single characters takes 60 times the memory of the text.
+    return "".join(_printable(text[at : at + 4096], keep) for at in range(0, len(text), 4096))
+
+
+def _printable(text: str, keep: str) -> str:
     return "".join(
         c if c.isprintable() or c in keep or unicodedata.category(c) == "Zs"
         else c.encode("unicode_escape").decode()

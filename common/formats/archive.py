@@ -16,7 +16,7 @@ import numpy as np
 from isal import isal_zlib
 
 from mlhpc.common.files import atomic
-from mlhpc.common.files.regular import open_regular
+from mlhpc.common.files.regular import open_regular, size_to_read
 from mlhpc.common.formats.extent import opened, read_into
 from mlhpc.errors import UserError
 
@@ -89,6 +89,7 @@ def read(sample: Sample) -> memoryview:
     if not isinstance(sample, Member):
         try:
             with open(open_regular(sample), "rb", buffering=0) as file:
+                size_to_read(file.fileno())
                 return memoryview(file.readall())
         except OSError as error:
             raise UserError(

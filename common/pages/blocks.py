@@ -80,8 +80,8 @@ class Table:
     def csv_link(self) -> Markup:
         text = io.StringIO()
         writer = csv.writer(text)
-        writer.writerow([_spreadsheet(printable(title)) for title in self.head])
-        writer.writerows([_spreadsheet(cell.raw) for cell in row] for row in self.rows)
+        writer.writerow([spreadsheet(printable(title)) for title in self.head])
+        writer.writerows([spreadsheet(cell.raw) for cell in row] for row in self.rows)
         return _link("text/csv", text.getvalue())
 
 
@@ -109,7 +109,7 @@ def _link(kind: str, text: str) -> Markup:
     return Markup(f"data:{kind};charset=utf-8,") + Markup(text.translate(_ESCAPED))
 
 
-def _spreadsheet(value: Any) -> Any:
+def spreadsheet(value: Any) -> Any:
     """Text that a spreadsheet would interpret as a formula gets a leading apostrophe (CWE-1236)."""
     return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@")) else value
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from mlhpc.common.ranks import wire
+from mlhpc.common.ranks.connection import Proof
 from mlhpc.common.ranks.environment import RankInfo
 from mlhpc.common.ranks.rendezvous import Peer
 from mlhpc.common.ranks.rollcall import RollCall
@@ -58,6 +59,10 @@ class BaseWorld(ABC):
     @property
     def launcher(self) -> str:
         return self.info.launcher
+
+    @property
+    def proof(self) -> Proof:
+        return self.roll_call.proof
 
     @property
     def address(self) -> str:

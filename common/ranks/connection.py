@@ -1,12 +1,37 @@
-"""A TCP connection between two ranks that carries one JSON object per line, never a pickle."""
+"""Connections between ranks: how the two ends prove to each other that they belong to the launch, and messages of
+one JSON object per line, never a pickle.
 
+A peer is untrusted until it has answered a challenge (``introduce``, ``admit``). All listeners serve untrusted
+peers with the same selector, so that they cannot delay a rank: each has ``GREETING_S`` seconds and ``MAX_HELLO``
+bytes. Both ends send a random challenge and prove that they know the secret of the launch, which is never sent
+itself. The proofs contain the listener's port: a stranger on another port of the node cannot relay them.
+"""
+
+import ctypes
+import errno
+import hmac
 import json
+import os
+import secrets
+import selectors
 import socket
+import stat
 import threading
 import time
+from collections.abc import Iterator
 from contextlib import suppress
-from typing import Any
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
 
+from mlhpc.errors import UserError
+
+GREETING_S = 3.0
+"""Time in which a new connection must answer its challenge."""
+MAX_HELLO = 4096
+"""Maximum bytes of that answer."""
+MAX_STRANGERS = 256
+"""Maximum number of unauthenticated connections, beyond the number of ranks."""
 MAX_MESSAGE = 1 << 20
 """Maximum bytes of a message between authenticated ranks."""
 
@@ -79,3 +104,238 @@ class Connection:
 
     def close(self) -> None:
         self.sock.close()
+
+
+Kind = Literal["MLHPC_TOKEN", "munge", "a file", "a broadcast", "nothing"]
+"""Where ranks have the secret from; ``nothing``: there is none, everyone can prove to be a rank."""
+
+
+@dataclass(frozen=True)
+class Secret:
+    """``key`` is known to the ranks of this ``launch`` only; ``launch`` need not be secret."""
+
+    launch: str
+    key: bytes
+    kind: Kind = "MLHPC_TOKEN"
+
+    def fresh(self) -> "Secret":
+        return self
+
+    def prove(self, words: bytes) -> str:
+        """What only those who know the key can say about ``words``: an HMAC (RFC 2104)."""
+        return hmac.new(self.key, words, "sha256").hexdigest()
+
+    def proves(self, proof: str, words: bytes) -> bool:
+        return hmac.compare_digest(proof.encode(), self.prove(words).encode())
+
+
+@dataclass(frozen=True)
+class SecretFile:
+    """A secret in a file that only this user can read, on a folder that all nodes of the launch see."""
+
+    launch: str
+    path: Path
+    kind: Kind = "a file"
+
+    def create(self) -> Secret:
+        """On rank 0: a new secret, in the file. Raises OSError."""
+        key = secrets.token_hex(32).encode()
+        new = self.path.with_name(f"{self.path.name}.{secrets.token_hex(4)}")
+        fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        with os.fdopen(fd, "wb") as file:
+            file.write(key)
+        new.replace(self.path)
+        return Secret(self.launch, key, self.kind)
+
+    def fresh(self) -> Secret:
+        """The secret of the file as it is now. Raises OSError, and ValueError if another user made it."""
+        os.listdir(self.path.parent)  # NFS looks again for a file that was missing
+        with os.fdopen(os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
+            found = os.fstat(file.fileno())
+            if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
+                raise ValueError(f"{self.path} does not belong to this user alone")
+            return Secret(self.launch, file.read(MAX_HELLO), self.kind)
+
+
+@dataclass(frozen=True)
+class Munge:
+    """Credentials of the MUNGE daemon, which tell the user who made them (https://dun.github.io/munge)."""
+
+    launch: str
+    library: Any
+    kind: Kind = "munge"
+
+    @classmethod
+    def running(cls, launch: str) -> "Munge | None":
+        """None where no MUNGE daemon runs."""
+        try:
+            munge = cls(launch, ctypes.CDLL("libmunge.so.2"))
+            return munge if munge.prove(b"") else None
+        except OSError:
+            return None
+
+    def fresh(self) -> "Munge":
+        return self
+
+    def prove(self, words: bytes) -> str:
+        """A credential of this user for ``words``; empty if the daemon does not answer."""
+        credential = ctypes.c_void_p()
+        if self.library.munge_encode(ctypes.byref(credential), None, words, len(words)):
+            return ""
+        text = ctypes.string_at(credential).decode()
+        ctypes.CDLL(None).free(credential)
+        return text
+
+    def proves(self, proof: str, words: bytes) -> bool:
+        payload, length, uid, gid = ctypes.c_void_p(), ctypes.c_int(), ctypes.c_uint(), ctypes.c_uint()
+        where = [ctypes.byref(each) for each in (payload, length, uid, gid)]
+        error = self.library.munge_decode(proof.encode(), None, *where)
+        said = ctypes.string_at(payload, length.value) if payload else b""
+        ctypes.CDLL(None).free(payload)
+        return not error and uid.value == os.geteuid() and hmac.compare_digest(said, words)
+
+
+Proof = Secret | Munge
+
+
+def _words(proof: Proof, role: str, port: int, challenge: str, nonce: str, hello: str) -> bytes:
+    return json.dumps(["mlhpc", role, proof.launch, port, challenge, nonce, hello]).encode()
+
+
+def introduce(sock: socket.socket, proof: Proof, hello: dict[str, Any], seconds: float) -> None:
+    """Say ``hello`` to the listener at the other end, which must prove to belong to this launch, and prove it too.
+
+    Raises EOFError, OSError (TimeoutError after ``seconds``) or ValueError.
+    """
+    deadline = time.monotonic() + seconds
+    port, nonce, said = sock.getpeername()[1], secrets.token_hex(16), json.dumps(hello)
+    asked = _line(sock, deadline)
+    challenge, kind = str(asked["challenge"]), asked.get("kind")
+    if kind != proof.kind:
+        raise ValueError(
+            f"port {port} expects the proof of another program or, if it is rank 0, this rank has the secret from "
+            f"{proof.kind} and rank 0 has not: pass MLHPC_TOKEN to all ranks or to none"
+        )
+    answer = {"nonce": nonce, "hello": said}
+    answer["proof"] = proof.prove(_words(proof, "rank", port, challenge, nonce, said))
+    sock.sendall(json.dumps(answer).encode() + b"\n")
+    if not proof.proves(
+        str(_line(sock, deadline)["proof"]), _words(proof, "listener", port, challenge, nonce, said)
+    ):
+        raise ValueError(f"port {port} belongs to another program or to another job")
+
+
+def _line(sock: socket.socket, deadline: float) -> dict[str, Any]:
+    """One message, and not a byte more: what follows it belongs to the user of the connection."""
+    line = bytearray()
+    while not line.endswith(b"\n"):
+        if len(line) > MAX_HELLO or (left := deadline - time.monotonic()) <= 0:
+            raise TimeoutError("no valid answer in time")
+        sock.settimeout(left)
+        if not (byte := sock.recv(1)):
+            raise EOFError("the connection was closed")
+        line += byte
+    try:
+        message = json.loads(line)
+        return {str(key): value for key, value in message.items()}
+    except (AttributeError, RecursionError) as error:
+        raise ValueError("not a valid message") from error
+
+
+class _Stranger:
+    """A connection that has been sent a challenge, and has until ``limit`` to answer."""
+
+    def __init__(self, sock: socket.socket, kind: Kind) -> None:
+        self.sock = sock
+        self.limit = time.monotonic() + GREETING_S
+        self.said = b""
+        self.challenge = secrets.token_hex(16)
+        sock.setblocking(False)
+        sock.send(json.dumps({"challenge": self.challenge, "kind": kind}).encode() + b"\n")
+
+    def answer(self, proof: Proof, port: int) -> dict[str, Any]:
+        """What it says of itself, once it has proved to belong to this launch. Raises TimeoutError while the
+        answer is incomplete, and EOFError, ValueError, KeyError, TypeError or OSError for anything else."""
+        try:
+            data = self.sock.recv(MAX_HELLO)
+        except BlockingIOError:
+            raise TimeoutError from None
+        if not data:
+            raise EOFError
+        self.said += data
+        line, end, more = self.said.partition(b"\n")
+        if len(self.said) > MAX_HELLO or more:
+            raise ValueError("too long")
+        if not end:
+            raise TimeoutError
+        try:
+            message = json.loads(line)
+            nonce, said = str(message["nonce"]), str(message["hello"])
+            hello = json.loads(said)
+        except RecursionError as error:
+            raise ValueError("too deeply nested") from error
+        if not proof.proves(
+            str(message["proof"]), _words(proof, "rank", port, self.challenge, nonce, said)
+        ) or not isinstance(hello, dict):
+            raise ValueError("not of this launch")
+        confirmation = proof.prove(_words(proof, "listener", port, self.challenge, nonce, said))
+        self.sock.send(json.dumps({"proof": confirmation}).encode() + b"\n")
+        return hello
+
+
+def admit(
+    listener: socket.socket, proof: Proof, deadline: float, ranks: int
+) -> Iterator[tuple[socket.socket, dict[str, Any]]]:
+    """Connections of this launch, each with what it said of itself, until ``deadline`` (of ``time.monotonic``);
+    others are closed. At most ``ranks`` and ``MAX_STRANGERS`` wait for their turn. Raises UserError if this
+    process has no file descriptors left."""
+    port = listener.getsockname()[1]
+    pending: dict[socket.socket, _Stranger] = {}
+    listener.setblocking(False)
+    with selectors.DefaultSelector() as selector:
+
+        def forget(sock: socket.socket) -> socket.socket:
+            del pending[sock]
+            selector.unregister(sock)
+            return sock
+
+        selector.register(listener, selectors.EVENT_READ)
+        try:
+            while (now := time.monotonic()) < deadline:
+                for sock in [late for late, stranger in pending.items() if stranger.limit <= now]:
+                    forget(sock).close()
+                limits = (stranger.limit for stranger in pending.values())
+                for key, _ in selector.select(max(0.0, min([deadline, *limits]) - now)):
+                    if key.fileobj is listener:
+                        if len(pending) >= ranks + MAX_STRANGERS:
+                            forget(next(iter(pending))).close()
+                        if new := _accept(listener):
+                            try:
+                                pending[new] = _Stranger(new, proof.kind)
+                                selector.register(new, selectors.EVENT_READ, new)
+                            except OSError:
+                                pending.pop(new, None)
+                                new.close()
+                    elif stranger := pending.get(key.data):
+                        try:
+                            hello = stranger.answer(proof, port)
+                        except TimeoutError:
+                            continue  # the answer is not complete
+                        except (OSError, EOFError, ValueError, KeyError, TypeError):
+                            forget(key.data).close()
+                            continue
+                        yield forget(key.data), hello
+        finally:
+            for sock in pending:
+                sock.close()
+
+
+def _accept(listener: socket.socket) -> socket.socket | None:
+    try:
+        return listener.accept()[0]
+    except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            raise UserError(
+                f"cannot accept connections of other ranks: {error.strerror}; see: ulimit -n"
+            ) from error
+        return None  # the peer has disconnected

@@ -25,6 +25,7 @@ from mlhpc.common.ranks.base_world import (
     this_peer,
     with_node_index,
 )
+from mlhpc.common.ranks.connection import Secret
 from mlhpc.common.ranks.environment import RankInfo
 from mlhpc.common.ranks.rendezvous import LOOPBACK, Peer, Rendezvous
 from mlhpc.common.ranks.rollcall import RollCall
@@ -252,10 +253,11 @@ def _call_roll_over_horovod(info: RankInfo, timeout_s: float) -> RollCall:
         rendezvous = {
             "hosts": [LOOPBACK] if local else ipv4,
             "port": listener.getsockname()[1],
-            "token": os.urandom(8).hex(),
+            "token": os.urandom(16).hex(),
         }
     rendezvous = json.loads(_broadcast_bytes(json.dumps(rendezvous).encode()))
-    meeting = Rendezvous(tuple(rendezvous["hosts"]), (rendezvous["port"],), rendezvous["token"])
+    proof = Secret("horovod", rendezvous["token"].encode(), "a broadcast")
+    meeting = Rendezvous(tuple(rendezvous["hosts"]), (rendezvous["port"],), proof)
     return RollCall.call(this_peer(info), info.size, meeting, listener=listener, timeout_s=timeout_s)
 
 

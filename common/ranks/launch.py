@@ -1,21 +1,25 @@
 """Connects the ranks of a run: first the roll call, then the framework of their collectives."""
 
 import atexit
+import hashlib
 import os
 import re
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Literal
 
+from mlhpc.common.files.filesystem import SHARED_TYPES, filesystem_of
 from mlhpc.common.ranks.base_world import this_peer
+from mlhpc.common.ranks.connection import Munge, Proof, Secret, SecretFile
 from mlhpc.common.ranks.environment import RankInfo, identify, with_leader
 from mlhpc.common.ranks.rendezvous import LOOPBACK, Rendezvous
 from mlhpc.common.ranks.rollcall import RollCall
 from mlhpc.common.ranks.world import Solo, World
-from mlhpc.errors import AlreadyReported, Terminated, UserError
+from mlhpc.errors import AlreadyReported, Terminated, UserError, say_at_once
 
 Framework = Literal["horovod", "torch", "sockets", "none"]
 """The collectives of several ranks; ``sockets``: no framework; ``none``: only one rank is
@@ -110,8 +114,35 @@ def call_roll(info: RankInfo, env: Mapping[str, str], timeout_s: float = 60.0) -
     assert info.leader is not None
     local = info.local_size == info.size
     hosts = (LOOPBACK,) if local else _addresses(info.leader, env)
-    rendezvous = Rendezvous(hosts, info.ports, info.token)
-    return RollCall.call(this_peer(info), info.size, rendezvous, hosts=info.hosts, timeout_s=timeout_s)
+    proof = _proof(info, env, local)
+    if proof.kind == "nothing" and info.rank == 0:
+        say_at_once(
+            "the start of the ranks is unauthenticated: other users of the network could take part; set a random "
+            'MLHPC_TOKEN before the launcher, such as export MLHPC_TOKEN="$(openssl rand -hex 16)"'
+        )
+    try:
+        rendezvous = Rendezvous(hosts, info.ports, proof)
+        return RollCall.call(this_peer(info), info.size, rendezvous, hosts=info.hosts, timeout_s=timeout_s)
+    finally:
+        if isinstance(proof, SecretFile) and info.rank == 0:
+            with suppress(OSError):
+                proof.path.unlink()
+
+
+def _proof(info: RankInfo, env: Mapping[str, str], local: bool) -> Proof | SecretFile:
+    """With which the ranks recognise one another: MLHPC_TOKEN of the launcher's environment, MUNGE where it runs,
+    a file on a folder that all nodes see, or nothing. All ranks of a launch come to the same result."""
+    if token := env.get("MLHPC_TOKEN"):
+        return Secret(info.token, token.encode())
+    if munge := Munge.running(info.token):
+        return munge
+    name = f".mlhpc-{hashlib.sha256(info.token.encode()).hexdigest()[:16]}"
+    for folder in (env.get("HOME"), os.getcwd()):
+        with suppress(OSError):
+            seen = local or (folder and filesystem_of(Path(folder)).type in SHARED_TYPES)
+            if folder and seen and os.access(folder, os.W_OK):
+                return SecretFile(info.token, Path(folder, name))
+    return Secret(info.token, b"", "nothing")
 
 
 def _addresses(leader: str, env: Mapping[str, str]) -> tuple[str, ...]:

@@ -1,23 +1,21 @@
-"""TCP connections between ranks of one run, authenticated by the run's secret; other connections are rejected.
+"""TCP connections between ranks of one run, which prove to belong to it; other connections are rejected.
 
 For data not sent by the framework's collectives; ``Connection`` is for small messages.
 """
 
-import hmac
 import os
 import resource
-import secrets
 import socket
-import struct
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from mlhpc.common.ranks.connection import Proof, admit, introduce
 from mlhpc.common.ranks.world import World
-from mlhpc.errors import UserError
+from mlhpc.errors import UserError, few
 
-_HELLO = struct.Struct("<32sI")  # the secret and the rank
 CONNECT_S = 60.0
 """Timeout in seconds for connecting to another rank."""
 
@@ -27,86 +25,79 @@ Place = tuple[str, int]
 
 @dataclass(frozen=True)
 class Port:
-    """The listening socket of ``rank``, the addresses ``places`` of all ranks, and their shared ``secret``."""
+    """The listening socket of ``rank``, the addresses ``places`` of all ranks, and their common
+    ``proof``."""
 
     rank: int
     listener: socket.socket
     places: Sequence[Place]
-    secret: bytes
+    proof: Proof
 
-    def connect(self, rank: int) -> socket.socket:
-        """A connection to ``rank``, which accepts it. Raises UserError."""
-        return connect(self.places[rank], self.secret, self.rank)
-
-    def accept(self, ranks: list[int]) -> tuple[socket.socket, ...]:
-        """The connections of ``ranks``, in their order. Raises UserError."""
-        return accept(self.listener, self.secret, ranks)
+    def meet(
+        self, listening: Sequence[int], connecting: Sequence[int]
+    ) -> tuple[list[socket.socket], tuple[socket.socket, ...]]:
+        """Connections to the ranks ``listening`` and from the ranks ``connecting``, in their orders. Both at the
+        same time, since each end waits for the other's proof, around a ring too. Raises UserError."""
+        with ThreadPoolExecutor(1) as pool:
+            accepted = pool.submit(accept, self.listener, self.proof, connecting)
+            opened = [connect(self.places[rank], self.proof, self.rank) for rank in listening]
+            return opened, accepted.result()
 
 
 @contextmanager
 def listening(world: World) -> Iterator[Port]:
     """A listening port of each rank for the others. Called by all ranks."""
-    secret = world.broadcast(secrets.token_hex(16)).encode()
     homes = world.gather((world.node, world.address))
     # Ranks on rank 0's node may know only its loopback address: then another rank of the node knows a better one.
     address_of = dict(sorted(homes, key=lambda home: not home[1].startswith("127.")))
     local = all(address.startswith("127.") for address in address_of.values())
     with socket.create_server(("127.0.0.1" if local else "", 0), backlog=max(128, world.nodes)) as listener:
-        yield Port(
-            world.rank, listener, world.gather((address_of[world.node], listener.getsockname()[1])), secret
-        )
+        places = world.gather((address_of[world.node], listener.getsockname()[1]))
+        yield Port(world.rank, listener, places, world.proof)
 
 
-def connect(place: Place, secret: bytes, rank: int) -> socket.socket:
-    """A connection of ``rank`` to the rank that listens at ``place``. Raises UserError."""
+def connect(place: Place, proof: Proof, rank: int, seconds: float = CONNECT_S) -> socket.socket:
+    """A connection of ``rank`` to the rank that listens at ``place``, once that accepts it. Raises UserError."""
     host, port = place
     try:
-        connection = socket.create_connection((host, port), timeout=CONNECT_S)
+        connection = socket.create_connection((host, port), timeout=seconds)
         try:
+            introduce(connection, proof, {"rank": rank}, seconds)
             _settle(connection)
-            connection.sendall(_HELLO.pack(secret, rank))
-        except OSError:
+        except BaseException:
             connection.close()
             raise
-    except OSError as error:
+    except (OSError, EOFError, ValueError, KeyError) as error:
         raise UserError(
             f"rank {rank} cannot connect to {host} port {port}: {error}; check that the nodes can reach each other"
         ) from error
     return connection
 
 
-def accept(listener: socket.socket, secret: bytes, ranks: list[int]) -> tuple[socket.socket, ...]:
+def accept(
+    listener: socket.socket, proof: Proof, ranks: Sequence[int], seconds: float = CONNECT_S
+) -> tuple[socket.socket, ...]:
     """The connections of ``ranks``, in their order; other connections are rejected.
 
-    Raises UserError if one of them does not connect within ``CONNECT_S``.
+    Raises UserError if one of them does not connect within ``seconds``.
     """
-    connections: dict[int, socket.socket] = {}
-    deadline = time.monotonic() + CONNECT_S
-    while len(connections) < len(ranks):
-        listener.settimeout(max(0.1, deadline - time.monotonic()))
-        try:
-            connection, _ = listener.accept()
-        except TimeoutError:
-            lost = [rank for rank in ranks if rank not in connections]
-            raise UserError(
-                f"ranks {lost} did not connect within {CONNECT_S:.0f} s; see their output"
-            ) from None
-        except OSError as error:
-            raise UserError(
-                f"cannot accept connections of other ranks: {error.strerror}; see: ulimit -n"
-            ) from error
-        try:
-            connection.settimeout(3.0)
-            token, rank = _HELLO.unpack(receive_exactly(connection, _HELLO.size))
-        except (OSError, EOFError):
+    wanted, connections = set(ranks), dict[int, socket.socket]()
+    if wanted:
+        for connection, hello in admit(listener, proof, time.monotonic() + seconds, len(wanted)):
+            rank = hello.get("rank")
+            if type(rank) is not int or rank not in wanted - connections.keys():
+                connection.close()
+                continue
+            _settle(connection)
+            connections[rank] = connection
+            if len(connections) == len(wanted):
+                return tuple(connections[rank] for rank in ranks)
+    if lost := [rank for rank in ranks if rank not in connections]:
+        for connection in connections.values():
             connection.close()
-            continue
-        if not hmac.compare_digest(token, secret) or rank not in ranks or rank in connections:
-            connection.close()
-            continue
-        _settle(connection)
-        connections[rank] = connection
-    return tuple(connections[rank] for rank in ranks)
+        numbers = few([*map(str, lost)], 8)
+        raise UserError(f"ranks {numbers} did not connect within {seconds:.0f} s; see their output")
+    return ()
 
 
 def require_descriptors(count: int) -> None:

@@ -56,7 +56,7 @@ def run_local(
     outer = identify(os.environ)
     if outer.launcher != "none" and outer.size > 1:
         raise UserError(f"--ranks {ranks} inside {outer.launcher}, which started {outer.size}: omit --ranks")
-    token = secrets.token_hex(8)
+    token = secrets.token_hex(16)
     ended: queue.Queue[int] = queue.Queue()  # ranks, in the order in which they ended
     processes: list[subprocess.Popen[str]] = []
     forwarders: list[threading.Thread] = []

@@ -20,7 +20,7 @@ from contextlib import suppress
 from dataclasses import asdict
 from typing import Any, NoReturn, Self
 
-from mlhpc.common.ranks.connection import Connection
+from mlhpc.common.ranks.connection import Connection, Proof
 from mlhpc.common.ranks.rendezvous import Peer, Rendezvous, gather_peers, join, listen
 from mlhpc.common.ranks.world import Loss
 from mlhpc.errors import say_at_once
@@ -52,9 +52,12 @@ class RollCall:
     with status 1, because the main thread may hang in a collective that never returns.
     """
 
-    def __init__(self, me: Peer, roll: Sequence[Peer], connections: dict[int, Connection]) -> None:
+    def __init__(
+        self, me: Peer, roll: Sequence[Peer], connections: dict[int, Connection], proof: Proof
+    ) -> None:
         self.me = me
         self.roll = tuple(roll)
+        self.proof = proof  # for other connections of this launch
         self._connections = connections
         self._phases = dict.fromkeys(range(len(roll)), "start")
         self._missed: dict[int, int] = {}  # consecutive missed beats, by rank

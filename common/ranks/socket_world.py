@@ -5,7 +5,6 @@ rank 0, so a barrier takes two messages for each of log2(ranks) levels. Messages
 preceded by their length.
 """
 
-import secrets
 import socket
 import struct
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ import numpy.typing as npt
 
 from mlhpc.common.ranks import wire
 from mlhpc.common.ranks.base_world import SYMPTOM_S, BaseWorld, my_address, with_node_index
+from mlhpc.common.ranks.connection import Proof
 from mlhpc.common.ranks.environment import RankInfo
 from mlhpc.common.ranks.links import Place, accept, connect, receive_exactly
 from mlhpc.common.ranks.rendezvous import LOOPBACK
@@ -37,25 +37,24 @@ class SocketWorld(BaseWorld):
     def start(cls, info: RankInfo, roll_call: RollCall) -> Self:
         """Connect to this rank's neighbours in the tree. Called by all ranks that answered the roll call.
 
-        Rank 0 draws a secret and sends it over the authenticated connections of the roll call; connections
-        without it are rejected. Raises ``UserError``.
+        Connections without the launch's proof are rejected. Raises ``UserError``.
         """
         local = len({peer.hostname for peer in roll_call.roll}) == 1
         with socket.create_server((LOOPBACK if local else "", 0), backlog=1024) as listener:
             port = listener.getsockname()[1]
             facts: dict[str, Any] = {}
             if info.rank == 0:
-                facts = {"address": roll_call.my_address(), "port": port, "secret": secrets.token_hex(16)}
+                facts = {"address": roll_call.my_address(), "port": port}
             facts = roll_call.broadcast(facts)
-            leader, secret = str(facts["address"]), str(facts["secret"]).encode()
+            leader, proof = str(facts["address"]), roll_call.proof
             if info.rank == 0:
-                places = _collect_places((leader, port), listener, secret, info.size)
+                places = _collect_places((leader, port), listener, proof, info.size)
             else:
                 mine = (my_address(roll_call, leader), port)
-                places = _send_place(mine, (leader, int(facts["port"])), secret, info.rank)
-            parent = connect(places[(info.rank - 1) // 2], secret, info.rank) if info.rank else None
+                places = _send_place(mine, (leader, int(facts["port"])), proof, info.rank)
+            parent = connect(places[(info.rank - 1) // 2], proof, info.rank) if info.rank else None
             below = [rank for rank in (2 * info.rank + 1, 2 * info.rank + 2) if rank < info.size]
-            children = accept(listener, secret, below)
+            children = accept(listener, proof, below)
         world = cls(with_node_index(info, roll_call.roll), roll_call, parent, children)
         world.barrier()
         roll_call.start_beating()
@@ -109,9 +108,9 @@ class SocketWorld(BaseWorld):
                 connection.close()
 
 
-def _collect_places(mine: Place, listener: socket.socket, secret: bytes, size: int) -> list[Place]:
+def _collect_places(mine: Place, listener: socket.socket, proof: Proof, size: int) -> list[Place]:
     """On rank 0: send every rank the addresses at which all ranks listen."""
-    connections = accept(listener, secret, list(range(1, size)))
+    connections = accept(listener, proof, range(1, size))
     places = [mine, *(wire.decode(_receive(connection)) for connection in connections)]
     for connection in connections:
         _send(connection, wire.encode(places))
@@ -119,9 +118,9 @@ def _collect_places(mine: Place, listener: socket.socket, secret: bytes, size: i
     return places
 
 
-def _send_place(mine: Place, leader: Place, secret: bytes, rank: int) -> list[Place]:
+def _send_place(mine: Place, leader: Place, proof: Proof, rank: int) -> list[Place]:
     """On another rank: send rank 0 this rank's address, and receive the addresses of all."""
-    with connect(leader, secret, rank) as connection:
+    with connect(leader, proof, rank) as connection:
         _send(connection, wire.encode(mine))
         places: list[Place] = wire.decode(_receive(connection))
     return places

@@ -1,11 +1,14 @@
 """The interface of the ranks of a run: this process's rank, and collectives."""
 
+import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+
+from mlhpc.common.ranks.connection import Proof, Secret
 
 T = TypeVar("T")
 
@@ -51,6 +54,10 @@ class World(Protocol):
     def address(self) -> str:
         """The IP address at which other nodes reach this rank; loopback where it is only known on its node."""
 
+    @property
+    def proof(self) -> Proof:
+        """With which ranks of this launch recognise one another on connections of their own."""
+
     def barrier(self) -> None:
         """Return when every rank has called it."""
 
@@ -87,6 +94,9 @@ class World(Protocol):
         """Leave the world. Afterwards the loss of another rank is not reported."""
 
 
+_ALONE = Secret("one process", secrets.token_bytes(32))
+
+
 @dataclass(frozen=True)
 class Solo:
     """A run of one rank."""
@@ -99,6 +109,7 @@ class Solo:
     node: int = 0
     nodes: int = 1
     address: str = "127.0.0.1"
+    proof: Proof = _ALONE
 
     def barrier(self) -> None:
         pass

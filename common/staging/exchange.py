@@ -214,9 +214,10 @@ def _links(world: World, peers: Sequence[int]) -> Iterator[dict[int, socket.sock
         def connect() -> dict[int, socket.socket]:
             lower = [rank for rank in peers if rank < world.rank]
             higher = [rank for rank in peers if rank > world.rank]
-            links = {rank: opened.enter_context(port.connect(rank)) for rank in lower}
-            for rank, link in zip(higher, port.accept(higher), strict=True):
-                links[rank] = opened.enter_context(link)
+            opened_to, accepted = port.meet(lower, higher)
+            links = dict(zip(lower + higher, [*opened_to, *accepted], strict=True))
+            for link in links.values():
+                opened.enter_context(link)
             return links
 
         yield on_each_rank(world, connect)

@@ -86,8 +86,9 @@ def open_ring(world: World, ranks: Sequence[int]) -> Iterator[Ring | None]:
                 return None
             at = ranks.index(world.rank)
             before, after = ranks[at - 1], ranks[(at + 1) % len(ranks)]
-            successor = connections.enter_context(port.connect(after))
-            predecessor = connections.enter_context(port.accept([before])[0])
+            (successor,), (predecessor,) = port.meet([after], [before])
+            for link in (successor, predecessor):
+                connections.enter_context(link)
             return Ring(at, tuple(ranks), predecessor, successor)
 
         yield on_each_rank(world, neighbours)

@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import grp
 import os
 import pwd
 import random
@@ -178,6 +179,27 @@ def require_own(target: Path) -> None:
         raise UserError(
             f"{target}: other users may write to it; run chmod go-w {target}, or choose another --stage"
         )
+    for parent in target.resolve().parents:
+        if _others_may_replace(parent.stat()):
+            raise UserError(
+                f"{target}: other users may write to {parent}, and put a folder of theirs in its place; choose "
+                "another --stage"
+            )
+
+
+def _others_may_replace(status: os.stat_result) -> bool:
+    """Whether others than the owner of a folder may rename what is in it: if they may write to it, unless it is
+    sticky, as /tmp is, or of a group without other members, as distributions make one for every user."""
+    if status.st_mode & stat.S_ISVTX:
+        return False
+    if status.st_mode & stat.S_IWOTH:
+        return True
+    if not status.st_mode & stat.S_IWGRP:
+        return False
+    try:
+        return status.st_gid != pwd.getpwuid(os.geteuid()).pw_gid or bool(grp.getgrgid(status.st_gid).gr_mem)
+    except KeyError:
+        return True
 
 
 def make_folders(target: Path, folders: Iterable[str]) -> None:

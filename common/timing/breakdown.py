@@ -12,7 +12,6 @@
 - rest: everything else (checkpoints, the time between epochs).
 """
 
-import json
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from statistics import median
 from typing import Any
 
 from mlhpc.common.files.regular import open_regular
+from mlhpc.common.files.untrusted import MOST_VALUES, count_values, parse_json
 
 
 @dataclass(frozen=True)
@@ -74,16 +74,23 @@ class Breakdown:
         }
 
 
+LONGEST_EVENT = 2**20
+"""Characters of an event."""
+
+
 def read_events(path: Path) -> list[dict[str, Any]]:
     """The events of one rank, up to the first invalid line: the last line of a killed rank may be truncated.
+    A file of more than ``MOST_VALUES`` values is read up to there.
     Raises OSError if ``path`` cannot be read or is not a regular file."""
     events = []
+    left = MOST_VALUES
     with os.fdopen(open_regular(path), encoding="utf-8", errors="replace") as file:
-        for line in file:
+        while line := file.readline(LONGEST_EVENT):
             try:
-                event = json.loads(line)
-            except (ValueError, RecursionError):
+                event = parse_json(line, left)
+            except ValueError:
                 break
+            left -= count_values(line)
             if not isinstance(event, dict) or not is_event(event):
                 break
             events.append(event)

@@ -14,7 +14,7 @@ from mlhpc.common.ranks.collectives import on_each_rank
 from mlhpc.common.ranks.environment import identify, threads_per_rank
 from mlhpc.common.ranks.world import World
 from mlhpc.common.training.staging import How
-from mlhpc.errors import UserError
+from mlhpc.errors import UserError, shown
 
 
 class Simulation(Protocol):
@@ -79,7 +79,7 @@ def generated_otherwise(facts: Mapping[str, Any], simulation: Simulation) -> str
     made = {"generator": facts.get("generator"), **(given if isinstance(given, dict) else {})}
     expected = {"generator": simulation.generator} | simulation.model_dump(mode="json")
     return ", ".join(
-        f"{name} {made.get(name)!r} instead of {value!r}"
+        f"{name} {shown(made.get(name))} instead of {value!r}"
         for name, value in expected.items()
         if made.get(name) != value
     )

@@ -24,6 +24,7 @@ from mlhpc.common.data import generate, manifest
 from mlhpc.common.data.codecs import frame
 from mlhpc.common.data.verify import checksums, require_checksum, require_listed
 from mlhpc.common.files.regular import open_regular
+from mlhpc.common.formats.hdf5 import require_own_values
 from mlhpc.common.formats.tf_example import encode_example
 from mlhpc.common.formats.tfrecord import GZIP_MAGIC, RECORD_OVERHEAD, Packer, packer_of
 from mlhpc.common.host.progress import progress
@@ -170,6 +171,7 @@ def _shape(universe: Universe, sample: int) -> tuple[int, ...]:
                     f"{universe.path}: has no dataset {name!r} of {np.dtype(kind)} with {axes} axes; "
                     "give the folder of the raw universes"
                 )
+            require_own_values(data, universe.path)
         shape: tuple[int, ...] = file["full"].shape + file["unitPar"].shape
     if len(set(shape[:3])) > 1 or sample < 1 or shape[0] == 0 or shape[0] % sample:
         raise UserError(

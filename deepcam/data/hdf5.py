@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from mlhpc.common.files import atomic
 from mlhpc.common.formats.extent import Extent, opened
+from mlhpc.common.formats.hdf5 import require_own_values
 from mlhpc.errors import UserError
 
 DATA, LABELS = "climate/data", "climate/labels_0"
@@ -110,14 +111,14 @@ def read_statistics(root: Path, channels: int) -> Statistics:
     """
     path = find_statistics(root)
     with _opened(path) as file:
-        extremes = [_dataset(file, path, name)[...] for name in ("climate/minval", "climate/maxval")]
-    for name, values in zip(("minval", "maxval"), extremes, strict=True):
-        if values.shape != (channels,) or values.dtype.kind != "f":
-            raise UserError(
-                f"{path}: climate/{name} has shape {list(values.shape)} of {values.dtype}, expected "
-                f"{channels} floating-point channels; use the file of this data set"
-            )
-    minimum, maximum = extremes
+        datasets = [_dataset(file, path, name) for name in ("climate/minval", "climate/maxval")]
+        for values in datasets:
+            if values.shape != (channels,) or values.dtype.kind != "f":
+                raise UserError(
+                    f"{path}: {values.name[1:]} has shape {list(values.shape)} of {values.dtype}, expected "
+                    f"{channels} floating-point channels; use the file of this data set"
+                )
+        minimum, maximum = (values[...] for values in datasets)
     for channel, (low, high) in enumerate(zip(minimum, maximum, strict=True)):
         with np.errstate(all="ignore"):
             scale = np.float32(1 / (high - low))
@@ -148,8 +149,6 @@ def channel_name(channel: int, channels: int) -> str:
 
 
 def _extent(dataset: Any, path: Path) -> Extent | None:
-    if dataset.file.filename != str(path):  # an external link: the offset would refer to another file
-        return None
     # HDF5 has number formats that NumPy lacks (other mantissas, exponents, biases); dtype is the nearest one.
     if not dataset.id.get_type().equal(h5py.h5t.py_create(dataset.dtype)):
         return None
@@ -161,26 +160,10 @@ def _dataset(file: Any, path: Path, name: str) -> Any:
     dataset = file.get(name)
     if not isinstance(dataset, h5py.Dataset):
         raise UserError(f"{path}: has no dataset {name}; it is not a file of a DeepCAM data set")
-    _require_own_files(dataset, path)
-    if dataset.size and not dataset.id.get_storage_size() and not dataset.is_virtual:
+    if dataset.size and not dataset.id.get_storage_size() and not dataset.external and not dataset.is_virtual:
         raise UserError(f"{path}: {name} was never written; download or regenerate the file")
+    require_own_values(dataset, path)
     return dataset
-
-
-def _require_own_files(dataset: Any, path: Path) -> None:
-    """Raise UserError if an array is stored in a file outside the sample's folder: a foreign data set must not
-    read other files."""
-    sources = [dataset.file.filename, *(name for name, *_ in dataset.external or ())]
-    if dataset.is_virtual:
-        sources += [source.file_name for source in dataset.virtual_sources() if source.file_name != "."]
-    folder = path.resolve().parent
-    for source in sources:
-        if not (folder / source).resolve().is_relative_to(folder) and Path(source) != path:
-            raise UserError(
-                f"{path}: {dataset.name} is a link to {source}, outside the folder of the sample; copy the data "
-                f"into "
-                "the file"
-            )
 
 
 @contextmanager

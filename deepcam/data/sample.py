@@ -17,6 +17,7 @@ from mlhpc.common.data.codecs import dtypes, frame
 from mlhpc.common.data.codecs.codec import Codec, find, require
 from mlhpc.common.data.codecs.frame import Frame
 from mlhpc.common.data.manifest import NAME, Manifest
+from mlhpc.common.files.regular import size_to_read
 from mlhpc.common.formats import archive, npy
 from mlhpc.common.formats.archive import Member, Sample, file_of
 from mlhpc.common.formats.extent import Extent, opened, read_into
@@ -297,7 +298,7 @@ class Reader:
 
 
 def _content(fd: int, path: Path) -> memoryview:
-    content = np.empty(os.fstat(fd).st_size, np.uint8)
+    content = np.empty(size_to_read(fd), np.uint8)
     read_into(fd, path, 0, content)
     return content.data
 

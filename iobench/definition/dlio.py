@@ -4,7 +4,7 @@ DLIO ignores unknown keys; here they are refused."""
 from collections.abc import Mapping
 from typing import Any
 
-from mlhpc.errors import did_you_mean
+from mlhpc.errors import did_you_mean, shown
 from mlhpc.iobench.definition.dlio_keys import (
     DATATYPES,
     FORMATS,
@@ -102,9 +102,9 @@ def _check_table(table: Mapping[str, Any], place: Keys, known_as: str, without_e
         elif key in idle:
             without_effect.add(".".join((*place, key)))
         elif inner in NUMBERS and not _is_number(value):
-            raise BadKey((*place, key), f"{'.'.join((*place, key))}: {value!r} is not a number")
+            raise BadKey((*place, key), f"{'.'.join((*place, key))}: {shown(value)} is not a number")
         elif inner in WORDS and not isinstance(value, str | bool):  # YAML reads off as false
-            raise BadKey((*place, key), f"{'.'.join((*place, key))}: {value!r} is not a name")
+            raise BadKey((*place, key), f"{'.'.join((*place, key))}: {shown(value)} is not a name")
 
 
 def _is_number(value: Any) -> bool:
@@ -124,7 +124,7 @@ def _storage(table: dict[str, Any], data_folder: str) -> dict[str, Any]:
     if kind != "s3":
         raise BadKey(
             ("storage", "storage_type"),
-            f"storage.storage_type: {kind!r} is not emulated; choose from: local_fs, parallel_fs, s3",
+            f"storage.storage_type: {shown(kind)} is not emulated; choose from: local_fs, parallel_fs, s3",
         )
     options = _table(table, "storage_options")
     root = str(table.get("storage_root", "")).strip("./")
@@ -145,7 +145,7 @@ def _dataset(table: dict[str, Any], reader: dict[str, Any]) -> dict[str, Any]:
     if kind not in FORMATS:
         raise BadKey(
             ("dataset", "format"),
-            f"dataset.format: {kind!r} is not emulated; {did_you_mean(str(kind), FORMATS)}",
+            f"dataset.format: {shown(kind)} is not emulated; {did_you_mean(str(kind), FORMATS)}",
         )
     dataset = {
         "format": FORMATS[kind],
@@ -172,7 +172,7 @@ def _reader(table: dict[str, Any]) -> dict[str, Any]:
     for ours, key in (("file_order", "file_shuffle"), ("sample_order", "sample_shuffle")):
         value = table.get(key, "off")
         if value not in shuffles:
-            raise BadKey(("reader", key), f"reader.{key}: {value!r} is none of off, seed, random")
+            raise BadKey(("reader", key), f"reader.{key}: {shown(value)} is none of off, seed, random")
         orders[ours] = shuffles[value]
     return {
         **orders,
@@ -244,7 +244,7 @@ def transformer_bytes(model: Mapping[str, Any]) -> int:
         if (datatype := model.get(key, "fp32")) not in DATATYPES:
             raise BadKey(
                 ("model", key),
-                f"model.{key}: {datatype!r} is not known; {did_you_mean(str(datatype), DATATYPES)}",
+                f"model.{key}: {shown(datatype)} is not known; {did_you_mean(str(datatype), DATATYPES)}",
             )
     hidden, ffn = shape.get("hidden_size", 2048), shape.get("ffn_hidden_size", 8192)
     if shape.get("num_attention_heads", 32) < 1:

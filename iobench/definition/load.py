@@ -11,13 +11,15 @@ from pydantic import BaseModel, ValidationError
 
 from mlhpc.benchmarks.toml_lines import parse_toml
 from mlhpc.common.files.untrusted import read_text
-from mlhpc.errors import UserError, did_you_mean, install
+from mlhpc.errors import UserError, did_you_mean, install, shown
 from mlhpc.iobench.definition import dlio
-from mlhpc.iobench.definition.lines import toml_line, yaml_line
+from mlhpc.iobench.definition.lines import load_yaml, toml_line, yaml_line
 from mlhpc.iobench.definition.schema import Workload
 
 _SIZES = {("dataset", key) for key in ("files", "samples_per_file", "sample_bytes")}
 LineOf = Callable[[Sequence[str]], int | None]
+Loaded = tuple[Workload, set[tuple[str, ...]]]
+"""A workload, and the keys that ``settings`` have set."""
 
 
 def names() -> dict[str, str]:
@@ -44,15 +46,22 @@ def load(source: str, settings: Iterable[str] = ()) -> Workload:
                 f"no workload {source!r}; {did_you_mean(source, suite_names)} Or give a .toml or .yaml file"
             )
         text = _folder().joinpath(f"{source}.toml").read_text("utf-8")
-        return _from_toml(text, f"workload {source}", settings)
+        return _from_toml(text, f"workload {source}", settings)[0]
     try:
         text = read_text(path)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise UserError(f"{path}: cannot be read: {reason}; give the file of a workload") from None
     if path.suffix == ".toml":
-        return _from_toml(text, str(path), settings)
-    return _from_yaml(text, str(path), path.stem, settings)
+        workload, changed = _from_toml(text, str(path), settings)
+    else:
+        workload, changed = _from_yaml(text, str(path), path.stem, settings)
+    workload.propose(
+        key
+        for key in ("url", "endpoints")
+        if getattr(workload.storage, key) and not {("storage",), ("storage", key)} & changed
+    )
+    return workload
 
 
 def dumps(workload: Workload) -> str:
@@ -64,7 +73,7 @@ def _folder() -> Any:
     return resources.files("mlhpc.iobench") / "workloads"
 
 
-def _from_toml(text: str, where: str, settings: Iterable[str]) -> Workload:
+def _from_toml(text: str, where: str, settings: Iterable[str]) -> Loaded:
     try:
         tables = parse_toml(text)
     except ValueError as error:
@@ -72,14 +81,13 @@ def _from_toml(text: str, where: str, settings: Iterable[str]) -> Workload:
     return _validated(tables, settings, where, lambda keys: toml_line(text, keys))
 
 
-def _from_yaml(text: str, where: str, stem: str, settings: Iterable[str]) -> Workload:
+def _from_yaml(text: str, where: str, stem: str, settings: Iterable[str]) -> Loaded:
     try:
         import yaml
     except ModuleNotFoundError:
         raise UserError(f"{where}: reading YAML needs PyYAML; {install('io')}, or write TOML") from None
     try:
-        root = yaml.compose(text, yaml.SafeLoader)
-        tables = yaml.safe_load(text)
+        root, tables = load_yaml(text)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f":{mark.line + 1}" if mark else ""
@@ -99,7 +107,7 @@ def _from_yaml(text: str, where: str, stem: str, settings: Iterable[str]) -> Wor
     )
 
 
-def _validated(tables: dict[str, Any], settings: Iterable[str], where: str, line_of: LineOf) -> Workload:
+def _validated(tables: dict[str, Any], settings: Iterable[str], where: str, line_of: LineOf) -> Loaded:
     changed: set[tuple[str, ...]] = set()
     for setting in settings:
         tables, keys = _with_setting(tables, setting)
@@ -112,7 +120,7 @@ def _validated(tables: dict[str, Any], settings: Iterable[str], where: str, line
         # The file's total belongs to the file's sizes.
         tables = {**tables, "dataset": {k: v for k, v in tables["dataset"].items() if k != "total_bytes"}}
     try:
-        return Workload(**tables)
+        return Workload(**tables), changed
     except ValidationError as error:
         keys, message = _first_problem(error)
         if any(keys[: len(each)] == each for each in changed):
@@ -147,7 +155,7 @@ def _first_problem(error: ValidationError) -> tuple[tuple[str, ...], str]:
     if problem["type"] == "extra_forbidden":
         return keys, f"unknown key {place!r}; {did_you_mean(place, _names(Workload))}"
     message = problem["msg"].removeprefix("Value error, ")
-    given = "" if isinstance(problem["input"], dict | BaseModel) else f"; got {problem['input']!r}"
+    given = "" if isinstance(problem["input"], dict | BaseModel) else f"; got {shown(problem['input'])}"
     return keys, f"{place}: {message}{given}" if place else message
 
 

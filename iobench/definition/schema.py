@@ -3,9 +3,10 @@
 A workload is a TOML file with these tables. Every class is frozen and refuses unknown keys.
 """
 
+from collections.abc import Iterable
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, PositiveFloat, model_validator
+from pydantic import BeforeValidator, Field, PositiveFloat, PrivateAttr, model_validator
 
 from mlhpc.benchmarks.schema import FrozenModel
 from mlhpc.iobench.definition.quantities import Bytes, BytesOrNone, Count, CountOrNone, Duration, format_bytes
@@ -216,7 +217,7 @@ class Metric(FrozenModel):
 
 
 class Workload(FrozenModel):
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", max_length=200)
     description: str = ""
     suite: Literal["", "dlio", "mlperf-storage", "mlhpc"] = Field(
         "", description="the benchmark suite that defines it"
@@ -229,6 +230,15 @@ class Workload(FrozenModel):
     checkpoint: Checkpoint = Checkpoint()
     metric: Metric = Metric()
     without_effect: tuple[str, ...] = Field((), description="keys of DLIO's file that have no effect")
+    # Keys of storage that only a file has chosen, not the user: a proposal (run.data_of).
+    _proposed: frozenset[str] = PrivateAttr(frozenset())
+
+    @property
+    def proposed(self) -> frozenset[str]:
+        return self._proposed
+
+    def propose(self, keys: Iterable[str]) -> None:
+        self._proposed = frozenset(keys)
 
     @model_validator(mode="after")
     def _does_something(self) -> Self:

@@ -100,6 +100,8 @@ class Samples:
                     f"{file.path}: has {self._dataset.shape} bytes of samples, {sizes.sum()} are expected; "
                     "regenerate the data set"
                 )
+            if self._dataset.external or self._dataset.is_virtual:
+                raise UserError(f"{file.path}: its samples are in other files; regenerate the data set")
         except (OSError, KeyError) as error:
             raise UserError(f"{file.path}: not the HDF5 file expected ({error}); regenerate it") from error
 

@@ -10,7 +10,7 @@ from mlhpc.benchmarks.toml_lines import parse_toml
 from mlhpc.campaign.placement import check_placement
 from mlhpc.campaign.record import Campaign, read_run
 from mlhpc.common.data import manifest
-from mlhpc.errors import UserError
+from mlhpc.errors import UserError, shown
 from mlhpc.run import RunPaths, context_of
 from mlhpc.run_processes import in_slurm, require_one_process
 
@@ -77,7 +77,8 @@ def check_settings(campaign: Campaign) -> None:
             a, b = _flat(actual), _flat(expected)
             key = next(key for key in {**a, **b} if a.get(key) != b.get(key))
             raise UserError(
-                f"{path.parent} was run with {key} = {a.get(key)!r}, not {b.get(key)!r}; choose another --out"
+                f"{path.parent} was run with {key} = {shown(a.get(key))}, not {shown(b.get(key))}; "
+                "choose another --out"
             )
 
 

@@ -1,7 +1,5 @@
 """All nodes of a launch: their facts, sent to rank 0 over TCP, and how far apart their clocks are."""
 
-import hmac
-import secrets
 import socket
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -9,14 +7,12 @@ from typing import Any
 
 from mlhpc.common.host.binding import describe_binding
 from mlhpc.common.ranks import environment, launch
-from mlhpc.common.ranks.connection import Connection
+from mlhpc.common.ranks.connection import Connection, Proof
 from mlhpc.common.ranks.environment import RankInfo
+from mlhpc.common.ranks.links import accept, connect
 from mlhpc.common.ranks.rendezvous import Peer
 from mlhpc.doctor.node import EXAMINE_S
 from mlhpc.errors import UserError
-
-GREETING_S = 3.0
-"""Seconds in which a new connection must send its token; ranks send it immediately."""
 
 
 def find_rank_info(env: Mapping[str, str]) -> RankInfo:
@@ -52,14 +48,13 @@ def gather_nodes(
     if rank_info.rank == 0:
         with socket.create_server((ranks.my_address(), 0), backlog=1024) as listener:
             host, port = listener.getsockname()[:2]
-            token = secrets.token_hex(16)
-            ranks.broadcast({"host": host, "port": port, "token": token})
+            ranks.broadcast({"host": host, "port": port})
             facts[0] = report() | {"offset_s": 0.0}
-            facts |= receive_facts(listener, token, range(1, rank_info.size))
+            facts |= receive_facts(listener, ranks.proof, range(1, rank_info.size))
     else:
         address = ranks.broadcast({})
-        sock = socket.create_connection((address["host"], address["port"]), timeout=EXAMINE_S)
-        _send_facts(Connection(sock), address["token"], rank_info.rank, report)
+        sock = connect((address["host"], address["port"]), ranks.proof, rank_info.rank, EXAMINE_S)
+        _send_facts(Connection(sock), report)
     ranks.close()
     return _by_node(facts, ranks.roll)
 
@@ -76,8 +71,7 @@ def _by_node(facts: Mapping[int, dict[str, Any]], roll: Iterable[Peer]) -> list[
     ]
 
 
-def _send_facts(connection: Connection, token: str, rank: int, examine: Callable[[], dict[str, Any]]) -> None:
-    connection.send(token=token, rank=rank)
+def _send_facts(connection: Connection, examine: Callable[[], dict[str, Any]]) -> None:
     connection.send(facts=examine())
     while "ping" in connection.answer(EXAMINE_S):
         connection.send(time=time.time())
@@ -85,42 +79,27 @@ def _send_facts(connection: Connection, token: str, rank: int, examine: Callable
 
 
 def receive_facts(
-    listener: socket.socket, token: str, ranks: Sequence[int], seconds: float = EXAMINE_S
+    listener: socket.socket, proof: Proof, ranks: Sequence[int], seconds: float = EXAMINE_S
 ) -> dict[int, dict[str, Any]]:
-    """The facts of ``ranks`` and their ``offset_s``. Connections without the token, which only the ranks of this
-    launch have, are closed. Raises UserError for ranks that did not report in time."""
+    """The facts of ``ranks`` and their ``offset_s``. Connections that do not belong to this launch are closed.
+    Raises UserError for ranks that did not report in time."""
     deadline = time.monotonic() + seconds
     facts: dict[int, dict[str, Any]] = {}
-    while missing := set(ranks) - set(facts):
-        listener.settimeout(max(0.01, deadline - time.monotonic()))
-        try:
-            connection = Connection(listener.accept()[0])
-        except TimeoutError:
-            numbers = ", ".join(map(str, sorted(missing)[:8]))
-            raise UserError(f"rank {numbers} connected but did not report its node in time") from None
-        rank = _greet(connection, token, missing)
-        if rank is None:
-            connection.close()
-            continue
-        try:
-            reply = connection.answer(max(0.01, deadline - time.monotonic()))
-            facts[rank] = reply["facts"] | {"offset_s": _offset(connection)}
-        except (TimeoutError, EOFError, ValueError, KeyError, TypeError, OverflowError) as error:
-            why = str(error) or "timeout"
-            raise UserError(f"rank {rank} connected but did not report its node ({why})") from None
-        connection.send(done=True)
-        connection.close()
+    for rank, sock in zip(ranks, accept(listener, proof, ranks, seconds), strict=True):
+        facts[rank] = _facts_of(rank, Connection(sock), deadline)
     return facts
 
 
-def _greet(connection: Connection, token: str, ranks: set[int]) -> int | None:
-    """The rank at the other end; None for a stranger."""
+def _facts_of(rank: int, connection: Connection, deadline: float) -> dict[str, Any]:
     try:
-        hello = connection.answer(GREETING_S)
-        rank = hello["rank"]
-        return rank if hmac.compare_digest(hello["token"], token) and rank in ranks else None
-    except (TimeoutError, EOFError, ValueError, KeyError, TypeError, RecursionError):
-        return None
+        reply = connection.answer(max(0.01, deadline - time.monotonic()))
+        facts: dict[str, Any] = reply["facts"] | {"offset_s": _offset(connection)}
+    except (TimeoutError, EOFError, ValueError, KeyError, TypeError, OverflowError) as error:
+        why = str(error) or "timeout"
+        raise UserError(f"rank {rank} connected but did not report its node ({why})") from None
+    connection.send(done=True)
+    connection.close()
+    return facts
 
 
 def _offset(connection: Connection, rounds: int = 9) -> float:

@@ -13,6 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from mlhpc.common.pages.blocks import spreadsheet
 from mlhpc.errors import UserError, install
 from mlhpc.submission.logs.energy import in_order
 from mlhpc.submission.logs.run_directory import Result, RunDirectory, read
@@ -88,12 +89,12 @@ def _csv(run: RunDirectory, result: Result, out: Path) -> None:
     rows = metrics_of(result)
     names = list(dict.fromkeys(name for row in rows for name in row))
     with (out / "epochs.csv").open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, names)
-        writer.writeheader()
-        writer.writerows(rows)
+        writer = csv.writer(file)
+        writer.writerow(map(spreadsheet, names))
+        writer.writerows([spreadsheet(row.get(name, "")) for name in names] for row in rows)
     facts = {**_facts(run, result), "time_to_train_s": result.time_to_train_s, **_energy(result)}
     with (out / "run.csv").open("w", newline="", encoding="utf-8") as file:
-        csv.writer(file).writerows([("key", "value"), *facts.items()])
+        csv.writer(file).writerows(map(spreadsheet, row) for row in [("key", "value"), *facts.items()])
 
 
 def _tensorboard(run: RunDirectory, result: Result, out: Path) -> None:

@@ -3,7 +3,6 @@
 Labels start at 0. ``read`` returns the same bytes of an image for every format.
 """
 
-import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from mlhpc.common.files.regular import size_to_read
 from mlhpc.common.formats import tf_example, tfrecord
 from mlhpc.common.formats.extent import opened, read_into
 from mlhpc.common.formats.lmdb_file import LmdbFile
@@ -55,7 +55,7 @@ class Files:
     def read(self, index: int) -> tuple[Bytes, int]:
         path = Path(self.paths[index])
         with opened(path) as fd:  # in one read: np.fromfile first seeks to the end, and reads twice
-            data = np.empty(os.fstat(fd).st_size, np.uint8)
+            data = np.empty(size_to_read(fd), np.uint8)
             read_into(fd, path, 0, data)
         return data, self.labels[index]
 

@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterator
 from itertools import pairwise
 
-from mlhpc.errors import count
+from mlhpc.errors import count, shown
 from mlhpc.submission.logs.findings import Finding, Severity
 from mlhpc.submission.logs.mllog import Log
 
@@ -153,4 +153,4 @@ def _successful(log: Log) -> Iterator[Finding]:
     if stop and status not in (None, "success"):
         remedy = "only a run that met its target has a time to train"
         expected = "run_stop with status success"
-        yield _finding("status", "error", log, str(stop.line), expected, f"status {status!r}", remedy)
+        yield _finding("status", "error", log, str(stop.line), expected, f"status {shown(status)}", remedy)

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mlhpc.errors import few
+from mlhpc.errors import few, shown
 from mlhpc.submission.check.official_guard import RuleFileRefused
 from mlhpc.submission.check.rulesets import HPC, TRAINING, without_rules
 from mlhpc.submission.logs.findings import Finding, Severity
@@ -186,7 +186,7 @@ def _actual(test: str, record: Record | None, log: Log) -> str:
         return f"{(record.time_ms - started) / 60e3:.1f} min"
     if "in v['metadata']" in test:
         return f"metadata with {', '.join(record.metadata) or 'nothing'}"
-    return f"{record.key} is {record.value!r}"
+    return f"{record.key} is {shown(record.value)}"
 
 
 def _quoted_record(text: str, log: Log) -> Record | None:

@@ -7,7 +7,6 @@ numbers finite once, for all readers.
 """
 
 import hashlib
-import json
 import math
 import sys
 from array import array
@@ -17,7 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TextIO
 
-from mlhpc.common.files.untrusted import clean, printable
+from mlhpc.common.files.untrusted import MOST_VALUES, clean, count_values, parse_json, printable
 from mlhpc.errors import UserError, count
 
 TOKEN = ":::MLLOG "
@@ -187,6 +186,10 @@ class Log:
                 start = None
 
 
+LARGEST = 256 * 2**20
+"""Characters of a log that are read; those of the published HPC sets have fewer than five million."""
+
+
 def parse(path: Path) -> Log:
     """Reads the MLLOG lines of ``path``. A file without any gives a ``Log`` without records.
 
@@ -200,8 +203,12 @@ def parse(path: Path) -> Log:
     older = ""
     longest = parsing_cost = 0
     try:
+        left_values = MOST_VALUES
         with path.open(encoding="utf-8", errors="replace") as file:
             for number, text in enumerate(_lines(file), 1):
+                if not text:
+                    problems.append(Problem(number, f"not read from here: beyond {LARGEST // 2**20} MiB"))
+                    break
                 if len(text) == _LONGEST_READ:
                     longest = max(longest, _LONGEST_READ)
                 # Like the official parser, use the text after the last token on a line.
@@ -213,6 +220,10 @@ def parse(path: Path) -> Log:
                     older = older or next((each for each in _OLDER if each in text), "")
                     continue
                 mllog_lines.append(number)
+                left_values -= count_values(payload)
+                if left_values < 0:
+                    problems.append(Problem(number, f"not read from here: more than {MOST_VALUES} values"))
+                    break
                 record = _record(payload, number, repeated, cut=not text.endswith("\n"))
                 if isinstance(record, Record):
                     records.append(record)
@@ -243,11 +254,18 @@ def _unreadable(mllog_lines: int, older: str) -> str:
 
 
 def _lines(file: TextIO) -> Iterator[str]:
-    """The lines of a file, each up to _LONGEST_READ characters, to bound the memory."""
+    """The lines of a file, each up to _LONGEST_READ characters, to bound the memory; an empty one at the end if
+    only LARGEST characters of the file were read."""
+    left = LARGEST
     while line := file.readline(_LONGEST_READ):
         yield line
-        while len(line) == _LONGEST_READ and not line.endswith("\n"):
+        left -= len(line)
+        while left >= 0 and len(line) == _LONGEST_READ and not line.endswith("\n"):
             line = file.readline(_LONGEST_READ)
+            left -= len(line)
+        if left < 0:
+            yield ""
+            return
 
 
 def _first_epoch(records: Sequence[Record]) -> int:
@@ -270,7 +288,7 @@ def _record(payload: str, line: int, repeated: list[int], *, cut: bool) -> Recor
         return fields
 
     try:
-        fields = json.loads(payload.strip(), object_pairs_hook=unique)
+        fields = parse_json(payload.strip(), object_pairs_hook=unique)
         time_ms = float(fields["time_ms"])
         metadata = fields["metadata"]
         record = Record(

@@ -6,7 +6,6 @@ node. Each update reads only new parts of the files, so following a thousand ran
 rank, and only relevant lines of other ranks are parsed.
 """
 
-import json
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -19,7 +18,7 @@ from typing import Any
 from mlhpc.benchmarks.load import loads
 from mlhpc.benchmarks.schema import Run
 from mlhpc.common.files.regular import open_regular
-from mlhpc.common.files.untrusted import printable, read_text
+from mlhpc.common.files.untrusted import parse_json, printable, read_text
 from mlhpc.common.timing.breakdown import is_event
 from mlhpc.errors import UserError
 from mlhpc.submission.logs import energy_so_far
@@ -127,8 +126,8 @@ class _Tail:
 def _parsed(lines: Iterable[bytes]) -> Iterator[Event]:
     """The events among ``lines``."""
     for line in lines:
-        with suppress(ValueError, RecursionError):
-            event = json.loads(line.decode())
+        with suppress(ValueError):
+            event = parse_json(line.decode())
             if isinstance(event, dict) and is_event(event):
                 yield event
 

@@ -42,7 +42,12 @@ def result_sets(path: Path) -> list[ResultSet]:
         )
     if _is_run(path):
         return [_runs(path, [path], _kind(path))]
-    sets = list(_below(path))
+    try:
+        sets = list(_below(path))
+    except RecursionError:
+        raise UserError(
+            f"{path}: folders nested too deeply for results; pass a folder further down"
+        ) from None
     if not sets and (path / "study.html").is_file():
         raise UserError(f"{path}: a study, whose runs are not results; its report is {path / 'study.html'}")
     if not sets:

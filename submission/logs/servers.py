@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from mlhpc.errors import shown
 from mlhpc.perf.collectives import ring_bytes, server_bytes
 
 
@@ -59,11 +60,11 @@ def servers_figures(record: Mapping[str, Any]) -> ServerFigures:
 
 def _whole(value: Any) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**63:
-        raise TypeError(f"{value!r} is not a count")
+        raise TypeError(f"{shown(value)} is not a count")
     return value
 
 
 def _finite(value: Any) -> float:
     if not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
-        raise TypeError(f"{value!r} is not a measurement")
+        raise TypeError(f"{shown(value)} is not a measurement")
     return float(value)

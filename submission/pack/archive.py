@@ -12,12 +12,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 
-from mlhpc.errors import UserError, count
+from mlhpc.errors import UserError, count, shown
 
+NAME = re.compile(r"[\w+-][\w .+-]*")
+"""Names of submissions, which become the names of folders."""
 CHECKSUMS = ".sha256"
 """``<org>.sha256`` next to the tree, for sha256sum(1): ``sha256sum -c <org>.sha256`` checks it without this
 suite. It is the first file of the archive."""
 BLOCK = 2**20
+MOST_PARTS = 20
+"""Folders above a file, and its name; a submission has seven. Deeper trees could not be removed again."""
 LARGEST_READ = 16 * 2**20
 """Maximum bytes of one read by tarfile, for headers; files are read in blocks."""
 MOST_EXPANSION = 200
@@ -142,9 +146,10 @@ def _extract(tar: tarfile.TarFile, archive: Path, part: Path) -> str:
     org, sums = "", dict[str, str]()
     for member in tar:
         path = PurePosixPath(member.name)
-        if not member.isfile() or member.issparse() or path.is_absolute() or ".." in path.parts:
+        foreign = not member.isfile() or member.issparse() or path.is_absolute() or ".." in path.parts
+        if foreign or len(path.parts) > MOST_PARTS or not member.name.isprintable():
             raise UserError(
-                f"{archive} contains {member.name!r}, which does not belong in a submission; do not use it"
+                f"{archive} contains {shown(member.name)}, which does not belong in a submission; do not use it"
             )
         if not sums:
             org, sums = _checksums(tar, member, archive)
@@ -172,7 +177,7 @@ def _checksums(tar: tarfile.TarFile, member: tarfile.TarInfo, archive: Path) -> 
     """The name of the submission and the checksums by name, from the first file of an archive."""
     org = member.name.removesuffix(CHECKSUMS)
     stream = tar.extractfile(member)
-    if org == member.name or "/" in org or stream is None or member.size > LARGEST_READ:
+    if org == member.name or not NAME.fullmatch(org) or stream is None or member.size > LARGEST_READ:
         raise UserError(f"{archive} does not start with checksums: it was not written by mlhpc pack")
     sums: dict[str, str] = {}
     for line in stream.read(LARGEST_READ).decode("utf-8").removesuffix("\n").split("\n"):

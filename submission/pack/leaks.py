@@ -6,8 +6,12 @@ as detect-secrets; every repetition is bounded, so that the time is linear in th
 """
 
 import codecs
+import gzip
+import io
 import re
+import zlib
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,33 +20,65 @@ from mlhpc.submission.logs.findings import Finding
 
 _VALUE = r"[^\s\"'$<{(\[]"
 _WITH_DIGIT = rf"(?={_VALUE}{{0,200}}\d)"
+# Not what stands for a password in code and in examples.
+_REAL = (
+    r"(?!(?i:none|null|true|false|required|optional|password|passwd|your|example|change|redacted|secret\b"
+    r"|x{3}|\*{2}))"
+)
+_PASSWORD = r"(?i:(?<![a-z])(?:pass_?word|passwd|pass_?phrase))"
 _WITH_LETTER = rf"(?={_VALUE}{{0,200}}[A-Za-z])"
 SECRETS = {
-    "private key": r"-----BEGIN (?:[A-Z0-9]{1,20} ){0,4}PRIVATE KEY(?: BLOCK)?-----",
+    "private key": r"----[- ]BEGIN (?:[A-Z0-9]{1,20} ){0,4}PRIVATE KEY(?: BLOCK)?[- ]----"
+    r"|\bPuTTY-User-Key-File-\d|\bAGE-SECRET-KEY-1[0-9A-Z]{20,200}",
     "AWS key": r"\b(?:AKIA|ASIA)[0-9A-Z]{16}\b",
     "GitHub token": r"\b(?:gh[pousr]_[A-Za-z0-9]{36,200}|github_pat_\w{22,200})",
-    "GitLab token": r"\bglpat-[\w-]{20,200}",
+    "GitLab token": r"\bgl(?:pat|rt|dt|ptt|cbt|ft|soat|agent|imt)-[\w-]{20,200}",
     "Hugging Face token": r"\bhf_[A-Za-z0-9]{30,200}",
     "Slack token": r"\bxox[abeprs]-[\w-]{10,200}",
     "Google key": r"\bAIza[\w-]{35}",
+    "Google key file": r"\bprivate_key_id[\"']?\s{0,5}[:=]\s{0,5}[\"']?[0-9a-f]{40}",
     "Google token": r"\bya29\.[\w-]{20,200}",
     "npm token": r"\bnpm_[A-Za-z0-9]{36}",
     "PyPI token": r"\bpypi-[\w-]{50,250}",
     "Docker token": r"\bdckr_pat_[\w-]{20,200}",
     "Stripe key": r"\b[rs]k_live_[0-9A-Za-z]{20,200}",
     "API key": r"\bsk-(?=[\w-]{0,200}\d)[\w-]{20,200}",
+    "Azure key": r"\b(?:AccountKey|SharedAccessKey)=[\w+/]{40,100}={0,2}|[?&]sig=[\w%+/-]{20,200}"
+    r"|\b[\w.~-]{3}8Q~[\w.~-]{31,34}",
+    "signature of a request": r"\bX-(?:Amz|Goog)-Signature=[0-9a-f]{40,600}",
+    "webhook": r"hooks\.slack\.com/(?:services|workflows)/[\w/-]{20,200}"
+    r"|discord(?:app)?\.com/api/webhooks/\d{10,30}/[\w-]{20,200}",
+    "token of a service": r"\b(?:hv[sbr]\.[\w-]{20,300}|do[oprt]_v1_[0-9a-f]{32,128}|nvapi-[\w-]{20,200}"
+    r"|ATATT3[\w=-]{20,300}|ATCTT3[\w=-]{20,300}|SG\.[\w-]{16,64}\.[\w-]{16,128}|dapi[0-9a-f]{32}"
+    r"|nfp_\w{36,100}|lin_api_\w{32,100}|ntn_\w{40,100}|PMAK-[0-9a-f]{24}-[0-9a-f]{34}|NRAK-[A-Z0-9]{27}"
+    r"|gl(?:sa|c)_[\w=+/]{32,200}|shp(?:at|ca|pa|ss)_[0-9a-fA-F]{32}|sq0(?:atp|csp)-[\w-]{22,64}|HRKU-[\w-]{36,100}"
+    r"|\w{14}\.atlasv1\.[\w-]{60,100}|rubygems_[0-9a-f]{48}|wandb_v1_\w{30,200}|SK[0-9a-f]{32}|key-[0-9a-f]{32}"
+    r"|\d{8,10}:AA[\w-]{33})(?![\w-])",
+    "MUNGE credential": r"\bMUNGE:[\w+/=]{40,2000}:",
+    "cookie of a job": r"(?i:job_?cookie|orte_precondition_transports)[\"']?\s{0,5}[=:]\s{0,5}[\"']?[\w-]{8,200}",
     "web token": r"\beyJ[\w-]{10,2000}\.eyJ[\w-]{10,2000}\.[\w-]{10,2000}",
     "bearer token": r"(?i:\bbearer)\s{1,4}(?=[\w.~+/-]{0,200}\d)[\w.~+/-]{16,2000}",
+    "basic authorization": r"(?i:authorization)[\"']?\s{0,5}[:=]\s{0,5}[\"']?(?i:basic)\s{1,5}[\w+/]{6,500}={0,2}",
+    "login in .netrc": r"\b(?:machine\s{1,20}\S{1,200}|default)\s{1,20}login\s{1,20}\S{1,200}\s{1,20}"
+    r"password\s{1,20}\S{4,200}",
+    "option with a password": r"\b(?:mysql|mysqldump|mysqladmin|mariadb|smbclient|ldapsearch)\b[^|;\n]{0,200}?"
+    r"\s-[pw](?![\s\d]|assword)[^\s$<{]{4,200}|\bsshpass\s{1,5}-p\s{0,5}[^\s$<{]{4,200}"
+    r"|\bcurl\b[^|;\n]{0,200}?\s(?:-u|--user)[ =]?[^\s:$<{]{1,100}:[^\s$<{]{4,200}",
     "password in an address": r"://[^/\s:@\"']{1,100}:[^/\s@\"'$]{1,100}@",
     "option with a secret": r"(?i:--(?:password|passwd|passphrase|token|secret|api[-_]?key))[ =][\"']?"
     rf"(?={_VALUE}{{0,200}}[a-z0-9]){_VALUE}{{4,200}}",
     "secret": r"(?i:password|passwd|secret|api_?key|access_?key|auth_?token)\w{0,40}[\"']?\s{0,10}[=:]\s{0,10}"
     rf"[\"']?{_WITH_DIGIT}{_VALUE}{{8,200}}",
+    "password": rf"{_PASSWORD}[\"']?\s{{0,5}}[=:]\s{{0,5}}[\"']{_REAL}{_VALUE}{{6,200}}"
+    rf"|{_PASSWORD}={_REAL}[^\s\"'$<{{(\[.,;:)]{{8,200}}(?![\w(.\[])",
     "token": rf"(?i:token)[\"']?\s{{0,10}}[=:]\s{{0,10}}[\"']?{_WITH_DIGIT}{_WITH_LETTER}{_VALUE}{{8,200}}",
 }
 PEOPLE = {
     "e-mail address": r"(?<![\w.+-])[\w.+-]{1,64}@(?:[\w-]{1,63}\.){1,8}[a-z]{2,24}\b",
-    "user name in a path": r"(?<![\w.])/(?:home|users|Users|global/homes/\w|u)/[A-Za-z_][\w.-]{0,60}",
+    "user name in a path": r"(?<![\w.])/(?:home|users|Users|global/homes/\w|u)/[A-Za-z_][\w.-]{0,60}"
+    r"|(?<![\w.])/(?:scratch|gscratch|cscratch|gpfs|lustre|beegfs|ceph)\w{0,12}(?:/[A-Za-z_][\w.-]{0,60}){1,2}",
+    "private address": r"(?:(?<=[\s\"'(\[@,])|(?<=//)|^)(?:10\.\d{1,3}|192\.168|172\.(?:1[6-9]|2\d|3[01]))"
+    r"(?:\.\d{1,3}){2}(?![\w.-])",
 }
 SECRET_FILES = re.compile(
     r"id_(?:rsa|dsa|ecdsa|ed25519)|\.(?:netrc|pgpass|npmrc|pypirc|env|htpasswd|git-credentials)|credentials"
@@ -58,6 +94,9 @@ LONGEST = 8192
 OVERLAP = 1024
 _SECRETS = [(kind, re.compile(pattern)) for kind, pattern in SECRETS.items()]
 _PEOPLE = [(kind, re.compile(pattern)) for kind, pattern in PEOPLE.items()]
+_INVISIBLE = re.compile("[\u00ad\u200b-\u200f\u2060-\u2064\ufeff]")
+MOST_UNPACKED = 64 * 2**20
+"""Bytes of a compressed file that are searched."""
 _WORD = re.compile(r"[\w.-]+")
 
 
@@ -81,7 +120,7 @@ def leaks(root: Path, names: Names) -> list[Finding]:
         for match in _matches(name, names, is_text=path.suffix != ".py"):
             places.setdefault(match, []).append(name)
         text, is_text = _text(path.read_bytes())
-        for number, line in enumerate(text.splitlines(), 1):
+        for number, line in enumerate(_INVISIBLE.sub("", text).splitlines(), 1):
             searched = names if path.suffix != ".py" else Names(frozenset(), frozenset())
             for match in _matches(line, searched, is_text=is_text):
                 places.setdefault(match, []).append(f"{name}:{number}")
@@ -91,6 +130,11 @@ def leaks(root: Path, names: Names) -> list[Finding]:
 def _text(data: bytes) -> tuple[str, bool]:
     """The text of a file, and whether it is a text file. For a binary file its ASCII characters, so that a secret
     in UTF-16 without a byte order mark is found too."""
+    if data.startswith(b"\x1f\x8b"):  # compressed: what is behind the first part is not searched
+        with suppress(OSError, EOFError, zlib.error), gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
+            return _text(file.read(MOST_UNPACKED).removeprefix(b"\x1f\x8b"))
+    if data.startswith((codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)):
+        return data.decode("utf-32", "replace"), True
     if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return data.decode("utf-16", "replace"), True
     if b"\0" in data:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mlhpc.common.host.provenance import commit
+from mlhpc.errors import shown
 from mlhpc.submission.logs.findings import Finding, Severity
 from mlhpc.submission.logs.result_set import ResultSet
 from mlhpc.submission.logs.run_directory import RunDirectory, read
@@ -57,7 +58,7 @@ def about_system(
     ]
     if no_text:
         remedy = "quote them: the official tools join the fields as text"
-        yield finding("error", "text", ", ".join(f"{key} = {fields[key]!r}" for key in no_text), remedy)
+        yield finding("error", "text", ", ".join(f"{key} = {shown(fields[key])}" for key in no_text), remedy)
     if fields.get("submitter") not in (org, None, ""):
         remedy = "use the same name in --org and in the file"
         yield finding("warning", f"submitter {org}", str(fields["submitter"]), remedy)

@@ -29,7 +29,7 @@ from mlhpc.submission.logs.findings import Finding, passes
 from mlhpc.submission.logs.result_set import PRUNED, Metric, ResultSet
 from mlhpc.submission.logs.result_sets import result_sets
 from mlhpc.submission.pack import implementation
-from mlhpc.submission.pack.archive import CHECKSUMS, aside, write_archive
+from mlhpc.submission.pack.archive import CHECKSUMS, NAME, aside, write_archive
 from mlhpc.submission.pack.leaks import leaks
 from mlhpc.submission.pack.pack_rules import (
     about_sources,
@@ -202,7 +202,7 @@ def _throughput_chosen(
 
 
 def _require_name(org: str) -> None:
-    if not re.fullmatch(r"[\w+-][\w .+-]*", org):
+    if not NAME.fullmatch(org):
         raise UserError(
             f"--org {org!r}: use letters, digits, spaces and . _ + -, since it is used as a folder name"
         )

@@ -7,7 +7,7 @@ from typing import Any
 
 from mlhpc.benchmarks import registry
 from mlhpc.benchmarks.load import load, presets
-from mlhpc.errors import count
+from mlhpc.errors import count, shown
 from mlhpc.submission.logs.findings import Finding, Severity
 from mlhpc.submission.logs.mllog import Log
 from mlhpc.submission.logs.result_set import SETTINGS, SIZES, ResultSet
@@ -49,7 +49,7 @@ def score_set(results: ResultSet) -> Strong | Weak:
     """The score of a set by its metric."""
     rules = target_of(results)
     if rules is None:
-        why = f"unknown benchmark {results.benchmark!r}: no target"
+        why = f"unknown benchmark {shown(results.benchmark)}: no target"
         if results.metric == "weak":
             return Weak(results.total_scale, None, 0, None, None, (), why)
         return Strong(None, None, (), None, None, None, why)
@@ -183,7 +183,7 @@ def _one_benchmark(results: ResultSet) -> Iterator[Finding]:
                 "error",
                 f"{label(log)}:{_line(log, 'submission_benchmark')}",
                 f"a log of {results.benchmark}",
-                f"submission_benchmark is {logged!r}",
+                f"submission_benchmark is {shown(logged)}",
                 "move the log to the folder of its benchmark",
             )
 
@@ -263,7 +263,7 @@ def _text_fields(results: ResultSet) -> Iterator[Finding]:
     fields = results.system_json or {}
     numbers = [key for key in TEXTS if key in fields and not isinstance(fields[key], str)]
     if numbers:
-        actual = ", ".join(f"{key}: {fields[key]!r}" for key in numbers)
+        actual = ", ".join(f"{key}: {shown(fields[key])}" for key in numbers)
         remedy = 'put the values in quotes ("8"): the official tools join them as text'
         yield _finding("system", "error", f"{results.system}.json", "text in these fields", actual, remedy)
 

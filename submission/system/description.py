@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from mlhpc.common.files import atomic
-from mlhpc.common.files.untrusted import clean, printable, read_text
+from mlhpc.common.files.untrusted import clean, parse_json, printable, read_text
 from mlhpc.errors import UserError, did_you_mean
 
 REQUIRED = (
@@ -112,7 +112,7 @@ def given_fields(settings: Iterable[str]) -> dict[str, str]:
 def read(path: Path) -> dict[str, Any]:
     """The fields of a system description. Raises UserError if it is not a JSON object."""
     try:
-        fields = json.loads(read_text(path))
+        fields = parse_json(read_text(path))
     except OSError as error:
         raise UserError(
             f"{path}: {error.strerror or 'no such file'}; create one with: mlhpc doctor --system --out {path}"

@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 
 import h5py
 import numpy as np
-from fuzz.mutate import damaged_bytes, damaged_value
+from fuzz.mutate import damaged_bytes, damaged_value, write
 
 from mlhpc.benchmarks import load
 from mlhpc.common.data import manifest
@@ -62,7 +62,7 @@ def manifest_bytes(rng: Random) -> bytes:
 
 
 def read_manifest(data: bytes, scratch: Path) -> None:
-    (scratch / manifest.NAME).write_bytes(data)
+    write(scratch / manifest.NAME, data)
     read = manifest.load(scratch)
     for file in read.files:
         assert file.size >= 0 and not Path(file.path).is_absolute() and ".." not in Path(file.path).parts
@@ -141,7 +141,7 @@ def hdf5_bytes(rng: Random) -> bytes:
 def read_hdf5(data: bytes, scratch: Path) -> None:
     """What is read is finite, has the sample's shape, and is what the HDF5 library reads."""
     path = scratch / "a.h5"
-    path.write_bytes(data)
+    write(path, data)
     x, y = np.empty(FIELDS.shape, np.float32), np.empty(FIELDS.shape[:2], np.uint8)
     Reader(FIELDS.shape, None).read(path, x, y)
     fields, labels = hdf5.read(path)
@@ -165,7 +165,7 @@ def events_bytes(rng: Random) -> bytes:
 
 def read_event_file(data: bytes, scratch: Path) -> None:
     path = scratch / "events.rank0.jsonl"
-    path.write_bytes(data)
+    write(path, data)
     breakdown(read_events(path))
 
 

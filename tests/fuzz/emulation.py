@@ -41,6 +41,15 @@ YAML_VALUES = (
     b"*data",
     b"&x [*x]",
     b"{a: *data}",
+    b"\n"
+    + b"".join(
+        b"    - &b%d [%s]\n" % (n, b",".join([b"*b%d" % (n - 1) if n else b"9"] * 9)) for n in range(10)
+    ),
+    b"{a: &m0 {k: 1}, "
+    + b", ".join(b"b%d: &m%d {<<: [*m%d, *m%d]}" % (n, n + 1, n, n) for n in range(30))
+    + b"}",
+    b"1" + b":1" * 50_000,
+    b"[" + b"[]," * 50_000 + b"]",
     b"!!python/name:os.system",
     b"2001-02-30",
     b"[" * 3000,
@@ -74,7 +83,17 @@ def workload_bytes(rng: Random) -> bytes:
     else:
         name = rng.choice(sorted(load.names()))
         good = resources.files("mlhpc.iobench").joinpath(f"workloads/{name}.toml").read_bytes()
-        kind, separators, values = b"t", (b" = ",), (b"[" * 3000, b"1979-05-27", *_json_values())
+        kind, separators, values = (
+            b"t",
+            (b" = ",),
+            (
+                b"[" * 3000,
+                b"1979-05-27",
+                b"1\n" + b"a." * 20_000 + b"a = 1",
+                b"1\n" + b"[x]\n" * 50_000,
+                *_json_values(),
+            ),
+        )
     if rng.random() < 0.7:
         return kind + _with_hostile_value(rng, good, separators, values)
     return kind + damaged_bytes(rng, good)

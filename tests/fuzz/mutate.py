@@ -1,5 +1,6 @@
 """Random damage: to bytes, and to JSON values."""
 
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -12,9 +13,33 @@ HOSTILE = (
 """Values of other types, bounds and meanings than any reader expects."""
 
 
+BOMBS = (
+    (b"[],", 200_000), (b"[", 100_000), (b'{"a":', 50_000), (b'{"a":1},', 50_000), (b"{a=", 20_000),
+    (b"a.", 20_000), (b"[a]\n", 50_000), (b"1:", 50_000), (b"*a,", 1000), (b"\xc2\x80", 200_000),
+)  # fmt: skip
+"""What stands for far more memory or time than it has bytes, and how often it is repeated."""
+SPARSE = b"terabyte"
+"""The end of an input that is written as a file of a terabyte with the input at its beginning, without blocks."""
+
+
+def write(path: Path, data: bytes) -> None:
+    """The file of an input."""
+    with path.open("wb") as file:
+        file.write(data.removesuffix(SPARSE))
+        if data.endswith(SPARSE):
+            file.truncate(2**40)
+
+
 def damaged_bytes(rng: Random, data: bytes) -> bytes:
-    """``data`` with a few bits flipped, ranges removed, repeated or overwritten, or cut."""
+    """``data`` with a few bits flipped, ranges removed, repeated or overwritten, or cut; rarely with an expansion
+    bomb in it, or followed by a terabyte of nothing."""
     changed = bytearray(data)
+    if rng.random() < 0.01:
+        part, times = rng.choice(BOMBS)
+        at = rng.randrange(len(changed) + 1)
+        return bytes(changed[:at] + part * times + changed[at:])
+    if rng.random() < 0.005:
+        return data + SPARSE
     for _ in range(rng.choice((1, 1, 2, 4, 16))):
         if not changed:
             break

@@ -2,6 +2,7 @@
 
 import json
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -13,13 +14,14 @@ import numpy as np
 from fuzz.mutate import damaged_bytes, damaged_value
 
 from mlhpc.common.data.manifest import File
-from mlhpc.common.ranks import rendezvous, wire
-from mlhpc.common.ranks.connection import Connection
+from mlhpc.common.ranks import connection, rendezvous, wire
+from mlhpc.common.ranks.connection import Connection, Secret
 from mlhpc.common.ranks.hostlist import expand_counts, expand_hosts
-from mlhpc.doctor.nodes import receive_facts
+from mlhpc.doctor.nodes import _facts_of
 from mlhpc.errors import UserError
 
-TOKEN = "0123456789abcdef"
+SECRET = Secret("job 1", b"0123456789abcdef")
+PORT, CHALLENGE = 4711, "c"
 
 
 @cache
@@ -50,7 +52,7 @@ def read_message(data: bytes, scratch: Path) -> None:
 
 
 @contextmanager
-def _connected(data: bytes, max_message: int = rendezvous.MAX_HELLO) -> Iterator[Connection]:
+def _connected(data: bytes, max_message: int = connection.MAX_HELLO) -> Iterator[Connection]:
     """A connection whose other end has sent ``data``, and sends no more."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
@@ -89,43 +91,40 @@ def _lines(rng: Random, messages: list[Any]) -> bytes:
 
 
 def greeting_bytes(rng: Random) -> bytes:
+    """The answer to a challenge: of a rank, then damaged, or with a valid proof of something damaged."""
     peer = {"rank": 1, "hostname": "n1", "local_rank": 0, "pid": 4711}
-    return _lines(rng, [{"token": TOKEN, "size": 2, "peer": peer}])
+    hello: Any = {"size": 2, "peer": peer}
+    said = json.dumps(damaged_value(rng, hello) if rng.random() < 0.5 else hello)
+    proof = SECRET.prove(connection._words(SECRET, "rank", PORT, CHALLENGE, "n", said))
+    answer = {"nonce": "n", "hello": said, "proof": proof}
+    return _lines(rng, [answer]) if rng.random() < 0.5 else json.dumps(answer).encode() + b"\n"
 
 
 def read_greeting(data: bytes, scratch: Path) -> None:
-    """Only who knows the token gets in, with values of the right types."""
-    with _connected(data) as connection:
-        hello = rendezvous._hello(connection, TOKEN)
-    peer = rendezvous.Peer(**hello["peer"])
-    assert hello["token"] == TOKEN and type(hello["size"]) is int and type(peer.rank) is int
+    """Only who knows the secret gets in; a rank has values of the right types."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        stranger = connection._Stranger(ours, SECRET.kind)
+        stranger.challenge = CHALLENGE
+        theirs.sendall(data)
+        hello = stranger.answer(SECRET, PORT)
+    message = json.loads(data.split(b"\n")[0])
+    words = connection._words(SECRET, "rank", PORT, CHALLENGE, str(message["nonce"]), str(message["hello"]))
+    assert SECRET.proves(str(message["proof"]), words)
+    if (peer := rendezvous._peer(hello)) is None:
+        raise ValueError("not a rank")
+    assert type(hello["size"]) is int and type(peer.rank) is int
 
 
 def facts_bytes(rng: Random) -> bytes:
-    hello: list[Any] = [{"token": TOKEN, "rank": 1}, {"facts": {"host": "n1", "cores": 2}}]
-    return _lines(rng, hello + [{"time": 1.5}] * 9)
+    return _lines(rng, [{"facts": {"host": "n1", "cores": 2}}, *([{"time": 1.5}] * 9)])
 
 
 def read_facts(data: bytes, scratch: Path) -> None:
     """A node that does not report is named; what reports is a node's facts, with how far its clock is ahead."""
-    with _connected(data) as connection:
-        facts = receive_facts(_Listener(connection), TOKEN, [1], seconds=0.5)  # type: ignore[arg-type]
-    assert isinstance(facts[1]["offset_s"], float)
-
-
-class _Listener:
-    """Where one connection came in."""
-
-    def __init__(self, connection: Connection) -> None:
-        self._waiting = [connection.sock]
-
-    def settimeout(self, seconds: float) -> None:
-        pass
-
-    def accept(self) -> tuple[Any, None]:
-        if not self._waiting:
-            raise TimeoutError
-        return self._waiting.pop(), None
+    with _connected(data) as connected:
+        facts = _facts_of(1, connected, time.monotonic() + 0.5)
+    assert isinstance(facts["offset_s"], float)
 
 
 def hosts_bytes(rng: Random) -> bytes:

@@ -3,9 +3,9 @@
     python tests/fuzz/run.py [--minutes M] [--inputs N] [--seed S] [--keep DIR] [READER ...]
 
 Runs every reader (or those named) on N random inputs, or for M minutes of processor time, whichever comes first.
-A reader may refuse an input with a UserError or the errors that it documents; anything else is a failure, and the
-input is kept in DIR (default: fuzz-failures). Exit status 1 when there was one. A seed gives the same inputs in
-every run.
+A reader may refuse an input with a UserError or the errors that it documents. Anything else is a failure, as are
+256 MiB of memory beyond the input's size and 10 s of processor time; the input is then kept in DIR (default:
+fuzz-failures). Exit status 1 when there was one. A seed gives the same inputs in every run.
 """
 
 import argparse
@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 import traceback
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -22,6 +23,7 @@ from typing import Literal
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from fuzz.readers import READERS, Reader
+from helpers.limits import MEMORY, TooSlow, limited
 
 Verdict = Literal["read", "refused"] | str
 """What came of an input; any other string is the traceback of a failure."""
@@ -45,10 +47,13 @@ def fuzz(reader: Reader, *, inputs: int, seconds: float, seed: int, most_failure
     done = refused = 0
     failures: list[tuple[bytes, str]] = []
     with tempfile.TemporaryDirectory(prefix="fuzz-", dir=_memory()) as scratch:
+        _judge(
+            reader, reader.make_input(random.Random(reader.name)), Path(scratch), None
+        )  # imports its modules
         while done < inputs and _cpu_seconds() - cpu < seconds and len(failures) < most_failures:
             data = reader.make_input(random.Random(f"{reader.name}/{seed}/{done}"))
             done += 1
-            verdict = _judge(reader, data, Path(scratch))
+            verdict = _judge(reader, data, Path(scratch), MEMORY + len(data))
             refused += verdict == "refused"
             if verdict not in ("read", "refused"):
                 failures.append((data, verdict))
@@ -64,12 +69,14 @@ def _cpu_seconds() -> float:
     return sum(os.times()[:4])
 
 
-def _judge(reader: Reader, data: bytes, scratch: Path) -> Verdict:
+def _judge(reader: Reader, data: bytes, scratch: Path, memory: int | None) -> Verdict:
+    """``memory``: bytes that the reader may use; None: any, and any time."""
     try:
-        reader.read(data, scratch)
+        with limited(memory=memory) if memory else nullcontext():
+            reader.read(data, scratch)
     except reader.refusals:
         return "refused"
-    except Exception:
+    except (Exception, TooSlow):
         return traceback.format_exc()
     return "read"
 

@@ -1,10 +1,13 @@
 """Readers of ``mlhpc.submission``: logs, run folders, system descriptions, archives, the official tools."""
 
 import gzip
+import hashlib
+import io
 import json
 import os
 import shutil
 import sys
+import tarfile
 import tempfile
 from functools import cache
 from io import StringIO
@@ -12,7 +15,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from fuzz.mutate import HOSTILE, damaged_bytes, damaged_value
+from fuzz.mutate import HOSTILE, damaged_bytes, damaged_value, write
 from golden.make_run import make_run
 from golden.make_tree import describe, make_set, records, write_log
 from mlperf_logging.compliance_checker import mlp_compliance
@@ -51,7 +54,7 @@ def log_bytes(rng: Random) -> bytes:
 
 def read_log(data: bytes, scratch: Path) -> None:
     path = scratch / "result_1.txt"
-    path.write_bytes(data)
+    write(path, data)
     log = parse(path)
     for record in log.records:
         assert record.key.isprintable(), record
@@ -207,10 +210,27 @@ def _archive() -> bytes:
 
 
 def archive_bytes(rng: Random) -> bytes:
-    """A damaged archive, half of them with the damage below the compression, so that it reaches tarfile."""
+    """A damaged archive, half of them with the damage below the compression, so that it reaches tarfile; some with
+    files in deep folders."""
+    if rng.random() < 0.02:
+        return _deep_archive(rng)
     if rng.random() < 0.5:
         return damaged_bytes(rng, _archive())
     return gzip.compress(damaged_bytes(rng, gzip.decompress(_archive())), 1)
+
+
+def _deep_archive(rng: Random) -> bytes:
+    """An archive whose last file is far down, half of them with the wrong checksum."""
+    name, content = "Lab/" + "a/" * rng.randrange(5, 2000) + "f", b"1"
+    checked = content if rng.random() < 0.5 else b"2"
+    sums = f"{hashlib.sha256(checked).hexdigest()}  {name}\n".encode()
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz", format=tarfile.PAX_FORMAT, compresslevel=1) as tar:
+        for each, data in (("Lab.sha256", sums), (name, content)):
+            member = tarfile.TarInfo(each)
+            member.size = len(data)
+            tar.addfile(member, io.BytesIO(data))
+    return packed.getvalue()[:4] + bytes(4) + packed.getvalue()[8:]  # without the time
 
 
 def read_archive(data: bytes, scratch: Path) -> None:

@@ -17,7 +17,9 @@ def as_torchrun(*words: object, stage: Path | None = None) -> list[subprocess.Co
     started = [
         subprocess.Popen(
             [sys.executable, *map(str, words), *(["--stage", f"{stage}{node}"] if stage else [])],
-            env=os.environ | shared | {"RANK": str(node), "GROUP_RANK": str(node)},
+            env=os.environ
+            | shared
+            | {"MLHPC_TOKEN": "of this test", "RANK": str(node), "GROUP_RANK": str(node)},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

@@ -29,6 +29,7 @@ transfer_bytes = "16 KiB"
 epochs = 2
 computation = 0.001
 """
+PLAIN = ("--null-steps", 0, "--json")
 ENVIRONMENT = {
     **os.environ, "AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test",
     "AWS_EC2_METADATA_DISABLED": "true",
@@ -41,6 +42,11 @@ def command(*words: object) -> list[str]:
 
 def mlhpc(*words: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command(*words), capture_output=True, text=True, timeout=120, env=ENVIRONMENT)
+
+
+def agreed(server: ObjectServer) -> tuple[str, ...]:
+    """The user's word on the place and the server that the file of the workload proposes."""
+    return ("--data", "s3://bucket/tiny", "--set", f"storage.endpoints={server.endpoint}")
 
 
 @pytest.fixture
@@ -56,7 +62,7 @@ def served(tmp_path):
     filesystem.mkdir("bucket")
     workload = tmp_path / "tiny.toml"
     workload.write_text(WORKLOAD.format(endpoint=server.endpoint))
-    made = mlhpc("generate", workload, "--ranks", 2, "--workers", 1)
+    made = mlhpc("generate", workload, *agreed(server), "--ranks", 2, "--workers", 1)
     assert (made.returncode, made.stderr) == (0, ""), made.stderr
     assert "s3://bucket/tiny: 12 files written" in made.stdout
     yield server, workload
@@ -65,10 +71,12 @@ def served(tmp_path):
 
 def test_a_run_counts_the_requests_of_the_server(served, tmp_path):
     server, workload = served
-    again = mlhpc("generate", workload, "--workers", 1)
+    again = mlhpc("generate", workload, *agreed(server), "--workers", 1)
     assert "0 files written, 0 B, 12 were there" in again.stdout
     begin = len(server.requests)
-    done = mlhpc("run", workload, "--out", tmp_path / "out", "--ranks", 2, "--null-steps", 0, "--json")
+    done = mlhpc(
+        "run", workload, *agreed(server), "--out", tmp_path / "out", "--ranks", 2, "--null-steps", 0, "--json"
+    )
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
     result = json.loads(done.stdout)
     got = [each for each in server.requests[begin:] if each.path.startswith("/bucket/tiny/train/")]
@@ -90,8 +98,8 @@ def test_a_run_counts_the_requests_of_the_server(served, tmp_path):
 
 
 def test_null_storage_tells_the_store_from_the_rest(served, tmp_path):
-    _, workload = served
-    done = mlhpc("run", workload, "--out", tmp_path / "out")
+    server, workload = served
+    done = mlhpc("run", workload, *agreed(server), "--out", tmp_path / "out")
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
     assert (
         "GET requests after 24 HEAD requests; the activity of the store's devices and caches is not known"
@@ -134,9 +142,21 @@ def test_a_server_that_goes_away_ends_the_run_in_a_line(served, tmp_path, ranks)
     ],
 )
 def test_what_is_wrong_is_one_line_and_leaves_nothing(served, tmp_path, words, message):
-    _, workload = served
-    done = mlhpc("run", workload, "--out", tmp_path / "out", *words)
+    server, workload = served
+    done = mlhpc("run", workload, *agreed(server), "--out", tmp_path / "out", *words)
     assert done.returncode == 2
     assert message in done.stderr
     assert len(done.stderr.splitlines()) == 1, done.stderr
     assert not Path(tmp_path / "out").exists()
+
+
+def test_without_the_users_word_no_request_goes_to_the_server_of_a_workload(served, tmp_path):
+    server, workload = served
+    begin = len(server.requests)
+    for words in ((), ("--data", "s3://bucket/tiny")):
+        for refused in (
+            mlhpc("run", workload, "--out", tmp_path / "out", *words),
+            mlhpc("generate", workload, *words),
+        ):
+            assert refused.returncode == 2 and "if you agree, add --" in refused.stderr
+    assert len(server.requests) == begin and not (tmp_path / "out").exists()

@@ -5,6 +5,7 @@ Batch systems are replaced by programs that record what they were asked to start
 that they were given is then read by the real parser.
 """
 
+import fcntl
 import inspect
 import os
 import re
@@ -299,6 +300,53 @@ def test_a_rank_closes_its_log_before_its_stage_is_removed(tmp_path):
     process.terminate()
     assert process.communicate(timeout=30)[0] == "data\n" and process.returncode == 5
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "trap", ["a held lock", "a file for a lock", "a link", "a link to a folder", "writable"]
+)
+def test_another_user_of_the_node_can_neither_hang_a_job_nor_lead_it_elsewhere(tmp_path, trap):
+    """The lock was /tmp/mlhpc-JOB.lock, whose name everyone can guess."""
+    shared, stage, elsewhere = tmp_path / "tmp", tmp_path / "tmp" / "mlhpc-77", tmp_path / "elsewhere"
+    shared.mkdir()
+    elsewhere.mkdir()
+    beside = Path(f"{stage}.lock")
+    with open(tmp_path / "held", "w") as held:
+        match trap:
+            case "a held lock":
+                os.link(tmp_path / "held", beside)
+                fcntl.flock(held, fcntl.LOCK_EX)
+            case "a file for a lock":
+                beside.mkdir()
+            case "a link":
+                beside.symlink_to(elsewhere / "made")
+            case "a link to a folder":
+                stage.symlink_to(elsewhere)
+            case "writable":
+                stage.mkdir()
+                stage.chmod(0o777)
+        started = rank(stage, "true")
+        assert started.wait(timeout=30) == (2 if trap in ("a link to a folder", "writable") else 0)
+    assert list(elsewhere.iterdir()) == []
+
+
+def test_a_stage_of_another_user_is_refused(tmp_path, monkeypatch):
+    """Only root can make one: for others, a folder of root stands for it."""
+    stage = tmp_path / "mlhpc-77" if os.geteuid() == 0 else Path("/usr")
+    if os.geteuid() == 0:
+        stage.mkdir(mode=0o755)
+        os.chown(stage, 65534, 65534)
+    started = rank(stage, "true")
+    assert started.wait(timeout=30) == 2
+
+
+@pytest.mark.parametrize("script", ["job.sh", "aurora.pbs", "summit.lsf"])
+def test_jobs_draw_a_secret_that_nobody_can_look_up(script):
+    text = (FOLDER / script).read_text()
+    drawn = re.search(r"^MLHPC_TOKEN=.*$\nexport MLHPC_TOKEN$", text, re.MULTILINE)
+    code = f"{drawn[0]}\nenv | grep ^MLHPC_TOKEN="
+    tokens = {subprocess.check_output(["bash", "-euc", code], text=True).strip() for _ in range(2)}
+    assert len(tokens) == 2 and all(re.fullmatch(r"MLHPC_TOKEN=[0-9a-f]{32}", token) for token in tokens)
 
 
 def test_mpiexec_starts_one_rank_per_tile(run):

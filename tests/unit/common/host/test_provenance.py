@@ -69,7 +69,42 @@ def test_relevant_variables_are_recorded_but_secrets_are_not() -> None:
         "MLHPC_TOKEN": "x", "HOME": "/home/me", "AWS_SECRET_ACCESS_KEY": "x", "SLURM_SUBMIT_HOST": "login",
         "TORCH_HOME": "/home/me/.cache", "SLURM_JOB_NAME": "secret-project", "PATH": "/bin",
     }  # fmt: skip
-    assert provenance.variables(moving | private | SLURM) == dict(sorted((moving | SLURM).items()))
+    recorded = provenance.variables(moving | private | SLURM)
+    assert recorded.items() >= (moving | SLURM).items()
+    assert {recorded.get(name, provenance.HIDDEN) for name in private} == {provenance.HIDDEN}
+    assert {"HOME", "AWS_SECRET_ACCESS_KEY", "PATH"}.isdisjoint(recorded)  # not even that they are set
+
+
+SECRET = "hunter2-alice"
+PRIVATE = [
+    "PBS_JOBCOOKIE", "PBS_O_LOGNAME", "PBS_O_MAIL", "PBS_O_HOST", "PBS_O_WORKDIR", "PBS_NODEFILE",
+    "PBS_ACCOUNT", "LSB_MAILTO", "LSB_JOBFILENAME", "LSB_OUTPUTFILE", "LSB_ERRORFILE", "LSB_SUB_HOST",
+    "LSB_JOBNAME", "LSB_EEXEC_REAL_UID", "SLURM_JOB_EXTRA", "SLURM_JWT", "SLURM_JOB_USER",
+    "SLURM_JOB_ACCOUNT", "SLURM_SUBMIT_DIR", "SLURM_JOB_NAME", "SLURM_JOB_COMMENT",
+    "SLURM_TASK_PROLOG", "SLURM_SRUN_COMM_HOST", "SLURM_LAUNCH_NODE_IPADDR",
+    "SLURM_STEP_LAUNCHER_PORT", "SLURMD_DEBUG", "SLURM_CONTAINER", "NCCL_CONF_FILE",
+    "NCCL_TOPO_FILE", "NCCL_GRAPH_FILE", "NCCL_COMM_ID", "NCCL_UNHEARD_OF",
+    "I_MPI_HYDRA_BOOTSTRAP_EXEC", "I_MPI_HYDRA_HOST_FILE", "I_MPI_ROOT", "FLUX_URI",
+    "FLUX_KVS_NAMESPACE", "OMPI_MCA_orte_precondition_transports", "OMPI_MCA_orte_hnp_uri",
+    "OMPI_MCA_orte_local_daemon_uri", "OMPI_MCA_mca_base_param_files", "LD_PRELOAD",
+    "PMIX_HOSTNAME", "PMIX_SERVER_URI41", "PMIX_NAMESPACE", "PMIX_SECURITY_MODE",
+    "HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_HOSTNAME", "HOROVOD_SECRET_KEY",
+    "HOROVOD_TIMELINE", "TF_CONFIG", "TF_CUDA_PATHS", "TORCH_HOME", "TORCHELASTIC_RUN_ID",
+    "CUDA_CACHE_PATH", "CUDA_HOME", "MLHPC_TOKEN", "MLHPC_LEADER", "XLA_UNHEARD", "UCX_LOG_FILE",
+    "FI_HOOK", "MALLOC_PERTURB_FILE",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PRIVATE)
+def test_of_variables_not_known_to_be_harmless_only_the_name_is_recorded(name: str) -> None:
+    assert SECRET not in json.dumps(provenance.variables({name: SECRET}))
+
+
+@pytest.mark.parametrize(
+    "value", ["/home/alice/x", "alice@example.org", "tcp://10.0.0.1:4711", "x" * 2000, "a\nb"]
+)
+def test_a_harmless_variable_with_a_strange_value_is_not_recorded(value: str) -> None:
+    assert provenance.variables({"NCCL_ALGO": value}) == {"NCCL_ALGO": provenance.HIDDEN}
 
 
 def test_a_hanging_nvidia_smi_does_not_end_a_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -14,8 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from mlhpc.common.ranks import rendezvous as rendezvous_module
+from mlhpc.common.ranks import connection as connection_module
 from mlhpc.common.ranks import rollcall
+from mlhpc.common.ranks.connection import Secret
 from mlhpc.common.ranks.environment import identify
 from mlhpc.common.ranks.rendezvous import Peer, Rendezvous, listen
 from mlhpc.common.ranks.rollcall import RollCall
@@ -29,7 +30,7 @@ def rendezvous():
     """Where nothing else listens: the ports of a new token, as launch derives them."""
     token = os.urandom(8).hex()
     ports = identify({"MLHPC_RANK": "0", "MLHPC_SIZE": "2", "MLHPC_TOKEN": token}).ports
-    return Rendezvous(("127.0.0.1",), ports, token)
+    return Rendezvous(("127.0.0.1",), ports, Secret("job 1", token.encode()))
 
 
 def call(rendezvous, ranks, size, timeout_s=20.0, hosts=()):
@@ -98,7 +99,7 @@ def test_ranks_with_different_world_sizes_are_refused(rendezvous):
 
 
 def test_two_jobs_on_one_node_with_the_same_ports_do_not_mix(rendezvous):
-    other = replace(rendezvous, token="another job")
+    other = replace(rendezvous, proof=replace(rendezvous.proof, launch="another job"))
     with ThreadPoolExecutor(2) as pool:
         both = [pool.submit(call, where, range(2), 2) for where in (rendezvous, other)]
         for calls in (future.result() for future in both):
@@ -116,9 +117,10 @@ def test_a_silent_program_on_the_first_port_is_skipped(rendezvous):
 STRANGERS = {
     "http": b"GET / HTTP/1.0\r\n\r\n",
     "a list": b"[]\n",
-    "another token": b'{"token": "wrong"}\n',
-    "no token": b'{"size": 2}\n',
-    "an invalid peer": b'{"token": 1, "peer": 2}\n',
+    "another proof": b'{"nonce": "1", "hello": "{}", "proof": "wrong"}\n',
+    "no proof": b'{"nonce": "1", "hello": "{}"}\n',
+    "an invalid hello": b'{"nonce": 1, "hello": 2, "proof": 3}\n',
+    "more than an answer": b'{"nonce": "1", "hello": "{}", "proof": "wrong"}\nmore',
     "nothing": b"",
     "deep JSON": b"[" * 4000 + b"\n",
     "a line without end": b"x" * 100_000,
@@ -134,7 +136,7 @@ def test_unauthenticated_peers_are_disconnected_and_the_ranks_connect(rendezvous
         stranger.settimeout(30)
         if words:
             with suppress(ConnectionResetError):
-                assert stranger.recv(1) == b"", "the stranger was answered"
+                assert b"proof" not in b"".join(iter(lambda: stranger.recv(4096), b"")), "it was answered"
         stranger.close()
         (one,) = pool.submit(call, rendezvous, [1], 2).result()
         calls = [zero.result()[0], one]
@@ -144,7 +146,7 @@ def test_unauthenticated_peers_are_disconnected_and_the_ranks_connect(rendezvous
 
 def test_idle_and_slow_connections_do_not_delay_ranks(rendezvous, monkeypatch):
     """They used to be served one after the other, for seconds: a few made a rank count as lost."""
-    monkeypatch.setattr(rendezvous_module, "GREETING_S", 60.0)  # longer than the test
+    monkeypatch.setattr(connection_module, "GREETING_S", 60.0)  # longer than the test
     done = threading.Event()
     with ThreadPoolExecutor(3) as pool:
         zero = pool.submit(call, rendezvous, [0], 2, 30.0)
@@ -160,7 +162,7 @@ def test_idle_and_slow_connections_do_not_delay_ranks(rendezvous, monkeypatch):
 
 
 def test_a_slow_connection_does_not_extend_the_roll_calls_timeout(rendezvous, monkeypatch):
-    monkeypatch.setattr(rendezvous_module, "GREETING_S", 0.5)
+    monkeypatch.setattr(connection_module, "GREETING_S", 0.5)
     done = threading.Event()
     with ThreadPoolExecutor(2) as pool:
         zero = pool.submit(call, rendezvous, [0], 2, 1.0)
@@ -171,11 +173,12 @@ def test_a_slow_connection_does_not_extend_the_roll_calls_timeout(rendezvous, mo
 
 
 def test_a_stranger_that_says_nothing_is_disconnected_while_ranks_are_missing(rendezvous, monkeypatch):
-    monkeypatch.setattr(rendezvous_module, "GREETING_S", 1.0)
+    monkeypatch.setattr(connection_module, "GREETING_S", 1.0)
     with ThreadPoolExecutor(1) as pool:
         zero = pool.submit(call, rendezvous, [0], 2, 120.0)
         stranger = knock(rendezvous.ports[0])
         stranger.settimeout(30)
+        assert b"challenge" in stranger.recv(4096)
         assert stranger.recv(1) == b"" and not zero.done()
         (one,) = call(rendezvous, [1], 2, timeout_s=60.0)
         close([zero.result()[0], one])
@@ -183,14 +186,14 @@ def test_a_stranger_that_says_nothing_is_disconnected_while_ranks_are_missing(re
 
 def test_a_stranger_that_sends_without_end_is_disconnected_at_once(rendezvous, monkeypatch):
     """Long before the time limit: what it sends is kept until a line is complete."""
-    monkeypatch.setattr(rendezvous_module, "GREETING_S", 60.0)
+    monkeypatch.setattr(connection_module, "GREETING_S", 60.0)
     with ThreadPoolExecutor(1) as pool:
         zero = pool.submit(call, rendezvous, [0], 2, 120.0)
         stranger = knock(rendezvous.ports[0])
         stranger.settimeout(30)
         with suppress(ConnectionError):
             stranger.sendall(b"x" * 100_000)
-            assert stranger.recv(1) == b""
+            assert b"proof" not in b"".join(iter(lambda: stranger.recv(4096), b""))
         (one,) = call(rendezvous, [1], 2, timeout_s=60.0)
         close([zero.result()[0], one])
 

@@ -1,6 +1,7 @@
 import errno
 import hashlib
 import json
+import math
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -326,3 +327,24 @@ def test_a_source_of_other_things_than_files_is_one_line(tmp_path: Path) -> None
         with pytest.raises(UserError, match=r"a_000\.tfrecord: cannot be read: not a regular file"):
             convert(source, tmp_path / "out", Solo(), 1)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("kind", ["link", "storage", "virtual"])
+def test_values_outside_a_universes_file_are_not_converted(raw: Path, tmp_path: Path, kind: str) -> None:
+    path = raw / "21681" / "ics_a3.hdf5"
+    secret = tmp_path / "secret"
+    with h5py.File(path, "a") as file, h5py.File(tmp_path / "secret.h5", "w") as other:
+        shape = file["full"].shape
+        secret.write_bytes(b"S" * 2 * math.prod(shape))
+        other["full"] = file["full"][...]
+        del file["full"]
+        if kind == "link":
+            file["full"] = h5py.ExternalLink(str(tmp_path / "secret.h5"), "full")
+        elif kind == "storage":
+            file.create_dataset("full", shape, np.int16, external=[(str(secret), 0, h5py.h5f.UNLIMITED)])
+        else:
+            layout = h5py.VirtualLayout(shape, np.int16)
+            layout[...] = h5py.VirtualSource(str(tmp_path / "secret.h5"), "full", shape)
+            file.create_virtual_dataset("full", layout)
+    with pytest.raises(UserError, match="link to values in another file"):
+        run(raw, tmp_path / "out")

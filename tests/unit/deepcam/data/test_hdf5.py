@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from helpers.deepcam_files import SHAPE, as_the_reference_reads, fields, mask, write_sample, write_statistics
 from helpers.descriptors import open_descriptors
+from helpers.limits import limited
 
 from mlhpc.common.formats import npy
 from mlhpc.deepcam.data import hdf5
@@ -331,39 +332,49 @@ def test_numbers_that_numpy_does_not_have_are_read_as_the_library_reads_them(tmp
     assert np.array_equal(x, fields(1)) and np.array_equal(y, mask(1))
 
 
-def linked(folder, target):
-    """A sample whose field is a link into another file, at another offset."""
+SECRET_KINDS = ["link", "link beside", "storage", "virtual", "virtual of a file with storage elsewhere"]
+
+
+@pytest.mark.parametrize("kind", SECRET_KINDS)
+def test_values_in_other_files_are_refused(tmp_path, kind):
+    """The library follows a virtual dataset, and the files that its sources name in turn, wherever they are."""
+    folder = tmp_path / "train"
+    folder.mkdir()
+    secret = tmp_path / "secret.bin"
+    secret.write_bytes(b"TOPSECRET" * 100_000)
     path = write_sample(folder / "data-0.h5", seed=1)
+    with h5py.File(folder / "inner.h5", "w") as file:
+        outside = [(str(secret), 0, h5py.h5f.UNLIMITED)]
+        of = outside if kind.endswith("elsewhere") else None
+        file.create_dataset("climate/data", SHAPE, np.float32, external=of)
+        file["climate/data"][...] = 1 if of is None else file["climate/data"][...]
     with h5py.File(path, "a") as file:
         del file["climate/data"]
-        file["climate/data"] = h5py.ExternalLink(str(target), "climate/data")
-    return path
+        if kind.startswith("link"):
+            where = folder if kind.endswith("beside") else tmp_path
+            (folder / "inner.h5").rename(where / "other.h5")
+            file["climate/data"] = h5py.ExternalLink(str(where / "other.h5"), "climate/data")
+        elif kind == "storage":
+            file.create_dataset("climate/data", SHAPE, np.float32, external=outside)
+        else:
+            layout = h5py.VirtualLayout(SHAPE, np.float32)
+            layout[...] = h5py.VirtualSource("inner.h5", "climate/data", SHAPE)
+            file.create_virtual_dataset("climate/data", layout)
+    for reader in (read, hdf5.read, hdf5.locate):
+        with pytest.raises(UserError, match=r"data-0\.h5: .* is a link to values in another file"):
+            reader(path)
 
 
-def test_a_link_into_a_file_beside_the_sample_is_followed_by_the_library(tmp_path):
-    other = tmp_path / "fields.h5"
-    with h5py.File(other, "w") as file:
-        file["padding"] = np.zeros(1000)
-        file["climate/data"] = fields(7)
-    path = linked(tmp_path, other.name)
-    assert hdf5.locate(path) is None
-    x, _, _ = read(path)
-    np.testing.assert_array_equal(x, fields(7))
-
-
-@pytest.mark.parametrize("kind", ["link", "storage"])
-def test_links_out_of_the_samples_folder_are_refused(tmp_path, kind):
-    (tmp_path / "train").mkdir()
-    secret = tmp_path / "secret.h5"
-    with h5py.File(secret, "w") as file:
-        file["climate/data"] = fields(7)
-    if kind == "link":
-        path = linked(tmp_path / "train", secret)
-    else:
-        path = write_sample(tmp_path / "train" / "data-0.h5", seed=1)
-        with h5py.File(path, "a") as file:
-            del file["climate/data"]
-            external = [(str(secret), 0, h5py.h5f.UNLIMITED)]
-            file.create_dataset("climate/data", SHAPE, np.float32, external=external)
-    with pytest.raises(UserError, match=r"data-0\.h5: .*secret\.h5, outside the folder of the sample"):
-        read(path)
+def test_arrays_larger_than_what_is_stored_of_them_are_refused_before_memory_is_allocated(tmp_path):
+    path = write_sample(tmp_path / "data-0.h5", seed=1)
+    with h5py.File(path, "a") as file:
+        del file["climate/data"]
+        file.create_dataset("climate/data", (100_000, 100_000, 16), np.float32, chunks=(64, 64, 16))
+        file["climate/data"][0, 0, 0] = 1
+    with h5py.File(tmp_path / "stats.h5", "w") as file:
+        for name in ("climate/minval", "climate/maxval"):
+            file.create_dataset(name, (10**10,), np.float32, chunks=(1000,))[0] = 1
+    with limited(), pytest.raises(UserError, match=r"\d+ bytes, of which \d+ are stored"):
+        hdf5.read(path)
+    with limited(), pytest.raises(UserError, match="of which"):
+        hdf5.read_statistics(tmp_path, 16)

@@ -3,10 +3,12 @@ from importlib import resources
 
 import pytest
 
+from mlhpc.cli import main
 from mlhpc.errors import UserError
 from mlhpc.iobench.definition import load
 from mlhpc.iobench.definition.quantities import Duration, format_bytes, parse_bytes
 from mlhpc.iobench.definition.schema import Workload
+from mlhpc.iobench.run import data_of
 
 GOOD = """\
 name = "test"
@@ -160,3 +162,33 @@ def test_waits_have_the_stated_mean(parameters, mean):
 def test_a_distribution_without_its_parameters_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"train\.computation: a gamma distribution needs shape and scale"):
         load.load(write(tmp_path, GOOD.replace("{mean = 0.1, stdev = 0.01}", "{type = 'gamma'}")))
+
+
+@pytest.mark.parametrize("url", ["file://{home}/.config", "local://{home}/x", "{home}/x", "s3://bucket/x"])
+def test_a_file_does_not_choose_where_the_users_files_go(tmp_path, monkeypatch, capsys, url):
+    home = tmp_path / "home"
+    home.mkdir()
+    monkeypatch.chdir(tmp_path)
+    path = write(tmp_path, f"{GOOD}[storage]\nurl = '{url.format(home=home)}'\n")
+    for command in (["generate", path], ["run", path, "--out", "out"]):
+        assert main(["io", *command]) == 2
+        message = capsys.readouterr().err
+        assert "the workload proposes" in message and message.count("\n") == 1
+    assert list(home.iterdir()) == []
+    assert not (tmp_path / "out").exists() and not (tmp_path / "data").exists()
+
+
+def test_a_file_does_not_choose_who_gets_signed_requests(tmp_path):
+    path = write(tmp_path, f"{GOOD}[storage]\nurl = 's3://bucket/x'\nendpoints = 'http://evil:1'\n")
+    for given, settings in (("s3://mine/x", ()), ("s3://mine/x", ("storage.region='x'",))):
+        with pytest.raises(
+            UserError, match=r"credentials; if you agree, add --set storage.endpoints=http://evil:1"
+        ):
+            data_of(given, load.load(path, settings), 0)
+    assert (
+        data_of("s3://mine/x", load.load(path, ["storage.endpoints=http://evil:1"]), 0).endpoint
+        == "http://evil:1"
+    )
+    assert str(data_of("folder", load.load(path), 0)) == "folder"
+    assert load.load(path, ["storage.url='s3://b/y'"]).proposed == {"endpoints"}
+    assert load.load("mlperf_unet3d").proposed == set()

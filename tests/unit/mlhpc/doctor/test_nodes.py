@@ -12,12 +12,15 @@ import pytest
 from helpers.doctor_nodes import GPU, NODE, SRUN, spoiled
 
 from mlhpc import cli
+from mlhpc.common.ranks.connection import Secret
 from mlhpc.common.ranks.environment import RankInfo
+from mlhpc.common.ranks.links import connect
 from mlhpc.common.ranks.rollcall import Connection
 from mlhpc.doctor import nodes
 from mlhpc.doctor.checks import check_nodes, clocks
 from mlhpc.errors import UserError
 
+SECRET = Secret("job 1", b"s" * 32)
 MPIRUN = {
     "OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "0",
     "OMPI_COMM_WORLD_LOCAL_SIZE": "1",
@@ -123,12 +126,12 @@ def test_an_unauthenticated_peer_is_not_a_node():
         strangers[3].close()
 
         def report():
-            connection = Connection(socket.create_connection(address))
-            nodes._send_facts(connection, "secret", 1, lambda: {"host": "n1"})
+            connection = Connection(connect(address, SECRET, 1))
+            nodes._send_facts(connection, lambda: {"host": "n1"})
 
         thread = threading.Thread(target=report)
         thread.start()
-        facts = nodes.receive_facts(listener, "secret", [1], seconds=60)
+        facts = nodes.receive_facts(listener, SECRET, [1], seconds=60)
         thread.join()
     for stranger in strangers:
         stranger.close()
@@ -138,9 +141,9 @@ def test_an_unauthenticated_peer_is_not_a_node():
 def test_a_rank_that_does_not_report_its_node_is_named():
     with (
         socket.create_server(("127.0.0.1", 0)) as listener,
-        pytest.raises(UserError, match="rank 3, 5 connected"),
+        pytest.raises(UserError, match="ranks 3, 5 did not connect within 0 s"),
     ):
-        nodes.receive_facts(listener, "secret", [3, 5], seconds=0)
+        nodes.receive_facts(listener, SECRET, [3, 5], seconds=0)
 
 
 def test_two_ranks_connect_and_rank_0_reports_for_both(tmp_path):

@@ -1,8 +1,11 @@
 """Archives of submissions: complete ones are unpacked unchanged, others are refused and leave nothing."""
 
 import gzip
+import hashlib
 import io
+import os
 import random
+import subprocess
 import tarfile
 import zlib
 
@@ -10,6 +13,7 @@ import pytest
 
 from mlhpc import cli
 from mlhpc.errors import UserError
+from mlhpc.submission.logs.result_sets import result_sets
 from mlhpc.submission.pack.archive import unpack, write_archive
 
 FILES = {
@@ -124,3 +128,46 @@ def test_an_archive_that_expands_too_much_is_refused(tmp_path, monkeypatch):
     with pytest.raises(UserError, match="expands to more than"):
         unpack(write_archive(tmp_path / "made", "Lab"), tmp_path / "there")
     assert not (tmp_path / "there").exists()
+
+
+def packed(to, members, org="org"):
+    """An archive as write_archive makes it, of members that it would not."""
+    sums = "".join(f"{hashlib.sha256(content).hexdigest()}  {name}\n" for name, content in members)
+    with tarfile.open(to, "w:gz", format=tarfile.PAX_FORMAT) as tar:
+        for name, content in ((f"{org}.sha256", sums.encode()), *members):
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+    return to
+
+
+def test_deep_folders_are_refused_and_leave_nothing(tmp_path):
+    """481 bytes: the folder that was begun could not be removed again."""
+    deep = [("org/" + "a/" * depth + "f", b"1") for depth in (400, 800, 1200, 1600, 1900)]
+    path = packed(tmp_path / "deep.tar.gz", [*deep, ("org/z", b"z")])
+    with pytest.raises(UserError, match="which does not belong in a submission") as refused:
+        unpack(path, tmp_path / "there")
+    assert len(str(refused.value)) < 1000 and not (tmp_path / "there").exists()
+
+
+@pytest.mark.parametrize("org", ["\x1b]0;title\x07", ".", "..", ".hidden", "a\nb", "\u202e"])
+def test_a_submission_has_a_name_that_pack_would_accept(tmp_path, org):
+    path = packed(tmp_path / "a.tar.gz", [(f"{org}/f", b"1")], org)
+    with pytest.raises(UserError, match=r"does not start with checksums|does not belong|damaged") as refused:
+        unpack(path, tmp_path / "there")
+    assert "\x1b" not in str(refused.value) and not (tmp_path / "there").exists()
+
+
+def test_a_tree_of_deep_folders_is_a_one_line_error(tmp_path):
+    os.makedirs(tmp_path / "/".join("a" * 400))
+    at = os.open(tmp_path / "/".join("a" * 400), os.O_RDONLY)
+    for _ in range(1200):
+        os.mkdir("a", dir_fd=at)
+        at, before = os.open("a", os.O_RDONLY, dir_fd=at), at
+        os.close(before)
+    os.close(at)
+    try:
+        with pytest.raises(UserError, match=r"nested too deeply|too long"):
+            result_sets(tmp_path)
+    finally:
+        subprocess.run(["rm", "-rf", tmp_path / "a"], check=True)

@@ -1,0 +1,28 @@
+"""Checks of HDF5 data sets of others before a byte of them is read."""
+
+from pathlib import Path
+
+import h5py
+
+from mlhpc.errors import UserError
+
+FREE_BYTES = 2**27
+"""Bytes that an array may have however little of it is stored: the largest sample of the suite has 57 MB."""
+MOST_EXPANSION = 20
+"""Compression beyond that; real fields compress 2 to 5 times."""
+
+
+def require_own_values(dataset: h5py.Dataset, path: Path) -> None:
+    """Raise UserError if the values of ``dataset`` of ``path`` are in other files (external links and storage,
+    virtual datasets, whose sources may lead on), or expand to far more bytes than are stored."""
+    if dataset.file.filename not in (str(path), path) or dataset.external or dataset.is_virtual:
+        raise UserError(
+            f"{path}: {dataset.name} is a link to values in another file, which is not followed; copy the data "
+            "into the file (h5repack)"
+        )
+    stored = dataset.id.get_storage_size()
+    if dataset.nbytes > max(FREE_BYTES, MOST_EXPANSION * stored):
+        raise UserError(
+            f"{path}: {dataset.name} has {dataset.nbytes} bytes, of which {stored} are stored; download or "
+            "regenerate the file"
+        )
