@@ -103,7 +103,11 @@ def test_each_published_result_is_what_the_suite_computes(
     assert cells[1:] == [run["name"], processors, cells[3], score, staging, excess, epochs]
     assert cells[0].lower() == run["benchmark"] and f"v{cells[3]}" <= run["round"]
     for row in published():  # computed from the same logs by another program
-        same = (row.system, row.benchmark, row.round.strip("v")) == (run["system"], run["benchmark"], cells[3])
+        same = (row.system, row.benchmark, row.round.strip("v")) == (
+            run["system"],
+            run["benchmark"],
+            cells[3],
+        )
         if same and row.total_s is not None:
             assert row.total_s == pytest.approx(60 * float(score), abs=0.004)
 
