@@ -95,7 +95,8 @@ report_size &
 heartbeat=$!
 
 if [ ! -e .venv/bin/pip ]; then
-  echo "== environment: .venv with $2"
+  size=$([ "$what" = demo ] && echo '400 MB to download, 1.5 GB' || echo 'several GB to download, 9 GB')
+  echo "== environment: .venv with $2 ($size on disk)"
   "$2" -m venv .venv
 fi
 uv=

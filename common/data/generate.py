@@ -96,7 +96,7 @@ def write_missing(
     own_tasks = todo[world.rank :: world.size]
 
     def write_mine() -> None:
-        with progress(len(own_tasks), unit, unit, show=world.rank == 0) as advance:
+        with progress(len(own_tasks), "generate", unit, show=world.rank == 0) as advance:
             in_processes(write, own_tasks, workers, advance)
 
     write_on_all_ranks(world, out, write_mine)

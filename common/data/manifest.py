@@ -85,9 +85,9 @@ def load(root: Path) -> Manifest:
     path = root / NAME
     try:
         with open(open_regular(path), "rb") as file:
-            data = file.read(LARGEST + 1)
-        if len(data) > LARGEST:
-            raise ValueError(f"larger than {LARGEST // 2**20} MiB")
+            if os.fstat(file.fileno()).st_size > LARGEST:
+                raise ValueError(f"larger than {LARGEST // 2**20} MiB")
+            data = file.read()  # without a size, for which memory would be reserved
         content = parse_json(data.decode(), MOST_VALUES + len(data) // 8)
         del data
         if content["version"] != _VERSION:

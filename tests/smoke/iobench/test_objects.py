@@ -112,7 +112,7 @@ def test_null_storage_tells_the_store_from_the_rest(served, tmp_path):
 def test_a_server_that_goes_away_ends_the_run_in_a_line(served, tmp_path, ranks):
     server, workload = served
     out = tmp_path / "out"
-    words = ("run", workload, "--out", out, "--ranks", ranks, "--set", "train.epochs=1000")
+    words = ("run", workload, *agreed(server), "--out", out, "--ranks", ranks, "--set", "train.epochs=1000")
     process = subprocess.Popen(command(*words), stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
     begin = len(server.seen("GET", "/train/"))
     deadline = time.monotonic() + 60

@@ -125,7 +125,8 @@ def test_two_ranks_exchange_every_gradient_in_messages_of_the_size_set(
         for rank in contents[name]["ranks"]:
             assert rank["bytes_exchanged"] == 4 * own
             assert 0 < rank["communication_s"] < rank["step_s"]
-        assert contents[name]["parts_s"]["communication"] == contents[name]["ranks"][0]["communication_s"]
+        communication = contents[name]["ranks"][0]["communication_s"]
+        assert contents[name]["parts_s"]["communication"] == pytest.approx(communication)
     whole, cut = (contents[name]["ranks"][0]["messages"] for name in ("default", "small"))
     assert sum(message["calls"] for message in whole) == 1  # less than any library's default
     assert sum(message["calls"] for message in cut) > 1

@@ -160,7 +160,7 @@ def test_a_missing_library_is_a_line_with_the_extra_that_has_it(monkeypatch, nam
         UserError, match=f"the format {name} needs the package {package}, which is n"
     ) as error:
         find(name).load()
-    extra = re.search(r"mlhpc\[(\w+)\]", str(error.value))[1]
+    extra = re.search(r"\[(\w+)\]", str(error.value))[1]
     required = metadata("mlhpc").get_all("Requires-Dist")
     assert any(each.startswith(package) and each.endswith(f'extra == "{extra}"') for each in required)
 
