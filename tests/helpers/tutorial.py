@@ -1,5 +1,5 @@
-"""Runs the commands of docs/start/tutorial.md in order. As a program (``make tutorial``): also writes what they print
-into the page."""
+"""Runs the commands of docs/start/tutorial.md in order. As a program (``make tutorial``): also writes
+what they print into the page."""
 
 import os
 import re
