@@ -13,7 +13,7 @@ PAGE = CHECKOUT / "docs/start/tutorial.md"
 
 BLOCK = re.compile(r"^```console\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 # What a run prints only where it is slow: a line for a phase that lasts, and for a slow import.
-PROGRESS = re.compile(r"^(?:[\w ]+: \d+ s(?:, step \d+)?|importing .*)$")
+PROGRESS = re.compile(r"^(?:(?:mlhpc: )?[\w ]+: (?:\d+ of \d+ [\w ]+, )?\d+ s(?:, step \d+)?|importing .*)$")
 
 
 def commands(block: str) -> list[tuple[str, str]]:
@@ -56,7 +56,7 @@ def run(command: str, folder: Path) -> str:
     if done.returncode:
         print(done.stdout)
     done.check_returncode()
-    lines = [line.rstrip() for line in done.stdout.splitlines()]
+    lines = [line.rstrip() for line in done.stdout.replace(str(folder), "/home/you/mlhpc").splitlines()]
     return "\n".join(line for line in lines if not PROGRESS.match(line)).strip("\n")
 
 
