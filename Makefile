@@ -3,6 +3,7 @@
 # make test-slow   the tests marked slow, which make test leaves out
 # make test-avx2   the numeric tests as on a processor without AVX-512
 # make lint        ruff, mypy and shellcheck
+# make tutorial    run docs/start/tutorial.md and write what its commands print into it
 # make docs        the documentation and the API as a site: build/docs/site/index.html
 # Everything lives in .venv and build/ of this checkout; `make clean` removes both, and the demo's files.
 
@@ -17,12 +18,12 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
 # Containers often set it: each of the many processes of the tests would then compile the suite anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-slow test-avx2 lint docs clean
+.PHONY: help demo test test-slow test-avx2 lint tutorial docs clean
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
 
 help:
-	@sed -n 's/^# //p' Makefile | head -7
+	@sed -n 's/^# //p' Makefile | head -8
 
 demo: $(VENV)/.demo
 	@echo '== data: 4,608 samples of 576 small universes in the official layout (kept for next time)'
@@ -58,6 +59,9 @@ lint: $(VENV)/.test
 	@cd build/typecheck && $(CURDIR)/$(BIN)/mypy --config-file $(CURDIR)/pyproject.toml -p mlhpc
 	@if command -v shellcheck >/dev/null; then echo '== shell: shellcheck'; \
 	shellcheck -x .ci/run environment.sh run_scripts/*.sbatch run_scripts/*.lsf run_scripts/*.sh run_scripts/*/*.sh; else echo '== shell: shellcheck is not installed, skipped'; fi
+
+tutorial: $(VENV)/.test
+	@$(BIN)/python tests/helpers/tutorial.py
 
 # The pages lie as in the checkout, so that their links need no change; the packages as they are installed.
 docs: build/docs/.venv
