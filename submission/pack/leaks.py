@@ -76,7 +76,8 @@ SECRETS = {
 PEOPLE = {
     "e-mail address": r"(?<![\w.+-])[\w.+-]{1,64}@(?:[\w-]{1,63}\.){1,8}[a-z]{2,24}\b",
     "user name in a path": r"(?<![\w.])/(?:home|users|Users|global/homes/\w|u)/[A-Za-z_][\w.-]{0,60}"
-    r"|(?<![\w.])/(?:scratch|gscratch|cscratch|gpfs|lustre|beegfs|ceph)\w{0,12}(?:/[A-Za-z_][\w.-]{0,60}){1,2}",
+    # One component alone may be a data set.
+    r"|(?<![\w.])/(?:scratch|gscratch|cscratch|gpfs|lustre|beegfs|ceph)\w{0,12}(?:/[A-Za-z_][\w.-]{0,60}){2}",
     "private address": r"(?:(?<=[\s\"'(\[@,])|(?<=//)|^)(?:10\.\d{1,3}|192\.168|172\.(?:1[6-9]|2\d|3[01]))"
     r"(?:\.\d{1,3}){2}(?![\w.-])",
 }
