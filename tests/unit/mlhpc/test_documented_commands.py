@@ -204,7 +204,9 @@ def test_papers_are_named(page):
 
 def test_the_documentation_can_be_read():
     read = [ROOT / "README.md", ROOT / "CHANGELOG.md", *DOCS]
-    words = sum(len(text_of(page).split()) for page in read if "evidence" not in page.parts)
+    # rules.md is the output of mlhpc rules.
+    written = [page for page in read if "evidence" not in page.parts and page.name != "rules.md"]
+    words = sum(len(text_of(page).split()) for page in written)
     assert words <= 30_000
     assert len(text_of(ROOT / "docs/reference/performance.md").splitlines()) <= 150
     assert len(text_of(ROOT / "CHANGELOG.md").splitlines()) <= 60
