@@ -38,7 +38,7 @@ def runs(tmp_path_factory):
     data_of = cache(lambda benchmark: make_data(benchmark, folder / benchmark))
     for benchmark in {cell.benchmark for cell in CELLS}:
         data_of(benchmark)
-    with ThreadPoolExecutor(3) as pool:
+    with ThreadPoolExecutor(2) as pool:
         started: dict[Cell, Future] = {}
         for number, cell in enumerate(CELLS):
             (folder / f"{number}").mkdir()
