@@ -1,6 +1,6 @@
 """Twelve cells of the matrix of injected delays (tests/perf/data_wait.py): the parts that a run reports are those
 that an event simulation makes of the delays, whichever rank, loader and framework they hit. They sleep most of the
-time: three run at once.
+time: two run at once.
 """
 
 from concurrent.futures import Future, ThreadPoolExecutor
