@@ -153,7 +153,7 @@ def _divide(excess: float, waits: Sequence[float], steps: Sequence[float]) -> fl
 
 
 def epoch_times(events: Iterable[dict[str, Any]]) -> tuple[EpochTimes, ...]:
-    """The times of the epochs with completed training, also for an active run. Waits are those of rank 0 unless
+    """The times of the epochs with completed training, also for an active run. Waits come from rank 0 unless
     ``waits_are_of_all_ranks``."""
     events = list(events)
     train, evaluation = _seconds(events, "train"), _seconds(events, "eval")
