@@ -1,4 +1,4 @@
-"""Ratios in the documentation are said to be medians of ratios: quotients of the rates printed elsewhere differ."""
+"""Ratios in the documentation are said to be medians of ratios: quotients of rates elsewhere differ."""
 
 from pathlib import Path
 
