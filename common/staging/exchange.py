@@ -257,7 +257,7 @@ def _run_round(
                 work()
         except BaseException as error:
             failures.append(error)
-            for link in links.values():  # stops the other threads and informs the other ranks
+            for link in links.values():  # stops the other threads
                 with suppress(OSError):
                     link.shutdown(socket.SHUT_RDWR)
 
@@ -267,6 +267,9 @@ def _run_round(
             going_on += [receivers.submit(or_end, partial(receive, each.node)) for each in arriving]
             or_end(lambda: wait(going_on))
         if failures:
+            # A rank that only sends reads no end of the connection. Closed with bytes unread, it is reset.
+            for link in links.values():
+                link.close()
             raise min(failures, key=lambda error: isinstance(error, LinkBroken))  # a cause before its symptom
 
     _, error = attempt(work)

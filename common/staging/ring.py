@@ -132,6 +132,9 @@ class Exchange:
             except BaseException as error:
                 self._fail(error)
         if copied is None or self._failures:
+            # The predecessor reads no end of the connection. Closed with bytes unread, it is reset.
+            for connection in (self._ring.predecessor, self._ring.successor):
+                connection.close()
             raise min(
                 self._failures, key=lambda error: isinstance(error, LinkBroken)
             )  # a cause before its symptom
@@ -148,7 +151,7 @@ class Exchange:
         self._abort()
 
     def _abort(self) -> None:
-        """Stop both threads and those of the neighbours, whose connections break."""
+        """Stop both threads."""
         self._to_send.put(None)
         for connection in (self._ring.predecessor, self._ring.successor):
             with suppress(OSError):

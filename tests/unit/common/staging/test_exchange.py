@@ -4,6 +4,7 @@ import errno
 import os
 import re
 import socket
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -134,6 +135,27 @@ def test_a_disk_that_fills_up_is_one_line_and_leaves_every_file_somewhere(tmp_pa
     everywhere = {path: content for held in trained_on(tmp_path, 2) for path, content in held.items()}
     assert everywhere == {f.path: (source.root / f.path).read_bytes() for f in source.folder("train")}
     assert not list(tmp_path.rglob("*.part"))
+
+
+def test_a_rank_that_only_sends_notices_that_the_other_has_failed(tmp_path, monkeypatch):
+    """Its last file waits for room in the buffers, and nothing arrives on the connection any more."""
+    source = data_set(tmp_path / "source", {f"train/{i}": 8_000_000 for i in range(6)})
+    files, before = source.folder("train"), balance([8_000_000] * 6, 2)
+    after = shards_of(source, 2).nodes(1)
+    to_0 = [f.path for f, old, new in zip(files, before, after, strict=True) if (old, new) == (1, 0)]
+    real = module.Receiver.next
+
+    def failing(receiver, expected):
+        if receiver._target.name == "node1":
+            while not all((tmp_path / "node0" / path).exists() for path in to_0):
+                time.sleep(0.01)
+            time.sleep(0.3)  # now the buffers are full
+            raise UserError("the disk is full")
+        return real(receiver, expected)
+
+    monkeypatch.setattr(module.Receiver, "next", failing)
+    outcomes = exchanged(source, tmp_path, 2, 1, [1], most=10**9)
+    assert to_0 and str(outcomes[0]) == "rank 1: the disk is full"
 
 
 def test_missing_room_is_found_before_the_first_file_moves(source, tmp_path, monkeypatch):

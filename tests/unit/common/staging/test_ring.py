@@ -133,6 +133,21 @@ def test_a_link_that_breaks_halfway_leaves_no_partial_file(source, tmp_path, mon
     assert contents(tmp_path / "node0") == contents(tmp_path / "node2") == whole
 
 
+def test_a_rank_that_sends_notices_that_its_successor_has_failed(tmp_path, monkeypatch):
+    """The failed rank reads no more, while its predecessor waits for room in the buffers between them."""
+    source = data_set(tmp_path / "source", {f"train/{i}": 8_000_000 for i in range(6)})
+    real = module.Receiver.next
+
+    def failing(receiver, expected):
+        if receiver._target.name == "node1":
+            time.sleep(1)  # now the buffers are full
+            raise UserError("the disk is full")
+        return real(receiver, expected)
+
+    monkeypatch.setattr(module.Receiver, "next", failing)
+    assert str(read_once(source, tmp_path, 2, 1)[0]) == "rank 1: the disk is full"
+
+
 def test_a_rank_stops_copying_its_own_share_when_another_rank_of_its_ring_fails(tmp_path, monkeypatch):
     """A file that only the last rank reads is missing; all the others have hours of copying before them."""
     root = tmp_path / "source"
