@@ -29,7 +29,7 @@ demo: $(VENV)/.demo
 	@echo '== data: 4,608 samples of 576 small universes in the official layout (kept for next time)'
 	@$(BIN)/mlhpc data make cosmoflow --preset demo
 	@echo '== run: stage, train to target, evaluate'
-	@rm -rf $(DEMO)
+	@rm -rf $(DEMO) build/demo-stage
 	@$(BIN)/mlhpc run cosmoflow --preset demo --stage build/demo-stage --out $(DEMO)
 	@echo '== check: the official checker and our own rules'
 	@$(BIN)/mlhpc check $(DEMO)

@@ -3,6 +3,8 @@
 import json
 import multiprocessing
 import os
+import signal
+import sys
 import zipfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
@@ -165,10 +167,16 @@ def in_processes(
         return results
     # Spawned, not forked: the parent may have MPI, threads of a framework, or locks.
     context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=keep_memory)
+    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_begin)
     try:
-        # Chunks are small to balance the end, and large enough that distributing them costs nothing.
-        for result in pool.map(work, tasks, chunksize=max(1, min(8, len(tasks) // (4 * workers)))):
+        # They inherit the blocked signal: interrupted before ``_begin``, each would print a traceback.
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+        try:
+            # Chunks are small to balance the end, and large enough that distributing them costs nothing.
+            each = pool.map(work, tasks, chunksize=max(1, min(8, len(tasks) // (4 * workers))))
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+        for result in each:
             results.append(result)
             advance(1)
     except BrokenProcessPool as error:
@@ -178,6 +186,16 @@ def in_processes(
     finally:
         pool.shutdown(cancel_futures=True)
     return results
+
+
+def _begin() -> None:
+    """In a new worker process: it ends without a word when interrupted, also between two tasks."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not ignored, as under nohup
+        signal.signal(signal.SIGINT, lambda *_: sys.exit(130))
+        if signal.sigtimedwait([signal.SIGINT], 0):
+            os._exit(130)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
+    keep_memory()
 
 
 def in_threads(work: Callable[[Task], object], tasks: Sequence[Task], workers: int) -> None:
