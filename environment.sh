@@ -30,13 +30,14 @@ configure_uv() {
   value=$(pip_setting cert); [ -z "$value" ] || export SSL_CERT_FILE=$value
   value=$(pip_setting proxy); [ -z "$value" ] || export ALL_PROXY=$value
   value=$(pip_setting trusted-host); [ -z "$value" ] || export UV_INSECURE_HOST=$value
-  case $(pip_setting no-index) in 1 | [Tt]rue | yes | on) export UV_NO_INDEX=1 ;; esac
+  case $(pip_setting no-index) in 1 | [Tt]rue | yes | on) uv_options+=(--no-index) ;; esac # it reads no variable for this
 }
 
 # install ARGUMENT...: of `pip install`, within the tested versions.
 install() {
   if [ -n "$uv" ]; then
-    "$uv" pip install --python "$python" --compile-bytecode --reinstall-package mlhpc -c constraints.txt "$@" \
+    "$uv" pip install "${uv_options[@]}" --python "$python" --compile-bytecode --reinstall-package mlhpc \
+      -c constraints.txt "$@" \
       >>"$log" 2>&1 && return
     echo "   uv could not install them (build/environment.log says why); now with pip"
     uv=
@@ -103,6 +104,7 @@ if [ ! -e .venv/bin/pip ]; then
   "$2" -m venv .venv
 fi
 uv=
+uv_options=()
 if "$python" -m pip install -q -c constraints.txt uv >"$log" 2>&1; then
   uv=$PWD/.venv/bin/uv
   configure_uv
