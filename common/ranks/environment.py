@@ -75,8 +75,8 @@ _UNSUPPORTED = {
     "MPIRUN_RANK": "MPIRUN_NPROCS",
     "MP_CHILD": "MP_PROCS",
 }
-"""Variables with the rank and the number of ranks of other launchers: Flux, PMI without local ranks, PRRTE, HPE PALS,
-Cray ALPS, IBM jsrun, the old mpirun_rsh, IBM POE."""
+"""Variables with the rank and the number of ranks of other launchers: Flux, PMI without local ranks, PRRTE,
+HPE PALS, Cray ALPS, IBM jsrun, the old mpirun_rsh, IBM POE."""
 
 
 def _mlhpc(env: Mapping[str, str]) -> RankInfo | None:
