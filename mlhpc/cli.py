@@ -1,6 +1,7 @@
 """The command line. Commands import their modules when they run, so that ``--help`` is fast."""
 
 import argparse
+import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -22,6 +23,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = list(sys.argv[1:] if argv is None else argv)
     debug = False  # the traceback of a command-line error is not useful
     quiet_before = os.environ.get(QUIET)
+    if is_program:
+        _prepare_output()
     try:
         parser = _parser()
         options, unknown = parser.parse_known_args([word for word in argv if word != "--debug"])
@@ -69,13 +72,32 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         sys.stderr.write("mlhpc: interrupted\n")
         return status_of(interrupt)
-    except BrokenPipeError:
-        # The reader of our output has closed it. Flushing the buffer must not fail again when Python exits.
+    except OSError as error:
+        if error.errno not in (errno.EPIPE, errno.ENOSPC, errno.EDQUOT) or debug:
+            raise
+        # The reader of our output has closed it, or its disk is full. Flushing the buffer must not fail again when
+        # Python exits.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+        if error.errno == errno.EPIPE:
+            return 1
+        sys.stderr.write(f"mlhpc: {_message(error)}; free some space, or write elsewhere\n")
+        return 2
     finally:
         if quiet_before is None:
             os.environ.pop(QUIET, None)  # --quiet is for this call, not for the next one of the same process
+
+
+def _prepare_output() -> None:
+    """Output ends no command: characters that it cannot take are replaced, and a closed stream is the null device,
+    not the next file that is opened."""
+    while (null := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(null)
+    for name in ("stdout", "stderr"):
+        if stream := getattr(sys, name):
+            stream.reconfigure(errors="replace")
+        else:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))
 
 
 STAGES = {

@@ -69,7 +69,7 @@ def _mount(path: Path) -> tuple[Path, str, frozenset[str]]:
     last."""
     deepest = (Path("/"), "unknown", frozenset[str]())
     try:
-        lines = Path("/proc/self/mounts").read_text().splitlines()
+        lines = os.fsdecode(Path("/proc/self/mounts").read_bytes()).splitlines()
     except OSError:
         return deepest
     for line in lines:

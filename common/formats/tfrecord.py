@@ -117,7 +117,9 @@ def read_records(
         header = bytes(data[at : at + 8])
         if _masked(google_crc32c.value(header)) != data[at + 8 : at + 12]:
             if not number:
-                raise UserError(f"{where}not a TFRecord (wrong checksum of the first length); {REMEDY}")
+                kind = _kind(bytes(data[:16]))
+                why = f", but {kind}" if kind else " (wrong checksum of the first length)"
+                raise UserError(f"{where}not a TFRecord{why}; {REMEDY}")
             raise UserError(f"{where}wrong checksum of the length of record {number} at byte {at}; {REMEDY}")
         (length,) = struct.unpack("<Q", header)
         start = at + 12
@@ -132,6 +134,31 @@ def read_records(
             raise UserError(f"{where}wrong checksum of record {number} at byte {start}; {REMEDY}")
         yield record
         number += 1
+
+
+_KINDS = {
+    GZIP_MAGIC: "compressed with gzip a second time",
+    b"\x89HDF\r\n\x1a\n": "an HDF5 file",
+    b"\x93NUMPY": "a NumPy array",
+    b"PK\x03\x04": "a ZIP archive",
+    b"\x28\xb5\x2f\xfd": "compressed with Zstandard",
+    b"\x04\x22\x4d\x18": "compressed with LZ4",
+    b"BZh": "compressed with bzip2",
+    b"\xfd7zXZ\0": "compressed with xz",
+    b"\xff\xd8\xff": "a JPEG image",
+    b"\x89PNG": "a PNG image",
+    b"<": "HTML or XML, as of an error page",
+    b"{": "JSON",
+    b"version https:": "a pointer of Git LFS, whose content was not downloaded",
+}
+"""Kinds of files by their first bytes."""
+
+
+def _kind(head: bytes) -> str:
+    """What a file that is not a TFRecord is, by its first bytes; "" if unknown."""
+    if len(head) > 1 and head[0] == 0x78 and int.from_bytes(head[:2], "big") % 31 == 0:  # RFC 1950
+        return "compressed with ZLIB, which is not supported: write it plain or with GZIP"
+    return next((kind for start, kind in _KINDS.items() if head.startswith(start)), "")
 
 
 def record_extents(path: Path) -> npt.NDArray[np.int64]:

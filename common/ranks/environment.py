@@ -48,13 +48,35 @@ def identify(env: Mapping[str, str]) -> RankInfo:
     step of Slurm, never the reverse. A batch script has SLURM_PROCID too, but is not a job step:
     without srun it starts one rank, as in a plain shell.
 
-    Raises ``UserError`` if variables are missing, are not numbers or contradict each other.
+    Raises ``UserError`` if variables are missing, are not numbers or contradict each other, and for a rank of
+    a launcher that is not supported: taken as the only one, it would be one of several runs side by side.
     """
     for launcher in (_mlhpc, _torchrun, _horovodrun, _open_mpi, _pmi, _srun, _by_hand):
         if info := launcher(env):
             _check(info)
             return info
+    for name, size in _UNSUPPORTED.items():
+        if env.get(name) and env.get(size) != "1":
+            total = f" of {env[size]}" if env.get(size) else ""
+            raise UserError(
+                f"this is rank {env[name]}{total} of a launcher that is not supported ({name}); start with "
+                f"torchrun, mpirun or srun, or unset {name} to run as one rank"
+            )
     return RankInfo()
+
+
+_UNSUPPORTED = {
+    "FLUX_TASK_RANK": "FLUX_JOB_SIZE",
+    "PMI_RANK": "PMI_SIZE",
+    "PMIX_RANK": "",
+    "PALS_RANKID": "",
+    "ALPS_APP_PE": "",
+    "JSM_NAMESPACE_RANK": "JSM_NAMESPACE_SIZE",
+    "MPIRUN_RANK": "MPIRUN_NPROCS",
+    "MP_CHILD": "MP_PROCS",
+}
+"""Variables with the rank and the number of ranks of other launchers: Flux, PMI without local ranks, PRRTE,
+HPE PALS, Cray ALPS, IBM jsrun, the old mpirun_rsh, IBM POE."""
 
 
 def _mlhpc(env: Mapping[str, str]) -> RankInfo | None:
@@ -125,10 +147,11 @@ def _horovodrun(env: Mapping[str, str]) -> RankInfo | None:
 
 
 def _open_mpi(env: Mapping[str, str]) -> RankInfo | None:
-    """https://docs.open-mpi.org/en/main/tuning-apps/environment-var.html"""
-    if "OMPI_COMM_WORLD_RANK" not in env:
-        return None
-    return _mpirun(env, "OMPI_COMM_WORLD_", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE")
+    """https://docs.open-mpi.org/en/main/tuning-apps/environment-var.html; MVAPICH2 likewise."""
+    for prefix in ("OMPI_COMM_WORLD_", "MV2_COMM_WORLD_"):
+        if f"{prefix}RANK" in env:
+            return _mpirun(env, prefix, f"{prefix}LOCAL_RANK", f"{prefix}LOCAL_SIZE")
+    return None
 
 
 def _pmi(env: Mapping[str, str]) -> RankInfo | None:
@@ -163,7 +186,13 @@ def _srun(env: Mapping[str, str]) -> RankInfo | None:
     size, node = _number(env, "SLURM_STEP_NUM_TASKS"), _number(env, "SLURM_NODEID")
     hosts = expand_hosts(_text(env, "SLURM_STEP_NODELIST"))
     tasks = expand_counts(_text(env, "SLURM_STEP_TASKS_PER_NODE"))
-    if len(hosts) != len(tasks) or sum(tasks) != size or not 0 <= node < len(hosts):
+    fits = len(hosts) == len(tasks) and sum(tasks) == size and 0 <= node < len(hosts)
+    if env.get("SLURM_HET_SIZE", "1") != "1" and not (fits and _number(env, "SLURM_PROCID") < size):
+        raise UserError(
+            "job steps across components of a heterogeneous job are not supported; start this in one component "
+            "(srun --het-group=0)"
+        )
+    if not fits:
         raise UserError(
             f"Slurm's variables contradict each other: SLURM_STEP_NUM_TASKS {size}, "
             f"SLURM_STEP_TASKS_PER_NODE {env['SLURM_STEP_TASKS_PER_NODE']}, "

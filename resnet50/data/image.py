@@ -14,6 +14,8 @@ from mlhpc.resnet50.data.formats import Bytes
 _JPEG = b"\xff\xd8"
 # Frame headers (ITU-T T.81, table B.1): SOF0 to SOF15 except DHT, JPG and DAC.
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
+_BARE = frozenset({0x00, 0x01, *range(0xD0, 0xDA)})
+"""Markers without a segment, which no header needs; the decoder skips some of them."""
 
 FORMATS = ("PNG", "GIF", "BMP", "WEBP")
 """Formats read besides JPEG, under any file name. Pillow supports many more, but passes EPS to Ghostscript."""
@@ -39,6 +41,8 @@ def decode(data: Bytes) -> torch.Tensor:
             pixels: torch.Tensor = decode_jpeg(torch.from_numpy(data), ImageReadMode.RGB)
             return pixels
         with Image.open(io.BytesIO(data.data), formats=FORMATS) as image:
+            if image.mode.startswith("I"):  # 16 bits, which Pillow would clip to 8
+                image = Image.fromarray((np.array(image) >> 8).astype(np.uint8))
             return torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1)
     except (RuntimeError, OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise BrokenImage(f"not a readable image ({_reason(error)})") from error
@@ -57,9 +61,9 @@ def size_of(data: Bytes) -> tuple[int, int]:
 
 def _require_plausible(data: Bytes) -> None:
     """Raise BrokenImage for a JPEG whose header claims more pixels than its bytes can encode, before memory for
-    them is allocated. The cheapest block of 64 pixels takes one bit (ITU-T T.81, annex F.1.2), so a byte encodes
-    at most 512 pixels."""
-    height, width = _frame_size(data) or (0, 0)
+    them is allocated, or has stray bytes, which the decoder skips and then might see another size. The cheapest
+    block of 64 pixels takes one bit (ITU-T T.81, annex F.1.2), so a byte encodes at most 512 pixels."""
+    height, width = size_of(data)
     pixels = height * width
     if pixels > MAX_PIXELS or pixels > 4096 + 1024 * len(data):
         raise BrokenImage(
@@ -68,7 +72,7 @@ def _require_plausible(data: Bytes) -> None:
 
 
 def _frame_size(data: Bytes) -> tuple[int, int] | None:
-    """Height and width in the frame header of a JPEG; None without one."""
+    """Height and width in the frame header of a JPEG; None without one, or with stray bytes before it."""
     at, head = 2, data.data
     try:
         while head[at] == 0xFF:
@@ -78,8 +82,10 @@ def _frame_size(data: Bytes) -> tuple[int, int] | None:
                 if height and width:
                     return height, width
                 break
-            # Fill bytes may precede a marker.
-            at += 1 if marker == 0xFF else 2 + (head[at + 2] << 8 | head[at + 3])
+            length = head[at + 2] << 8 | head[at + 3]
+            if marker in _BARE or (marker != 0xFF and length < 2):
+                break
+            at += 1 if marker == 0xFF else 2 + length  # fill bytes may precede a marker
     except IndexError:
         pass
     return None

@@ -82,7 +82,7 @@ def check_sets(path: Path, ruleset: str | None = None) -> Iterator[SetCheck]:
         if results.is_tree and results.metric == "weak" and (results.org, results.benchmark) not in scored:
             checked = _with(checked, _only_throughput(results))
         if (
-            results.log_paths
+            results.fingerprint
             and (original := first.setdefault(results.fingerprint, results.path)) != results.path
         ):
             checked = replace(_with(checked, _copied(results, original)), copy_of=original)
@@ -99,17 +99,20 @@ def check_set(results: ResultSet, ruleset: str | None = None) -> SetCheck:
     one_may_miss = (
         isinstance(score, Strong) and score.minutes is not None
     )  # then at most one run missed the target
-    findings, complying, excused = list(results.problems), 0, 0
+    findings, complying, excused, without_lines = list(results.problems), 0, 0, 0
     with progress(len(results.log_paths), "checking", "logs", show=len(results.log_paths) > 20) as advance:
         for path, official, log_findings in _run_by_run(results, rules, is_single):
             if path in results.log_paths:
                 complying += complies(official)
                 excused += not complies(official) and passes(official)
+                without_lines += [f.rule for f in official] == [f"{rules}/log"]
             tolerated = one_may_miss and path in missed and not _is_aborted(path.parent, results)
             found = [*official, *log_findings]
             findings += map(_tolerated, found) if tolerated else found
             advance(1)
-    if not is_single:
+    if (
+        not is_single and not 0 < len(results.log_paths) == without_lines
+    ):  # nothing more can be said of such logs
         findings += _pruned_findings(results, rules)
         findings += set_findings(results, score)
         if not exist(rules):

@@ -14,9 +14,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from mlperf_logging.compliance_checker import mlp_compliance, mlp_parser
 
+from mlhpc.common.files.untrusted import read_object
+from mlhpc.errors import shown
 from mlhpc.submission.check.official_guard import guarded
 from mlhpc.submission.check.official_messages import (
     checker_findings,
@@ -30,7 +33,7 @@ from mlhpc.submission.check.official_messages import (
 from mlhpc.submission.check.rulesets import exist
 from mlhpc.submission.logs.findings import Finding
 from mlhpc.submission.logs.mllog import Log
-from mlhpc.submission.logs.result_set import BYPASS, PRUNED, ResultSet
+from mlhpc.submission.logs.result_set import BYPASS, PRUNED, SCALING, ResultSet
 
 __all__ = [
     "official_findings",
@@ -69,6 +72,8 @@ def official_findings(log: Log, rules: str) -> list[Finding]:
         ) as error:  # it evaluates its rules on the log's values, so it may raise any exception
             crash = error
     findings = list(checker_findings(checker, log, rules, unreadable=bool(unreadable)))
+    if crash is None and not lines and not unreadable:  # that all records are missing would follow
+        findings = [finding for finding in findings if finding.rule == f"{rules}/log"] or findings
     if crash is not None:
         findings.append(crash_finding(crash, log, rules))
     return [replace(finding, source=f"mlperf-logging {rules}") for finding in findings]
@@ -93,8 +98,16 @@ def package_findings(results: ResultSet, rules: str) -> list[Finding]:
             )
         except (Exception, SystemExit) as error:
             crash = error
+        computed = _scaling(tree / "results" / _folder_in_tree(results, rules))
     where = f"{results.path.name}/"
     findings = package_message_findings(records, where)
+    if (results.path / SCALING).is_file() and (written := _scaling(results.path)) != computed:
+        expected, remedy = (
+            f"a factor of {computed:.9g}",
+            "let the official rcp_checker write it: it scales the score",
+        )
+        at = f"{where}{SCALING}"
+        findings.append(Finding("set/scaling", "warning", at, expected, str(written), remedy))
     if crash is not None:
         findings.append(package_crash(where, crash))
     accepted = any(record.getMessage().startswith("PACKAGE CHECKER FOUND NO ERRORS") for record in records)
@@ -106,6 +119,17 @@ def package_findings(results: ResultSet, rules: str) -> list[Finding]:
             )
         )  # fmt: skip
     return [replace(f, source=f"mlperf-logging {rules} package_checker") for f in findings]
+
+
+def _scaling(folder: Path) -> Any:
+    """The official tools' factor of the score in a folder of results; a text if it is damaged."""
+    try:
+        factor = read_object(folder / SCALING)["scaling_factor"]
+    except FileNotFoundError:
+        return 1.0
+    except (OSError, ValueError, KeyError, RecursionError):
+        return "a file without scaling_factor"
+    return round(factor, 9) if isinstance(factor, float | int) else shown(factor)
 
 
 def seed_findings(logs: Sequence[Log], rules: str) -> list[Finding]:

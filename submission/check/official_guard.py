@@ -83,7 +83,7 @@ def _parsed_once() -> Iterator[None]:
 @cache
 def _rules(path: str) -> Any:
     """The content of a rule file, every value a text."""
-    with open(path) as file:
+    with open(path, encoding="utf-8") as file:
         return _YAML.load(file, Loader=_YAML.BaseLoader)
 
 

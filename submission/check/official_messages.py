@@ -13,7 +13,7 @@ from typing import Any
 from mlhpc.errors import few, shown
 from mlhpc.submission.check.official_guard import RuleFileRefused
 from mlhpc.submission.check.rulesets import HPC, TRAINING, without_rules
-from mlhpc.submission.logs.findings import Finding, Severity
+from mlhpc.submission.logs.findings import Finding, Severity, allowed_value
 from mlhpc.submission.logs.mllog import TOKEN, Log, Record
 
 RULE_FOLDERS = (*(f"hpc_{each}" for each in HPC), *(f"training_{each}" for each in TRAINING))
@@ -146,6 +146,12 @@ def _checker_finding(message: str, log: Log, rules: str, severity: Severity) -> 
         expected = f"an evaluation with {_in_words(test, key)}"
         return finding(key, name, expected, f"the best of {len(values)} is {best:.6g}" if values else "none")
 
+    if "failed test: sorted(s['initialized_tensors'])" in message:
+        remedy = "log weights_initialization once for each tensor of the reference, by its name"
+        return Finding(
+            f"{rules}/weights_initialization", severity, name, "one weights_initialization for each tensor",
+            "other tensors than the reference's", remedy,
+        )  # fmt: skip
     if message == "No log lines detected":
         return finding("log", name, "MLLOG lines", log.unreadable or "none")
     if message == "Log lines had parsing errors.":
@@ -236,12 +242,16 @@ def package_message_findings(records: Sequence[logging.LogRecord], where: str) -
 def package_crash(where: str, error: BaseException) -> Finding:
     """package_checker stopped with ``error``."""
     text = str(error).splitlines()[0] if str(error) else ""
+    what = f"it stopped with {type(error).__name__}: {text}"
+    if isinstance(error, KeyError):
+        missing = f"no {error.args[0]}" if error.args[0] else "no value for it to look up"
+        what = f"{missing} in the system description or the logs"
     return Finding(
         "package/crash",
         "error",
         where,
         "a set that package_checker can read to the end",
-        f"it stopped with {type(error).__name__}: {text}",
+        what,
         "fix the other findings first; the rules after this point were not checked",
     )
 
@@ -289,6 +299,10 @@ def _package_finding(message: str, where: str) -> Finding | None:
     if match := re.match(r"RCP Test Failed: (.*)", message):
         remedy = "see the comparison with the reference (mlhpc score); a review may request reference runs"
         return finding("rcp", where, "at least as many epochs as the reference", match[1].strip(), remedy)
+    if match := re.search(r"Field (\w+) contains a non valid value: (.*), must be one of \[(.*)\]", message):
+        allowed = [a or b for a, b in re.findall(r"'([^']*)'|\"([^\"]*)\"", match[3])]
+        expected, remedy = allowed_value(match[1], match[2], allowed)
+        return finding("system", where, expected, match[2], remedy)
     if match := re.match(r"System description checker failed for .*? : \[(.*)\]", message):
         remedy = "fill them in: mlhpc doctor --system"
         fields = match[1].replace("'", "")

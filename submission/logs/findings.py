@@ -1,5 +1,7 @@
 """Findings of the rules, their verdict, and printing them."""
 
+import difflib
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -16,6 +18,7 @@ __all__ = [
     "STYLES",
     "Finding",
     "Severity",
+    "allowed_value",
     "findings_table",
     "grouped",
     "passes",
@@ -100,3 +103,13 @@ def findings_table(findings: Sequence[tuple[str, Finding]]) -> Table:
         text_columns=4,
         style="findings",
     )
+
+
+def allowed_value(field: str, actual: str, allowed: Sequence[str]) -> tuple[str, str]:
+    """What is expected of a field that has ``allowed`` values, and what to do about another one."""
+    letters = re.sub("[^a-z]", "", actual.lower())
+    folded = {re.sub("[^a-z]", "", each.lower()): each for each in allowed}
+    within = [each for each in folded if letters and letters in each]
+    near = within or difflib.get_close_matches(letters, folded, n=1, cutoff=0.3)
+    remedy = f"write {folded[near[0]]!r}" if near else "write one of these"
+    return f"{field}: {' | '.join(allowed)}", remedy + ", exactly so"

@@ -15,6 +15,8 @@ METRICS: tuple[Metric, Metric] = ("strong", "weak")
 PRUNED = "pruned_results"
 BYPASS = "package_checker_params"
 """A file that a submitter may put next to results to make package_checker skip a check."""
+SCALING = "scaling.json"
+"""A file that the official tools write next to results since round 2.1: a factor of their score."""
 SETTINGS = ("opt_", "sgd_", "lars_", "lamb_", "scheduler_", "dropout", "batchnorm_", "gradient_accumulation")
 """Prefixes of the keys of hyperparameters (mlperf-logging, closed_*.yaml of HPC and of resnet)."""
 SIZES = ("global_batch_size", "train_samples", "eval_samples", "number_of_nodes", "accelerators_per_node")
@@ -71,8 +73,10 @@ class ResultSet:
 
     @property
     def fingerprint(self) -> frozenset[str]:
-        """The fingerprints of its logs: the same for a set and its copies."""
-        return frozenset(log.fingerprint for log in self.condensed)
+        """The fingerprints of its logs: the same for a set and its copies. Empty if one cannot be read: then it is
+        not known to be a copy of any."""
+        found = frozenset(log.fingerprint for log in self.condensed)
+        return frozenset() if "" in found else found
 
     @property
     def is_tree(self) -> bool:

@@ -22,7 +22,7 @@ from mlhpc.common.files.untrusted import printable, read_object, read_text
 from mlhpc.errors import UserError
 from mlhpc.submission.logs.findings import Finding
 from mlhpc.submission.logs.mllog import TOKEN, parse
-from mlhpc.submission.logs.result_set import BYPASS, METRICS, PRUNED, Metric, ResultSet, natural
+from mlhpc.submission.logs.result_set import BYPASS, METRICS, PRUNED, SCALING, Metric, ResultSet, natural
 from mlhpc.submission.logs.run_directory import Target
 
 RESULT = re.compile(r"result_.*\.txt")
@@ -163,7 +163,7 @@ def _folder_of_results(
         return ResultSet(
             folder, org, None, None, benchmark, metric, (*results,), (*pruned,), problems=(*problems,)
         )
-    unknown = [p.name for p in names if p not in results and p.name not in (PRUNED, "power", BYPASS)]
+    unknown = [p.name for p in names if p not in results and p.name not in (PRUNED, "power", BYPASS, SCALING)]
     system_folder = position.tree / "results" / position.system
     bypassed = [above for above in (folder, system_folder) if (above / BYPASS).is_file()]
     if unknown:

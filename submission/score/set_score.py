@@ -7,8 +7,9 @@ from typing import Any
 
 from mlhpc.benchmarks import registry
 from mlhpc.benchmarks.load import load, presets
+from mlhpc.common.files.untrusted import printable
 from mlhpc.errors import count, shown
-from mlhpc.submission.logs.findings import Finding, Severity
+from mlhpc.submission.logs.findings import Finding, Severity, allowed_value
 from mlhpc.submission.logs.mllog import Log
 from mlhpc.submission.logs.result_set import SETTINGS, SIZES, ResultSet
 from mlhpc.submission.logs.run_directory import Target
@@ -23,6 +24,7 @@ from mlhpc.submission.score.score import (
     score_weak,
 )
 
+DIVISIONS = ("closed", "open")
 TEXTS = (
     "submitter", "system_name", "host_processor_model_name", "host_processor_core_count",
     "accelerator_model_name", "accelerators_per_node", "framework",
@@ -117,7 +119,7 @@ def set_findings(results: ResultSet, score: Strong | Weak) -> Iterator[Finding]:
     yield from _one_configuration(results)
     yield from _distinct_seeds(results)
     yield from _distinct_runs(results)
-    yield from _text_fields(results)
+    yield from _system_fields(results)
     yield from _scale(results)
 
 
@@ -192,7 +194,7 @@ def _one_division(results: ResultSet) -> Iterator[Finding]:
     described = (results.system_json or {}).get("division")
     logged = {str(log.value("submission_division")) for log in results.condensed} - {"None"}
     where, divisions = f"{results.path.name}/", " and ".join(sorted(logged))
-    if described in ("closed", "open") and logged and logged != {described}:
+    if described in DIVISIONS and logged and logged != {described}:
         # The compliance checker uses the log's division: closed logs were checked by the stricter rules.
         severity: Severity = "error" if described == "closed" else "warning"
         expected = f"division {described}, as in the system description"
@@ -259,8 +261,13 @@ def _distinct_runs(results: ResultSet) -> Iterator[Finding]:
         first.setdefault(log.fingerprint, label(log))
 
 
-def _text_fields(results: ResultSet) -> Iterator[Finding]:
+def _system_fields(results: ResultSet) -> Iterator[Finding]:
     fields = results.system_json or {}
+    if (division := fields.get("division")) and division not in DIVISIONS:
+        expected, remedy = allowed_value("division", str(division), DIVISIONS)
+        yield _finding(
+            "system", "error", f"{results.system}.json", expected, printable(str(division)), remedy
+        )
     numbers = [key for key in TEXTS if key in fields and not isinstance(fields[key], str)]
     if numbers:
         actual = ", ".join(f"{key}: {shown(fields[key])}" for key in numbers)

@@ -58,6 +58,46 @@ def test_a_closed_pipe_ends_a_command_without_a_word(words: list[str], tmp_path:
     assert (run / "report.html").exists() == (words == ["report", "RUN"]), "the page is written all the same"
 
 
+ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+"""A locale without any character beyond ASCII, which Python does not replace by UTF-8."""
+
+
+@pytest.mark.parametrize(
+    ("words", "env"),
+    [(["score", "RUN"], ASCII), (["report", "RUN"], {"PYTHONIOENCODING": "ascii"}), (["doctor"], ASCII)],
+)
+def test_output_that_takes_only_ascii_replaces_characters_and_keeps_the_status(words, env, tmp_path) -> None:
+    run = make_run(tmp_path / "r\N{LATIN SMALL LETTER U WITH DIAERESIS}n")
+    command = [sys.executable, "-m", "mlhpc", *(str(run) if word == "RUN" else word for word in words)]
+    plain, ascii_ = (
+        subprocess.run(command, capture_output=True, env=os.environ | added | {"COLUMNS": "200"})
+        for added in ({"PYTHONUTF8": "1"}, env)
+    )
+    assert not plain.stdout.isascii()
+    assert ascii_.returncode == plain.returncode
+    assert ascii_.stdout.isascii() and b"Traceback" not in ascii_.stderr
+    assert len(ascii_.stdout.splitlines()) == len(plain.stdout.splitlines())
+
+
+@pytest.mark.parametrize("words", [["--help"], ["nonsense"], ["report", "RUN"]], ids=" ".join)
+def test_a_closed_stream_is_not_the_next_file_opened(words: list[str], tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    before = {file: file.read_bytes() for file in run.rglob("*") if file.is_file()}
+    command = [sys.executable, "-m", "mlhpc", *(str(run) if word == "RUN" else word for word in words)]
+    usual = subprocess.run(command, capture_output=True).returncode
+    for closed in (">&-", "<&- >&- 2>&-"):
+        ended = subprocess.run(["sh", "-c", f'"$@" {closed}', "sh", *command], capture_output=True)
+        assert ended.returncode == usual and b"Traceback" not in ended.stderr
+    assert {file: file.read_bytes() for file in before} == before
+
+
+def test_output_to_a_full_disk_is_one_line() -> None:
+    with open("/dev/full", "wb") as full:
+        command = [sys.executable, "-m", "mlhpc", "list"]
+        ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert ended.returncode == 2 and ended.stderr.count("\n") == 1 and "No space left" in ended.stderr
+
+
 @pytest.fixture
 def newer(tmp_path: Path) -> Path:
     """A run whose config.toml has a setting that this version does not know."""

@@ -50,3 +50,23 @@ def test_the_most_compressible_image_is_not_refused(options):
     """One colour all over, which is what compresses best."""
     data = array(jpeg(3000, 4000, **options))
     assert decode(data).shape == (3, 3000, 4000)
+
+
+@pytest.mark.parametrize(
+    "extra", [b"\0", b"\xff\0", b"\xff\x01", b"\xff\xd0", b"\xff\xfe\0\0"], ids=bytes.hex
+)
+def test_bytes_that_the_decoder_skips_do_not_hide_the_size_from_the_guard(extra):
+    data = jpeg(96, 120, quality=1)
+    at = data.index(b"\xff\xc0")
+    data[at + 5 : at + 9] = (4000).to_bytes(2) * 2
+    tables = data.index(b"\xff\xdb")
+    for start in (2, tables):
+        with pytest.raises(BrokenImage):
+            decode(array(data[:start] + extra + data[start:]))
+
+
+def test_a_16_bit_greyscale_image_keeps_its_high_byte():
+    values = np.arange(0, 65536, 257, dtype=np.uint16).reshape(16, 16)
+    file = io.BytesIO()
+    Image.fromarray(values).save(file, "png")
+    assert (decode(array(file.getvalue())).numpy() == np.arange(256).reshape(16, 16)).all()

@@ -4,6 +4,7 @@ import gzip as stdlib_gzip
 import os
 import struct
 import tracemalloc
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -182,3 +183,23 @@ def test_a_fifo_is_refused_as_a_record_file(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "a.tfrecord")
     with pytest.raises(UserError, match="cannot be read: not a regular file"):
         list(read_records(tmp_path / "a.tfrecord"))
+
+
+@pytest.mark.parametrize(
+    ("content", "what"),
+    [
+        (zlib.compress(bytes(9000)), "ZLIB"),
+        (b"\x89HDF\r\n\x1a\n" + bytes(99), "HDF5"),
+        (b"PK\x03\x04" + bytes(99), "ZIP"),
+        (b"\x28\xb5\x2f\xfd" + bytes(99), "Zstandard"),
+        (b"\x93NUMPY" + bytes(99), "NumPy"),
+        (b"<!DOCTYPE html>" + bytes(99), "HTML"),
+        (b"version https://git-lfs" + bytes(99), "Git LFS"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_the_first_bytes_tell_what_a_file_is_instead(content: bytes, what: str, tmp_path: Path) -> None:
+    for packed in (content, stdlib_gzip.compress(content)):
+        (tmp_path / "a.tfrecord").write_bytes(packed)
+        with pytest.raises(UserError, match=f"not a TFRecord, but .*{what}"):
+            list(read_records(tmp_path / "a.tfrecord"))

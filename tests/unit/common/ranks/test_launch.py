@@ -18,6 +18,10 @@ from mlhpc.common.ranks.rendezvous import Peer
 from mlhpc.common.ranks.world import Solo
 from mlhpc.errors import AlreadyReported, UserError
 
+MVAPICH = {
+    "MV2_COMM_WORLD_RANK": "1", "MV2_COMM_WORLD_SIZE": "4",
+    "MV2_COMM_WORLD_LOCAL_RANK": "1", "MV2_COMM_WORLD_LOCAL_SIZE": "2",
+}  # fmt: skip
 # What Slurm 22.05 gives a task of srun -N3 -n5, and what of it the batch script of the job sees.
 JOB = {
     "SLURM_JOB_ID": "77", "SLURM_NTASKS": "5", "SLURM_NNODES": "3", "SLURM_PROCID": "0", "SLURM_LOCALID": "0",
@@ -76,6 +80,15 @@ def test_every_launcher_is_recognised(env, launcher, ranks, nodes):
     assert (info.node, info.nodes) == nodes
 
 
+def test_mvapich_and_a_single_task_of_an_unsupported_launcher() -> None:
+    info = identify(MVAPICH)
+    assert (info.launcher, info.rank, info.size, info.local_rank, info.local_size) == ("mpirun", 1, 4, 1, 2)
+    assert (
+        identify({"FLUX_TASK_RANK": "0", "FLUX_JOB_SIZE": "1", "PMI_RANK": "0", "PMI_SIZE": "1"})
+        == RankInfo()
+    )
+
+
 def test_the_leader_of_a_job_step_is_its_first_node_not_the_submit_host():
     info = identify(STEP)
     assert info.leader == "n08" and info.hosts == ("n08", "n09", "n10") and info.hostname == "n09"
@@ -103,6 +116,16 @@ def test_all_ranks_of_a_step_agree_on_leader_ports_and_token():
         (TORCHRUN | {"RANK": "4"}, "rank 4 of 4"),
         (TORCHRUN | {"GROUP_RANK": "2"}, "node"),
         (STEP | {"SLURM_STEP_NUM_TASKS": "6"}, "SLURM_STEP_NUM_TASKS"),
+        (STEP | {"SLURM_HET_SIZE": "2", "SLURM_STEP_NUM_TASKS": "9"}, "heterogeneous job are not supported"),
+        (STEP | {"SLURM_HET_SIZE": "2", "SLURM_PROCID": "7"}, "heterogeneous job are not supported"),
+        ({"FLUX_TASK_RANK": "1", "FLUX_JOB_SIZE": "4", "PMI_RANK": "1", "PMI_SIZE": "4"}, "rank 1 of 4"),
+        ({"PMI_RANK": "0", "PMI_SIZE": "2"}, "rank 0 of 2 of a launcher that is not supported"),
+        ({"PMIX_RANK": "1", "PMIX_NAMESPACE": "prte-1@1"}, "rank 1 of a launcher that is not supported"),
+        ({"PALS_RANKID": "0"}, "PALS_RANKID"),
+        ({"ALPS_APP_PE": "3"}, "ALPS_APP_PE"),
+        ({"JSM_NAMESPACE_RANK": "3", "JSM_NAMESPACE_SIZE": "6"}, "rank 3 of 6"),
+        ({"MPIRUN_RANK": "3", "MPIRUN_NPROCS": "6"}, "rank 3 of 6"),
+        ({"MP_CHILD": "3", "MP_PROCS": "6"}, "rank 3 of 6"),
         (STEP | {"SLURM_STEP_NODELIST": "n[08-09]"}, "SLURM_STEP_NODELIST"),
         (STEP | {"SLURM_STEP_NODELIST": "n[08-"}, "n[08-"),
         (STEP | {"SLURM_LOCALID": "2"}, "2 of 2 on its node"),

@@ -1,5 +1,6 @@
 """Findings against sets of runs; the references are the official package checker and the rules."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -236,3 +237,58 @@ def test_a_campaign_of_a_small_preset_is_checked_run_by_run(tmp_path: Path) -> N
     assert rules(checked, "warning") == {"set/runs"}  # three runs are not enough for a score
     (tmp_path / "run-1" / "env.json").unlink()
     assert ("run/files", "run-1/env.json") in {(f.rule, f.where) for f in check(tmp_path)}
+
+
+OLD = {
+    "0.5": ":::MLPv0.5.0 resnet {0}.1 (train.py:1) run_start\n:::MLPv0.5.0 resnet {0}.5 (train.py:9) run_stop\n",
+    "0.6": ':::MLL {0}.1 run_start: {{"value": null, "metadata": {{}}}}\n'
+    ':::MLL {0}.5 run_stop: {{"value": null, "metadata": {{"status": "success"}}}}\n',
+}  # fmt: skip
+
+
+def test_old_formats_are_one_finding_and_no_copies_of_one_another(tmp_path: Path) -> None:
+    for system, form in (("alpha", "0.5"), ("beta", "0.6"), ("gamma", "0.6")):
+        folder = make_set(tmp_path / "org", "resnet", system=system, level=None)
+        for number, log in enumerate(sorted(folder.glob("result_*.txt"))):
+            log.write_text(OLD[form].format(1560000000 + 90 * number + len(system)))
+    for checked, form in zip(check_sets(tmp_path), ("0.5", "0.6", "0.6"), strict=True):
+        assert checked.complying == 0 and checked.copy_of is None
+        (found,) = grouped(checked.findings)
+        assert found.rule == "training_4.0.0/log" and f"of round {form}" in found.actual
+    beta = only(tmp_path / "org" / "results" / "beta" / "resnet", "0.6.0")
+    assert any(f.rule == "training_0.6.0/cache_clear" for f in beta.findings)  # its own rules read the format
+
+
+def test_the_official_tools_scaling_file_stays_and_its_factor_is_compared(tmp_path: Path) -> None:
+    folder = make_set(tmp_path / "org", "deepcam", epochs=11)
+    assert only(tmp_path).complying == 5
+    for factor, wrong in ((1.01, True), ("x", True), (1.0, False)):
+        (folder / "scaling.json").write_text(json.dumps({"scaling_factor": factor}))
+        found = [f for f in only(tmp_path).findings if f.rule in ("set/scaling", "set/files")]
+        assert [f.rule for f in found] == ["set/scaling"] * wrong
+        assert all(str(factor) in f.actual and f.expected.endswith("1") for f in found)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "meant"),
+    [
+        ("status", "onprem", "Available on-premise"),
+        ("status", "cloud", "Available cloud"),
+        ("division", "Close", "closed"),
+    ],
+)
+def test_a_field_with_allowed_values_names_what_is_there_and_what_to_write(
+    field, value, meant, tmp_path
+) -> None:
+    make_set(tmp_path / "org", "resnet", level=None)
+    describe(tmp_path / "org", "machine", **{"status": "Preview", field: value},
+             number_of_nodes="2", accelerators_per_node="4")  # fmt: skip
+    found = [f for f in only(tmp_path).findings if f.rule in ("package/system", "set/system")]
+    (finding,) = found
+    assert field in finding.expected and finding.actual == value and f"write {meant!r}" in finding.remedy
+
+
+def test_a_test_of_the_official_checker_is_not_quoted_as_code(tmp_path: Path) -> None:
+    folder = make_set(tmp_path / "org", "resnet", level=None)
+    found = [f for f in only(folder, "1.1.0").findings if "initial" in f.rule or "other" in f.rule]
+    assert not any("s['" in f.actual or "failed test" in f.actual for f in found), found
