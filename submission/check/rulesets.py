@@ -56,9 +56,10 @@ def without_rules(benchmark: str, rules: str) -> str:
 
 def _round(path: Path) -> tuple[str | None, str | None]:
     """Usage, if it is in the name, and ruleset of the round in whose folder ``<round>/<org>/results/…`` the path
-    lies."""
+    lies; round 0.5 has more levels in between."""
     parts = path.absolute().parts
     for position in range(len(parts) - 1, 1, -1):
         if parts[position] == "results" and (named := _ROUND.fullmatch(parts[position - 2])):
             return named[1], f"{named[2]}.0"
-    return None, None
+    rounds = [named for part in parts if (named := _ROUND.fullmatch(part)) and named[1]]
+    return (rounds[-1][1], f"{rounds[-1][2]}.0") if rounds else (None, None)

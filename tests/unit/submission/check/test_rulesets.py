@@ -132,6 +132,7 @@ def test_a_log_is_checked_under_the_rules_of_its_set_whatever_it_says(tmp_path: 
     [
         ("hpc_results_v0.7", "deepcam", "mlperf-logging has no rules of round 0.7 for MLPerf HPC"),
         ("v0.7", "cosmoflow", "mlperf-logging has no rules of round 0.7 for MLPerf HPC"),
+        ("training_results_v0.5/v0.5.0/lab/cloud", "resnet", "has no rules of round 0.5 for ResNet-50"),
         ("training_results_v0.5", "resnet", "has no rules of round 0.5 for ResNet-50 in MLPerf Training"),
         ("training_results_v5.0", "resnet", "has no rules of round 5.0 for ResNet-50 in MLPerf Training"),
     ],
