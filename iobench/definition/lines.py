@@ -25,17 +25,22 @@ def load_yaml(text: str) -> tuple[Any, Any]:
     if len(text) > LARGEST:
         raise ValueError(f"larger than {LARGEST // 2**20} MiB")
 
-    nodes = 0
-    for event in yaml.parse(text, yaml.SafeLoader):
-        nodes += isinstance(event, yaml.NodeEvent)
-        problem = None
-        if isinstance(event, yaml.AliasEvent):
-            problem = f"aliases (*{event.anchor:.40}) are not supported; write the value out"
-        elif nodes > MOST_NODES or len(getattr(event, "value", "")) > LONGEST:
-            problem = f"more than {MOST_NODES} values, or one of more than {LONGEST} characters"
-        if problem:
-            raise yaml.composer.ComposerError(None, None, problem, event.start_mark)
-    loader = yaml.SafeLoader(text)
+    class Loader(yaml.SafeLoader):
+        nodes = 0
+
+        def compose_node(self, parent: Any, index: Any) -> Any:
+            event: Any = self.peek_event()  # type: ignore[no-untyped-call]
+            self.nodes += 1
+            problem = None
+            if isinstance(event, yaml.AliasEvent):
+                problem = f"aliases (*{event.anchor:.40}) are not supported; write the value out"
+            elif self.nodes > MOST_NODES or len(getattr(event, "value", "")) > LONGEST:
+                problem = f"more than {MOST_NODES} values, or one of more than {LONGEST} characters"
+            if problem:
+                raise yaml.composer.ComposerError(None, None, problem, event.start_mark)
+            return super().compose_node(parent, index)
+
+    loader = Loader(text)
     try:
         root = loader.get_single_node()
         return root, None if root is None else loader.construct_document(root)
