@@ -19,9 +19,15 @@ def size_to_read(fd: int) -> int:
 
 
 def open_regular(path: Path | str, flags: int = 0) -> int:
-    """A descriptor to read ``path``, which must be a regular file. Raises OSError."""
-    # Without O_NONBLOCK the open of a FIFO waits for a writer; on a regular file it changes nothing.
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | flags)
+    """A descriptor to read ``path``, which must be a regular file; with O_NOFOLLOW in ``flags``, no link to one.
+    Raises OSError."""
+    try:
+        # Without O_NONBLOCK the open of a FIFO waits for a writer; on a regular file it changes nothing.
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | flags)
+    except OSError as error:
+        if flags & os.O_NOFOLLOW and error.errno == errno.ELOOP:
+            raise OSError(errno.ELOOP, "a link, which is not followed", str(path)) from None
+        raise
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
         raise OSError(errno.EINVAL, "not a regular file", str(path))

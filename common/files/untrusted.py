@@ -25,21 +25,23 @@ LARGEST_INTEGER = 2**128
 """Larger than any count, seed or checksum; its square still fits a float."""
 
 
-def read_text(path: Path, errors: str = "strict") -> str:
-    """The text of a regular file; ``errors`` as for ``bytes.decode``. Raises FileNotFoundError if there is none,
-    OSError if it cannot be read or is not a regular file, ValueError if it is not UTF-8 or larger than
-    ``LARGEST``."""
-    with os.fdopen(open_regular(path), "rb") as file:
+def read_text(path: Path, errors: str = "strict", flags: int = 0) -> str:
+    """The text of a regular file; ``errors`` as for ``bytes.decode``, ``flags`` as for ``open_regular``.
+
+    Raises FileNotFoundError if there is none, OSError if it cannot be read or is not a regular file, ValueError
+    if it is not UTF-8 or larger than ``LARGEST``.
+    """
+    with os.fdopen(open_regular(path, flags), "rb") as file:
         data = file.read(LARGEST + 1)
     if len(data) > LARGEST:
         raise ValueError(f"larger than {LARGEST // 2**20} MiB")
     return data.decode("utf-8", errors)
 
 
-def read_object(path: Path) -> dict[str, Any]:
+def read_object(path: Path, flags: int = 0) -> dict[str, Any]:
     """The JSON object in a file, cleaned. Raises like :func:`read_text`, and ValueError if it contains something
     else."""
-    value = clean(parse_json(read_text(path)))
+    value = clean(parse_json(read_text(path, flags=flags)))
     if not isinstance(value, dict):
         raise ValueError("not a JSON object")
     return value

@@ -81,10 +81,10 @@ LONGEST_EVENT = 2**20
 def read_events(path: Path) -> list[dict[str, Any]]:
     """The events of one rank, up to the first invalid line: the last line of a killed rank may be truncated.
     A file of more than ``MOST_VALUES`` values is read up to there.
-    Raises OSError if ``path`` cannot be read or is not a regular file."""
+    Raises OSError if ``path`` cannot be read, is a link or no regular file."""
     events = []
     left = MOST_VALUES
-    with os.fdopen(open_regular(path), encoding="utf-8", errors="replace") as file:
+    with os.fdopen(open_regular(path, os.O_NOFOLLOW), encoding="utf-8", errors="replace") as file:
         while line := file.readline(LONGEST_EVENT):
             try:
                 event = parse_json(line, left)

@@ -49,8 +49,9 @@ class DataWait:
 
 
 def by_interval(waits: Sequence[float], passes: int | None, last: float = 0.0) -> Seconds:
-    """Seconds by interval, from the ``waits`` for each batch: those of ``passes`` batches together, then ``last``,
-    the wait until the loop learned that there are no more. ``passes`` None: the whole loop is one interval."""
+    """Seconds by interval, from the ``waits`` for each batch. An interval has ``passes`` batches, or all of
+    the loop's if that is None. ``last``, the wait until the loop learned that there are no more, is an interval of
+    its own if there are several."""
     if passes is None:
         return np.array([sum(waits) + last], np.float32)
     sums = [sum(waits[begin : begin + passes]) for begin in range(0, len(waits), passes)]

@@ -1,5 +1,6 @@
 """``mlhpc io check``: checks runs against the rules of MLPerf Storage."""
 
+import os
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +17,7 @@ def read_result(run: Path) -> dict[str, Any]:
     """The ``result.json`` of a run. Raises UserError if there is none of an emulation."""
     path = run / "result.json"
     try:
-        result = read_object(path)
+        result = read_object(path, os.O_NOFOLLOW)
     except FileNotFoundError:
         raise UserError(
             f"{run}: no result.json; choose the folder of an emulation (mlhpc io run --out)"

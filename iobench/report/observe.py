@@ -1,6 +1,7 @@
 """Records a command's reads with ``strace -f``, for a training run and its emulation alike."""
 
 import json
+import os
 import re
 import shutil
 import statistics
@@ -110,7 +111,7 @@ def observe(command: Sequence[str], below: Path, out: Path) -> int:
 def read_observation(folder: Path) -> dict[str, float]:
     """The factors of an observation. Raises UserError."""
     try:
-        factors = read_object(folder / NAME)["factors"]
+        factors = read_object(folder / NAME, os.O_NOFOLLOW)["factors"]
         values = {name: float(factors[name]) for name in FACTORS}
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         raise UserError(

@@ -4,6 +4,7 @@ A node's energy contains that of its processors and accelerators: figures of dif
 side and never added.
 """
 
+import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -63,7 +64,7 @@ def energies_of(log: Path) -> dict[str, Energy]:
     if log.name != "run.log":
         return {}
     try:
-        return energies_in(read_object(log.with_name("result.json")).get("energy"))
+        return energies_in(read_object(log.with_name("result.json"), os.O_NOFOLLOW).get("energy"))
     except (OSError, ValueError, RecursionError):
         return {}
 

@@ -8,6 +8,7 @@ numbers finite once, for all readers.
 
 import hashlib
 import math
+import os
 import sys
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,6 +17,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TextIO
 
+from mlhpc.common.files.regular import open_regular
 from mlhpc.common.files.untrusted import MOST_VALUES, clean, count_values, parse_json, printable
 from mlhpc.errors import UserError, count
 
@@ -190,8 +192,9 @@ LARGEST = 256 * 2**20
 """Characters of a log that are read; those of the published HPC sets have fewer than five million."""
 
 
-def parse(path: Path) -> Log:
-    """Reads the MLLOG lines of ``path``. A file without any gives a ``Log`` without records.
+def parse(path: Path, flags: int = 0) -> Log:
+    """Reads the MLLOG lines of ``path``; ``flags`` as for ``open_regular``. A file without any gives a
+    ``Log`` without records.
 
     Raises:
         UserError: the file cannot be opened.
@@ -204,7 +207,7 @@ def parse(path: Path) -> Log:
     longest = parsing_cost = 0
     try:
         left_values = MOST_VALUES
-        with path.open(encoding="utf-8", errors="replace") as file:
+        with os.fdopen(open_regular(path, flags), encoding="utf-8", errors="replace") as file:
             for number, text in enumerate(_lines(file), 1):
                 if not text:
                     problems.append(Problem(number, f"not read from here: beyond {LARGEST // 2**20} MiB"))

@@ -70,7 +70,7 @@ def _below(top: Path) -> Iterator[ResultSet]:
         for p in names
         if p.is_dir() and not p.name.startswith(".") and p.name != PRUNED and not _is_above(p, top)
     ]
-    results = [p for p in names if RESULT.fullmatch(p.name) and p.is_file()]
+    results = [p for p in names if RESULT.fullmatch(p.name) and _is_log(p)]
     position = _tree_position(top)
     if results or (top / PRUNED).is_dir() or (position and position.benchmark and not folders):
         yield _folder_of_results(top, names, results, position)
@@ -87,6 +87,11 @@ def _below(top: Path) -> Iterator[ResultSet]:
         # An implementation may contain logs; they are not results.
         if folder not in runs and not (folder.name == "benchmarks" and (top / "results").is_dir()):
             yield from _below(folder)
+
+
+def _is_log(path: Path) -> bool:
+    """A link may lead out of the tree, and what it leads to would be packed as a log."""
+    return path.is_file() and not path.is_symlink()
 
 
 def _is_above(folder: Path, top: Path) -> bool:
@@ -152,7 +157,7 @@ def _empty(folder: Path) -> Finding:
 def _folder_of_results(
     folder: Path, names: list[Path], results: list[Path], position: _TreePosition | None
 ) -> ResultSet:
-    pruned = sorted((folder / PRUNED).glob("result_*.txt"), key=natural) if (folder / PRUNED).is_dir() else []
+    pruned = sorted(filter(_is_log, (folder / PRUNED).glob("result_*.txt")), key=natural)
     problems = [] if results else [_empty(folder)]
     if position is None or position.benchmark is None:
         # A plain folder of logs without any description.
@@ -172,7 +177,7 @@ def _folder_of_results(
                 "set/files",
                 "warning",
                 f"{folder}/",
-                "only result_<i>.txt",
+                "only result_<i>.txt, no links",
                 ", ".join(unknown[:5]) + (f" and {len(unknown) - 5} more" if len(unknown) > 5 else ""),
                 "name the logs result_<i>.txt; move other files elsewhere",
             )
@@ -204,7 +209,7 @@ def _folder_of_results(
 
 def _system(path: Path) -> tuple[dict[str, Any] | None, Finding | None]:
     try:
-        return read_object(path), None
+        return read_object(path, os.O_NOFOLLOW), None
     except FileNotFoundError:
         problem = "is missing"
     except (OSError, ValueError, RecursionError) as error:
@@ -233,8 +238,8 @@ class _Kind:
 def _kind(run: Path) -> _Kind:
     """The kind of a run, from the first readable file of its folder that states it."""
     loaders: tuple[tuple[str, Callable[[Path], dict[str, Any]]], ...] = (
-        ("result.json", read_object),
-        ("config.toml", lambda path: parse_toml(read_text(path))),
+        ("result.json", lambda path: read_object(path, os.O_NOFOLLOW)),
+        ("config.toml", lambda path: parse_toml(read_text(path, flags=os.O_NOFOLLOW))),
     )
     for name, load in loaders:
         try:
@@ -249,7 +254,7 @@ def _kind(run: Path) -> _Kind:
 
 
 def _runs(folder: Path, runs: list[Path], kind: _Kind) -> ResultSet:
-    logs = tuple(run / "run.log" for run in runs if (run / "run.log").is_file())
+    logs = tuple(run / "run.log" for run in runs if _is_log(run / "run.log"))
     log = parse(logs[0]) if logs else None
     benchmark = kind.benchmark or str((log and log.value("submission_benchmark")) or "")
     org = log and log.value("submission_org")
@@ -277,6 +282,6 @@ def _campaign(folder: Path) -> tuple[Metric, int | None]:
     """The metric and T in campaign.json; without the file, the metric from the folder's name."""
     metric, scale = folder.absolute().name, None
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        fields = read_object(folder / "campaign.json")
+        fields = read_object(folder / "campaign.json", os.O_NOFOLLOW)
         metric, scale = fields["metric"], fields.get("score", {}).get("T")
     return "weak" if metric == "weak" else "strong", scale if isinstance(scale, int) else None

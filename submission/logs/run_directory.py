@@ -1,10 +1,11 @@
 """Reads a run folder: log, result, configuration and environment, as far as they exist.
 
 It may be untrusted: types and bounds of its values are checked once, here, so that readers need not expect a
-time of ``inf``, 10¹² ranks or a preset with shell code in it.
+time of ``inf``, 10¹² ranks or a preset with shell code in it. Links among its files are not followed.
 """
 
 import json
+import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -266,8 +267,8 @@ def read(path: Path) -> RunDirectory:
         return None
 
     log = read_file("run.log", _log)
-    result = read_file("result.json", lambda p: Result.model_validate_json(read_text(p)))
-    config = read_file("config.toml", lambda p: loads(read_text(p)))
+    result = read_file("result.json", lambda p: Result.model_validate_json(read_text(p, flags=os.O_NOFOLLOW)))
+    config = read_file("config.toml", lambda p: loads(read_text(p, flags=os.O_NOFOLLOW)))
     env = read_file("env.json", _environment)
     problems += _missing_events(path, result.ranks if result else 1)
     return RunDirectory(path, log, result, config, env or {}, tuple(problems))
@@ -276,11 +277,11 @@ def read(path: Path) -> RunDirectory:
 def _log(path: Path) -> Log:
     if not path.is_file():
         raise FileNotFoundError(path)
-    return parse(path)
+    return parse(path, os.O_NOFOLLOW)
 
 
 def _environment(path: Path) -> dict[str, Any]:
-    values = read_object(path)
+    values = read_object(path, os.O_NOFOLLOW)
     # Validates and converts the types that readers rely on: "12.0" is also a number of cores.
     checked = Environment.model_validate_json(json.dumps(values))
     return values | ({"cores": checked.cores} if "cores" in values else {})
@@ -289,7 +290,9 @@ def _environment(path: Path) -> dict[str, Any]:
 def _missing_events(path: Path, ranks: int) -> list[tuple[str, str]]:
     """A problem for the first missing events file, with the number of the others."""
     matches = (
-        re.fullmatch(r"events\.rank(0|[1-9]\d{0,8})\.jsonl", p.name) for p in path.iterdir() if p.is_file()
+        re.fullmatch(r"events\.rank(0|[1-9]\d{0,8})\.jsonl", p.name)
+        for p in path.iterdir()
+        if p.is_file() and not p.is_symlink()
     )
     present = {int(match[1]) for match in matches if match}
     missing = ranks - sum(rank < ranks for rank in present)

@@ -4,6 +4,7 @@ A set whose logs differ in configuration is split: an entry has a single configu
 """
 
 import math
+import os
 import sys
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -200,7 +201,7 @@ def _own_run(log: Log) -> _Own:
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        return read_object(path)
+        return read_object(path, os.O_NOFOLLOW)
     except (OSError, ValueError, RecursionError):
         return {}
 

@@ -9,6 +9,7 @@ ranks (``common/timing/data_wait.py``).
 
 import contextlib
 import math
+import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -135,7 +136,7 @@ def described(folder: Path) -> tuple[dict[str, Value], str, str | None]:
     """Settings of a cell, path of its data set, and the folder it is staged to or None. Raises UserError if its
     ``cell.json`` cannot be read."""
     try:
-        content = read_object(folder / CELL)
+        content = read_object(folder / CELL, os.O_NOFOLLOW)
         settings, data, stage = dict(content["settings"]), content["data"], content["stage"]
         if not isinstance(data, str) or not isinstance(stage, str | None) or not settings:
             raise TypeError
@@ -224,7 +225,7 @@ def _measured(run: Path, settings: Mapping[str, Value]) -> Measured:
 def _measured_with_servers(run: Path, settings: Mapping[str, Value]) -> Measured:
     if not (run / "servers.json").exists():
         raise ValueError(_last_words(run) or "it did not end: killed, or out of time or memory?")
-    record = read_object(run / "servers.json")
+    record = read_object(run / "servers.json", os.O_NOFOLLOW)
     run_with = {"ranks": record["workers"], SERVERS: record["servers"], UPDATES: record["updates"]}
     config = _config(run, settings, run_with)
     if record["steps"] != config.study.steps:
@@ -245,7 +246,7 @@ def _config(run: Path, settings: Mapping[str, Value], placed: Mapping[str, Value
     """The configuration of a run. Raises ValueError if it, or how the run was ``placed``, differs from the
     settings of its cell."""
     try:
-        config = loads(read_text(run / "config.toml"))
+        config = loads(read_text(run / "config.toml", flags=os.O_NOFOLLOW))
     except (ValueError, RecursionError):
         raise ValueError("its config.toml is damaged, or of another version") from None
     run_with = flat(config) | dict(placed)
@@ -257,7 +258,7 @@ def _config(run: Path, settings: Mapping[str, Value], placed: Mapping[str, Value
 
 def _environment(run: Path) -> dict[str, Any]:
     with contextlib.suppress(OSError, ValueError, RecursionError):
-        return read_object(run / "env.json")
+        return read_object(run / "env.json", os.O_NOFOLLOW)
     return {}
 
 
@@ -346,7 +347,7 @@ def grouped(cells: Iterable[Cell], axes: Sequence[str]) -> dict[tuple[Value | No
 def _last_words(run: Path) -> str:
     """The last line of output of a run whose record gives no reason."""
     try:
-        lines = read_text(run.with_suffix(".out"), errors="replace").splitlines()
+        lines = read_text(run.with_suffix(".out"), errors="replace", flags=os.O_NOFOLLOW).splitlines()
     except (OSError, ValueError):
         return ""
     return next((line.strip() for line in reversed(lines) if line.strip()), "")

@@ -127,7 +127,7 @@ def main() -> int:
     def work(cell: Cell) -> None:
         try:
             row = measure(cell, options.out)
-        except Exception as error:
+        except Exception as error:  # whatever it is: the other cells are still measured
             print(f"{cell.name}: {error!r}", file=sys.stderr, flush=True)
             return
         rows.append(row)

@@ -1,8 +1,9 @@
 /* The decoders of a benchmark's own codecs, called through ctypes, which releases the interpreter's lock.
  *
- * The callers describe the formats (cosmoflow/data/codec.py, deepcam/data/delta.py); their decoders in NumPy are the
- * truth that these are compared with, bit for bit. Callers have checked every length and offset against the sections that are there:
- * only keys are checked here. Compile with -ffp-contract=off, or values differ by a rounding. */
+ * The callers describe the formats (cosmoflow/data/codec.py, deepcam/data/delta.py); these are compared with their
+ * decoders in NumPy, bit for bit but for the payload of a NaN. Callers have checked every length and offset against
+ * the sections that are there: only keys are checked here. Compile with -ffp-contract=off, or values differ by a
+ * rounding. */
 #include <stdint.h>
 #include <string.h>
 
@@ -13,6 +14,14 @@
 #define CLONES
 #endif
 #define INLINE static inline __attribute__((always_inline))
+
+/* Samples may be records of a larger file, and arrays views of one: at any offset, of any type. */
+#define ANYWHERE __attribute__((aligned(1), may_alias))
+typedef uint16_t u16 ANYWHERE;
+typedef uint32_t u32 ANYWHERE;
+typedef uint64_t u64 ANYWHERE;
+typedef struct { uint64_t low, high; } __attribute__((packed, may_alias)) u128;
+typedef float f32 ANYWHERE;
 
 /* out[i] = table[keys[i]] for i in [0, n). Returns -1, or the position of the first key that is not below `groups`,
  * before which all is written. A block of keys is checked while it is in the cache. */
@@ -32,16 +41,14 @@
         return -1;                                                                                        \
     }
 
-typedef struct { uint64_t low, high; } item16;
-typedef uint16_t key16 __attribute__((aligned(1))); /* keys may be a record of a file, at any offset */
-GATHER(gather_8_2, uint8_t, uint16_t)
-GATHER(gather_16_2, key16, uint16_t)
-GATHER(gather_8_4, uint8_t, uint32_t)
-GATHER(gather_16_4, key16, uint32_t)
-GATHER(gather_8_8, uint8_t, uint64_t)
-GATHER(gather_16_8, key16, uint64_t)
-GATHER(gather_8_16, uint8_t, item16)
-GATHER(gather_16_16, key16, item16)
+GATHER(gather_8_2, uint8_t, u16)
+GATHER(gather_16_2, u16, u16)
+GATHER(gather_8_4, uint8_t, u32)
+GATHER(gather_16_4, u16, u32)
+GATHER(gather_8_8, uint8_t, u64)
+GATHER(gather_16_8, u16, u64)
+GATHER(gather_8_16, uint8_t, u128)
+GATHER(gather_16_16, u16, u128)
 
 int64_t mlhpc_gather(const void *keys, int key_bytes, int64_t n, const void *table, int64_t groups,
                      int item_bytes, void *out) {
@@ -55,7 +62,7 @@ int64_t mlhpc_gather(const void *keys, int key_bytes, int64_t n, const void *tab
     return -2;
 }
 
-/* float32 to float16, rounded to nearest even; NaN stays NaN. Without branches, so that it is vectorised. */
+/* float32 to float16, rounded to nearest even; NaN stays NaN, its payload is lost. Without branches, so that it is vectorised. */
 INLINE uint16_t to_half(float value) {
     uint32_t bits, sign, small, normal;
     memcpy(&bits, &value, 4);
@@ -80,42 +87,45 @@ INLINE uint16_t to_bfloat(float value) {
     return (uint16_t)((bits & 0x7fffffff) > 0x7f800000 ? (bits >> 16) | 0x40 : rounded);
 }
 
-/* One line of `columns` values of the differential codec, physical. */
-INLINE void decode_line(int kind, const float *pivots, const int8_t *units, const uint8_t *codes,
-                        const float *raw, int64_t columns, const int32_t *differences, int32_t *sums, float *out) {
-    if (kind == 1) {
-        memcpy(out, raw, 4 * columns);
-        return;
-    }
-    if (kind == 0) {
-        for (int64_t i = 0; i < columns; i++) out[i] = pivots[0];
-        return;
-    }
-    int64_t length = (int64_t)1 << (kind >> 1);
-    const int32_t *difference = differences + 256 * (kind & 1);
-    for (int64_t begin = 0, segment = 0; begin < columns; begin += length, segment++) {
-        int64_t end = begin + length < columns ? begin + length : columns;
-        int32_t sum = 0;
-        for (int64_t i = begin; i < end; i++) sums[i] = sum += difference[codes[i]];
-        uint32_t bits = (uint32_t)(units[segment] + 127) << 23;
-        float unit, pivot = pivots[segment];
-        memcpy(&unit, &bits, 4);
-        for (int64_t i = begin; i < end; i++) out[i] = pivot + (float)sums[i] * unit;
-    }
-}
-
 typedef struct {
     int64_t rows, columns, channels;
     const uint8_t *kinds;       /* [channels, rows] */
     const int64_t *first;       /* [channels, rows]: index of the line's first pivot, or of its raw values' row */
     const int64_t *coded;       /* [channels, rows]: index of the line's row of codes */
-    const float *pivots;
+    const f32 *pivots;
     const int8_t *units;
     const uint8_t *codes;       /* [coded lines, columns] */
-    const float *raw;           /* [raw lines, columns] */
+    const f32 *raw;             /* [raw lines, columns] */
     const int32_t *differences; /* [2, 256]: the logarithmic and the linear code */
-    const float *shift, *scale; /* [channels] each; NULL: values stay physical */
+    const f32 *shift, *scale;   /* [channels] each; NULL: values stay physical */
 } delta;
+
+/* Line `l` of a sample, physical. */
+INLINE void decode_line(const delta *d, int64_t l, int32_t *sums, float *out) {
+    int64_t columns = d->columns, first = d->first[l];
+    int kind = d->kinds[l];
+    if (kind == 1) {
+        memcpy(out, d->raw + first * columns, 4 * columns);
+        return;
+    }
+    if (kind == 0) {
+        float value = d->pivots[first];
+        for (int64_t i = 0; i < columns; i++) out[i] = value;
+        return;
+    }
+    const uint8_t *codes = d->codes + d->coded[l] * columns;
+    int64_t length = (int64_t)1 << (kind >> 1);
+    const int32_t *difference = d->differences + 256 * (kind & 1);
+    for (int64_t begin = 0, segment = first; begin < columns; begin += length, segment++) {
+        int64_t end = begin + length < columns ? begin + length : columns;
+        int32_t sum = 0;
+        for (int64_t i = begin; i < end; i++) sums[i] = sum += difference[codes[i]];
+        uint32_t bits = (uint32_t)(d->units[segment] + 127) << 23;
+        float unit, pivot = d->pivots[segment];
+        memcpy(&unit, &bits, 4);
+        for (int64_t i = begin; i < end; i++) out[i] = pivot + (float)sums[i] * unit;
+    }
+}
 
 #define TRANSPOSE(item_t)                                                                                  \
     for (int64_t begin = 0; begin < columns; begin += 64) {                                                \
@@ -138,9 +148,8 @@ CLONES void mlhpc_delta(const delta *d, int64_t first_row, int64_t last_row, int
     void *lines = scratch + 2 * columns;
     for (int64_t r = first_row; r < last_row; r++) {
         for (int64_t c = 0; c < channels; c++) {
-            int64_t l = c * d->rows + r, first = d->first[l];
-            decode_line(d->kinds[l], d->pivots + first, d->units + first, d->codes + d->coded[l] * columns,
-                        d->raw + first * columns, columns, d->differences, sums, line);
+            int64_t l = c * d->rows + r;
+            decode_line(d, l, sums, line);
             if (d->scale) {
                 float shift = d->shift[c], scale = d->scale[c];
                 for (int64_t i = 0; i < columns; i++) line[i] = (line[i] - shift) * scale;
@@ -148,17 +157,17 @@ CLONES void mlhpc_delta(const delta *d, int64_t first_row, int64_t last_row, int
             int64_t at = channels_first ? l * columns : c * columns;
             void *to = channels_first ? out : lines;
             if (kind == 0)
-                memcpy((float *)to + at, line, 4 * columns);
+                memcpy((char *)to + 4 * at, line, 4 * columns);
             else if (kind == 1)
-                for (int64_t i = 0; i < columns; i++) ((uint16_t *)to)[at + i] = to_half(line[i]);
+                for (int64_t i = 0; i < columns; i++) ((u16 *)to)[at + i] = to_half(line[i]);
             else
-                for (int64_t i = 0; i < columns; i++) ((uint16_t *)to)[at + i] = to_bfloat(line[i]);
+                for (int64_t i = 0; i < columns; i++) ((u16 *)to)[at + i] = to_bfloat(line[i]);
         }
         if (channels_first) continue;
         if (kind == 0) {
-            TRANSPOSE(uint32_t)
+            TRANSPOSE(u32)
         } else {
-            TRANSPOSE(uint16_t)
+            TRANSPOSE(u16)
         }
     }
 }

@@ -72,6 +72,22 @@ def test_a_target_that_others_may_write_to_is_refused(source: Manifest, target: 
     assert contents(target) == {}
 
 
+@pytest.mark.parametrize(("mode", "refused"), [(0o777, True), (0o1777, False), (0o755, False)])
+def test_a_target_that_others_could_replace_is_refused(
+    source: Manifest, tmp_path: Path, mode: int, refused: bool
+) -> None:
+    parent = tmp_path / "project"
+    parent.mkdir()
+    parent.chmod(mode)
+    if refused:
+        with pytest.raises(UserError, match="put a folder of theirs in its place"):
+            stage(source, parent / "stage", Solo(), "replicate")
+        assert list(parent.iterdir()) == []
+    else:
+        stage(source, parent / "stage", Solo(), "replicate")
+        assert (parent / "stage").is_dir()
+
+
 def test_a_link_in_the_target_is_neither_written_through_nor_emptied(
     source: Manifest, target: Path, tmp_path: Path
 ) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from mlhpc.common.data.codecs import dtypes, frame
 from mlhpc.deepcam.data import delta
-from mlhpc.deepcam.data.codec import _BOUNDED, CODECS, Bound, Delta, Of, encode_sample, encoder
+from mlhpc.deepcam.data.codec import _BOUNDED, CODECS, Bound, Delta, Of, Planes, encode_sample, encoder
 from mlhpc.deepcam.data.hdf5 import Statistics
 from mlhpc.deepcam.data.sample import Reader
 from mlhpc.errors import UserError
@@ -256,9 +256,9 @@ def test_every_bounded_codec_is_proved_by_decoding(monkeypatch: pytest.MonkeyPat
                 codec.encode(x)
             monkeypatch.undo()
         else:
-            right = codec._decompress  # type: ignore[attr-defined]
+            assert isinstance(codec, Planes)
 
-            def decompress_wrongly(*stream: Any, right: Any = right) -> Field:
+            def decompress_wrongly(*stream: Any, right: Any = codec._decompress) -> Field:
                 plane: Field = right(*stream)
                 plane[3, 5] *= 2
                 return plane

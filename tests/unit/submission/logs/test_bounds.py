@@ -12,7 +12,8 @@ from golden.make_run import make_run
 from golden.make_tree import make_set, records, write_log
 from rich.console import Console
 
-from mlhpc.common.files.untrusted import clean, printable
+from mlhpc.common.files.untrusted import clean, printable, read_text
+from mlhpc.common.timing.breakdown import read_events
 from mlhpc.submission.check.check import check
 from mlhpc.submission.check.console import print_check, print_score
 from mlhpc.submission.logs.mllog import parse
@@ -103,6 +104,34 @@ def test_a_fifo_is_refused_without_hanging(name: str, tmp_path: Path) -> None:
     os.mkfifo(run / name)
     assert "not a regular file" in dict(read(run).problems)[name]
     assert len(result_sets(tmp_path)) == 1
+
+
+@pytest.mark.parametrize("name", ["result.json", "env.json", "config.toml", "run.log", "events.rank0.jsonl"])
+def test_a_link_in_a_run_folder_is_not_read(name: str, tmp_path: Path) -> None:
+    """It may lead anywhere; the file behind this one is a valid one, and outside of the run."""
+    folder = make_run(tmp_path / "run")
+    assert not read(folder).problems
+    (folder / name).rename(tmp_path / name)
+    (folder / name).symlink_to(tmp_path / name)
+    run = read(folder)
+    assert [problem[0] for problem in run.problems] == [name]
+    kept = {"result.json": run.result, "config.toml": run.config, "run.log": run.log}.get(name)
+    assert kept is None and (name != "env.json" or run.env == {})
+    with pytest.raises(OSError, match="not followed"):
+        read_events(tmp_path / "run" / name) if "events" in name else read_text(
+            folder / name, "strict", os.O_NOFOLLOW
+        )
+    if name == "run.log":
+        assert not result_sets(folder)[0].log_paths
+
+
+def test_a_link_among_logs_is_no_log(tmp_path: Path) -> None:
+    folder = make_set(tmp_path / "org")
+    (folder / "result_3.txt").rename(tmp_path / "elsewhere.txt")
+    (folder / "result_3.txt").symlink_to(tmp_path / "elsewhere.txt")
+    (results,) = result_sets(tmp_path)
+    assert len(results.logs) == 9 and folder / "result_3.txt" not in results.log_paths
+    assert {f.rule: f.actual for f in results.problems} == {"set/files": "result_3.txt"}
 
 
 def test_a_line_without_end_takes_no_more_memory_than_others(tmp_path: Path) -> None:

@@ -105,6 +105,35 @@ def test_an_archive_cut_after_a_member_with_checksums_cut_to_match_is_refused(ar
         unpack(rewritten(archive, tmp_path / "bad.tar.gz", shorten), tmp_path / "there")
 
 
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("Lab/results/again", tarfile.SYMTYPE),
+        ("Lab/results/again", tarfile.LNKTYPE),
+        ("Lab/results/null", tarfile.CHRTYPE),
+        ("Lab/results/pipe", tarfile.FIFOTYPE),
+        ("/tmp/absolute", tarfile.REGTYPE),
+        ("../Lab.sha256", tarfile.REGTYPE),
+    ],
+)
+@pytest.mark.parametrize("first", [True, False])
+def test_what_leads_out_of_the_folder_is_refused(archive, tmp_path, name, kind, first):
+    """As the first member, which has the checksums, and as the last."""
+    bad = tmp_path / "bad.tar.gz"
+    info = tarfile.TarInfo(name)
+    info.type, info.linkname = kind, "/etc/passwd"
+    with tarfile.open(archive) as read, tarfile.open(bad, "w:gz") as written:
+        if first:
+            written.addfile(info)
+        for member in read:
+            written.addfile(member, read.extractfile(member))
+        if not first:
+            written.addfile(info)
+    with pytest.raises(UserError, match="which does not belong in a submission"):
+        unpack(bad, tmp_path / "there")
+    assert not (tmp_path / "there").exists() and not list(tmp_path.glob(".*"))
+
+
 def test_a_sparse_file_is_refused_with_a_one_line_error(tmp_path):
     info = tarfile.TarInfo("Lab.sha256")
     info.type, info.size = tarfile.GNUTYPE_SPARSE, 0
