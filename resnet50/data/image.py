@@ -40,7 +40,8 @@ def decode(data: Bytes) -> torch.Tensor:
             _require_plausible(data)
             pixels: torch.Tensor = decode_jpeg(torch.from_numpy(data), ImageReadMode.RGB)
             return pixels
-        with Image.open(io.BytesIO(data.data), formats=FORMATS) as image:
+        with Image.open(io.BytesIO(data.data), formats=FORMATS) as opened:
+            image: Image.Image = opened
             if image.mode.startswith("I"):  # 16 bits, which Pillow would clip to 8
                 image = Image.fromarray((np.array(image) >> 8).astype(np.uint8))
             return torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1)
