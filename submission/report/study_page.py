@@ -163,12 +163,18 @@ def _speedup(study: Study, cell: StudyCell) -> tuple[float | None, float | None]
     have it in common: the axes lack only the one that follows from the ranks and the other (``study.read``)."""
     others = [axis for axis in study.axes if axis != "ranks"]
     same = [c for c in study.cells if all(c.settings.get(axis) == cell.settings.get(axis) for axis in others)]
-    rates = [(float(c.settings["ranks"]), c.samples_per_s.mean) for c in same if c.samples_per_s]
-    if not cell.samples_per_s or len(rates) < 2:
+    rates = [(_ranks(c), c.samples_per_s.mean) for c in same if c.samples_per_s and _ranks(c)]
+    if not cell.samples_per_s or not _ranks(cell) or len(rates) < 2:
         return None, None
     base_ranks, base_rate = min(rates, key=lambda pair: pair[0])
     speedup = cell.samples_per_s.mean / base_rate
-    return speedup, speedup / (float(cell.settings["ranks"]) / base_ranks)
+    return speedup, speedup / (_ranks(cell) / base_ranks)
+
+
+def _ranks(cell: StudyCell) -> int:
+    """0 if the cell's settings, a file that others may have written, do not say."""
+    ranks = cell.settings.get("ranks")
+    return max(0, ranks) if isinstance(ranks, int) else 0
 
 
 def _machines(study: Study) -> str:

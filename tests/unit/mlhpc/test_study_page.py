@@ -161,6 +161,19 @@ def test_an_efficiency_compares_ranks_and_nothing_else(tmp_path, rates, efficien
             assert row[at_speedup].value == pytest.approx(efficiency * ranks)
 
 
+def test_a_cell_that_does_not_say_its_ranks_has_no_efficiency(tmp_path):
+    """As in a record that somebody changed: neither a wrong efficiency nor a traceback."""
+    for ranks in (1, 2, 4):
+        write_cell(tmp_path / f"r{ranks}", ranks, 32, 100 * ranks)
+    path = tmp_path / "r1/cell.json"
+    cell = json.loads(path.read_text())
+    del cell["settings"]["ranks"]
+    path.write_text(json.dumps(cell))
+    table = cells_table(read(tmp_path))
+    at = list(table.head).index("speed-up")
+    assert [row[at].text for row in table.rows] == ["", "1", "2"]
+
+
 def test_a_curve_over_ranks_has_one_batch(tmp_path):
     for (ranks, batch), rate in STRONG.items():
         write_cell(tmp_path / f"r{ranks}b{batch}", ranks, batch, rate)
