@@ -4,7 +4,6 @@ import json
 import multiprocessing
 import os
 import signal
-import sys
 import zipfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
@@ -167,13 +166,14 @@ def in_processes(
         return results
     # Spawned, not forked: the parent may have MPI, threads of a framework, or locks.
     context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_begin)
+    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=keep_memory)
     try:
-        # They inherit the blocked signal: interrupted before ``_begin``, each would print a traceback.
+        # The processes inherit the blocked signal.
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
         try:
             # Chunks are small to balance the end, and large enough that distributing them costs nothing.
-            each = pool.map(work, tasks, chunksize=max(1, min(8, len(tasks) // (4 * workers))))
+            chunk = max(1, min(8, len(tasks) // (4 * workers)))
+            each = pool.map(partial(_interruptible, work), tasks, chunksize=chunk)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
         for result in each:
@@ -188,14 +188,19 @@ def in_processes(
     return results
 
 
-def _begin() -> None:
-    """In a new worker process: it ends without a word when interrupted, also between two tasks."""
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not ignored, as under nohup
-        signal.signal(signal.SIGINT, lambda *_: sys.exit(130))
-        if signal.sigtimedwait([signal.SIGINT], 0):
-            os._exit(130)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
-    keep_memory()
+def _interruptible(work: Callable[[Task], Result], task: Task) -> Result:
+    """``work`` of ``task``, in a worker process in which SIGINT is otherwise blocked: between tasks it would print
+    a traceback and end the process, and the pool would then kill the others, in the middle of a file."""
+    blocked = partial(signal.pthread_sigmask, signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
+        return work(task)
+    except KeyboardInterrupt:
+        blocked()
+        signal.raise_signal(signal.SIGINT)  # for the tasks that this process already has
+        raise
+    finally:
+        blocked()
 
 
 def in_threads(work: Callable[[Task], object], tasks: Sequence[Task], workers: int) -> None:

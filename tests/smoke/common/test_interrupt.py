@@ -9,7 +9,7 @@ import time
 import pytest
 
 
-@pytest.mark.parametrize("seconds", [0.8, 1.2, 1.6, 2.5])
+@pytest.mark.parametrize("seconds", [0.8, 1.2, 1.6, 2.0, 2.5])
 def test_making_data_ends_in_one_line_when_interrupted(tmp_path, seconds):
     command = [sys.executable, "-P", "-m", "mlhpc", "data", "make", "cosmoflow", "--preset", "demo"]
     process = subprocess.Popen(

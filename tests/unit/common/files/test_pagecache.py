@@ -72,6 +72,6 @@ def test_without_a_mount_of_the_root_the_type_is_unknown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As in a plain chroot: /proc/mounts lists only mounts below it."""
-    monkeypatch.setattr(Path, "read_text", lambda self: "proc /proc proc rw,nosuid 0 0\n")
+    monkeypatch.setattr(Path, "read_bytes", lambda self: b"proc /proc proc rw,nosuid 0 0\n")
     filesystem = filesystem_of(tmp_path)
     assert (filesystem.type, filesystem.mount_point, filesystem.is_ram) == ("unknown", Path("/"), False)
