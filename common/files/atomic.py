@@ -23,9 +23,10 @@ def writing(path: Path, mode: int = 0o644) -> Iterator[int]:
     """
     name = f".{path.name}.{socket.gethostname()}.{os.getpid()}.{secrets.token_hex(4)}{SUFFIX}"
     part = path.with_name(name)
-    # A new file, never a link: where others may write to the folder, they must not redirect the bytes.
-    fd = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
-    try:
+    fd = -1
+    try:  # around the call, since an interrupt may come when the file exists and its descriptor is not returned yet
+        # A new file, never a link: where others may write to the folder, they must not redirect the bytes.
+        fd = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
         with contextlib.suppress(OSError):  # some parallel file systems are mounted without locks
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield fd
@@ -34,10 +35,12 @@ def writing(path: Path, mode: int = 0o644) -> Iterator[int]:
         os.close(os.dup(fd))
         os.replace(part, path)
     except BaseException:
-        part.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            part.unlink()
         raise
     finally:
-        os.close(fd)
+        if fd >= 0:
+            os.close(fd)
 
 
 def write_bytes(path: Path, data: bytes) -> None:

@@ -261,3 +261,17 @@ def test_a_hundred_thousand_files_take_little_memory(tmp_path: Path) -> None:
         tracemalloc.stop()
     assert loaded.files[-1] == File(names[-1], 16_777_303, 99_999)
     assert peak < 200e6
+
+
+def test_an_interrupt_as_a_file_is_created_leaves_nothing(tmp_path, monkeypatch):
+    """Python acts on a signal as soon as the call ends, before its result has a name."""
+    real = os.open
+
+    def interrupted(*words):
+        os.close(real(*words))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "open", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        atomic.write_bytes(tmp_path / "file", b"content")
+    assert not list(tmp_path.iterdir())
