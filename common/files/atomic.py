@@ -24,7 +24,7 @@ def writing(path: Path, mode: int = 0o644) -> Iterator[int]:
     name = f".{path.name}.{socket.gethostname()}.{os.getpid()}.{secrets.token_hex(4)}{SUFFIX}"
     part = path.with_name(name)
     fd = -1
-    try:  # around the call, since an interrupt may come when the file exists and its descriptor is not returned yet
+    try:  # around the call: an interrupt may come when the file exists and its descriptor is not returned yet
         # A new file, never a link: where others may write to the folder, they must not redirect the bytes.
         fd = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
         with contextlib.suppress(OSError):  # some parallel file systems are mounted without locks
