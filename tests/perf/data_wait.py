@@ -125,11 +125,7 @@ def main() -> int:
             make_data(benchmark, options.out / benchmark)
 
     def work(cell: Cell) -> None:
-        try:
-            row = measure(cell, options.out)
-        except Exception as error:  # whatever it is: the other cells are still measured
-            print(f"{cell.name}: {error!r}", file=sys.stderr, flush=True)
-            return
+        row = measure(cell, options.out)
         rows.append(row)
         with results.open("a") as file:
             file.write(json.dumps(row) + "\n")
@@ -140,10 +136,13 @@ def main() -> int:
         )
 
     with ThreadPoolExecutor(options.jobs) as pool:
-        list(pool.map(work, left))
+        running = {cell.name: pool.submit(work, cell) for cell in left}
+    failed = {name: error for name, future in running.items() if (error := future.exception())}
+    for name, error in failed.items():
+        print(f"{name}: {error!r}", file=sys.stderr)
     order = {cell.name: number for number, cell in enumerate(cells())}
     print(table(sorted(rows, key=lambda row: order.get(row["cell"], len(order)))))
-    return int(any(map(outside, rows)))
+    return int(bool(failed) or any(map(outside, rows)))
 
 
 if __name__ == "__main__":

@@ -62,7 +62,8 @@ int64_t mlhpc_gather(const void *keys, int key_bytes, int64_t n, const void *tab
     return -2;
 }
 
-/* float32 to float16, rounded to nearest even; NaN stays NaN, its payload is lost. Without branches, so that it is vectorised. */
+/* float32 to float16, rounded to nearest even; NaN stays NaN but loses its payload. Without branches, so that it is
+ * vectorised. */
 INLINE uint16_t to_half(float value) {
     uint32_t bits, sign, small, normal;
     memcpy(&bits, &value, 4);
