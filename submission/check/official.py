@@ -103,7 +103,7 @@ def package_findings(results: ResultSet, rules: str) -> list[Finding]:
     findings = package_message_findings(records, where)
     if (results.path / SCALING).is_file() and (written := _scaling(results.path)) != computed:
         expected, remedy = (
-            f"a factor of {computed}",
+            f"a factor of {computed:.9g}",
             "let the official rcp_checker write it: it scales the score",
         )
         at = f"{where}{SCALING}"
