@@ -237,7 +237,9 @@ def test_the_size_of_the_data_set_comes_from_its_manifest(tmp_path):
         (["doctor", "--site", "../mine"], "--site '../mine'"),
         (["doctor", "--system", "--set", "coling=Air"], "did you mean 'cooling'"),
         (["doctor", "--system", "--set", "cooling"], "field=value"),
-        (["doctor", "--system", "--set", "division=half"], "closed or open"),
+        (["doctor", "--system", "--set", "division=half"], "choose from: closed, open"),
+        (["doctor", "--system", "--set", "status=onprem"], "did you mean 'Available on-premise'"),
+        (["doctor", "--system", "--set", "status=shipping"], "choose from: Available cloud, "),
     ],
 )
 def test_a_mistake_is_a_one_line_error(argv, message, capsys):
