@@ -94,8 +94,8 @@ def describe(nodes: Sequence[Mapping[str, Any]], given: Mapping[str, str]) -> De
 
 
 def given_fields(settings: Iterable[str]) -> dict[str, str]:
-    """``key=value`` settings as fields. Raises UserError for a key that is not an official field and for a value that is
-    not allowed."""
+    """``key=value`` settings as fields. Raises UserError for a key that is not an official field and for a value
+    that is not allowed."""
     given = {}
     for setting in settings:
         key, equals, value = setting.partition("=")
