@@ -10,7 +10,7 @@
 VENV := .venv
 BIN  := $(VENV)/bin
 DEMO := results/demo
-ROOMS := $(addprefix $(CURDIR)/,benchmarks common cosmoflow deepcam iobench perf resnet50 submission)
+ROOMS := $(addprefix $(CURDIR)/,benchmarks common cosmoflow deepcam iobench perf record resnet50 submission)
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
 	$$p -c 'import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null \
 	&& { echo $$p; break; }; done)
@@ -55,7 +55,7 @@ lint: $(VENV)/.test
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check .
 	@echo '== types: mypy'
 	@rm -rf build/typecheck && mkdir -p build/typecheck/mlhpc && ln -s $(CURDIR)/mlhpc/* build/typecheck/mlhpc/
-	@for room in benchmarks common cosmoflow deepcam iobench perf resnet50 submission; do ln -s $(CURDIR)/$$room build/typecheck/mlhpc/$$room; done
+	@for room in benchmarks common cosmoflow deepcam iobench perf record resnet50 submission; do ln -s $(CURDIR)/$$room build/typecheck/mlhpc/$$room; done
 	@cd build/typecheck && $(CURDIR)/$(BIN)/mypy --config-file $(CURDIR)/pyproject.toml -p mlhpc
 	@if command -v shellcheck >/dev/null; then echo '== shell: shellcheck'; \
 	shellcheck -x .ci/run environment.sh run_scripts/*.sbatch run_scripts/*.lsf run_scripts/*.sh run_scripts/*/*.sh; else echo '== shell: shellcheck is not installed, skipped'; fi

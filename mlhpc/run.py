@@ -38,7 +38,6 @@ from mlhpc.common.ranks.local import program, run_local
 from mlhpc.common.ranks.world import World
 from mlhpc.common.staging.stage import remove, remove_after_abort
 from mlhpc.common.staging.target import as_user_error, in_use, require_own
-from mlhpc.common.timing.breakdown import read_events
 from mlhpc.common.timing.heartbeat import FIRST_S
 from mlhpc.common.timing.runlog import RunLog
 from mlhpc.common.training import checkpoint
@@ -46,9 +45,10 @@ from mlhpc.doctor.memory import REMEDY, killed_hint, memory_need
 from mlhpc.emulated_step import emulated, require_supported
 from mlhpc.errors import QUIET, UserError, missing_package
 from mlhpc.errors import count as counted
-from mlhpc.run_result import Conclusion, first_line, last_line, write_text
+from mlhpc.record.breakdown import read_events
+from mlhpc.record.hyperparameters import load_run
+from mlhpc.record.result import Conclusion, first_line, last_line, write_text
 from mlhpc.run_signals import closing_in_order, exit_on_sigterm
-from mlhpc.submission.logs.hyperparameters import load_run
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 parameter_servers=0,1,2,4``.
 
 Never a benchmark: there is no log, no target and no result, only ``servers.json``
-(``submission/logs/servers.py`` reads it), and ``mlhpc run`` cannot start it. ``mlhpc study`` starts it as
+(``submission/report/servers.py`` reads it), and ``mlhpc run`` cannot start it. ``mlhpc study`` starts it as
 ``python -m mlhpc.resnet50.parameter_servers``, a single process that starts a rank for every worker and server.
 """
 

@@ -20,9 +20,9 @@ from mlhpc.common.files import atomic
 from mlhpc.common.pages.blocks import Cell, Table, table
 from mlhpc.common.pages.terminal import print_table, say
 from mlhpc.common.ranks.world import Loss
-from mlhpc.common.timing.breakdown import read_events
-from mlhpc.submission.logs.mllog import Log, parse
-from mlhpc.submission.logs.run_directory import Target
+from mlhpc.record.breakdown import read_events
+from mlhpc.record.mllog import Log, parse
+from mlhpc.record.run_directory import Target
 from mlhpc.submission.score.score import Strong, Weak, instance_scale, score_strong, score_weak
 
 State = Literal["converged", "missed", "aborted", "running", "to do"]

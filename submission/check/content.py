@@ -4,10 +4,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from mlhpc.record.energy import joules_of
 from mlhpc.submission.check.check import SetCheck, check_sets
 from mlhpc.submission.check.rulesets import exist
-from mlhpc.submission.logs.energy import joules_of
-from mlhpc.submission.logs.findings import Finding, grouped, verdict
+from mlhpc.submission.findings import Finding, grouped, verdict
 from mlhpc.submission.score.score import RunScore, Weak
 from mlhpc.submission.score.set_score import division_of, has_own_target, target_of
 

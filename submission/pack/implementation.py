@@ -18,7 +18,7 @@ from typing import Any
 import mlhpc
 from mlhpc.benchmarks import registry
 from mlhpc.benchmarks.load import dumps
-from mlhpc.submission.logs.run_directory import RunDirectory
+from mlhpc.record.run_directory import RunDirectory
 
 LEFT_OUT = ("tests", "build", "dist")
 """Folders of a checkout not needed by runs, in addition to hidden ones."""

@@ -11,11 +11,11 @@ from typing import Any
 
 from mlhpc.common.host.provenance import commit
 from mlhpc.errors import shown
-from mlhpc.submission.logs.findings import Finding, Severity
-from mlhpc.submission.logs.result_set import ResultSet
-from mlhpc.submission.logs.run_directory import RunDirectory, read
+from mlhpc.record.run_directory import RunDirectory, read
+from mlhpc.submission.findings import Finding, Severity
 from mlhpc.submission.pack import implementation
 from mlhpc.submission.pack.leaks import Names
+from mlhpc.submission.result_set import ResultSet
 from mlhpc.submission.score.score import score_rules
 from mlhpc.submission.score.set_score import has_own_target
 from mlhpc.submission.system.description import OPTIONAL, REQUIRED

@@ -14,11 +14,10 @@ from typing import Any
 
 from mlhpc.benchmarks import load, registry
 from mlhpc.common.files.untrusted import read_object
-from mlhpc.submission.logs.energy import energies_of
-from mlhpc.submission.logs.mllog import Log
-from mlhpc.submission.logs.phases import Phases, phases
-from mlhpc.submission.logs.result_set import ResultSet
-from mlhpc.submission.logs.run_directory import Target
+from mlhpc.record.energy import energies_of
+from mlhpc.record.mllog import Log
+from mlhpc.record.phases import Phases, phases
+from mlhpc.record.run_directory import Target
 from mlhpc.submission.report.entry import (
     BEFORE_CLOCK,
     IN_CLOCK,
@@ -31,6 +30,7 @@ from mlhpc.submission.report.entry import (
     RunFacts,
 )
 from mlhpc.submission.report.summary import framework_of, whole
+from mlhpc.submission.result_set import ResultSet
 from mlhpc.submission.score.score import (
     Strong,
     Weak,

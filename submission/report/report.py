@@ -10,12 +10,12 @@ from mlhpc.common.pages.html import write
 from mlhpc.common.pages.terminal import print_facts, print_table
 from mlhpc.errors import UserError, count
 from mlhpc.perf.machines import machine as find_machine
+from mlhpc.record.energy import energy_line
+from mlhpc.record.progress import Follower
+from mlhpc.record.ranks import running
+from mlhpc.record.run_directory import RunDirectory, read
 from mlhpc.submission.check.check import check_run
-from mlhpc.submission.logs.energy import energy_line
-from mlhpc.submission.logs.findings import Finding, passes, verdict
-from mlhpc.submission.logs.progress import Follower
-from mlhpc.submission.logs.ranks import running
-from mlhpc.submission.logs.run_directory import RunDirectory, read
+from mlhpc.submission.findings import Finding, passes, verdict
 from mlhpc.submission.report.compare import compare
 from mlhpc.submission.report.compare_page import page as comparison_page
 from mlhpc.submission.report.compare_table import print_comparison, text

@@ -11,11 +11,11 @@ from mlhpc.benchmarks import load, registry
 from mlhpc.common.pages.blocks import Banner, Block, Cell, Details, Facts, Grid, Table, number, table
 from mlhpc.common.pages.html import render
 from mlhpc.errors import count
-from mlhpc.submission.logs.bindings import bindings_table, read_bindings, shared_cores
-from mlhpc.submission.logs.energy import energy_table
-from mlhpc.submission.logs.findings import Finding, findings_table, passes, verdict
-from mlhpc.submission.logs.ranks import RankTimes, read_ranks, running
-from mlhpc.submission.logs.run_directory import Epoch, Result, RunDirectory
+from mlhpc.record.bindings import bindings_table, read_bindings, shared_cores
+from mlhpc.record.energy import energy_table
+from mlhpc.record.ranks import RankTimes, read_ranks, running
+from mlhpc.record.run_directory import Epoch, Result, RunDirectory
+from mlhpc.submission.findings import Finding, findings_table, passes, verdict
 from mlhpc.submission.report import run_charts, summary
 from mlhpc.submission.report.predicted import Beside, predicted_table
 from mlhpc.submission.report.summary import Part, duration, size

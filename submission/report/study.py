@@ -19,9 +19,9 @@ from typing import Any
 from mlhpc.benchmarks.load import loads, toml_value
 from mlhpc.benchmarks.schema import Run
 from mlhpc.common.files.untrusted import read_object, read_text
-from mlhpc.common.timing.breakdown import read_events, waits_are_of_all_ranks
 from mlhpc.errors import UserError
-from mlhpc.submission.logs.servers import ServerFigures, servers_figures
+from mlhpc.record.breakdown import read_events, waits_are_of_all_ranks
+from mlhpc.submission.report.servers import ServerFigures, servers_figures
 from mlhpc.submission.report.spread import Spread, spread
 
 Value = str | int | float | bool

@@ -8,16 +8,16 @@ from typing import Any
 
 from mlhpc.benchmarks import registry
 from mlhpc.errors import count
+from mlhpc.record.bindings import read_bindings
+from mlhpc.record.energy import NAMES as MEASURED
+from mlhpc.record.energy import joules_text, watts_text
+from mlhpc.record.phases import PARTS as LOG_PARTS
+from mlhpc.record.phases import phases
+from mlhpc.record.progress import Progress
+from mlhpc.record.ranks import running
+from mlhpc.record.run_directory import Epoch, RunDirectory, Target
 from mlhpc.submission.check.rulesets import rules_of_run
-from mlhpc.submission.logs.bindings import read_bindings
-from mlhpc.submission.logs.energy import NAMES as MEASURED
-from mlhpc.submission.logs.energy import joules_text, watts_text
-from mlhpc.submission.logs.findings import Finding
-from mlhpc.submission.logs.phases import PARTS as LOG_PARTS
-from mlhpc.submission.logs.phases import phases
-from mlhpc.submission.logs.progress import Progress
-from mlhpc.submission.logs.ranks import running
-from mlhpc.submission.logs.run_directory import Epoch, RunDirectory, Target
+from mlhpc.submission.findings import Finding
 
 PARTS = {
     "staging": ("Staging", "copying the data set to node-local storage"),

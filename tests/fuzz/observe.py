@@ -14,7 +14,7 @@ from mlhpc.errors import UserError
 from mlhpc.observe import trace, watch
 from mlhpc.observe.export import export
 from mlhpc.observe.report_content import report_content
-from mlhpc.submission.logs.differences import differences, print_differences
+from mlhpc.record.differences import differences, print_differences
 
 
 def observed_bytes(rng: Random) -> bytes:

@@ -13,7 +13,7 @@ from mlhpc.benchmarks.registry import Framework
 from mlhpc.common.ranks.world import Solo
 from mlhpc.common.training.checkpoint import Checkpoint, save
 from mlhpc.errors import UserError
-from mlhpc.run_result import last_line, summarize
+from mlhpc.record.result import last_line, summarize
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from golden.make_run import make_run
 
-from mlhpc.submission.logs.run_directory import read
+from mlhpc.record.run_directory import read
 from mlhpc.submission.pack import implementation
 
 RECORD = """#!/bin/bash

@@ -13,12 +13,12 @@ from golden.make_tree import make_set, records, write_log
 from rich.console import Console
 
 from mlhpc.common.files.untrusted import clean, printable, read_text
-from mlhpc.common.timing.breakdown import read_events
+from mlhpc.record.breakdown import read_events
+from mlhpc.record.mllog import parse
+from mlhpc.record.run_directory import read
 from mlhpc.submission.check.check import check
 from mlhpc.submission.check.console import print_check, print_score
-from mlhpc.submission.logs.mllog import parse
-from mlhpc.submission.logs.result_sets import result_sets
-from mlhpc.submission.logs.run_directory import read
+from mlhpc.submission.result_sets import result_sets
 
 ESCAPE = "\x1b]0;owned\x07\x1b[2J"
 

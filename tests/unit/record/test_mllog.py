@@ -10,7 +10,7 @@ from mlperf_logging.compliance_checker import mlp_parser
 
 from mlhpc.common.files.untrusted import printable
 from mlhpc.errors import UserError
-from mlhpc.submission.logs.mllog import YEARS_MS, Interval, Log, parse
+from mlhpc.record.mllog import YEARS_MS, Interval, Log, parse
 
 GOOD = Path(__file__).parents[3] / "golden" / "good.log"
 

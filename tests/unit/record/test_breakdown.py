@@ -2,7 +2,7 @@
 
 import pytest
 
-from mlhpc.common.timing.breakdown import breakdown, read_events
+from mlhpc.record.breakdown import breakdown, read_events
 
 
 def events(trains, waits, evals, staging=0.0, rest=0.0):

@@ -4,14 +4,14 @@ All time from run_start to run_stop belongs to exactly one part, so the parts ad
 run_stop are ignored: some published logs continue training for a power measurement. Epochs are counted as they
 begin; epoch_num is not used, since some logs count it from 0.
 
-The events of this suite's runs have more detail (``common/timing/breakdown.py``: training split into data
+The events of this suite's runs have more detail (``record/breakdown.py``: training split into data
 wait and steps); here all runs are measured in the same way.
 """
 
 from dataclasses import dataclass
 
-from mlhpc.common.timing.breakdown import first_excess
-from mlhpc.submission.logs.mllog import Log, Record
+from mlhpc.record.breakdown import first_excess
+from mlhpc.record.mllog import Log, Record
 
 PARTS = {
     "staging": ("Staging", "between staging_start and staging_stop"),

@@ -19,10 +19,10 @@ from mlhpc.benchmarks.load import loads
 from mlhpc.benchmarks.schema import Run
 from mlhpc.common.files.regular import open_regular
 from mlhpc.common.files.untrusted import parse_json, printable, read_text
-from mlhpc.common.timing.breakdown import is_event
 from mlhpc.errors import UserError
-from mlhpc.submission.logs import energy_so_far
-from mlhpc.submission.logs.energy_so_far import EnergySoFar, Readings
+from mlhpc.record import energy_so_far
+from mlhpc.record.breakdown import is_event
+from mlhpc.record.energy_so_far import EnergySoFar, Readings
 
 Event = dict[str, Any]
 _MOST_BYTES = 64 * 2**20

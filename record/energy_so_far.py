@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mlhpc.common.energy.counters import stood_still
-from mlhpc.submission.logs.energy import NAMES, energies_in
+from mlhpc.record.energy import NAMES, energies_in
 
 OLD_S = 30.0
 """Age in seconds above which a reading is not current: two readings have been missed."""

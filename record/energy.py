@@ -14,7 +14,7 @@ from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
 from mlhpc.common.files.untrusted import read_object
 from mlhpc.common.pages.blocks import Cell, Table, number, table
 from mlhpc.errors import count
-from mlhpc.submission.logs.fields import Count, Fields, Name, Text
+from mlhpc.record.fields import Count, Fields, Name, Text
 
 NAMES = {"accelerators": "accelerators", "processors": "processors", "node": "whole nodes"}
 """Kinds of energy counters, in display order."""

@@ -11,16 +11,16 @@ import mlhpc
 from mlhpc.benchmarks.schema import Run
 from mlhpc.common.files import atomic
 from mlhpc.common.ranks.world import Loss, World
-from mlhpc.common.timing.breakdown import (
+from mlhpc.common.timing.data_wait import NAMED
+from mlhpc.common.timing.runlog import RunLog
+from mlhpc.errors import UserError, count
+from mlhpc.record.breakdown import (
     EpochTimes,
     breakdown,
     epoch_times,
     read_events,
     waits_are_of_all_ranks,
 )
-from mlhpc.common.timing.data_wait import NAMED
-from mlhpc.common.timing.runlog import RunLog
-from mlhpc.errors import UserError, count
 
 Event = dict[str, Any]
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from mlhpc.common.files.locks import is_locked
-from mlhpc.common.timing.breakdown import read_events
-from mlhpc.submission.logs.run_directory import RunDirectory
+from mlhpc.record.breakdown import read_events
+from mlhpc.record.run_directory import RunDirectory
 
 PERCENTILES = ("p50", "p90", "p99", "max")
 _RECENT_S = 600.0

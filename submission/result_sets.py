@@ -20,10 +20,10 @@ from mlhpc.benchmarks.registry import logged_name
 from mlhpc.benchmarks.toml_lines import parse_toml
 from mlhpc.common.files.untrusted import printable, read_object, read_text
 from mlhpc.errors import UserError
-from mlhpc.submission.logs.findings import Finding
-from mlhpc.submission.logs.mllog import TOKEN, parse
-from mlhpc.submission.logs.result_set import BYPASS, METRICS, PRUNED, SCALING, Metric, ResultSet, natural
-from mlhpc.submission.logs.run_directory import Target
+from mlhpc.record.mllog import TOKEN, parse
+from mlhpc.record.run_directory import Target
+from mlhpc.submission.findings import Finding
+from mlhpc.submission.result_set import BYPASS, METRICS, PRUNED, SCALING, Metric, ResultSet, natural
 
 RESULT = re.compile(r"result_.*\.txt")
 

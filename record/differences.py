@@ -14,8 +14,8 @@ from mlhpc.common.pages.blocks import Table, table
 from mlhpc.common.pages.terminal import say
 from mlhpc.common.pages.text import printable
 from mlhpc.errors import UserError
-from mlhpc.submission.logs.bindings import binding_text, read_bindings
-from mlhpc.submission.logs.run_directory import RunDirectory, read
+from mlhpc.record.bindings import binding_text, read_bindings
+from mlhpc.record.run_directory import RunDirectory, read
 
 Kind = Literal["settings", "environment", "data", "machine"]
 

@@ -18,9 +18,9 @@ from mlhpc.benchmarks.load import loads
 from mlhpc.benchmarks.schema import Run, meets
 from mlhpc.common.files.untrusted import printable, read_object, read_text
 from mlhpc.errors import UserError, count
-from mlhpc.submission.logs.energy import Energies
-from mlhpc.submission.logs.fields import Count, Fields, Measured, Name, Ranks, Seconds, Text
-from mlhpc.submission.logs.mllog import Log, parse
+from mlhpc.record.energy import Energies
+from mlhpc.record.fields import Count, Fields, Measured, Name, Ranks, Seconds, Text
+from mlhpc.record.mllog import Log, parse
 
 T = TypeVar("T")
 

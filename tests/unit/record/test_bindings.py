@@ -8,8 +8,8 @@ import pytest
 from golden.make_run import make_run
 from helpers.report_runs import report_of
 
-from mlhpc.submission.logs.bindings import binding_text, bindings_table, read_bindings, shared_cores
-from mlhpc.submission.logs.differences import differences
+from mlhpc.record.bindings import binding_text, bindings_table, read_bindings, shared_cores
+from mlhpc.record.differences import differences
 
 
 def rank(number: int, cores: str, host: str = "n0", local: int | None = None, **more: Any) -> dict[str, Any]:
