@@ -8,7 +8,7 @@ from mlhpc.benchmarks import registry
 from mlhpc.benchmarks.schema import Emulation, Run
 from mlhpc.common.ranks.environment import identify
 from mlhpc.errors import UserError
-from mlhpc.record.breakdown import read_events
+from mlhpc.record.events import read_events
 
 FORWARD = 1 / 3
 """Time of an evaluation step relative to a training step with the same number of samples: forward is one of

@@ -1,11 +1,16 @@
-"""Types of values in untrusted files: bounded, printable, finite."""
+"""Types of values in a run's files, which are untrusted when they are read: bounded, printable, finite."""
 
+import json
 import math
-from typing import Annotated, Any
+import os
+from pathlib import Path
+from typing import Annotated, Any, Self
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from mlhpc.common.files.untrusted import printable
+from mlhpc.common.files import atomic
+from mlhpc.common.files.untrusted import printable, read_object
+from mlhpc.errors import UserError
 
 MOST_RANKS = 1_000_000
 
@@ -28,3 +33,30 @@ class Fields(BaseModel):
     """An object in a file. Keys added by later versions are kept, not rejected."""
 
     model_config = ConfigDict(frozen=True, extra="allow")
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """The object in the file ``path``, which is no link. Raises OSError or ValueError if it cannot be read."""
+        try:
+            return cls.model_validate(read_object(path, os.O_NOFOLLOW))
+        except json.JSONDecodeError as error:
+            raise ValueError(f"Invalid JSON: {error}") from None
+
+    def write(self, path: Path) -> None:
+        """Write the file ``path``: the keys that were set, also to None. Raises UserError."""
+        write_text(path, self.model_dump_json(indent=1, exclude_unset=True) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write the file atomically. Raises UserError."""
+    try:
+        atomic.write_bytes(path, text.encode())
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written: {error.strerror}; free some space") from None
+
+
+def first_problem(error: ValidationError) -> str:
+    """The first problem of an object, with its key, in one line."""
+    problem = error.errors()[0]
+    key = ".".join(str(part) for part in problem["loc"])
+    return printable(f"{key + ': ' if key else ''}{problem['msg']}")

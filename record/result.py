@@ -1,191 +1,187 @@
-"""``result.json``: the outcome of a run, from its events."""
+"""``result.json``: the outcome of a run, as ``conclusion`` writes it and all readers parse it."""
 
-import json
-import shlex
-import threading
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Self
 
-import mlhpc
-from mlhpc.benchmarks.schema import Run
-from mlhpc.common.files import atomic
-from mlhpc.common.ranks.world import Loss, World
-from mlhpc.common.timing.data_wait import NAMED
-from mlhpc.common.timing.runlog import RunLog
-from mlhpc.errors import UserError, count
-from mlhpc.record.breakdown import (
-    EpochTimes,
-    breakdown,
-    epoch_times,
-    read_events,
-    waits_are_of_all_ranks,
-)
+from pydantic import Field
 
-Event = dict[str, Any]
+from mlhpc.benchmarks.schema import Run, meets
+from mlhpc.record.energy import Energies, Energy, in_order
+from mlhpc.record.fields import Count, Fields, Measured, Name, Ranks, Seconds, Text
 
 
-class Conclusion:
-    """Writes ``result.json`` once: at the end of training, or when another rank is lost."""
+class Target(Fields):
+    """The quality that ends a run, and ``best``, the nearest to it that an evaluation found."""
 
-    def __init__(self, run: Run, out: Path, world: World, log: RunLog) -> None:
-        self._run, self._out, self._world, self._log = run, out, world, log
-        self._turn = threading.Lock()
-        world.on_loss(self._lost)
+    metric: Name
+    label: Text
+    value: Annotated[float, Field(allow_inf_nan=False)]
+    best: Measured = None
+    reached: bool = False
 
-    def write(self) -> tuple[list[Event], dict[str, Any]]:
-        """The events of this rank and the result; rank 0 writes it to the run's folder."""
-        with self._turn:
-            return self._write()
+    @classmethod
+    def of(cls, run: Run) -> Self:
+        """The target of ``run``, not yet met."""
+        return cls(metric=run.target.metric, label=run.target.label, value=run.target.value)
 
-    def _lost(self, loss: Loss) -> None:
-        self._log.lost(loss)
-        self._turn.acquire()  # never released: the process ends after this, and no other thread may write
-        self._write()
+    @property
+    def higher_is_better(self) -> bool:
+        return self.metric == "eval_accuracy"
 
-    def _write(self) -> tuple[list[Event], dict[str, Any]]:
-        events = read_events(self._out / f"events.rank{self._world.rank}.jsonl")
-        result = summarize(self._run, events)
-        if self._world.rank == 0:
-            write_text(self._out / "result.json", json.dumps(result, indent=1) + "\n")
-        return events, result
+    def met_by(self, value: float) -> bool:
+        """Whether ``value`` meets the target, by the same rule that ends a run."""
+        return meets(value, self.value, higher_is_better=self.higher_is_better)
 
 
-def summarize(run: Run, events: list[Event]) -> dict[str, Any]:
-    """``result.json`` (docs/reference/architecture.md) from the events of rank 0."""
-    notes = {e["name"]: _tags(e) for e in events if e["event"] == "note"}
-    staging = notes.get("staging")
-    metrics: dict[int, dict[str, float]] = {}
-    for event in events:
-        if event["event"] == "metric" and "epoch" in event and event["value"] == event["value"]:  # not NaN
-            metrics.setdefault(event["epoch"], {})[event["name"]] = event["value"]
-    finished = any(e["event"] == "end" and e["name"] == "run" and "error" not in e for e in events)
-    status = notes["finish"]["status"] if "finish" in notes and finished else "aborted"
-    if run.emulation.enabled and status == "failed":
-        status = "emulated"  # it had no target to miss
-    values = [
-        e["value"]
-        for e in events
-        if e["event"] == "metric" and e["name"] == run.target.metric and e["value"] == e["value"]
-    ]
-    best = (max if run.target.higher_is_better else min)(values) if values else None
+class Epoch(Fields):
+    """Seconds, samples and bytes of one epoch; the quality is stored under the metric's name."""
+
+    epoch: Count
+    train_s: Seconds | None = None
+    data_wait_s: Seconds | None = None
+    step_s: Seconds | None = None
+    eval_s: Seconds | None = None
+    eval_data_wait_s: Seconds | None = None
+    samples: Count | None = None
+    samples_per_s: Measured = None
+    bytes: Count | None = None
+    learning_rate: Measured = None
+    train_loss: Measured = None
+    halo_bytes: Count | None = None
+    halo_seconds: Seconds | None = None
+    slab_bytes: Count | None = None
+    slab_seconds: Seconds | None = None
+    trained_side: Count | None = None
+    exchange_bytes: Count | None = None
+
+    def quality(self, metric: str) -> float | None:
+        value = (self.model_extra or {}).get(metric)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not -1e300 < value < 1e300:
+            return None
+        return float(value)
+
+
+class Samples(Fields):
+    """Numbers of samples, and the ``shape`` of each as the network reads it."""
+
+    train: Count
+    eval: Count
+    shape: tuple[Count, ...]
+
+
+class Staging(Fields):
+    """Staging, summed over ranks (``StagingReport``). ``files`` and ``bytes`` were copied, ``kept`` files were in
+    place, ``shared`` of them in use by another run. ``waited_s``: of the slowest rank after the first epoch, if
+    training ``overlapped``."""
+
+    files: Count
+    bytes: Count
+    seconds: Seconds
+    slowest_rank: Count | None = None
+    mode: Name | None = None
+    target_filesystem: Text | None = None
+    target_is_ram: bool | None = None
+    kept: Count = 0
+    shared: Count = 0
+    verified: bool | None = None
+    packed: bool = False
+    source_bytes: Count | None = None
+    read_once: bool = False
+    shuffle_scope: Name | None = None
+    overlapped: bool = False
+    waited_s: Seconds = 0.0
+    rank_seconds: tuple[Seconds, ...] = ()
+
+
+class SlowRank(Fields):
+    """Seconds of data wait in training and evaluation in which this rank was the one that the others waited for.
+    ``epoch``: that with most of it."""
+
+    rank: Count
+    train_s: Seconds = 0.0
+    eval_s: Seconds = 0.0
+    epoch: Count | None = None
+
+
+class DataWait(Fields):
+    """Data wait of the run in seconds. ``of``: "all ranks", or "rank 0" if the run was aborted. ``ranks``: those
+    that the others waited for, the slowest first."""
+
+    of: Text
+    train_s: Seconds = 0.0
+    eval_s: Seconds = 0.0
+    ranks: tuple[SlowRank, ...] = ()
+
+
+class DataFormat(Fields):
+    """How the data set was stored. ``codec`` None: as published. ``max_error``: the bound of a lossy codec, a
+    share of the value or of the channel's range (``max_error_of``). ``decoder``: "compiled" or "numpy".
+    ``samples_per_archive`` None: not packed. ``shuffle_scope``: "sample", "node" or "global"."""
+
+    codec: Name | None = None
+    lossy: bool = False
+    max_error: float | None = None
+    max_error_of: Name | None = None
+    decoder: Name | None = None
+    samples_per_archive: Count | None = None
+    shuffle_scope: Name | None = None
+
+    def __str__(self) -> str:
+        packed = f", {self.samples_per_archive} samples to an archive" if self.samples_per_archive else ""
+        if self.codec is None:
+            return f"as published{packed}"
+        if not self.lossy:
+            return f"{self.codec}, lossless{packed}"
+        bound = f", error at most {self.max_error:g} of the {self.max_error_of}" if self.max_error else ""
+        return f"{self.codec}, lossy{bound}{packed}"
+
+
+class Emulation(Fields):
+    """Step times of an emulated run in seconds."""
+
+    step_s: Seconds
+    eval_step_s: Seconds = 0.0
+
+
+class Result(Fields):
+    """``status``: "success" (target met), "failed" (finished without meeting it), "aborted" or "emulated"
+    (``--compute``). An emulated or resumed run has no times to train; ``extended_from_epochs``: the epochs that a
+    resumed run had before it was resumed with more. ``breakdown_s``: the seconds of the parts, ``exchange`` only
+    if nodes exchanged their shards; ``first_epoch_excess`` None with fewer than three whole epochs, ``staging``
+    None if nothing was staged. ``energy``: by kind of counter, None without any; ``node`` contains the others."""
+
+    mlhpc: Text | None = None
+    benchmark: Name
+    preset: Name
+    division: Name
+    framework: Name | None = None
+    status: Name
+    resumed: bool
+    extended_from_epochs: Count | None = None
+    seed: int | None = None
+    ranks: Ranks
+    nodes: Ranks | None = None
+    launcher: Text | None = None
+    source_evicted: bool | None = None
+    target: Target
+    time_to_train_s: Seconds | None = None
+    time_to_train_without_staging_s: Seconds | None = None
+    breakdown_s: dict[Name, Seconds | None] | None = None
+    epochs: tuple[Epoch, ...] = ()
+    data_wait: DataWait | None = None
+    samples: Samples
+    global_batch_size: Count | None = None
+    data: DataFormat | None = None
+    energy: Energies | None = None
+    staging: Staging | None = None
+    emulation: Emulation | None = None
+
+
+def energies_of(log: Path) -> dict[str, Energy]:
+    """The energies of the run whose log is ``log``; empty if it is not one of this suite or has none."""
+    if log.name != "run.log":
+        return {}
     try:
-        times = breakdown(events)
-    except ValueError:
-        times = None
-    whole, epochs = times if status != "aborted" else None, epoch_times(events)
-    # The clock of a resumed run does not include its first part, and an emulated run does not train: no time
-    # to train.
-    timed = None if notes["facts"]["resumed"] or status == "emulated" else whole
-    return {
-        "mlhpc": mlhpc.__version__,
-        "benchmark": run.benchmark,
-        "preset": run.preset,
-        "division": run.division,
-        "framework": run.training.framework,
-        "status": status,
-        **notes["facts"],
-        "target": {
-            "metric": run.target.metric,
-            "label": run.target.label,
-            "value": run.target.value,
-            "best": best,
-            "reached": status == "success",
-        },
-        "time_to_train_s": timed.total if timed else None,
-        "time_to_train_without_staging_s": timed.without_staging if timed else None,
-        "breakdown_s": {**whole.parts(), "staging": whole.staging if staging else None} if whole else None,
-        "epochs": [
-            {
-                "epoch": epoch.epoch,
-                "train_s": epoch.train_s,
-                "data_wait_s": epoch.data_wait_s,
-                "step_s": epoch.step_s,
-                "eval_s": epoch.eval_s,
-                "eval_data_wait_s": epoch.eval_data_wait_s,
-                "samples_per_s": metrics[epoch.epoch]["samples"] / epoch.train_s,
-                **metrics[epoch.epoch],
-            }
-            for epoch in epochs
-            if "samples" in metrics.get(epoch.epoch, {})
-        ],
-        "data_wait": _data_wait(events, epochs),
-        "samples": {
-            "train": run.data.train_samples,
-            "eval": run.data.eval_samples,
-            "shape": list(run.data.sample_shape),
-        },
-        "global_batch_size": run.hyperparameters.global_batch_size,
-        "data": notes.get("data"),
-        "energy": notes.get("energy"),
-        "staging": staging,
-        "emulation": run.emulation.model_dump() if run.emulation.enabled else None,
-    }
-
-
-def first_line(run: Run, out: Path, world: World) -> str:
-    """The first line that a run prints: libraries are imported, the network is compiled next."""
-    return (
-        f"{run.benchmark} {run.preset}: {count(run.data.train_samples, 'training sample')}, "
-        f"{run.hyperparameters.global_batch_size} per step, on {count(world.size, 'rank')}, "
-        f"up to {count(run.training.max_epochs, 'epoch')}; results in {out}"
-    )
-
-
-def _data_wait(events: list[Event], epochs: Sequence[EpochTimes]) -> dict[str, Any]:
-    """Whose data wait it is, its sums, and the ranks that others waited for: what each cost them, and its worst
-    epoch."""
-    ranks: dict[int, dict[str, Any]] = {}
-    for event in events:
-        if event["event"] == "waited":
-            key = "eval_s" if event["name"] == "eval_data_wait" else "train_s"
-            for rank, seconds in event["lost"]:
-                lost = ranks.setdefault(rank, {"rank": rank, "train_s": 0.0, "eval_s": 0.0, "by_epoch": {}})
-                lost[key] += seconds
-                epoch = event.get("epoch")
-                lost["by_epoch"][epoch] = lost["by_epoch"].get(epoch, 0.0) + seconds
-    slowest = sorted(ranks.values(), key=lambda lost: -lost["train_s"] - lost["eval_s"])[:NAMED]
-    for lost in slowest:
-        worst = lost.pop("by_epoch")
-        lost["epoch"] = max(worst, key=worst.__getitem__)
-    return {
-        "of": "all ranks" if waits_are_of_all_ranks(events) else "rank 0",
-        "train_s": sum(epoch.data_wait_s for epoch in epochs),
-        "eval_s": sum(epoch.eval_data_wait_s for epoch in epochs),
-        "ranks": slowest,
-    }
-
-
-def last_line(result: dict[str, Any], out: Path) -> str:
-    """The last line that a run prints."""
-    where = f"see: mlhpc report {shlex.quote(str(out))}"
-    if result["status"] == "emulated":
-        steps, waited = (sum(epoch[key] for epoch in result["epochs"]) for key in ("step_s", "data_wait_s"))
-        return (
-            f"{result['benchmark']} {result['preset']}: emulated, steps of "
-            f"{result['emulation']['step_s']:.4g} s: "
-            f"{steps:.2f} s of steps, {waited:.2f} s of data wait; not a training run; {where}"
-        )
-    target = result["target"]
-    outcome = ("reached" if target["reached"] else "missed") + (", resumed" if result["resumed"] else "")
-    staging = "including staging" if result["staging"] else "nothing was staged"
-    best = "nothing evaluated" if target["best"] is None else f"best {target['best']:.4f}"
-    seconds = result["time_to_train_s"]
-    time = f" in {seconds:.2f} s, {staging}" if seconds is not None else ", no time to train"
-    return (
-        f"{result['benchmark']} {result['preset']}: target {target['label']} {target['value']} {outcome} "
-        f"({best}){time}; "
-        f"{where}"
-    )
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write the file atomically. Raises UserError."""
-    try:
-        atomic.write_bytes(path, text.encode())
-    except OSError as error:
-        raise UserError(f"{path}: cannot be written: {error.strerror}; free some space") from None
-
-
-def _tags(event: Event) -> dict[str, Any]:
-    return {key: value for key, value in event.items() if key not in ("t", "event", "name")}
+        return in_order(Result.read(log.with_name("result.json")).energy)
+    except (OSError, ValueError):
+        return {}

@@ -13,7 +13,7 @@ from typing import Any
 from mlhpc.common.files.atomic import write_bytes
 from mlhpc.common.files.untrusted import finite
 from mlhpc.errors import UserError
-from mlhpc.record.breakdown import read_events
+from mlhpc.record.events import read_events
 from mlhpc.record.run_directory import RunDirectory, read
 
 Event = dict[str, Any]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from mlhpc.record.mllog import Log, parse
-from mlhpc.record.run_directory import Target
+from mlhpc.record.result import Target
 from mlhpc.submission.findings import Finding
 
 Metric = Literal["strong", "weak"]

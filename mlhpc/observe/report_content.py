@@ -8,8 +8,7 @@ from typing import Any
 from mlhpc.errors import UserError
 from mlhpc.record.energy import in_order
 from mlhpc.record.progress import Follower
-from mlhpc.record.ranks import running
-from mlhpc.record.run_directory import RunDirectory, read
+from mlhpc.record.run_directory import RunDirectory, read, running
 from mlhpc.submission.check.check import check_run
 from mlhpc.submission.check.content import findings_content
 from mlhpc.submission.findings import passes, verdict

@@ -10,8 +10,7 @@ from rich.live import Live
 from rich.text import Text
 
 from mlhpc.record.progress import Follower, Progress
-from mlhpc.record.ranks import running
-from mlhpc.record.run_directory import read
+from mlhpc.record.run_directory import read, running
 from mlhpc.submission.report.summary import place, progress_facts
 
 SUCCESSES = ("success", "emulated")

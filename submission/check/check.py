@@ -7,7 +7,8 @@ from pathlib import Path
 from mlhpc.common.host.progress import progress
 from mlhpc.errors import UserError
 from mlhpc.record.mllog import parse
-from mlhpc.record.run_directory import Result, RunDirectory, read
+from mlhpc.record.result import Result
+from mlhpc.record.run_directory import RunDirectory, read
 from mlhpc.submission.check.log_rules import bare_log_rules, log_rules
 from mlhpc.submission.check.official import (
     official_findings,

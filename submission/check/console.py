@@ -10,7 +10,8 @@ from mlhpc.common.files.untrusted import printable
 from mlhpc.common.pages.blocks import Cell, Table, table
 from mlhpc.common.pages.terminal import print_table, say
 from mlhpc.errors import count
-from mlhpc.record.energy import NAMES, energies_of, joules_text, measured_in
+from mlhpc.record.energy import NAMES, joules_text, measured_in
+from mlhpc.record.result import energies_of
 from mlhpc.submission.check.check import SetCheck, check_sets
 from mlhpc.submission.check.official import rcp_verdict, summary
 from mlhpc.submission.check.rulesets import exist, without_rules

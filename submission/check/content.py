@@ -4,7 +4,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from mlhpc.record.energy import joules_of
+from mlhpc.record.result import energies_of
 from mlhpc.submission.check.check import SetCheck, check_sets
 from mlhpc.submission.check.rulesets import exist
 from mlhpc.submission.findings import Finding, grouped, verdict
@@ -79,6 +79,6 @@ def _run(run: RunScore) -> dict[str, Any]:
         "without_staging_s": run.without_staging_s,
         "epochs_to_target": run.epochs_to_target,
         "converged": run.converged,
-        "energy_j": joules_of(run.path),
+        "energy_j": {kind: energy.whole_joules for kind, energy in energies_of(run.path).items()},
         "left_out": run.why or run.dropped or None,
     }

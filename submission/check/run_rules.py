@@ -7,7 +7,8 @@ from mlhpc.benchmarks.registry import logged_name
 from mlhpc.benchmarks.schema import Run
 from mlhpc.errors import UserError, count
 from mlhpc.record.mllog import Log
-from mlhpc.record.run_directory import Result, RunDirectory
+from mlhpc.record.result import Result
+from mlhpc.record.run_directory import RunDirectory
 from mlhpc.submission.findings import Finding
 from mlhpc.submission.result_set import Metric
 

@@ -139,8 +139,8 @@ def about_sources(sets: Sequence[ResultSet]) -> Iterator[Finding]:
     """The packed sources must be those of the runs."""
     packed = commit()
     envs = [run.env for results in sets for run in runs_of(results)]
-    commits = sorted({str(env.get("commit")) for env in envs})
-    changed = any(env.get("dirty") for env in envs) or bool(packed["dirty"])
+    commits = sorted({str(env.commit) for env in envs})
+    changed = any(env.dirty for env in envs) or bool(packed["dirty"])
     if envs and commits == [str(packed["commit"])] and not changed:
         return
     actual, remedy = (
@@ -176,7 +176,7 @@ def _more(count: int) -> str:
 def names_of(sets: Sequence[ResultSet]) -> Names:
     """Names of hosts and users in the runs and on this machine, which a submission should not publish."""
     envs = [run.env for results in sets for run in runs_of(results)]
-    hosts = {node.get("hostname") for env in envs for node in (env, *env.get("nodes", ()))}
+    hosts = {node.hostname for env in envs for node in (env, *env.nodes)}
     try:
         users = {getpass.getuser()}
     except (KeyError, OSError):  # a container's user may have no name

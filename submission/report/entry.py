@@ -12,7 +12,7 @@ from mlhpc.errors import count
 from mlhpc.perf.scaling import Measured
 from mlhpc.record.energy import Energy, measured_in
 from mlhpc.record.phases import Phases
-from mlhpc.record.run_directory import Target
+from mlhpc.record.result import Target
 from mlhpc.submission.report.spread import Spread, spread
 from mlhpc.submission.report.summary import whole
 from mlhpc.submission.score.score import Strong, Weak

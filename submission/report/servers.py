@@ -6,13 +6,11 @@ to device (Table III). Bytes over the network are counted at the messages, and c
 ``perf/collectives.py``.
 """
 
-import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Self
 
-from mlhpc.errors import shown
 from mlhpc.perf.collectives import ring_bytes, server_bytes
+from mlhpc.record.series import ServersRecord
 
 
 @dataclass(frozen=True)
@@ -32,39 +30,23 @@ class ServerFigures:
     busiest_bytes: float
     predicted_bytes: float
 
-
-def servers_figures(record: Mapping[str, Any]) -> ServerFigures:
-    """From ``servers.json``. Raises KeyError, TypeError or ValueError where it is damaged."""
-    workers, servers, steps = (_whole(record[key]) for key in ("workers", "servers", "steps"))
-    all_steps = steps + _whole(record["warmup_steps"])
-    model = _whole(record["model_bytes"])
-    traffic = [(_whole(sent), _whole(received)) for sent, received in record["traffic"]]
-    if workers < 1 or steps < 1 or len(traffic) != workers + servers:
-        raise ValueError("its servers.json does not match its number of ranks")
-    # A server receives gradients and then sends weights; the ranks of a ring do both at the same time.
-    both = [sent + received for sent, received in traffic]
-    of_workers = both[:workers] if servers else [sent for sent, _ in traffic]
-    busiest = both[workers:] if servers else of_workers
-    if not (seconds := _finite(record["seconds"])):
-        raise ValueError("its steps took no time")
-    return ServerFigures(
-        accuracy=_finite(record["accuracy"]),
-        utilisation=_finite(record["compute_s"]) / seconds,
-        staleness=_finite(record["staleness"]),
-        host_to_device=_whole(record["host_to_device_bytes"]) / steps,
-        worker_bytes=sum(of_workers) / workers / all_steps,
-        busiest_bytes=sum(busiest) / len(busiest) / all_steps,
-        predicted_bytes=server_bytes(model, workers, servers) if servers else ring_bytes(model, workers),
-    )
-
-
-def _whole(value: Any) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**63:
-        raise TypeError(f"{shown(value)} is not a count")
-    return value
-
-
-def _finite(value: Any) -> float:
-    if not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
-        raise TypeError(f"{shown(value)} is not a measurement")
-    return float(value)
+    @classmethod
+    def of(cls, record: ServersRecord) -> Self:
+        """Raises ValueError if the record does not match its number of ranks."""
+        workers, servers, model = record.workers, record.servers, record.model_bytes
+        all_steps = record.steps + record.warmup_steps
+        if len(record.traffic) != workers + servers:
+            raise ValueError("its servers.json does not match its number of ranks")
+        # A server receives gradients and then sends weights; the ranks of a ring do both at the same time.
+        both = [sent + received for sent, received in record.traffic]
+        of_workers = both[:workers] if servers else [sent for sent, _ in record.traffic]
+        busiest = both[workers:] if servers else of_workers
+        return cls(
+            accuracy=record.accuracy,
+            utilisation=record.compute_s / record.seconds,
+            staleness=record.staleness,
+            host_to_device=record.host_to_device_bytes / record.steps,
+            worker_bytes=sum(of_workers) / workers / all_steps,
+            busiest_bytes=sum(busiest) / len(busiest) / all_steps,
+            predicted_bytes=server_bytes(model, workers, servers) if servers else ring_bytes(model, workers),
+        )

@@ -10,7 +10,7 @@ from mlhpc.benchmarks.load import load, presets
 from mlhpc.common.files.untrusted import printable
 from mlhpc.errors import count, shown
 from mlhpc.record.mllog import Log
-from mlhpc.record.run_directory import Target
+from mlhpc.record.result import Target
 from mlhpc.submission.findings import Finding, Severity, allowed_value
 from mlhpc.submission.result_set import SETTINGS, SIZES, ResultSet
 from mlhpc.submission.score.rcp import Comparison, compare, reference_points

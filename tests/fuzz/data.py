@@ -24,7 +24,8 @@ from mlhpc.deepcam.data import codec as deepcam
 from mlhpc.deepcam.data import hdf5
 from mlhpc.deepcam.data.sample import Reader
 from mlhpc.errors import UserError
-from mlhpc.record.breakdown import breakdown, read_events
+from mlhpc.record.breakdown import breakdown
+from mlhpc.record.events import read_events
 from mlhpc.weights import save
 
 COUNTS = np.arange(4 * 4 * 4 * 4, dtype=np.int16).reshape(4, 4, 4, 4)

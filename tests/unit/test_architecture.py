@@ -140,6 +140,16 @@ def test_imports_have_no_cycles():
     assert below.keys() - free == set()
 
 
+@pytest.mark.xfail(reason="doctor/memory.py prints sizes with a function of submission/report/summary.py")
+def test_a_run_does_not_depend_on_its_verdict():
+    """Nothing that ``mlhpc run`` imports, directly or not, lies in submission."""
+    reached, waiting = set(), {"mlhpc.run"}
+    while waiting:
+        reached |= waiting
+        waiting = {each for name in waiting for each in imported(MODULES[name]) & MODULES.keys()} - reached
+    assert {name for name in reached if name.startswith("mlhpc.submission")} == set()
+
+
 @pytest.mark.parametrize("path", FILES, ids=str)
 def test_no_function_shadows_an_import(path):
     """A name that is a function on one line and a number on the next misleads readers and linters."""

@@ -12,7 +12,7 @@ from mlhpc.common.files.untrusted import clean, parse_json, printable, read_obje
 from mlhpc.common.formats import archive
 from mlhpc.errors import UserError, shown
 from mlhpc.record import mllog
-from mlhpc.record.breakdown import read_events
+from mlhpc.record.events import read_events
 from mlhpc.record.mllog import TOKEN
 
 DLIO = "framework: pytorch\nworkflow: {train: true}\n"

@@ -15,7 +15,7 @@ from mlhpc.record.hyperparameters import load_run
 from mlhpc.run import RunPaths, prepare
 
 PUBLISHED = json.loads(
-    (Path(__file__).parents[3] / "data/reference/published_hyperparameters.json").read_text()
+    (Path(__file__).parents[2] / "data/reference/published_hyperparameters.json").read_text()
 )["logs"]
 NVIDIA, DEEPCAM = PUBLISHED[0]["records"], PUBLISHED[4]["records"]
 

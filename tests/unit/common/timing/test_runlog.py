@@ -11,7 +11,7 @@ from mlperf_logging.mllog import mllog as mllog_module
 from mlhpc.common.ranks.world import Loss, Solo
 from mlhpc.common.timing.runlog import RunLog
 from mlhpc.errors import Terminated, UserError
-from mlhpc.record.breakdown import read_events
+from mlhpc.record.events import read_events
 from mlhpc.run_signals import closing_in_order
 
 

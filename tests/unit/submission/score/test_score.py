@@ -11,7 +11,7 @@ from golden.make_tree import MISSED, Records, describe, make_set, records, write
 
 from mlhpc.benchmarks.load import load
 from mlhpc.record.mllog import Log, parse
-from mlhpc.record.run_directory import Target
+from mlhpc.record.result import Target
 from mlhpc.submission.check.official import summary
 from mlhpc.submission.check.rulesets import rules_of
 from mlhpc.submission.result_sets import result_sets
