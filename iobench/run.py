@@ -30,6 +30,7 @@ from mlhpc.iobench.formats.formats import find
 from mlhpc.iobench.formats.mpi_io import require_mpi
 from mlhpc.iobench.report.result import rank_summary, result, write_steps
 from mlhpc.iobench.report.trace import join_parts, write_part
+from mlhpc.record.environment import Environment
 
 
 @dataclass(frozen=True)
@@ -147,7 +148,7 @@ def _make_out(out: Path) -> None:
 
 def _write_record(workload: Workload, total: dict[str, Any], out: Path) -> None:
     atomic.write_bytes(out / "workload.toml", load.dumps(workload).encode())
-    atomic.write_bytes(out / "env.json", (json.dumps(describe_environment(), indent=1) + "\n").encode())
+    Environment(**describe_environment()).write(out / "env.json")
     atomic.write_bytes(out / "result.json", (json.dumps(total, indent=1) + "\n").encode())
 
 

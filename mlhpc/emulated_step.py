@@ -7,8 +7,8 @@ from statistics import median
 from mlhpc.benchmarks import registry
 from mlhpc.benchmarks.schema import Emulation, Run
 from mlhpc.common.ranks.environment import identify
-from mlhpc.common.timing.breakdown import read_events
 from mlhpc.errors import UserError
+from mlhpc.record.events import read_events
 
 FORWARD = 1 / 3
 """Time of an evaluation step relative to a training step with the same number of samples: forward is one of
@@ -63,7 +63,7 @@ def _emulation(run: Run, compute: str, local_batch_size: int, ranks: int) -> Emu
 def _measured(folder: Path, run: Run, local_batch_size: int) -> Emulation:
     """The median training and evaluation step of the run in ``folder``, over its epochs, of the rank with the
     shortest one: the steps of the others contain more waiting for other ranks, and for their data."""
-    from mlhpc.submission.logs.run_directory import read
+    from mlhpc.record.run_directory import read
 
     measured = read(folder)
     config, result = measured.config, measured.result

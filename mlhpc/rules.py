@@ -19,9 +19,9 @@ from mlhpc.common.pages.blocks import Cell, Table
 from mlhpc.common.pages.terminal import print_table
 from mlhpc.common.staging.target import in_use
 from mlhpc.errors import UserError
+from mlhpc.record.hyperparameters import load_run
 from mlhpc.submission.check.rulesets import HPC
-from mlhpc.submission.logs.findings import print_findings
-from mlhpc.submission.logs.hyperparameters import load_run
+from mlhpc.submission.findings import print_findings
 
 
 def print_rules(benchmark: str, ruleset: str | None, console: Console) -> None:

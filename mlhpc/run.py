@@ -5,7 +5,6 @@ import hashlib
 import json
 import os
 import secrets
-import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,7 +14,6 @@ from importlib import import_module
 from itertools import count
 from math import prod
 from pathlib import Path
-from socket import gethostname
 from threading import Timer
 from types import ModuleType
 from typing import Any
@@ -28,8 +26,7 @@ from mlhpc.common.energy.meter import meter_of
 from mlhpc.common.files import pagecache
 from mlhpc.common.files.filesystem import filesystem_of
 from mlhpc.common.host.accelerators import accelerators
-from mlhpc.common.host.binding import asked, cores_of_ranks, describe_binding, parse_ranges
-from mlhpc.common.host.provenance import describe_environment
+from mlhpc.common.host.binding import asked, cores_of_ranks, describe_binding
 from mlhpc.common.pages.text import printable
 from mlhpc.common.ranks import launch
 from mlhpc.common.ranks.collectives import on_all_ranks, on_rank0
@@ -38,7 +35,6 @@ from mlhpc.common.ranks.local import program, run_local
 from mlhpc.common.ranks.world import World
 from mlhpc.common.staging.stage import remove, remove_after_abort
 from mlhpc.common.staging.target import as_user_error, in_use, require_own
-from mlhpc.common.timing.breakdown import read_events
 from mlhpc.common.timing.heartbeat import FIRST_S
 from mlhpc.common.timing.runlog import RunLog
 from mlhpc.common.training import checkpoint
@@ -46,9 +42,13 @@ from mlhpc.doctor.memory import REMEDY, killed_hint, memory_need
 from mlhpc.emulated_step import emulated, require_supported
 from mlhpc.errors import QUIET, UserError, missing_package
 from mlhpc.errors import count as counted
-from mlhpc.run_result import Conclusion, first_line, last_line, write_text
+from mlhpc.record.conclusion import Conclusion, last_line
+from mlhpc.record.environment import write_environment
+from mlhpc.record.events import read_events
+from mlhpc.record.fields import write_text
+from mlhpc.record.hyperparameters import load_run
+from mlhpc.record.result import Result
 from mlhpc.run_signals import closing_in_order, exit_on_sigterm
-from mlhpc.submission.logs.hyperparameters import load_run
 
 
 @dataclass(frozen=True)
@@ -88,10 +88,10 @@ def main(options: argparse.Namespace) -> int:
             closing_in_order(world, out),
             removed_on_abort(paths.stage, world),
         ):
-            log.say(first_line(run, out, world))
+            log.say(_first_line(run, out, world))
             extended = on_rank0(world, lambda: extended_from(paths.resume, run))
             _log_facts(run, paths.resume, extended, seed, evicted, world, log)
-            conclusion = Conclusion(run, out, world, log)
+            conclusion = Conclusion(run, out, world, log.lost)
             try:
                 trainer.train(run, paths.data, paths.stage, seed, paths.resume, world, log)
             finally:
@@ -100,6 +100,15 @@ def main(options: argparse.Namespace) -> int:
     if world.size > 1 and framework.collectives == "torch":
         launch.end_with(status)
     return status
+
+
+def _first_line(run: Run, out: Path, world: World) -> str:
+    """The first line that a run prints: libraries are imported, the network is compiled next."""
+    return (
+        f"{run.benchmark} {run.preset}: {counted(run.data.train_samples, 'training sample')}, "
+        f"{run.hyperparameters.global_batch_size} per step, on {counted(world.size, 'rank')}, "
+        f"up to {counted(run.training.max_epochs, 'epoch')}; results in {out}"
+    )
 
 
 def _import_trainer(run: Run, framework: registry.Framework, world: World) -> ModuleType:
@@ -164,7 +173,10 @@ def prepare(
         seed = on_rank0(world, lambda: seed_of(resume, run))
     out = on_rank0(world, lambda: _make_out(run, paths.out))
     seed = world.broadcast(secrets.randbelow(2**31 - 1) + 1 if seed is None else seed)
-    _write_evidence(run, paths.data, out, world, binding or describe_binding(_threads_variable(run)))
+    binding = binding or describe_binding(_threads_variable(run))
+    write_environment(out / "env.json", paths.data, world, binding)
+    if world.rank == 0:
+        write_text(out / "config.toml", load.dumps(run))
     return out, seed, evict and _evict(paths.data, world)
 
 
@@ -281,27 +293,6 @@ def _threads_variable(run: Run) -> str:
     return "TF_NUM_INTRAOP_THREADS" if run.training.framework == "tensorflow" else "OMP_NUM_THREADS"
 
 
-def _write_evidence(run: Run, data: Path, out: Path, world: World, binding: Mapping[str, Any]) -> None:
-    environment = describe_environment() if world.local_rank == 0 else None
-    nodes = [facts for facts in world.gather(environment) if facts]
-    place = {"rank": world.rank, "hostname": gethostname(), "local_rank": world.local_rank}
-    bindings = world.gather({**place, **binding})
-    for node in nodes:  # the sum of its ranks
-        own = (parse_ranges(each["cores"]) for each in bindings if each["hostname"] == node["hostname"])
-        node["cores"] = len({core for cores in own for core in cores})
-    if world.rank == 0:
-        keys = ("hostname", "cpu", "cores", "memory_gib", "accelerators", "os")
-        env = {
-            **nodes[0],
-            "nodes": [{key: node[key] for key in keys} for node in nodes],
-            "bindings": bindings,
-            "command": shlex.join(["mlhpc", *sys.argv[1:]]),
-            "data": str(data.absolute()),
-        }
-        write_text(out / "env.json", json.dumps(env, indent=1) + "\n")
-        write_text(out / "config.toml", load.dumps(run))
-
-
 def _evict(data: Path, world: World) -> bool:
     """Drop the data set from every node's page cache before the run, as the rules require, and print the
     result; no file content is read. Returns whether no page is left on any node."""
@@ -384,7 +375,7 @@ def conclude(
     paths: RunPaths,
     evicted: bool | None,
     events: Sequence[dict[str, Any]],
-    result: dict[str, Any],
+    result: Result,
     out: Path,
     world: World,
 ) -> int:
@@ -396,7 +387,7 @@ def conclude(
     _print_findings(rules.findings(context), world)
     if world.rank == 0:
         sys.stderr.write(last_line(result, out) + "\n")
-    return 0 if result["status"] in ("success", "emulated") else 1
+    return 0 if result.status in ("success", "emulated") else 1
 
 
 @contextmanager

@@ -23,6 +23,7 @@ from mlhpc.common.pages.terminal import print_table, say
 from mlhpc.common.pages.text import plain
 from mlhpc.common.ranks.local import end, signals_as_ctrl_c, status_of
 from mlhpc.errors import UserError
+from mlhpc.record.series import CellRecord
 from mlhpc.run_processes import (
     GRACE_S,
     in_slurm,
@@ -122,7 +123,7 @@ def _run(sweep: Sweep, cell: PlannedCell, repeat: int, lock_fds: list[int], cons
 def _check_benchmark(sweep: Sweep) -> None:
     """Raises UserError if the folder holds cells of another benchmark."""
     for path in sweep.out.glob(f"*/{CELL}"):
-        benchmark = described(path.parent)[0].get("benchmark")
+        benchmark = described(path.parent).settings.get("benchmark")
         if benchmark != sweep.benchmark:
             raise UserError(f"{sweep.out}: contains a study of {benchmark}; choose another --out")
 
@@ -133,8 +134,7 @@ def _describe(sweep: Sweep, cell: PlannedCell) -> None:
     if (folder / CELL).exists():
         return
     folder.mkdir(parents=True, exist_ok=True)
-    facts = {"settings": cell.settings, "data": str(cell.data), "stage": cell.stage}
-    atomic.write_bytes(folder / CELL, (json.dumps(facts, indent=1) + "\n").encode())
+    CellRecord(settings=cell.settings, data=str(cell.data), stage=cell.stage).write(folder / CELL)
     now = time.time_ns()  # cells are ordered by the times of these files; the kernel's own are too coarse
     os.utime(folder / CELL, ns=(now, now))
 

@@ -19,8 +19,9 @@ from mlhpc.common.data.manifest import Manifest
 from mlhpc.common.data.sharding import divide_batch
 from mlhpc.emulated_step import refuse, require_supported
 from mlhpc.errors import UserError, count, did_you_mean
+from mlhpc.record.series import Value
 from mlhpc.run_processes import in_slurm
-from mlhpc.submission.report.study import CELL, GLOBAL_BATCH, PLACES, SERVERS, UPDATES, Value, family, flat
+from mlhpc.submission.report.study import CELL, GLOBAL_BATCH, PLACES, SERVERS, UPDATES, family, flat
 
 STORAGE = ("shared", "staged")
 """Values of ``--vary storage`` other than folders to stage to."""

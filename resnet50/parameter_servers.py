@@ -2,12 +2,11 @@
 parameter_servers=0,1,2,4``.
 
 Never a benchmark: there is no log, no target and no result, only ``servers.json``
-(``submission/logs/servers.py`` reads it), and ``mlhpc run`` cannot start it. ``mlhpc study`` starts it as
+(``submission/report/servers.py`` reads it), and ``mlhpc run`` cannot start it. ``mlhpc study`` starts it as
 ``python -m mlhpc.resnet50.parameter_servers``, a single process that starts a rank for every worker and server.
 """
 
 import argparse
-import json
 import os
 import shlex
 import sys
@@ -45,6 +44,8 @@ from mlhpc.common.ranks.world import Solo, World
 from mlhpc.common.timing.data_wait import by_interval, seconds_of
 from mlhpc.common.training.dataset import cores_per_rank, open_dataset
 from mlhpc.errors import AlreadyReported, UserError
+from mlhpc.record.environment import Environment
+from mlhpc.record.series import ServersRecord
 from mlhpc.resnet50.data.dataset import RankSamples, assign_samples, select
 from mlhpc.resnet50.data.loader import Loader
 from mlhpc.resnet50.metric import count_correct, cross_entropy
@@ -71,7 +72,7 @@ def main(argv: Sequence[str]) -> int:
                 _write_evidence(run, options)
             record = _take_part(run, options, roles, world)
             if world.rank == 0:
-                _write(options.out / "servers.json", json.dumps(record, indent=1))
+                record.write(options.out / "servers.json")
         if world.size > 1:
             launch.end_with(0)
         return 0
@@ -95,7 +96,7 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def _take_part(run: ResNet50, options: argparse.Namespace, roles: Roles, world: World) -> dict[str, Any]:
+def _take_part(run: ResNet50, options: argparse.Namespace, roles: Roles, world: World) -> ServersRecord:
     """This rank's work; returns the records of all ranks."""
     hparams = run.hyperparameters
     workers = world.group(range(roles.workers)) if isinstance(world, TorchWorld) else None
@@ -254,7 +255,7 @@ def _loader(
 
 def _summary(
     run: ResNet50, roles: Roles, options: argparse.Namespace, ranks: list[dict[str, Any]], model_bytes: int
-) -> dict[str, Any]:
+) -> ServersRecord:
     """``servers.json``. ``seconds`` is of the slowest worker, ``wait_s`` the data wait of all, ``compute_s`` the
     mean; ``traffic``: [sent, received] of every rank in all steps, warm-up included."""
     workers, servers = ranks[: roles.workers], ranks[roles.workers :]
@@ -263,31 +264,33 @@ def _summary(
     waits = [by_interval(worker["waits_s"], passes) for worker in workers]
     right, seen = (sum(worker[key] for worker in workers) for key in ("right", "seen"))
     steps = run.study.steps
-    return {
-        "workers": roles.workers,
-        "threads": torch.get_num_threads(),
-        "servers": roles.servers,
-        "updates": "asynchronous" if options.asynchronous else "synchronous",
-        "steps": steps,
-        "warmup_steps": run.study.warmup_steps,
-        "samples": steps * run.hyperparameters.global_batch_size,
-        "seconds": max(worker["seconds"] for worker in workers),
-        "wait_s": seconds_of(waits),
-        "compute_s": sum(worker["compute_s"] for worker in workers) / len(workers),
-        "accuracy": right / seen,
-        "evaluated": seen,
-        "staleness": sum(server["staleness"] for server in servers) / len(servers) if servers else 0.0,
-        "model_bytes": model_bytes,
-        "host_to_device_bytes": sum(worker["host_to_device"] for worker in workers),
-        "traffic": [rank["traffic"] for rank in ranks],
-    }
+    return ServersRecord(
+        workers=roles.workers,
+        threads=torch.get_num_threads(),
+        servers=roles.servers,
+        updates="asynchronous" if options.asynchronous else "synchronous",
+        steps=steps,
+        warmup_steps=run.study.warmup_steps,
+        samples=steps * run.hyperparameters.global_batch_size,
+        seconds=max(worker["seconds"] for worker in workers),
+        wait_s=seconds_of(waits),
+        compute_s=sum(worker["compute_s"] for worker in workers) / len(workers),
+        accuracy=right / seen,
+        evaluated=seen,
+        staleness=sum(server["staleness"] for server in servers) / len(servers) if servers else 0.0,
+        model_bytes=model_bytes,
+        host_to_device_bytes=sum(worker["host_to_device"] for worker in workers),
+        traffic=tuple(rank["traffic"] for rank in ranks),
+    )
 
 
 def _write_evidence(run: ResNet50, options: argparse.Namespace) -> None:
     words = ["python", "-m", __spec__.name, *sys.argv[1:]]
-    env = {**describe_environment(), "command": shlex.join(words), "data": str(options.data.absolute())}
+    environment = Environment(
+        **describe_environment(), command=shlex.join(words), data=str(options.data.absolute())
+    )
     options.out.mkdir(parents=True, exist_ok=True)
-    _write(options.out / "env.json", json.dumps(env, indent=1))
+    environment.write(options.out / "env.json")
     _write(options.out / "config.toml", load.dumps(run))
 
 

@@ -142,7 +142,7 @@ class Meter:
 
     def stop(self) -> tuple[dict[Measured, dict[str, Any]], list[str]]:
         """What all nodes have used since ``start``, by what was measured (``result.json``,
-        docs/reference/architecture.md), and a line on each figure that is missing or incomplete. Called by all
+        docs/reference/record.md), and a line on each figure that is missing or incomplete. Called by all
         ranks."""
         self.halt()
         host = socket.gethostname() if self.nodes > 1 else ""

@@ -1,11 +1,10 @@
 """The state of a campaign: its runs read from their folders, scored, written to campaign.json, printed."""
 
 import contextlib
-import json
 import math
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,16 +15,14 @@ import mlhpc
 from mlhpc.benchmarks import load, rules
 from mlhpc.benchmarks.findings import Finding
 from mlhpc.benchmarks.schema import Run
-from mlhpc.common.files import atomic
 from mlhpc.common.pages.blocks import Cell, Table, table
 from mlhpc.common.pages.terminal import print_table, say
 from mlhpc.common.ranks.world import Loss
-from mlhpc.common.timing.breakdown import read_events
-from mlhpc.submission.logs.mllog import Log, parse
-from mlhpc.submission.logs.run_directory import Target
+from mlhpc.record.events import read_events
+from mlhpc.record.mllog import Log, parse
+from mlhpc.record.result import Result, Target
+from mlhpc.record.series import CampaignRecord, CampaignScore, RunState, State
 from mlhpc.submission.score.score import Strong, Weak, instance_scale, score_strong, score_weak
-
-State = Literal["converged", "missed", "aborted", "running", "to do"]
 
 
 @dataclass(frozen=True)
@@ -53,23 +50,6 @@ class Campaign:
         return [f"run_{number:02}" for number in range(1, self.runs + 1)]
 
 
-@dataclass(frozen=True)
-class RunState:
-    """One run, read from its folder. ``why``: the reason why it did not converge; ``aborted``: number of
-    aborted attempts; ``evicted``: whether the page cache was cleared."""
-
-    name: str
-    state: State
-    seed: int | None = None
-    seconds: float | None = None
-    without_staging_s: float | None = None
-    epochs: int | None = None
-    evicted: bool | None = None
-    init_s: float | None = None
-    why: str = ""
-    aborted: int = 0
-
-
 def attempts(out: Path, name: str) -> int:
     """Number of aborted attempts at a run that were set aside."""
     return len(list((out / ".aborted").glob(f"{name}-*")))
@@ -81,26 +61,26 @@ def read_run(campaign: Campaign, name: str, running: bool = False) -> RunState:
     folder = campaign.out / name
     aborted = attempts(campaign.out, name)
     if running and not (folder / "result.json").exists():
-        return RunState(name, "running", aborted=aborted)
+        return RunState(name=name, state="running", aborted=aborted)
     if not (folder / "run.log").exists():
-        return RunState(name, "to do", aborted=aborted)
-    result: dict[str, Any] = {}
+        return RunState(name=name, state="to do", aborted=aborted)
+    result: Result | None = None
     events: list[dict[str, Any]] = []
     with contextlib.suppress(OSError, ValueError):
-        result = json.loads((folder / "result.json").read_text("utf-8"))
+        result = Result.read(folder / "result.json")
     with contextlib.suppress(OSError):
         events = read_events(folder / "events.rank0.jsonl")
     ends = {e["name"]: e for e in events if e["event"] == "end"}
     facts = next((e for e in events if e["event"] == "note" and e["name"] == "facts"), {})
     state, why = _outcome(result, events, ends)
     return RunState(
-        name,
-        state,
-        seed=result.get("seed", facts.get("seed")),
-        seconds=result.get("time_to_train_s"),
-        without_staging_s=result.get("time_to_train_without_staging_s"),
-        epochs=len(result.get("epochs", ())) or None,
-        evicted=result.get("source_evicted", facts.get("source_evicted")),
+        name=name,
+        state=state,
+        seed=result.seed if result else facts.get("seed"),
+        seconds=result.time_to_train_s if result else None,
+        without_staging_s=result.time_to_train_without_staging_s if result else None,
+        epochs=(len(result.epochs) or None) if result else None,
+        evicted=result.source_evicted if result else facts.get("source_evicted"),
         init_s=ends.get("init", {}).get("seconds"),
         why=why,
         aborted=aborted,
@@ -108,15 +88,14 @@ def read_run(campaign: Campaign, name: str, running: bool = False) -> RunState:
 
 
 def _outcome(
-    result: Mapping[str, Any], events: Sequence[Mapping[str, Any]], ends: Mapping[str, Mapping[str, Any]]
+    result: Result | None, events: Sequence[Mapping[str, Any]], ends: Mapping[str, Mapping[str, Any]]
 ) -> tuple[State, str]:
     """How a run ended, and the reason if it did not converge."""
-    if result.get("status") == "success":
+    if result and result.status == "success":
         return "converged", ""
-    if result.get("status") == "failed":
-        target = result.get("target", {})
-        best = target.get("best")
-        return "missed", "nothing was evaluated" if best is None else f"best {target.get('label')} {best:.6g}"
+    if result and result.status == "failed":
+        label, best = result.target.label, result.target.best
+        return "missed", "nothing was evaluated" if best is None else f"best {label} {best:.6g}"
     losses = [e["value"] for e in events if e["event"] == "metric" and e["name"] == "train_loss"]
     if losses and not math.isfinite(losses[-1]):
         return "missed", "the loss diverged (infinite or NaN)"
@@ -130,11 +109,7 @@ def _outcome(
 
 def score_of(campaign: Campaign, states: Sequence[RunState]) -> Strong | Weak:
     """The score of the runs so far, or the reason if there is none."""
-    target = Target(
-        metric=campaign.run.target.metric,
-        label=campaign.run.target.label,
-        value=campaign.run.target.value,
-    )
+    target = Target.of(campaign.run)
     needed = load.runs_of_a_score(campaign.run.benchmark)
     logs = [parse(campaign.out / s.name / "run.log") for s in states if s.state in ("converged", "missed")]
     if campaign.metric == "strong":
@@ -157,27 +132,27 @@ def _total_scale(campaign: Campaign, logs: Sequence[Log]) -> int | None:
 def save(campaign: Campaign, states: Sequence[RunState], score: Strong | Weak, why: str) -> None:
     """Write campaign.json. ``why``: the reason if the campaign stopped early."""
     run = campaign.run
-    content = {
-        "mlhpc": mlhpc.__version__,
-        "benchmark": run.benchmark,
-        "preset": run.preset,
-        "division": run.division,
-        "metric": campaign.metric,
-        "runs": campaign.runs,
-        "runs_needed": load.runs_of_a_score(run.benchmark),
-        "instances": campaign.instances,
-        "stopped": why,
-        "run_states": [asdict(state) for state in states],
-        "score": {
-            "minutes": score.minutes,
-            "without_staging_minutes": score.without_staging_minutes,
-            "why": score.why,
-            **({"T": score.T, "S": score.S, "M": score.M} if isinstance(score, Weak) else {}),
-        },
-        "findings": [asdict(finding) for finding in findings(campaign, states)],
-    }
-    text = json.dumps(content, indent=1) + "\n"
-    atomic.write_bytes(campaign.out / "campaign.json", text.encode())
+    scales = {"T": score.T, "S": score.S, "M": score.M} if isinstance(score, Weak) else {}
+    record = CampaignRecord(
+        mlhpc=mlhpc.__version__,
+        benchmark=run.benchmark,
+        preset=run.preset,
+        division=run.division,
+        metric=campaign.metric,
+        runs=campaign.runs,
+        runs_needed=load.runs_of_a_score(run.benchmark),
+        instances=campaign.instances,
+        stopped=why,
+        run_states=tuple(states),
+        score=CampaignScore(
+            minutes=score.minutes,
+            without_staging_minutes=score.without_staging_minutes,
+            why=score.why,
+            **scales,
+        ),
+        findings=tuple(findings(campaign, states)),
+    )
+    record.write(campaign.out / "campaign.json")
 
 
 def findings(campaign: Campaign, states: Sequence[RunState]) -> list[Finding]:

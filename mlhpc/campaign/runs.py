@@ -17,10 +17,11 @@ from rich.text import Text
 from mlhpc.benchmarks import load, rules
 from mlhpc.campaign.checks import check_options, check_settings, rule_context
 from mlhpc.campaign.placement import bind_environment, cores_of, gpu_environment, srun_options
-from mlhpc.campaign.record import Campaign, RunState, attempts, read_run, save, score_of, show
+from mlhpc.campaign.record import Campaign, attempts, read_run, save, score_of, show
 from mlhpc.common.pages.terminal import say
 from mlhpc.common.ranks.hostlist import expand_hosts
 from mlhpc.common.ranks.local import end, signals_as_ctrl_c, status_of
+from mlhpc.record.series import RunState
 from mlhpc.run_processes import GRACE_S, in_slurm, is_locked, locked, start_run
 
 ABORTS_IN_A_ROW = 2

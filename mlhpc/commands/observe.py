@@ -64,7 +64,7 @@ def _watch(options: argparse.Namespace) -> int:
 def _diff(options: argparse.Namespace) -> int:
     from rich.console import Console
 
-    from mlhpc.submission.logs.differences import differences, print_differences
+    from mlhpc.record.differences import differences, print_differences
 
     differing = differences(options.first, options.second)
     if options.json:
@@ -76,7 +76,7 @@ def _diff(options: argparse.Namespace) -> int:
 
 
 def _trace(options: argparse.Namespace) -> int:
-    from mlhpc.observe.trace import write_trace
+    from mlhpc.record.trace import write_trace
 
     print(write_trace(options.run, options.out))
     return 0

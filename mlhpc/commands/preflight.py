@@ -156,7 +156,7 @@ def _violations(options: argparse.Namespace) -> list[Finding] | None:
 def _rules_json(options: argparse.Namespace) -> int:
     from mlhpc.rules import rules_content
     from mlhpc.submission.check.content import findings_content
-    from mlhpc.submission.logs.findings import passes, verdict
+    from mlhpc.submission.findings import passes, verdict
 
     if options.benchmark is None:
         raise UserError("--json needs a benchmark: mlhpc rules BENCHMARK --json")

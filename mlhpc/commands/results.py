@@ -145,7 +145,7 @@ def _configuration(text: str) -> tuple[int, int | None]:
 def _pack(options: argparse.Namespace) -> int:
     from rich.console import Console
 
-    from mlhpc.submission.logs.findings import print_findings
+    from mlhpc.submission.findings import print_findings
     from mlhpc.submission.pack.package import pack
 
     if not options.runs + options.weak:

@@ -199,7 +199,7 @@ def _campaign(options: argparse.Namespace) -> int:
     from mlhpc.campaign.record import Campaign
     from mlhpc.campaign.runs import make
     from mlhpc.emulated_step import refuse
-    from mlhpc.submission.logs.hyperparameters import load_run
+    from mlhpc.record.hyperparameters import load_run
 
     run = load_run(options.benchmark, options.preset, options.set, log=options.hyperparameters_from)
     refuse(run, "a score")

@@ -15,8 +15,9 @@ from typing import Any
 
 from mlhpc.common.pages.blocks import spreadsheet
 from mlhpc.errors import UserError, install
-from mlhpc.submission.logs.energy import in_order
-from mlhpc.submission.logs.run_directory import Result, RunDirectory, read
+from mlhpc.record.energy import in_order
+from mlhpc.record.result import Result
+from mlhpc.record.run_directory import RunDirectory, read
 
 
 def export(folder: Path, to: str, out: Path) -> Path:

@@ -6,13 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from mlhpc.errors import UserError
+from mlhpc.record.energy import in_order
+from mlhpc.record.progress import Follower
+from mlhpc.record.run_directory import RunDirectory, read, running
 from mlhpc.submission.check.check import check_run
 from mlhpc.submission.check.content import findings_content
-from mlhpc.submission.logs.energy import in_order
-from mlhpc.submission.logs.findings import passes, verdict
-from mlhpc.submission.logs.progress import Follower
-from mlhpc.submission.logs.ranks import running
-from mlhpc.submission.logs.run_directory import RunDirectory, read
+from mlhpc.submission.findings import passes, verdict
 from mlhpc.submission.report.compare import compare
 from mlhpc.submission.report.entry import Entry
 from mlhpc.submission.report.spread import Spread

@@ -9,9 +9,8 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from mlhpc.submission.logs.progress import Follower, Progress
-from mlhpc.submission.logs.ranks import running
-from mlhpc.submission.logs.run_directory import read
+from mlhpc.record.progress import Follower, Progress
+from mlhpc.record.run_directory import read, running
 from mlhpc.submission.report.summary import place, progress_facts
 
 SUCCESSES = ("success", "emulated")

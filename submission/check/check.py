@@ -6,6 +6,9 @@ from pathlib import Path
 
 from mlhpc.common.host.progress import progress
 from mlhpc.errors import UserError
+from mlhpc.record.mllog import parse
+from mlhpc.record.result import Result
+from mlhpc.record.run_directory import RunDirectory, read
 from mlhpc.submission.check.log_rules import bare_log_rules, log_rules
 from mlhpc.submission.check.official import (
     official_findings,
@@ -15,11 +18,9 @@ from mlhpc.submission.check.official import (
 )
 from mlhpc.submission.check.rulesets import RULESETS, exist, rules_of, rules_of_run
 from mlhpc.submission.check.run_rules import run_rules
-from mlhpc.submission.logs.findings import Finding, passes, print_findings, verdict
-from mlhpc.submission.logs.mllog import parse
-from mlhpc.submission.logs.result_set import PRUNED, Metric, ResultSet
-from mlhpc.submission.logs.result_sets import result_sets
-from mlhpc.submission.logs.run_directory import Result, RunDirectory, read
+from mlhpc.submission.findings import Finding, passes, print_findings, verdict
+from mlhpc.submission.result_set import PRUNED, Metric, ResultSet
+from mlhpc.submission.result_sets import result_sets
 from mlhpc.submission.score.score import Strong, Weak
 from mlhpc.submission.score.set_score import compare_set, division_of, has_own_target, score_set, set_findings
 

@@ -10,12 +10,13 @@ from mlhpc.common.files.untrusted import printable
 from mlhpc.common.pages.blocks import Cell, Table, table
 from mlhpc.common.pages.terminal import print_table, say
 from mlhpc.errors import count
+from mlhpc.record.energy import NAMES, joules_text, measured_in
+from mlhpc.record.result import energies_of
 from mlhpc.submission.check.check import SetCheck, check_sets
 from mlhpc.submission.check.official import rcp_verdict, summary
 from mlhpc.submission.check.rulesets import exist, without_rules
-from mlhpc.submission.logs.energy import NAMES, energies_of, joules_text, measured_in
-from mlhpc.submission.logs.findings import print_findings, verdict
-from mlhpc.submission.logs.result_set import ResultSet
+from mlhpc.submission.findings import print_findings, verdict
+from mlhpc.submission.result_set import ResultSet
 from mlhpc.submission.score.rcp import Comparison
 from mlhpc.submission.score.score import RunScore, Strong, Weak
 from mlhpc.submission.score.set_score import compare_set, division_of, has_own_target, target_of

@@ -4,10 +4,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from mlhpc.record.result import energies_of
 from mlhpc.submission.check.check import SetCheck, check_sets
 from mlhpc.submission.check.rulesets import exist
-from mlhpc.submission.logs.energy import joules_of
-from mlhpc.submission.logs.findings import Finding, grouped, verdict
+from mlhpc.submission.findings import Finding, grouped, verdict
 from mlhpc.submission.score.score import RunScore, Weak
 from mlhpc.submission.score.set_score import division_of, has_own_target, target_of
 
@@ -79,6 +79,6 @@ def _run(run: RunScore) -> dict[str, Any]:
         "without_staging_s": run.without_staging_s,
         "epochs_to_target": run.epochs_to_target,
         "converged": run.converged,
-        "energy_j": joules_of(run.path),
+        "energy_j": {kind: energy.whole_joules for kind, energy in energies_of(run.path).items()},
         "left_out": run.why or run.dropped or None,
     }

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from mlhpc.errors import count, shown
-from mlhpc.submission.logs.findings import Finding, Severity
-from mlhpc.submission.logs.mllog import Log
+from mlhpc.record.mllog import Log
+from mlhpc.submission.findings import Finding, Severity
 
 
 def log_rules(log: Log) -> Iterator[Finding]:

@@ -20,6 +20,7 @@ from mlperf_logging.compliance_checker import mlp_compliance, mlp_parser
 
 from mlhpc.common.files.untrusted import read_object
 from mlhpc.errors import shown
+from mlhpc.record.mllog import Log
 from mlhpc.submission.check.official_guard import guarded
 from mlhpc.submission.check.official_messages import (
     checker_findings,
@@ -31,9 +32,8 @@ from mlhpc.submission.check.official_messages import (
     too_long,
 )
 from mlhpc.submission.check.rulesets import exist
-from mlhpc.submission.logs.findings import Finding
-from mlhpc.submission.logs.mllog import Log
-from mlhpc.submission.logs.result_set import BYPASS, PRUNED, SCALING, ResultSet
+from mlhpc.submission.findings import Finding
+from mlhpc.submission.result_set import BYPASS, PRUNED, SCALING, ResultSet
 
 __all__ = [
     "official_findings",

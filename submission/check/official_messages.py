@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from mlhpc.errors import few, shown
+from mlhpc.record.mllog import TOKEN, Log, Record
 from mlhpc.submission.check.official_guard import RuleFileRefused
 from mlhpc.submission.check.rulesets import HPC, TRAINING, without_rules
-from mlhpc.submission.logs.findings import Finding, Severity, allowed_value
-from mlhpc.submission.logs.mllog import TOKEN, Log, Record
+from mlhpc.submission.findings import Finding, Severity, allowed_value
 
 RULE_FOLDERS = (*(f"hpc_{each}" for each in HPC), *(f"training_{each}" for each in TRAINING))
 """Those of the official rule files that can be chosen here."""

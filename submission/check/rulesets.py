@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from mlhpc.benchmarks import registry
-from mlhpc.submission.logs.run_directory import RunDirectory
+from mlhpc.record.run_directory import RunDirectory
 
 HPC = ("1.0.0", "2.0.0", "3.0.0")
 """The HPC rulesets in mlperf-logging 4.1.68. There is none for round 0.7."""

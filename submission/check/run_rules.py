@@ -6,10 +6,11 @@ from mlhpc.benchmarks.load import load
 from mlhpc.benchmarks.registry import logged_name
 from mlhpc.benchmarks.schema import Run
 from mlhpc.errors import UserError, count
-from mlhpc.submission.logs.findings import Finding
-from mlhpc.submission.logs.mllog import Log
-from mlhpc.submission.logs.result_set import Metric
-from mlhpc.submission.logs.run_directory import Result, RunDirectory
+from mlhpc.record.mllog import Log
+from mlhpc.record.result import Result
+from mlhpc.record.run_directory import RunDirectory
+from mlhpc.submission.findings import Finding
+from mlhpc.submission.result_set import Metric
 
 
 def run_rules(run: RunDirectory, rules: str, metric: Metric) -> Iterator[Finding]:

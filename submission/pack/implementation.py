@@ -13,12 +13,11 @@ import shutil
 import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import mlhpc
 from mlhpc.benchmarks import registry
 from mlhpc.benchmarks.load import dumps
-from mlhpc.submission.logs.run_directory import RunDirectory
+from mlhpc.record.run_directory import RunDirectory
 
 LEFT_OUT = ("tests", "build", "dist")
 """Folders of a checkout not needed by runs, in addition to hidden ones."""
@@ -147,7 +146,7 @@ def write_scripts(to: Path, benchmark: str, system: str, runs: Sequence[RunDirec
     files = {
         "setup.sh": _setup(benchmark),
         "init_datasets.sh": _init_datasets(benchmark, preset, official),
-        "run_and_time.sh": _run_and_time(benchmark, preset, run.env if run else {}),
+        "run_and_time.sh": _run_and_time(benchmark, preset, (run and run.env.command) or ""),
         "README.md": _readme(benchmark, system, preset, runs, official),
     }
     for file, text in files.items():
@@ -184,8 +183,8 @@ set -euo pipefail
 """
 
 
-def _run_and_time(benchmark: str, preset: str, env: dict[str, Any]) -> str:
-    words = list(_words(str(env.get("command", "")), benchmark, preset))
+def _run_and_time(benchmark: str, preset: str, command: str) -> str:
+    words = list(_words(command, benchmark, preset))
     stage = ' "${STAGE:?}"' if "--stage" in words else ""
     return f"""#!/bin/bash
 # One run, one process per rank: srun ./run_and_time.sh. DATA: the data set; STAGE: node-local storage;
@@ -223,8 +222,8 @@ def _words(command: str, benchmark: str, preset: str) -> Iterator[str]:
 
 
 def _readme(benchmark: str, system: str, preset: str, runs: Sequence[RunDirectory], official: bool) -> str:
-    commits = sorted({str(run.env.get("commit")) for run in runs if run.env.get("commit")})
-    packages = {k: v for run in runs for k, v in (run.env.get("packages") or {}).items()}
+    commits = sorted({run.env.commit for run in runs if run.env.commit})
+    packages = {k: v for run in runs for k, v in run.env.packages.items()}
     versions = "\n".join(f"- {package} {version}" for package, version in sorted(packages.items()))
     writes = "writes the manifest of the downloaded data set" if official else "generates the data set"
     return f"""# {benchmark} on {system}

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mlhpc.common.files.untrusted import printable
-from mlhpc.submission.logs.findings import Finding
+from mlhpc.submission.findings import Finding
 
 _VALUE = r"[^\s\"'$<{(\[]"
 _WITH_DIGIT = rf"(?={_VALUE}{{0,200}}\d)"

@@ -11,11 +11,11 @@ from typing import Any
 
 from mlhpc.common.host.provenance import commit
 from mlhpc.errors import shown
-from mlhpc.submission.logs.findings import Finding, Severity
-from mlhpc.submission.logs.result_set import ResultSet
-from mlhpc.submission.logs.run_directory import RunDirectory, read
+from mlhpc.record.run_directory import RunDirectory, read
+from mlhpc.submission.findings import Finding, Severity
 from mlhpc.submission.pack import implementation
 from mlhpc.submission.pack.leaks import Names
+from mlhpc.submission.result_set import ResultSet
 from mlhpc.submission.score.score import score_rules
 from mlhpc.submission.score.set_score import has_own_target
 from mlhpc.submission.system.description import OPTIONAL, REQUIRED
@@ -139,8 +139,8 @@ def about_sources(sets: Sequence[ResultSet]) -> Iterator[Finding]:
     """The packed sources must be those of the runs."""
     packed = commit()
     envs = [run.env for results in sets for run in runs_of(results)]
-    commits = sorted({str(env.get("commit")) for env in envs})
-    changed = any(env.get("dirty") for env in envs) or bool(packed["dirty"])
+    commits = sorted({str(env.commit) for env in envs})
+    changed = any(env.dirty for env in envs) or bool(packed["dirty"])
     if envs and commits == [str(packed["commit"])] and not changed:
         return
     actual, remedy = (
@@ -176,7 +176,7 @@ def _more(count: int) -> str:
 def names_of(sets: Sequence[ResultSet]) -> Names:
     """Names of hosts and users in the runs and on this machine, which a submission should not publish."""
     envs = [run.env for results in sets for run in runs_of(results)]
-    hosts = {node.get("hostname") for env in envs for node in (env, *env.get("nodes", ()))}
+    hosts = {node.hostname for env in envs for node in (env, *env.nodes)}
     try:
         users = {getpass.getuser()}
     except (KeyError, OSError):  # a container's user may have no name

@@ -25,9 +25,7 @@ from mlhpc.errors import UserError, count, shown
 from mlhpc.submission.check import official
 from mlhpc.submission.check.check import check_set
 from mlhpc.submission.check.rulesets import RULESETS, exist, rules_of
-from mlhpc.submission.logs.findings import Finding, passes
-from mlhpc.submission.logs.result_set import PRUNED, Metric, ResultSet
-from mlhpc.submission.logs.result_sets import result_sets
+from mlhpc.submission.findings import Finding, passes
 from mlhpc.submission.pack import implementation
 from mlhpc.submission.pack.archive import CHECKSUMS, NAME, aside, write_archive
 from mlhpc.submission.pack.leaks import leaks
@@ -41,6 +39,8 @@ from mlhpc.submission.pack.pack_rules import (
     own_target,
     runs_of,
 )
+from mlhpc.submission.result_set import PRUNED, Metric, ResultSet
+from mlhpc.submission.result_sets import result_sets
 from mlhpc.submission.score.score import Weak
 from mlhpc.submission.score.set_score import has_own_target, score_set
 from mlhpc.submission.system.description import read

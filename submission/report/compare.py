@@ -16,11 +16,11 @@ from mlhpc.common.host.progress import progress
 from mlhpc.errors import UserError
 from mlhpc.perf.scaling import Measured, Point, Prediction, neighbours, predict
 from mlhpc.submission.check.rulesets import rules_of
-from mlhpc.submission.logs.findings import Finding
-from mlhpc.submission.logs.result_sets import result_sets
+from mlhpc.submission.findings import Finding
 from mlhpc.submission.report.entry import Entry
 from mlhpc.submission.report.measure import entries_of
 from mlhpc.submission.report.spread import Spread
+from mlhpc.submission.result_sets import result_sets
 from mlhpc.submission.score.rcp import pruned, reference_points
 from mlhpc.submission.score.set_score import set_findings
 

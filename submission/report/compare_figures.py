@@ -17,7 +17,7 @@ from mlhpc.common.pages.charts import CARD, INK, SOFT, Figure
 from mlhpc.common.pages.plots import LogAxis
 from mlhpc.common.pages.text import plain
 from mlhpc.errors import few
-from mlhpc.submission.logs.phases import PARTS
+from mlhpc.record.phases import PARTS
 from mlhpc.submission.report.compare import DETAILED, references
 from mlhpc.submission.report.entry import Entry
 from mlhpc.submission.report.spread import Spread

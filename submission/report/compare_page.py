@@ -12,9 +12,9 @@ from mlhpc.common.pages.html import render
 from mlhpc.common.pages.text import decimals, plain
 from mlhpc.errors import count
 from mlhpc.perf.scaling import Estimate
-from mlhpc.submission.logs.differences import differences_table
-from mlhpc.submission.logs.energy import NAMES
-from mlhpc.submission.logs.findings import findings_table
+from mlhpc.record.differences import differences_table
+from mlhpc.record.energy import NAMES
+from mlhpc.submission.findings import findings_table
 from mlhpc.submission.report.compare import DETAILED, Comparison, Predicted
 from mlhpc.submission.report.compare_figures import BARS, breakdown, planes
 from mlhpc.submission.report.entry import BEFORE_CLOCK, IN_CLOCK, OVER_ENDED, Entry

@@ -4,21 +4,18 @@ A set whose logs differ in configuration is split: an entry has a single configu
 """
 
 import math
-import os
 import sys
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 from mlhpc.benchmarks import load, registry
-from mlhpc.common.files.untrusted import read_object
-from mlhpc.submission.logs.energy import energies_of
-from mlhpc.submission.logs.mllog import Log
-from mlhpc.submission.logs.phases import Phases, phases
-from mlhpc.submission.logs.result_set import ResultSet
-from mlhpc.submission.logs.run_directory import Target
+from mlhpc.record.environment import Environment
+from mlhpc.record.mllog import Log
+from mlhpc.record.phases import Phases, phases
+from mlhpc.record.result import Result, Target, energies_of
 from mlhpc.submission.report.entry import (
     BEFORE_CLOCK,
     IN_CLOCK,
@@ -31,6 +28,7 @@ from mlhpc.submission.report.entry import (
     RunFacts,
 )
 from mlhpc.submission.report.summary import framework_of, whole
+from mlhpc.submission.result_set import ResultSet
 from mlhpc.submission.score.score import (
     Strong,
     Weak,
@@ -188,22 +186,14 @@ class _Own:
 def _own_run(log: Log) -> _Own:
     if log.path.name != "run.log":
         return _Own()
-    result, env = (_json(log.path.with_name(name)) for name in ("result.json", "env.json"))
-    accelerators = env.get("accelerators")
-    return _Own(
-        _count(result.get("ranks")),
-        _named(env.get("hostname")),
-        _named(env.get("cpu")),
-        tuple(map(str, accelerators)) if isinstance(accelerators, list) else (),
-        framework_of(_named(result.get("benchmark")), _named(result.get("framework")), env.get("packages")),
-    )
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        return read_object(path, os.O_NOFOLLOW)
-    except (OSError, ValueError, RecursionError):
-        return {}
+    result, env = None, Environment()
+    with suppress(OSError, ValueError):
+        result = Result.read(log.path.with_name("result.json"))
+    with suppress(OSError, ValueError):
+        env = Environment.read(log.path.with_name("env.json"))
+    benchmark, framework = (result.benchmark, result.framework) if result else (None, None)
+    software = framework_of(benchmark, framework, env.packages)
+    return _Own(result.ranks if result else None, env.hostname, env.cpu, env.accelerators, software)
 
 
 def _units(log: Log, description: dict[str, Any], own_files: _Own) -> tuple[str, str, int | None, int | None]:

@@ -11,7 +11,8 @@ from mlhpc.perf.prediction.result import Prediction
 from mlhpc.perf.prediction.tables import NO_INTERVAL
 from mlhpc.perf.scaling import Triple, added
 from mlhpc.perf.staging import staging_seconds
-from mlhpc.submission.logs.run_directory import Result, RunDirectory
+from mlhpc.record.result import Result
+from mlhpc.record.run_directory import RunDirectory
 from mlhpc.submission.report.summary import duration, parts, rate
 
 _SLOWED = 0.05

@@ -10,12 +10,11 @@ from mlhpc.common.pages.html import write
 from mlhpc.common.pages.terminal import print_facts, print_table
 from mlhpc.errors import UserError, count
 from mlhpc.perf.machines import machine as find_machine
+from mlhpc.record.energy import energy_line
+from mlhpc.record.progress import Follower
+from mlhpc.record.run_directory import RunDirectory, read, running
 from mlhpc.submission.check.check import check_run
-from mlhpc.submission.logs.energy import energy_line
-from mlhpc.submission.logs.findings import Finding, passes, verdict
-from mlhpc.submission.logs.progress import Follower
-from mlhpc.submission.logs.ranks import running
-from mlhpc.submission.logs.run_directory import RunDirectory, read
+from mlhpc.submission.findings import Finding, passes, verdict
 from mlhpc.submission.report.compare import compare
 from mlhpc.submission.report.compare_page import page as comparison_page
 from mlhpc.submission.report.compare_table import print_comparison, text
@@ -172,17 +171,15 @@ def _facts(run: RunDirectory) -> dict[str, str]:
         on = "an unknown number of nodes" if result.nodes is None else count(result.nodes, "node")
         facts["ranks"] = f"{result.ranks} on {on}, launched by {result.launcher}"
         facts["seed"] = str(result.seed)
-    if env.get("cpu"):
-        listed = env.get("accelerators")
-        accelerators = ", ".join(map(str, listed if isinstance(listed, list) else ())) or "no accelerators"
-        number, memory = env.get("cores"), env.get("memory_gib")
-        cores = count(number, "core") if number else "cores not known"
-        gib = "memory not known" if memory is None else f"{memory} GiB"
-        facts["hardware"] = f"{env['cpu']}, {cores}, {gib}, {accelerators}"
+    if env.cpu:
+        accelerators = ", ".join(env.accelerators) or "no accelerators"
+        cores = count(env.cores, "core") if env.cores else "cores not known"
+        gib = "memory not known" if env.memory_gib is None else f"{env.memory_gib} GiB"
+        facts["hardware"] = f"{env.cpu}, {cores}, {gib}, {accelerators}"
     if of_commit := commit(env):
         facts["commit"] = of_commit
-    if packages := packages_of(run.benchmark, run.framework, env.get("packages")):
+    if packages := packages_of(run.benchmark, run.framework, env.packages):
         facts["packages"] = ", ".join(f"{name} {version}" for name, version in packages.items())
-    if env.get("date"):
-        facts["date"] = str(env["date"])
+    if env.date:
+        facts["date"] = env.date
     return facts

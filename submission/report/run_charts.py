@@ -8,8 +8,9 @@ import altair as alt
 
 from mlhpc.common.pages import charts, plots
 from mlhpc.common.pages.charts import Figure, chart_of
-from mlhpc.submission.logs.ranks import RankTimes
-from mlhpc.submission.logs.run_directory import Epoch, RunDirectory
+from mlhpc.record.events import RankTimes
+from mlhpc.record.result import Epoch
+from mlhpc.record.run_directory import RunDirectory
 from mlhpc.submission.report import summary
 from mlhpc.submission.report.summary import Part, digits, duration, rate, size
 

@@ -2,20 +2,20 @@
 their text."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from statistics import median
-from typing import Any
 
 from mlhpc.benchmarks import load, registry
 from mlhpc.common.pages.blocks import Banner, Block, Cell, Details, Facts, Grid, Table, number, table
 from mlhpc.common.pages.html import render
 from mlhpc.errors import count
-from mlhpc.submission.logs.bindings import bindings_table, read_bindings, shared_cores
-from mlhpc.submission.logs.energy import energy_table
-from mlhpc.submission.logs.findings import Finding, findings_table, passes, verdict
-from mlhpc.submission.logs.ranks import RankTimes, read_ranks, running
-from mlhpc.submission.logs.run_directory import Epoch, Result, RunDirectory
+from mlhpc.record.energy import energy_table
+from mlhpc.record.environment import Machine, bindings_table, shared_cores
+from mlhpc.record.events import RankTimes, read_ranks
+from mlhpc.record.result import Epoch, Result
+from mlhpc.record.run_directory import RunDirectory, running
+from mlhpc.submission.findings import Finding, findings_table, passes, verdict
 from mlhpc.submission.report import run_charts, summary
 from mlhpc.submission.report.predicted import Beside, predicted_table
 from mlhpc.submission.report.summary import Part, duration, size
@@ -28,7 +28,7 @@ def page(
 ) -> str:
     """The whole HTML text. Missing parts are left out, and listed in a separate section."""
     ranks, result, active = read_ranks(run.path), run.result, running(run)
-    machines, bindings = _machines(run.env), read_bindings(run.env)
+    machines, bindings = run.env.machines, run.env.bindings
     heading, preset = registry.title(run.benchmark), f"preset {run.preset}" if run.preset else ""
     clock_s = run.log.time_to_train_s if run.log else None
     return render(
@@ -80,8 +80,8 @@ def _meta(run: RunDirectory) -> list[str]:
         meta.append(count(result.ranks, "rank") + on)
         if result.data and result.data.codec:
             meta.append(f"data by {result.data}")
-    if run.env.get("date"):
-        meta.append(str(run.env["date"]).replace("T", " ").replace("+00:00", " UTC"))
+    if run.env.date:
+        meta.append(run.env.date.replace("T", " ").replace("+00:00", " UTC"))
     return meta
 
 
@@ -264,29 +264,20 @@ def _hyperparameters(run: RunDirectory) -> Facts:
     return Facts({key: run.log.value(key) for key in keys} if run.log else {})
 
 
-def _nodes(machines: Sequence[Mapping[str, Any]]) -> Table:
+def _nodes(machines: Sequence[Machine]) -> Table:
     """One row for identical nodes."""
     hosts: dict[tuple[str, ...], list[str]] = {}
     for machine in machines:
-        memory, listed = machine.get("memory_gib"), machine.get("accelerators")
-        accelerators = Counter(map(str, listed if isinstance(listed, list) else ()))
+        accelerators = Counter(machine.accelerators)
         kind = (
-            str(machine.get("cpu") or "not known"),
-            str(machine.get("cores") or "not known"),
-            f"{memory:g} GiB" if isinstance(memory, int | float) else "not known",
+            machine.cpu or "not known",
+            str(machine.cores or "not known"),
+            "not known" if machine.memory_gib is None else f"{machine.memory_gib:g} GiB",
             ", ".join(f"{n} × {name}" for name, n in accelerators.items()) or "none",
         )
-        hosts.setdefault(kind, []).append(str(machine.get("hostname", "?")))
+        hosts.setdefault(kind, []).append(machine.hostname or "?")
     rows = tuple((Cell(_some(names)), *map(Cell, kind)) for kind, names in hosts.items())
     return Table("hardware", ("node", "processor", "cores", "memory", "accelerators"), rows, text_columns=5)
-
-
-def _machines(env: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The nodes of a run."""
-    nodes = env.get("nodes")
-    machines: list[Mapping[str, Any]]
-    machines = [node for node in nodes if isinstance(node, dict)] if isinstance(nodes, list) else []
-    return machines or ([env] if env.get("hostname") else [])
 
 
 def _some(hosts: Sequence[str]) -> str:
@@ -295,20 +286,19 @@ def _some(hosts: Sequence[str]) -> str:
 
 def _provenance(run: RunDirectory) -> Facts:
     env, result = run.env, run.result
-    command = env.get("command")
-    packages = summary.packages_of(run.benchmark, run.framework, env.get("packages"))
+    packages = summary.packages_of(run.benchmark, run.framework, env.packages)
     samples = result.samples if result else None
     sizes = samples and f"{samples.train} for training, {samples.eval} for evaluation"
     facts = {
         "commit": summary.commit(env),
-        "date": env.get("date"),
-        "command": " ".join(map(str, command)) if isinstance(command, list) else command,
+        "date": env.date,
+        "command": env.command,
         "seed": result and result.seed,
         "launcher": result and result.launcher,
         "ranks": result and result.ranks,
         "samples": samples and f"{sizes}, each {' × '.join(map(str, samples.shape))}",
-        "operating system": env.get("os"),
-        "python": env.get("python"),
+        "operating system": env.os,
+        "python": env.python,
         "packages": [f"{name} {version}" for name, version in packages.items()] or None,
         "mlhpc of the run": result and result.mlhpc,
     }

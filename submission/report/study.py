@@ -16,15 +16,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from mlhpc.benchmarks.load import loads, toml_value
 from mlhpc.benchmarks.schema import Run
-from mlhpc.common.files.untrusted import read_object, read_text
-from mlhpc.common.timing.breakdown import read_events, waits_are_of_all_ranks
+from mlhpc.common.files.untrusted import read_text
 from mlhpc.errors import UserError
-from mlhpc.submission.logs.servers import ServerFigures, servers_figures
+from mlhpc.record.breakdown import waits_are_of_all_ranks
+from mlhpc.record.environment import Environment
+from mlhpc.record.events import read_events
+from mlhpc.record.fields import first_problem
+from mlhpc.record.series import CellRecord, ServersRecord, Value
+from mlhpc.submission.report.servers import ServerFigures
 from mlhpc.submission.report.spread import Spread, spread
-
-Value = str | int | float | bool
 
 CELL = "cell.json"
 PLACES = ("codec", "batch", "ranks", "data", "storage")
@@ -49,7 +53,7 @@ class Measured:
     seconds: float
     wait_s: float
     staging_s: float | None
-    environment: Mapping[str, Any]
+    environment: Environment | None
     servers: ServerFigures | None = None
 
     @property
@@ -132,19 +136,12 @@ def read(path: Path, running: Callable[[str], bool] = lambda name: False) -> Stu
     return Study(path, tuple(sorted(cells, key=order)), tuple(axes))
 
 
-def described(folder: Path) -> tuple[dict[str, Value], str, str | None]:
-    """Settings of a cell, path of its data set, and the folder it is staged to or None. Raises UserError if its
-    ``cell.json`` cannot be read."""
+def described(folder: Path) -> CellRecord:
+    """The ``cell.json`` of a cell. Raises UserError if it cannot be read."""
     try:
-        content = read_object(folder / CELL, os.O_NOFOLLOW)
-        settings, data, stage = dict(content["settings"]), content["data"], content["stage"]
-        if not isinstance(data, str) or not isinstance(stage, str | None) or not settings:
-            raise TypeError
-        if not all(isinstance(value, str) or -1e300 < value < 1e300 for value in settings.values()):
-            raise TypeError
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return CellRecord.read(folder / CELL)
+    except (OSError, ValueError):
         raise UserError(f"{folder / CELL}: cannot be read; move {folder} away, and restart") from None
-    return settings, data, stage
 
 
 def flat(run: Run) -> dict[str, Value]:
@@ -225,20 +222,23 @@ def _measured(run: Path, settings: Mapping[str, Value]) -> Measured:
 def _measured_with_servers(run: Path, settings: Mapping[str, Value]) -> Measured:
     if not (run / "servers.json").exists():
         raise ValueError(_last_words(run) or "it did not end: killed, or out of time or memory?")
-    record = read_object(run / "servers.json", os.O_NOFOLLOW)
-    run_with = {"ranks": record["workers"], SERVERS: record["servers"], UPDATES: record["updates"]}
+    try:
+        record = ServersRecord.read(run / "servers.json")
+    except ValidationError as error:
+        raise ValueError(f"its servers.json is damaged ({first_problem(error)})") from None
+    run_with: dict[str, Value] = {"ranks": record.workers, SERVERS: record.servers, UPDATES: record.updates}
     config = _config(run, settings, run_with)
-    if record["steps"] != config.study.steps:
-        raise ValueError(f"it took {record['steps']} steps, not {config.study.steps}")
+    if record.steps != config.study.steps:
+        raise ValueError(f"it took {record.steps} steps, not {config.study.steps}")
     return Measured(
         run,
         steps=config.study.steps,
         samples=config.study.steps * config.hyperparameters.global_batch_size,
-        seconds=float(record["seconds"]),
-        wait_s=float(record["wait_s"]),
+        seconds=record.seconds,
+        wait_s=record.wait_s,
         staging_s=None,
         environment=_environment(run),
-        servers=servers_figures(record),
+        servers=ServerFigures.of(record),
     )
 
 
@@ -256,14 +256,14 @@ def _config(run: Path, settings: Mapping[str, Value], placed: Mapping[str, Value
     return config
 
 
-def _environment(run: Path) -> dict[str, Any]:
-    with contextlib.suppress(OSError, ValueError, RecursionError):
-        return read_object(run / "env.json", os.O_NOFOLLOW)
-    return {}
+def _environment(run: Path) -> Environment | None:
+    with contextlib.suppress(OSError, ValueError):
+        return Environment.read(run / "env.json")
+    return None
 
 
 def _read_cell(folder: Path, running: Callable[[str], bool]) -> Cell:
-    settings, data, stage = described(folder)
+    cell = described(folder)
     # A run that failed before its folder was created has only its output.
     matches = (re.fullmatch(r"run-(\d+)(\.out)?", path.name) for path in folder.iterdir())
     runs, failures = [], []
@@ -271,10 +271,10 @@ def _read_cell(folder: Path, running: Callable[[str], bool]) -> Cell:
         if running(f"{folder.name}.{number}"):
             continue
         try:
-            runs.append(measured(folder / f"run-{number}", settings))
+            runs.append(measured(folder / f"run-{number}", cell.settings))
         except ValueError as why:
             failures.append(f"run-{number}: {why}")
-    return Cell(folder, settings, data, stage, tuple(runs), tuple(failures))
+    return Cell(folder, cell.settings, cell.data, cell.stage, tuple(runs), tuple(failures))
 
 
 def _with_distinct_names(cells: Sequence[Cell]) -> list[Cell]:

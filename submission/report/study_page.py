@@ -6,7 +6,7 @@ And after Ibrahim and Oliker 2022: throughput by codec, storage, batch and set s
 and the share of data wait per sample (Figs. 9 and 12).
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -15,6 +15,7 @@ from mlhpc.common.pages.blocks import Cell, Columns, Grid, Table, number, table
 from mlhpc.common.pages.html import render
 from mlhpc.common.pages.text import plain
 from mlhpc.errors import count
+from mlhpc.record.environment import Environment
 from mlhpc.submission.report import study_charts
 from mlhpc.submission.report.spread import spread
 from mlhpc.submission.report.study import GLOBAL_BATCH, Measured, Study, accuracy_loss, is_numeric
@@ -187,17 +188,13 @@ def _machines(study: Study) -> str:
     return " · ".join(filter(None, texts))
 
 
-def _machine(environment: Mapping[str, Any]) -> str:
-    listed = environment.get("accelerators")
-    accelerators = f"{len(listed)} × {listed[0]}" if isinstance(listed, list) and listed else "no GPU"
-    cpu, cores = environment.get("cpu", ""), f"{environment.get('cores') or '?'} cores"
-    return ", ".join(filter(None, (str(cpu), cores, accelerators)))
+def _machine(env: Environment) -> str:
+    accelerators = f"{len(env.accelerators)} × {env.accelerators[0]}" if env.accelerators else "no GPU"
+    return ", ".join(filter(None, (env.cpu, f"{env.cores or '?'} cores", accelerators)))
 
 
-def _commit(environment: Mapping[str, Any]) -> str:
-    commit = environment.get("commit")
-    changes = " and changes" if environment.get("dirty") else ""
-    return f"commit {str(commit)[:12]}{changes}" if commit else "commit unknown"
+def _commit(env: Environment) -> str:
+    return f"commit {env.commit[:12]}{' and changes' * bool(env.dirty)}" if env.commit else "commit unknown"
 
 
 def _all(values: Iterable[object]) -> str:

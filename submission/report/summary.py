@@ -4,20 +4,19 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
 
 from mlhpc.benchmarks import registry
 from mlhpc.errors import count
+from mlhpc.record.energy import NAMES as MEASURED
+from mlhpc.record.energy import joules_text, watts_text
+from mlhpc.record.environment import Environment
+from mlhpc.record.phases import PARTS as LOG_PARTS
+from mlhpc.record.phases import phases
+from mlhpc.record.progress import Progress
+from mlhpc.record.result import Epoch, Target
+from mlhpc.record.run_directory import RunDirectory, running
 from mlhpc.submission.check.rulesets import rules_of_run
-from mlhpc.submission.logs.bindings import read_bindings
-from mlhpc.submission.logs.energy import NAMES as MEASURED
-from mlhpc.submission.logs.energy import joules_text, watts_text
-from mlhpc.submission.logs.findings import Finding
-from mlhpc.submission.logs.phases import PARTS as LOG_PARTS
-from mlhpc.submission.logs.phases import phases
-from mlhpc.submission.logs.progress import Progress
-from mlhpc.submission.logs.ranks import running
-from mlhpc.submission.logs.run_directory import Epoch, RunDirectory, Target
+from mlhpc.submission.findings import Finding
 
 PARTS = {
     "staging": ("Staging", "copying the data set to node-local storage"),
@@ -81,17 +80,13 @@ _FRAMEWORKS = {
 }
 
 
-def packages_of(benchmark: str | None, framework: str | None, installed: object) -> dict[str, str]:
+def packages_of(benchmark: str | None, framework: str | None, installed: Mapping[str, str]) -> dict[str, str]:
     """Name to version of the packages in an ``env.json`` that a run of ``benchmark`` with ``framework`` (None: the
     benchmark's default) can have used, without those of the other framework. All of them for a benchmark
-    outside this suite; empty if ``installed`` is not a table."""
-    if not isinstance(installed, dict):
-        return {}
+    outside this suite."""
     own = _family(str(benchmark), framework)
     others = tuple(n for key, names in _FRAMEWORKS.items() if own and key != own for n in names)
-    return {
-        str(name): str(version) for name, version in installed.items() if not str(name).startswith(others)
-    }
+    return {name: version for name, version in installed.items() if not name.startswith(others)}
 
 
 def _family(benchmark: str, framework: str | None) -> str | None:
@@ -102,7 +97,7 @@ def _family(benchmark: str, framework: str | None) -> str | None:
     return next((family for family in _FRAMEWORKS if family in used.packages), None)
 
 
-def framework_of(benchmark: str | None, framework: str | None, installed: object) -> str:
+def framework_of(benchmark: str | None, framework: str | None, installed: Mapping[str, str]) -> str:
     """The framework of a run and its version, ``torch 2.13.0``; empty if it is unknown."""
     names = tuple(_FRAMEWORKS)
     return ", ".join(
@@ -112,10 +107,10 @@ def framework_of(benchmark: str | None, framework: str | None, installed: object
     )
 
 
-def commit(env: Mapping[str, Any]) -> str | None:
+def commit(env: Environment) -> str | None:
     """The commit of a run's ``env.json``, if it has one."""
-    changed = " with uncommitted changes" if env.get("dirty") else ""
-    return f"{env['commit']}{changed}" if env.get("commit") else None
+    changed = " with uncommitted changes" if env.dirty else ""
+    return f"{env.commit}{changed}" if env.commit else None
 
 
 def no_score(run: RunDirectory, findings: Sequence[Finding]) -> list[str]:
@@ -156,7 +151,7 @@ def slow_ranks(run: RunDirectory) -> str:
     whole = waits.train_s + waits.eval_s
     if not whole > _SLIGHT * sum(part.seconds or 0.0 for part in parts(run)):
         return ""
-    hosts = {binding.rank: binding.hostname for binding in read_bindings(run.env)}
+    hosts = {binding.rank: binding.hostname for binding in run.env.bindings}
     # With equally fast ranks, each one is the slowest of a step about as often.
     least = max(_NOTABLE, _TIMES_FAIR / result.ranks) * whole
     named = []

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from mlhpc.benchmarks import load, registry
 from mlhpc.errors import few
-from mlhpc.submission.logs.mllog import Interval, Log
-from mlhpc.submission.logs.run_directory import Target
+from mlhpc.record.mllog import Interval, Log
+from mlhpc.record.result import Target
 
 
 def score_rules(logged_name: str) -> tuple[Target, int] | None:

@@ -9,10 +9,10 @@ from mlhpc.benchmarks import registry
 from mlhpc.benchmarks.load import load, presets
 from mlhpc.common.files.untrusted import printable
 from mlhpc.errors import count, shown
-from mlhpc.submission.logs.findings import Finding, Severity, allowed_value
-from mlhpc.submission.logs.mllog import Log
-from mlhpc.submission.logs.result_set import SETTINGS, SIZES, ResultSet
-from mlhpc.submission.logs.run_directory import Target
+from mlhpc.record.mllog import Log
+from mlhpc.record.result import Target
+from mlhpc.submission.findings import Finding, Severity, allowed_value
+from mlhpc.submission.result_set import SETTINGS, SIZES, ResultSet
 from mlhpc.submission.score.rcp import Comparison, compare, reference_points
 from mlhpc.submission.score.score import (
     Strong,

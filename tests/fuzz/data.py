@@ -17,7 +17,6 @@ from mlhpc.common.data import manifest
 from mlhpc.common.data.codecs import frame
 from mlhpc.common.data.codecs.codec import find
 from mlhpc.common.formats import archive, npy, tf_example, tfrecord
-from mlhpc.common.timing.breakdown import breakdown, read_events
 from mlhpc.common.training import checkpoint
 from mlhpc.cosmoflow import weights
 from mlhpc.cosmoflow.data import codec as cosmoflow
@@ -25,6 +24,8 @@ from mlhpc.deepcam.data import codec as deepcam
 from mlhpc.deepcam.data import hdf5
 from mlhpc.deepcam.data.sample import Reader
 from mlhpc.errors import UserError
+from mlhpc.record.breakdown import breakdown
+from mlhpc.record.events import read_events
 from mlhpc.weights import save
 
 COUNTS = np.arange(4 * 4 * 4 * 4, dtype=np.int16).reshape(4, 4, 4, 4)

@@ -24,7 +24,7 @@ from golden.make_tree import make_set, records
 from mlhpc.benchmarks import load
 from mlhpc.common.pages import charts, plots
 from mlhpc.errors import UserError
-from mlhpc.submission.logs import run_directory
+from mlhpc.record import run_directory
 from mlhpc.submission.report import compare, compare_page, run_page, study, study_page
 
 MARKUP = "\"'></script></style><fuzz-mark onload=alert(1)>"

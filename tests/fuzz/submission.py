@@ -22,16 +22,16 @@ from mlperf_logging.compliance_checker import mlp_compliance
 from rich.console import Console
 
 from mlhpc.errors import UserError
+from mlhpc.record.mllog import parse
+from mlhpc.record.phases import phases
+from mlhpc.record.run_directory import read
 from mlhpc.submission.check.log_rules import bare_log_rules, log_rules
 from mlhpc.submission.check.official import official_findings
 from mlhpc.submission.check.run_rules import run_rules
-from mlhpc.submission.logs.findings import print_findings
-from mlhpc.submission.logs.mllog import parse
-from mlhpc.submission.logs.phases import phases
-from mlhpc.submission.logs.result_sets import result_sets
-from mlhpc.submission.logs.run_directory import read
+from mlhpc.submission.findings import print_findings
 from mlhpc.submission.pack.archive import unpack, write_archive
 from mlhpc.submission.pack.leaks import Names, leaks
+from mlhpc.submission.result_sets import result_sets
 from mlhpc.submission.score.score import instance_scale, score_rules, score_run
 from mlhpc.submission.score.set_score import score_set, set_findings
 from mlhpc.submission.system import description

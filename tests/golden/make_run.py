@@ -1,4 +1,4 @@
-"""A run folder as docs/reference/architecture.md describes it, made without training: to test check and report.
+"""A run folder as docs/reference/record.md describes it, made without training: to test check and report.
 
 Numbers are consistent with one another (the log's times, the result's times, the breakdown), so that a test
 breaks one thing at a time.

@@ -23,7 +23,7 @@ from golden.make_tree import make_set, records, write_log
 from rich.console import Console
 
 from mlhpc.submission.check import check, console
-from mlhpc.submission.logs.result_sets import result_sets
+from mlhpc.submission.result_sets import result_sets
 from mlhpc.submission.score import set_score
 
 official_s = 0.0

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 from mlhpc.benchmarks import load
-from mlhpc.submission.logs.progress import Follower
+from mlhpc.record.progress import Follower
 
 INTERVAL_S = 2.0
 RANKS_PER_NODE = 4

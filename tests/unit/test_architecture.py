@@ -10,7 +10,18 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-TOP = ("benchmarks", "common", "cosmoflow", "deepcam", "iobench", "mlhpc", "perf", "resnet50", "submission")
+TOP = (
+    "benchmarks",
+    "common",
+    "cosmoflow",
+    "deepcam",
+    "iobench",
+    "mlhpc",
+    "perf",
+    "record",
+    "resnet50",
+    "submission",
+)
 # A room imports only from the floors below its own, and within a floor only from itself. So no circle is
 # possible, lazy imports included. "mlhpc/cli" is cli.py and __main__.py, the roof.
 FLOORS = (
@@ -24,6 +35,7 @@ FLOORS = (
     {"common/staging"},
     {"common/training"},
     {"common/pytorch"},
+    {"record"},
     {"cosmoflow/data", "deepcam/data", "deepcam/layers", "resnet50/data"},
     {"cosmoflow", "cosmoflow/cpu", "deepcam/cpu", "deepcam/optim", "resnet50/optim"},
     {"cosmoflow/synthetic", "deepcam/synthetic", "resnet50/synthetic"},
@@ -39,10 +51,10 @@ FLOORS = (
     {"iobench/simulate"},
     {"iobench/report"},
     {"iobench"},
-    {"submission/logs", "submission/system"},
+    {"submission", "submission/system"},
     {"submission/score"},
     {"submission/check"},
-    {"submission/report", "submission/pack", "submission"},
+    {"submission/report", "submission/pack"},
     {"mlhpc/doctor", "mlhpc/observe"},
     {"mlhpc"},
     {"mlhpc/campaign", "mlhpc/preview"},
@@ -52,8 +64,8 @@ FLOORS = (
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 # Beyond the floors: common and benchmarks know nothing of each other, no benchmark knows another.
 NEVER = {
-    "benchmarks": {"common"},
-    "common": {"benchmarks"},
+    "benchmarks": {"common", "record"},
+    "common": {"benchmarks", "record"},
     "cosmoflow": {"deepcam", "resnet50"},
     "deepcam": {"cosmoflow", "resnet50"},
     "resnet50": {"cosmoflow", "deepcam"},
@@ -126,6 +138,16 @@ def test_imports_have_no_cycles():
     while ready := {name for name in below.keys() - free if below[name] <= free}:
         free |= ready
     assert below.keys() - free == set()
+
+
+@pytest.mark.xfail(reason="doctor/memory.py prints sizes with a function of submission/report/summary.py")
+def test_a_run_does_not_depend_on_its_verdict():
+    """Nothing that ``mlhpc run`` imports, directly or not, lies in submission."""
+    reached, waiting = set(), {"mlhpc.run"}
+    while waiting:
+        reached |= waiting
+        waiting = {each for name in waiting for each in imported(MODULES[name]) & MODULES.keys()} - reached
+    assert {name for name in reached if name.startswith("mlhpc.submission")} == set()
 
 
 @pytest.mark.parametrize("path", FILES, ids=str)

@@ -10,10 +10,10 @@ from mlhpc.cli import main
 from mlhpc.common.data import manifest
 from mlhpc.common.files.untrusted import clean, parse_json, printable, read_object
 from mlhpc.common.formats import archive
-from mlhpc.common.timing.breakdown import read_events
 from mlhpc.errors import UserError, shown
-from mlhpc.submission.logs import mllog
-from mlhpc.submission.logs.mllog import TOKEN
+from mlhpc.record import mllog
+from mlhpc.record.events import read_events
+from mlhpc.record.mllog import TOKEN
 
 DLIO = "framework: pytorch\nworkflow: {train: true}\n"
 

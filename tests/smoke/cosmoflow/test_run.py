@@ -23,7 +23,7 @@ from smoke.conftest import (
 
 from mlhpc.benchmarks import load
 from mlhpc.common.files.filesystem import filesystem_of
-from mlhpc.common.timing.breakdown import read_events
+from mlhpc.record.events import read_events
 
 
 def test_the_parts_add_up_to_time_to_train_and_the_log_says_the_same(one_rank):

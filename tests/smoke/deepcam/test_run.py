@@ -17,8 +17,8 @@ from smoke.conftest import climate_settings as settings
 from mlhpc.benchmarks.load import load_file as load_settings
 from mlhpc.common.host.binding import parse_ranges
 from mlhpc.deepcam.model import build_model
-from mlhpc.submission.logs.mllog import parse
-from mlhpc.submission.logs.phases import phases
+from mlhpc.record.mllog import parse
+from mlhpc.record.phases import phases
 
 
 @pytest.fixture(scope="module")

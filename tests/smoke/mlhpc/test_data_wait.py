@@ -9,7 +9,7 @@ from functools import cache
 import pytest
 from helpers.slow_reads import Cell, library, make_data, run, tolerance, truth
 
-from mlhpc.common.timing.breakdown import read_events
+from mlhpc.record.events import read_events
 
 pytestmark = pytest.mark.slow  # two minutes
 

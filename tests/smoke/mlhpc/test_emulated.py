@@ -8,7 +8,7 @@ import pytest
 from smoke.conftest import climate_settings, mlhpc, mllog, result, settings
 from smoke.resnet50.test_run import settings as image_settings
 
-from mlhpc.common.timing.breakdown import read_events
+from mlhpc.record.events import read_events
 
 
 @pytest.fixture(scope="module")

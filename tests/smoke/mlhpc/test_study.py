@@ -11,7 +11,7 @@ import pytest
 from smoke.conftest import climate_settings, mlhpc, rank_process, result, settings, wait_for
 from smoke.resnet50.test_run import settings as image_settings
 
-from mlhpc.common.timing.breakdown import read_events
+from mlhpc.record.events import read_events
 from mlhpc.submission.report.study import read
 
 

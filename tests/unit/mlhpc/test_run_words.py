@@ -13,18 +13,24 @@ from mlhpc.benchmarks.registry import Framework
 from mlhpc.common.ranks.world import Solo
 from mlhpc.common.training.checkpoint import Checkpoint, save
 from mlhpc.errors import UserError
-from mlhpc.run_result import last_line, summarize
+from mlhpc.record.conclusion import last_line, summarize
+from mlhpc.record.result import Result
 
 
 @pytest.mark.parametrize(
-    "staging, said", [({"files": 2}, "1.85 s, including staging;"), (None, "1.85 s, nothing was staged;")]
+    "staging, said",
+    [
+        ({"files": 2, "bytes": 9, "seconds": 1}, "1.85 s, including staging;"),
+        (None, "1.85 s, nothing was staged;"),
+    ],
 )
 def test_the_last_line_says_whether_staging_is_included(staging: Any, said: str) -> None:
     result = {
-        "benchmark": "deepcam", "preset": "smoke", "status": "failed", "resumed": False, "staging": staging,
-        "target": {"label": "IoU", "value": 0.5, "best": 0.3, "reached": False}, "time_to_train_s": 1.85,
+        "benchmark": "deepcam", "preset": "smoke", "division": "open", "status": "failed", "resumed": False,
+        "ranks": 1, "target": {"metric": "eval_accuracy", "label": "IoU", "value": 0.5, "best": 0.3},
+        "time_to_train_s": 1.85, "samples": {"train": 1, "eval": 1, "shape": [1]}, "staging": staging,
     }  # fmt: skip
-    assert said in last_line(result, Path("out"))
+    assert said in last_line(Result.model_validate(result), Path("out"))
 
 
 def saved(folder: Path, *settings: str) -> Path:
@@ -104,6 +110,6 @@ def test_a_resumed_run_has_no_time_to_train() -> None:
     finish = {"t": 9.4, "event": "note", "name": "finish", "status": "success"}
     run = load.load("deepcam", "smoke")
     resumed = summarize(run, [facts, finish, span])
-    assert resumed["time_to_train_s"] is None and resumed["time_to_train_without_staging_s"] is None
+    assert resumed.time_to_train_s is None and resumed.time_to_train_without_staging_s is None
     assert "no time to train" in last_line(resumed, Path("out"))
-    assert summarize(run, [{**facts, "resumed": False}, finish, span])["time_to_train_s"] == 9.0
+    assert summarize(run, [{**facts, "resumed": False}, finish, span]).time_to_train_s == 9.0

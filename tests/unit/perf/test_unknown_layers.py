@@ -10,7 +10,7 @@ from mlhpc.perf.calibration import kind_of
 from mlhpc.perf.machines import machine
 from mlhpc.perf.networks.builder import Builder
 from mlhpc.perf.networks.layer import Layer, Network
-from mlhpc.submission.logs.run_directory import read
+from mlhpc.record.run_directory import read
 from mlhpc.submission.report.predicted import beside
 
 

@@ -9,10 +9,11 @@ from helpers.thread_world import on_ranks
 
 from mlhpc.common.ranks.world import Solo
 from mlhpc.common.timing import data_wait, runlog
-from mlhpc.common.timing.breakdown import epoch_times, read_events, waits_are_of_all_ranks
 from mlhpc.common.timing.data_wait import Waits, by_interval
 from mlhpc.common.timing.runlog import RunLog
 from mlhpc.common.timing.steps import StepTimer
+from mlhpc.record.breakdown import epoch_times, waits_are_of_all_ranks
+from mlhpc.record.events import read_events
 
 
 def by_hand(waits, passes):

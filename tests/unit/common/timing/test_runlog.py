@@ -9,9 +9,9 @@ import pytest
 from mlperf_logging.mllog import mllog as mllog_module
 
 from mlhpc.common.ranks.world import Loss, Solo
-from mlhpc.common.timing.breakdown import read_events
 from mlhpc.common.timing.runlog import RunLog
 from mlhpc.errors import Terminated, UserError
+from mlhpc.record.events import read_events
 from mlhpc.run_signals import closing_in_order
 
 

@@ -17,8 +17,8 @@ from rich.console import Console
 
 from mlhpc.submission.check.check import check, check_set
 from mlhpc.submission.check.console import print_check, print_score
-from mlhpc.submission.logs.findings import grouped
-from mlhpc.submission.logs.result_sets import result_sets
+from mlhpc.submission.findings import grouped
+from mlhpc.submission.result_sets import result_sets
 
 # Bad input.
 

@@ -11,10 +11,10 @@ from helpers.golden_log import GOOD, changed, official_verdict, written
 from rich.console import Console
 
 from mlhpc.errors import UserError
+from mlhpc.record.mllog import parse
 from mlhpc.submission.check.check import check, passes, print_findings
 from mlhpc.submission.check.official import official_findings
 from mlhpc.submission.check.rulesets import HPC
-from mlhpc.submission.logs.mllog import parse
 
 
 @pytest.mark.parametrize("ruleset", HPC)

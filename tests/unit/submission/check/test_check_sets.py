@@ -11,7 +11,7 @@ from golden.make_tree import Records, describe, make_set, records, write_log
 from helpers.checked_sets import in_run, key, only, package_checker, rules, says, twice
 
 from mlhpc.submission.check.check import check, check_sets
-from mlhpc.submission.logs.findings import grouped
+from mlhpc.submission.findings import grouped
 
 SETS = [("cosmoflow", "strong"), ("deepcam", "strong"), ("deepcam", "weak"), ("resnet", None)]
 

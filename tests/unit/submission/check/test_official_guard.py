@@ -11,6 +11,7 @@ from golden.make_tree import Records, make_set, records, write_log
 from mlperf_logging.compliance_checker import mlp_compliance
 
 from mlhpc import cli
+from mlhpc.record.mllog import parse
 from mlhpc.submission.check.official import (
     official_findings,
     package_findings,
@@ -19,8 +20,7 @@ from mlhpc.submission.check.official import (
     summary,
 )
 from mlhpc.submission.check.official_guard import guarded
-from mlhpc.submission.logs.mllog import parse
-from mlhpc.submission.logs.result_sets import result_sets
+from mlhpc.submission.result_sets import result_sets
 
 ROOT = Path(__file__).resolve().parents[4]
 RULES_FOLDER = Path(mlp_compliance.__file__).parent

@@ -13,8 +13,8 @@ import pytest
 
 from mlhpc import cli
 from mlhpc.errors import UserError
-from mlhpc.submission.logs.result_sets import result_sets
 from mlhpc.submission.pack.archive import unpack, write_archive
+from mlhpc.submission.result_sets import result_sets
 
 FILES = {
     "results/cluster/strong/cosmoflow/result_3.txt": random.Random(1).randbytes(100_000),

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from golden.make_run import make_run
 
-from mlhpc.submission.logs.run_directory import read
+from mlhpc.record.environment import Environment
+from mlhpc.record.run_directory import read
 from mlhpc.submission.pack import implementation
 
 RECORD = """#!/bin/bash
@@ -71,7 +72,7 @@ def test_names_from_a_run_directory_are_quoted_in_the_scripts(folder: Path, tmp_
     run = read(make_run(tmp_path / "run"))
     assert run.result
     changed = run.result.model_copy(update={"preset": hostile, "benchmark": hostile})
-    run = dataclasses.replace(run, result=changed, env={"command": f"mlhpc run {hostile}"})
+    run = dataclasses.replace(run, result=changed, env=Environment(command=f"mlhpc run {hostile}"))
     implementation.write_scripts(folder / "cluster", "cosmoflow", "cluster", [run])
     assert arguments(folder / "cluster" / "init_datasets.sh", DATA="/d")[2:5] == [
         hostile,

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from mlhpc.errors import UserError
 from mlhpc.perf.machines import machine, parse
-from mlhpc.submission.logs.run_directory import read
+from mlhpc.record.run_directory import read
 from mlhpc.submission.report.predicted import beside, predicted_table
 from mlhpc.submission.report.report import report, report_on
 

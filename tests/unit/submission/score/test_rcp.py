@@ -9,7 +9,7 @@ from mlperf_logging.rcp_checker.rcp_checker import RCP_Checker
 
 from mlhpc.submission.check.check import check
 from mlhpc.submission.check.official import rcp_verdict
-from mlhpc.submission.logs.result_sets import result_sets
+from mlhpc.submission.result_sets import result_sets
 from mlhpc.submission.score import rcp
 from mlhpc.submission.score.score import RunScore
 from mlhpc.submission.score.set_score import compare_set, score_set

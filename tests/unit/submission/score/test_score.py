@@ -10,11 +10,11 @@ import scipy.stats
 from golden.make_tree import MISSED, Records, describe, make_set, records, write_log
 
 from mlhpc.benchmarks.load import load
+from mlhpc.record.mllog import Log, parse
+from mlhpc.record.result import Target
 from mlhpc.submission.check.official import summary
 from mlhpc.submission.check.rulesets import rules_of
-from mlhpc.submission.logs.mllog import Log, parse
-from mlhpc.submission.logs.result_sets import result_sets
-from mlhpc.submission.logs.run_directory import Target
+from mlhpc.submission.result_sets import result_sets
 from mlhpc.submission.score.score import Strong, Weak, score_rules, score_run, score_strong, score_weak
 from mlhpc.submission.score.set_score import score_set, set_findings
 

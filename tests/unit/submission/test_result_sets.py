@@ -9,8 +9,8 @@ from golden.make_run import make_run
 from golden.make_tree import Records, describe, make_set, records, write_log
 
 from mlhpc.errors import UserError
-from mlhpc.submission.logs.result_set import ResultSet
-from mlhpc.submission.logs.result_sets import result_sets
+from mlhpc.submission.result_set import ResultSet
+from mlhpc.submission.result_sets import result_sets
 
 
 def told(sets: list[ResultSet]) -> list[tuple[str | None, str | None, str, str, int]]:

@@ -19,7 +19,7 @@ from mlhpc.benchmarks.schema import Hyperparameters, Run
 from mlhpc.common.files.regular import open_regular
 from mlhpc.common.pages.text import printable
 from mlhpc.errors import UserError
-from mlhpc.submission.logs.mllog import Log, parse
+from mlhpc.record.mllog import Log, parse
 
 
 def load_run(

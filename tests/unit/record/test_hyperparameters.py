@@ -11,11 +11,11 @@ from mlhpc import cli
 from mlhpc.benchmarks import load, rules
 from mlhpc.common.ranks.world import Solo
 from mlhpc.errors import UserError
+from mlhpc.record.hyperparameters import load_run
 from mlhpc.run import RunPaths, prepare
-from mlhpc.submission.logs.hyperparameters import load_run
 
 PUBLISHED = json.loads(
-    (Path(__file__).parents[3] / "data/reference/published_hyperparameters.json").read_text()
+    (Path(__file__).parents[2] / "data/reference/published_hyperparameters.json").read_text()
 )["logs"]
 NVIDIA, DEEPCAM = PUBLISHED[0]["records"], PUBLISHED[4]["records"]
 

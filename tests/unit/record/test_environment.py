@@ -8,8 +8,8 @@ import pytest
 from golden.make_run import make_run
 from helpers.report_runs import report_of
 
-from mlhpc.submission.logs.bindings import binding_text, bindings_table, read_bindings, shared_cores
-from mlhpc.submission.logs.differences import differences
+from mlhpc.record.differences import differences
+from mlhpc.record.environment import Environment, binding_text, bindings_table, shared_cores
 
 
 def rank(number: int, cores: str, host: str = "n0", local: int | None = None, **more: Any) -> dict[str, Any]:
@@ -23,7 +23,7 @@ def bound(folder: Path, ranks: list[dict[str, Any]]) -> Path:
 
 def test_nodes_that_are_alike_share_rows() -> None:
     ranks = [rank(4 * n + i, f"{4 * i}-{4 * i + 3}", f"n{n}", i) for n in range(32) for i in range(4)]
-    table = bindings_table(read_bindings({"bindings": ranks}))
+    table = bindings_table(Environment(bindings=ranks).bindings)
     assert table is not None
     rows = [[cell.text for cell in row] for row in table.rows]
     assert [row[1:3] for row in rows] == [["0", "0-3"], ["1", "4-7"], ["2", "8-11"], ["3", "12-15"]]
@@ -62,7 +62,7 @@ def test_no_env_json_breaks_a_page(listed: Any, tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", env=lambda env: env.update(bindings=listed))
     page, _ = report_of(run)
     assert "<b>" not in page.text
-    bindings = read_bindings({"bindings": listed})
+    bindings = Environment(bindings=listed).bindings
     assert isinstance(shared_cores(bindings) + binding_text(bindings), str)
 
 

@@ -16,7 +16,7 @@ from mlhpc.common.energy.meter import Meter
 from mlhpc.common.ranks.world import Solo
 from mlhpc.common.timing.runlog import RunLog
 from mlhpc.observe.watch import watch
-from mlhpc.submission.logs.progress import Follower
+from mlhpc.record.progress import Follower
 
 
 @dataclass

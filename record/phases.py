@@ -4,14 +4,14 @@ All time from run_start to run_stop belongs to exactly one part, so the parts ad
 run_stop are ignored: some published logs continue training for a power measurement. Epochs are counted as they
 begin; epoch_num is not used, since some logs count it from 0.
 
-The events of this suite's runs have more detail (``common/timing/breakdown.py``: training split into data
+The events of this suite's runs have more detail (``record/breakdown.py``: training split into data
 wait and steps); here all runs are measured in the same way.
 """
 
 from dataclasses import dataclass
 
-from mlhpc.common.timing.breakdown import first_excess
-from mlhpc.submission.logs.mllog import Log, Record
+from mlhpc.record.breakdown import first_epoch_excess, whole_epochs
+from mlhpc.record.mllog import Log, Record
 
 PARTS = {
     "staging": ("Staging", "between staging_start and staging_stop"),
@@ -137,15 +137,17 @@ def phases(log: Log) -> Phases | None:
             open_[name] = max(0, open_.get(name, 0) - 1) if left else 0
     spent["rest"] += run.seconds - sum(spent.values())
     finished = tuple(Epoch(e.train_s, e.eval_s, e.save_s, _samples(e, log)) for e in epochs)
-    # An evaluation within the last epoch may end it early: it is then not comparable with the first.
-    whole = finished[:-1] if len(finished) > 1 and finished[-1].samples != finished[0].samples else finished
-    excess = None
-    if len(whole) >= 3:
-        trained, evaluated = first_excess([e.train_s for e in whole]), first_excess(evaluations)
-        spent["training"] -= trained
-        spent["evaluation"] -= evaluated
-        excess = trained + evaluated
-    return Phases(**spent, first_epoch_excess=excess, epochs=finished, evaluations=tuple(evaluations))
+    whole = finished[: whole_epochs([epoch.samples for epoch in finished])]
+    excess = first_epoch_excess([epoch.train_s for epoch in whole], evaluations)
+    if excess:
+        spent["training"] -= excess[0]
+        spent["evaluation"] -= excess[1]
+    return Phases(
+        **spent,
+        first_epoch_excess=sum(excess) if excess else None,
+        epochs=finished,
+        evaluations=tuple(evaluations),
+    )
 
 
 @dataclass

@@ -7,8 +7,8 @@ import pytest
 from golden.make_tree import records, write_log
 from helpers.compare_logs import SAMPLES, epochs, made_log
 
-from mlhpc.submission.logs.mllog import parse
-from mlhpc.submission.logs.phases import Phases, phases
+from mlhpc.record.mllog import parse
+from mlhpc.record.phases import Phases, phases
 from mlhpc.submission.report.compare import compare
 
 

@@ -20,10 +20,11 @@ from mlhpc.benchmarks.registry import logged_name
 from mlhpc.benchmarks.toml_lines import parse_toml
 from mlhpc.common.files.untrusted import printable, read_object, read_text
 from mlhpc.errors import UserError
-from mlhpc.submission.logs.findings import Finding
-from mlhpc.submission.logs.mllog import TOKEN, parse
-from mlhpc.submission.logs.result_set import BYPASS, METRICS, PRUNED, SCALING, Metric, ResultSet, natural
-from mlhpc.submission.logs.run_directory import Target
+from mlhpc.record.mllog import TOKEN, parse
+from mlhpc.record.result import Target
+from mlhpc.record.series import CampaignRecord
+from mlhpc.submission.findings import Finding
+from mlhpc.submission.result_set import BYPASS, METRICS, PRUNED, SCALING, Metric, ResultSet, natural
 
 RESULT = re.compile(r"result_.*\.txt")
 
@@ -280,8 +281,7 @@ def _runs(folder: Path, runs: list[Path], kind: _Kind) -> ResultSet:
 
 def _campaign(folder: Path) -> tuple[Metric, int | None]:
     """The metric and T in campaign.json; without the file, the metric from the folder's name."""
-    metric, scale = folder.absolute().name, None
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        fields = read_object(folder / "campaign.json", os.O_NOFOLLOW)
-        metric, scale = fields["metric"], fields.get("score", {}).get("T")
-    return "weak" if metric == "weak" else "strong", scale if isinstance(scale, int) else None
+    with contextlib.suppress(OSError, ValueError):
+        campaign = CampaignRecord.read(folder / "campaign.json")
+        return campaign.metric, campaign.score.T
+    return "weak" if folder.absolute().name == "weak" else "strong", None

@@ -1,19 +1,66 @@
-"""Start-up, staging, waiting, steps and memory of each rank, from its events; and whether a run is active."""
+"""What a rank recorded while it ran (``common/timing/runlog.py``), one JSON object per line: ``t``, seconds on its
+monotonic clock since the log was opened, ``event``, ``name``, and more by kind of event.
+
+- ``begin`` and ``end`` of a span, with ``seconds``, and ``error`` if an exception passed through. They are nested:
+  ``init``; ``run`` > ``staging``, ``exchange``, ``epoch`` > (``train``, ``eval``).
+- ``timed``: ``name`` is ``data_wait`` or ``eval_data_wait``, with ``epoch``, ``count``, ``seconds``, ``p50``,
+  ``p90``, ``p99``, ``max``. Several in an epoch add up. ``steps``: ``name`` is ``train`` or ``eval``, with the
+  same keys, by batch: on a CPU from receiving a batch to requesting the next one, on a GPU between the ends of two
+  steps in the queue, minus the data wait in between.
+- ``metric``: ``value``, ``epoch``. ``mark``: a point in time, and ``waited`` until then, by kind of loop.
+- ``waited``, from rank 0 after the run: the data wait of all ranks in a loop of ``count`` intervals, and ``lost``:
+  how much of it came from which rank; with ``"after": "warm"`` of the steps after that mark.
+- ``progress``: ``step``, from rank 0 about every five seconds.
+- ``energy``: ``name`` is the kind of counters, ``joules`` since ``run_start``, ``nodes``, from the first rank of a
+  node about every ten seconds; ``incomplete`` if other counters of the node are known to be missing.
+- ``note``: facts under a name. ``memory``, at the end: ``peak_bytes`` of the process, ``device_peak_bytes`` of its
+  GPU. ``lost``: a rank that was lost, and why.
+"""
 
 import os
-import socket
-import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mlhpc.common.files.locks import is_locked
-from mlhpc.common.timing.breakdown import read_events
-from mlhpc.submission.logs.run_directory import RunDirectory
+from mlhpc.common.files.regular import open_regular
+from mlhpc.common.files.untrusted import MOST_VALUES, count_values, parse_json
+
+LONGEST_EVENT = 2**20
+"""Characters of an event."""
+
+
+def read_events(path: Path) -> list[dict[str, Any]]:
+    """The events of one rank, up to the first invalid line: the last line of a killed rank may be truncated.
+    A file of more than ``MOST_VALUES`` values is read up to there.
+    Raises OSError if ``path`` cannot be read, is a link or no regular file."""
+    events = []
+    left = MOST_VALUES
+    with os.fdopen(open_regular(path, os.O_NOFOLLOW), encoding="utf-8", errors="replace") as file:
+        while line := file.readline(LONGEST_EVENT):
+            try:
+                event = parse_json(line, left)
+            except ValueError:
+                break
+            left -= count_values(line)
+            if not isinstance(event, dict) or not is_event(event):
+                break
+            events.append(event)
+    return events
+
+
+def is_event(fields: dict[str, Any]) -> bool:
+    """Whether a line of a rank's events has names and finite numbers in the fields used by readers."""
+    if not isinstance(fields.get("event"), str) or not isinstance(fields.get("name"), str):
+        return False
+    for key in ("t", "seconds", "count", "epoch"):
+        number = fields.get(key, 0)
+        if type(number) not in (int, float) or not -1e300 < number < 1e300:
+            return False
+    return True
+
 
 PERCENTILES = ("p50", "p90", "p99", "max")
-_RECENT_S = 600.0
 _MOST_BYTES = 256 * 2**20
 """Maximum size of an events file; larger files are not read."""
 
@@ -86,23 +133,3 @@ def _number(value: Any) -> float | None:
 def _sum(values: Iterable[float]) -> float | None:
     listed = list(values)
     return sum(listed) if listed else None
-
-
-def running(run: RunDirectory) -> str:
-    """The reason why the run counts as active; empty if it has ended, or its process no longer exists.
-
-    A rank keeps a lock on its events until it exits (``RunLog``). If the run is on another machine,
-    whose locks may not be visible here, events of the last ten minutes count.
-    """
-    if run.result or (run.log and run.log.first("run_stop")):
-        return ""
-    events = [path for path in run.path.glob("events.rank*.jsonl") if path.is_file()]
-    if not events:
-        return ""
-    age = max(0.0, time.time() - max(path.stat().st_mtime for path in events))
-    ago = f"its last event was {age:.0f} s ago"
-    if any(map(is_locked, sorted(events)[:16])):
-        return f"the run is still running; {ago}"
-    if age < _RECENT_S and run.env.get("hostname") not in (None, socket.gethostname(), os.uname().nodename):
-        return f"the run may still be running on another machine; {ago}"
-    return ""

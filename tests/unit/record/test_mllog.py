@@ -10,9 +10,9 @@ from mlperf_logging.compliance_checker import mlp_parser
 
 from mlhpc.common.files.untrusted import printable
 from mlhpc.errors import UserError
-from mlhpc.submission.logs.mllog import YEARS_MS, Interval, Log, parse
+from mlhpc.record.mllog import YEARS_MS, Interval, Log, parse
 
-GOOD = Path(__file__).parents[3] / "golden" / "good.log"
+GOOD = Path(__file__).parents[2] / "golden" / "good.log"
 
 
 def mllog(time_ms: float, key: str, value: object = None, **metadata: object) -> str:

@@ -1,14 +1,20 @@
-"""The cores that the ranks of a run could use, from its env.json: for reports and comparisons."""
+"""``env.json``: machine, software and command of a run, and the cores of its ranks for reports and comparisons."""
 
+import shlex
+import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
+from socket import gethostname
 from typing import Annotated, Any, NamedTuple
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
 
-from mlhpc.common.host.binding import first_overlap, ranges
+from mlhpc.common.host.binding import first_overlap, parse_ranges, ranges
+from mlhpc.common.host.provenance import describe_environment
 from mlhpc.common.pages.blocks import Table, number, table
+from mlhpc.common.ranks.world import World
 from mlhpc.errors import count, few
-from mlhpc.submission.logs.fields import MOST_RANKS, Count, Fields, Text
+from mlhpc.record.fields import MOST_RANKS, Count, Fields, Seconds, Text
 
 Ranges = Annotated[str, Field(pattern=r"^[0-9,-]*$", max_length=1_000)]
 """Format of Linux's lists of numbers."""
@@ -27,6 +33,76 @@ class RankBinding(Fields):
     threads: Count | None = None
 
 
+def _or_empty(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
+    try:
+        return validate(value)
+    except ValidationError:
+        return ()
+
+
+Bindings = Annotated[tuple[RankBinding, ...], Field(max_length=MOST_RANKS), WrapValidator(_or_empty)]
+"""Of all ranks; none if they are invalid."""
+
+
+class Machine(Fields):
+    """A node: ``cores`` that the ranks of the run could use."""
+
+    hostname: Text | None = None
+    cpu: Text | None = None
+    cores: Count | None = None
+    memory_gib: Seconds | None = None
+    accelerators: tuple[Text, ...] = ()
+    os: Text | None = None
+
+
+class Environment(Machine):
+    """The node of rank 0, all ``nodes``, and the software. ``commit``: of the checkout, ``dirty`` if it has
+    uncommitted changes. ``variables``: those of launchers and libraries that can change a result. ``bindings``: of
+    every rank, none in a run of an earlier version. ``data``: the folder of the data set."""
+
+    commit: Text | None = None
+    dirty: bool | None = None
+    date: Text | None = None
+    binding: Any = None
+    job: Any = None
+    variables: Any = None
+    drivers: Any = None
+    python: Text | None = None
+    packages: dict[str, Text] = Field(default_factory=dict)
+    compiled: Any = None
+    nodes: tuple[Machine, ...] = ()
+    bindings: Bindings = ()
+    command: Text | None = None
+    data: Text | None = None
+
+    @property
+    def machines(self) -> tuple[Machine, ...]:
+        """The nodes of the run, as far as they are known."""
+        return self.nodes or ((self,) if self.hostname else ())
+
+
+def write_environment(path: Path, data: Path, world: World, binding: Mapping[str, Any]) -> None:
+    """Write the file ``path`` of a run that reads ``data``; ``binding``: of this rank (``describe_binding``).
+    Called by all ranks. Raises UserError."""
+    here = describe_environment() if world.local_rank == 0 else None
+    nodes = [facts for facts in world.gather(here) if facts]
+    place = {"rank": world.rank, "hostname": gethostname(), "local_rank": world.local_rank}
+    bindings = world.gather({**place, **binding})
+    if world.rank > 0:
+        return
+    for node in nodes:  # the sum of its ranks
+        own = (parse_ranges(each["cores"]) for each in bindings if each["hostname"] == node["hostname"])
+        node["cores"] = len({core for cores in own for core in cores})
+    environment = Environment(
+        **nodes[0],
+        nodes=tuple(Machine(**{key: node[key] for key in Machine.model_fields}) for node in nodes),
+        bindings=tuple(bindings),
+        command=shlex.join(["mlhpc", *sys.argv[1:]]),
+        data=str(data.absolute()),
+    )
+    environment.write(path)
+
+
 class Row(NamedTuple):
     """The same binding of the same local ranks, on ``hosts``."""
 
@@ -41,17 +117,6 @@ class Row(NamedTuple):
         parts += [f"memory {own.memory_policy}"] if own.memory_policy not in (None, "default") else []
         parts += [count(own.threads, "thread")] if own.threads is not None else []
         return ", ".join(parts)
-
-
-def read_bindings(env: Mapping[str, Any]) -> list[RankBinding]:
-    """The bindings of all ranks; empty for a run of an earlier version, or if they are invalid."""
-    listed = env.get("bindings")
-    if not isinstance(listed, list) or len(listed) > MOST_RANKS:
-        return []
-    try:
-        return [RankBinding.model_validate(each) for each in listed]
-    except ValidationError:
-        return []
 
 
 def binding_rows(bindings: Sequence[RankBinding]) -> list[Row]:

@@ -12,15 +12,10 @@
 - rest: everything else (checkpoints, the time between epochs).
 """
 
-import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import median
 from typing import Any
-
-from mlhpc.common.files.regular import open_regular
-from mlhpc.common.files.untrusted import MOST_VALUES, count_values, parse_json
 
 
 @dataclass(frozen=True)
@@ -74,40 +69,6 @@ class Breakdown:
         }
 
 
-LONGEST_EVENT = 2**20
-"""Characters of an event."""
-
-
-def read_events(path: Path) -> list[dict[str, Any]]:
-    """The events of one rank, up to the first invalid line: the last line of a killed rank may be truncated.
-    A file of more than ``MOST_VALUES`` values is read up to there.
-    Raises OSError if ``path`` cannot be read, is a link or no regular file."""
-    events = []
-    left = MOST_VALUES
-    with os.fdopen(open_regular(path, os.O_NOFOLLOW), encoding="utf-8", errors="replace") as file:
-        while line := file.readline(LONGEST_EVENT):
-            try:
-                event = parse_json(line, left)
-            except ValueError:
-                break
-            left -= count_values(line)
-            if not isinstance(event, dict) or not is_event(event):
-                break
-            events.append(event)
-    return events
-
-
-def is_event(fields: dict[str, Any]) -> bool:
-    """Whether a line of a rank's events has names and finite numbers in the fields used by readers."""
-    if not isinstance(fields.get("event"), str) or not isinstance(fields.get("name"), str):
-        return False
-    for key in ("t", "seconds", "count", "epoch"):
-        number = fields.get(key, 0)
-        if type(number) not in (int, float) or not -1e300 < number < 1e300:
-            return False
-    return True
-
-
 def breakdown(events: Iterable[dict[str, Any]]) -> Breakdown:
     """Breakdown of time to train, from the events of one rank. Raises ValueError if they do not contain the
     run's end."""
@@ -117,20 +78,17 @@ def breakdown(events: Iterable[dict[str, Any]]) -> Breakdown:
         raise ValueError("the events contain no finished run")
     epochs = epoch_times(events)
     counts = _sums(events, "timed", "data_wait", "count")
-    # An evaluation within the last epoch may end it early: it is then not comparable with the first.
-    batches = [counts.get(epoch.epoch) for epoch in epochs]
-    whole = len(epochs) - (len(epochs) > 1 and batches[-1] != batches[0])
+    whole = whole_epochs([counts.get(epoch.epoch) for epoch in epochs])
     train, waits, steps = ([getattr(e, f"{key}_s") for e in epochs] for key in ("train", "data_wait", "step"))
     # Each evaluation separately: an epoch may have none or several.
     evaluations = [e["seconds"] for e in events if e["event"] == "end" and e["name"] == "eval"]
-    trained, evaluated = 0.0, 0.0
-    if whole >= 3:
-        trained, evaluated = first_excess(train[:whole]), first_excess(evaluations)
+    excess = first_epoch_excess(train[:whole], evaluations)
+    trained, evaluated = excess or (0.0, 0.0)
     waited = _divide(trained, waits[:whole], steps[:whole]) if trained else 0.0
     return Breakdown(
         total=sum(runs.values()),
         staging=sum(_seconds(events, "staging").values()),
-        first_epoch_excess=trained + evaluated if whole >= 3 else None,
+        first_epoch_excess=sum(excess) if excess else None,
         data_wait=sum(waits) - waited,
         step=sum(steps) - (trained - waited),
         evaluation=sum(evaluations) - evaluated,
@@ -139,7 +97,19 @@ def breakdown(events: Iterable[dict[str, Any]]) -> Breakdown:
     )
 
 
-def first_excess(seconds: Sequence[float]) -> float:
+def whole_epochs(sizes: Sequence[object]) -> int:
+    """The number of epochs that are comparable with the first, of all epochs with their ``sizes`` in batches or
+    samples: an evaluation within the last one may end it early."""
+    return len(sizes) - (len(sizes) > 1 and sizes[-1] != sizes[0])
+
+
+def first_epoch_excess(train: Sequence[float], evaluations: Sequence[float]) -> tuple[float, float] | None:
+    """By how many seconds the training and the evaluation of the first epoch exceed later ones, from the seconds
+    of whole epochs and of evaluations; None with fewer than three epochs."""
+    return (_first_excess(train), _first_excess(evaluations)) if len(train) >= 3 else None
+
+
+def _first_excess(seconds: Sequence[float]) -> float:
     """By how much the first of ``seconds`` exceeds the median of the others; 0 with fewer than three."""
     return max(0.0, seconds[0] - median(seconds[1:])) if len(seconds) >= 3 else 0.0
 
@@ -147,7 +117,7 @@ def first_excess(seconds: Sequence[float]) -> float:
 def _divide(excess: float, waits: Sequence[float], steps: Sequence[float]) -> float:
     """The part of the ``excess`` of training that is data wait: in proportion to the excess of ``waits`` and of
     ``steps``, and of neither more than its first epoch has."""
-    waited, stepped = first_excess(waits), first_excess(steps)
+    waited, stepped = _first_excess(waits), _first_excess(steps)
     share = waited / (waited + stepped) if waited + stepped else 0.5
     return min(max(excess * share, excess - steps[0]), waits[0])
 

@@ -13,12 +13,13 @@ from golden.make_tree import make_set, records, write_log
 from rich.console import Console
 
 from mlhpc.common.files.untrusted import clean, printable, read_text
-from mlhpc.common.timing.breakdown import read_events
+from mlhpc.record.environment import Environment
+from mlhpc.record.events import read_events
+from mlhpc.record.mllog import parse
+from mlhpc.record.run_directory import read
 from mlhpc.submission.check.check import check
 from mlhpc.submission.check.console import print_check, print_score
-from mlhpc.submission.logs.mllog import parse
-from mlhpc.submission.logs.result_sets import result_sets
-from mlhpc.submission.logs.run_directory import read
+from mlhpc.submission.result_sets import result_sets
 
 ESCAPE = "\x1b]0;owned\x07\x1b[2J"
 
@@ -89,7 +90,7 @@ def test_losses_of_a_diverged_run_are_unknown(tmp_path: Path) -> None:
 )
 def test_an_environment_of_other_types_is_damaged(values: dict[str, Any], tmp_path: Path) -> None:
     run = read(make_run(tmp_path / "run", env=lambda env: env.update(values)))
-    assert run.env == {} and "env.json" in dict(run.problems)
+    assert run.env == Environment() and "env.json" in dict(run.problems)
 
 
 def test_of_many_missing_event_files_only_the_first_is_listed(tmp_path: Path) -> None:
@@ -116,7 +117,7 @@ def test_a_link_in_a_run_folder_is_not_read(name: str, tmp_path: Path) -> None:
     run = read(folder)
     assert [problem[0] for problem in run.problems] == [name]
     kept = {"result.json": run.result, "config.toml": run.config, "run.log": run.log}.get(name)
-    assert kept is None and (name != "env.json" or run.env == {})
+    assert kept is None and (name != "env.json" or run.env == Environment())
     with pytest.raises(OSError, match="not followed"):
         read_events(tmp_path / "run" / name) if "events" in name else read_text(
             folder / name, "strict", os.O_NOFOLLOW

@@ -2,7 +2,12 @@
 
 import pytest
 
-from mlhpc.common.timing.breakdown import breakdown, read_events
+from mlhpc.common.ranks.world import Solo
+from mlhpc.common.timing.runlog import RunLog
+from mlhpc.record.breakdown import breakdown
+from mlhpc.record.events import read_events
+from mlhpc.record.mllog import parse
+from mlhpc.record.phases import phases
 
 
 def events(trains, waits, evals, staging=0.0, rest=0.0):
@@ -143,3 +148,44 @@ def test_an_epoch_trained_in_parts_sums_their_waits():
     ]  # fmt: skip
     second = breakdown(made).epochs[1]
     assert (second.train_s, second.data_wait_s, second.step_s) == (12.0, 2.5, 9.5)
+
+
+def test_our_breakdown_and_that_of_any_log_agree(tmp_path, monkeypatch):
+    """The log of a run of this suite gives the parts that its events give; it does not divide training."""
+    now = 0.0
+    monkeypatch.setattr("time.perf_counter", lambda: now)
+
+    def spend(seconds):
+        nonlocal now
+        now += seconds
+
+    def batches(seconds):
+        for _ in range(2):
+            spend(seconds / 2)
+            yield None
+
+    with RunLog(tmp_path, Solo()) as log:
+        log.hyperparameters({"train_samples": 2})
+        with log.span("run", sync=True):
+            with log.span("staging", sync=True):
+                spend(5)
+            for epoch, (wait, step, evaluation) in enumerate(
+                [(9, 11, 3), (1, 9, 1), (2, 10, 1), (1, 10, 1)], 1
+            ):
+                with log.span("epoch", epoch=epoch):
+                    with log.span("train", epoch=epoch):
+                        for _ in log.timed(batches(wait), "data_wait", epoch=epoch):
+                            spend(step / 2)
+                    with log.span("eval", epoch=epoch):
+                        spend(evaluation)
+                spend(0.5)
+            log.finish("success")
+    told, logged = (
+        breakdown(read_events(tmp_path / "events.rank0.jsonl")),
+        phases(parse(tmp_path / "run.log")),
+    )
+    parts = told.parts()
+    parts["training"] = parts.pop("data_wait") + parts.pop("step")
+    assert parts["first_epoch_excess"] == pytest.approx(11) and parts["rest"] == pytest.approx(2)
+    assert logged and logged.parts() == pytest.approx(parts, abs=1e-3)
+    assert logged.total == pytest.approx(told.total, abs=1e-3)

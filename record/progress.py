@@ -19,10 +19,15 @@ from mlhpc.benchmarks.load import loads
 from mlhpc.benchmarks.schema import Run
 from mlhpc.common.files.regular import open_regular
 from mlhpc.common.files.untrusted import parse_json, printable, read_text
-from mlhpc.common.timing.breakdown import is_event
 from mlhpc.errors import UserError
-from mlhpc.submission.logs import energy_so_far
-from mlhpc.submission.logs.energy_so_far import EnergySoFar, Readings
+from mlhpc.record.energy import (
+    EnergySoFar,
+    Readings,
+    energy_at_the_end,
+    energy_so_far,
+    take_reading,
+)
+from mlhpc.record.events import is_event
 
 Event = dict[str, Any]
 _MOST_BYTES = 64 * 2**20
@@ -149,7 +154,7 @@ class _Rank:
         for event in events:
             kind, epoch = (event["event"], event["name"]), event.get("epoch")
             if kind[0] == "energy":
-                energy_so_far.take(event, self.energy)
+                take_reading(event, self.energy)
             if not isinstance(epoch, int):
                 continue
             if kind == ("timed", "data_wait"):
@@ -283,8 +288,8 @@ class Follower:
     def _used(self, elapsed_s: float | None) -> dict[str, EnergySoFar]:
         nodes = [rank.energy for rank in self._ranks.values() if rank.energy]
         if self._energy:
-            return energy_so_far.at_the_end(nodes, self._energy)
-        return energy_so_far.so_far(nodes, elapsed_s, self._status == "running")
+            return energy_at_the_end(nodes, self._energy)
+        return energy_so_far(nodes, elapsed_s, self._status == "running")
 
     def _rate(self, own: list[Event]) -> float | None:
         """Throughput of the last epoch whose samples are known; during the first epoch, of its samples so far."""

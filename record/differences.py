@@ -14,8 +14,8 @@ from mlhpc.common.pages.blocks import Table, table
 from mlhpc.common.pages.terminal import say
 from mlhpc.common.pages.text import printable
 from mlhpc.errors import UserError
-from mlhpc.submission.logs.bindings import binding_text, read_bindings
-from mlhpc.submission.logs.run_directory import RunDirectory, read
+from mlhpc.record.environment import Environment, binding_text
+from mlhpc.record.run_directory import RunDirectory, read
 
 Kind = Literal["settings", "environment", "data", "machine"]
 
@@ -122,7 +122,7 @@ def differences_table(entries: Sequence[Entry]) -> Table:
 
 def _readable(path: Path) -> RunDirectory:
     run = read(path)
-    if run.config is None and not run.env:
+    if run.config is None and run.env == Environment():
         raise UserError(
             f"{path}: neither config.toml nor env.json can be read; pass the --out folder of a run"
         )
@@ -143,8 +143,8 @@ def _facts(run: RunDirectory) -> Iterator[tuple[tuple[Kind, str], Any]]:
     for key, value in _leaves(run.config.model_dump(mode="json", exclude_none=True) if run.config else {}):
         if key != "description":
             yield ("data" if key.startswith("data.") else "settings", key), value
-    yield ("machine", "bindings"), binding_text(read_bindings(run.env)) or None
-    for name, value in run.env.items():
+    yield ("machine", "bindings"), binding_text(run.env.bindings) or None
+    for name, value in run.env.model_dump(exclude_unset=True).items():
         if name not in _OF_EACH_RUN and name != "bindings":
             for key, leaf in _leaves({name: value}):
                 if not (name == "variables" and _OF_EACH_LAUNCH.search(key.rpartition(".")[2])):

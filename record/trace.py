@@ -12,9 +12,9 @@ from typing import Any
 
 from mlhpc.common.files.atomic import write_bytes
 from mlhpc.common.files.untrusted import finite
-from mlhpc.common.timing.breakdown import read_events
 from mlhpc.errors import UserError
-from mlhpc.submission.logs.run_directory import RunDirectory, read
+from mlhpc.record.events import read_events
+from mlhpc.record.run_directory import RunDirectory, read
 
 Event = dict[str, Any]
 _KINDS = {"timed", "steps"}

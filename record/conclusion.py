@@ -1,0 +1,162 @@
+"""The end of a run: its ``result.json``, from the events of rank 0, and the last line that it prints."""
+
+import shlex
+import threading
+from collections.abc import Callable, Sequence
+from itertools import starmap
+from pathlib import Path
+from typing import Any
+
+import mlhpc
+from mlhpc.benchmarks.schema import Run
+from mlhpc.common.ranks.world import Loss, World
+from mlhpc.common.timing.data_wait import NAMED
+from mlhpc.record.breakdown import EpochTimes, breakdown, epoch_times, waits_are_of_all_ranks
+from mlhpc.record.events import read_events
+from mlhpc.record.result import DataWait, Emulation, Epoch, Result, Samples, SlowRank, Target
+
+Event = dict[str, Any]
+
+
+class Conclusion:
+    """Writes ``result.json`` once: at the end of training, or when another rank is lost. ``close_log`` closes the
+    log of a run that has lost a rank."""
+
+    def __init__(self, run: Run, out: Path, world: World, close_log: Callable[[Loss], None]) -> None:
+        self._run, self._out, self._world, self._close_log = run, out, world, close_log
+        self._turn = threading.Lock()
+        world.on_loss(self._lost)
+
+    def write(self) -> tuple[list[Event], Result]:
+        """The events of this rank and the result; rank 0 writes it to the run's folder."""
+        with self._turn:
+            return self._write()
+
+    def _lost(self, loss: Loss) -> None:
+        self._close_log(loss)
+        self._turn.acquire()  # never released: the process ends after this, and no other thread may write
+        self._write()
+
+    def _write(self) -> tuple[list[Event], Result]:
+        events = read_events(self._out / f"events.rank{self._world.rank}.jsonl")
+        result = summarize(self._run, events)
+        if self._world.rank == 0:
+            result.write(self._out / "result.json")
+        return events, result
+
+
+def summarize(run: Run, events: list[Event]) -> Result:
+    """The result of ``run`` from the events of rank 0."""
+    notes: dict[str, Any] = {e["name"]: _tags(e) for e in events if e["event"] == "note"}
+    metrics: dict[int, dict[str, Any]] = {}
+    values = []  # of the target's metric
+    for event in events:
+        if event["event"] == "metric" and event["value"] == event["value"]:  # not NaN
+            if "epoch" in event:
+                metrics.setdefault(event["epoch"], {})[event["name"]] = event["value"]
+            if event["name"] == run.target.metric:
+                values.append(event["value"])
+    best = (max if run.target.higher_is_better else min)(values) if values else None
+    finished = any(e["event"] == "end" and e["name"] == "run" and "error" not in e for e in events)
+    status = notes["finish"]["status"] if "finish" in notes and finished else "aborted"
+    if run.emulation.enabled and status == "failed":
+        status = "emulated"  # it had no target to miss
+    try:
+        times = breakdown(events)
+    except ValueError:
+        times = None
+    whole, epochs = times if status != "aborted" else None, epoch_times(events)
+    # The clock of a resumed run does not include its first part, and an emulated run does not train: no time
+    # to train.
+    timed = None if notes["facts"]["resumed"] or status == "emulated" else whole
+    nothing_staged: dict[str, float | None] = {} if "staging" in notes else {"staging": None}
+    return Result(
+        mlhpc=mlhpc.__version__,
+        benchmark=run.benchmark,
+        preset=run.preset,
+        division=run.division,
+        framework=run.training.framework,
+        status=status,
+        **notes["facts"],
+        target=Target.of(run).model_copy(update={"best": best, "reached": status == "success"}),
+        time_to_train_s=timed.total if timed else None,
+        time_to_train_without_staging_s=timed.without_staging if timed else None,
+        breakdown_s=whole.parts() | nothing_staged if whole else None,
+        epochs=tuple(
+            _epoch(epoch, metrics[epoch.epoch])
+            for epoch in epochs
+            if "samples" in metrics.get(epoch.epoch, {})
+        ),
+        data_wait=_data_wait(events, epochs),
+        samples=Samples(
+            train=run.data.train_samples, eval=run.data.eval_samples, shape=tuple(run.data.sample_shape)
+        ),
+        global_batch_size=run.hyperparameters.global_batch_size,
+        data=notes.get("data"),
+        energy=notes.get("energy"),
+        staging=notes.get("staging"),
+        emulation=Emulation(**run.emulation.model_dump()) if run.emulation.enabled else None,
+    )
+
+
+def _epoch(times: EpochTimes, metrics: dict[str, Any]) -> Epoch:
+    return Epoch(
+        epoch=times.epoch,
+        train_s=times.train_s,
+        data_wait_s=times.data_wait_s,
+        step_s=times.step_s,
+        eval_s=times.eval_s,
+        eval_data_wait_s=times.eval_data_wait_s,
+        samples_per_s=metrics["samples"] / times.train_s,
+        **metrics,
+    )
+
+
+def _data_wait(events: list[Event], epochs: Sequence[EpochTimes]) -> DataWait:
+    """Whose data wait it is, its sums, and the ranks that others waited for: what each cost them, and its worst
+    epoch."""
+    lost: dict[int, list[tuple[str, Any, float]]] = {}
+    for event in events:
+        if event["event"] == "waited":
+            for rank, seconds in event["lost"]:
+                lost.setdefault(rank, []).append((event["name"], event.get("epoch"), seconds))
+    slowest = sorted(starmap(_slow_rank, lost.items()), key=lambda slow: -slow.train_s - slow.eval_s)
+    return DataWait(
+        of="all ranks" if waits_are_of_all_ranks(events) else "rank 0",
+        train_s=sum(epoch.data_wait_s for epoch in epochs),
+        eval_s=sum(epoch.eval_data_wait_s for epoch in epochs),
+        ranks=tuple(slowest[:NAMED]),
+    )
+
+
+def _slow_rank(rank: int, lost: list[tuple[str, Any, float]]) -> SlowRank:
+    by_epoch: dict[Any, float] = {}
+    for _, epoch, seconds in lost:
+        by_epoch[epoch] = by_epoch.get(epoch, 0.0) + seconds
+    return SlowRank(
+        rank=rank,
+        train_s=sum(seconds for name, _, seconds in lost if name == "data_wait"),
+        eval_s=sum(seconds for name, _, seconds in lost if name == "eval_data_wait"),
+        epoch=max(by_epoch, key=by_epoch.__getitem__),
+    )
+
+
+def last_line(result: Result, out: Path) -> str:
+    """The last line that a run prints."""
+    name, where = f"{result.benchmark} {result.preset}", f"see: mlhpc report {shlex.quote(str(out))}"
+    if result.emulation and result.status == "emulated":
+        steps, waited = (sum(getattr(e, key) for e in result.epochs) for key in ("step_s", "data_wait_s"))
+        return (
+            f"{name}: emulated, steps of {result.emulation.step_s:.4g} s: "
+            f"{steps:.2f} s of steps, {waited:.2f} s of data wait; not a training run; {where}"
+        )
+    target, seconds = result.target, result.time_to_train_s
+    outcome = ("reached" if target.reached else "missed") + (", resumed" if result.resumed else "")
+    staging = "including staging" if result.staging else "nothing was staged"
+    best = "nothing evaluated" if target.best is None else f"best {target.best:.4f}"
+    time = f" in {seconds:.2f} s, {staging}" if seconds is not None else ", no time to train"
+    return f"{name}: target {target.label} {target.value} {outcome} ({best}){time}; {where}"
+
+
+def _tags(event: Event) -> dict[str, Any]:
+    return {key: value for key, value in event.items() if key not in ("t", "event", "name")}

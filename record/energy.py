@@ -1,0 +1,218 @@
+"""The energy of a run by kind of counter, from its ``result.json`` or so far from its events, and its formatting.
+
+A node's energy contains that of its processors and accelerators: figures of different kinds are shown side by
+side and never added.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
+
+from mlhpc.common.energy.counters import stood_still
+from mlhpc.common.pages.blocks import Cell, Table, number, table
+from mlhpc.errors import count
+from mlhpc.record.fields import Count, Fields, Name, Text
+
+NAMES = {"accelerators": "accelerators", "processors": "processors", "node": "whole nodes"}
+"""Kinds of energy counters, in display order."""
+
+
+class Energy(Fields):
+    """The joules of one kind of counters between start and stop on the nodes of the run; None if none could
+    be read. ``source``: the interface of the ``counters`` on ``nodes`` nodes. ``problems``: missing counters,
+    with the reason."""
+
+    joules: Annotated[float, Field(ge=0, le=1e18)] | None
+    counters: Count
+    source: Text
+    nodes: Count | None = None
+    problems: tuple[Text, ...] = ()
+
+    @property
+    def whole_joules(self) -> float | None:
+        """None also if some of the counters are missing: a partial sum would look like a smaller value."""
+        return None if self.problems else self.joules
+
+
+def _by_kind(value: Any) -> Any:
+    """Results of the first versions have one figure, that of the accelerators."""
+    return {"accelerators": value} if isinstance(value, dict) and "source" in value else value
+
+
+Energies = Annotated[dict[Name, Energy], BeforeValidator(_by_kind)]
+_ENERGIES = TypeAdapter(Energies)
+
+
+def in_order(energies: Mapping[str, Energy] | None) -> dict[str, Energy]:
+    """The figures of known kinds, in the order of ``NAMES``."""
+    return {kind: energies[kind] for kind in NAMES if kind in energies} if energies else {}
+
+
+def energies_in(value: Any) -> dict[str, Energy]:
+    """The figures in a ``result.json`` or in a run's note, checked; empty if there are none, or unknown ones."""
+    try:
+        return in_order(_ENERGIES.validate_python(value)) if value else {}
+    except ValidationError:
+        return {}
+
+
+def measured_in(runs: Iterable[Mapping[str, Energy]]) -> list[str]:
+    """The kinds for which any of ``runs`` has a figure; the report of a run gives the reasons for missing ones."""
+    kinds_of_runs = [
+        {kind for kind, energy in energies.items() if energy.joules is not None} for energies in runs
+    ]
+    return [kind for kind in NAMES if any(kind in kinds for kinds in kinds_of_runs)]
+
+
+def joules_text(joules: float | None) -> str:
+    """``81.23 kJ``; "incomplete" for None."""
+    if joules is None:
+        return "incomplete"
+    for unit, factor in (("GJ", 1e9), ("MJ", 1e6), ("kJ", 1e3)):
+        if joules >= factor:
+            return f"{joules / factor:.4g} {unit}"
+    return f"{joules:.4g} J"
+
+
+def energy_line(energies: Mapping[str, Energy] | None) -> str:
+    """``accelerators 81.23 kJ (NVML), whole nodes incomplete (Slurm, ipmi)``; empty without any figure."""
+    figures = energies or {}
+    return ", ".join(
+        f"{NAMES[kind]} {joules_text(figures[kind].whole_joules)} ({figures[kind].source})"
+        for kind in measured_in([figures])
+    )
+
+
+def energy_table(energies: Mapping[str, Energy] | None, seconds: float | None) -> Table:
+    """The figures of one run, whose clock ran for ``seconds``."""
+    return table(
+        "energy",
+        in_order(energies).items(),
+        {
+            "measured": lambda f: Cell(NAMES[f[0]], value=f[0]),
+            "read with": lambda f: f[1].source,
+            "energy": lambda f: number(f[1].joules, joules_text, none="no figure"),
+            "mean power": lambda f: number(_watts(f[1].joules, seconds), watts_text),
+            "counters": lambda f: Cell(
+                str(f[1].counters), ("" if f[1].nodes is None else f"on {count(f[1].nodes, 'node')}",)
+            ),
+            "not in it": lambda f: "; ".join(f[1].problems[:8]) + " …" * (len(f[1].problems) > 8),
+        },
+        text_columns=2,
+        prose=(5,),
+    )
+
+
+def _watts(joules: float | None, seconds: float | None) -> float | None:
+    return joules / seconds if joules is not None and seconds and seconds > 0 else None
+
+
+def watts_text(watts: float) -> str:
+    """``1.234 kW``."""
+    return f"{watts / 1e3:.4g} kW" if watts >= 1e3 else f"{watts:.4g} W"
+
+
+# Of a run that is still running.
+
+OLD_S = 30.0
+"""Age in seconds above which a reading is not current: two readings have been missed."""
+
+
+@dataclass(frozen=True)
+class EnergySoFar:
+    """The joules of one kind of counters since run_start, of a run that is still running. One rank of each node
+    records them about every ten seconds.
+
+    ``watts``: mean power between the last two readings; None if a node has no current one, and after the run.
+    ``nodes``: number of nodes included, of ``of_nodes``. ``at_least``: counters, nodes or recent readings are
+    missing.
+    """
+
+    joules: float
+    watts: float | None
+    nodes: int
+    of_nodes: int
+    at_least: bool
+
+
+@dataclass
+class Readings:
+    """Of one node's counters of one kind: times of the first and last reading, on the clock of their rank,
+    and the number of ``nodes`` of the run (0: not in older events)."""
+
+    first_t: float
+    last_t: float
+    joules: float
+    watts: float | None = None
+    incomplete: bool = False
+    nodes: int = 0
+
+    @property
+    def seconds(self) -> float:
+        """From run_start, the time of the first reading, to the last reading."""
+        return self.last_t - self.first_t
+
+
+def take_reading(event: Mapping[str, Any], readings: dict[str, Readings]) -> None:
+    """Add an ``energy`` event of a rank to the ``readings`` of its node, by kind."""
+    kind, joules, t = event["name"], event.get("joules"), event.get("t", 0.0)
+    if kind not in NAMES or isinstance(joules, bool) or not isinstance(joules, int | float):
+        return
+    if not 0 <= joules <= 1e18:
+        return
+    own = readings.setdefault(kind, Readings(t, t, joules))
+    if t > own.last_t:
+        own.watts = max(0.0, joules - own.joules) / (t - own.last_t)
+    own.last_t, own.joules, own.incomplete = t, joules, bool(event.get("incomplete"))
+    if isinstance(nodes := event.get("nodes"), int) and not isinstance(nodes, bool) and nodes <= 1e6:
+        own.nodes = max(own.nodes, nodes)
+
+
+def energy_so_far(
+    nodes: Iterable[Mapping[str, Readings]], elapsed_s: float | None, running: bool
+) -> dict[str, EnergySoFar]:
+    """The sums over ``nodes`` by kind, without missing kinds. ``elapsed_s``: since run_start, if known."""
+    sums = {}
+    everywhere = list(nodes)
+    machines = _machines(everywhere)
+    for kind in NAMES:
+        read = [readings[kind] for readings in everywhere if kind in readings]
+        own = [r for r in read if not stood_still(kind, r.joules, r.seconds)]  # also omitted in the result
+        of_nodes = max(machines, len(read))
+        if own:
+            current = running and elapsed_s is not None and all(elapsed_s - r.seconds <= OLD_S for r in own)
+            watts = [r.watts for r in own if r.watts is not None]
+            sums[kind] = EnergySoFar(
+                joules=sum(r.joules for r in own),
+                watts=sum(watts) if current and len(watts) == len(own) else None,
+                nodes=len(own),
+                of_nodes=of_nodes,
+                at_least=not current or len(own) < of_nodes or any(r.incomplete for r in own),
+            )
+    return sums
+
+
+def energy_at_the_end(
+    nodes: Iterable[Mapping[str, Readings]], note: Mapping[str, Any]
+) -> dict[str, EnergySoFar]:
+    """From the ``note`` of a run that has reached run_stop, whose figures are those of its result."""
+    machines = _machines(nodes)
+    figures = energies_in({kind: value for kind, value in note.items() if kind in NAMES})
+    return {
+        kind: EnergySoFar(
+            energy.joules,
+            None,
+            nodes=energy.nodes or 0,
+            of_nodes=max(machines, energy.nodes or 0),
+            at_least=bool(energy.problems),
+        )
+        for kind, energy in figures.items()
+        if energy.joules is not None
+    }
+
+
+def _machines(nodes: Iterable[Mapping[str, Readings]]) -> int:
+    """Number of machines of the run, from any of its nodes; 0 if unknown."""
+    return max((own.nodes for readings in nodes for own in readings.values()), default=0)

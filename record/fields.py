@@ -1,0 +1,62 @@
+"""Types of values in a run's files, which are untrusted when they are read: bounded, printable, finite."""
+
+import json
+import math
+import os
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from mlhpc.common.files import atomic
+from mlhpc.common.files.untrusted import printable, read_object
+from mlhpc.errors import UserError
+
+MOST_RANKS = 1_000_000
+
+
+def _finite_or_none(value: Any) -> Any:
+    """None for NaN and infinity, such as the loss of a diverged run."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+Name = Annotated[str, Field(pattern=r"^[\w.+-]{1,100}$")]
+"""An identifier: no spaces, brackets, quotes or control characters."""
+Text = Annotated[str, AfterValidator(printable), Field(max_length=10_000)]
+Seconds = Annotated[float, Field(ge=-1e12, le=1e12)]
+Measured = Annotated[float | None, BeforeValidator(_finite_or_none)]
+Count = Annotated[int, Field(ge=0, le=2**63 - 1)]
+Ranks = Annotated[int, Field(ge=1, le=MOST_RANKS)]
+
+
+class Fields(BaseModel):
+    """An object in a file. Keys added by later versions are kept, not rejected."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """The object in the file ``path``, which is no link. Raises OSError or ValueError if it cannot be read."""
+        try:
+            return cls.model_validate(read_object(path, os.O_NOFOLLOW))
+        except json.JSONDecodeError as error:
+            raise ValueError(f"Invalid JSON: {error}") from None
+
+    def write(self, path: Path) -> None:
+        """Write the file ``path``: the keys that were set, also to None. Raises UserError."""
+        write_text(path, self.model_dump_json(indent=1, exclude_unset=True) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write the file atomically. Raises UserError."""
+    try:
+        atomic.write_bytes(path, text.encode())
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written: {error.strerror}; free some space") from None
+
+
+def first_problem(error: ValidationError) -> str:
+    """The first problem of an object, with its key, in one line."""
+    problem = error.errors()[0]
+    key = ".".join(str(part) for part in problem["loc"])
+    return printable(f"{key + ': ' if key else ''}{problem['msg']}")

@@ -1,0 +1,187 @@
+"""``result.json``: the outcome of a run, as ``conclusion`` writes it and all readers parse it."""
+
+from pathlib import Path
+from typing import Annotated, Self
+
+from pydantic import Field
+
+from mlhpc.benchmarks.schema import Run, meets
+from mlhpc.record.energy import Energies, Energy, in_order
+from mlhpc.record.fields import Count, Fields, Measured, Name, Ranks, Seconds, Text
+
+
+class Target(Fields):
+    """The quality that ends a run, and ``best``, the nearest to it that an evaluation found."""
+
+    metric: Name
+    label: Text
+    value: Annotated[float, Field(allow_inf_nan=False)]
+    best: Measured = None
+    reached: bool = False
+
+    @classmethod
+    def of(cls, run: Run) -> Self:
+        """The target of ``run``, not yet met."""
+        return cls(metric=run.target.metric, label=run.target.label, value=run.target.value)
+
+    @property
+    def higher_is_better(self) -> bool:
+        return self.metric == "eval_accuracy"
+
+    def met_by(self, value: float) -> bool:
+        """Whether ``value`` meets the target, by the same rule that ends a run."""
+        return meets(value, self.value, higher_is_better=self.higher_is_better)
+
+
+class Epoch(Fields):
+    """Seconds, samples and bytes of one epoch; the quality is stored under the metric's name."""
+
+    epoch: Count
+    train_s: Seconds | None = None
+    data_wait_s: Seconds | None = None
+    step_s: Seconds | None = None
+    eval_s: Seconds | None = None
+    eval_data_wait_s: Seconds | None = None
+    samples: Count | None = None
+    samples_per_s: Measured = None
+    bytes: Count | None = None
+    learning_rate: Measured = None
+    train_loss: Measured = None
+    halo_bytes: Count | None = None
+    halo_seconds: Seconds | None = None
+    slab_bytes: Count | None = None
+    slab_seconds: Seconds | None = None
+    trained_side: Count | None = None
+    exchange_bytes: Count | None = None
+
+    def quality(self, metric: str) -> float | None:
+        value = (self.model_extra or {}).get(metric)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not -1e300 < value < 1e300:
+            return None
+        return float(value)
+
+
+class Samples(Fields):
+    """Numbers of samples, and the ``shape`` of each as the network reads it."""
+
+    train: Count
+    eval: Count
+    shape: tuple[Count, ...]
+
+
+class Staging(Fields):
+    """Staging, summed over ranks (``StagingReport``). ``files`` and ``bytes`` were copied, ``kept`` files were in
+    place, ``shared`` of them in use by another run. ``waited_s``: of the slowest rank after the first epoch, if
+    training ``overlapped``."""
+
+    files: Count
+    bytes: Count
+    seconds: Seconds
+    slowest_rank: Count | None = None
+    mode: Name | None = None
+    target_filesystem: Text | None = None
+    target_is_ram: bool | None = None
+    kept: Count = 0
+    shared: Count = 0
+    verified: bool | None = None
+    packed: bool = False
+    source_bytes: Count | None = None
+    read_once: bool = False
+    shuffle_scope: Name | None = None
+    overlapped: bool = False
+    waited_s: Seconds = 0.0
+    rank_seconds: tuple[Seconds, ...] = ()
+
+
+class SlowRank(Fields):
+    """Seconds of data wait in training and evaluation in which this rank was the one that the others waited for.
+    ``epoch``: that with most of it."""
+
+    rank: Count
+    train_s: Seconds = 0.0
+    eval_s: Seconds = 0.0
+    epoch: Count | None = None
+
+
+class DataWait(Fields):
+    """Data wait of the run in seconds. ``of``: "all ranks", or "rank 0" if the run was aborted. ``ranks``: those
+    that the others waited for, the slowest first."""
+
+    of: Text
+    train_s: Seconds = 0.0
+    eval_s: Seconds = 0.0
+    ranks: tuple[SlowRank, ...] = ()
+
+
+class DataFormat(Fields):
+    """How the data set was stored. ``codec`` None: as published. ``max_error``: the bound of a lossy codec, a
+    share of the value or of the channel's range (``max_error_of``). ``decoder``: "compiled" or "numpy".
+    ``samples_per_archive`` None: not packed. ``shuffle_scope``: "sample", "node" or "global"."""
+
+    codec: Name | None = None
+    lossy: bool = False
+    max_error: float | None = None
+    max_error_of: Name | None = None
+    decoder: Name | None = None
+    samples_per_archive: Count | None = None
+    shuffle_scope: Name | None = None
+
+    def __str__(self) -> str:
+        packed = f", {self.samples_per_archive} samples to an archive" if self.samples_per_archive else ""
+        if self.codec is None:
+            return f"as published{packed}"
+        if not self.lossy:
+            return f"{self.codec}, lossless{packed}"
+        bound = f", error at most {self.max_error:g} of the {self.max_error_of}" if self.max_error else ""
+        return f"{self.codec}, lossy{bound}{packed}"
+
+
+class Emulation(Fields):
+    """Step times of an emulated run in seconds."""
+
+    step_s: Seconds
+    eval_step_s: Seconds = 0.0
+
+
+class Result(Fields):
+    """``status``: "success" (target met), "failed" (finished without meeting it), "aborted" or "emulated"
+    (``--compute``). An emulated or resumed run has no times to train; ``extended_from_epochs``: the epochs that a
+    resumed run had before it was resumed with more. ``breakdown_s``: the seconds of the parts, ``exchange`` only
+    if nodes exchanged their shards; ``first_epoch_excess`` None with fewer than three whole epochs, ``staging``
+    None if nothing was staged. ``energy``: by kind of counter, None without any; ``node`` contains the others."""
+
+    mlhpc: Text | None = None
+    benchmark: Name
+    preset: Name
+    division: Name
+    framework: Name | None = None
+    status: Name
+    resumed: bool
+    extended_from_epochs: Count | None = None
+    seed: int | None = None
+    ranks: Ranks
+    nodes: Ranks | None = None
+    launcher: Text | None = None
+    source_evicted: bool | None = None
+    target: Target
+    time_to_train_s: Seconds | None = None
+    time_to_train_without_staging_s: Seconds | None = None
+    breakdown_s: dict[Name, Seconds | None] | None = None
+    epochs: tuple[Epoch, ...] = ()
+    data_wait: DataWait | None = None
+    samples: Samples
+    global_batch_size: Count | None = None
+    data: DataFormat | None = None
+    energy: Energies | None = None
+    staging: Staging | None = None
+    emulation: Emulation | None = None
+
+
+def energies_of(log: Path) -> dict[str, Energy]:
+    """The energies of the run whose log is ``log``; empty if it is not one of this suite or has none."""
+    if log.name != "run.log":
+        return {}
+    try:
+        return in_order(Result.read(log.with_name("result.json")).energy)
+    except (OSError, ValueError):
+        return {}

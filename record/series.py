@@ -1,0 +1,89 @@
+"""The files of several runs: ``campaign.json``; and in a study ``cell.json`` and ``servers.json``."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from mlhpc.benchmarks.findings import Finding
+from mlhpc.record.fields import Count, Fields, Name, Ranks, Seconds, Text
+
+State = Literal["converged", "missed", "aborted", "running", "to do"]
+Number = Annotated[float, Field(gt=-1e300, lt=1e300)]
+Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Value = str | bool | int | Number
+"""Of a setting."""
+
+
+class RunState(Fields):
+    """One run of a campaign. ``why``: the reason why it did not converge; ``aborted``: number of aborted attempts;
+    ``evicted``: whether the page cache was cleared."""
+
+    name: Text
+    state: State
+    seed: int | None = None
+    seconds: Seconds | None = None
+    without_staging_s: Seconds | None = None
+    epochs: Count | None = None
+    evicted: bool | None = None
+    init_s: Seconds | None = None
+    why: Text = ""
+    aborted: Count = 0
+
+
+class CampaignScore(Fields):
+    """``minutes`` of the score, or ``why`` there is none; T, S and M' of throughput."""
+
+    minutes: float | None = None
+    without_staging_minutes: float | None = None
+    why: Text = ""
+    T: Ranks | None = None
+    S: Ranks | None = None
+    M: Count | None = None
+
+
+class CampaignRecord(Fields):
+    """A campaign. ``metric``: "strong" (time to solution) or "weak" (throughput). ``stopped``: the reason
+    if the campaign stopped early."""
+
+    mlhpc: Text | None = None
+    benchmark: Name | None = None
+    preset: Name | None = None
+    division: Name | None = None
+    metric: Literal["strong", "weak"]
+    runs: Count | None = None
+    runs_needed: Count | None = None
+    instances: Count | None = None
+    stopped: Text = ""
+    run_states: tuple[RunState, ...] = ()
+    score: CampaignScore = CampaignScore()
+    findings: tuple[Finding, ...] = ()
+
+
+class CellRecord(Fields):
+    """A cell of a study: the settings of the runs in its folder, their data set, and where it is staged to."""
+
+    settings: Annotated[dict[Text, Value], Field(min_length=1)]
+    data: Text
+    stage: Text | None
+
+
+class ServersRecord(Fields):
+    """A run with parameter servers. ``traffic``: bytes sent and received by each rank, workers
+    first. ``compute_s``: of the mean worker; ``staleness``: updates by which gradients are stale, in the mean."""
+
+    workers: Ranks
+    threads: Count | None = None
+    servers: Count
+    updates: Literal["synchronous", "asynchronous"]
+    steps: Annotated[Count, Field(ge=1)]
+    warmup_steps: Count
+    samples: Count | None = None
+    seconds: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    wait_s: Amount
+    compute_s: Amount
+    accuracy: Amount
+    evaluated: Count | None = None
+    staleness: Amount
+    model_bytes: Count
+    host_to_device_bytes: Count
+    traffic: tuple[tuple[Count, Count], ...]
