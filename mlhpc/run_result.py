@@ -20,7 +20,8 @@ from mlhpc.common.timing.breakdown import (
 )
 from mlhpc.common.timing.data_wait import NAMED
 from mlhpc.common.timing.runlog import RunLog
-from mlhpc.errors import UserError, count
+from mlhpc.errors import UserError
+from mlhpc.quantities import count, duration_text, seconds_text
 
 Event = dict[str, Any]
 
@@ -163,15 +164,15 @@ def last_line(result: dict[str, Any], out: Path) -> str:
         steps, waited = (sum(epoch[key] for epoch in result["epochs"]) for key in ("step_s", "data_wait_s"))
         return (
             f"{result['benchmark']} {result['preset']}: emulated, steps of "
-            f"{result['emulation']['step_s']:.4g} s: "
-            f"{steps:.2f} s of steps, {waited:.2f} s of data wait; not a training run; {where}"
+            f"{seconds_text(result['emulation']['step_s'])}: "
+            f"{duration_text(steps)} of steps, {duration_text(waited)} of data wait; not a training run; {where}"
         )
     target = result["target"]
     outcome = ("reached" if target["reached"] else "missed") + (", resumed" if result["resumed"] else "")
     staging = "including staging" if result["staging"] else "nothing was staged"
     best = "nothing evaluated" if target["best"] is None else f"best {target['best']:.4f}"
     seconds = result["time_to_train_s"]
-    time = f" in {seconds:.2f} s, {staging}" if seconds is not None else ", no time to train"
+    time = f" in {duration_text(seconds)}, {staging}" if seconds is not None else ", no time to train"
     return (
         f"{result['benchmark']} {result['preset']}: target {target['label']} {target['value']} {outcome} "
         f"({best}){time}; "

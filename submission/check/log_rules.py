@@ -5,7 +5,8 @@ import math
 from collections.abc import Iterator
 from itertools import pairwise
 
-from mlhpc.errors import count, shown
+from mlhpc.errors import shown
+from mlhpc.quantities import count
 from mlhpc.submission.logs.findings import Finding, Severity
 from mlhpc.submission.logs.mllog import Log
 

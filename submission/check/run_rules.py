@@ -5,7 +5,8 @@ from collections.abc import Iterator
 from mlhpc.benchmarks.load import load
 from mlhpc.benchmarks.registry import logged_name
 from mlhpc.benchmarks.schema import Run
-from mlhpc.errors import UserError, count
+from mlhpc.errors import UserError
+from mlhpc.quantities import count
 from mlhpc.submission.logs.findings import Finding
 from mlhpc.submission.logs.mllog import Log
 from mlhpc.submission.logs.result_set import Metric

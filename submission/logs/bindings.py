@@ -7,7 +7,8 @@ from pydantic import Field, ValidationError
 
 from mlhpc.common.host.binding import first_overlap, ranges
 from mlhpc.common.pages.blocks import Table, number, table
-from mlhpc.errors import count, few
+from mlhpc.errors import few
+from mlhpc.quantities import count
 from mlhpc.submission.logs.fields import MOST_RANKS, Count, Fields, Text
 
 Ranges = Annotated[str, Field(pattern=r"^[0-9,-]*$", max_length=1_000)]

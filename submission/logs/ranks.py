@@ -10,6 +10,7 @@ from typing import Any
 
 from mlhpc.common.files.locks import is_locked
 from mlhpc.common.timing.breakdown import read_events
+from mlhpc.quantities import duration_text
 from mlhpc.submission.logs.run_directory import RunDirectory
 
 PERCENTILES = ("p50", "p90", "p99", "max")
@@ -100,7 +101,7 @@ def running(run: RunDirectory) -> str:
     if not events:
         return ""
     age = max(0.0, time.time() - max(path.stat().st_mtime for path in events))
-    ago = f"its last event was {age:.0f} s ago"
+    ago = f"its last event was {duration_text(round(age))} ago"
     if any(map(is_locked, sorted(events)[:16])):
         return f"the run is still running; {ago}"
     if age < _RECENT_S and run.env.get("hostname") not in (None, socket.gethostname(), os.uname().nodename):

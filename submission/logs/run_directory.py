@@ -17,7 +17,8 @@ from pydantic import Field, ValidationError
 from mlhpc.benchmarks.load import loads
 from mlhpc.benchmarks.schema import Run, meets
 from mlhpc.common.files.untrusted import printable, read_object, read_text
-from mlhpc.errors import UserError, count
+from mlhpc.errors import UserError
+from mlhpc.quantities import count
 from mlhpc.submission.logs.energy import Energies
 from mlhpc.submission.logs.fields import Count, Fields, Measured, Name, Ranks, Seconds, Text
 from mlhpc.submission.logs.mllog import Log, parse

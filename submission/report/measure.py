@@ -14,6 +14,7 @@ from typing import Any
 
 from mlhpc.benchmarks import load, registry
 from mlhpc.common.files.untrusted import read_object
+from mlhpc.quantities import whole
 from mlhpc.submission.logs.energy import energies_of
 from mlhpc.submission.logs.mllog import Log
 from mlhpc.submission.logs.phases import Phases, phases
@@ -30,7 +31,7 @@ from mlhpc.submission.report.entry import (
     Entry,
     RunFacts,
 )
-from mlhpc.submission.report.summary import framework_of, whole
+from mlhpc.submission.report.summary import framework_of
 from mlhpc.submission.score.score import (
     Strong,
     Weak,

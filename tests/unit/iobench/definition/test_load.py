@@ -6,7 +6,7 @@ import pytest
 from mlhpc.cli import main
 from mlhpc.errors import UserError
 from mlhpc.iobench.definition import load
-from mlhpc.iobench.definition.quantities import Duration, format_bytes, parse_bytes
+from mlhpc.iobench.definition.fields import Duration, format_bytes, parse_bytes
 from mlhpc.iobench.definition.schema import Workload
 from mlhpc.iobench.run import data_of
 

@@ -13,8 +13,8 @@ from helpers.report_runs import aborted, curve, report_of, unfinished
 from rich.console import Console
 
 from mlhpc.errors import UserError
+from mlhpc.quantities import bytes_text, duration_text
 from mlhpc.submission.report.report import report
-from mlhpc.submission.report.summary import duration, size
 
 
 def test_a_good_run_shows_its_numbers(tmp_path: Path) -> None:
@@ -259,7 +259,7 @@ def test_a_path_without_a_run_is_a_one_line_error(tmp_path: Path) -> None:
     ],
 )
 def test_durations_are_formatted(seconds: float | None, text: str) -> None:
-    assert duration(seconds) == text
+    assert duration_text(seconds) == text
 
 
 @pytest.mark.parametrize(
@@ -274,4 +274,4 @@ def test_durations_are_formatted(seconds: float | None, text: str) -> None:
     ],
 )
 def test_sizes_are_formatted(count: float, text: str) -> None:
-    assert size(count) == text
+    assert bytes_text(count) == text
