@@ -81,7 +81,7 @@ class SlurmNodes:
             return "Slurm has no energy samples (AcctGatherNodeFreq in slurm.conf)"
         outside, ran = abs(self._started - first.at) + abs(stopped - last.at), stopped - self._started
         if outside > MOST_OUTSIDE * ran:
-            return f"Slurm's energy samples are too infrequent for a run of {duration_text(ran)}"
+            return f"Slurm's energy samples are too infrequent for a run of {duration_text(round(ran))}"
         if last.joules <= first.joules:
             return "Slurm's counter did not advance, or was reset"
         return last.joules - first.joules

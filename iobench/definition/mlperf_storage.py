@@ -15,7 +15,7 @@ from typing import Any
 from mlhpc.errors import UserError
 from mlhpc.iobench.definition import load
 from mlhpc.iobench.definition.schema import Workload
-from mlhpc.quantities import count, digits, seconds_text
+from mlhpc.quantities import count, digits, four_digits
 
 MEMORIES = 5
 STEPS = 500
@@ -164,14 +164,14 @@ def _changes(workload: Workload, own: Official | None) -> list[str]:
     ]
     if own.accelerator(workload) is None:
         known = [
-            f"{name} ({batch} in {seconds_text(seconds)}, {each.round})"
+            f"{name} ({batch} in {four_digits(1e3 * seconds)} ms, {each.round})"
             for each in _OFFICIAL
             if each.name == own.name
             for name, (batch, seconds) in each.accelerators.items()
         ]
-        step = seconds_text(workload.train.computation.expected)
+        step = four_digits(1e3 * workload.train.computation.expected)
         changes.append(
-            f"steps of {workload.reader.batch_size} samples in {step} "
+            f"steps of {workload.reader.batch_size} samples in {step} ms "
             f"match no accelerator of {own.name}: {', '.join(known)}"
         )
     return changes
