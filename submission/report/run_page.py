@@ -41,7 +41,6 @@ def page(
         run=run,
         result=result,
         summary=summary,
-        count=count,
         running=active,
         reasons=summary.no_score(run, findings),
         clock_s=clock_s,

@@ -155,7 +155,7 @@ def test_the_page_shows_every_picture_and_the_papers_points(capsys, tmp_path):
     assert "Ibrahim et al. 2021: not staged, 4 nodes, 1.15 times as long as staged" in specs
     assert "staged, 1 node, data in node-local storage" in specs  # shards: a copy has no room there
     assert re.search(
-        r"The update of all weights \(sgd\) is added once per step: [\d.]+ GFLOP and", shown.text
+        r"The update of all weights \(sgd\) is added once per step: [\d.]+ .FLOP and", shown.text
     )
 
 
