@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from mlhpc.benchmarks.findings import Finding
 from mlhpc.benchmarks.load import definition_of, runs_of_a_score
 from mlhpc.benchmarks.rule_context import OPEN, RunContext, violation
+from mlhpc.quantities import duration_text
 
 INIT_LIMIT_S = 30 * 60
 """Training rules, section "Run Results"; mlperf-logging, hpc_*/common.yaml, init_stop."""
@@ -96,7 +97,7 @@ def init_time(context: RunContext) -> Iterator[Finding]:
     if context.init_s is not None and context.init_s >= INIT_LIMIT_S:
         remedy = "the official checker rejects the log: shorten warm-up or use a compilation cache"
         yield violation(
-            "init", f"less than {INIT_LIMIT_S // 60} min", f"{context.init_s / 60:.1f} min", remedy
+            "init", f"less than {duration_text(INIT_LIMIT_S)}", duration_text(context.init_s), remedy
         )
 
 

@@ -8,7 +8,8 @@ from typing import ClassVar, Literal
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from mlhpc.benchmarks import schema
-from mlhpc.errors import UserError, count
+from mlhpc.errors import UserError
+from mlhpc.quantities import count
 
 
 class Simulation(schema.FrozenModel):

@@ -10,7 +10,8 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, NonNegativeInt, PositiveInt, model_validator
 
-from mlhpc.errors import UserError, count
+from mlhpc.errors import UserError
+from mlhpc.quantities import count
 
 Device = Literal["auto", "cpu", "cuda", "rocm", "xpu"]
 DEVICE = (

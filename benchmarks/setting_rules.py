@@ -6,6 +6,7 @@ from mlhpc.benchmarks.bounds import bounds, within
 from mlhpc.benchmarks.findings import Finding
 from mlhpc.benchmarks.load import definition_of, toml_value
 from mlhpc.benchmarks.rule_context import OPEN, RunContext, violation
+from mlhpc.quantities import seconds_text
 
 _LARGE_BATCH, _LARS_MOMENTUM = 32768, 0.9
 _PREPROCESSING = (
@@ -193,7 +194,7 @@ def computed_steps(context: RunContext) -> Iterator[Finding]:
     Source: training rules, "Training Loop" and "Run Results".
     """
     if (seconds := context.run.emulation.step_s) is not None:
-        yield violation("emulation.step_s", "computed steps", f"{seconds:g} s of waiting", OPEN)
+        yield violation("emulation.step_s", "computed steps", f"{seconds_text(seconds)} of waiting", OPEN)
 
 
 def from_the_start(context: RunContext) -> Iterator[Finding]:

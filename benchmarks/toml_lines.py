@@ -5,12 +5,17 @@ import re
 import tomllib
 from typing import Any
 
+from mlhpc.quantities import binary_text
+
 LARGEST = 2**20
-"""Characters of a TOML file; the suite's own have up to 20 000."""
+"""Characters of a TOML file; the suite's own have up to 20,000."""
 MOST_VALUES = 50_000
 MOST_PARTS = 32
 _PART = r"""(?:[\w-]+|"[^"\n]*"|'[^'\n]*')[ \t]*"""
 _DEEP = re.compile(rf"(?<![\w.-]){_PART}(?:\.[ \t]*{_PART}){{{MOST_PARTS}}}")
+_DOTTED = rf"({_PART}(?:\.[ \t]*{_PART})*)"
+_TABLE = re.compile(rf"\s*\[\s*{_DOTTED}\]")
+_KEY = re.compile(rf"\s*{_DOTTED}=")
 END = ""
 """Key of the last line of the text."""
 
@@ -19,7 +24,7 @@ def parse_toml(text: str) -> dict[str, Any]:
     """The tables of the TOML ``text``. Raises ValueError if it is not TOML, nested too deeply to parse, or stands
     for far more than a configuration has: a table takes a kilobyte, a key of n parts n² steps."""
     if len(text) > LARGEST or sum(map(text.count, "[{,=")) > MOST_VALUES:
-        raise ValueError(f"more than {LARGEST // 2**20} MiB, or more than {MOST_VALUES} values")
+        raise ValueError(f"more than {binary_text(LARGEST)}, or more than {MOST_VALUES:,} values")
     if _DEEP.search(text):
         raise ValueError(f"a key of more than {MOST_PARTS} parts")
     try:
@@ -29,14 +34,18 @@ def parse_toml(text: str) -> dict[str, Any]:
 
 
 def toml_lines(text: str) -> dict[str, int]:
-    """The line of each ``[table]`` and ``table.key`` of the TOML ``text``, from 1, and of its :data:`END`.
-    Keys in inline tables are missing."""
+    """The line of each ``[table]`` and ``table.key`` of the TOML ``text``, from 1, and of its :data:`END`; without
+    quotes and blanks around their parts. Keys in inline tables are missing."""
     rows = text.splitlines()
     lines, table = {END: max(1, len(rows))}, ""
     for number, line in enumerate(rows, 1):
-        if header := re.match(r"\s*\[\s*([\w.-]+)\s*\]", line):
-            table = header[1]
+        if header := _TABLE.match(line):
+            table = _bare(header[1])
             lines[table] = number
-        elif key := re.match(r"\s*([\w.-]+)\s*=", line):
-            lines[f"{table}.{key[1]}" if table else key[1]] = number
+        elif key := _KEY.match(line):
+            lines[f"{table}.{_bare(key[1])}" if table else _bare(key[1])] = number
     return lines
+
+
+def _bare(dotted: str) -> str:
+    return ".".join(part.strip().strip("\"'") for part in dotted.split("."))

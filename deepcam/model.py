@@ -17,7 +17,7 @@ DILATIONS = (6, 12, 18)  # of the ASPP at output stride 16 (Chen et al. 2018, se
 def build_model(network: Network, channels: int) -> "DeepLab":
     """Fields ``[b, channels, H, W]`` to logits ``[b, classes, H, W]``, for H and W divisible by 16, at least 32.
 
-    With ``width`` 1 and 16 middle blocks it is the reference's network, 56 454 720 parameters for 16 channels
+    With ``width`` 1 and 16 middle blocks it is the reference's network, 56,454,720 parameters for 16 channels
     and 3 classes. A smaller ``width`` takes that fraction of the filters of every layer, rounded to a
     multiple of 8. The initial weights are drawn from torch's random state.
     """

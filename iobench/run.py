@@ -175,6 +175,7 @@ def data_of(given: str | None, workload: Workload, rank: int) -> Root:
 
 
 def default_out(workload: Workload) -> Path:
+    """The first free number under ``results/``."""
     number = 1
     while os.path.lexists(out := Path("results") / f"io-{workload.name}-{number}"):
         number += 1

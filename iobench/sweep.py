@@ -8,20 +8,25 @@ import itertools
 import json
 import statistics
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from rich.console import Console
 
 from mlhpc.common.data import manifest
 from mlhpc.common.data.archives import samples_per_archive
 from mlhpc.common.files import atomic
 from mlhpc.common.files.filesystem import filesystem_of
+from mlhpc.common.pages.blocks import Cell, table
+from mlhpc.common.pages.terminal import print_table, say
 from mlhpc.common.ranks.local import GRACE_S, end, program
 from mlhpc.errors import UserError
 from mlhpc.iobench.definition import load
 from mlhpc.iobench.definition.schema import Workload
 from mlhpc.iobench.emulate.plan import require_enough
+from mlhpc.iobench.report.console import figure
 
 OF_A_RUN = {"reader.threads": "loading.workers", "reader.prefetch": "loading.prefetch"}
 """Settings of a workload, and the equivalent settings of ``mlhpc run``."""
@@ -40,13 +45,16 @@ class Point:
 
     @property
     def rate(self) -> float:
+        """Median samples/s."""
         return statistics.median(self.rates)
 
     @property
     def named(self) -> str:
+        """The settings in words."""
         return ", ".join(self.settings) or "as the workload has it"
 
     def record(self) -> dict[str, Any]:
+        """As JSON."""
         return {"settings": list(self.settings), "samples_per_s": self.rates}
 
 
@@ -59,6 +67,7 @@ class Comparison:
 
     @property
     def gain(self) -> float:
+        """The recommended rate over the workload's own."""
         return self.recommended.rate / self.own.rate
 
     @property
@@ -67,6 +76,7 @@ class Comparison:
         return min(self.recommended.rates) > max(self.own.rates)
 
     def record(self) -> dict[str, Any]:
+        """As JSON."""
         return {
             "own": self.own.record(), "recommended": self.recommended.record(), "gain": self.gain,
             "confirmed": self.confirmed,
@@ -108,6 +118,7 @@ class Sweep:
         return planned
 
     def workload(self, chosen: Sequence[str] = ()) -> Workload:
+        """The workload with its settings and those ``chosen``."""
         return load.load(self.source, [*self.settings, *chosen])
 
     def measure(self, points: Sequence[Point], name: str) -> None:
@@ -201,6 +212,28 @@ def in_a_run(sweep: Sweep, settings: Sequence[str], data: Path, preset: str) -> 
             (epoch,) = json.loads((out / "result.json").read_text())["epochs"]
             point.rates.append(epoch["samples_per_s"])
     return Comparison(own, other)
+
+
+def print_sweep(
+    points: Sequence[Point], comparisons: Mapping[str, Comparison | None], console: Console
+) -> None:
+    """Print every combination with median, minimum and maximum of its runs, and the recommendation."""
+    columns: dict[str, Callable[[Point], Cell | str]] = {
+        "settings": lambda point: point.named,
+        "samples/s": lambda point: figure(point.rate),
+        "from": lambda point: figure(min(point.rates)),
+        "to": lambda point: figure(max(point.rates)),
+        "of its own": lambda point: f"{point.rate / points[0].rate:.2f}",
+    }
+    print_table(table("sweep", points, columns), console)
+    again = comparisons["again"]
+    if again is None:
+        return console.print("no setting is faster than those of the workload")
+    say(console, f"recommended: {again.recommended.named}")
+    for each, where in ((again, "measured again"), (comparisons.get("in_a_run"), "in mlhpc run")):
+        if each:
+            verdict = "every run was faster" if each.confirmed else "not confirmed: the runs overlap"
+            say(console, f"{where}: {each.gain:.2f} times as fast; {verdict}")
 
 
 def write(

@@ -126,12 +126,7 @@ def shown(value: object) -> str:
     return _Short().repr(value)
 
 
-def count(number: int, noun: str) -> str:
-    """``1 rank``, ``2 ranks``: for nouns whose plural ends in s."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
 def few(texts: Sequence[str], most: int, between: str = ", ") -> str:
     """The first ``most`` of ``texts`` and the number of the others: ``A, B, C and 997 more``."""
     more = len(texts) - most
-    return between.join(texts[:most]) + (f" and {more} more" if more > 0 else "")
+    return between.join(texts[:most]) + (f" and {more:,} more" if more > 0 else "")

@@ -2,6 +2,7 @@
 
 import argparse
 import hashlib
+import itertools
 import json
 import os
 import secrets
@@ -11,7 +12,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
-from itertools import count
 from math import prod
 from pathlib import Path
 from threading import Timer
@@ -41,7 +41,7 @@ from mlhpc.common.training import checkpoint
 from mlhpc.doctor.memory import REMEDY, killed_hint, memory_need
 from mlhpc.emulated_step import emulated, require_supported
 from mlhpc.errors import QUIET, UserError, missing_package
-from mlhpc.errors import count as counted
+from mlhpc.quantities import count
 from mlhpc.record.conclusion import Conclusion, last_line
 from mlhpc.record.environment import write_environment
 from mlhpc.record.events import read_events
@@ -105,9 +105,9 @@ def main(options: argparse.Namespace) -> int:
 def _first_line(run: Run, out: Path, world: World) -> str:
     """The first line that a run prints: libraries are imported, the network is compiled next."""
     return (
-        f"{run.benchmark} {run.preset}: {counted(run.data.train_samples, 'training sample')}, "
-        f"{run.hyperparameters.global_batch_size} per step, on {counted(world.size, 'rank')}, "
-        f"up to {counted(run.training.max_epochs, 'epoch')}; results in {out}"
+        f"{run.benchmark} {run.preset}: {count(run.data.train_samples, 'training sample')}, "
+        f"{run.hyperparameters.global_batch_size} per step, on {count(world.size, 'rank')}, "
+        f"up to {count(run.training.max_epochs, 'epoch')}; results in {out}"
     )
 
 
@@ -256,7 +256,7 @@ def _make_out(run: Run, requested: Path | None) -> Path:
     owns the folder, even when two runs start at the same time. What a run left that ended before it trained is no
     result, so that a corrected command can be repeated with the same folder."""
     occupied = "{} contains the results of another run; choose another --out, or move it away"
-    numbered = (Path("results") / f"{run.benchmark}-{run.preset}-{number}" for number in count(1))
+    numbered = (Path("results") / f"{run.benchmark}-{run.preset}-{number}" for number in itertools.count(1))
     out = requested or next(path for path in numbered if not path.exists())
     try:
         out.mkdir(parents=True, exist_ok=out.is_dir())
@@ -304,7 +304,7 @@ def _evict(data: Path, world: World) -> bool:
         kept = sum(pagecache.resident_fraction(path) > 0 for path in files)
     most = max(world.gather(kept))
     if world.rank == 0:
-        line = f"evicted {counted(len(files), 'file')} from the page cache of {counted(world.nodes, 'node')}"
+        line = f"evicted {count(len(files), 'file')} from the page cache of {count(world.nodes, 'node')}"
         line += f"; up to {most} of them are still in memory: in use, or not yours" if most else ""
         sys.stderr.write(f"mlhpc: {line}\n")
     return most == 0

@@ -20,9 +20,9 @@ from mlhpc.benchmarks import registry
 from mlhpc.common.files import atomic
 from mlhpc.common.host.progress import progress
 from mlhpc.common.pages.terminal import print_table, say
-from mlhpc.common.pages.text import plain
 from mlhpc.common.ranks.local import end, signals_as_ctrl_c, status_of
 from mlhpc.errors import UserError
+from mlhpc.quantities import plain
 from mlhpc.record.series import CellRecord
 from mlhpc.run_processes import (
     GRACE_S,

@@ -18,7 +18,8 @@ from mlhpc.common.data import manifest
 from mlhpc.common.data.manifest import Manifest
 from mlhpc.common.data.sharding import divide_batch
 from mlhpc.emulated_step import refuse, require_supported
-from mlhpc.errors import UserError, count, did_you_mean
+from mlhpc.errors import UserError, did_you_mean
+from mlhpc.quantities import count
 from mlhpc.record.series import Value
 from mlhpc.run_processes import in_slurm
 from mlhpc.submission.report.study import CELL, GLOBAL_BATCH, PLACES, SERVERS, UPDATES, family, flat

@@ -14,7 +14,8 @@ from mlhpc.benchmarks.schema import Run
 from mlhpc.common.files import atomic
 from mlhpc.common.training import checkpoint
 from mlhpc.cosmoflow import weights
-from mlhpc.errors import UserError, count, missing_package
+from mlhpc.errors import UserError, missing_package
+from mlhpc.quantities import count
 from mlhpc.run import saved_in
 
 Tensors = Mapping[str, npt.NDArray[Any]]

@@ -55,10 +55,12 @@ class Compared:
 
     @property
     def rate_inside(self) -> bool:
+        """Whether the measured rate is inside the predicted interval."""
         return self.rate[1] <= self.row.samples_per_s <= self.rate[2]
 
     @property
     def baseline_error(self) -> float | None:
+        """Baseline over measured rate, minus 1."""
         return None if self.baseline is None else self.baseline / self.row.samples_per_s - 1
 
     @property
@@ -68,12 +70,14 @@ class Compared:
 
     @property
     def total_error(self) -> float | None:
+        """Predicted over measured time to train, minus 1."""
         return (
             None if self.total_s is None or not self.row.total_s else self.total_s[0] / self.row.total_s - 1
         )
 
     @property
     def total_inside(self) -> bool | None:
+        """Whether the measured time to train is inside the predicted interval."""
         if self.total_s is None or not self.row.total_s:
             return None
         return self.total_s[1] <= self.row.total_s <= self.total_s[2]
@@ -192,6 +196,7 @@ def coverage(intervals: Sequence[tuple[Triple | None, bool | None]]) -> Coverage
 
 
 def summary(errors: Sequence[float | None]) -> Summary | None:
+    """Of the errors that are known; None without any."""
     absolute = [abs(error) for error in errors if error is not None]
     if not absolute:
         return None

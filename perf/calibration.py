@@ -28,7 +28,7 @@ from mlhpc.perf.published import Published, machine_of, published
 
 SPEEDUP_OF_FOUR = 1.98
 """Training throughput of 4 accelerators per sample against 1, at the same batch (Farrell et al. 2021, section
-4.2.1: Fugaku, 16 384 processors, against an extrapolation of 512 to batch 4096)."""
+4.2.1: Fugaku, 16,384 processors, against an extrapolation of 512 to batch 4096)."""
 ALL = "all families"
 """Instead of a family that has no sets."""
 _UNKNOWN_FACTOR = 3.0
@@ -58,6 +58,7 @@ class Efficiency:
 
     @property
     def how(self) -> str:
+        """What it is of, in words."""
         family, generation = self.group
         if not self.sets:
             return f"{family}, {generation}"
@@ -158,6 +159,7 @@ def roofline(network: Network, machine: Machine, precision: Precision) -> float:
 
 @cache
 def network(benchmark: str, preset: str) -> Network:
+    """The layers of a preset's network."""
     return network_of(load(benchmark, preset))
 
 
@@ -197,6 +199,7 @@ def _of(row: Published) -> _Row:
 
 
 def step_seconds(bound: float, efficiency: float, layers: int, launch: float, reduce: float) -> float:
+    """The formula of the module, in seconds."""
     return bound / efficiency + layers * launch + reduce
 
 
@@ -260,6 +263,7 @@ def nine_of_ten(ratios: Sequence[float]) -> float:
 
 
 def group_of(row: Published, by: By) -> str:
+    """The round or the accelerator family of a set."""
     return row.round if by == "round" else machine_of(row).family
 
 

@@ -142,7 +142,7 @@ def _point(row: Published) -> float:
 
 
 def _round_07(batch: int, sets: Sequence[Published]) -> Estimate:
-    """CosmoFlow of round 0.7 (kernel 2, 262 144 samples), from its ``fit`` sets, with the range of their runs."""
+    """CosmoFlow of round 0.7 (kernel 2, 262,144 samples), from its ``fit`` sets, with the range of their runs."""
     rows = [r for r in sets if r.use == "fit" and r.round == "v0.7" and r.benchmark == "cosmoflow"]
     if len(rows) < 3:
         raise UserError("cosmoflow, preset v07: too few sets of round 0.7 for the number of epochs")

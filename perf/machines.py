@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from mlhpc.benchmarks.toml_lines import END, parse_toml, toml_lines
 from mlhpc.common.files.untrusted import read_text
 from mlhpc.errors import UserError, did_you_mean, shown
-from mlhpc.perf.units import quantity, written
+from mlhpc.quantities import Dimension, parse_quantity, text_of
 
 SYSTEMS = "mlhpc.benchmarks"
 PRECISIONS = {"float32": ("tf32",), "mixed_bfloat16": ("bfloat16",), "mixed_float16": ("float16", "bfloat16")}
@@ -26,7 +26,7 @@ class _Field(NamedTuple):
     """``low`` and ``high``: the plausible range in the base unit; values outside have a wrong unit or number
     of zeros."""
 
-    dimension: str
+    dimension: Dimension
     required: bool
     low: float
     high: float
@@ -86,6 +86,12 @@ _PLAIN: dict[str, dict[str, type]] = {
 _REQUIRED = {("", "title"), ("accelerator", "model"), ("accelerator", "family"), ("accelerator", "per_node")}
 
 
+def written(key: str, value: float) -> str:
+    """The figure ``key`` as in a machine file: ``900 GB/s``."""
+    table, _, name = key.partition(".")
+    return text_of(value, _FIGURES[table][name].dimension)
+
+
 @dataclass(frozen=True)
 class Machine:
     """A system of identical nodes. An accelerator computes one rank's step: a GPU, or a processor without GPUs.
@@ -103,10 +109,12 @@ class Machine:
 
     @property
     def title(self) -> str:
+        """Its name in full."""
         return str(self.facts["title"])
 
     @property
     def family(self) -> str:
+        """The accelerator family, by which efficiencies are known."""
         return str(self.facts["accelerator.family"])
 
     @property
@@ -116,6 +124,7 @@ class Machine:
 
     @property
     def per_node(self) -> int:
+        """Accelerators of a node."""
         return int(self.facts["accelerator.per_node"])
 
     @property
@@ -125,6 +134,7 @@ class Machine:
         return None if nodes is None else int(nodes)
 
     def get(self, key: str) -> float | None:
+        """The figure ``key`` in base units; None if the file has none."""
         return self.figures.get(key)
 
     def need(self, key: str, why: str) -> float:
@@ -155,6 +165,7 @@ class Machine:
 
     @property
     def latency(self) -> float:
+        """Seconds of a message between nodes."""
         return self.need("network.latency", "a run on several nodes")
 
 
@@ -251,9 +262,9 @@ def _figure(value: Any, about: _Field) -> tuple[float, str]:
     source = value.get("source")
     if not isinstance(source, str) or not source.strip():
         raise ValueError("source is missing; state the origin of the figure, or 'measured'")
-    number = quantity(value["value"], about.dimension)
+    number = parse_quantity(value["value"], about.dimension)
     if not about.low <= number <= about.high:
-        low, high = written(about.low, about.dimension), written(about.high, about.dimension)
+        low, high = text_of(about.low, about.dimension), text_of(about.high, about.dimension)
         raise ValueError(f"{shown(value['value'])} is impossible: expected {low} to {high}; check the unit")
     return number, source
 

@@ -31,6 +31,7 @@ class Costs:
 
     @property
     def binding(self) -> str:
+        """The most expensive term."""
         seconds = {"activations and model": self.activations, "all-reduce": self.all_reduce,
                    "samples": max((s for s in self.sample if s is not None), default=0.0)}  # fmt: skip
         return max(seconds, key=lambda name: seconds[name])

@@ -60,10 +60,12 @@ class Published:
 
     @property
     def name(self) -> str:
+        """Round, submitter and system."""
         return f"{self.round} {self.submitter} {self.system}"
 
     @property
     def framework(self) -> str:
+        """By its name in the log's software; otherwise all of that."""
         return next(
             (name for key, name in _FRAMEWORKS.items() if key in self.software.lower()), self.software
         )
@@ -82,6 +84,7 @@ class Published:
 
     @property
     def year(self) -> int:
+        """Of the round."""
         return _YEARS.get(self.round, max(_YEARS.values()))
 
     @property
@@ -91,6 +94,7 @@ class Published:
 
     @property
     def step_s(self) -> float:
+        """Seconds of a training step."""
         return self.local_batch_size / self.samples_per_s
 
     @property
@@ -101,6 +105,7 @@ class Published:
 
 @cache
 def published() -> tuple[Published, ...]:
+    """The rows of the suite's file."""
     text = resources.files("mlhpc.perf").joinpath("published.csv").read_text("utf-8")
     return tuple(parse(text, "published.csv"))
 
@@ -129,37 +134,48 @@ def parse(text: str, where: str) -> Iterable[Published]:
     return rows
 
 
-def _row(row: dict[str, Any], where: str) -> Published:
-    def number(key: str, *, optional: bool = False) -> float:
-        text = (row.get(key) or "").strip()
+class _Cells:
+    """The numbers of a row; messages name it by ``where``."""
+
+    def __init__(self, row: dict[str, Any], where: str) -> None:
+        self._row, self._where = row, where
+
+    def number(self, key: str, *, optional: bool = False) -> float:
+        """Above 0; if ``optional`` also 0, and NaN for an empty cell."""
+        text = (self._row.get(key) or "").strip()
         if not text and optional:
             return math.nan
         try:
             value = float(text)
         except ValueError:
-            raise UserError(f"{where}: {key} is {text!r}, not a number") from None
+            raise UserError(f"{self._where}: {key} is {text!r}, not a number") from None
         if not (math.isfinite(value) and value >= 0) or (value == 0 and not optional):
-            raise UserError(f"{where}: {key} is {text}; expected a number above 0")
+            raise UserError(f"{self._where}: {key} is {text}; expected a number above 0")
         return value
 
-    def maybe(key: str, factor: float = 1.0) -> float | None:
-        value = number(key, optional=True) * factor
+    def maybe(self, key: str, factor: float = 1.0) -> float | None:
+        """``factor`` times the number; None for an empty cell."""
+        value = self.number(key, optional=True) * factor
         return None if math.isnan(value) else value
 
-    def whole(key: str) -> int:
-        value = number(key)
+    def whole(self, key: str) -> int:
+        """A whole number above 0."""
+        value = self.number(key)
         if value != int(value):
-            raise UserError(f"{where}: {key} is {row[key]}; expected a whole number")
+            raise UserError(f"{self._where}: {key} is {self._row[key]}; expected a whole number")
         return int(value)
 
+
+def _row(row: dict[str, Any], where: str) -> Published:
+    cells = _Cells(row, where)
     if row["benchmark"] not in KNOWN:
         raise UserError(
             f"{where}: benchmark is {row['benchmark']!r}; there are models for {', '.join(KNOWN)}"
         )
     if row.get("use") not in USES:
         raise UserError(f"{where}: use is {row.get('use')!r}; expected {few(USES[:-1], 9)} or {USES[-1]}")
-    mean, rate = number("epochs_to_converge_mean"), number("train_samples_per_s_per_accel")
-    accelerators, batch = whole("accelerators_per_instance"), whole("global_batch_size")
+    mean, rate = cells.number("epochs_to_converge_mean"), cells.number("train_samples_per_s_per_accel")
+    accelerators, batch = cells.whole("accelerators_per_instance"), cells.whole("global_batch_size")
     return Published(
         use=row["use"],
         round=row["round"],
@@ -168,20 +184,20 @@ def _row(row: dict[str, Any], where: str) -> Published:
         division=row.get("division") or "",
         benchmark=row["benchmark"],
         metric=row.get("metric") or "strong",
-        nodes=int(maybe("number_of_nodes") or 0),
+        nodes=int(cells.maybe("number_of_nodes") or 0),
         accelerators=accelerators,
         model=row.get("accelerator_model_name") or "",
         software=row["framework"],
         batch=batch,
         local_batch_size=batch / accelerators,
-        train_samples=whole("train_samples"),
-        epochs=(mean, maybe("epochs_min") or mean, maybe("epochs_max") or mean),
-        epoch_s=number("train_samples") / rate / accelerators,
-        excess_s=maybe("epoch1_excess_min", 60.0) or 0.0,
+        train_samples=cells.whole("train_samples"),
+        epochs=(mean, cells.maybe("epochs_min") or mean, cells.maybe("epochs_max") or mean),
+        epoch_s=cells.number("train_samples") / rate / accelerators,
+        excess_s=cells.maybe("epoch1_excess_min", 60.0) or 0.0,
         samples_per_s=rate,
-        total_s=maybe("score_min", 60.0),
-        staging_s=maybe("staging_min", 60.0),
-        eval_fraction=maybe("eval_fraction"),
+        total_s=cells.maybe("score_min", 60.0),
+        staging_s=cells.maybe("staging_min", 60.0),
+        eval_fraction=cells.maybe("eval_fraction"),
         where=where,
     )
 

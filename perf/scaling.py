@@ -17,6 +17,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from mlhpc.errors import few
+from mlhpc.quantities import four_digits
 
 Triple = tuple[float, float, float]
 """A value and the ends of its range."""
@@ -40,6 +41,7 @@ class Estimate(NamedTuple):
 
     @property
     def ends(self) -> Triple:
+        """Value, low and high."""
         return self.value, self.low, self.high
 
 
@@ -61,6 +63,7 @@ def multiplied(a: Triple, b: Triple) -> Triple:
 
 
 def scaled(a: Triple, factor: float) -> Triple:
+    """Each end times ``factor``."""
     return a[0] * factor, a[1] * factor, a[2] * factor
 
 
@@ -148,17 +151,17 @@ def carried(
     below = [p for p in sizes if p.size <= at]
     above = [p for p in sizes if p.size >= at]
     if below and above and below[-1] is above[0]:
-        return Estimate(*above[0].value, f"measured at {axis} {_number(at)} ({above[0].name})")
+        return Estimate(*above[0].value, f"measured at {axis} {four_digits(at)} ({above[0].name})")
     if below and above:
         left, right = below[-1], above[0]
         value = _on_line(left, right, at, 0)
         estimates = [value, _on_line(left, right, at, 1), _on_line(left, right, at, 2)]
         estimates += [_scaled(p, at, exponent, end) for p in (left, right) for end in (1, 2)]
-        ends = " and ".join(f"{_number(p.size)} ({p.name})" for p in (left, right))
+        ends = " and ".join(f"{four_digits(p.size)} ({p.name})" for p in (left, right))
         how = f"interpolated between {axis} {ends}"
         return Estimate(value, min(estimates), max(estimates), how)
     near, beyond = (below[-1], sizes[-2:]) if below else (above[0], sizes[:2])
-    how = f"extrapolated from {axis} {_number(near.size)} ({near.name})"
+    how = f"extrapolated from {axis} {four_digits(near.size)} ({near.name})"
     if len(sizes) > 1:
         slope = _slope(beyond[0], beyond[1])
         if min(limits) <= slope <= max(limits):
@@ -178,7 +181,7 @@ def _other_share(system: Sequence[Measured], units: int, share: float) -> Estima
     ideal = carried([Point(near.units, near.epoch_s, near.name)], units, "units", *_IDEAL)
     factor = near.batch / near.units / share
     how = (
-        f"extrapolated from {_number(near.batch / near.units)} samples per unit on {near.units} units "
+        f"extrapolated from {four_digits(near.batch / near.units)} samples per unit on {near.units} units "
         f"({near.name}), at the same throughput per unit"
     )
     return Estimate(ideal.value, ideal.low * min(1.0, factor), ideal.high * max(1.0, factor), how)
@@ -212,10 +215,6 @@ def _on_line(left: Point, right: Point, at: float, end: int) -> float:
 def _slope(left: Point, right: Point) -> float:
     a, b = left.value[0], right.value[0]
     return math.log(b / a) / math.log(right.size / left.size) if a > 0 and b > 0 else 0.0
-
-
-def _number(value: float) -> str:
-    return (f"{value:.4g}" if value < 1000 else f"{value:,.0f}").replace(",", "\xa0")
 
 
 def neighbours(system: Sequence[Measured]) -> list[tuple[int, int]]:

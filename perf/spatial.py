@@ -152,6 +152,7 @@ def exchange(network: Network, plan: SlabPlan, kernel: int) -> Exchange:
 
 
 def convolutions(network: Network) -> list[Layer]:
+    """The layers that are divided."""
     return [layer for layer in network if layer.kind in CONVOLUTIONS]
 
 

@@ -8,7 +8,7 @@ from mlhpc.perf.machines import Machine
 from mlhpc.perf.parts import parts
 from mlhpc.perf.scaling import Triple
 from mlhpc.perf.tiers import FILE_SYSTEM, Scope, Tier, lies_there, room, shared_rate, spanned, tier_of
-from mlhpc.perf.units import written
+from mlhpc.quantities import bytes_text
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def place(
     if not space or needed > (machine.nodes or math.inf):
         shards = "staging.mode=shard does not fit either, on any number of its nodes"
     why = (
-        f"the whole data set, {written(whole, 'bytes')}, fits neither the memory nor the local storage of a node, "
+        f"the whole data set, {bytes_text(whole)}, fits neither the memory nor the local storage of a node, "
         f"as staging.mode=replicate needs, and is read from the shared file system; {shards}"
     )
     return unstaged(machine, train, nodes, together, notes=(why, _rate_of_file_system(tier)))
@@ -93,7 +93,7 @@ def _rate_of_file_system(tier: Tier) -> str:
     staged."""
     if tier.read is None:
         return "reading from the shared file system is not counted: the machine file has no bandwidth for it"
-    middle, slow, fast = (written(rate, "bytes/s") for rate in parts().staging_rate)
+    middle, slow, fast = (bytes_text(rate, "/s") for rate in parts().staging_rate)
     return (
         "the shared file system is read at the bandwidth in the machine file, usually its peak; in "
         f"published sets each node copied {middle} from theirs ({slow} to {fast})"

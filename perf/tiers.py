@@ -5,9 +5,9 @@ import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from mlhpc.errors import UserError, count
+from mlhpc.errors import UserError
 from mlhpc.perf.machines import Machine
-from mlhpc.perf.units import written
+from mlhpc.quantities import bytes_text, count
 
 FILE_SYSTEM = "shared file system"
 
@@ -124,10 +124,10 @@ def _refusal(
     largest, capacity = max(options, key=lambda option: option[1])
     shared = largest.name == FILE_SYSTEM
     smaller = shared or scope == "sample" or machine.nodes == 1
-    size = f"{written(share if shared else part, 'bytes')} a node on {count(nodes, 'node')}"
+    size = f"{bytes_text(share if shared else part)} a node on {count(nodes, 'node')}"
     return UserError(
         f"{machine.at('storage.shared' if shared else largest.key)}: the data set, {size}, is larger than every "
-        f"tier of {machine.name} (largest: {largest.name}, {written(capacity, 'bytes')} a node); "
+        f"tier of {machine.name} (largest: {largest.name}, {bytes_text(capacity)} a node); "
         f"{'take a smaller data set' if smaller else 'take more nodes'}"
     )
 

@@ -11,6 +11,7 @@ import mlhpc
 from mlhpc.benchmarks.schema import Run
 from mlhpc.common.ranks.world import Loss, World
 from mlhpc.common.timing.data_wait import NAMED
+from mlhpc.quantities import duration_text, seconds_text
 from mlhpc.record.breakdown import EpochTimes, breakdown, epoch_times, waits_are_of_all_ranks
 from mlhpc.record.events import read_events
 from mlhpc.record.result import DataWait, Emulation, Epoch, Result, Samples, SlowRank, Target
@@ -147,14 +148,14 @@ def last_line(result: Result, out: Path) -> str:
     if result.emulation and result.status == "emulated":
         steps, waited = (sum(getattr(e, key) for e in result.epochs) for key in ("step_s", "data_wait_s"))
         return (
-            f"{name}: emulated, steps of {result.emulation.step_s:.4g} s: "
-            f"{steps:.2f} s of steps, {waited:.2f} s of data wait; not a training run; {where}"
+            f"{name}: emulated, steps of {seconds_text(result.emulation.step_s)}: "
+            f"{duration_text(steps)} of steps, {duration_text(waited)} of data wait; not a training run; {where}"
         )
     target, seconds = result.target, result.time_to_train_s
     outcome = ("reached" if target.reached else "missed") + (", resumed" if result.resumed else "")
     staging = "including staging" if result.staging else "nothing was staged"
     best = "nothing evaluated" if target.best is None else f"best {target.best:.4f}"
-    time = f" in {seconds:.2f} s, {staging}" if seconds is not None else ", no time to train"
+    time = f" in {duration_text(seconds)}, {staging}" if seconds is not None else ", no time to train"
     return f"{name}: target {target.label} {target.value} {outcome} ({best}){time}; {where}"
 
 

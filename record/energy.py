@@ -12,7 +12,7 @@ from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
 
 from mlhpc.common.energy.counters import stood_still
 from mlhpc.common.pages.blocks import Cell, Table, number, table
-from mlhpc.errors import count
+from mlhpc.quantities import count, joules_text, watts_text
 from mlhpc.record.fields import Count, Fields, Name, Text
 
 NAMES = {"accelerators": "accelerators", "processors": "processors", "node": "whole nodes"}
@@ -66,16 +66,6 @@ def measured_in(runs: Iterable[Mapping[str, Energy]]) -> list[str]:
     return [kind for kind in NAMES if any(kind in kinds for kinds in kinds_of_runs)]
 
 
-def joules_text(joules: float | None) -> str:
-    """``81.23 kJ``; "incomplete" for None."""
-    if joules is None:
-        return "incomplete"
-    for unit, factor in (("GJ", 1e9), ("MJ", 1e6), ("kJ", 1e3)):
-        if joules >= factor:
-            return f"{joules / factor:.4g} {unit}"
-    return f"{joules:.4g} J"
-
-
 def energy_line(energies: Mapping[str, Energy] | None) -> str:
     """``accelerators 81.23 kJ (NVML), whole nodes incomplete (Slurm, ipmi)``; empty without any figure."""
     figures = energies or {}
@@ -107,11 +97,6 @@ def energy_table(energies: Mapping[str, Energy] | None, seconds: float | None) -
 
 def _watts(joules: float | None, seconds: float | None) -> float | None:
     return joules / seconds if joules is not None and seconds and seconds > 0 else None
-
-
-def watts_text(watts: float) -> str:
-    """``1.234 kW``."""
-    return f"{watts / 1e3:.4g} kW" if watts >= 1e3 else f"{watts:.4g} W"
 
 
 # Of a run that is still running.

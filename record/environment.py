@@ -13,7 +13,8 @@ from mlhpc.common.host.binding import first_overlap, parse_ranges, ranges
 from mlhpc.common.host.provenance import describe_environment
 from mlhpc.common.pages.blocks import Table, number, table
 from mlhpc.common.ranks.world import World
-from mlhpc.errors import count, few
+from mlhpc.errors import few
+from mlhpc.quantities import count
 from mlhpc.record.fields import MOST_RANKS, Count, Fields, Seconds, Text
 
 Ranges = Annotated[str, Field(pattern=r"^[0-9,-]*$", max_length=1_000)]

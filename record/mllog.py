@@ -19,7 +19,8 @@ from typing import Any, TextIO
 
 from mlhpc.common.files.regular import open_regular
 from mlhpc.common.files.untrusted import MOST_VALUES, clean, count_values, parse_json, printable
-from mlhpc.errors import UserError, count
+from mlhpc.errors import UserError
+from mlhpc.quantities import binary_text, count
 
 TOKEN = ":::MLLOG "
 _OLDER = {":::MLL ": "0.6", ":::MLPv0.5.0 ": "0.5"}
@@ -210,7 +211,7 @@ def parse(path: Path, flags: int = 0) -> Log:
         with os.fdopen(open_regular(path, flags), encoding="utf-8", errors="replace") as file:
             for number, text in enumerate(_lines(file), 1):
                 if not text:
-                    problems.append(Problem(number, f"not read from here: beyond {LARGEST // 2**20} MiB"))
+                    problems.append(Problem(number, f"not read from here: beyond {binary_text(LARGEST)}"))
                     break
                 if len(text) == _LONGEST_READ:
                     longest = max(longest, _LONGEST_READ)

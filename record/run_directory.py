@@ -19,7 +19,8 @@ from mlhpc.benchmarks.load import loads
 from mlhpc.benchmarks.schema import Run
 from mlhpc.common.files.locks import is_locked
 from mlhpc.common.files.untrusted import printable, read_text
-from mlhpc.errors import UserError, count
+from mlhpc.errors import UserError
+from mlhpc.quantities import count, duration_text
 from mlhpc.record.environment import Environment
 from mlhpc.record.fields import first_problem
 from mlhpc.record.mllog import Log, parse
@@ -115,7 +116,7 @@ def running(run: RunDirectory) -> str:
     if not events:
         return ""
     age = max(0.0, time.time() - max(path.stat().st_mtime for path in events))
-    ago = f"its last event was {age:.0f} s ago"
+    ago = f"its last event was {duration_text(round(age))} ago"
     if any(map(is_locked, sorted(events)[:16])):
         return f"the run is still running; {ago}"
     if age < _RECENT_S and run.env.hostname not in (None, socket.gethostname(), os.uname().nodename):

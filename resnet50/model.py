@@ -15,7 +15,7 @@ BLOCKS = {"resnet50": (3, 4, 6, 3), "resnet101": (3, 4, 23, 3)}
 def build_model(network: Network) -> nn.Module:
     """Images ``[b, 3, side, side]`` to logits ``[b, classes]``, for sides of at least 32 (AlexNet: 63).
 
-    Torchvision's layers. ResNet-50 with all its blocks, ``width`` 1 and 1000 classes has 25 557 032
+    Torchvision's layers. ResNet-50 with all its blocks, ``width`` 1 and 1000 classes has 25,557,032
     parameters; "v1.5" is stride 2 in the 3 x 3 convolution of a stage's first block. The initial weights are
     drawn from torch's random state.
     """

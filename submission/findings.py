@@ -12,7 +12,8 @@ from mlhpc.benchmarks.findings import Finding, Severity
 from mlhpc.common.files.untrusted import printable
 from mlhpc.common.pages.blocks import Cell, Table, table
 from mlhpc.common.pages.terminal import print_texts, say
-from mlhpc.errors import count, few
+from mlhpc.errors import few
+from mlhpc.quantities import count
 
 __all__ = [
     "STYLES",

@@ -17,7 +17,8 @@ from mlhpc.common.formats.archive import SUFFIX, Member, write
 from mlhpc.common.host.progress import progress
 from mlhpc.common.ranks.collectives import on_rank0
 from mlhpc.common.ranks.world import World
-from mlhpc.errors import UserError, count
+from mlhpc.errors import UserError
+from mlhpc.quantities import count
 
 FACT = "samples_per_archive"
 """The fact in a manifest with the number of samples per archive; absent if samples are files."""

@@ -13,7 +13,8 @@ from mlhpc.common.data.sharding import Pool
 from mlhpc.common.formats.archive import Sample
 from mlhpc.common.ranks.mesh import Mesh, mesh_of
 from mlhpc.common.ranks.world import World
-from mlhpc.errors import UserError, count
+from mlhpc.errors import UserError
+from mlhpc.quantities import count
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,8 @@ from mlhpc.common.data.loader_bench import Figures, Way
 from mlhpc.common.host.progress import progress
 from mlhpc.common.pages.blocks import table
 from mlhpc.common.pages.terminal import print_table, say
-from mlhpc.errors import UserError, count
+from mlhpc.errors import UserError
+from mlhpc.quantities import bytes_text, count
 
 _OTHER = "NO: different samples"
 _HALF = 0.5
@@ -139,23 +140,26 @@ def show(
         "loader": lambda way: label(way, ways),
         "warm": lambda way: of(way, lambda f: f"{f.warm:.1f}"),
         "cold": lambda way: of(way, lambda f: f"{f.cold:.1f}"),
-        "MB": lambda way: of(way, lambda f: f"{f.read / 1e6:.3g}"),
+        "read": lambda way: of(way, lambda f: bytes_text(f.read)),
         "CPU ms": lambda way: of(way, lambda f: f"{1000 * f.cpu_s:.2f}"),
         "decoding": lambda way: of(way, decoded),
-        "MiB": lambda way: of(way, lambda f: f"{f.memory / 2**20:.0f}"),
+        "memory": lambda way: of(way, lambda f: bytes_text(f.memory)),
         "same samples": lambda way: agree.get(way, "-"),
     }
     if step_s:
         columns["bound by"] = lambda way: of(way, lambda f: verdict(way, f, ceilings, step_s))
-    say(console, "samples/s from a warm and a cold page cache; MB read and CPU ms per sample; MiB of memory")
+    say(
+        console,
+        "samples/s from a warm and a cold page cache; bytes read and CPU ms per sample; memory of the loader",
+    )
     print_table(table("loaders", ways, columns, prose=(7, 8)), console)
     for way, reason in reasons.items():
         say(console, f"{label(way, ways)}: {reason}")
     say(
         console,
-        f"ceilings with {count(ceilings.threads, 'thread')}: memory copy {ceilings.copy / 1e9:.1f} GB/s; the same "
-        f"files {ceilings.cold / 1e6:.0f} MB/s from storage (cold), {ceilings.warm / 1e6:.0f} MB/s from the page "
-        "cache",
+        f"ceilings with {count(ceilings.threads, 'thread')}: memory copy {bytes_text(ceilings.copy, '/s')}; "
+        f"the same files {bytes_text(ceilings.cold, '/s')} from storage (cold), {bytes_text(ceilings.warm, '/s')} "
+        "from the page cache",
     )
 
 

@@ -21,7 +21,8 @@ from mlhpc.common.host.malloc import keep_memory
 from mlhpc.common.host.progress import progress
 from mlhpc.common.ranks.collectives import on_all_ranks, on_rank0
 from mlhpc.common.ranks.world import World
-from mlhpc.errors import UserError, count
+from mlhpc.errors import UserError
+from mlhpc.quantities import count
 
 _LOOKS = 8  # concurrent file accesses: each waits for the file system
 Task = TypeVar("Task")

@@ -18,7 +18,8 @@ from mlhpc.common.files.regular import open_regular
 from mlhpc.common.files.untrusted import MOST_VALUES, parse_json
 from mlhpc.common.ranks.collectives import on_all_ranks, on_each_rank, on_rank0
 from mlhpc.common.ranks.world import World
-from mlhpc.errors import UserError, count
+from mlhpc.errors import UserError
+from mlhpc.quantities import binary_text, count
 
 NAME = "manifest.json"
 _VERSION = 1
@@ -86,7 +87,7 @@ def load(root: Path) -> Manifest:
     try:
         with open(open_regular(path), "rb") as file:
             if os.fstat(file.fileno()).st_size > LARGEST:
-                raise ValueError(f"larger than {LARGEST // 2**20} MiB")
+                raise ValueError(f"larger than {binary_text(LARGEST)}")
             data = file.read()  # without a size, for which memory would be reserved
         content = parse_json(data.decode(), MOST_VALUES + len(data) // 8)
         del data

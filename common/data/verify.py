@@ -8,7 +8,8 @@ from mlhpc.common.data.manifest import NAME, File, in_threads, load, walk
 from mlhpc.common.files.checksum import checksum
 from mlhpc.common.ranks.collectives import on_all_ranks, on_rank0
 from mlhpc.common.ranks.world import World
-from mlhpc.errors import UserError, count
+from mlhpc.errors import UserError
+from mlhpc.quantities import count
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from mlhpc.errors import count
+from mlhpc.quantities import count, duration_text, si_text
 
 Measured = Literal["accelerators", "processors", "node"]
 Read = Callable[[], float]
@@ -153,9 +153,11 @@ class Sum:
             return late - early if late >= early else late
         used, most = (late - early) % wrap, gap * MOST_W + AT_ONCE_J
         if most > wrap:
-            self._lost[name] = f"{name} was not read for {gap:.0f} s, in which it may have wrapped unnoticed"
+            self._lost[name] = (
+                f"{name} was not read for {duration_text(gap)}, in which it may have wrapped unnoticed"
+            )
         elif used > most:
-            self._lost[name] = f"{name} counted {used:.0f} J in {gap:.0f} s: it was reset"
+            self._lost[name] = f"{name} counted {si_text(used, 'J', 4)} in {duration_text(gap)}: it was reset"
         return used
 
     def spent(self, host: str) -> Spent:
@@ -166,7 +168,11 @@ class Sum:
         }
         lost |= self._lost
         seconds = self._read_at - self._started
-        lost |= {name: f"{name} stood still for {seconds:.0f} s" for name in self.still if name not in lost}
+        lost |= {
+            name: f"{name} stood still for {duration_text(seconds)}"
+            for name in self.still
+            if name not in lost
+        }
         used = [joules for name, joules in self._used.items() if name not in lost]
         problems = [*self.counters.problems, *(lost[name] for name in self._used if name in lost)]
         kind, source = self.counters.measured, self.counters.source

@@ -14,7 +14,7 @@ from mlhpc.common.energy.slurm import SlurmNodes, counts_nodes, plugin
 from mlhpc.common.energy.sysfs import cray, rapl
 from mlhpc.common.host.accelerators import Vendor
 from mlhpc.common.ranks.world import World
-from mlhpc.errors import count
+from mlhpc.quantities import count, seconds_text
 
 EVERY_S = 10.0
 """Seconds between two readings: a package at 1 kW passes the smallest range of RAPL, 65.5 kJ, in 65 s, and a
@@ -147,7 +147,7 @@ class Meter:
         self.halt()
         host = socket.gethostname() if self.nodes > 1 else ""
         if self._blocked:
-            problem = f"a counter did not answer within {self._halt_s:g} s"
+            problem = f"a counter did not answer within {seconds_text(self._halt_s)}"
             spent = [
                 Spent(each.counters.measured, each.counters.source, 0.0, 0, 0, [problem], host)
                 for each in self._sums

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 from mlhpc.common.energy.counters import Spent, named_once
 from mlhpc.common.host.accelerators import output_of
+from mlhpc.quantities import duration_text
 
 _WHOLE_NODE = ("ipmi", "xcc", "pm_counters")
 MOST_OUTSIDE = 0.05
@@ -80,7 +81,7 @@ class SlurmNodes:
             return "Slurm has no energy samples (AcctGatherNodeFreq in slurm.conf)"
         outside, ran = abs(self._started - first.at) + abs(stopped - last.at), stopped - self._started
         if outside > MOST_OUTSIDE * ran:
-            return f"Slurm's energy samples are too infrequent for a run of {ran:.0f} s"
+            return f"Slurm's energy samples are too infrequent for a run of {duration_text(round(ran))}"
         if last.joules <= first.joules:
             return "Slurm's counter did not advance, or was reset"
         return last.joules - first.joules

@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from mlhpc.common.files.regular import open_regular
+from mlhpc.quantities import binary_text
 
 LARGEST = 16 * 2**20
-"""Bytes of a result.json, config.toml, env.json or system description. Those of a run on 100 000 ranks take
+"""Bytes of a result.json, config.toml, env.json or system description. Those of a run on 100,000 ranks take
 less than 10 MB."""
 MOST_VALUES = 2**20
 """Commas, colons and brackets of a JSON text: a value of two bytes (``{}``) takes 80 bytes of memory or more."""
@@ -34,7 +35,7 @@ def read_text(path: Path, errors: str = "strict", flags: int = 0) -> str:
     with os.fdopen(open_regular(path, flags), "rb") as file:
         data = file.read(LARGEST + 1)
     if len(data) > LARGEST:
-        raise ValueError(f"larger than {LARGEST // 2**20} MiB")
+        raise ValueError(f"larger than {binary_text(LARGEST)}")
     return data.decode("utf-8", errors)
 
 

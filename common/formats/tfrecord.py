@@ -40,7 +40,7 @@ def write_records(path: Path, records: Iterable[bytes], gzip: bool, packer: Pack
     """Write ``records`` to ``path``, which appears once complete; if ``gzip``, compressed by ``packer``.
 
     The same records give the same bytes, plain or by one version of zlib. isal's files decompress to the same
-    content and have no time or name in the gzip header, but about one in 20 000 is compressed differently by
+    content and have no time or name in the gzip header, but about one in 20,000 is compressed differently by
     isal 1.9.1, and other versions and processors may differ.
 
     Raises OSError.

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from mlhpc.common.ranks.environment import BOUND, identify
-from mlhpc.errors import AlreadyReported, UserError, count
+from mlhpc.errors import AlreadyReported, UserError
+from mlhpc.quantities import count
 
 Cores = frozenset[int]
 

@@ -21,6 +21,7 @@ from rich.text import Text
 
 from mlhpc.common.ranks.world import World
 from mlhpc.errors import QUIET
+from mlhpc.quantities import digits, duration_text
 
 T = TypeVar("T")
 
@@ -35,7 +36,7 @@ class _Rate(ProgressColumn):
 
     def render(self, task: Task) -> Text:
         rate = task.finished_speed or task.speed
-        return Text(f"{rate:,.1f} {self._unit}/s" if rate else "")
+        return Text(f"{digits(rate)} {self._unit}/s" if rate else "")
 
 
 @contextmanager
@@ -72,7 +73,9 @@ def _in_lines(total: int, description: str, unit: str) -> Callable[[int], None]:
         seconds = time.monotonic() - begin
         if seconds >= next_s and done < total:
             next_s = seconds + min(seconds, EVERY_S)
-            sys.stderr.write(f"mlhpc: {description}: {done:,} of {total:,} {unit}, {seconds:.0f} s\n")
+            sys.stderr.write(
+                f"mlhpc: {description}: {done:,} of {total:,} {unit}, {duration_text(round(seconds))}\n"
+            )
 
     return advance
 

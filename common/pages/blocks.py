@@ -37,6 +37,7 @@ class Cell:
 
     @property
     def raw(self) -> Any:
+        """Its value in downloads."""
         raw = " ".join(filter(None, (self.bold, self.text))) if self.value is None else self.value
         if isinstance(raw, float):
             return float(f"{raw:.12g}") if math.isfinite(raw) else None
@@ -59,18 +60,22 @@ class Table:
 
     @property
     def empty(self) -> bool:
+        """Whether it has no rows."""
         return not self.rows
 
     def is_number(self, column: int) -> bool:
+        """Whether a column has numbers, which are aligned to the right."""
         return column >= self.text_columns and column not in self.prose
 
     @property
     def records(self) -> list[dict[str, Any]]:
+        """The rows as dictionaries by title."""
         head = [printable(title) for title in self.head]
         return [dict(zip(head, (cell.raw for cell in row), strict=True)) for row in self.rows]
 
     @property
     def json_link(self) -> Markup:
+        """The table as a JSON file to save."""
         lines = ",\n".join(
             json.dumps(record, ensure_ascii=False, separators=(",", ":")) for record in self.records
         )
@@ -78,6 +83,7 @@ class Table:
 
     @property
     def csv_link(self) -> Markup:
+        """The table as a CSV file to save."""
         text = io.StringIO()
         writer = csv.writer(text)
         writer.writerow([spreadsheet(printable(title)) for title in self.head])
@@ -123,6 +129,7 @@ class Facts:
 
     @property
     def empty(self) -> bool:
+        """Whether nothing is known."""
         return all(value is None for value in self.items.values())
 
 
@@ -146,6 +153,7 @@ class Grid:
 
     @property
     def empty(self) -> bool:
+        """Whether it has no figures."""
         return not self.figures
 
 

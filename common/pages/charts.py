@@ -61,9 +61,8 @@ ALT_TEXT = 20_000
 THEME = {
     "background": None,
     "font": FONT,
-    # No powers of ten; a no-break space between thousands.
+    # No powers of ten.
     "numberFormat": ",.6~r",
-    "locale": {"number": {"decimal": ".", "thousands": "\u00a0", "grouping": [3], "currency": ["", ""]}},
     "axis": {
         "labelColor": SOFT[0],
         "titleColor": INK[0],

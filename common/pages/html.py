@@ -17,7 +17,7 @@ from typing import Any
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from mlhpc import __version__
+from mlhpc import __version__, quantities
 from mlhpc.common.files.atomic import write_bytes
 from mlhpc.common.files.regular import open_regular
 from mlhpc.common.pages import charts
@@ -70,6 +70,7 @@ def _environment(package: str) -> Environment:
     environment.filters["slug"] = slug
     environment.globals |= {
         "version": __version__,
+        "quantities": quantities,
         "style": Markup(_style()),
         "dark": charts.DARK,
         "scripts_of": _scripts,

@@ -141,8 +141,7 @@ def columns(
     rows: Rows,
     alt_text: str,
     *,
-    x_title: str,
-    y_title: str,
+    titles: tuple[str, str],
     colours: Mapping[str, str] | None = None,
     legend: Literal["top", "bottom"] | None = "top",
     beside: bool = False,
@@ -150,14 +149,14 @@ def columns(
     over: Sequence[alt.Chart] = (),
     **caption: Any,
 ) -> Figure:
-    """Vertical columns from zero. Rows: ``x``, ``y``; with ``colours`` also ``part``, one of their keys: parts are
-    stacked in that order, or stand ``beside`` each other. A ``legend`` at the bottom names the columns instead of
-    the axis. ``over``: other layers."""
-    x = BY_COLUMN.copy().title(x_title).axis(labels=legend != "bottom")
+    """Vertical columns from zero; ``titles`` of the axes x and y. Rows: ``x``, ``y``; with ``colours`` also
+    ``part``, one of their keys: parts are stacked in that order, or stand ``beside`` each other. A ``legend`` at
+    the bottom names the columns instead of the axis. ``over``: other layers."""
+    x = BY_COLUMN.copy().title(titles[0]).axis(labels=legend != "bottom")
     scale = alt.Scale(domain=[0, y_max]) if y_max else alt.Scale(zero=True)
     if colours:
         rows = [row | {"order": list(colours).index(row["part"])} for row in rows]
-    drawn = chart_of(rows, x=x, y=alt.Y("y:Q", title=y_title, scale=scale)).mark_bar()
+    drawn = chart_of(rows, x=x, y=alt.Y("y:Q", title=titles[1], scale=scale)).mark_bar()
     if colours:
         picked, opacity = charts.pickable("part")
         by = alt.Scale(domain=list(colours), range=list(colours.values()))
@@ -197,16 +196,9 @@ def stacked_bars(
     """
     rows, alt_texts = [], []
     for n, bar in enumerate(bars):
-        whole = sum(bar.sizes.values())
-        shares = {key: bar.sizes[key] / whole for key in parts if bar.sizes.get(key, 0.0) > 0}
-        for order, (key, share) in enumerate(shares.items()):
-            said = (bar.about or bar.name, parts[key], f"{share:.1%}", write(bar.sizes[key]))
-            label = f"{share:.0%}" if share >= _LABELLED and (relative or len(bars) == 1) else ""
-            rows.append(
-                {"bar": n, "part": parts[key], "value": bar.sizes[key] / unit, "order": order, "label": label,
-                 "ink": TEXT_ON[key][0], "says": ", ".join(filter(None, said))}
-            )  # fmt: skip
-        listed = ", ".join(f"{parts[key]} {share:.1%}" for key, share in shares.items())
+        shown = _parts_of(bar, parts, write, unit, labelled=relative or len(bars) == 1)
+        rows += [row | {"bar": n} for row in shown]
+        listed = ", ".join(f"{row['part']} {row['share']}" for row in shown)
         alt_texts.append(": ".join(filter(None, (" ".join(bar.name.split()), listed))))
     named = any(bar.name for bar in bars)
     offset = 10 if named else 0
@@ -230,3 +222,19 @@ def stacked_bars(
         layers.append(names.mark_text(align="left", **above).encode(x=alt.value(0)))
     height = len(bars) * (bar_height + 8 + 2 * offset)
     return charts.figure(alt.layer(*layers), f"{what}: {'; '.join(alt_texts)}", height=height, **caption)
+
+
+def _parts_of(
+    bar: Bar, parts: Mapping[str, str], write: Callable[[float], str], unit: float, *, labelled: bool
+) -> list[dict[str, Any]]:
+    """The rows of a bar. ``labelled``: large parts have their share written on them."""
+    rows, whole = [], sum(bar.sizes.values())
+    for order, key in enumerate(key for key in parts if bar.sizes.get(key, 0.0) > 0):
+        share = bar.sizes[key] / whole
+        said = (bar.about or bar.name, parts[key], f"{share:.1%}", write(bar.sizes[key]))
+        label = f"{share:.0%}" if share >= _LABELLED and labelled else ""
+        rows.append(
+            {"part": parts[key], "value": bar.sizes[key] / unit, "order": order, "label": label,
+             "share": f"{share:.1%}", "ink": TEXT_ON[key][0], "says": ", ".join(filter(None, said))}
+        )  # fmt: skip
+    return rows

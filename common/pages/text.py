@@ -1,6 +1,5 @@
 """Text from logs and result files, made safe for one line of a terminal or a page."""
 
-import math
 import re
 
 from mlhpc.common.files import untrusted
@@ -20,19 +19,3 @@ def printable(value: object, most: int = _LENGTH) -> str:
 def slug(text: str) -> str:
     """``text`` as a file name or an anchor: lower-case letters, digits and hyphens."""
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
-
-
-def decimals(value: float) -> int:
-    """Number of decimals that shows ``value`` with about four digits."""
-    return 0 if value >= 1000 else 1 if value >= 100 else 2 if value >= 1 else 3
-
-
-def plain(value: float | None) -> str:
-    """About four digits, never in powers of ten."""
-    if value is None or not math.isfinite(value):
-        return ""
-    if 0 < value < 0.001:
-        return "< 0.001"
-    if -0.0005 < value < 0:  # time that clocks do not resolve
-        value = 0.0
-    return f"{value:,.{decimals(value)}f}".replace(",", "\xa0")

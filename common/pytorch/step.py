@@ -20,7 +20,8 @@ from mlhpc.common.pytorch.devices import (
     wants_graphs,
 )
 from mlhpc.common.ranks.world import World, mean
-from mlhpc.errors import UserError, count
+from mlhpc.errors import UserError
+from mlhpc.quantities import count
 
 Measured = TypeVar("Measured")
 Step = Callable[[Tensor, Tensor], Measured]

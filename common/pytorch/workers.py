@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from mlhpc.common.files.filesystem import filesystem_of
 from mlhpc.errors import UserError
+from mlhpc.quantities import bytes_text
 
 SHARED = Path("/dev/shm")
 CLOCK_S = 0.1
@@ -157,7 +158,7 @@ def _require_shared_memory(batch_bytes: int, batches: int) -> None:
     free = filesystem_of(SHARED).free_bytes
     if batches * batch_bytes > free:
         raise UserError(
-            f"{SHARED}: {free / 2**20:.1f} MiB free, but the workers of this node pass on {batches} "
-            f"batches of {batch_bytes / 2**20:.1f} MiB in it; lower loading.workers or loading.prefetch, set "
+            f"{SHARED}: {bytes_text(free)} free, but the workers of this node pass on {batches} "
+            f"batches of {bytes_text(batch_bytes)} in it; lower loading.workers or loading.prefetch, set "
             "loading.loader=threads, or enlarge it"
         )

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from mlhpc.common.ranks.connection import Proof, admit, introduce
 from mlhpc.common.ranks.world import World
 from mlhpc.errors import UserError, few
+from mlhpc.quantities import seconds_text
 
 CONNECT_S = 60.0
 """Timeout in seconds for connecting to another rank."""
@@ -96,7 +97,7 @@ def accept(
         for connection in connections.values():
             connection.close()
         numbers = few([*map(str, lost)], 8)
-        raise UserError(f"ranks {numbers} did not connect within {seconds:.0f} s; see their output")
+        raise UserError(f"ranks {numbers} did not connect within {seconds_text(seconds)}; see their output")
     return ()
 
 

@@ -7,7 +7,8 @@ node: they exchange halos in every layer, but gradients only once per step.
 
 from dataclasses import dataclass
 
-from mlhpc.errors import UserError, count
+from mlhpc.errors import UserError
+from mlhpc.quantities import count
 
 
 @dataclass(frozen=True)

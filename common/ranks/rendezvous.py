@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 
 from mlhpc.common.ranks.connection import GREETING_S, Connection, Proof, SecretFile, admit, introduce
 from mlhpc.errors import AlreadyReported, UserError
+from mlhpc.quantities import seconds_text
 
 LOOPBACK = "127.0.0.1"
 
@@ -114,7 +115,8 @@ def _who_is_missing(peers: dict[int, Peer], size: int, hosts: Sequence[str], tim
     present = {peer.hostname for peer in peers.values()}
     absent = [host for host in hosts if host not in present]
     return (
-        f"rank{'s' * (len(missing) > 1)} {_some(missing)} of {size} did not connect within {timeout_s:g} s"
+        f"rank{'s' * (len(missing) > 1)} {_some(missing)} of {size} did not connect within "
+        + seconds_text(timeout_s)
         + (f"; no rank on {_some(absent)} connected" if absent else "")
         + "; see their output"
         + (f", and check that {peers[0].hostname} can be reached from their nodes" if hosts else "")
@@ -152,7 +154,7 @@ def _find_rank0(me: Peer, size: int, rendezvous: Rendezvous, timeout_s: float) -
             break
     raise UserError(
         f"rank {me.rank} on {me.hostname} could not find rank 0 on {' or '.join(rendezvous.hosts)}, ports "
-        f"{_some(rendezvous.ports)}, within {timeout_s:g} s ({last}); see the output of rank 0, or set "
+        f"{_some(rendezvous.ports)}, within {seconds_text(timeout_s)} ({last}); see the output of rank 0, or set "
         "MLHPC_LEADER to an address of its node"
     )
 

@@ -24,6 +24,7 @@ from mlhpc.common.ranks.connection import Connection, Proof
 from mlhpc.common.ranks.rendezvous import Peer, Rendezvous, gather_peers, join, listen
 from mlhpc.common.ranks.world import Loss
 from mlhpc.errors import say_at_once
+from mlhpc.quantities import seconds_text
 
 BEAT_S = 5.0
 """Interval of the heartbeats of every rank once its backend is up."""
@@ -208,7 +209,9 @@ class RollCall:
         for rank in self._missed:
             self._missed[rank] += 1
             if self._missed[rank] > MISSED_BEATS:
-                self._lose(rank, f"silent for {MISSED_BEATS * BEAT_S:.0f} s (stopped, or its node is down)")
+                self._lose(
+                    rank, f"silent for {seconds_text(MISSED_BEATS * BEAT_S)} (stopped, or its node is down)"
+                )
 
     def _handle(self, rank: int, message: dict[str, Any]) -> None:
         match message:

@@ -46,12 +46,12 @@ from mlhpc.common.staging.target import (
     StagingGroup,
     as_user_error,
     exclusive,
-    gigabytes,
     make_folders,
     unlink,
 )
 from mlhpc.common.staging.transfer import Activity, LinkBroken, Receiver, cause_of, send_file
 from mlhpc.errors import UserError
+from mlhpc.quantities import bytes_text
 
 ROUND = 1 << 30
 """Maximum bytes (or one file) that a node receives before the files it has sent are deleted."""
@@ -200,8 +200,8 @@ def _require_room(target: Path, size: int) -> None:
     filesystem = filesystem_of(target)
     if size > filesystem.free_bytes:
         raise UserError(
-            f"{target}: exchanging shards needs {gigabytes(size)}, {filesystem.type} on "
-            f"{filesystem.mount_point} has {gigabytes(filesystem.free_bytes)} free; free some, choose another "
+            f"{target}: exchanging shards needs {bytes_text(size)}, {filesystem.type} on "
+            f"{filesystem.mount_point} has {bytes_text(filesystem.free_bytes)} free; free some, choose another "
             "--stage, or set staging.exchange=false"
         )
 

@@ -22,6 +22,7 @@ from mlhpc.common.files.filesystem import FileSystem, filesystem_of
 from mlhpc.common.ranks.collectives import attempt, gather_or_raise, on_all_ranks
 from mlhpc.common.ranks.world import World
 from mlhpc.errors import UserError
+from mlhpc.quantities import bytes_text
 
 MADE = ".made_by_staging"
 """A file in targets created by staging, so that the last run also removes the folder. Not in the manifest:
@@ -153,8 +154,8 @@ def check_room(needs: Sequence[Need]) -> None:
         filesystem, size = need.filesystem, sizes[need.leader]
         if filesystem is not None and size > filesystem.free_bytes:
             raise UserError(
-                f"{need.target}: staging needs {gigabytes(size)}, {filesystem.type} on "
-                f"{filesystem.mount_point} has {gigabytes(filesystem.free_bytes)} "
+                f"{need.target}: staging needs {bytes_text(size)}, {filesystem.type} on "
+                f"{filesystem.mount_point} has {bytes_text(filesystem.free_bytes)} "
                 f"free{' (it is memory)' if filesystem.is_ram else ''}; "
                 "free some, choose another --stage, or use staging.mode=shard over more nodes"
             )
@@ -290,11 +291,6 @@ def as_user_error(path: Path, what: str, remedy: str) -> Iterator[None]:
         where = ""
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             filesystem = filesystem_of(path)
-            free = gigabytes(filesystem.free_bytes)
+            free = bytes_text(filesystem.free_bytes)
             where = f" ({filesystem.type} on {filesystem.mount_point}, {free} free)"
         raise UserError(f"{path}: {what}: {error.strerror}{where}; {remedy}") from error
-
-
-def gigabytes(size: int) -> str:
-    """``1.23 GB``, or below one ``456 MB``."""
-    return f"{size / 1e9:.3g} GB" if size >= 1e9 else f"{size / 1e6:.3g} MB"

@@ -25,6 +25,7 @@ from mlhpc.common.timing.heartbeat import Heartbeat
 from mlhpc.common.timing.mllog_file import close_mllog, has_run_stop, metadata_of, open_mllog
 from mlhpc.common.timing.steps import RecordEvent, StepTimer, percentiles
 from mlhpc.errors import QUIET, Terminated, UserError
+from mlhpc.quantities import duration_text
 
 T = TypeVar("T")
 Status = Literal["success", "failed", "aborted"]
@@ -283,7 +284,7 @@ class RunLog:
                     self._event("progress", phase, step=steps)
         # On a terminal a bar shows the progress of training.
         if printed and not ("data_wait" in self._timers and sys.stderr.isatty()):
-            self.say(f"{phase}: {seconds:.0f} s" + (f", step {steps}" if steps else ""))
+            self.say(f"{phase}: {duration_text(round(seconds))}" + (f", step {steps}" if steps else ""))
 
     def _record_times(self, timer: StepTimer, name: str, phase: str, tags: dict[str, Any]) -> None:
         waits, steps = timer.waits, timer.steps

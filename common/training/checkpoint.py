@@ -14,7 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from mlhpc.common.files.regular import open_regular
-from mlhpc.errors import UserError, count
+from mlhpc.errors import UserError
+from mlhpc.quantities import count
 
 # The last record of an archive and, where the number of members does not fit, what it has instead: APPNOTE.TXT
 # 6.3.10, 4.3.16 and 4.4.1.4.

@@ -8,6 +8,7 @@ from mlhpc.common.host.progress import track
 from mlhpc.common.ranks.world import World
 from mlhpc.common.timing.runlog import RunLog
 from mlhpc.errors import UserError
+from mlhpc.quantities import digits, duration_text
 
 
 class Target(Protocol):
@@ -80,11 +81,11 @@ def log_epoch(
     log.metric("bytes", int(world.sum(bytes_read)), epoch=epoch)
     log.metric("learning_rate", rate, epoch=epoch)
     if emulated:
-        log.say(f"epoch {epoch}: {samples} samples read, not computed")
+        log.say(f"epoch {epoch}: {samples:,} samples read, not computed")
         return
     log.metric("train_loss", loss, epoch=epoch)
     evaluation = "not evaluated" if quality is None else f"{quality:.4f} (target {target.value})"
     seconds = log.seconds_of("train", epoch)
-    speed = f", {samples / seconds:.4g} samples/s" if seconds > 0 else ""
-    took = f"{seconds + log.seconds_of('eval', epoch):.1f} s{speed}"
+    speed = f", {digits(samples / seconds, 4)} samples/s" if seconds > 0 else ""
+    took = f"{duration_text(seconds + log.seconds_of('eval', epoch))}{speed}"
     log.say(f"epoch {epoch} of {epochs}: loss {loss:.4f}, {target.label} {evaluation}, {took}")

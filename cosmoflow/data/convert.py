@@ -32,7 +32,8 @@ from mlhpc.common.ranks.collectives import on_all_ranks, on_rank0
 from mlhpc.common.ranks.world import World
 from mlhpc.cosmoflow.data.recode import FOLDERS, recode
 from mlhpc.cosmoflow.data.sample import TFRECORD, facts_of, suffix_of, write_sample
-from mlhpc.errors import UserError, count
+from mlhpc.errors import UserError
+from mlhpc.quantities import bytes_text, count
 
 _SUFFIXES = (".hdf5", ".h5")
 _HDF5_MAGIC = b"\x89HDF\r\n\x1a\n"
@@ -122,7 +123,7 @@ def convert(
     expected = len(slabs) * cuts**2
     converted = generate.write_manifest_of_converted(out, facts, expected, world, workers)
     if world.rank == 0:
-        print(f"{out}: {count(expected, 'sample')} by {codec}, {converted.bytes / 2**20:.1f} MiB")
+        print(f"{out}: {count(expected, 'sample')} by {codec}, {bytes_text(converted.bytes)}")
 
 
 def find_universes(source: Path, validation_fraction: float) -> list[Universe]:

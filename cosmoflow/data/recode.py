@@ -13,7 +13,8 @@ from mlhpc.common.host.progress import progress
 from mlhpc.common.ranks.collectives import on_rank0
 from mlhpc.common.ranks.world import World
 from mlhpc.cosmoflow.data.sample import facts_of, format_of, read_counts, sample_bytes, suffix_of
-from mlhpc.errors import UserError, count
+from mlhpc.errors import UserError
+from mlhpc.quantities import count
 
 FOLDERS = ("train", "validation")
 SETTINGS = ".conversion.json"

@@ -20,7 +20,8 @@ from mlhpc.common.formats import tf_example, tfrecord
 from mlhpc.common.ranks.world import World
 from mlhpc.cosmoflow.synthetic import gravity
 from mlhpc.cosmoflow.synthetic.cosmology import MEAN, OMEGA_B_H2, PARAMETERS, Cosmology
-from mlhpc.errors import UserError, count
+from mlhpc.errors import UserError
+from mlhpc.quantities import count
 
 REDSHIFTS = (3.0, 1.5, 0.5, 0.0)
 """The channels of a sample, early to late. The published set has four redshifts and does not state them."""

@@ -28,7 +28,8 @@ from mlhpc.common.ranks.world import World
 from mlhpc.deepcam.data import hdf5
 from mlhpc.deepcam.data.codec import CODECS, Of, encode_sample, encoder
 from mlhpc.deepcam.data.sample import Reader, list_samples, sample_shape
-from mlhpc.errors import UserError, count
+from mlhpc.errors import UserError
+from mlhpc.quantities import bytes_text, count
 
 FOLDERS = ("train", "validation", "test")
 SETTINGS = ".conversion.json"
@@ -146,9 +147,7 @@ def convert(
     written = generate.write_manifest_of_converted(out, known, expected, world, workers)
     if world.rank == 0:
         how_packed = archives.described(archive)
-        print(
-            f"{out}: {count(len(samples), 'sample')} by {codec}{how_packed}, {written.bytes / 2**20:.1f} MiB"
-        )
+        print(f"{out}: {count(len(samples), 'sample')} by {codec}{how_packed}, {bytes_text(written.bytes)}")
 
 
 def _require_folders(source: Path, out: Path) -> None:

@@ -24,7 +24,8 @@ from mlhpc.common.pytorch.loading import as_array, dtype_of
 from mlhpc.deepcam.data.delta import Lines
 from mlhpc.deepcam.data.hdf5 import Statistics
 from mlhpc.deepcam.data.sample import Batch, CachedReader, Reader, sample_bytes
-from mlhpc.errors import UserError, count
+from mlhpc.errors import UserError
+from mlhpc.quantities import bytes_text, count
 
 TensorPair = tuple[torch.Tensor, torch.Tensor]
 Source = Callable[[Sequence[Sequence[Sample]]], Generator[Batch, None, None]]
@@ -184,8 +185,8 @@ class Loader:
         need = samples * self.ranks_on_node * sample_bytes(self.sample_shape, self.loading.sample_dtype)
         if need > (left := memory_left()):
             raise UserError(
-                f"loading.cache needs {need / 2**30:.1f} GiB for {count(samples, 'sample')} of "
-                f"{count(self.ranks_on_node, 'rank')} on this node, but {left / 2**30:.1f} GiB are left; "
+                f"loading.cache needs {bytes_text(need)} for {count(samples, 'sample')} of "
+                f"{count(self.ranks_on_node, 'rank')} on this node, but {bytes_text(left)} are left; "
                 "set loading.cache=false, or stage with staging.mode=shard on more nodes"
             )
 

@@ -22,7 +22,8 @@ from mlhpc.deepcam.data.hdf5 import CHANNELS
 from mlhpc.deepcam.synthetic.label import CLASSES, label
 from mlhpc.deepcam.synthetic.sphere import Field
 from mlhpc.deepcam.synthetic.weather import weather
-from mlhpc.errors import UserError, count
+from mlhpc.errors import UserError
+from mlhpc.quantities import count
 
 STATISTICS = "stats.h5"
 

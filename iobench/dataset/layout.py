@@ -42,9 +42,11 @@ class Layout:
 
     @cached_property
     def place(self) -> Place:
+        """Access to the files."""
         return Folder(self.root) if isinstance(self.root, Path) else self.root
 
     def files(self, split: Split) -> int:
+        """Number of files of ``split``."""
         return self.dataset.files if split == "train" else self.dataset.eval_files
 
     @cached_property

@@ -68,13 +68,16 @@ class ObjectStore:
 
     @property
     def protocol(self) -> str:
+        """Of its URL, such as ``s3``."""
         return self.url.partition("://")[0]
 
     @property
     def folder(self) -> Path | None:
+        """None: requests go to a server."""
         return None
 
     def facts(self) -> dict[str, Any]:
+        """Its description in a result."""
         return {
             "data": self.url,
             "filesystem": self.protocol,
@@ -93,6 +96,7 @@ class ObjectStore:
             return _filesystem(self.protocol, self.endpoint, self.region, self.path_style, self.attempts)
 
     def record(self) -> dict[str, Any] | None:
+        """The record of its data set; None without any. Raises UserError if it cannot be read."""
         path = self / RECORD
         try:
             if path._call("read", lambda fs, key: fs.size(key)) > LARGEST_RECORD:
@@ -107,6 +111,7 @@ class ObjectStore:
         return {printable(key): clean(item) for key, item in value.items()}
 
     def claim(self, record: Mapping[str, Any]) -> None:
+        """Write the record of a data set. Raises UserError if the prefix has other objects or another record."""
         present = self.record()
         if present is None:
             if self._listed(""):
@@ -125,16 +130,19 @@ class ObjectStore:
             )
 
     def missing(self, names: Sequence[str]) -> list[str]:
+        """The files among ``names`` that do not exist."""
         present = self._listed("")
         return [name for name in names if name not in present]
 
     def present(self, split: str) -> set[str]:
+        """The names of the files of a split."""
         return self._listed(split)
 
     def require_space(self, needed: int) -> None:
         """Object stores do not report free space."""
 
     def write(self, name: str, fill: Callable[[int], None]) -> int:
+        """Write a file through a temporary one; returns its bytes."""
         # Objects are written atomically. Formats write to a descriptor and may seek, so a file is written first.
         try:
             file = tempfile.NamedTemporaryFile(prefix="mlhpc-")
@@ -156,14 +164,17 @@ class ObjectStore:
         )
 
     def size(self, name: str) -> int:
+        """Bytes of an object."""
         return int((self / name)._existing("opened", lambda fs, key: fs.size(key)))
 
     def read(self, name: str) -> Bytes:
+        """The content of an object, uint8 [bytes]."""
         return np.frombuffer((self / name)._existing("read", lambda fs, key: fs.cat_file(key)), np.uint8)
 
     def open(
         self, name: str, statistics: ReadStatistics, *, transfer: int, direct: bool, streaming: bool
     ) -> CountedFile:
+        """An object whose requests are counted."""
         return ObjectFile(self / name, statistics, transfer=transfer, streaming=streaming)
 
     def read_range(self, start: int, end: int) -> bytes:
@@ -229,6 +240,7 @@ class ObjectFile(CountedFile):
         statistics.open_s += clock() - start
 
     def close(self) -> None:
+        """Nothing: there is no connection."""
         pass
 
     def _preadv(self, fd: int, buffers: tuple[memoryview], offset: int) -> int:  # type: ignore[override]

@@ -13,9 +13,9 @@ from mlhpc.common.files import atomic
 from mlhpc.common.files.filesystem import filesystem_of
 from mlhpc.common.files.untrusted import read_object
 from mlhpc.errors import UserError
-from mlhpc.iobench.definition.quantities import format_bytes
 from mlhpc.iobench.formats.access import Bytes, CountedFile
 from mlhpc.iobench.formats.counting import ReadStatistics
+from mlhpc.quantities import bytes_text
 
 RECORD = ".iobench.json"
 """Describes the data set in its folder: a run refuses that of another workload."""
@@ -73,9 +73,11 @@ class Folder:
 
     @property
     def folder(self) -> Path | None:
+        """Itself."""
         return self.root
 
     def facts(self) -> dict[str, Any]:
+        """Its description in a result."""
         filesystem = filesystem_of(self.root)
         return {
             "data": str(self.root.absolute()),
@@ -84,6 +86,7 @@ class Folder:
         }
 
     def record(self) -> dict[str, Any] | None:
+        """The record of its data set; None without any. Raises UserError if it cannot be read."""
         path = self.root / RECORD
         try:
             return read_object(path)
@@ -96,37 +99,45 @@ class Folder:
             ) from None
 
     def claim(self, record: Mapping[str, Any]) -> None:
+        """Write the record of a data set. Raises UserError if the folder has other files."""
         claim_folder(self.root, dict(record), RECORD)
 
     def missing(self, names: Sequence[str]) -> list[str]:
+        """The files among ``names`` that do not exist, and their folders, made."""
         return missing(self.root, names)
 
     def present(self, split: str) -> set[str]:
+        """The names of the files of a split."""
         return {f"{split}/{name}" for name in os.listdir(self.root / split)}
 
     def require_space(self, needed: int) -> None:
+        """Raise UserError if the file system has fewer free bytes."""
         filesystem = filesystem_of(self.root)
         if needed > filesystem.free_bytes:
             raise UserError(
-                f"{self.root}: needs {format_bytes(needed)}, {filesystem.mount_point} has "
-                f"{format_bytes(filesystem.free_bytes)} free; free some, or reduce the data set (--set "
+                f"{self.root}: needs {bytes_text(needed)}, {filesystem.mount_point} has "
+                f"{bytes_text(filesystem.free_bytes)} free; free some, or reduce the data set (--set "
                 f"dataset.files=...)"
             )
 
     def write(self, name: str, fill: Callable[[int], None]) -> int:
+        """Write a file, atomically; returns its bytes."""
         with atomic.writing(self.root / name) as fd:
             fill(fd)
             return os.fstat(fd).st_size
 
     def size(self, name: str) -> int:
+        """Bytes of a file."""
         return (self.root / name).stat().st_size
 
     def read(self, name: str) -> Bytes:
+        """The content of a file, uint8 [bytes]."""
         return np.fromfile(self.root / name, np.uint8)
 
     def open(
         self, name: str, statistics: ReadStatistics, *, transfer: int, direct: bool, streaming: bool
     ) -> CountedFile:
+        """A file whose reads are counted."""
         return CountedFile(
             self.root / name, statistics, transfer=transfer, direct=direct, streaming=streaming
         )

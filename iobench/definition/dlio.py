@@ -16,7 +16,7 @@ from mlhpc.iobench.definition.dlio_keys import (
     WORDS,
     Keys,
 )
-from mlhpc.iobench.definition.quantities import LARGEST
+from mlhpc.iobench.definition.fields import LARGEST
 
 
 class BadKey(Exception):

@@ -9,14 +9,19 @@ from typing import Any
 import tomli_w
 from pydantic import BaseModel, ValidationError
 
-from mlhpc.benchmarks.toml_lines import parse_toml
+from mlhpc.benchmarks.toml_lines import parse_toml, toml_lines
 from mlhpc.common.files.untrusted import read_text
 from mlhpc.errors import UserError, did_you_mean, install, shown
 from mlhpc.iobench.definition import dlio
-from mlhpc.iobench.definition.lines import load_yaml, toml_line, yaml_line
 from mlhpc.iobench.definition.schema import Workload
+from mlhpc.quantities import binary_text
 
 _SIZES = {("dataset", key) for key in ("files", "samples_per_file", "sample_bytes")}
+LARGEST = 2**20
+"""Characters of a YAML file; published workloads have a few thousand."""
+MOST_NODES = 10_000
+LONGEST = 2**16
+"""Characters of a scalar: reading numbers of base 60 (``1:30:00``) takes quadratic time."""
 LineOf = Callable[[Sequence[str]], int | None]
 Loaded = tuple[Workload, set[tuple[str, ...]]]
 """A workload, and the keys that ``settings`` have set."""
@@ -78,7 +83,14 @@ def _from_toml(text: str, where: str, settings: Iterable[str]) -> Loaded:
         tables = parse_toml(text)
     except ValueError as error:
         raise UserError(f"{where}: invalid TOML: {error}") from None
-    return _validated(tables, settings, where, lambda keys: toml_line(text, keys))
+    lines = toml_lines(text)
+
+    def line_of(keys: Sequence[str]) -> int | None:
+        """Of the innermost part of ``keys`` that is not in an inline table."""
+        found = (lines.get(".".join(keys[:n])) for n in range(len(keys), 0, -1))
+        return next(filter(None, found), None)
+
+    return _validated(tables, settings, where, line_of)
 
 
 def _from_yaml(text: str, where: str, stem: str, settings: Iterable[str]) -> Loaded:
@@ -87,7 +99,7 @@ def _from_yaml(text: str, where: str, stem: str, settings: Iterable[str]) -> Loa
     except ModuleNotFoundError:
         raise UserError(f"{where}: reading YAML needs PyYAML; {install('io')}, or write TOML") from None
     try:
-        root, tables = load_yaml(text)
+        root, tables = _load_yaml(text)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f":{mark.line + 1}" if mark else ""
@@ -100,10 +112,10 @@ def _from_yaml(text: str, where: str, stem: str, settings: Iterable[str]) -> Loa
     try:
         converted, origin = dlio.convert(tables, stem)
     except dlio.BadKey as bad:
-        line_number = yaml_line(root, bad.keys)
+        line_number = _yaml_line(root, bad.keys)
         raise UserError(f"{where}{f':{line_number}' if line_number else ''}: {bad}") from None
     return _validated(
-        converted, settings, where, lambda keys: yaml_line(root, origin.get(tuple(keys), tuple(keys)))
+        converted, settings, where, lambda keys: _yaml_line(root, origin.get(tuple(keys), tuple(keys)))
     )
 
 
@@ -170,3 +182,51 @@ def _names(model: type[BaseModel], prefix: str = "") -> list[str]:
 
 def _is_model(annotation: Any) -> bool:
     return isinstance(annotation, type) and issubclass(annotation, BaseModel)
+
+
+def _load_yaml(text: str) -> tuple[Any, Any]:
+    """The node tree of a YAML document, for ``_yaml_line``, and its value.
+
+    Aliases (``*name``), which merge keys (``<<``) need too, are refused: a few hundred bytes of them stand for
+    more values than fit into memory. Raises yaml.YAMLError, RecursionError, and ValueError for an invalid date
+    and for a document that is too large.
+    """
+    import yaml
+
+    if len(text) > LARGEST:
+        raise ValueError(f"larger than {binary_text(LARGEST)}")
+
+    class Loader(yaml.SafeLoader):
+        nodes = 0
+
+        def compose_node(self, parent: Any, index: Any) -> Any:
+            event: Any = self.peek_event()  # type: ignore[no-untyped-call]
+            self.nodes += 1
+            problem = None
+            if isinstance(event, yaml.AliasEvent):
+                problem = f"aliases (*{event.anchor:.40}) are not supported; write the value out"
+            elif self.nodes > MOST_NODES or len(getattr(event, "value", "")) > LONGEST:
+                problem = f"more than {MOST_NODES} values, or one of more than {LONGEST} characters"
+            if problem:
+                raise yaml.composer.ComposerError(None, None, problem, event.start_mark)
+            return super().compose_node(parent, index)
+
+    loader = Loader(text)
+    try:
+        root = loader.get_single_node()
+        return root, None if root is None else loader.construct_document(root)
+    finally:
+        loader.dispose()
+
+
+def _yaml_line(root: Any, keys: Sequence[str]) -> int | None:
+    """The line, from 1, of the innermost part of ``keys`` in a node tree of ``yaml.compose``."""
+    line, node = None, root
+    for key in keys:
+        for name, value in getattr(node, "value", ()) if getattr(node, "id", "") == "mapping" else ():
+            if name.value == key:
+                line, node = name.start_mark.line + 1, value
+                break
+        else:
+            break
+    return line

@@ -15,6 +15,7 @@ from typing import Any
 from mlhpc.errors import UserError
 from mlhpc.iobench.definition import load
 from mlhpc.iobench.definition.schema import Workload
+from mlhpc.quantities import count, digits, four_digits
 
 MEMORIES = 5
 STEPS = 500
@@ -125,8 +126,9 @@ def findings(
     violations = _changes(workload, own)
     needed = required(workload, memory_bytes, accelerators, clients)
     if dataset.bytes < MEMORIES * memory_bytes * clients:
+        times = digits(dataset.bytes / (memory_bytes * clients), 2)
         violations.append(
-            f"{dataset.files} files are {dataset.bytes / (memory_bytes * clients):.2g} times the clients' memory, "
+            f"{count(dataset.files, 'file')} are {times} times the clients' memory, "
             f"{MEMORIES} times are required: dataset.files={needed.files}"
         )
     steps = workload.steps_per_epoch(accelerators)
@@ -162,13 +164,14 @@ def _changes(workload: Workload, own: Official | None) -> list[str]:
     ]
     if own.accelerator(workload) is None:
         known = [
-            f"{name} ({batch} in {seconds:g} s, {each.round})"
+            f"{name} ({batch} in {four_digits(1e3 * seconds)} ms, {each.round})"
             for each in _OFFICIAL
             if each.name == own.name
             for name, (batch, seconds) in each.accelerators.items()
         ]
+        step = four_digits(1e3 * workload.train.computation.expected)
         changes.append(
-            f"steps of {workload.reader.batch_size} samples in {workload.train.computation.expected:g} s "
+            f"steps of {workload.reader.batch_size} samples in {step} ms "
             f"match no accelerator of {own.name}: {', '.join(known)}"
         )
     return changes

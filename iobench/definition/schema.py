@@ -9,7 +9,8 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field, PositiveFloat, PrivateAttr, model_validator
 
 from mlhpc.benchmarks.schema import FrozenModel
-from mlhpc.iobench.definition.quantities import Bytes, BytesOrNone, Count, CountOrNone, Duration, format_bytes
+from mlhpc.iobench.definition.fields import Bytes, BytesOrNone, Count, CountOrNone, Duration
+from mlhpc.quantities import bytes_text
 
 FormatName = Literal["tfrecord", "hdf5", "npz", "npy", "binary", "csv", "jpeg", "parquet"]
 TOLERANCE = 0.05
@@ -43,6 +44,7 @@ class Dataset(FrozenModel):
 
     @property
     def samples(self) -> int:
+        """Of all training files."""
         return self.files * self.samples_per_file
 
     @property
@@ -55,8 +57,8 @@ class Dataset(FrozenModel):
         if self.total_bytes and abs(self.bytes / self.total_bytes - 1) > TOLERANCE:
             raise ValueError(
                 f"contradictory sizes: {self.files} files of {self.samples_per_file} samples of "
-                f"{self.sample_bytes} bytes are {format_bytes(self.bytes)}, but total_bytes is "
-                f"{format_bytes(self.total_bytes)}"
+                f"{self.sample_bytes} bytes are {bytes_text(self.bytes)}, but total_bytes is "
+                f"{bytes_text(self.total_bytes)}"
             )
         if self.sample_bytes_stdev >= self.sample_bytes:
             raise ValueError(
@@ -195,6 +197,7 @@ class Checkpoint(FrozenModel):
 
     @property
     def enabled(self) -> bool:
+        """Whether anything is written."""
         return bool(self.every_steps or self.every_epochs or self.writes)
 
     @model_validator(mode="after")
@@ -235,9 +238,11 @@ class Workload(FrozenModel):
 
     @property
     def proposed(self) -> frozenset[str]:
+        """The keys of ``storage`` that need the user's consent."""
         return self._proposed
 
     def propose(self, keys: Iterable[str]) -> None:
+        """Note that ``keys`` of ``storage`` are not from the user."""
         self._proposed = frozenset(keys)
 
     @model_validator(mode="after")

@@ -15,6 +15,7 @@ from mlhpc.common.timing.waiting import clock
 from mlhpc.errors import UserError
 from mlhpc.iobench.dataset.content import Content
 from mlhpc.iobench.definition.schema import Checkpoint
+from mlhpc.quantities import bytes_text
 
 BUFFER = 64 << 20
 """Bytes of the content that is written repeatedly, with changes: storage that compresses or removes
@@ -162,6 +163,6 @@ def require_space(settings: Checkpoint, folder: Path, world: World) -> None:
     free = shutil.disk_usage(existing).free
     if needed > free:
         raise UserError(
-            f"{folder}: two checkpoints need {needed / 1e9:.3g} GB, {free / 1e9:.3g} GB are free; choose "
+            f"{folder}: two checkpoints need {bytes_text(needed)}, {bytes_text(free)} are free; choose "
             f"another folder with --checkpoints, or reduce their size"
         )

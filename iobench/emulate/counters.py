@@ -30,6 +30,7 @@ class ProcessIo:
         return None
 
     def close(self) -> None:
+        """Stop counting."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1

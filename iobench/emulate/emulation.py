@@ -1,7 +1,7 @@
 """An emulated training run on one rank: epochs of steps, evaluations and checkpoints. Read ``emulate`` first."""
 
 import random as random_module
-from collections.abc import Iterator
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,14 +13,14 @@ from mlhpc.common.files import pagecache
 from mlhpc.common.ranks.world import World
 from mlhpc.common.timing.waiting import clock, sharpen_timers
 from mlhpc.iobench.dataset.layout import Layout, Split
+from mlhpc.iobench.definition.fields import Duration
 from mlhpc.iobench.definition.schema import Workload
 from mlhpc.iobench.emulate.checkpoints import Checkpoints
 from mlhpc.iobench.emulate.counters import ProcessIo, cpu_seconds, device_io
 from mlhpc.iobench.emulate.pipeline import NullStorage, OpenFile, Pipeline, Storage
 from mlhpc.iobench.emulate.plan import pieces
 from mlhpc.iobench.emulate.record import Run
-from mlhpc.iobench.emulate.steps import run_steps
-from mlhpc.iobench.formats.counting import Activity
+from mlhpc.iobench.emulate.steps import EpochTimes, run_steps
 
 Cache = Literal["each", "first", "warm", "keep"]
 """Treatment of the page cache: drop the data before each epoch, before the first one, fill it before the
@@ -33,13 +33,15 @@ NULL_MEMORY = 256 << 20
 
 @dataclass(frozen=True)
 class Settings:
+    """Of one emulation. ``null_steps``: steps with the data in memory; ``trace``: keep the times of all reads."""
+
     cache: Cache = "each"
     null_steps: int = 50
     trace: bool = False
 
 
 class _Rank:
-    """State shared by the parts of an emulation on one rank."""
+    """An emulation on one rank: what its parts share, and ``run``, what they have measured."""
 
     def __init__(self, workload: Workload, layout: Layout | None, world: World, settings: Settings) -> None:
         self.workload, self.layout, self.world, self.settings = workload, layout, world, settings
@@ -47,14 +49,48 @@ class _Rank:
         # Reads from this machine's devices are unrelated to an object store.
         self.process = ProcessIo(counted=layout is None or self.folder is not None)
         self.random = np.random.default_rng([7, world.rank])  # of the waits
+        self.run = Run()
 
     def pipeline(
-        self, split: Split, epoch: int, steps: int, batch: int, open_file: OpenFile, activity: Activity
+        self, split: Split, epoch: int, steps: int, batch: int, open_file: OpenFile | None = None
     ) -> Pipeline:
+        """``open_file`` None: from the real storage."""
         assert self.layout
         dataset, reader, world = self.layout.dataset, self.workload.reader, self.world
+        open_file = open_file or Storage(self.layout, reader).open
         work = pieces(dataset, self.layout.files(split), reader, world.rank, world.size, epoch, steps * batch)
-        return Pipeline(dataset, reader, split, work, batch, open_file, activity, self.settings.trace)
+        return Pipeline(dataset, reader, split, work, batch, open_file, self.settings.trace)
+
+    def steps(
+        self,
+        epoch: int,
+        steps: int,
+        pipeline: Pipeline | None,
+        computation: Duration,
+        after_step: Callable[[int], bool] = lambda step: False,
+    ) -> EpochTimes:
+        """``run_steps``; the reads of ``pipeline`` (None: nothing is read) are added to ``run``."""
+        barrier = self.world if self.workload.train.barrier else None
+        with pipeline or nullcontext():
+            times = run_steps(
+                epoch, steps, pipeline, computation, self.random, barrier, self.process, after_step
+            )
+        if pipeline:
+            self.collect(pipeline)
+        return times
+
+    def collect(self, pipeline: Pipeline) -> None:
+        """Add the reads of a pipeline that has ended."""
+        self.run.reading.add(pipeline.times)
+        self.run.reading.reading_s += pipeline.activity.reading_s
+        self.run.reading.waited_s += pipeline.activity.waited_s
+        for number, times in enumerate(pipeline.times):
+            if times.statistics.events is not None:
+                self.run.events.append((number, times.statistics.events))
+
+    def sharing(self) -> int:
+        """Ranks among which the samples are divided."""
+        return self.world.size if self.workload.reader.partition else 1
 
 
 def emulate(
@@ -63,62 +99,10 @@ def emulate(
     """The workload with its real storage. Called by all ranks. Raises UserError if a file is missing or
     damaged."""
     sharpen_timers()
-    rank, run = _Rank(workload, layout, world, settings), Run()
-    train, per_epoch = workload.train, workload.steps_per_epoch(world.size)
-    left = train.steps or per_epoch * train.epochs
-    read = layout is not None and not workload.reader.load_all
+    rank = _Rank(workload, layout, world, settings)
+    run = rank.run
     node_before = device_io(rank.folder) if rank.folder and world.local_rank == 0 else None
-    device_before, cpu_before, device_after = rank.process.read_bytes(), 0.0, None
-    for epoch in range(train.epochs if left else 0):
-        world.enter(f"epoch {epoch + 1}")
-        if layout and rank.folder:
-            _prepare_cache(layout, world, settings.cache, epoch, run)
-        if epoch == 0:
-            world.barrier()
-            run.origin = clock()
-            device_before, cpu_before = rank.process.read_bytes(), cpu_seconds()
-            if layout and workload.reader.load_all:
-                run.load_s = _load_all(rank, layout, run)
-        steps = min(left, per_epoch)
-        world.barrier()
-        activity = Activity()
-        pipeline = None
-        if layout and read and steps:
-            storage = Storage(layout, workload.reader)
-            pipeline = rank.pipeline(
-                "train", epoch, steps, workload.reader.batch_size, storage.open, activity
-            )
-        steps_done = train.steps - left if train.steps else epoch * per_epoch
-
-        def after_step(step: int, before: int = steps_done) -> bool:
-            every = workload.checkpoint.every_steps
-            if not every or (before + step + 1) % every:
-                return False
-            checkpoints.write()
-            return True
-
-        with pipeline or nullcontext():
-            times = run_steps(
-                epoch, steps, pipeline, train.computation, rank.random, world if train.barrier else None,
-                rank.process, activity, after_step,
-            )  # fmt: skip
-        run.epochs.append(times)
-        _collect(run, pipeline, activity)
-        left -= steps
-        if workload.checkpoint.every_epochs and (epoch + 1) % workload.checkpoint.every_epochs == 0:
-            checkpoints.write()
-        if (
-            layout
-            and workload.evaluation.every_epochs
-            and (epoch + 1) % workload.evaluation.every_epochs == 0
-        ):
-            _evaluate(rank, layout, epoch, run)
-        if not left:
-            break
-    device_after = rank.process.read_bytes()
-    run.cpu_s = cpu_seconds() - cpu_before
-    if device_before is not None and device_after is not None:
-        run.device_bytes = device_after - device_before
+    _train(rank, checkpoints)
     world.barrier()
     if not run.epochs:
         run.origin = clock()
@@ -138,86 +122,104 @@ def emulate(
     return run
 
 
+def _train(rank: _Rank, checkpoints: Checkpoints) -> None:
+    """The epochs, with what is done before and after each."""
+    workload, world, run = rank.workload, rank.world, rank.run
+    train, per_epoch = workload.train, workload.steps_per_epoch(world.size)
+    left = train.steps or per_epoch * train.epochs
+    device_before, cpu_before = rank.process.read_bytes(), 0.0
+    for epoch in range(train.epochs if left else 0):
+        world.enter(f"epoch {epoch + 1}")
+        if rank.layout and rank.folder:
+            _prepare_cache(rank, rank.layout, epoch)
+        if epoch == 0:
+            world.barrier()
+            run.origin = clock()
+            device_before, cpu_before = rank.process.read_bytes(), cpu_seconds()
+            if rank.layout and workload.reader.load_all:
+                run.load_s = _load_all(rank, rank.layout)
+        steps = min(left, per_epoch)
+        world.barrier()
+        before = train.steps - left if train.steps else epoch * per_epoch
+        run.epochs.append(_epoch(rank, checkpoints, epoch, steps, before))
+        left -= steps
+        if _due(workload.checkpoint.every_epochs, epoch + 1):
+            checkpoints.write()
+        if rank.layout and _due(workload.evaluation.every_epochs, epoch + 1):
+            _evaluate(rank, rank.layout, epoch)
+        if not left:
+            break
+    device_after = rank.process.read_bytes()
+    run.cpu_s = cpu_seconds() - cpu_before
+    if device_before is not None and device_after is not None:
+        run.device_bytes = device_after - device_before
+
+
+def _epoch(rank: _Rank, checkpoints: Checkpoints, epoch: int, steps: int, before: int) -> EpochTimes:
+    """Training steps, ``before`` of which were in earlier epochs."""
+    workload = rank.workload
+
+    def after_step(step: int) -> bool:
+        due = _due(workload.checkpoint.every_steps, before + step + 1)
+        if due:
+            checkpoints.write()
+        return due
+
+    pipeline = None
+    if rank.layout and steps and not workload.reader.load_all:
+        pipeline = rank.pipeline("train", epoch, steps, workload.reader.batch_size)
+    return rank.steps(epoch, steps, pipeline, workload.train.computation, after_step)
+
+
+def _due(every: int, done: int) -> bool:
+    """Whether something follows the step or epoch number ``done``; ``every`` 0: never."""
+    return every > 0 and done % every == 0
+
+
 def emulate_null(workload: Workload, layout: Layout, world: World, settings: Settings) -> Run:
     """Some steps of the same workload with its data in memory: the performance of the machine with infinitely
     fast storage. Called by all ranks."""
-    rank, run, activity = _Rank(workload, layout, world, settings), Run(), Activity()
-    reader, per_epoch = workload.reader, workload.steps_per_epoch(world.size)
-    steps = min(settings.null_steps, per_epoch)
+    rank, reader = _Rank(workload, layout, world, settings), workload.reader
+    steps = min(settings.null_steps, workload.steps_per_epoch(world.size))
     world.enter("null storage")
-
-    def first_files() -> Iterator[int]:
-        seen: set[int] = set()
-        dataset = layout.dataset
-        work = pieces(dataset, dataset.files, reader, world.rank, world.size, 0, steps * reader.batch_size)
-        for piece in work:
-            if piece.file not in seen:
-                seen.add(piece.file)
-                yield piece.file
-
-    storage = NullStorage.load(layout, first_files(), NULL_MEMORY)
+    dataset = layout.dataset
+    work = pieces(dataset, dataset.files, reader, world.rank, world.size, 0, steps * reader.batch_size)
+    storage = NullStorage.load(layout, dict.fromkeys(piece.file for piece in work), NULL_MEMORY)
     world.barrier()
     cpu = cpu_seconds()
-    pipeline = rank.pipeline("train", 0, steps, reader.batch_size, storage.open, activity)
-    barrier = world if workload.train.barrier else None
-    with pipeline:
-        times = run_steps(
-            0, steps, pipeline, workload.train.computation, rank.random, barrier, rank.process, activity
-        )
-    run.epochs.append(times)
-    _collect(run, pipeline, activity)
-    run.cpu_s = cpu_seconds() - cpu
+    pipeline = rank.pipeline("train", 0, steps, reader.batch_size, storage.open)
+    rank.run.epochs.append(rank.steps(0, steps, pipeline, workload.train.computation))
+    rank.run.cpu_s = cpu_seconds() - cpu
     rank.process.close()
-    return run
+    return rank.run
 
 
-def _collect(run: Run, pipeline: Pipeline | None, activity: Activity) -> None:
-    if pipeline is None:
-        return
-    run.reading.add(pipeline.times)
-    run.reading.reading_s += activity.reading_s
-    run.reading.waited_s += activity.waited_s
-    for number, times in enumerate(pipeline.times):
-        if times.statistics.events is not None:
-            run.events.append((number, times.statistics.events))
-
-
-def _load_all(rank: _Rank, layout: Layout, run: Run) -> float:
+def _load_all(rank: _Rank, layout: Layout) -> float:
     """Read all samples of the rank before the first step; returns the seconds."""
-    workload = rank.workload
-    sharing = rank.world.size if workload.reader.partition else 1
-    samples = layout.dataset.samples // sharing
-    activity, start = Activity(), clock()
-    activity.waiting(True)  # without concurrent computation
-    pipeline = rank.pipeline("train", 0, samples, 1, Storage(layout, workload.reader).open, activity)
+    samples = layout.dataset.samples // rank.sharing()
+    start = clock()
+    pipeline = rank.pipeline("train", 0, samples, 1)
+    pipeline.activity.waiting(True)  # without concurrent computation
     with pipeline:
         kept = [pipeline.next_batch() for _ in range(samples)]
-    activity.waiting(False)
+    pipeline.activity.waiting(False)
     seconds = clock() - start
     del kept
-    _collect(run, pipeline, activity)
+    rank.collect(pipeline)
     return seconds
 
 
-def _evaluate(rank: _Rank, layout: Layout, epoch: int, run: Run) -> None:
-    workload, world = rank.workload, rank.world
-    batch = workload.reader.eval_batch_size
-    sharing = world.size if workload.reader.partition else 1
-    steps = layout.dataset.eval_files * layout.dataset.samples_per_file // (sharing * batch)
-    activity = Activity()
-    pipeline = rank.pipeline(
-        "validation", epoch, steps, batch, Storage(layout, workload.reader).open, activity
-    )
-    computation, barrier = workload.evaluation.computation, world if workload.train.barrier else None
-    with pipeline:
-        times = run_steps(epoch, steps, pipeline, computation, rank.random, barrier, rank.process, activity)
-    run.evaluations.append(times)
-    _collect(run, pipeline, activity)
+def _evaluate(rank: _Rank, layout: Layout, epoch: int) -> None:
+    batch, dataset = rank.workload.reader.eval_batch_size, layout.dataset
+    steps = dataset.eval_files * dataset.samples_per_file // (rank.sharing() * batch)
+    pipeline = rank.pipeline("validation", epoch, steps, batch)
+    rank.run.evaluations.append(rank.steps(epoch, steps, pipeline, rank.workload.evaluation.computation))
 
 
-def _prepare_cache(layout: Layout, world: World, cache: Cache, epoch: int, run: Run) -> None:
-    """Prepare the page cache of each node as set, and return the share of the data in it."""
+def _prepare_cache(rank: _Rank, layout: Layout, epoch: int) -> None:
+    """Prepare the page cache of each node as set, and note the share of the data in it."""
     splits: tuple[Split, ...] = ("train", "validation")
+    world, cache = rank.world, rank.settings.cache
     paths = [layout.path(split, file) for split in splits for file in range(layout.files(split))]
     own_paths = paths[world.local_rank :: world.local_size]
     if cache == "each" or (cache == "first" and epoch == 0):
@@ -228,7 +230,7 @@ def _prepare_cache(layout: Layout, world: World, cache: Cache, epoch: int, run: 
     world.barrier()
     looked_at = random_module.Random(epoch).sample(own_paths, min(LOOKED_AT, len(own_paths)))
     resident = [pagecache.resident_fraction(path) for path in looked_at]
-    run.resident.append(float(np.mean(resident)) if resident else 0.0)
+    rank.run.resident.append(float(np.mean(resident)) if resident else 0.0)
 
 
 def _read_through(path: Path) -> None:

@@ -16,7 +16,7 @@ from mlhpc.iobench.emulate.plan import Piece
 from mlhpc.iobench.formats.access import CountedFile, MemoryFile
 from mlhpc.iobench.formats.binary import ExtentReader
 from mlhpc.iobench.formats.counting import Activity, ReadStatistics
-from mlhpc.iobench.formats.formats import SampleReader, Sizes, find
+from mlhpc.iobench.formats.formats import Samples, Sizes, find
 from mlhpc.iobench.formats.mpi_io import MpiFile
 
 OPEN_FILES = 64
@@ -39,6 +39,7 @@ class ThreadTimes:
 
     @property
     def decode_s(self) -> float:
+        """Decoding, and what else is done with a sample that was read."""
         return self.sample_s - self.statistics.seconds - self.statistics.open_s
 
 
@@ -50,6 +51,7 @@ class Storage:
     reader: Reader
 
     def open(self, split: Split, file: int, statistics: ReadStatistics) -> tuple[CountedFile, Sizes]:
+        """A file, and the bytes of content of its samples, [samples]."""
         opened: CountedFile
         if self.reader.mpi_io:
             shared = self.layout.files(split) == 1
@@ -91,6 +93,7 @@ class NullStorage:
         return cls(layout, loaded)
 
     def open(self, split: Split, file: int, statistics: ReadStatistics) -> tuple[CountedFile, Sizes]:
+        """The file that stands in for ``file``."""
         stand_in = self.numbers[file % len(self.numbers)]
         path = Path("memory") / self.layout.name(split, stand_in)
         return MemoryFile(path, self.files[stand_in]), self.layout.sizes("train", stand_in)
@@ -102,8 +105,11 @@ class Pipeline:
     With 0 threads ``next_batch`` itself reads. Samples of one piece keep their order; those of different
     threads are delivered when ready, as in a pipeline without a fixed order. With
     ``reader.preprocess_threads`` samples are preprocessed by one of these threads. ``next_batch`` raises the
-    exceptions of threads. ``times``: of the reader threads, then of the preprocessing threads. As a context it
-    stops its threads at the end, also after an error: HDF5 crashes if the interpreter ends while they read.
+    exceptions of threads. ``times``: of the reader threads, then of the preprocessing threads; ``activity``:
+    when any of them read.
+
+    As a context it stops its threads at the end, also after an error: HDF5 crashes if the interpreter ends while
+    they read.
     """
 
     def __init__(
@@ -114,7 +120,6 @@ class Pipeline:
         work: Iterator[Piece],
         batch_size: int,
         open_file: OpenFile,
-        activity: Activity,
         trace: bool,
     ) -> None:
         self._dataset, self._reader, self._split = dataset, reader, split
@@ -127,9 +132,12 @@ class Pipeline:
         self._change = threading.Condition()
         self._stopped = False
         self._error: BaseException | None = None
+        self.activity = Activity()
         readers = max(1, reader.threads)
         count = readers + reader.preprocess_threads
-        self.times = [ThreadTimes(ReadStatistics(activity, [] if trace else None)) for _ in range(readers)]
+        self.times = [
+            ThreadTimes(ReadStatistics(self.activity, [] if trace else None)) for _ in range(readers)
+        ]
         self.times += [
             ThreadTimes(ReadStatistics()) for _ in range(reader.preprocess_threads)
         ]  # read nothing
@@ -153,6 +161,7 @@ class Pipeline:
         self.stop()
 
     def next_batch(self) -> Sequence[Any]:
+        """``batch_size`` samples; waits until there are."""
         if self._inline is not None:
             return [next(self._inline) for _ in range(self._batch)]
         with self._change:
@@ -241,7 +250,7 @@ class Pipeline:
         """The samples that thread ``number`` reads, in order, until no work is left."""
         times = self.times[number]
         statistics, reader = times.statistics, self._reader
-        files: OrderedDict[int, tuple[SampleReader, CountedFile, Sizes]] = OrderedDict()
+        files: OrderedDict[int, tuple[Samples, CountedFile, Sizes]] = OrderedDict()
         try:
             while True:
                 with self._work_lock:
@@ -273,12 +282,12 @@ class Pipeline:
             for samples, _, _ in files.values():
                 samples.close()
 
-    def _open_samples(self, counted: CountedFile, sizes: Sizes) -> SampleReader:
+    def _open_samples(self, counted: CountedFile, sizes: Sizes) -> Samples:
         if self._reader.extents:
-            return ExtentReader(counted, sizes, self._reader.extents)
+            return ExtentReader(counted, sizes, self._dataset, self._reader.extents)
         return find(self._dataset.format).open_samples(counted, sizes, self._dataset)
 
-    def _make_room(self, files: OrderedDict[int, tuple[SampleReader, CountedFile, Sizes]]) -> None:
+    def _make_room(self, files: OrderedDict[int, tuple[Samples, CountedFile, Sizes]]) -> None:
         # In sequential order a thread has finished a file when it opens the next.
         most = 1 if self._reader.sample_order == "sequential" else OPEN_FILES
         while len(files) >= most:

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from mlhpc.errors import UserError, count
+from mlhpc.errors import UserError
 from mlhpc.iobench.definition.schema import Dataset, Reader, Workload
+from mlhpc.quantities import count
 
 Numbers = npt.NDArray[np.int64]
 _RANDOM = 1 << 32  # different from the keys of the orders

@@ -10,6 +10,9 @@ from mlhpc.iobench.emulate.pipeline import ThreadTimes
 from mlhpc.iobench.emulate.steps import EpochTimes
 from mlhpc.iobench.formats.counting import ReadEvent
 
+_OF_STATISTICS = ("opens", "open_s", "calls", "bytes", "follow_ups", "sequential", "consecutive")
+_OF_THREADS = ("samples", "content_bytes", "decode_s", "preprocess_s", "blocked_s")
+
 
 @dataclass
 class Reading:
@@ -33,24 +36,15 @@ class Reading:
     sizes: dict[int, int] = field(default_factory=dict)
 
     def add(self, times: Sequence[ThreadTimes]) -> None:
+        """Add the reads and the work of the threads of one epoch."""
         sizes = Counter(self.sizes)
         for thread in times:
-            statistics = thread.statistics
-            statistics.settle()
-            self.opens += statistics.opens
-            self.open_s += statistics.open_s
-            self.calls += statistics.calls
-            self.bytes += statistics.bytes
-            self.call_s += statistics.seconds
-            self.follow_ups += statistics.follow_ups
-            self.sequential += statistics.sequential
-            self.consecutive += statistics.consecutive
-            self.samples += thread.samples
-            self.content_bytes += thread.content_bytes
-            self.decode_s += thread.decode_s
-            self.preprocess_s += thread.preprocess_s
-            self.blocked_s += thread.blocked_s
-            sizes += statistics.sizes
+            thread.statistics.settle()
+            self.call_s += thread.statistics.seconds
+            sizes += thread.statistics.sizes
+            for source, names in ((thread.statistics, _OF_STATISTICS), (thread, _OF_THREADS)):
+                for name in names:
+                    setattr(self, name, getattr(self, name) + getattr(source, name))
         self.sizes = dict(sizes)
 
 

@@ -9,10 +9,9 @@ import numpy.typing as npt
 
 from mlhpc.common.ranks.world import World
 from mlhpc.common.timing.waiting import clock, occupy
-from mlhpc.iobench.definition.quantities import Duration
+from mlhpc.iobench.definition.fields import Duration
 from mlhpc.iobench.emulate.counters import ProcessIo
 from mlhpc.iobench.emulate.pipeline import Pipeline
-from mlhpc.iobench.formats.counting import Activity
 
 COLUMNS = (
     "start_s",
@@ -41,6 +40,7 @@ class EpochTimes:
     steps: npt.NDArray[np.float64] = field(default_factory=lambda: np.empty((0, len(COLUMNS))))
 
     def column(self, name: str) -> npt.NDArray[np.float64]:
+        """One of ``COLUMNS`` of all steps, [steps]."""
         return self.steps[:, COLUMNS.index(name)]
 
 
@@ -52,7 +52,6 @@ def run_steps(
     random: np.random.Generator,
     world: World | None,
     process: ProcessIo,
-    activity: Activity,
     after_step: Callable[[int], bool] = lambda step: False,
 ) -> EpochTimes:
     """``steps`` steps. ``pipeline`` None: nothing is read. ``world``: its ranks wait for each other after every
@@ -67,9 +66,9 @@ def run_steps(
         start = clock()
         if pipeline:
             del batch  # like a training loop, which does not keep the last one
-            activity.waiting(True)
+            pipeline.activity.waiting(True)
             batch = pipeline.next_batch()
-            activity.waiting(False)
+            pipeline.activity.waiting(False)
         ready = clock()
         target = computation.draw(random)
         took = occupy(target) if target else 0.0

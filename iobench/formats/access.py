@@ -76,6 +76,7 @@ class CountedFile:
             os.posix_fadvise(self._fd, 0, 0, ADVICE[advice])
 
     def close(self) -> None:
+        """Close the file."""
         os.close(self._fd)
         if self._aligned is not None:
             self._aligned.close()
@@ -87,6 +88,7 @@ class CountedFile:
         return out
 
     def read_into(self, offset: int, out: Bytes) -> None:
+        """Fill ``out``, uint8 [length], with the bytes from ``offset`` on."""
         if offset < 0 or offset + len(out) > self.size:
             raise UserError(
                 f"{self.path}: has {self.size} bytes, {offset + len(out)} are expected: damaged; "
@@ -186,14 +188,17 @@ class MemoryFile(CountedFile):
         self.path, self.size, self._data = path, len(data), data
 
     def close(self) -> None:
+        """Nothing."""
         pass
 
     def read(self, offset: int, length: int) -> Bytes:
+        """``length`` bytes from ``offset``: a part of the memory itself."""
         if offset < 0 or offset + length > self.size:
             raise UserError(f"{self.path}: has {self.size} bytes, {offset + length} are expected: damaged")
         return self._data[offset : offset + length]  # no copy
 
     def read_into(self, offset: int, out: Bytes) -> None:
+        """Copy the bytes from ``offset`` on into ``out``, uint8 [length]."""
         out[:] = self.read(offset, len(out))
 
 
@@ -205,13 +210,16 @@ class FileObject:
         self.closed = False
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        """As of a raw file (io.RawIOBase)."""
         self._at = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._file.size}[whence]
         return self._at
 
     def tell(self) -> int:
+        """The position."""
         return self._at
 
     def readinto(self, buffer: memoryview) -> int:
+        """Fill ``buffer`` as far as the file goes; returns the number of bytes."""
         out = np.frombuffer(buffer, np.uint8)[: max(0, self._file.size - self._at)]
         if len(out):
             self._file.read_into(self._at, out)
@@ -219,6 +227,7 @@ class FileObject:
         return len(out)
 
     def read(self, length: int = -1) -> bytes:
+        """``length`` bytes; negative: all that are left."""
         left = max(0, self._file.size - self._at)
         length = left if length < 0 else min(length, left)
         data = self._file.read(self._at, length).tobytes() if length else b""
@@ -226,16 +235,21 @@ class FileObject:
         return data
 
     def readable(self) -> bool:
+        """Yes."""
         return True
 
     def seekable(self) -> bool:
+        """Yes."""
         return True
 
     def writable(self) -> bool:
+        """No."""
         return False
 
     def flush(self) -> None:
+        """Nothing."""
         pass
 
     def close(self) -> None:
+        """Leaves the counted file open."""
         self.closed = True

@@ -7,38 +7,24 @@ import numpy as np
 from mlhpc.common.files.atomic import write_all
 from mlhpc.iobench.definition.schema import Dataset, Extent
 from mlhpc.iobench.formats.access import CountedFile
-from mlhpc.iobench.formats.formats import Bytes, MakeSample, Sizes
+from mlhpc.iobench.formats.formats import Bytes, MakeSample, Samples, Sizes
 
 
 def write(fd: int, sizes: Sizes, make_sample: MakeSample, dataset: Dataset) -> None:
+    """Write the bytes of the samples."""
     for number, size in enumerate(sizes.tolist()):
         write_all(fd, make_sample(number, size).data)
 
 
-class Samples:
-    def __init__(self, file: CountedFile, sizes: Sizes) -> None:
-        self._file, self._sizes = file, sizes
-        self._offsets = np.cumsum(sizes) - sizes
+class ExtentReader(Samples):
+    """Reads ``reader.extents`` of samples in order, like a program that knows the positions of its arrays."""
 
-    def read(self, number: int) -> Bytes:
-        return self._file.read(int(self._offsets[number]), int(self._sizes[number]))
-
-    def close(self) -> None:
-        self._file.close()
-
-
-def open_samples(file: CountedFile, sizes: Sizes, dataset: Dataset) -> Samples:
-    return Samples(file, sizes)
-
-
-class ExtentReader:
-    """Reads the ``extents`` of samples in order, like a program that knows the positions of its arrays."""
-
-    def __init__(self, file: CountedFile, sizes: Sizes, extents: Sequence[Extent]) -> None:
-        self._file, self._extents = file, extents
-        self._offsets = np.cumsum(sizes) - sizes
+    def __init__(self, file: CountedFile, sizes: Sizes, dataset: Dataset, extents: Sequence[Extent]) -> None:
+        super().__init__(file, sizes, dataset)
+        self._extents = extents
 
     def read(self, number: int) -> list[Bytes]:
+        """The extents of sample ``number``."""
         start = int(self._offsets[number])
         return [self._read(start + extent.offset, extent) for extent in self._extents]
 
@@ -48,6 +34,3 @@ class ExtentReader:
         for at in range(0, extent.bytes, step):
             self._file.read_into(start + at, out[at : at + step])
         return out
-
-    def close(self) -> None:
-        self._file.close()

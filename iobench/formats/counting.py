@@ -82,12 +82,14 @@ class Activity:
 
     @property
     def reading_s(self) -> float:
+        """Seconds in which at least one thread was reading."""
         with self._lock:
             self._sum_up(np.inf)
             return self._reading_s
 
     @property
     def waited_s(self) -> float:
+        """Those of them in which the loop was waiting."""
         with self._lock:
             self._sum_up(np.inf)
             return self._waited_s
@@ -167,11 +169,13 @@ class ReadStatistics:
 
     @property
     def calls(self) -> int:
+        """Number of reads so far."""
         before, _, _, _, times, length = self._current
         return before + max(0, len(times) - length - 1)
 
     @property
     def bytes(self) -> int:
+        """Bytes requested so far."""
         _, before, transfer, most, times, length = self._current
         return before + min(max(0, len(times) - length - 1) * transfer, most)
 

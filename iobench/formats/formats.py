@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from types import ModuleType
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,16 +19,26 @@ MakeSample = Callable[[int, int], Bytes]
 """The content of a sample, by its number in the file and its size in bytes."""
 
 
-class SampleReader(Protocol):
+class Samples:
+    """Reads the samples of a file. Each format's module has its ``Samples``; these lie one behind the other."""
+
+    def __init__(self, file: CountedFile, sizes: Sizes, dataset: Dataset) -> None:
+        """``sizes``: bytes of content of each sample, [samples]."""
+        self._file, self._sizes, self._dataset = file, sizes, dataset
+        self._offsets = np.cumsum(sizes) - sizes
+
     def read(self, number: int) -> Any:
         """Sample ``number`` of the file, decoded. Raises UserError if it is damaged."""
+        return self._file.read(int(self._offsets[number]), int(self._sizes[number]))
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
 
 
 @dataclass(frozen=True)
 class Format:
-    """``module`` has ``write(fd, sizes, make_sample, dataset)`` and ``open_samples(file, sizes, dataset)``.
+    """``module`` has ``write(fd, sizes, make_sample, dataset)`` and ``Samples(file, sizes, dataset)``.
     ``package``: its requirement in addition to NumPy, ``import_name``: the name to import, ``extra``: the
     extra that installs it."""
 
@@ -58,9 +68,9 @@ class Format:
         """Write the samples to an empty file. Raises OSError as the file system does."""
         self.load().write(fd, sizes, make_sample, dataset)
 
-    def open_samples(self, file: CountedFile, sizes: Sizes, dataset: Dataset) -> SampleReader:
+    def open_samples(self, file: CountedFile, sizes: Sizes, dataset: Dataset) -> Samples:
         """A reader of the samples of ``file``, which has samples of these ``sizes``. Raises UserError."""
-        reader: SampleReader = self.load().open_samples(file, sizes, dataset)
+        reader: Samples = self.load().Samples(file, sizes, dataset)
         return reader
 
 

@@ -13,6 +13,7 @@ import numpy as np
 from mlhpc.common.files import atomic
 from mlhpc.errors import UserError
 from mlhpc.iobench.definition.schema import Dataset
+from mlhpc.iobench.formats import formats
 from mlhpc.iobench.formats.access import CountedFile, FileObject
 from mlhpc.iobench.formats.formats import Bytes, MakeSample, Sizes
 from mlhpc.iobench.formats.mpi_io import MpiFile
@@ -21,6 +22,7 @@ NAME = "samples"
 
 
 def write(fd: int, sizes: Sizes, make_sample: MakeSample, dataset: Dataset) -> None:
+    """Write the dataset. Raises the first error of the file system."""
     total = int(sizes.sum())
     options: dict[str, Any] = {}
     if dataset.chunk_bytes or dataset.compression != "none":
@@ -88,39 +90,39 @@ class _Output:
         pass
 
 
-class Samples:
-    def __init__(self, file: CountedFile, sizes: Sizes) -> None:
-        self._counted, self._sizes = file, sizes
-        self._offsets = np.cumsum(sizes) - sizes
+class Samples(formats.Samples):
+    """Reads from the dataset."""
+
+    def __init__(self, file: CountedFile, sizes: Sizes, dataset: Dataset) -> None:
+        """Raises UserError if the file has not these samples in itself."""
+        super().__init__(file, sizes, dataset)
         try:
-            self._file = file.open() if isinstance(file, MpiFile) else h5py.File(FileObject(file), "r")
-            self._dataset = self._file[NAME]
-            if self._dataset.shape != (sizes.sum(),):
+            self._opened = file.open() if isinstance(file, MpiFile) else h5py.File(FileObject(file), "r")
+            self._bytes = self._opened[NAME]
+            if self._bytes.shape != (sizes.sum(),):
                 raise UserError(
-                    f"{file.path}: has {self._dataset.shape} bytes of samples, {sizes.sum()} are expected; "
+                    f"{file.path}: has {self._bytes.shape} bytes of samples, {sizes.sum()} are expected; "
                     "regenerate the data set"
                 )
-            if self._dataset.external or self._dataset.is_virtual:
+            if self._bytes.external or self._bytes.is_virtual:
                 raise UserError(f"{file.path}: its samples are in other files; regenerate the data set")
         except (OSError, KeyError) as error:
             raise UserError(f"{file.path}: not the HDF5 file expected ({error}); regenerate it") from error
 
     def read(self, number: int) -> Bytes:
+        """The bytes of sample ``number``."""
         start = int(self._offsets[number])
         out = np.empty(int(self._sizes[number]), np.uint8)
         try:
-            if isinstance(self._counted, MpiFile):
-                self._counted.read_dataset(self._dataset, start, out)
+            if isinstance(self._file, MpiFile):
+                self._file.read_dataset(self._bytes, start, out)
             else:
-                self._dataset.read_direct(out, np.s_[start : start + len(out)])
+                self._bytes.read_direct(out, np.s_[start : start + len(out)])
         except OSError as error:
-            raise UserError(f"{self._counted.path}: sample {number}: {error}; regenerate it") from error
+            raise UserError(f"{self._file.path}: sample {number}: {error}; regenerate it") from error
         return out
 
     def close(self) -> None:
-        self._file.close()
-        self._counted.close()
-
-
-def open_samples(file: CountedFile, sizes: Sizes, dataset: Dataset) -> Samples:
-    return Samples(file, sizes)
+        """Close the library's file and the counted one."""
+        self._opened.close()
+        super().close()

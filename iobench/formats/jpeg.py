@@ -17,7 +17,7 @@ from PIL import Image
 from mlhpc.common.files.atomic import write_all
 from mlhpc.errors import UserError
 from mlhpc.iobench.definition.schema import Dataset
-from mlhpc.iobench.formats.access import CountedFile
+from mlhpc.iobench.formats import formats
 from mlhpc.iobench.formats.formats import Bytes, MakeSample, Sizes
 
 QUALITY = 75
@@ -26,6 +26,7 @@ SMALLEST = 1024
 
 
 def write(fd: int, sizes: Sizes, make_sample: MakeSample, dataset: Dataset) -> None:
+    """Write the one image. Raises UserError if it cannot be as small."""
     (size,) = sizes.tolist()
     write_all(fd, memoryview(picture(make_sample(0, size))))
 
@@ -64,11 +65,11 @@ def _encoded(side: int) -> bytes:
     return out.getvalue()
 
 
-class Samples:
-    def __init__(self, file: CountedFile) -> None:
-        self._file = file
+class Samples(formats.Samples):
+    """Decodes the image."""
 
     def read(self, number: int) -> Any:
+        """The pixels, uint8 [rows, columns, 3]. Raises UserError if they cannot be decoded."""
         data = self._file.read(0, self._file.size).data
         try:
             with Image.open(io.BytesIO(data)) as image:
@@ -77,10 +78,3 @@ class Samples:
             raise UserError(
                 f"{self._file.path}: not a readable JPEG file ({error}); regenerate it"
             ) from error
-
-    def close(self) -> None:
-        self._file.close()
-
-
-def open_samples(file: CountedFile, sizes: Sizes, dataset: Dataset) -> Samples:
-    return Samples(file)

@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from mlhpc.errors import UserError, count
+from mlhpc.errors import UserError
 from mlhpc.iobench.formats.access import Bytes, CountedFile
 from mlhpc.iobench.formats.counting import ReadStatistics, clock
+from mlhpc.quantities import count
 
 
 def require_mpi(ranks: int, shared: bool) -> None:
@@ -71,4 +72,5 @@ class MpiFile(CountedFile):
         self._previous_end = offset + len(out)
 
     def close(self) -> None:
+        """Nothing: HDF5 closes it."""
         pass

@@ -8,7 +8,7 @@ import numpy as np
 from mlhpc.common.files.atomic import write_all
 from mlhpc.errors import UserError
 from mlhpc.iobench.definition.schema import Dataset
-from mlhpc.iobench.formats.access import CountedFile
+from mlhpc.iobench.formats import formats
 from mlhpc.iobench.formats.formats import Bytes, MakeSample, Sizes
 
 _format: Any = np.lib.format
@@ -23,27 +23,22 @@ def header(size: int) -> bytes:
 
 
 def write(fd: int, sizes: Sizes, make_sample: MakeSample, dataset: Dataset) -> None:
+    """Write the one sample."""
     (size,) = sizes.tolist()
     write_all(fd, memoryview(header(size)))
     write_all(fd, make_sample(0, size).data)
 
 
-class Samples:
-    def __init__(self, file: CountedFile, size: int) -> None:
-        self._file, self._size = file, size
+class Samples(formats.Samples):
+    """Reads the array of a file."""
 
     def read(self, number: int) -> Bytes:
-        expected = header(self._size)
-        data = self._file.read(0, len(expected) + self._size)
+        """The array's values. Raises UserError for another header."""
+        size = int(self._sizes[0])
+        expected = header(size)
+        data = self._file.read(0, len(expected) + size)
         if data[: len(expected)].tobytes() != expected:
             raise UserError(
-                f"{self._file.path}: not the .npy file of an array of {self._size} bytes; regenerate it"
+                f"{self._file.path}: not the .npy file of an array of {size} bytes; regenerate it"
             )
         return data[len(expected) :]
-
-    def close(self) -> None:
-        self._file.close()
-
-
-def open_samples(file: CountedFile, sizes: Sizes, dataset: Dataset) -> Samples:
-    return Samples(file, int(sizes[0]))

@@ -6,14 +6,15 @@ the transfer size of the workload. The samples of a file are read together, sinc
 
 import io
 import zipfile
+from functools import cached_property
 
-import numpy as np
 from isal import isal_zlib
 
 from mlhpc.common.files.atomic import write_all
 from mlhpc.errors import UserError
 from mlhpc.iobench.definition.schema import Dataset
-from mlhpc.iobench.formats.access import CountedFile, FileObject
+from mlhpc.iobench.formats import formats
+from mlhpc.iobench.formats.access import FileObject
 from mlhpc.iobench.formats.formats import Bytes, MakeSample, Sizes
 from mlhpc.iobench.formats.npy import header
 
@@ -22,6 +23,7 @@ _LOCAL_HEADER = 30  # bytes before the name (APPNOTE.TXT 6.3.10, 4.3.7)
 
 
 def write(fd: int, sizes: Sizes, make_sample: MakeSample, dataset: Dataset) -> None:
+    """Write the samples as one array, to a file that need not be seekable."""
     with zipfile.ZipFile(_Unseekable(fd), "w", zipfile.ZIP_STORED) as archive:
         # A fixed date: the same samples give the same bytes.
         info = zipfile.ZipInfo(MEMBER, (1980, 1, 1, 0, 0, 0))
@@ -46,21 +48,16 @@ class _Unseekable(io.RawIOBase):
         return len(view)
 
 
-class Samples:
+class Samples(formats.Samples):
     """The array is read with the first requested sample; the others are then in memory."""
 
-    def __init__(self, file: CountedFile, sizes: Sizes) -> None:
-        self._file, self._sizes = file, sizes
-        self._offsets = np.cumsum(sizes) - sizes
-        self._array: Bytes | None = None
-
     def read(self, number: int) -> Bytes:
-        if self._array is None:
-            self._array = self._load()
+        """The part of the array that is sample ``number``."""
         start = int(self._offsets[number])
         return self._array[start : start + int(self._sizes[number])]
 
-    def _load(self) -> Bytes:
+    @cached_property
+    def _array(self) -> Bytes:
         path = self._file.path
         try:
             with zipfile.ZipFile(FileObject(self._file)) as archive:
@@ -74,10 +71,3 @@ class Samples:
         if isal_zlib.crc32(data) != info.CRC or data[: len(expected)].tobytes() != expected:
             raise UserError(f"{path}: its array is damaged; regenerate it")
         return data[len(expected) :]
-
-    def close(self) -> None:
-        self._file.close()
-
-
-def open_samples(file: CountedFile, sizes: Sizes, dataset: Dataset) -> Samples:
-    return Samples(file, sizes)

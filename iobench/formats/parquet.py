@@ -8,6 +8,7 @@ import pyarrow.parquet as pq
 
 from mlhpc.errors import UserError
 from mlhpc.iobench.definition.schema import Dataset
+from mlhpc.iobench.formats import formats
 from mlhpc.iobench.formats.access import CountedFile, FileObject
 from mlhpc.iobench.formats.formats import MakeSample, Sizes
 
@@ -15,6 +16,7 @@ COLUMN = "sample"
 
 
 def write(fd: int, sizes: Sizes, make_sample: MakeSample, dataset: Dataset) -> None:
+    """Write a row group for each sample."""
     schema = pa.schema([(COLUMN, pa.large_binary())])
     with (
         os.fdopen(os.dup(fd), "wb", buffering=0) as raw,
@@ -25,34 +27,35 @@ def write(fd: int, sizes: Sizes, make_sample: MakeSample, dataset: Dataset) -> N
             writer.write_table(pa.table([column], schema=schema))
 
 
-class Samples:
-    def __init__(self, file: CountedFile, sizes: Sizes) -> None:
-        self._counted, self._sizes = file, sizes
+class Samples(formats.Samples):
+    """Reads row groups."""
+
+    def __init__(self, file: CountedFile, sizes: Sizes, dataset: Dataset) -> None:
+        """Raises UserError for a file without a row group for each of ``sizes``."""
+        super().__init__(file, sizes, dataset)
         try:
-            self._file = pq.ParquetFile(FileObject(file))
+            self._groups = pq.ParquetFile(FileObject(file))
         except (pa.ArrowException, OSError) as error:
             raise UserError(f"{file.path}: not the Parquet file expected ({error}); regenerate it") from error
-        if self._file.num_row_groups != len(sizes):
+        if self._groups.num_row_groups != len(sizes):
             raise UserError(
-                f"{file.path}: has {self._file.num_row_groups} row groups, {len(sizes)} are expected; "
+                f"{file.path}: has {self._groups.num_row_groups} row groups, {len(sizes)} are expected; "
                 "regenerate it"
             )
 
     def read(self, number: int) -> Any:
+        """The bytes of sample ``number`` as a buffer of Arrow."""
         try:
-            buffer = self._file.read_row_group(number).column(COLUMN).chunk(0)[0].as_buffer()
+            buffer = self._groups.read_row_group(number).column(COLUMN).chunk(0)[0].as_buffer()
         except (pa.ArrowException, OSError) as error:
-            raise UserError(f"{self._counted.path}: sample {number}: {error}; regenerate it") from error
+            raise UserError(f"{self._file.path}: sample {number}: {error}; regenerate it") from error
         if buffer.size != self._sizes[number]:
             raise UserError(
-                f"{self._counted.path}: sample {number} has {buffer.size} bytes, not {self._sizes[number]}"
+                f"{self._file.path}: sample {number} has {buffer.size} bytes, not {self._sizes[number]}"
             )
         return buffer
 
     def close(self) -> None:
-        self._file.close()
-        self._counted.close()
-
-
-def open_samples(file: CountedFile, sizes: Sizes, dataset: Dataset) -> Samples:
-    return Samples(file, sizes)
+        """Close the reader and the file."""
+        self._groups.close()
+        super().close()

@@ -6,7 +6,7 @@ import numpy.typing as npt
 from mlhpc.common.files.atomic import write_all
 from mlhpc.errors import UserError
 from mlhpc.iobench.definition.schema import Dataset
-from mlhpc.iobench.formats.access import CountedFile
+from mlhpc.iobench.formats import formats
 from mlhpc.iobench.formats.formats import Bytes, MakeSample, Sizes
 
 DIGITS = 17
@@ -14,6 +14,7 @@ DIGITS = 17
 
 
 def write(fd: int, sizes: Sizes, make_sample: MakeSample, dataset: Dataset) -> None:
+    """Write a row for each sample."""
     for number, size in enumerate(sizes.tolist()):
         write_all(fd, row(make_sample(number, size), dataset.columns).data)
 
@@ -33,25 +34,17 @@ def row(content: Bytes, columns: int) -> Bytes:
     return text
 
 
-class Samples:
-    def __init__(self, file: CountedFile, sizes: Sizes, columns: int) -> None:
-        self._file, self._sizes, self._columns = file, sizes, columns
-        self._offsets = np.cumsum(sizes) - sizes
+class Samples(formats.Samples):
+    """Parses the rows."""
 
     def read(self, number: int) -> npt.NDArray[np.float32]:
-        text = self._file.read(int(self._offsets[number]), int(self._sizes[number])).tobytes()
+        """The numbers of row ``number``, [columns]. Raises UserError if it has others."""
+        text = super().read(number).tobytes()
         where = f"{self._file.path}: row {number}"
         try:
             values = np.array(text.split(b","), dtype=np.float32)
         except ValueError as error:
             raise UserError(f"{where}: {error}; regenerate the data set") from error
-        if len(values) != self._columns or text[-1:] != b"\n":
-            raise UserError(f"{where}: not a row of {self._columns} numbers; regenerate the data set")
+        if len(values) != self._dataset.columns or text[-1:] != b"\n":
+            raise UserError(f"{where}: not a row of {self._dataset.columns} numbers; regenerate the data set")
         return values
-
-    def close(self) -> None:
-        self._file.close()
-
-
-def open_samples(file: CountedFile, sizes: Sizes, dataset: Dataset) -> Samples:
-    return Samples(file, sizes, dataset.columns)

@@ -4,6 +4,7 @@ The positions of records follow from the sizes of the samples, so any record can
 """
 
 import struct
+from functools import cached_property
 from typing import Any
 
 import google_crc32c
@@ -13,6 +14,7 @@ from mlhpc.common.files import atomic
 from mlhpc.common.formats import tf_example, tfrecord
 from mlhpc.errors import UserError
 from mlhpc.iobench.definition.schema import Dataset
+from mlhpc.iobench.formats import formats
 from mlhpc.iobench.formats.access import CountedFile
 from mlhpc.iobench.formats.formats import Bytes, MakeSample, Sizes
 
@@ -21,6 +23,7 @@ HEADER = 12  # bytes of length and its checksum, before a record
 
 
 def write(fd: int, sizes: Sizes, make_sample: MakeSample, dataset: Dataset) -> None:
+    """Write a record for each sample, in one gzip stream if the data set is compressed."""
     if dataset.compression == "gzip":
         return _write_gzip(fd, sizes, make_sample, dataset.compression_level)
     for number, size in enumerate(sizes.tolist()):
@@ -62,37 +65,23 @@ def _varint_size(values: Sizes) -> Sizes:
     return np.maximum(1, -(-bits // 7)).astype(np.int64)
 
 
-class Samples:
-    def __init__(self, file: CountedFile, sizes: Sizes) -> None:
-        self._file = file
-        self._sizes = record_sizes(sizes) + tfrecord.RECORD_OVERHEAD
-        self._offsets = np.cumsum(self._sizes) - self._sizes
+class Samples(formats.Samples):
+    """Reads records by their positions; a gzip stream is inflated with the first that is requested."""
+
+    def __init__(self, file: CountedFile, sizes: Sizes, dataset: Dataset) -> None:
+        super().__init__(file, record_sizes(sizes) + tfrecord.RECORD_OVERHEAD, dataset)
 
     def read(self, number: int) -> memoryview:
-        framed = self._file.read(int(self._offsets[number]), int(self._sizes[number]))
+        """The content of record ``number``, checksums verified."""
+        if self._dataset.compression == "gzip":
+            start = int(self._offsets[number])
+            framed = self._inflated[start : start + int(self._sizes[number])]
+        else:
+            framed = super().read(number)
         return decode(framed, f"{self._file.path}: record {number}")
 
-    def close(self) -> None:
-        self._file.close()
-
-
-class GzipSamples:
-    """Reads and decompresses the whole gzip stream."""
-
-    def __init__(self, file: CountedFile, sizes: Sizes) -> None:
-        self._file, self._sizes = file, record_sizes(sizes) + tfrecord.RECORD_OVERHEAD
-        self._offsets = np.cumsum(self._sizes) - self._sizes
-        self._data: Bytes | None = None
-
-    def read(self, number: int) -> memoryview:
-        if self._data is None:
-            self._data = self._inflate()
-        start = int(self._offsets[number])
-        return decode(
-            self._data[start : start + int(self._sizes[number])], f"{self._file.path}: record {number}"
-        )
-
-    def _inflate(self) -> Bytes:
+    @cached_property
+    def _inflated(self) -> Bytes:
         from isal import igzip
 
         try:
@@ -103,9 +92,6 @@ class GzipSamples:
         if len(data) != self._sizes.sum():
             raise UserError(f"{self._file.path}: inflates to {len(data)} bytes, not {self._sizes.sum()}")
         return data
-
-    def close(self) -> None:
-        self._file.close()
 
 
 def decode(framed: Bytes, where: str) -> memoryview:
@@ -120,7 +106,3 @@ def decode(framed: Bytes, where: str) -> memoryview:
     if not isinstance(content, memoryview):
         raise UserError(f"{where}: has no feature {FEATURE!r}; regenerate the data set")
     return content
-
-
-def open_samples(file: CountedFile, sizes: Sizes, dataset: Dataset) -> Samples | GzipSamples:
-    return GzipSamples(file, sizes) if dataset.compression == "gzip" else Samples(file, sizes)

@@ -2,19 +2,17 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from rich.console import Console
 
 from mlhpc.common.pages.blocks import Cell, Table, table
 from mlhpc.common.pages.terminal import print_table, say
-from mlhpc.common.pages.text import plain
-from mlhpc.errors import count
 from mlhpc.iobench.definition.mlperf_storage import Size
-from mlhpc.iobench.definition.quantities import format_bytes
 from mlhpc.iobench.report.similarity import COSINE, DIFFERENCE, Similarity
 from mlhpc.iobench.simulate.measured import Fit
 from mlhpc.iobench.simulate.simulation import Simulated, System
+from mlhpc.quantities import bytes_text, count, plain
 
 FITS = 0.1
 """Largest acceptable relative error of a simulation for the runs it was fitted to."""
@@ -69,9 +67,9 @@ def summary_lines(result: Mapping[str, Any]) -> list[str]:
     lines = []
     reading = result["reading"]
     if reading["calls"]:
-        asked = format_bytes(reading["bytes_asked"])
+        asked = bytes_text(reading["bytes_asked"])
         fetched = reading["process_device_bytes"]
-        device = "not counted" if fetched is None else format_bytes(fetched)
+        device = "not counted" if fetched is None else bytes_text(fetched)
         resident = max(result["resident_before_epochs"], default=0.0)
         if "object_store" in result:
             lines.append(
@@ -87,7 +85,7 @@ def summary_lines(result: Mapping[str, Any]) -> list[str]:
         with_them = " and evaluations" if result["evaluations"] else ""
         shares = {"sequential": "sequential_percent", "I/O hidden behind compute": "hidden_percent"}
         known = [f"{name} {reading[key]:.0f}%" for name, key in shares.items() if reading[key] is not None]
-        rate = f"rate: {format_bytes(reading['bandwidth'] or 0)}/s over the epochs{with_them}"
+        rate = f"rate: {bytes_text(reading['bandwidth'] or 0, '/s')} over the epochs{with_them}"
         lines.append("; ".join(filter(None, (rate, ", ".join(known)))))
     if result["au_percent"] is not None:
         line = f"accelerator utilisation: {result['au_percent']:.1f}% by the text of MLPerf Storage's rules"
@@ -131,19 +129,21 @@ def _why_none(result: Mapping[str, Any]) -> str:
 
 
 def checkpoint_lines(result: Mapping[str, Any]) -> list[str]:
+    """A line for each checkpoint that was written or read."""
     return [
-        f"checkpoint {each['number']} {each['kind']}: {format_bytes(each['bytes'])} in "
-        f"{plain(each['seconds'])} s, {format_bytes(each['bytes_per_s'])}/s"
+        f"checkpoint {each['number']} {each['kind']}: {bytes_text(each['bytes'])} in "
+        f"{plain(each['seconds'])} s, {bytes_text(each['bytes_per_s'], '/s')}"
         for each in result["checkpoints"]
     ]
 
 
 def print_sizes(sizes: Mapping[str, Size], console: Console) -> None:
+    """Print the required data size of each workload."""
     columns: dict[str, Callable[[tuple[str, Size]], str]] = {
         "workload": lambda row: row[0],
         "files": lambda row: str(row[1].files),
         "samples": lambda row: str(row[1].samples),
-        "size": lambda row: format_bytes(row[1].bytes),
+        "size": lambda row: bytes_text(row[1].bytes),
         "steps/epoch": lambda row: str(row[1].steps_per_epoch),
         "decided by": lambda row: row[1].bound,
     }
@@ -156,6 +156,7 @@ def figure(value: float | None) -> Cell:
 
 
 def print_similarity(similarity: Similarity, console: Console) -> None:
+    """Print the differences, and whether the two runs are alike."""
     columns: dict[str, Callable[[tuple[str, float]], str]] = {
         "factor": lambda row: row[0],
         "difference": lambda row: f"{100 * row[1]:+.1f}%",
@@ -205,49 +206,3 @@ def print_simulated(fitted: Fit, system: System, runs: Sequence[Simulated], cons
         f"of "
         f"{count(system.cores, 'core')}",
     )
-
-
-class Measured(Protocol):
-    """A combination of settings and its runs (``iobench.sweep.Point``)."""
-
-    rates: list[float]
-
-    @property
-    def rate(self) -> float: ...
-    @property
-    def named(self) -> str: ...
-
-
-class Compared(Protocol):
-    """Two combinations (``iobench.sweep.Comparison``)."""
-
-    @property
-    def own(self) -> Measured: ...
-    @property
-    def recommended(self) -> Measured: ...
-    @property
-    def gain(self) -> float: ...
-    @property
-    def confirmed(self) -> bool: ...
-
-
-def print_sweep(
-    points: Sequence[Measured], comparisons: Mapping[str, Compared | None], console: Console
-) -> None:
-    """Print every combination with median, minimum and maximum of its runs, and the recommendation."""
-    columns: dict[str, Callable[[Measured], Cell | str]] = {
-        "settings": lambda point: point.named,
-        "samples/s": lambda point: figure(point.rate),
-        "from": lambda point: figure(min(point.rates)),
-        "to": lambda point: figure(max(point.rates)),
-        "of its own": lambda point: f"{point.rate / points[0].rate:.2f}",
-    }
-    print_table(table("sweep", points, columns), console)
-    again = comparisons["again"]
-    if again is None:
-        return console.print("no setting is faster than those of the workload")
-    say(console, f"recommended: {again.recommended.named}")
-    for each, where in ((again, "measured again"), (comparisons.get("in_a_run"), "in mlhpc run")):
-        if each:
-            verdict = "every run was faster" if each.confirmed else "not confirmed: the runs overlap"
-            say(console, f"{where}: {each.gain:.2f} times as fast; {verdict}")

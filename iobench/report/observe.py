@@ -11,9 +11,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
+
 from mlhpc.common.files import atomic
 from mlhpc.common.files.untrusted import read_object
 from mlhpc.errors import UserError
+from mlhpc.iobench.formats.counting import union
 from mlhpc.iobench.report.similarity import FACTORS
 
 NAME = "observation.json"
@@ -179,10 +182,6 @@ def _note(
             file.at = file.end
 
 
-def union_s(spans: Iterable[tuple[float, float]]) -> float:
+def union_s(spans: Sequence[tuple[float, float]]) -> float:
     """Seconds that at least one of the spans covers."""
-    total, until = 0.0, float("-inf")
-    for start, end in sorted(spans):
-        total += max(0.0, end - max(start, until))
-        until = max(until, end)
-    return total
+    return float(np.diff(union(np.array(spans).reshape(-1, 2))).sum())

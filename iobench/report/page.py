@@ -10,10 +10,8 @@ from mlhpc.common.pages.blocks import Cell, Facts, Table, number, table
 from mlhpc.common.pages.charts import Figure
 from mlhpc.common.pages.html import render
 from mlhpc.common.pages.plots import Bar, columns, stacked_bars
-from mlhpc.common.pages.text import plain
-from mlhpc.errors import count
-from mlhpc.iobench.definition.quantities import format_bytes
 from mlhpc.iobench.report.console import epochs_table, evaluations_table, figure, summary_lines
+from mlhpc.quantities import binary_text, bytes_text, count, plain
 
 # Parts of the time, with the colour of a run's page that each has.
 _PARTS = {
@@ -79,14 +77,14 @@ def _transfers(result: Mapping[str, Any]) -> list[Figure | Facts] | None:
         for size, reads in rank["reading"]["sizes"].items():
             sizes[1 << (int(size) - 1).bit_length()] += reads
     rows: list[dict[str, Any]] = [
-        {"x": f"≤ {_binary(size)}", "y": reads, "says": f"≤ {_binary(size)}: {reads} reads"}
+        {"x": f"≤ {binary_text(size)}", "y": reads, "says": f"≤ {binary_text(size)}: {count(reads, 'read')}"}
         for size, reads in sorted(sizes.items())
     ]
     says = "; ".join(row["says"] for row in rows)
-    drawn = columns(rows, says, x_title="size of a read", y_title="reads", static_width=820)
+    drawn = columns(rows, says, titles=("size of a read", "reads"), static_width=820)
     remote = "object_store" in result
     facts = {
-        "asked": f"{format_bytes(reading['bytes_asked'])} in {reading['calls']} "
+        "asked": f"{bytes_text(reading['bytes_asked'])} in {reading['calls']} "
         + ("GET requests" if remote else "reads")
         + f", {reading['opens']} {'HEAD requests' if remote else 'files opened'}",
         "from the device": "not known: the devices are the object store's" if remote else
@@ -98,15 +96,7 @@ def _transfers(result: Mapping[str, Any]) -> list[Figure | Facts] | None:
 
 
 def _bytes(value: int | None) -> str:
-    return "not counted" if value is None else format_bytes(value)
-
-
-def _binary(size: int) -> str:
-    for unit in ("B", "KiB", "MiB"):
-        if size < 1024:
-            return f"{size} {unit}"
-        size //= 1024
-    return f"{size} GiB"
+    return "not counted" if value is None else bytes_text(value)
 
 
 def _checkpoints(checkpoints: Sequence[Mapping[str, Any]]) -> Table:
@@ -115,10 +105,10 @@ def _checkpoints(checkpoints: Sequence[Mapping[str, Any]]) -> Table:
         checkpoints,
         {
             "checkpoint": lambda each: f"{each['kind']} {each['number']}",
-            "size": lambda each: number(each["bytes"], format_bytes),
+            "size": lambda each: number(each["bytes"], bytes_text),
             "seconds": lambda each: figure(each["seconds"]),
             "of them fsync": lambda each: figure(each["fsync_s"]),
-            "rate": lambda each: number(each["bytes_per_s"], lambda rate: format_bytes(rate) + "/s"),
+            "rate": lambda each: number(each["bytes_per_s"], lambda rate: bytes_text(rate, "/s")),
         },
     )
 
@@ -138,7 +128,7 @@ def _ranks(results: Sequence[Mapping[str, Any]]) -> Table:
             "rank": lambda row: str(row[0]),
             "host": lambda row: row[1]["host"],
             "reads": lambda row: str(row[1]["reading"]["calls"]),
-            "asked": lambda row: number(row[1]["reading"]["bytes"], format_bytes),
+            "asked": lambda row: number(row[1]["reading"]["bytes"], bytes_text),
             "MB/s while reading": rate,
             "wait p50 s": partial(wait, percentile="p50"),
             "p99 s": partial(wait, percentile="p99"),

@@ -29,6 +29,7 @@ class Similarity:
 
     @property
     def alike(self) -> bool:
+        """Whether both thresholds are met."""
         return self.cosine >= COSINE and abs(self.largest[1]) <= DIFFERENCE
 
 

@@ -4,9 +4,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mlhpc.errors import UserError, count
+from mlhpc.errors import UserError
 from mlhpc.iobench.definition.schema import Workload
 from mlhpc.iobench.simulate.simulation import Service, System, simulate
+from mlhpc.quantities import count
 
 _HALVINGS = 30
 SPREAD = 0.03

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from mlhpc.campaign.record import Campaign
 from mlhpc.common.host import accelerators
 from mlhpc.common.ranks.hostlist import expand_hosts
-from mlhpc.errors import UserError, count
+from mlhpc.errors import UserError
+from mlhpc.quantities import count
 from mlhpc.run_processes import allocated_tasks
 
 

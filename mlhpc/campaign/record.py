@@ -18,6 +18,7 @@ from mlhpc.benchmarks.schema import Run
 from mlhpc.common.pages.blocks import Cell, Table, table
 from mlhpc.common.pages.terminal import print_table, say
 from mlhpc.common.ranks.world import Loss
+from mlhpc.quantities import minutes
 from mlhpc.record.events import read_events
 from mlhpc.record.mllog import Log, parse
 from mlhpc.record.result import Result, Target
@@ -199,9 +200,6 @@ def _table(states: Sequence[RunState], score: Strong | Weak) -> Table:
         left_out = f"not in the score: {dropped[state.name]}" if state.name in dropped else ""
         aborted = f"aborted attempts: {state.aborted}" if state.aborted else ""
         return "; ".join(filter(None, (state.why, left_out, aborted)))
-
-    def minutes(seconds: float | None) -> str:
-        return "" if seconds is None else f"{seconds / 60:.4f}"
 
     return table(
         "runs",

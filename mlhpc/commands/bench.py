@@ -9,7 +9,8 @@ from pathlib import Path
 
 from mlhpc.benchmarks import registry
 from mlhpc.commands.parser import Commands, add_command, add_json, positive, positives, print_json, quantity
-from mlhpc.errors import UserError, count, did_you_mean
+from mlhpc.errors import UserError, did_you_mean
+from mlhpc.quantities import count
 
 CORES = len(os.sched_getaffinity(0))
 

@@ -13,14 +13,15 @@ from mlhpc.commands.parser import (
     Parser,
     add_benchmark,
     add_command,
+    byte_size,
     file_named,
     folder,
     number,
     positive,
     print_help,
-    quantity,
 )
-from mlhpc.errors import UserError, count
+from mlhpc.errors import UserError
+from mlhpc.quantities import count
 
 CORES = len(os.sched_getaffinity(0))
 MOST_PLANNED = 10**8
@@ -76,7 +77,7 @@ def add(commands: Commands) -> None:
     )
     plan.add_argument("data", type=Path, nargs="?", help="a data set; or give --files and --file-bytes")
     plan.add_argument("--files", type=positive, help="number of files in train/, instead of a data set")
-    plan.add_argument("--file-bytes", type=quantity, help="size of each of them")
+    plan.add_argument("--file-bytes", type=byte_size, metavar="SIZE", help="of each of them, such as 16MB")
     plan.add_argument("--nodes", type=positive, required=True)
     plan.add_argument("--ranks-per-node", type=positive, default=1, help="default: %(default)s")
     show = add_command(actions, "show", _data_show, "draw a sample as an image")
@@ -218,7 +219,7 @@ def _data_verify(options: argparse.Namespace) -> int:
     from mlhpc.common.data.manifest import load
     from mlhpc.common.data.verify import verify
     from mlhpc.common.host.progress import progress
-    from mlhpc.submission.report.summary import size
+    from mlhpc.quantities import bytes_text
 
     listed = load(options.data)
     with progress(len(listed.files), "verify", "files") as advance:
@@ -226,9 +227,8 @@ def _data_verify(options: argparse.Namespace) -> int:
     for problem in problems:
         print(problem)
     summed = sum(file.crc32 is not None for file in listed.files)
-    compared = (
-        f"{count(len(listed.files), 'file')}, {size(listed.bytes)}, {count(summed, 'checksum')} compared"
-    )
+    size = f"{count(len(listed.files), 'file')}, {bytes_text(listed.bytes)}"
+    compared = f"{size}, {count(summed, 'checksum')} compared"
     print(f"{options.data}: {compared}: {count(len(problems), 'problem') if problems else 'no problems'}")
     return 1 if problems else 0
 
@@ -254,7 +254,7 @@ def _data_plan(options: argparse.Namespace) -> int:
     elif not options.files * options.file_bytes * options.nodes < 2**62:
         raise UserError("--files, --file-bytes and --nodes: give sizes of less than 4 EiB in all")
     else:
-        files = [File(f"train/{i:09d}", int(options.file_bytes)) for i in range(options.files)]
+        files = [File(f"train/{i:09d}", options.file_bytes) for i in range(options.files)]
     show(files, options.nodes, options.ranks_per_node)
     return 0
 

@@ -19,6 +19,7 @@ from mlhpc.commands.parser import (
     print_help,
 )
 from mlhpc.errors import UserError
+from mlhpc.quantities import bytes_text
 
 CORES = len(os.sched_getaffinity(0))
 
@@ -183,7 +184,6 @@ def _generate(options: argparse.Namespace) -> int:
     from mlhpc.common.ranks import launch
     from mlhpc.common.ranks.local import signals_as_ctrl_c
     from mlhpc.iobench.dataset.generate import generate
-    from mlhpc.iobench.definition.quantities import format_bytes
     from mlhpc.iobench.run import data_of
 
     with signals_as_ctrl_c(), launch.joined("sockets") as world:
@@ -191,7 +191,7 @@ def _generate(options: argparse.Namespace) -> int:
         made = generate(workload.dataset, data, world, options.workers)
         if world.rank == 0:
             there = f", {made.files - made.made} were there" if made.made < made.files else ""
-            print(f"{data}: {made.made} files written, {format_bytes(made.bytes)}{there}")
+            print(f"{data}: {made.made} files written, {bytes_text(made.bytes)}{there}")
     return 0
 
 
@@ -199,8 +199,7 @@ def _sweep(options: argparse.Namespace) -> int:
     from rich.console import Console
 
     from mlhpc.common.ranks.local import signals_as_ctrl_c
-    from mlhpc.iobench.report.console import print_sweep
-    from mlhpc.iobench.sweep import Sweep, advise, in_a_run, require_counterparts, write
+    from mlhpc.iobench.sweep import Sweep, advise, in_a_run, print_sweep, require_counterparts, write
 
     axes: dict[str, list[str]] = {}
     for text in options.vary:

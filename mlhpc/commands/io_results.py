@@ -4,26 +4,30 @@ import argparse
 import json
 from pathlib import Path
 
-from mlhpc.commands.parser import Commands, add_command, file_named, folder, positive
-from mlhpc.errors import UserError, count
+from mlhpc.commands.parser import Commands, add_command, byte_size, file_named, folder, positive
+from mlhpc.quantities import count
 
 
 def add(actions: Commands) -> None:
-    size = add_command(
+    sizes = add_command(
         actions, "size", _size, "show the data size that MLPerf Storage requires for a workload"
     )
-    size.add_argument(
+    sizes.add_argument(
         "workload", metavar="WORKLOAD", nargs="?", help="default: all workloads of MLPerf Storage"
     )
-    size.add_argument("--memory", required=True, metavar="SIZE", help="of a client, such as 512G or 512GiB")
-    size.add_argument("--accelerators", type=positive, required=True, help="of all clients together")
-    size.add_argument("--clients", type=positive, default=1, help="nodes (default: 1)")
-    size.add_argument("--json", action="store_true", help="print JSON")
+    sizes.add_argument(
+        "--memory", type=byte_size, required=True, metavar="SIZE", help="of a client, such as 512G or 512GiB"
+    )
+    sizes.add_argument("--accelerators", type=positive, required=True, help="of all clients together")
+    sizes.add_argument("--clients", type=positive, default=1, help="nodes (default: 1)")
+    sizes.add_argument("--json", action="store_true", help="print JSON")
     check = add_command(
         actions, "check", _check, "check runs of a workload against the rules of MLPerf Storage"
     )
     check.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="output folders of io run")
-    check.add_argument("--memory", required=True, metavar="SIZE", help="of a client, such as 512G or 512GiB")
+    check.add_argument(
+        "--memory", type=byte_size, required=True, metavar="SIZE", help="of a client, such as 512G or 512GiB"
+    )
     report = add_command(actions, "report", _report, "write the page of a run")
     report.add_argument("run", type=Path, metavar="RUN", help="an output folder of io run")
     report.add_argument(
@@ -51,14 +55,14 @@ def _size(options: argparse.Namespace) -> int:
     from mlhpc.iobench.definition import load, mlperf_storage
     from mlhpc.iobench.report.console import print_sizes
 
-    memory = _memory(options.memory)
     if options.workload:
         workloads = [load.load(options.workload)]
     else:
         loaded = (load.load(name) for name in load.names())
         workloads = [each for each in loaded if each.suite == "mlperf-storage" and each.dataset]
     sizes = {
-        w.name: mlperf_storage.required(w, memory, options.accelerators, options.clients) for w in workloads
+        w.name: mlperf_storage.required(w, options.memory, options.accelerators, options.clients)
+        for w in workloads
     }
     if options.json:
         print(json.dumps({name: vars(size) for name, size in sizes.items()}))
@@ -67,22 +71,10 @@ def _size(options: argparse.Namespace) -> int:
     return 0
 
 
-def _memory(text: str) -> int:
-    from mlhpc.iobench.definition.quantities import parse_bytes
-
-    try:
-        memory = int(parse_bytes(text))
-    except ValueError as error:
-        raise UserError(f"--memory {text}: {error}") from None
-    if memory < 1:
-        raise UserError(f"--memory {text}: must be at least one byte")
-    return memory
-
-
 def _check(options: argparse.Namespace) -> int:
     from mlhpc.iobench.report.check import check_runs
 
-    findings = check_runs(options.runs, _memory(options.memory))
+    findings = check_runs(options.runs, options.memory)
     for finding in findings:
         print(finding)
     number = count(len(findings), "finding")

@@ -14,6 +14,7 @@ from mlhpc.benchmarks.registry import BUILT_IN
 from mlhpc.commands.examples import EXAMPLES
 from mlhpc.common.files.untrusted import finite
 from mlhpc.errors import UserError, did_you_mean
+from mlhpc.quantities import parse_quantity
 
 
 class Parser(argparse.ArgumentParser):
@@ -127,6 +128,17 @@ def quantity(text: str) -> float:
     value = number(text)
     if value <= 0:
         raise argparse.ArgumentTypeError(f"{text}: give a number above 0")
+    return value
+
+
+def byte_size(text: str) -> int:
+    """The value of an option that is a size of at least one byte: ``512GiB``, ``7.63 MB``, or bytes."""
+    try:
+        value = round(parse_quantity(text, "bytes", bare="B"))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text}: must be at least one byte")
     return value
 
 

@@ -15,8 +15,7 @@ from rich.console import Console
 from mlhpc.common.files.atomic import write_bytes
 from mlhpc.common.host import speed
 from mlhpc.errors import UserError
-from mlhpc.perf.machines import parse
-from mlhpc.perf.units import written
+from mlhpc.perf.machines import parse, written
 
 
 def calibrate(out: Path | None, folder: Path | None, console: Console) -> int:
@@ -44,7 +43,7 @@ def calibrate(out: Path | None, folder: Path | None, console: Console) -> int:
             f"{out}: cannot be written ({error.strerror}); choose another --out FILE.toml"
         ) from None
     for key, value in machine.figures.items():
-        console.print(f"  {key:26} {_written(key, value)}", markup=False, highlight=False)
+        console.print(f"  {key:26} {written(key, value)}", markup=False, highlight=False)
     console.print(f"{out}: use it with mlhpc predict --machine and mlhpc report --machine", markup=False)
     return 0
 
@@ -56,7 +55,7 @@ def _measured(place: Path) -> dict[str, Any]:
     cores = len(os.sched_getaffinity(0))
 
     def figure(key: str, value: float, how: str) -> dict[str, str]:
-        return {"value": _written(key, value), "source": f"measured {when}: {how}"}
+        return {"value": written(key, value), "source": f"measured {when}: {how}"}
 
     gpu = _gpu()
     model = str(gpu["model"]) if gpu else _processor()
@@ -114,12 +113,3 @@ def _processor() -> str:
     with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
         names = (line.partition(":")[2].strip() for line in file if line.startswith("model name"))
         return next(names, "") or platform.machine()
-
-
-def _written(key: str, value: float) -> str:
-    last = key.partition(".")[2]
-    if last in ("memory", "local"):
-        return written(value, "bytes")
-    if last == "latency":
-        return written(value, "s")
-    return written(value, "FLOP/s" if last in ("float32", "tf32", "bfloat16", "float16") else "bytes/s")

@@ -8,8 +8,6 @@ Status = Literal["pass", "warn", "fail"]
 Node = Mapping[str, Any]
 """The facts of one node (``node.examine``)."""
 
-GIB = 1 << 30
-
 
 @dataclass(frozen=True)
 class CheckResult:

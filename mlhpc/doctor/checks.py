@@ -9,9 +9,10 @@ from mlhpc.common.host.binding import first_overlap, parse_ranges
 from mlhpc.common.ranks.environment import RankInfo
 from mlhpc.common.ranks.launch import Framework
 from mlhpc.doctor import folder_checks
-from mlhpc.doctor.check_result import GIB, CheckResult, Node, Status
+from mlhpc.doctor.check_result import CheckResult, Node, Status
 from mlhpc.doctor.framework_checks import compiled, extras, frameworks
-from mlhpc.errors import count, few
+from mlhpc.errors import few
+from mlhpc.quantities import bytes_text, count, seconds_text
 
 CLOCK_PASS_S, CLOCK_WARN_S = 0.1, 1.0
 """Limits of the difference between two nodes' clocks. Time to train uses one clock; clocks of different nodes are
@@ -98,7 +99,7 @@ def _check_node(
     for name, interface in node["no_interface"].items():
         yield CheckResult("fail", "network", f"{name}={interface}: no such interface", "see: ip -br link")
     if node["infiniband"] and node["memlock"] != resource.RLIM_INFINITY:
-        detail = f"InfiniBand, but only {node['memlock'] / GIB:.2g} GiB may be locked"
+        detail = f"InfiniBand, but only {bytes_text(node['memlock'])} may be locked"
         remedy = "request an unlimited memlock (ulimit -l) on the compute nodes"
         yield CheckResult("warn", "memory locks", detail, remedy)
 
@@ -249,7 +250,7 @@ def clocks(nodes: Sequence[Node]) -> Iterator[CheckResult]:
         return
     worst = max(nodes[1:], key=lambda node: abs(node["offset_s"]))
     offset = abs(worst["offset_s"])
-    detail = f"{worst['host']} is {offset * 1e3:.1f} ms from {nodes[0]['host']}"
+    detail = f"{worst['host']} is {seconds_text(offset)} from {nodes[0]['host']}"
     detail += ", the others by less" * (len(nodes) > 2)
     status: Status = "pass" if offset <= CLOCK_PASS_S else "warn" if offset <= CLOCK_WARN_S else "fail"
     remedy = f"set the clock of {worst['host']} (chronyc tracking): throughput compares the clocks of nodes"

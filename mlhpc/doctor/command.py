@@ -21,7 +21,8 @@ from mlhpc.doctor.check_result import CheckResult, Status
 from mlhpc.doctor.checks import check_nodes, clocks
 from mlhpc.doctor.node import Folders, examine
 from mlhpc.doctor.nodes import find_rank_info, gather_nodes
-from mlhpc.errors import UserError, count
+from mlhpc.errors import UserError
+from mlhpc.quantities import count, duration_text
 from mlhpc.submission.system import description as system_description
 from mlhpc.submission.system.node import node_facts
 
@@ -134,9 +135,8 @@ def _start_framework(rank_info: RankInfo, framework: Framework) -> CheckResult:
         return CheckResult("fail", "framework", why, "see the lines above, and docs/guide/sites.md")
     complete = total == rank_info.size
     seconds = time.monotonic() - start
-    detail = (
-        f"{framework} counts {count(total, 'rank')} on {count(hosts, 'node')}; started in {seconds:.1f} s"
-    )
+    counted = f"{framework} counts {count(total, 'rank')} on {count(hosts, 'node')}"
+    detail = f"{counted}; started in {duration_text(seconds)}"
     remedy = "" if complete else f"{rank_info.launcher} started {rank_info.size}: see docs/guide/sites.md"
     return CheckResult("pass" if complete else "fail", "framework", detail, remedy)
 

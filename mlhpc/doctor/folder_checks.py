@@ -3,13 +3,13 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from mlhpc.doctor.check_result import GIB, CheckResult
-from mlhpc.errors import count
+from mlhpc.doctor.check_result import CheckResult
+from mlhpc.quantities import bytes_text, count
 
 Folder = Mapping[str, Any]
 
-SHM_WARN = 1 * GIB  # container engines give 64 MiB, too little for the workers of data loaders and NCCL
-OUT_WARN = 1 * GIB
+SHM_WARN = 1 << 30  # container engines give 64 MiB, too little for the workers of data loaders and NCCL
+OUT_WARN = 1 << 30
 
 
 def dataset(folder: Folder, benchmark: str | None) -> Iterator[CheckResult]:
@@ -28,7 +28,7 @@ def dataset(folder: Folder, benchmark: str | None) -> Iterator[CheckResult]:
         remedy = "write one with mlhpc data index DIR; without it staging cannot verify files"
         yield CheckResult("warn", "data set", f"{label}, without a manifest", remedy)
     else:
-        size = f"{count(folder['files'], 'file')}, {folder['bytes'] / GIB:.3g} GiB"
+        size = f"{count(folder['files'], 'file')}, {bytes_text(folder['bytes'])}"
         remedy = "put it on storage: a run would measure memory instead"
         yield CheckResult(
             "warn" if folder["is_ram"] else "pass", "data set", f"{label}, {size}", remedy * folder["is_ram"]
@@ -42,9 +42,7 @@ def stage(folder: Folder, dataset_bytes: int | None) -> Iterator[CheckResult]:
         yield CheckResult("fail", "staging", f"{label}, not writable", "choose a writable --stage folder")
     elif dataset_bytes and dataset_bytes > folder["free"]:
         remedy = "choose another --stage, or --set staging.mode=shard, which divides the data set"
-        yield CheckResult(
-            "fail", "staging", f"{label}; the data set has {dataset_bytes / GIB:.3g} GiB", remedy
-        )
+        yield CheckResult("fail", "staging", f"{label}; the data set has {bytes_text(dataset_bytes)}", remedy)
     elif folder["is_ram"]:
         yield CheckResult("warn", "staging", label, "files there occupy memory: leave enough for training")
     elif folder["shared"]:
@@ -77,13 +75,13 @@ def shm(folder: Folder) -> Iterator[CheckResult]:
         )
     elif folder["free"] < SHM_WARN:
         remedy = "data loaders and NCCL use it: in a container, --shm-size=8g or --ipc=host"
-        yield CheckResult("warn", "/dev/shm", f"{folder['free'] / (1 << 20):.0f} MiB free", remedy)
+        yield CheckResult("warn", "/dev/shm", f"{bytes_text(folder['free'])} free", remedy)
     else:
-        yield CheckResult("pass", "/dev/shm", f"{folder['free'] / GIB:.1f} GiB free")
+        yield CheckResult("pass", "/dev/shm", f"{bytes_text(folder['free'])} free")
 
 
 def _describe(folder: Folder) -> str:
     if folder.get("error"):
         return f"{folder['path']}: {folder['error']}"
     kind = folder["type"] + (", memory" if folder["is_ram"] else ", shared" if folder["shared"] else "")
-    return f"{folder['path']} ({kind}), {folder['free'] / GIB:.1f} GiB free"
+    return f"{folder['path']} ({kind}), {bytes_text(folder['free'])} free"

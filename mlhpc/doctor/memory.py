@@ -6,10 +6,9 @@ from mlhpc.benchmarks.schema import Run
 from mlhpc.common.data.sharding import divide_batch
 from mlhpc.common.host.accelerators import installed
 from mlhpc.common.host.memory import usable_bytes
-from mlhpc.errors import count
 from mlhpc.perf.accelerator.memory import Memory, memory_of
 from mlhpc.perf.networks.registry import KNOWN
-from mlhpc.submission.report.summary import size
+from mlhpc.quantities import bytes_text, count
 
 REMEDY = "use more nodes, a smaller hyperparameters.global_batch_size or another preset"
 
@@ -35,8 +34,8 @@ class MemoryNeed(NamedTuple):
     def __str__(self) -> str:
         each = f" in each of {self.local_size} ranks" if self.local_size > 1 else ""
         return (
-            f"a training step of {count(self.batch, 'sample')} needs about {size(self.step_bytes)}{each}, "
-            f"excluding framework and loader, but this node has {size(self.node_bytes)}"
+            f"a training step of {count(self.batch, 'sample')} needs about {bytes_text(self.step_bytes)}{each}, "
+            f"excluding framework and loader, but this node has {bytes_text(self.node_bytes)}"
         )
 
 

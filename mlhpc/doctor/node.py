@@ -29,6 +29,7 @@ from mlhpc.common.host.provenance import commit, compiled_parts, extras, package
 from mlhpc.common.ranks.environment import RankInfo
 from mlhpc.common.ranks.launch import Framework
 from mlhpc.errors import UserError
+from mlhpc.quantities import seconds_text
 from mlhpc.submission.system.probe import output
 
 EXAMINE_S = 300.0  # loading a framework from a slow file system takes minutes
@@ -209,7 +210,7 @@ def _framework_facts(process: subprocess.Popen[str]) -> dict[str, Any]:
     except subprocess.TimeoutExpired:
         process.kill()
         process.communicate()
-        return {"error": f"was not loaded within {EXAMINE_S / 2:.0f} s"}
+        return {"error": f"was not loaded within {seconds_text(EXAMINE_S / 2)}"}
     if process.returncode < 0:
         return {"error": f"crashed while loading ({signal.Signals(-process.returncode).name})"}
     try:

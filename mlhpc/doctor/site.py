@@ -18,8 +18,8 @@ from mlhpc.common.files.filesystem import SHARED_TYPES, filesystem_of
 from mlhpc.common.host.accelerators import accelerators
 from mlhpc.common.host.binding import Cores, beside, numa_nodes, ranges
 from mlhpc.common.pages.terminal import say
-from mlhpc.doctor.check_result import GIB
-from mlhpc.errors import UserError, count, few
+from mlhpc.errors import UserError, few
+from mlhpc.quantities import bytes_text, count
 from mlhpc.submission.system.probe import output, text
 
 SITES = Path("run_scripts/sites")
@@ -157,7 +157,7 @@ def _local_folder(env: Mapping[str, str]) -> tuple[str | None, str]:
             continue
         best = (not filesystem.is_ram, filesystem.free_bytes)
         kind = f"{filesystem.type}, memory" if filesystem.is_ram else filesystem.type
-        words, note = word, f"{kind}, {filesystem.free_bytes / GIB:.0f} GiB free"
+        words, note = word, f"{kind}, {bytes_text(filesystem.free_bytes)} free"
     return words, note
 
 

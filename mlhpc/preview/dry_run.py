@@ -24,10 +24,10 @@ from mlhpc.common.pages.text import printable
 from mlhpc.common.ranks.environment import identify
 from mlhpc.common.ranks.world import Solo
 from mlhpc.doctor.memory import rank_memory
-from mlhpc.errors import UserError, count
+from mlhpc.errors import UserError
+from mlhpc.quantities import bytes_text, count
 from mlhpc.run import context_of, requested, seed_of
 from mlhpc.submission.check.content import findings_content
-from mlhpc.submission.report.summary import size
 
 
 def content(options: argparse.Namespace) -> dict[str, Any]:
@@ -137,10 +137,9 @@ def dry_run(options: argparse.Namespace, console: Console) -> None:
         "staging": _staging_line(staging),
     }
     if memory:
-        peak = (
-            f"{size(memory['step_peak_bytes'])} at the peak of a step of {count(memory['batch'], 'sample')}"
-        )
-        has = f"this node has {size(memory['node_bytes'])}"
+        step = f"a step of {count(memory['batch'], 'sample')}"
+        peak = f"{bytes_text(memory['step_peak_bytes'])} at the peak of {step}"
+        has = f"this node has {bytes_text(memory['node_bytes'])}"
         lines["memory"] = f"{peak} per rank, excluding framework and loader (model); {has}"
     for label, line in lines.items():
         console.print(Text.assemble((f"{label:9}", "bold"), line), soft_wrap=console.width > 200)
@@ -159,15 +158,15 @@ def _size_of(data: dict[str, Any]) -> str:
         return "does not exist"
     if data["files"] is None:
         return "no manifest, so files are not counted; write one with mlhpc data index"
-    return f"{count(data['files'], 'file')}, {size(data['bytes'])}"
+    return f"{count(data['files'], 'file')}, {bytes_text(data['bytes'])}"
 
 
 def _staging_line(staging: dict[str, Any] | None) -> str:
     if staging is None:
         return "none: data is read in place"
     kind = f"{staging['filesystem']}{', memory' if staging['is_ram'] else ''}"
-    free = f"{staging['path']} ({kind}, {size(staging['free_bytes'])} free)"
+    free = f"{staging['path']} ({kind}, {bytes_text(staging['free_bytes'])} free)"
     if "bytes_per_node" not in staging:
         return f"{staging['mode']} to {free}"
-    copied = f"{count(staging['files_per_node'], 'file')}, {size(staging['bytes_per_node'])} per node"
+    copied = f"{count(staging['files_per_node'], 'file')}, {bytes_text(staging['bytes_per_node'])} per node"
     return f"{copied}, {staging['mode']} to {free}"

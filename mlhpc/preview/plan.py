@@ -9,8 +9,7 @@ from mlhpc.common.data.partition import Mode
 from mlhpc.common.pages.blocks import table
 from mlhpc.common.pages.terminal import print_table
 from mlhpc.common.staging.plan import exchanged_bytes, plan
-from mlhpc.errors import count
-from mlhpc.submission.report.summary import size
+from mlhpc.quantities import bytes_text, count, whole
 
 _WAYS: tuple[tuple[str, Mode, bool], ...] = (
     ("replicate", "replicate", False),
@@ -32,15 +31,15 @@ def show(files: Sequence[File], nodes: int, ranks_per_node: int) -> None:
         ways,
         {
             "staging": lambda row: row[0],
-            "per node": lambda row: size(int(row[1].held.max())),
-            "source reads": lambda row: size(int(row[1].read.sum())),
-            "source opens": lambda row: f"{row[1].opens:,}".replace(",", " "),
+            "per node": lambda row: bytes_text(int(row[1].held.max())),
+            "source reads": lambda row: bytes_text(int(row[1].read.sum())),
+            "source opens": lambda row: whole(row[1].opens),
             "max ÷ mean": lambda row: f"{row[1].imbalance:.4f}",
-            "node to node": lambda row: size(row[1].sent),
+            "node to node": lambda row: bytes_text(row[1].sent),
         },
     )
     console = Console()
-    console.print(f"{count(len(files), 'file')}, {size(total)}, to {count(nodes, 'node')}")
+    console.print(f"{count(len(files), 'file')}, {bytes_text(total)}, to {count(nodes, 'node')}")
     print_table(costs, console)
     console.print(
         "per node: the largest share. source reads, opens: total of all nodes on the shared file system; "
@@ -50,7 +49,7 @@ def show(files: Sequence[File], nodes: int, ranks_per_node: int) -> None:
     )
     if nodes > 1 and (sent := exchanged_bytes(files, nodes)):
         console.print(
-            f"With shards and staging.exchange, nodes exchange another {size(sent)} or so before every "
-            f"epoch but the first, {size(sent / nodes)} each.",
+            f"With shards and staging.exchange, nodes exchange another {bytes_text(sent)} or so before every "
+            f"epoch but the first, {bytes_text(sent / nodes)} each.",
             width=min(console.width, 100),
         )

@@ -35,6 +35,7 @@ class Row:
 
     @property
     def flops_per_sample_byte(self) -> float:
+        """By the mixed prefixes of the table."""
         return 1000 * self.gif / self.sample_mib
 
     @property

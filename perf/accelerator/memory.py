@@ -1,18 +1,25 @@
-"""Memory of a training step on an accelerator, and the largest batch that fits.
+"""Memory of a training step on an accelerator, the largest batch that fits, and the optimizer's update.
 
 It follows a step of the suite through its passes: what PyTorch's MemTracker counts.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from mlhpc.benchmarks.schema import Run
 from mlhpc.errors import UserError
 from mlhpc.perf.networks.layer import Layer, Network, Precision, activation_bytes
 from mlhpc.perf.networks.registry import network_of
+from mlhpc.quantities import bytes_text
 
 STATES = {"none": 0, "sgd": 1, "lars": 1, "adam": 2, "adamw": 2, "lamb": 2}
 """Float32 values that an optimizer keeps per weight: momentum, or means of gradients and of their squares."""
+
+OPERATIONS = {"none": 0, "sgd": 6, "lars": 10, "adam": 14, "adamw": 15, "lamb": 20}
+"""Elementwise operations per weight: the formulas of PyTorch's documentation for SGD with momentum and weight
+decay, of You et al. 2017 (LARS), Kingma and Ba 2015 (Adam), Loshchilov and Hutter 2019 (AdamW), You et al.
+2020 (LAMB). Operations done once per layer or for all weights are not counted."""
 
 RESERVED = 2.0**30
 """Bytes of an accelerator's memory not available to a step's tensors: half is the CUDA context with its
@@ -111,7 +118,7 @@ def largest_batch(needed: Callable[[int], float], capacity: float, what: str = "
     Raises UserError if not even one sample fits."""
     if needed(1) > capacity:
         raise UserError(
-            f"{what} does not fit: a batch of 1 needs {needed(1) / 2**30:.2f} GiB of {capacity / 2**30:.2f} GiB"
+            f"{what} does not fit: a batch of 1 needs {bytes_text(needed(1))} of {bytes_text(capacity)}"
         )
     low, high = 1, 2
     while needed(high) <= capacity:
@@ -136,3 +143,18 @@ def _running_statistics(layer: Layer) -> int:
 def _reaches_weights(layer: Layer) -> bool:
     """Whether its input needs a gradient: true for all layers except the first."""
     return any(part.name == "input gradient" for part in layer.passes)
+
+
+class Update(NamedTuple):
+    """``operations`` on elements, and the lower limit of ``bytes`` of memory traffic."""
+
+    operations: int
+    bytes: int
+
+
+def update_of(part: Layer | Network, optimizer: str) -> Update:
+    """The update of the weights of a layer or of all, with an optimizer of ``memory.STATES``: weight,
+    gradient and state are read once, weight and state written once."""
+    if optimizer == "none":
+        return Update(0, 0)
+    return Update(OPERATIONS[optimizer] * part.parameters, 4 * (3 + 2 * STATES[optimizer]) * part.parameters)

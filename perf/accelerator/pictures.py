@@ -2,6 +2,7 @@
 al. 2021, figures 1 and 2). Functions take plain data and return sections of a page (common/pages)."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import altair as alt
@@ -13,6 +14,7 @@ from mlhpc.common.pages.plots import log_axis, on_axes, with_halo
 from mlhpc.perf.accelerator.ibrahim2021 import Row
 from mlhpc.perf.accelerator.memory import RESERVED, Memory
 from mlhpc.perf.accelerator.roofline import Ceilings, Point, least_seconds
+from mlhpc.quantities import bytes_text, digits, seconds_text, text_of
 
 PRODUCT_KINDS = (
     "convolution",
@@ -38,7 +40,7 @@ def roofline_section(
     seconds = least_seconds(points)
     shares = {bound: sum(p.seconds for p in points if p.bound == bound) / seconds for bound in BOUNDS}
     about = (
-        f"Lower limit of a training sample: {1e3 * seconds:.3g} ms, of which "
+        f"Lower limit of a training sample: {seconds_text(seconds)}, of which "
         + ", ".join(f"{share:.0%} bound by {BOUNDS[bound]}" for bound, share in shares.items() if share)
         + ". Every layer reads its inputs and writes its outputs once in each pass, and runs at the peaks: "
         "real steps take longer."
@@ -69,8 +71,8 @@ def roofline(points: Sequence[Point], ceilings: Ceilings, paper: Row | None = No
     lines = lines.mark_line(color=INK[0], strokeWidth=1.5, clip=True)
     texts = with_halo(on_axes(names_at, x_axis, y_axis).encode(text="roof:N"), SOFT[0], align="right", dy=-8)
     alt_text = (
-        f"Roofline of {len(drawn)} layers on {ceilings.name}: memory {_giga(ceilings.bandwidth)}B/s, float32 "
-        f"{_tera(ceilings.float32)}, tensor cores {_tera(ceilings.tensor)}"
+        f"Roofline of {len(drawn)} layers on {ceilings.name}: memory {bytes_text(ceilings.bandwidth, '/s')}, "
+        f"float32 {text_of(ceilings.float32, 'FLOP/s')}, tensor cores {text_of(ceilings.tensor, 'FLOP/s')}"
     )
     return charts.figure(
         alt.layer(lines, marks, *texts), alt_text, title=f"Roofline, {ceilings.name}", height=360
@@ -88,7 +90,7 @@ def memory_section(
     memory and its largest batch. ``fits``: the largest power of two that fits."""
     about = f"The largest power of two that fits is {fits}" if fits else "Not even one sample fits"
     about += (
-        f", excluding {RESERVED / 2**30:g} GiB that libraries reserve (a CUDA context, workspaces of cuDNN)."
+        f", excluding {bytes_text(RESERVED)} that libraries reserve (a CUDA context, workspaces of cuDNN)."
     )
     return Section(title, about, (memory(by_batch, capacities, paper), _memory_table(by_batch)))
 
@@ -99,7 +101,7 @@ _PAPER_ACTIVATIONS = "Ibrahim et al. 2021: activations (16 bits)"
 def memory(
     by_batch: Sequence[Memory], capacities: Sequence[tuple[str, float]], paper: Row | None = None
 ) -> Figure:
-    """GiB by batch size, both logarithmic (Ibrahim et al. 2021, figure 1)."""
+    """GB by batch size, both logarithmic (Ibrahim et al. 2021, figure 1)."""
     rows: list[dict[str, Any]] = []
     for memory in by_batch:
         kept = memory.parameters + memory.copies + memory.gradients + memory.optimizer
@@ -112,21 +114,21 @@ def memory(
         if paper and memory.batch <= paper.largest_batch:
             sizes[_PAPER_ACTIVATIONS] = memory.batch * paper.activations_gib * 2**30
         rows += [
-            {"series": what, "x": memory.batch, "y": size / 2**30,
-             "says": f"{what}, batch {memory.batch}: {size / 2**30:.3g} GiB"}
+            {"series": what, "x": memory.batch, "y": size / 1e9,
+             "says": f"{what}, batch {memory.batch}: {bytes_text(size)}"}
             for what, size in sizes.items()
         ]  # fmt: skip
     names = list(dict.fromkeys(row["series"] for row in rows))
-    sizes_gib = [row["y"] for row in rows] + [size / 2**30 for _, size in capacities]
+    sizes_gb = [row["y"] for row in rows] + [size / 1e9 for _, size in capacities]
     x_axis = log_axis([memory.batch for memory in by_batch], "local batch, samples", base=2, room=1.2)
-    y_axis = log_axis(sizes_gib, "GiB", room=1.5)
-    alt_text = f"Memory of a training step for batches of {by_batch[0].batch} to {by_batch[-1].batch}, in GiB"
+    y_axis = log_axis(sizes_gb, "GB", room=1.5)
+    alt_text = f"Memory of a training step for batches of {by_batch[0].batch} to {by_batch[-1].batch}, in GB"
     y = alt.Y("y:Q", **y_axis.channel)
     return plots.lines(
         on_axes(rows, x_axis, y_axis),
         alt_text,
         series=names,
-        under=plots.limits([(size / 2**30, name) for name, size in capacities], y),
+        under=plots.limits([(size / 1e9, name) for name, size in capacities], y),
         title="Memory by batch",
         height=320,
     )
@@ -150,7 +152,7 @@ def _paper_rows(paper: Row | None, ceilings: Ceilings) -> list[dict[str, Any]]:
 def _row(point: Point, whole: float) -> dict[str, Any]:
     kind = point.kind if point.kind in PRODUCT_KINDS else OTHERS
     weight = point.seconds / whole
-    share = f"{1e6 * point.seconds:.3g} µs, {weight:.1%}"
+    share = f"{seconds_text(point.seconds)}, {weight:.1%}"
     return _mark(
         kind, point.layer, point.intensity, point.rate, weight=weight, share=share, bound=BOUNDS[point.bound]
     )
@@ -159,7 +161,14 @@ def _row(point: Point, whole: float) -> dict[str, Any]:
 def _mark(
     kind: str, layer: str, intensity: float, rate: float, *, weight: float, share: str = "", bound: str = ""
 ) -> dict[str, Any]:
-    says = (kind, layer, _tera(rate), f"{intensity:.3g} FLOPs per byte", share, bound and f"bound by {bound}")
+    says = (
+        kind,
+        layer,
+        text_of(rate, "FLOP/s"),
+        f"{digits(intensity)} FLOPs per byte",
+        share,
+        bound and f"bound by {bound}",
+    )
     row = {"kind": kind, "layer": layer, "x": intensity, "y": rate / 1e12, "weight": weight}
     return row | {"says": ", ".join(filter(None, says))}
 
@@ -167,10 +176,10 @@ def _mark(
 def _roofs(ceilings: Ceilings, left: float, right: float, bottom: float) -> tuple[Rows, Rows]:
     """The ends of each roof, and the position of its label."""
     bandwidth = ceilings.bandwidth / 1e12
-    flat = {f"tensor cores {_tera(ceilings.tensor)}": ceilings.tensor / 1e12}
+    flat = {f"tensor cores {text_of(ceilings.tensor, 'FLOP/s')}": ceilings.tensor / 1e12}
     if ceilings.float32 != ceilings.tensor:
-        flat[f"float32 {_tera(ceilings.float32)}"] = ceilings.float32 / 1e12
-    slope = f"memory {_giga(ceilings.bandwidth)}B/s"
+        flat[f"float32 {text_of(ceilings.float32, 'FLOP/s')}"] = ceilings.float32 / 1e12
+    slope = f"memory {bytes_text(ceilings.bandwidth, '/s')}"
     start = max(left, bottom / bandwidth)
     middle = (start * ceilings.balance) ** 0.5
     lines = [{"roof": slope, "x": x, "y": x * bandwidth} for x in (start, ceilings.balance)]
@@ -191,45 +200,36 @@ def _kinds(points: Sequence[Point]) -> Table:
         (kind, len(these), sum(p.flops for p in these), sum(p.bytes for p in these), least_seconds(these))
         for kind, these in kinds.items()
     ]
-    three = "{:.3g}".format
     return table(
         "layers-by-kind",
         sorted(sums, key=lambda row: -row[4]),
         {
             "kind of layer": lambda row: row[0],
             "layers": lambda row: number(row[1], str),
-            "GFLOP": lambda row: number(row[2] / 1e9, three),
-            "MiB moved": lambda row: number(row[3] / 2**20, three),
-            "FLOPs per byte": lambda row: number(row[2] / row[3] if row[3] else None, three),
-            "least ms": lambda row: number(1e3 * row[4], three),
+            "GFLOP": lambda row: number(row[2] / 1e9, digits),
+            "moved": lambda row: number(row[3], bytes_text),
+            "FLOPs per byte": lambda row: number(row[2] / row[3] if row[3] else None, digits),
+            "least ms": lambda row: number(1e3 * row[4], digits),
             "share": lambda row: number(row[4] / whole, "{:.1%}".format),
         },
     )
 
 
-def _memory_table(by_batch: Sequence[Memory]) -> Table:
-    def gib(size: float) -> Cell:
-        return number(size / 2**30, "{:.3f}".format)
+_MEMORY_PARTS = ("gradients", "optimizer", "input", "activations", "peak")
 
+
+def _memory_table(by_batch: Sequence[Memory]) -> Table:
     return table(
         "memory-by-batch",
         by_batch,
         {
             "batch": lambda memory: str(memory.batch),
-            "weights, GiB": lambda memory: gib(memory.parameters + memory.copies),
-            "gradients, GiB": lambda memory: gib(memory.gradients),
-            "optimizer, GiB": lambda memory: gib(memory.optimizer),
-            "input, GiB": lambda memory: gib(memory.input),
-            "activations, GiB": lambda memory: gib(memory.activations),
-            "peak, GiB": lambda memory: gib(memory.peak),
+            "weights": lambda memory: number(memory.parameters + memory.copies, bytes_text),
+            **{part: partial(_part, part=part) for part in _MEMORY_PARTS},
             "peak at": lambda memory: memory.peak_at,
         },
     )
 
 
-def _tera(rate: float) -> str:
-    return f"{rate / 1e12:.3g} TFLOP/s"
-
-
-def _giga(rate: float) -> str:
-    return f"{rate / 1e9:.4g} G"
+def _part(memory: Memory, part: str) -> Cell:
+    return number(getattr(memory, part), bytes_text)

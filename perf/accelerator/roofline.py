@@ -30,6 +30,7 @@ class Ceilings:
         return self.tensor / self.bandwidth
 
     def peak(self, kind: Kind) -> float:
+        """FLOP/s of layers of ``kind``."""
         return self.tensor if kind in PRODUCTS else self.float32
 
     def attainable(self, intensity: float, kind: Kind) -> float:

@@ -5,7 +5,7 @@ kept by two layers for their backward passes counts once.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from mlhpc.perf.networks.layer import Kind, Layer, Network, Pass, Saved, Shape, Type
@@ -23,10 +23,12 @@ class Tensor:
 
     @property
     def elements(self) -> int:
+        """Of one sample."""
         return math.prod(self.shape)
 
     @property
     def channels(self) -> int:
+        """Length of the last axis."""
         return self.shape[-1]
 
 
@@ -43,6 +45,13 @@ _OPERATIONS: dict[Kind, tuple[int, int]] = {
 }
 
 
+def _slid(x: Tensor, kernel: int, stride: int, dilation: int, padding: int | None) -> Iterator[int]:
+    """The sides of a convolution's output."""
+    reach = dilation * (kernel - 1)
+    around = reach if padding is None else 2 * padding
+    return ((side + around - reach - 1) // stride + 1 for side in x.shape[:-1])
+
+
 class Builder:
     """Collects layers; :meth:`network` returns the network."""
 
@@ -54,6 +63,7 @@ class Builder:
         self._tensors: list[Tensor] = [self.input]  # kept alive, because _kept contains their ids
 
     def network(self) -> Network:
+        """The network of the layers so far."""
         return Network(self.name, self.shape, tuple(self.layers))
 
     # Matrix products
@@ -68,20 +78,24 @@ class Builder:
         stride: int = 1,
         dilation: int = 1,
         padding: int | None = None,
-        groups: int = 1,
         bias: bool = False,
     ) -> Tensor:
         """Over all sides; ``padding`` None: "same", which keeps the sides at stride 1."""
-        sides = x.shape[:-1]
-        reach = dilation * (kernel - 1)
-        around = reach if padding is None else 2 * padding
-        out = *((side + around - reach - 1) // stride + 1 for side in sides), filters
-        weights = kernel ** len(sides) * x.channels // groups * filters
-        kind: Kind = "depthwise convolution" if groups == x.channels > 1 else "convolution"
-        if kernel == 1 and groups == 1:
-            kind = "pointwise convolution"
+        out = (*_slid(x, kernel, stride, dilation, padding), filters)
+        weights = kernel ** len(x.shape[:-1]) * x.channels * filters
+        kind: Kind = "pointwise convolution" if kernel == 1 else "convolution"
         flops = 2 * math.prod(out[:-1]) * weights
         return self._product(name, kind, x, out, flops, weights, filters if bias else 0)
+
+    def depthwise(
+        self, name: str, x: Tensor, kernel: int, *, stride: int, dilation: int, padding: int
+    ) -> Tensor:
+        """A convolution of every channel by itself, without bias."""
+        out = (*_slid(x, kernel, stride, dilation, padding), x.channels)
+        weights = kernel ** len(x.shape[:-1]) * x.channels
+        return self._product(
+            name, "depthwise convolution", x, out, 2 * math.prod(out[:-1]) * weights, weights, 0
+        )
 
     def transposed(self, name: str, x: Tensor, filters: int, kernel: int, *, stride: int) -> Tensor:
         """A transposed convolution to ``stride`` times the sides, without bias."""
@@ -110,7 +124,7 @@ class Builder:
     def relu(self, name: str, x: Tensor) -> Tensor:
         """In place; keeps its output."""
         saved = self._keep(x)
-        self._add(name, "activation", [x], x, saved=saved, backward_reads=x.elements, in_place=True)
+        self._add(name, "activation", [x], x, saved=saved, backward_reads=x.elements)
         return x
 
     def activation(self, name: str, x: Tensor, *, keeps: str = "input") -> Tensor:
@@ -147,6 +161,7 @@ class Builder:
         return out
 
     def bias(self, name: str, x: Tensor) -> Tensor:
+        """A summand for every channel."""
         out = Tensor(x.shape, name)
         self._add(name, "bias", [x], out, parameters=x.channels)
         return out
@@ -159,10 +174,11 @@ class Builder:
 
     def add(self, name: str, x: Tensor, y: Tensor) -> Tensor:
         """``x += y``, in the memory of ``x``. Its backward pass passes the gradient on."""
-        self._add(name, "sum", [x, y], x, in_place=True)
+        self._add(name, "sum", [x, y], x)
         return x
 
     def concatenate(self, name: str, *tensors: Tensor) -> Tensor:
+        """Side by side along the channels."""
         channels = sum(tensor.channels for tensor in tensors)
         out = Tensor((*tensors[0].shape[:-1], channels), name)
         self._add(name, "concatenation", tensors, out, operations=(0, 0))
@@ -196,6 +212,7 @@ class Builder:
         )
 
     def squared_error(self, x: Tensor) -> None:
+        """Of predictions ``x`` in float32; keeps the differences."""
         saved = (Saved("differences", x.elements, "float32"),)
         self._add(
             "loss", "loss", [x], Tensor((), "loss"), saved=saved, operations=(3 * x.elements, 2 * x.elements)
@@ -230,10 +247,10 @@ class Builder:
         saved: tuple[Saved, ...] = (),
         backward_reads: int = 0,
         operations: tuple[int, int] | None = None,
-        in_place: bool = False,
     ) -> None:
-        """A layer without products. Its one backward pass reads the output's gradient and ``backward_reads``
-        elements and writes the inputs' gradients; sums, concatenations and padding pass the gradient on."""
+        """A layer without products, in place if ``out`` is one of ``inputs``. Its one backward pass reads the
+        output's gradient and ``backward_reads`` elements and writes the inputs' gradients; sums, concatenations
+        and padding pass the gradient on."""
         if operations is None:
             of_forward, of_backward = _OPERATIONS.get(kind, (0, 0))  # of an unknown kind: Network refuses it
             operations = of_forward * out.elements, of_backward * out.elements
@@ -245,7 +262,7 @@ class Builder:
             Pass("input gradient", 0, backward, moved, parameters),
         )
         self._tensors.append(out)
-        shapes = tuple(x.shape for x in inputs)
+        shapes, in_place = tuple(x.shape for x in inputs), any(x is out for x in inputs)
         self.layers.append(Layer(name, kind, shapes, out.shape, passes, parameters, saved, in_place))
 
     def _alias(self, x: Tensor, shape: Shape, elements: Type) -> Tensor:

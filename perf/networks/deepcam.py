@@ -55,16 +55,7 @@ class _Xception:
         padding = dilation
         if self.padded:
             x, padding = self.net.pad(f"{name} padding", x, dilation), 0
-        x = self.net.convolution(
-            f"{name} depthwise",
-            x,
-            x.channels,
-            3,
-            stride=stride,
-            dilation=dilation,
-            padding=padding,
-            groups=x.channels,
-        )
+        x = self.net.depthwise(f"{name} depthwise", x, 3, stride=stride, dilation=dilation, padding=padding)
         return self.net.convolution(f"{name} pointwise", x, outputs, 1)
 
     def block(

@@ -51,6 +51,7 @@ def activation_bytes(precision: Precision) -> int:
 
 
 def type_bytes(kind: Type, precision: Precision) -> int:
+    """Bytes of an element."""
     sizes = {"float32": 4, "int64": 8, "uint8": 1}
     return sizes.get(kind) or activation_bytes(precision)
 
@@ -109,14 +110,17 @@ class Layer:
 
     @property
     def output_elements(self) -> int:
+        """Of one sample."""
         return math.prod(self.output)
 
     @property
     def input_elements(self) -> int:
+        """Of one sample, over all inputs."""
         return sum(math.prod(shape) for shape in self.inputs)
 
     @property
     def forward_flops(self) -> int:
+        """FLOPs of products per sample."""
         return self._flops("forward")
 
     @property
@@ -126,10 +130,12 @@ class Layer:
 
     @property
     def weight_gradient_flops(self) -> int:
+        """FLOPs of products per sample."""
         return self._flops("weight gradient")
 
     @property
     def training_flops(self) -> int:
+        """FLOPs of products per sample, of all passes."""
         return sum(part.flops for part in self.passes)
 
     def traffic(self, precision: Precision, batch: int | None = None) -> float:
@@ -167,6 +173,7 @@ class Network:
 
     @cached_property
     def parameters(self) -> int:
+        """Number of weights."""
         return sum(layer.parameters for layer in self.layers)
 
     @cached_property
@@ -181,6 +188,7 @@ class Network:
 
     @property
     def input_elements(self) -> int:
+        """Of one sample."""
         return math.prod(self.input)
 
     def saved_bytes(self, precision: Precision, batch: int = 1) -> int:
@@ -194,6 +202,7 @@ class Network:
         return sum(layer.traffic(precision, batch) for layer in self.layers)
 
     def by_kind(self) -> dict[Kind, list[Layer]]:
+        """The layers of each kind, in their order."""
         kinds: dict[Kind, list[Layer]] = {}
         for layer in self.layers:
             kinds.setdefault(layer.kind, []).append(layer)

@@ -14,7 +14,6 @@ from mlhpc.perf import against
 from mlhpc.perf.machines import Machine, known, machine
 from mlhpc.perf.prediction import errors, tables
 from mlhpc.perf.prediction.model import predict as predicted
-from mlhpc.perf.prediction.records import record
 from mlhpc.perf.prediction.result import Prediction
 from mlhpc.perf.prediction.sweep import best, limits, over_nodes
 from mlhpc.perf.published import Published, published, read
@@ -41,11 +40,11 @@ def predict(options: argparse.Namespace) -> int:
         write(options.out, page(given, run, options.nodes))
     if options.nodes:
         prediction = predicted(given, run, options.nodes)
-        _print(options.json, record(prediction), lambda: tables.one(prediction))
+        _print(options.json, prediction.record(), lambda: tables.one(prediction))
     else:
         _print(
             options.json,
-            [record(p) for p in many],
+            [p.record() for p in many],
             lambda: tables.scaling(
                 given, run, many, best(given, _batches(options)), limits(given, run, many)
             ),

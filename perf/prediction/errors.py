@@ -8,24 +8,29 @@ from rich.console import Console
 from mlhpc.common.pages.blocks import Cell, table
 from mlhpc.common.pages.terminal import print_table, say
 from mlhpc.perf.against import Compared, Summary, apart, coverage, summary
-from mlhpc.perf.units import percent
+from mlhpc.quantities import digits, four_digits
+
+
+def _percent(value: float | None) -> str:
+    return "" if value is None else f"{value:+.0%}"
 
 
 def show(compared: Sequence[Compared]) -> None:
+    """Print a row for each set, and the summaries."""
     console = Console(highlight=False)
     columns: dict[str, Callable[[Compared], Cell | str]] = {
         "use": lambda c: c.row.use,
         "set": lambda c: f"{c.row.benchmark} {c.row.round} {c.row.system}",
         "batch": lambda c: (
-            f"{c.row.local_batch_size:g}" if c.row.local_batch_size >= 1 else f"1/{c.row.spatial}"
+            four_digits(c.row.local_batch_size) if c.row.local_batch_size >= 1 else f"1/{c.row.spatial}"
         ),
-        "samples/s": lambda c: f"{c.row.samples_per_s:.3g}",
-        "model": lambda c: f"{c.rate[0]:.3g}",
-        "error": lambda c: percent(c.error),
-        "base": lambda c: percent(c.baseline_error),
+        "samples/s": lambda c: digits(c.row.samples_per_s),
+        "model": lambda c: digits(c.rate[0]),
+        "error": lambda c: _percent(c.error),
+        "base": lambda c: _percent(c.baseline_error),
         "epochs": lambda c: f"{c.row.epochs[0]:.1f}{'' if c.epochs_inside is not False else ' !'}",
         "interval": lambda c: f"{c.epochs.low:.0f}–{c.epochs.high:.0f}" if c.epochs else "",
-        "time": lambda c: percent(c.total_error),
+        "time": lambda c: _percent(c.total_error),
     }
     ordered = sorted(compared, key=lambda c: (c.row.benchmark, c.row.use))
     print_table(table("errors", ordered, columns, text_columns=2), console, optional=1)
@@ -77,7 +82,7 @@ def summaries(compared: Sequence[Compared]) -> list[str]:
         if counted:
             lines.append(
                 f"{name} inside the interval: {counted.inside} of {counted.of} sets, median width a factor of "
-                f"{counted.width:.2g}"
+                f"{digits(counted.width, 2)}"
             )
     return lines
 
@@ -87,6 +92,7 @@ def _summary(error: Summary) -> str:
 
 
 def records(compared: Sequence[Compared]) -> dict[str, Any]:
+    """The same as JSON."""
     sets = [
         {
             "use": c.row.use,

@@ -7,11 +7,13 @@ Staged, each node keeps the whole data set or its share (``staging.mode``) in th
 capacity; not staged, a node reads samples from the shared file system, or from memory if cached.
 """
 
+from functools import cache
 from typing import Any
 
 from mlhpc.benchmarks.load import load
 from mlhpc.benchmarks.schema import Run
 from mlhpc.errors import UserError
+from mlhpc.perf.accelerator.memory import RESERVED, largest_batch, memory_of
 from mlhpc.perf.calibration import (
     Calibration,
     Efficiency,
@@ -26,14 +28,13 @@ from mlhpc.perf.movement import input_seconds
 from mlhpc.perf.networks.layer import Network
 from mlhpc.perf.networks.registry import network_of
 from mlhpc.perf.parts import parts
-from mlhpc.perf.prediction.fits import Fits
 from mlhpc.perf.prediction.result import Prediction, Step
 from mlhpc.perf.samples import SampleBytes, sample_bytes
 from mlhpc.perf.scaling import Estimate, Triple, added, multiplied, scaled
 from mlhpc.perf.spatial import divide, halo_seconds, slab_plan
 from mlhpc.perf.staging import Placement, exchange_seconds, place, staging_seconds, unstaged
 from mlhpc.perf.tiers import FILE_SYSTEM, Scope, Tier, tiers
-from mlhpc.perf.units import written
+from mlhpc.quantities import bytes_text, seconds_text
 
 _NOTHING: Triple = (0.0, 0.0, 0.0)
 
@@ -95,10 +96,7 @@ class Model:
     def at(self, nodes: int) -> Prediction:
         """Raises UserError like :func:`predict`."""
         machine, run = self.machine, self.run
-        if machine.nodes is not None and nodes > machine.nodes:
-            raise UserError(
-                f"{machine.at('nodes')}: {nodes} nodes requested, but {machine.name} has {machine.nodes}"
-            )
+        self.require(nodes)
         accelerators, batch = nodes * machine.per_node, run.hyperparameters.global_batch_size
         together, local = divide(batch, accelerators, self.plan)
         one_pass = self.of_a_pass(local)
@@ -112,22 +110,16 @@ class Model:
         per_eval = run.data.eval_samples / run.data.train_samples
         eval_s = scaled(multiplied(train_s, spent.evaluation), per_eval)
         trained = multiplied(added(train_s, eval_s), self.epochs.ends if self.epochs else (1.0, 1.0, 1.0))
-        if placed.moved is None:
-            staging_s = first = self.first_epoch(nodes, together, local, step)
-        else:
-            received = placed.moved.sent / nodes
-            staging_s, first = (
-                staging_seconds(machine, placed.moved.held, nodes, placed.tier, received),
-                _NOTHING,
-            )
-        extra_s = _without(multiplied(trained, spent.rest), first[0])  # what published runs spend has it
+        staging_s = self.staging(nodes, together, local, step, placed)
+        first = 0.0 if placed.moved else staging_s[0]
+        extra_s = _without(multiplied(trained, spent.rest), first)  # what published runs spend has it
         notes = [*step_notes, *placed.notes, *self.notes(nodes, together, placed, staging_s, trained)]
         if placed.moved and self.epochs and (once := self.exchange(nodes, placed.tier)) is not None:
             between = [once * max(0.0, epochs - 1) for epochs in self.epochs.ends]
             extra_s = added(extra_s, (between[0], between[1], between[2]))
             notes.append(
-                f"nodes exchange their shards: {written(self._exchanged(nodes), 'bytes')} before an epoch, "
-                f"{once:.3g} s each"
+                f"nodes exchange their shards: {bytes_text(self._exchanged(nodes))} before an epoch, "
+                f"{seconds_text(once)} each"
             )
         return Prediction(
             machine=machine,
@@ -152,6 +144,14 @@ class Model:
             largest_batch=self.fits.largest(together),
         )
 
+    def require(self, nodes: int) -> None:
+        """Raises UserError if the machine has fewer."""
+        machine = self.machine
+        if machine.nodes is not None and nodes > machine.nodes:
+            raise UserError(
+                f"{machine.at('nodes')}: {nodes} nodes requested, but {machine.name} has {machine.nodes}"
+            )
+
     # A step
 
     def of_a_pass(self, local: int) -> int:
@@ -166,6 +166,7 @@ class Model:
         return local // passes
 
     def step(self, nodes: int, together: int, local: int, tier: Tier) -> Step:
+        """A step of ``local`` samples of each group of ``together`` accelerators, whose data lies in ``tier``."""
         machine, net = self.machine, self.network
         compute = local * self.roofline / self.efficiency.value
         # An efficiency measured on the machine itself includes its launches.
@@ -225,6 +226,13 @@ class Model:
         train, _ = self.data_bytes
         return unstaged(self.machine, train, nodes, together, self.scope)
 
+    def staging(self, nodes: int, together: int, local: int, step: Step, placed: Placement) -> Triple:
+        """Seconds of staging, or if nothing is staged what the first epoch takes longer."""
+        if placed.moved is None:
+            return self.first_epoch(nodes, together, local, step)
+        received = placed.moved.sent / nodes
+        return staging_seconds(self.machine, placed.moved.held, nodes, placed.tier, received)
+
     def first_epoch(self, nodes: int, together: int, local: int, step: Step) -> Triple:
         """Seconds that the first epoch of data that is not staged takes longer than the others, because all of it
         comes from the file system and none from memory: staging without a separate name. The interval is that of
@@ -260,7 +268,7 @@ class Model:
                 "benchmarks keep a sample on one accelerator"
             )
         if placed.moved and self.epochs and staging_s[0] > trained[0]:
-            middle, slow, fast = (written(rate, "bytes/s") for rate in parts().staging_rate)
+            middle, slow, fast = (bytes_text(rate, "/s") for rate in parts().staging_rate)
             lines.append(
                 f"most of the time to train is staging, at the {middle} per node reached in published sets "
                 f"({slow} to {fast}), independent of the machine"
@@ -291,3 +299,46 @@ def _epochs(run: Run) -> Estimate | None:
 
 def _trained(run: Run) -> tuple[Any, ...]:
     return run.network, run.data.sample_shape, run.data.train_samples
+
+
+class Fits:
+    """Of one run on one machine. ``local``: samples of a backward pass; ``together``: accelerators that share a
+    sample."""
+
+    def __init__(self, machine: Machine, run: Run) -> None:
+        self.machine, self.run = machine, run
+        self.capacity = machine.figures["accelerator.memory"]
+        self._memory = cache(lambda local: memory_of(run, local, gpu=not machine.is_cpu))
+        self.largest = cache(self._largest)
+
+    def needed(self, local: int, together: int) -> float:
+        """Peak bytes of a step. Accelerators that share a sample divide everything except weights and
+        optimizer state."""
+        memory = self._memory(local)
+        weights = memory.parameters + memory.copies + memory.optimizer
+        return weights + (memory.peak - weights) / together
+
+    def _largest(self, together: int) -> int:
+        """Samples of the largest backward pass that fits, 0 if none does."""
+        if self.needed(1, together) > self.capacity - RESERVED:
+            return 0
+        return largest_batch(lambda samples: self.needed(samples, together), self.capacity - RESERVED)
+
+    def require(self, local: int, together: int) -> None:
+        """Raises UserError if a backward pass of ``local`` samples needs more than the accelerator's memory
+        without what libraries take."""
+        if self.needed(local, together) <= self.capacity - RESERVED:
+            return
+        fits = self.largest(together)
+        largest = f"the largest that fits is {fits}" if fits else "not even one sample fits"
+        passes = self.run.backward_passes
+        each = (
+            f"each of {passes} backward passes of {local} samples"
+            if passes > 1
+            else f"a local batch of {local}"
+        )
+        raise UserError(
+            f"{self.machine.at('accelerator.memory')}: {each} needs {bytes_text(self.needed(local, together))} of "
+            f"the accelerator's {bytes_text(self.capacity)}, {bytes_text(RESERVED)} of which libraries take; "
+            f"{largest}; use more nodes or a smaller batch"
+        )

@@ -4,14 +4,12 @@ from mlhpc.benchmarks import registry
 from mlhpc.benchmarks.schema import Run
 from mlhpc.common.pages.blocks import Banner, Cell, Section, table
 from mlhpc.common.pages.html import render
-from mlhpc.errors import count
 from mlhpc.perf.accelerator.ibrahim2021 import TABLE_II
-from mlhpc.perf.accelerator.memory import Memory, memory_of, power_of_two
+from mlhpc.perf.accelerator.memory import Memory, memory_of, power_of_two, update_of
 from mlhpc.perf.accelerator.pictures import memory_section, roofline_section
 from mlhpc.perf.accelerator.roofline import Ceilings, points
-from mlhpc.perf.accelerator.update import update_of
 from mlhpc.perf.calibration import calibration
-from mlhpc.perf.machines import Machine
+from mlhpc.perf.machines import Machine, written
 from mlhpc.perf.networks.layer import Network
 from mlhpc.perf.networks.registry import network_of
 from mlhpc.perf.prediction.model import Model, predict
@@ -20,7 +18,7 @@ from mlhpc.perf.prediction.result import Prediction
 from mlhpc.perf.prediction.sweep import over_nodes
 from mlhpc.perf.prediction.tables import configuration, facts_of, heading, terms_table
 from mlhpc.perf.published import SOURCE
-from mlhpc.perf.units import binary, rate_text, seconds_text, written
+from mlhpc.quantities import bytes_text, count, digits, seconds_text, si_text
 
 
 def page(machine: Machine, run: Run, nodes: int | None = None) -> str:
@@ -38,8 +36,8 @@ def page(machine: Machine, run: Run, nodes: int | None = None) -> str:
     ]
     total = chosen.total_s
     rate, low, high = chosen.samples_per_s
-    also = f"samples/s per accelerator; {rate_text(low)} to {rate_text(high)}"
-    hero = [("Training throughput", rate_text(rate), also)]
+    also = f"samples/s per accelerator; {digits(low)} to {digits(high)}"
+    hero = [("Training throughput", digits(rate), also)]
     if total and chosen.epochs:
         also = f"{seconds_text(total[1])} to {seconds_text(total[2])}"
         hero.insert(0, ("Time to train", seconds_text(total[0]), also))
@@ -86,7 +84,7 @@ def accelerator(machine: Machine, run: Run, largest: int) -> list[Section]:
         if by_batch[-1].peak > 2 * capacity:
             break
     fits = power_of_two(largest) if largest else 0
-    limit = (f"{ceilings.name}, {binary(capacity)}", capacity)
+    limit = (f"{ceilings.name}, {bytes_text(capacity)}", capacity)
     optimizer = str(getattr(run.hyperparameters, "opt_name", "none")).lower()
     return [
         roofline_section(
@@ -98,27 +96,17 @@ def accelerator(machine: Machine, run: Run, largest: int) -> list[Section]:
 
 def _update(network: Network, optimizer: str) -> str:
     update = update_of(network, optimizer)
-    least = f"{update.operations / 1e9:.3g} GFLOP and {written(update.bytes, 'bytes')} at least"
+    least = f"{si_text(update.operations, 'FLOP')} and {bytes_text(update.bytes)} at least"
     return f" The update of all weights ({optimizer}) is added once per step: {least}."
 
 
 def _figures(machine: Machine) -> Section:
-    dimensions = {"memory": "bytes", "local": "bytes", "shared": "bytes", "latency": "s"}
-    peaks = ("float32", "tf32", "bfloat16", "float16")
-
-    def shown(key: str, value: float) -> str:
-        if key == "accelerator.memory":
-            return binary(value)
-        kind, _, last = key.partition(".")
-        dimension = "FLOP/s" if last in peaks else dimensions.get(last, "bytes/s")
-        return written(value, "a share" if kind == "efficiency" else dimension)
-
     figures = table(
         "machine",
         machine.figures.items(),
         {
             "figure": lambda row: row[0],
-            "value": lambda row: Cell(shown(*row), value=row[1]),
+            "value": lambda row: Cell(written(*row), value=row[1]),
             "source": lambda row: machine.sources[row[0]],
         },
         prose=(2,),

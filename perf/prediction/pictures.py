@@ -9,7 +9,7 @@ from mlhpc.common.pages import plots
 from mlhpc.common.pages.blocks import Grid, Section, Table, number, table
 from mlhpc.common.pages.charts import Figure
 from mlhpc.common.pages.plots import Bar, stacked_bars
-from mlhpc.errors import count, few
+from mlhpc.errors import few
 from mlhpc.perf.accelerator.ibrahim2021 import STRONG_SCALING, TABLE_II
 from mlhpc.perf.machines import Machine
 from mlhpc.perf.movement import GIB, MIB, costs, required_bandwidth
@@ -21,7 +21,7 @@ from mlhpc.perf.prediction.tables import configuration
 from mlhpc.perf.published import Published, machine_of, published
 from mlhpc.perf.samples import sample_bytes
 from mlhpc.perf.tiers import Tier, lies_there
-from mlhpc.perf.units import seconds_text, written
+from mlhpc.quantities import bytes_text, count, digits, four_digits, seconds_text
 
 BATCHES = tuple(2**n for n in range(9))
 _BARS = 12
@@ -146,6 +146,7 @@ def _staged_as(run: Run, mode: Literal["replicate", "shard"]) -> Run:
 
 
 def scaling(machine: Machine, run: Run, chosen: Prediction) -> Section:
+    """Strong scaling by the ways of staging, weak scaling, and the paper's where the machine is its."""
     strong = [
         _point(series, p.nodes, f"{count(p.nodes, 'node')}, data in {p.tier.name}", 1e3 / p.samples_per_s[0])
         for series, one, staged in (
@@ -166,7 +167,12 @@ def scaling(machine: Machine, run: Run, chosen: Prediction) -> Section:
         for p in weak(machine, run, chosen.local_batch_size, counts)
     ]
     rows += [
-        _point("published", r.accelerators, f"{r.name}, local batch {r.local_batch_size:g}", r.samples_per_s)
+        _point(
+            "published",
+            r.accelerators,
+            f"{r.name}, local batch {four_digits(r.local_batch_size)}",
+            r.samples_per_s,
+        )
         for r in _like(chosen)
     ]
     title = f"Weak scaling, local batch {chosen.local_batch_size}; published sets at any local batch"
@@ -247,7 +253,7 @@ def _required(machine: Machine, run: Run, received: float, moved: float) -> str:
     peak, _ = machine.peak(run.training.precision)
     flops = network_of(run).training_flops
     needs = (required_bandwidth(flops, size, peak) for size in (received, moved))
-    samples, memory = (written(need, "bytes/s") for need in needs)
+    samples, memory = (bytes_text(need, "/s") for need in needs)
     return f"At its peak an accelerator would handle {samples} of samples and {memory} of memory traffic."
 
 
@@ -259,7 +265,7 @@ def _curves(rows: Sequence[dict[str, Any]], x: str, y: str, title: str) -> Figur
     ends = [row[key] for row in rows for key in ("y", "y_low", "y_high") if row[key]]
     x_axis = plots.log_axis([row["x"] for row in rows], x, base=2, room=1.2)
     drawn = [
-        {**row, "says": f"{row['series']}, {row['what']}: {row['y']:.3g}",
+        {**row, "says": f"{row['series']}, {row['what']}: {digits(row['y'])}",
          "join": n if row["series"] in _LOOSE else ""}
         for n, row in enumerate(rows)
     ]  # fmt: skip

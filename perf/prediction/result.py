@@ -1,6 +1,7 @@
 """What is predicted of one run: its steps, and the terms of its time to train."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from mlhpc.benchmarks.schema import Run
 from mlhpc.perf.calibration import Efficiency
@@ -10,7 +11,7 @@ from mlhpc.perf.scaling import Estimate, Triple, added, multiplied
 from mlhpc.perf.spatial import Spatial, spatial_of
 from mlhpc.perf.staging import StagedBytes
 from mlhpc.perf.tiers import Tier
-from mlhpc.perf.units import rate_text
+from mlhpc.quantities import digits
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,7 @@ class Step:
 
     @property
     def input(self) -> float:
+        """Seconds of the slowest stage of the input path."""
         return max(self.inputs.values(), default=0.0)
 
     @property
@@ -37,18 +39,22 @@ class Step:
 
     @property
     def busy(self) -> float:
+        """Seconds without waiting for input."""
         return self.compute + self.launch + self.reduce.seconds + self.halo
 
     @property
     def wait(self) -> float:
+        """Seconds of waiting for input."""
         return max(0.0, self.input - self.busy)
 
     @property
     def seconds(self) -> float:
+        """The whole step."""
         return max(self.busy, self.input)
 
     @property
     def named(self) -> dict[str, float]:
+        """The parts of the step, which add up to it."""
         terms = {"computing": self.compute, "launching and updating": self.launch,
                  "all-reduce": self.reduce.seconds, "waiting for input": self.wait}  # fmt: skip
         return {**terms, "halo exchange": self.halo} if self.halo else terms
@@ -89,6 +95,7 @@ class Prediction:
 
     @property
     def batch(self) -> int:
+        """Global batch size."""
         return self.run.hyperparameters.global_batch_size
 
     @property
@@ -104,10 +111,12 @@ class Prediction:
 
     @property
     def epoch_s(self) -> Triple:
+        """T_epoch: training and evaluation."""
         return added(self.train_s, self.eval_s)
 
     @property
     def total_s(self) -> Triple | None:
+        """Time to train; None without ``epochs``."""
         if self.epochs is None:
             return None
         trained = multiplied(self.epoch_s, self.epochs.ends)
@@ -124,7 +133,41 @@ class Prediction:
     def binding(self) -> str:
         """Description of the limit of a training step."""
         if self.step.wait > 0 and self.input_rate is not None:
-            fed, wanted = (rate_text(self.batch / seconds) for seconds in (self.step.seconds, self.step.busy))
+            fed, wanted = (digits(self.batch / seconds) for seconds in (self.step.seconds, self.step.busy))
             return f"the input path limits: {fed} of {wanted} samples/s, {self.step.slowest_input}"
         share = self.step.named[self.bound] / self.step.seconds
         return f"{self.bound} limits: {share:.0%} of a step"
+
+    def record(self) -> dict[str, Any]:
+        """As JSON: intervals are [value, low, high], times in seconds."""
+        return {
+            "benchmark": self.run.benchmark,
+            "preset": self.run.preset,
+            "machine": self.machine.name,
+            "nodes": self.nodes,
+            "accelerators": self.accelerators,
+            "global_batch_size": self.batch,
+            "local_batch_size": self.local_batch_size,
+            "backward_passes": self.run.backward_passes,
+            "accelerators_per_sample": self.parts,
+            "precision": self.run.training.precision,
+            "step_s": list(self.step_s.ends),
+            "step_parts_s": self.step.named,
+            "samples_per_s_per_accelerator": list(self.samples_per_s),
+            "staging_s": list(self.staging_s),
+            "staged_bytes": asdict(self.moved) if self.moved else None,
+            "train_s": list(self.train_s),
+            "eval_s": list(self.eval_s),
+            "epoch_s": list(self.epoch_s),
+            "epochs": list(self.epochs.ends) if self.epochs else None,
+            "extra_s": list(self.extra_s),
+            "time_to_train_s": list(self.total_s) if self.total_s else None,
+            "spatial": asdict(self.spatial) if self.spatial else None,
+            "memory_bytes": self.memory,
+            "largest_batch_that_fits": self.largest_batch,
+            "tier": self.tier.name,
+            "binding": self.binding,
+            "efficiency": self.efficiency.value,
+            "efficiency_of": self.efficiency.how,
+            "notes": list(self.notes),
+        }

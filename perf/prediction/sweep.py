@@ -5,10 +5,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 
 from mlhpc.benchmarks.schema import Run
-from mlhpc.errors import UserError, count
+from mlhpc.errors import UserError
 from mlhpc.perf.machines import Machine
 from mlhpc.perf.prediction.model import Model, predict
 from mlhpc.perf.prediction.result import Prediction
+from mlhpc.quantities import count
 
 MOST_NODES = 2**17
 """Where a machine file does not say how many there are."""

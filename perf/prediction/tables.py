@@ -10,12 +10,12 @@ from rich.text import Text
 from mlhpc.benchmarks.schema import Run
 from mlhpc.common.pages.blocks import Cell, Table, number, table
 from mlhpc.common.pages.terminal import print_facts, print_table, say
-from mlhpc.errors import count, few
+from mlhpc.errors import few
 from mlhpc.perf.accelerator.memory import RESERVED
 from mlhpc.perf.machines import Machine
 from mlhpc.perf.prediction.result import Prediction
 from mlhpc.perf.scaling import Triple
-from mlhpc.perf.units import binary, rate_text, seconds_text, whole_number, written
+from mlhpc.quantities import bytes_text, count, digits, seconds_text, whole
 
 PREDICTED = "Predicted, not measured"
 NO_INTERVAL = "no interval model"
@@ -64,6 +64,7 @@ def terms(p: Prediction) -> dict[str, Triple]:
 
 
 def configuration(p: Prediction) -> str:
+    """The size of the run in words."""
     each = f"a sample on {p.parts} accelerators" if p.parts > 1 else f"local batch {p.local_batch_size}"
     each += f" in {p.run.backward_passes} backward passes" if p.run.backward_passes > 1 else ""
     return (
@@ -73,26 +74,27 @@ def configuration(p: Prediction) -> str:
 
 
 def facts_of(p: Prediction) -> dict[str, str]:
-    value, low, high = (rate_text(rate) for rate in p.samples_per_s)
-    whole = whole_number(p.samples_per_s[0] * p.accelerators)
+    """All that is not a term, by label."""
+    value, low, high = (digits(rate) for rate in p.samples_per_s)
+    together = whole(p.samples_per_s[0] * p.accelerators)
     unknown = "" if p.tier.read else ", whose bandwidth is not in the machine file"
     facts = {
-        "throughput": f"{value} samples/s per accelerator ({low} to {high}), {whole} in all",
+        "throughput": f"{value} samples/s per accelerator ({low} to {high}), {together} in all",
         "binding": p.binding,
-        "memory": f"{binary(p.memory)}; {fits(p)}",
+        "memory": f"{bytes_text(p.memory)}; {fits(p)}",
         "training data": f"in {p.tier.name}{unknown}",
         "staging": moved_text(p),
         "all-reduce": f"{p.step.reduce.algorithm}, bound by {p.step.reduce.bound}",
-        "efficiency": f"{p.efficiency.value:.3g} of the roofline, {p.efficiency.how}",
+        "efficiency": f"{digits(p.efficiency.value)} of the roofline, {p.efficiency.how}",
         "epochs": p.epochs.how
         if p.epochs
         else "none published for this preset, network and data, so no time to train",
     }
     if p.spatial:
         facts["halos"] = (
-            f"{written(p.spatial.halo_bytes, 'bytes')} sent by all ranks in an epoch and its evaluation"
+            f"{bytes_text(p.spatial.halo_bytes)} sent by all ranks in an epoch and its evaluation"
         )
-        kept = binary(p.spatial.saved_bytes)
+        kept = bytes_text(p.spatial.saved_bytes)
         facts["activations"] = (
             f"{kept} kept by a rank for the backward pass of {count(p.local_batch_size, 'sample')}"
         )
@@ -103,17 +105,18 @@ def moved_text(p: Prediction) -> str:
     """Description of the bytes moved by staging."""
     if p.moved is None:
         return "none"
-    held, source, sent = (written(size, "bytes") for size in (p.moved.held, p.moved.source, p.moved.sent))
+    held, source, sent = (bytes_text(size) for size in (p.moved.held, p.moved.source, p.moved.sent))
     passed = f", {sent} from node to node" if p.moved.sent else ""
     return f"{p.run.staging.mode}: {held} to each node, {source} off the shared file system{passed}"
 
 
 def fits(p: Prediction) -> str:
     """The largest batch that fits on an accelerator, or on those sharing a sample."""
-    capacity = binary(p.machine.figures["accelerator.memory"])
+    capacity = bytes_text(p.machine.figures["accelerator.memory"])
     whose = f"{p.parts} accelerators of {capacity} each" if p.parts > 1 else f"an accelerator's {capacity}"
     once = " in a backward pass" if p.run.backward_passes > 1 else ""
-    return f"the largest batch that fits {whose} is {p.largest_batch}{once}, with {binary(RESERVED)} for libraries"
+    reserved = f"{bytes_text(RESERVED)} for libraries"
+    return f"the largest batch that fits {whose} is {p.largest_batch}{once}, with {reserved}"
 
 
 def scaling(
@@ -173,7 +176,7 @@ def _by_nodes(predictions: Sequence[Prediction]) -> Table:
         {
             "nodes": lambda p: str(p.nodes),
             "batch": lambda p: f"1/{p.parts}" if p.parts > 1 else str(p.local_batch_size),
-            "samples/s": lambda p: whole_number(p.samples_per_s[0] * p.accelerators),
+            "samples/s": lambda p: whole(p.samples_per_s[0] * p.accelerators),
             "T_stag.": lambda p: seconds_text(p.staging_s[0]),
             "T_epoch": lambda p: seconds_text(p.epoch_s[0]),
             **{title: partial(end, which=n) for n, title in enumerate(("time", "low", "high"))},
@@ -186,4 +189,5 @@ def _by_nodes(predictions: Sequence[Prediction]) -> Table:
 
 
 def heading(machine: Machine, run: Run) -> str:
+    """Benchmark, preset and machine."""
     return f"{run.benchmark}, preset {run.preset}, on {machine.title}"

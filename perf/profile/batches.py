@@ -15,6 +15,7 @@ from mlhpc.common.pages.terminal import print_table, say
 from mlhpc.perf.profile.layers import divided
 from mlhpc.perf.profile.ranks import ms
 from mlhpc.perf.profile.tables import Shown
+from mlhpc.quantities import seconds_text
 
 PARTS = ("compute", "memory", "communication", "input wait", "other wait")
 """Compute: layers with products. Memory: operations that only move data: the other layers, the optimizer,
@@ -75,6 +76,7 @@ def sample_seconds(shown: Shown) -> float:
 
 
 def show(shown: Sequence[Shown]) -> None:
+    """Print the table."""
     console = Console(highlight=False)
     say(console, _title(shown), "bold")
     say(console, _about(shown))
@@ -142,20 +144,19 @@ def bars(shown: Sequence[Shown]) -> Figure:
             "x": batch,
             "y": 1e3 * of[part],
             "part": part,
-            "says": f"batch {batch}, {part}: {1e3 * of[part]:.3g} ms",
+            "says": f"batch {batch}, {part}: {seconds_text(of[part])}",
         }
         for batch, of in seconds.items()
         for part in used
     ]
-    last = f"{1e3 * sample_seconds(shown[-1]):.3g} ms at {shown[-1].profile.batch}"
+    last = f"{seconds_text(sample_seconds(shown[-1]))} at {shown[-1].profile.batch}"
     points = _paper_points(shown)
     drawn = {point["shape"] for point in points}
     marks = chart_of(points, x=BY_COLUMN).mark_point(filled=True, size=90, color=INK[0])
     return columns(
         rows,
         f"Time per sample by part at {len(shown)} batches; {last}",
-        x_title="samples per rank and backward pass",
-        y_title="ms per sample",
+        titles=("samples per rank and backward pass", "ms per sample"),
         colours={part: SERIES[PARTS.index(part)][0] for part in used},
         over=[marks.encode(y="y:Q", shape=alt.Shape("shape:N", scale=None, legend=None))],
         title="Time per sample by part",

@@ -11,7 +11,7 @@ from mlhpc.common.host.accelerators import Accelerator, installed
 from mlhpc.common.host.binding import parse_ranges
 from mlhpc.common.timing.profile import Profile
 from mlhpc.perf.machines import Machine
-from mlhpc.perf.units import binary
+from mlhpc.quantities import bytes_text
 
 _SIBLINGS = Path("/sys/devices/system/cpu/cpu0/topology/thread_siblings_list")
 _NEAR = 0.1
@@ -43,7 +43,7 @@ def _differences(
     elif accelerators and (mib := accelerators[0].memory_mib):
         memory = machine.figures["accelerator.memory"]
         if abs(mib * 2**20 / memory - 1) > _NEAR:
-            yield f"accelerators of {binary(mib * 2**20)} for {binary(memory)}"
+            yield f"accelerators of {bytes_text(mib * 2**20)} for {bytes_text(memory)}"
     if len(accelerators) > machine.per_node:  # fewer may be visible in a batch job
         yield f"{len(accelerators)} accelerators for {machine.per_node} a node"
     listed = machine.facts.get("host.cores")

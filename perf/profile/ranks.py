@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from mlhpc.common.pages.blocks import Cell, Table, number, table
 from mlhpc.common.timing.profile import Profile
+from mlhpc.quantities import digits, four_digits
 
 
 def exchange_table(ranks: Sequence[Profile]) -> Table:
@@ -16,7 +17,7 @@ def exchange_table(ranks: Sequence[Profile]) -> Table:
             "ms per step": lambda row: ms(row[1].wall),
             "not hidden, ms": lambda row: ms(row[2].exposed),
             "share": lambda row: number(row[2].exposed and row[2].exposed / row[1].wall, "{:.1%}".format),
-            "messages": lambda row: number(sum(m.calls for m in row[2].messages), "{:.4g}".format),
+            "messages": lambda row: number(sum(m.calls for m in row[2].messages), four_digits),
             "MB per step": lambda row: _mega(row[2].bytes),
             "GB/s": lambda row: _giga(row[2].rate),
         },
@@ -31,7 +32,7 @@ def message_table(ranks: Sequence[Profile]) -> Table:
         exchange.messages if exchange else (),
         {
             "message, MB": lambda m: _mega(m.bytes),
-            "a step": lambda m: number(m.calls, "{:.4g}".format),
+            "a step": lambda m: number(m.calls, four_digits),
             "ms each": lambda m: ms(m.seconds),
             "GB/s": lambda m: _giga(m.bytes / m.seconds if m.seconds else None),
         },
@@ -76,12 +77,13 @@ def reading_note(ranks: Sequence[Profile]) -> str:
 
 
 def ms(seconds: float | None) -> Cell:
-    return number(None if seconds is None else 1e3 * seconds, "{:.3g}".format)
+    """A cell in milliseconds."""
+    return number(None if seconds is None else 1e3 * seconds, digits)
 
 
 def _mega(size: float) -> Cell:
-    return number(size / 1e6, "{:.4g}".format)
+    return number(size / 1e6, four_digits)
 
 
 def _giga(rate: float | None) -> Cell:
-    return number(None if rate is None else rate / 1e9, "{:.3g}".format)
+    return number(None if rate is None else rate / 1e9, digits)

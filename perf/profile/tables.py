@@ -15,7 +15,6 @@ from mlhpc.common.pages.html import render
 from mlhpc.common.pages.plots import columns
 from mlhpc.common.pages.terminal import print_table, say
 from mlhpc.common.timing.profile import Profile
-from mlhpc.errors import count
 from mlhpc.perf.accelerator.roofline import Ceilings
 from mlhpc.perf.profile.layers import Bin, LayerTime, of_step
 from mlhpc.perf.profile.ranks import (
@@ -26,6 +25,7 @@ from mlhpc.perf.profile.ranks import (
     reading_note,
     reading_table,
 )
+from mlhpc.quantities import bytes_text, count, four_digits, seconds_text, text_of
 
 _SIDE_BY_SIDE = 1.005
 """Time of all threads over that of the step, above which operations overlapped: more than rounding."""
@@ -82,30 +82,34 @@ class Shown:
             return ""
         what = "streams of the device" if self.profile.gpu else "threads"
         return (
-            f"Operations ran side by side: {1e3 * threads:.4g} ms of {what} in a step of {1e3 * step:.4g} ms. The "
-            f"parts of the step are their shares of it; layers and operations have the time of their {what}."
+            f"Operations ran side by side: {seconds_text(threads)} of {what} in a step of {seconds_text(step)}. "
+            f"The parts of the step are their shares of it; layers and operations have the time of their {what}."
         )
 
     @property
     def benchmark(self) -> str:
+        """Its title."""
         return registry.title(self.run.benchmark)
 
     @property
     def title(self) -> str:
+        """Of the page."""
         return f"{self.benchmark}, a training step by layer"
 
     @property
     def ranks_text(self) -> str:
+        """Their number in words."""
         return count(len(self.ranks), "rank")
 
     @property
     def about(self) -> str:
+        """What was measured, in words."""
         p = self.profile
         passes = f" in each of {p.passes} backward passes per step" if p.passes > 1 else ""
         return (
             f"preset {self.run.preset}, {self.run.training.framework}, {p.batch} samples per rank{passes}, "
             f"{self.run.training.precision}, {p.device}, {self.ranks_text}, mean of {p.steps} steps: "
-            f"{1e3 * p.wall:.4g} ms per step under the profiler, {1e3 * p.plain:.4g} without it (median)"
+            f"{seconds_text(p.wall)} per step under the profiler, {seconds_text(p.plain)} without it (median)"
         )
 
 
@@ -125,6 +129,7 @@ def efficiency_text(bins: Sequence[Bin]) -> str:
 
 
 def show(shown: Shown) -> None:
+    """Print the tables."""
     console = Console(highlight=False)
     say(console, shown.title, "bold")
     say(console, shown.about)
@@ -177,7 +182,7 @@ def efficiency(bins: Sequence[Bin]) -> Figure:
     colours = {"measured": ACCENT[0], "at full efficiency": SERIES[2][0]}
     rows = [
         {"x": f"{b.low:.0%}–{b.high:.0%}", "y": 1e3 * seconds, "part": what,
-         "says": f"efficiency {b.low:.0%}–{b.high:.0%}, {what}: {1e3 * seconds:.3g} ms per step, "
+         "says": f"efficiency {b.low:.0%}–{b.high:.0%}, {what}: {seconds_text(seconds)} per step, "
          f"{count(b.layers, 'layer')}"}
         for b in bins for what, seconds in zip(colours, (b.seconds, b.potential), strict=True)
     ]  # fmt: skip
@@ -185,8 +190,7 @@ def efficiency(bins: Sequence[Bin]) -> Figure:
     return columns(
         rows,
         f"Time of a step by hardware efficiency of its layers; {left} of it at full efficiency",
-        x_title="hardware efficiency",
-        y_title="ms per step",
+        titles=("hardware efficiency", "ms per step"),
         colours=colours,
         beside=True,
         title="Hardware efficiency",
@@ -197,9 +201,9 @@ def efficiency(bins: Sequence[Bin]) -> Figure:
 def _of_peaks(shown: Shown) -> str:
     assert shown.ceilings
     return (
-        f"Against {shown.ceilings.name}: products {shown.ceilings.tensor / 1e12:.4g} TFLOP/s, float32 "
-        f"{shown.ceilings.float32 / 1e12:.4g} TFLOP/s, memory {shown.ceilings.bandwidth / 1e9:.4g} GB/s. At full "
-        f"efficiency the layers would take {efficiency_text(shown.bins)} of their time."
+        f"Against {shown.ceilings.name}: products {text_of(shown.ceilings.tensor, 'FLOP/s')}, float32 "
+        f"{text_of(shown.ceilings.float32, 'FLOP/s')}, memory {bytes_text(shown.ceilings.bandwidth, '/s')}. At "
+        f"full efficiency the layers would take {efficiency_text(shown.bins)} of their time."
     )
 
 
@@ -229,14 +233,13 @@ def _step_figure(shown: Shown) -> Figure:
     words = _words(shown)
     rows: list[dict[str, Any]] = [
         {"x": words[part], "y": 1e3 * seconds,
-         "says": f"{words[part]}: {1e3 * seconds:.3g} ms, {seconds / shown.profile.wall:.1%} of the step"}
+         "says": f"{words[part]}: {seconds_text(seconds)}, {seconds / shown.profile.wall:.1%} of the step"}
         for part, seconds in shown.of_step.items()
     ]  # fmt: skip
     return columns(
         rows,
         "Parts of a step. " + "; ".join(row["says"] for row in rows),
-        x_title="",
-        y_title="ms per step",
+        titles=("", "ms per step"),
         title="Parts of a step",
         height=260,
     )
@@ -250,7 +253,7 @@ def _kinds_figure(shown: Shown) -> Figure:
             "x": kind,
             "y": 1e3 * seconds,
             "part": direction,
-            "says": f"{kind}, {direction}: {1e3 * seconds:.3g} ms",
+            "says": f"{kind}, {direction}: {seconds_text(seconds)}",
         }
         for kind, *both in by_kind(shown.times)
         for direction, seconds in zip(colours, both, strict=True)
@@ -258,8 +261,7 @@ def _kinds_figure(shown: Shown) -> Figure:
     return columns(
         rows,
         "Time by kind of layer. " + "; ".join(row["says"] for row in rows),
-        x_title="kind of layer",
-        y_title="ms per step",
+        titles=("kind of layer", "ms per step"),
         colours=colours,
         title="Time by kind of layer",
         height=260,
@@ -281,7 +283,7 @@ def _kinds(shown: Shown) -> Table:
 def _layers(shown: Shown, most: int | None = None) -> Table:
     def rate(time: LayerTime) -> Cell:
         gflops = (time.product_flops + time.other_flops) / time.seconds / 1e9
-        return number(gflops or None, "{:.4g}".format)
+        return number(gflops or None, four_digits)
 
     ceilings = shown.ceilings
     efficiency_of: Columns[LayerTime] = (
@@ -309,7 +311,7 @@ def _operations(shown: Shown, most: int) -> Table:
         {
             "operation": lambda row: row[0],
             "ms per step": lambda row: ms(row[1]),
-            "calls": lambda row: number(row[2], "{:.4g}".format),
+            "calls": lambda row: number(row[2], four_digits),
         },
     )
 

@@ -27,7 +27,8 @@ from mlhpc.common.formats.tfrecord import write_record
 from mlhpc.common.host.progress import progress
 from mlhpc.common.ranks.collectives import on_rank0
 from mlhpc.common.ranks.world import World
-from mlhpc.errors import UserError, count
+from mlhpc.errors import UserError
+from mlhpc.quantities import count, digits, duration_text
 from mlhpc.resnet50.data.dataset import SPLITS, Split, files_of, format_of, open_splits
 from mlhpc.resnet50.data.formats import ENCODED, INDEX, LABEL, LMDB, PIXELS, Bytes, Files, Images
 from mlhpc.resnet50.data.image import BrokenImage, decode, size_of
@@ -102,7 +103,7 @@ def convert(source: Path, out: Path, codec: Target, world: World, workers: int) 
         images_made = sum(counts.values())
         print(
             f"{out}: {count(images_made, 'image')} in {count(len(converted.files), 'file')}, "
-            f"packed in {packed:.1f} s ({images_made / packed:.0f} images/s)"
+            f"packed in {duration_text(packed)} ({digits(images_made / packed)} images/s)"
         )
 
 

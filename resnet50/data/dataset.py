@@ -21,7 +21,8 @@ from mlhpc.common.data.sharding import Pool
 from mlhpc.common.formats.tfrecord import record_extents
 from mlhpc.common.ranks.collectives import on_all_ranks, on_each_rank
 from mlhpc.common.ranks.world import World
-from mlhpc.errors import UserError, count
+from mlhpc.errors import UserError
+from mlhpc.quantities import count
 from mlhpc.resnet50.data.formats import INDEX, LMDB, PIXELS, SHARD, SUFFIXES, Files, Images, Lmdb, Raw, Shards
 
 Format = Literal["jpeg", "tfrecord", "lmdb", "raw"]

@@ -5,7 +5,8 @@ from pathlib import Path
 from mlhpc.common.data.manifest import describe
 from mlhpc.common.host import picture
 from mlhpc.common.ranks.world import Solo
-from mlhpc.errors import UserError, count
+from mlhpc.errors import UserError
+from mlhpc.quantities import count
 from mlhpc.resnet50.data.dataset import open_splits
 from mlhpc.resnet50.data.image import BrokenImage, decode
 

@@ -9,7 +9,8 @@ from mlhpc.benchmarks.resnet50 import Data, Simulation
 from mlhpc.common.data import generate, manifest
 from mlhpc.common.files import atomic
 from mlhpc.common.ranks.world import World
-from mlhpc.errors import UserError, count
+from mlhpc.errors import UserError
+from mlhpc.quantities import count
 from mlhpc.resnet50.synthetic.drawing import draw
 
 

@@ -9,8 +9,8 @@ from rich.text import Text
 from mlhpc.common.files.untrusted import printable
 from mlhpc.common.pages.blocks import Cell, Table, table
 from mlhpc.common.pages.terminal import print_table, say
-from mlhpc.errors import count
-from mlhpc.record.energy import NAMES, joules_text, measured_in
+from mlhpc.quantities import count, joules_text, minutes
+from mlhpc.record.energy import NAMES, measured_in
 from mlhpc.record.result import energies_of
 from mlhpc.submission.check.check import SetCheck, check_sets
 from mlhpc.submission.check.official import rcp_verdict, summary
@@ -104,8 +104,8 @@ def _runs(checked: SetCheck) -> Table:
         checked.score.runs,
         {
             "run": lambda run: _name(checked.results, run.path),
-            "minutes": lambda run: _minutes(run.seconds),
-            "without staging": lambda run: _minutes(run.without_staging_s),
+            "minutes": lambda run: minutes(run.seconds),
+            "without staging": lambda run: minutes(run.without_staging_s),
             "epochs": lambda run: "" if run.epochs_to_target is None else str(run.epochs_to_target),
             **{f"energy of {NAMES[kind]}": partial(joules, kind) for kind in measured},
             "in the score": lambda run: _part(run, scored),
@@ -118,10 +118,6 @@ def _name(results: ResultSet, path: Path) -> str:
     if path.name == "run.log":
         return path.parent.name
     return f"{path.parent.name}/{path.name}" if path in results.pruned_paths else path.name
-
-
-def _minutes(seconds: float | None) -> str:
-    return "" if seconds is None else f"{seconds / 60:.4f}"
 
 
 def _part(run: RunScore, scored: bool) -> Cell:
@@ -143,8 +139,8 @@ def _lines(checked: SetCheck) -> list[Text]:
     lines.append(Text(_compliance(checked)))
     if results.is_tree and results.system_json is not None and exist(checked.rules):
         official = summary(results, checked.rules)
-        minutes = "no score" if official is None else f"{official:.4f} min"
-        lines.append(Text(f"official result_summarizer, {checked.rules}: {minutes}"))
+        official_minutes = "no score" if official is None else f"{official:.4f} min"
+        lines.append(Text(f"official result_summarizer, {checked.rules}: {official_minutes}"))
     if division_of(results) == "closed" and (comparison := compare_set(results, score, checked.rules)):
         lines += _comparison(comparison, checked)
     style = "bold green" if checked.passes else "bold red"

@@ -5,7 +5,8 @@ import math
 from collections.abc import Iterator
 from itertools import pairwise
 
-from mlhpc.errors import count, shown
+from mlhpc.errors import shown
+from mlhpc.quantities import count
 from mlhpc.record.mllog import Log
 from mlhpc.submission.findings import Finding, Severity
 

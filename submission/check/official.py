@@ -46,7 +46,7 @@ __all__ = [
 
 LONGEST = 10_000
 """Bytes of an MLLOG line that the official parser reads in 0.1 s; its time grows with the square of the length
-(100 000 bytes: 6 to 10 s). Logs with longer lines are not passed to it."""
+(100,000 bytes: 6 to 10 s). Logs with longer lines are not passed to it."""
 MOST_PARSING = 50_000_000_000
 """Sum of the squared lengths of a log's MLLOG lines that the official parser reads in a minute, like a
 million lines of 220 bytes."""

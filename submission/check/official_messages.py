@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mlhpc.errors import few, shown
+from mlhpc.quantities import duration_text
 from mlhpc.record.mllog import TOKEN, Log, Record
 from mlhpc.submission.check.official_guard import RuleFileRefused
 from mlhpc.submission.check.rulesets import HPC, TRAINING, without_rules
@@ -189,7 +190,7 @@ def _actual(test: str, record: Record | None, log: Log) -> str:
         return f"{record.key} at this line, out of order"
     if "first_init_start" in test:
         started = min(r.time_ms for r in log.all("init_start"))
-        return f"{(record.time_ms - started) / 60e3:.1f} min"
+        return duration_text((record.time_ms - started) / 1e3)
     if "in v['metadata']" in test:
         return f"metadata with {', '.join(record.metadata) or 'nothing'}"
     return f"{record.key} is {shown(record.value)}"

@@ -5,7 +5,8 @@ from collections.abc import Iterator
 from mlhpc.benchmarks.load import load
 from mlhpc.benchmarks.registry import logged_name
 from mlhpc.benchmarks.schema import Run
-from mlhpc.errors import UserError, count
+from mlhpc.errors import UserError
+from mlhpc.quantities import count
 from mlhpc.record.mllog import Log
 from mlhpc.record.result import Result
 from mlhpc.record.run_directory import RunDirectory

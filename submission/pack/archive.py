@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 
-from mlhpc.errors import UserError, count, shown
+from mlhpc.errors import UserError, shown
+from mlhpc.quantities import binary_text, count
 
 NAME = re.compile(r"[\w+-][\w .+-]*")
 """Names of submissions, which become the names of folders."""
@@ -137,7 +138,7 @@ class _Bounded(io.RawIOBase):
 
     def _require_bounded(self, position: int) -> None:
         if position > self._limit:
-            size = f"{self._limit // 2**20} MiB"
+            size = binary_text(self._limit)
             raise UserError(f"{self._archive} expands to more than {size}; it was not written by mlhpc pack")
 
 

@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from mlhpc.benchmarks import registry
-from mlhpc.errors import UserError, count, shown
+from mlhpc.errors import UserError, shown
+from mlhpc.quantities import count
 from mlhpc.submission.check import official
 from mlhpc.submission.check.check import check_set
 from mlhpc.submission.check.rulesets import RULESETS, exist, rules_of

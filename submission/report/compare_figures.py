@@ -15,13 +15,12 @@ from mlhpc.common.pages import plots
 from mlhpc.common.pages.blocks import Cell, Details, Grid, Legend, Table, number, table
 from mlhpc.common.pages.charts import CARD, INK, SOFT, Figure
 from mlhpc.common.pages.plots import LogAxis
-from mlhpc.common.pages.text import plain
 from mlhpc.errors import few
+from mlhpc.quantities import digits, duration_text, plain, seconds_text, time_unit, whole
 from mlhpc.record.phases import PARTS
 from mlhpc.submission.report.compare import DETAILED, references
 from mlhpc.submission.report.entry import Entry
 from mlhpc.submission.report.spread import Spread
-from mlhpc.submission.report.summary import duration, time_unit, whole
 
 BARS = 24
 """Maximum number of sets in one bar chart; the others are only in the table."""
@@ -39,11 +38,13 @@ def breakdown(shown: Sequence[Entry]) -> tuple[Grid, Details]:
     unit, scale = time_unit(max(e.total_s for e in drawn))
     sets = [
         plots.Bar(
-            f"{e.letter}  {e.name}, {duration(e.total_s)}", e.parts_s, f"{e.letter} {e.name}: {e.made_from}"
+            f"{e.letter}  {e.name}, {duration_text(e.total_s)}",
+            e.parts_s,
+            f"{e.letter} {e.name}: {e.made_from}",
         )
         for e in drawn
     ]
-    draw = partial(plots.stacked_bars, sets, parts=_LABELS, write=duration, unit=scale, static_width=480)
+    draw = partial(plots.stacked_bars, sets, parts=_LABELS, write=duration_text, unit=scale, static_width=480)
     absolute = draw("Time by part", value_title=f"mean time to solution, {unit}", title="Absolute")
     shares = "share of the time to solution"
     relative = draw("Share of the time by part", value_title=shares, relative=True, title="Relative")
@@ -99,7 +100,7 @@ def planes(group: Sequence[Entry]) -> tuple[Grid, Legend] | None:
 
     def levels(x: LogAxis, y: LogAxis, unit: float, label: str) -> list[alt.Chart]:
         constants = plots.round_constants(x, y, unit)
-        return plots.levels(x, y, [(c * unit, label.format(c, whole(1 / c))) for c in constants])
+        return plots.levels(x, y, [(c * unit, label.format(digits(c), whole(1 / c))) for c in constants])
 
     def plane(
         title: str, note: str, x: tuple[str, LogAxis], y: tuple[str, LogAxis], under: list[alt.Chart],
@@ -139,11 +140,11 @@ def planes(group: Sequence[Entry]) -> tuple[Grid, Legend] | None:
     times = plots.levels(x_epochs, y_rate, _times([60 * row["epochs"] / row["rate"] for row in sets]))
     figures = (
         plane("a) Choice of the batch size", "dotted: samples of the batch per unit", units, batch,
-              levels(x_units, y_batch, 1.0, "{0:g} per unit")),
+              levels(x_units, y_batch, 1.0, "{0} per unit")),
         plane("b) Epoch scaling", f"dotted: the same number of steps; {_WHISKERS}", epochs, batch,
               levels(x_epochs, y_batch, train, "{1} steps"), sorted(reference, key=lambda row: row["batch"])),
         plane("c) Throughput scaling", "dotted: samples/s per unit, including evaluation", units, rate,
-              levels(x_units, y_rate, per_unit, "{0:g}/s per unit")),
+              levels(x_units, y_rate, per_unit, "{0}/s per unit")),
         plane("d) Time to compute", f"dotted: the same T_epoch · epochs; {_WHISKERS}", epochs, rate, times),
     )  # fmt: skip
     legend = [(names.index(_marked(e)["series"]), e.letter, f"{e.name}, {e.made_from}", e.is_closed_score)
@@ -187,12 +188,6 @@ def _whisker(spread: Spread | None) -> dict[str, float]:
 
 def _times(minutes: Sequence[float]) -> list[tuple[float, str]]:
     """Lines of equal time around the measured ``minutes``: rate = epochs / time."""
-    rounds = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60, 120, 300, 600, 1200, 3000, 6000)
+    rounds = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60, 120, 300, 600, 1200, 2880, 7200)
     near = [m for m in rounds if min(minutes) / 2.5 <= m <= max(minutes) * 2.5]
-    return [(60 / m, _clock(m)) for m in near]
-
-
-def _clock(minutes: float) -> str:
-    if minutes < 1:
-        return f"{60 * minutes:g} s"
-    return f"{minutes:g} min" if minutes < 60 else f"{minutes / 60:g} h"
+    return [(60 / m, seconds_text(60 * m)) for m in near]

@@ -9,9 +9,8 @@ from typing import Any
 from mlhpc.benchmarks import registry
 from mlhpc.common.pages.blocks import Cell, Details, Table, number, table
 from mlhpc.common.pages.html import render
-from mlhpc.common.pages.text import decimals, plain
-from mlhpc.errors import count
 from mlhpc.perf.scaling import Estimate
+from mlhpc.quantities import count, decimals, digits, plain, whole
 from mlhpc.record.differences import differences_table
 from mlhpc.record.energy import NAMES
 from mlhpc.submission.findings import findings_table
@@ -19,7 +18,6 @@ from mlhpc.submission.report.compare import DETAILED, Comparison, Predicted
 from mlhpc.submission.report.compare_figures import BARS, breakdown, planes
 from mlhpc.submission.report.entry import BEFORE_CLOCK, IN_CLOCK, OVER_ENDED, Entry
 from mlhpc.submission.report.spread import Spread
-from mlhpc.submission.report.summary import whole
 from mlhpc.submission.score.score import Weak
 
 
@@ -194,7 +192,7 @@ def _speedup(entry: Entry, shown: Sequence[Entry]) -> tuple[Cell, Cell]:
     (base_scale, base_s), (scale, seconds) = line[base], line[entry.letter]
     speedup = base_s / seconds
     efficiency = speedup * base_scale / scale
-    return number(speedup, "{:.3g}".format, f"of {base}"), number(efficiency, "{:.0%}".format)
+    return number(speedup, digits, f"of {base}"), number(efficiency, "{:.0%}".format)
 
 
 def _predicted(name: str, predicted: Sequence[Predicted]) -> Table:
@@ -242,7 +240,7 @@ def _mean(value: Spread | None, by: float = 1.0) -> Cell:
     mean = value.mean / by
     if value.sd is None or not value.has_interval or 0 < mean < 0.001:
         return Cell(plain(mean), value=mean)
-    return Cell(f"{plain(mean)}\xa0±\xa0{value.sd / by:,.{decimals(mean)}f}".replace(",", "\xa0"), value=mean)
+    return Cell(f"{plain(mean)}\xa0±\xa0{value.sd / by:,.{decimals(mean)}f}", value=mean)
 
 
 def _estimate(estimate: Estimate, by: float = 1.0, note: str = "") -> Cell:

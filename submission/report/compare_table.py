@@ -7,13 +7,12 @@ from rich.text import Text
 
 from mlhpc.common.pages.blocks import table
 from mlhpc.common.pages.terminal import print_table
-from mlhpc.common.pages.text import plain, printable
-from mlhpc.errors import count
-from mlhpc.record.energy import NAMES, joules_text
+from mlhpc.common.pages.text import printable
+from mlhpc.quantities import count, joules_text, plain, whole
+from mlhpc.record.energy import NAMES
 from mlhpc.submission.findings import STYLES
 from mlhpc.submission.report.compare import Comparison, Predicted
 from mlhpc.submission.report.entry import Entry
-from mlhpc.submission.report.summary import whole
 
 _FINDINGS_SHOWN = 5
 

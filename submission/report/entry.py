@@ -8,13 +8,12 @@ from functools import cached_property
 from pathlib import Path
 
 from mlhpc.benchmarks import registry
-from mlhpc.errors import count
 from mlhpc.perf.scaling import Measured
+from mlhpc.quantities import count, whole
 from mlhpc.record.energy import Energy, measured_in
 from mlhpc.record.phases import Phases
 from mlhpc.record.result import Target
 from mlhpc.submission.report.spread import Spread, spread
-from mlhpc.submission.report.summary import whole
 from mlhpc.submission.score.score import Strong, Weak
 
 OVER_SCORED = "the runs in the score"

@@ -12,6 +12,7 @@ from functools import cache
 from typing import Any
 
 from mlhpc.benchmarks import load, registry
+from mlhpc.quantities import whole
 from mlhpc.record.environment import Environment
 from mlhpc.record.mllog import Log
 from mlhpc.record.phases import Phases, phases
@@ -27,7 +28,7 @@ from mlhpc.submission.report.entry import (
     Entry,
     RunFacts,
 )
-from mlhpc.submission.report.summary import framework_of, whole
+from mlhpc.submission.report.summary import framework_of
 from mlhpc.submission.result_set import ResultSet
 from mlhpc.submission.score.score import (
     Strong,

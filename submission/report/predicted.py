@@ -11,9 +11,10 @@ from mlhpc.perf.prediction.result import Prediction
 from mlhpc.perf.prediction.tables import NO_INTERVAL
 from mlhpc.perf.scaling import Triple, added
 from mlhpc.perf.staging import staging_seconds
+from mlhpc.quantities import digits, duration_text
 from mlhpc.record.result import Result
 from mlhpc.record.run_directory import RunDirectory
-from mlhpc.submission.report.summary import duration, parts, rate
+from mlhpc.submission.report.summary import parts
 
 _SLOWED = 0.05
 """Share of data wait in the training time above which the input path is reported as the limit."""
@@ -119,7 +120,9 @@ def _measured_words(run: RunDirectory) -> str:
     if not step:
         return "not known: the run has no step and wait times"
     if samples and step > 0 and wait / (step + wait) >= _SLOWED:
-        return f"the input path limits: {rate(samples / (step + wait))} of {rate(samples / step)} samples/s"
+        return (
+            f"the input path limits: {digits(samples / (step + wait))} of {digits(samples / step)} samples/s"
+        )
     return "the training step limits: the input path keeps up"
 
 
@@ -128,15 +131,17 @@ def predicted_table(comparison: Beside) -> Table:
         if not part.predicted:
             return ""
         _, low, high = part.predicted
-        return f"{duration(low)} – {duration(high)}" if low < high else NO_INTERVAL
+        return f"{duration_text(low)} – {duration_text(high)}" if low < high else NO_INTERVAL
 
     return table(
         "predicted",
         comparison.parts,
         {
             "part": lambda part: part.label,
-            "measured": lambda part: number(part.measured, duration),
-            "predicted": lambda part: number(part.predicted and part.predicted[0], duration, none="no model"),
+            "measured": lambda part: number(part.measured, duration_text),
+            "predicted": lambda part: number(
+                part.predicted and part.predicted[0], duration_text, none="no model"
+            ),
             "interval": interval,
             "measured / predicted": lambda part: number(part.ratio or None, "{:.2f}".format),
         },

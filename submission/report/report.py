@@ -8,8 +8,9 @@ from rich.console import Console
 from mlhpc.benchmarks import registry
 from mlhpc.common.pages.html import write
 from mlhpc.common.pages.terminal import print_facts, print_table
-from mlhpc.errors import UserError, count
+from mlhpc.errors import UserError
 from mlhpc.perf.machines import machine as find_machine
+from mlhpc.quantities import bytes_text, count, digits, duration_text
 from mlhpc.record.energy import energy_line
 from mlhpc.record.progress import Follower
 from mlhpc.record.run_directory import RunDirectory, read, running
@@ -23,16 +24,14 @@ from mlhpc.submission.report.run_page import breakdown_table, page
 from mlhpc.submission.report.summary import (
     commit,
     data_rate,
-    duration,
+    memory_text,
     no_score,
     packages_of,
     parts,
     place,
     progress_facts,
     quality,
-    rate,
     rules_text,
-    size,
     slow_ranks,
     standing,
     throughput,
@@ -130,7 +129,7 @@ def _print(run: RunDirectory, findings: Sequence[Finding], ruleset: str | None, 
     if reasons:
         facts = {"time to train": f"no score{' yet' * bool(running(run))}: " + "; ".join(reasons), **facts}
     elif result:
-        both = duration(result.time_to_train_s), duration(result.time_to_train_without_staging_s)
+        both = duration_text(result.time_to_train_s), duration_text(result.time_to_train_without_staging_s)
         facts = {"time to train": f"{both[0]}; without staging {both[1]}", **facts}
     if running(run) and run.log:
         now = Follower(run.path).look()
@@ -159,12 +158,12 @@ def _facts(run: RunDirectory) -> dict[str, str]:
         if slow := slow_ranks(run):
             facts["data wait"] = slow
         if speed := throughput(run):
-            facts["throughput"] = f"{rate(speed)} samples/s, median epoch"
+            facts["throughput"] = f"{digits(speed)} samples/s, median epoch"
         if (read_rate := data_rate(run)) is not None:
-            facts["data rate"] = f"{size(read_rate, '/s')}, median epoch"
+            facts["data rate"] = f"{bytes_text(read_rate, '/s')}, median epoch"
         if staging := result.staging:
-            speed_of = f", {size(staging.bytes / staging.seconds, '/s')}" if staging.seconds else ""
-            took = f"{size(staging.bytes)} in {duration(staging.seconds)}{speed_of}"
+            speed_of = f", {bytes_text(staging.bytes / staging.seconds, '/s')}" if staging.seconds else ""
+            took = f"{bytes_text(staging.bytes)} in {duration_text(staging.seconds)}{speed_of}"
             facts["staged"] = f"{count(staging.files, 'file')}, {took}"
         if energy := energy_line(result.energy):
             facts["energy"] = energy
@@ -174,8 +173,7 @@ def _facts(run: RunDirectory) -> dict[str, str]:
     if env.cpu:
         accelerators = ", ".join(env.accelerators) or "no accelerators"
         cores = count(env.cores, "core") if env.cores else "cores not known"
-        gib = "memory not known" if env.memory_gib is None else f"{env.memory_gib} GiB"
-        facts["hardware"] = f"{env.cpu}, {cores}, {gib}, {accelerators}"
+        facts["hardware"] = f"{env.cpu}, {cores}, memory {memory_text(env.memory_gib)}, {accelerators}"
     if of_commit := commit(env):
         facts["commit"] = of_commit
     if packages := packages_of(run.benchmark, run.framework, env.packages):

@@ -8,11 +8,20 @@ import altair as alt
 
 from mlhpc.common.pages import charts, plots
 from mlhpc.common.pages.charts import Figure, chart_of
+from mlhpc.quantities import (
+    bytes_text,
+    digits,
+    duration_text,
+    four_digits,
+    seconds_text,
+    size_unit,
+    time_unit,
+)
 from mlhpc.record.events import RankTimes
 from mlhpc.record.result import Epoch
 from mlhpc.record.run_directory import RunDirectory
 from mlhpc.submission.report import summary
-from mlhpc.submission.report.summary import Part, digits, duration, rate, size
+from mlhpc.submission.report.summary import Part
 
 Rows = list[dict[str, Any]]
 _MOST_EPOCHS = 2000
@@ -26,13 +35,13 @@ _EPOCH = alt.X(
 def breakdown(parts: Sequence[Part]) -> Figure:
     """One stacked bar for the whole run, on a time axis."""
     seconds = {part.key: part.seconds or 0.0 for part in parts}
-    unit, scale = summary.time_unit(sum(seconds.values()))
+    unit, scale = time_unit(sum(seconds.values()))
     return plots.stacked_bars(
         [plots.Bar("", seconds)],
         "Breakdown of time to train",
         parts={part.key: part.label for part in parts},
         value_title=f"time since run_start, {unit}",
-        write=duration,
+        write=duration_text,
         unit=scale,
         bar_height=44,
         static_width=820,
@@ -43,15 +52,18 @@ def training(run: RunDirectory, ranks: Sequence[RankTimes]) -> list[Figure]:
     """Training by epoch: the figures for which the run has data."""
     epochs = run.result.epochs if run.result else ()
     read = summary.data_rates(epochs)
-    unit, scale = summary.size_unit(max(read.values(), default=0.0))
+    unit, scale = size_unit(max(read.values(), default=0.0))
 
     def rows(of: Callable[[Epoch], float | None], write: Callable[[float], str], by: float = 1.0) -> Rows:
         values = ((e.epoch, value) for e in epochs if (value := of(e)) is not None)
         return [{"x": n, "y": y / by, "series": "", "says": f"epoch {n}: {write(y)}"} for n, y in values]
 
-    losses, learning_rates = rows(lambda e: e.train_loss, digits), rows(lambda e: e.learning_rate, digits)
-    throughput = rows(lambda e: e.samples_per_s or None, lambda v: f"{rate(v)} samples/s")
-    data_rates = rows(lambda e: read.get(e.epoch), lambda v: size(v, "/s"), scale)
+    losses, learning_rates = (
+        rows(lambda e: e.train_loss, four_digits),
+        rows(lambda e: e.learning_rate, four_digits),
+    )
+    throughput = rows(lambda e: e.samples_per_s or None, lambda v: f"{digits(v)} samples/s")
+    data_rates = rows(lambda e: read.get(e.epoch), lambda v: bytes_text(v, "/s"), scale)
     figures = (
         learning_curve(run),
         _lines("Training loss", losses, "training loss", note="mean of the epoch"),
@@ -67,7 +79,7 @@ def training(run: RunDirectory, ranks: Sequence[RankTimes]) -> list[Figure]:
 def _columns(title: str, rows: Rows, y_title: str, **options: Any) -> Figure | None:
     """Columns by epoch; None without any."""
     drawn = _thinned(rows)
-    shared: Any = {"x_title": "epoch", "y_title": y_title, "title": title, "height": _HEIGHT}
+    shared: Any = {"titles": ("epoch", y_title), "title": title, "height": _HEIGHT}
     return (
         plots.columns(drawn, _described(f"{title} by epoch", drawn), **shared, **options) if drawn else None
     )
@@ -118,19 +130,23 @@ def learning_curve(run: RunDirectory) -> Figure | None:
         def since(time_ms: float) -> float:
             return (time_ms - start.time_ms) / 1e3
 
-        unit, scale = summary.time_unit(max(since(e.time_ms) for e in evaluations))
+        unit, scale = time_unit(max(since(e.time_ms) for e in evaluations))
         x = alt.X("x:Q", title=f"time since run_start, {unit}")
         for e in evaluations:
-            when = f"epoch {'?' if e.epoch is None else e.epoch}, {duration(max(0.0, since(e.time_ms)))}"
-            rows.append({"x": since(e.time_ms) / scale, "y": e.value, "says": f"{when}: {e.value:.4g}"})
+            when = f"epoch {'?' if e.epoch is None else e.epoch}, {duration_text(max(0.0, since(e.time_ms)))}"
+            rows.append(
+                {"x": since(e.time_ms) / scale, "y": e.value, "says": f"{when}: {digits(e.value, 4)}"}
+            )
         for i in log.staging:
             span = {"x": since(i.start_ms) / scale, "x2": since(i.stop_ms) / scale}
-            shaded.append(span | {"says": f"staging, {duration(i.seconds)}"})
+            shaded.append(span | {"says": f"staging, {duration_text(i.seconds)}"})
     else:
         for epoch in run.result.epochs if run.result else ():
             if (value := epoch.quality(target.metric)) is not None:
-                rows.append({"x": epoch.epoch, "y": value, "says": f"epoch {epoch.epoch}: {value:.4g}"})
-    goal = f"target {summary.target_sign(target)} {target.value:g}"
+                rows.append(
+                    {"x": epoch.epoch, "y": value, "says": f"epoch {epoch.epoch}: {digits(value, 4)}"}
+                )
+    goal = f"target {summary.target_sign(target)} {digits(target.value, 4)}"
     spans = chart_of(shaded, x="x:Q", x2="x2:Q").mark_rect(color=charts.PARTS["staging"][0], opacity=0.2)
     return _lines(
         "Learning curve",
@@ -150,9 +166,9 @@ def epoch_times(epochs: Sequence[Epoch]) -> Figure | None:
     for e in epochs:
         parts = zip(names.values(), (e.data_wait_s, e.step_s, e.eval_s), strict=True)
         known = [(part, seconds) for part, seconds in parts if seconds is not None and math.isfinite(seconds)]
-        whole = duration(sum(seconds for _, seconds in known))
+        whole = duration_text(sum(seconds for _, seconds in known))
         for part, seconds in known:
-            says = f"epoch {e.epoch}: {whole}, {part} {duration(seconds)} of it"
+            says = f"epoch {e.epoch}: {whole}, {part} {duration_text(seconds)} of it"
             rows.append({"x": e.epoch, "y": seconds, "part": part, "says": says})
     colours = {name: charts.PARTS[key][0] for key, name in names.items()}
     return _columns("Time per epoch", rows, "time, s", colours=colours)
@@ -171,7 +187,7 @@ def step_times(ranks: Sequence[RankTimes]) -> Figure | None:
             "x": epoch,
             "y": 1e3 * seconds,
             "series": key,
-            "says": f"epoch {epoch}, {key}: {1e3 * seconds:.4g} ms",
+            "says": f"epoch {epoch}, {key}: {seconds_text(seconds)}",
         }
         for epoch, percentiles in sorted(chosen.items())
         for key, seconds in percentiles.items()
@@ -184,8 +200,8 @@ def step_times(ranks: Sequence[RankTimes]) -> Figure | None:
 def rank_spread(ranks: Sequence[RankTimes]) -> Figure | None:
     """Data wait of every rank, for runs of several ranks."""
     waits = [(rank.rank, rank.data_wait_s) for rank in ranks if rank.data_wait_s is not None]
-    rows = [{"x": rank, "y": wait, "says": f"rank {rank}: {duration(wait)}"} for rank, wait in waits]
+    rows = [{"x": rank, "y": wait, "says": f"rank {rank}: {duration_text(wait)}"} for rank, wait in waits]
     if len(rows) < 2:
         return None
     text = _described("Own data wait by rank", rows)
-    return plots.columns(rows, text, x_title="rank", y_title="own data wait, s", height=120, static_width=820)
+    return plots.columns(rows, text, titles=("rank", "own data wait, s"), height=120, static_width=820)

@@ -9,7 +9,7 @@ from statistics import median
 from mlhpc.benchmarks import load, registry
 from mlhpc.common.pages.blocks import Banner, Block, Cell, Details, Facts, Grid, Table, number, table
 from mlhpc.common.pages.html import render
-from mlhpc.errors import count
+from mlhpc.quantities import bytes_text, count, duration_text, four_digits, whole
 from mlhpc.record.energy import energy_table
 from mlhpc.record.environment import Machine, bindings_table, shared_cores
 from mlhpc.record.events import RankTimes, read_ranks
@@ -18,7 +18,7 @@ from mlhpc.record.run_directory import RunDirectory, running
 from mlhpc.submission.findings import Finding, findings_table, passes, verdict
 from mlhpc.submission.report import run_charts, summary
 from mlhpc.submission.report.predicted import Beside, predicted_table
-from mlhpc.submission.report.summary import Part, duration, size
+from mlhpc.submission.report.summary import Part
 
 PROBLEMS_LISTED = 20
 
@@ -41,7 +41,6 @@ def page(
         run=run,
         result=result,
         summary=summary,
-        count=count,
         running=active,
         reasons=summary.no_score(run, findings),
         clock_s=clock_s,
@@ -110,23 +109,23 @@ def breakdown_table(parts: Sequence[Part]) -> Table:
 
 
 def _epochs(result: Result) -> Details:
-    metric, rates, digits = result.target.metric, summary.data_rates(result.epochs), summary.digits
+    metric, rates = result.target.metric, summary.data_rates(result.epochs)
     epochs = table(
         "epochs",
         result.epochs,
         {
             "epoch": lambda e: number(e.epoch, str),
-            metric: lambda e: number(e.quality(metric), digits),
-            "training loss": lambda e: number(e.train_loss, digits),
-            "learning rate": lambda e: number(e.learning_rate, digits),
-            "training, s": lambda e: number(e.train_s, digits),
-            "data wait, s": lambda e: number(e.data_wait_s, digits),
-            "steps, s": lambda e: number(e.step_s, digits),
-            "evaluation, s": lambda e: number(e.eval_s, digits),
-            "its data wait, s": lambda e: number(e.eval_data_wait_s, digits),
+            metric: lambda e: number(e.quality(metric), four_digits),
+            "training loss": lambda e: number(e.train_loss, four_digits),
+            "learning rate": lambda e: number(e.learning_rate, four_digits),
+            "training, s": lambda e: number(e.train_s, four_digits),
+            "data wait, s": lambda e: number(e.data_wait_s, four_digits),
+            "steps, s": lambda e: number(e.step_s, four_digits),
+            "evaluation, s": lambda e: number(e.eval_s, four_digits),
+            "its data wait, s": lambda e: number(e.eval_data_wait_s, four_digits),
             "samples": lambda e: "" if e.samples is None else str(e.samples),
-            "samples/s": lambda e: number(e.samples_per_s, digits),
-            "data rate": lambda e: number(rates.get(e.epoch), partial(size, per="/s")),
+            "samples/s": lambda e: number(e.samples_per_s, four_digits),
+            "data rate": lambda e: number(rates.get(e.epoch), partial(bytes_text, per="/s")),
         },
     )
     return Details(f"{count(len(epochs.rows), 'epoch')} in numbers", (epochs,))
@@ -135,14 +134,14 @@ def _epochs(result: Result) -> Details:
 def _processes(ranks: Sequence[RankTimes]) -> list[Block | None] | None:
     """Start-up, staging, waiting and memory of the ranks; their spread if there are several."""
     quantities: dict[str, tuple[str, Callable[[float], str]]] = {
-        "start-up (init)": ("init_s", duration),
-        "staging": ("staging_s", duration),
-        "training": ("train_s", duration),
-        "its own data wait": ("data_wait_s", duration),
-        "longest single wait": ("longest_wait_s", duration),
-        "evaluation": ("eval_s", duration),
-        "peak memory of the process": ("peak_bytes", size),
-        "peak memory of the accelerator": ("device_peak_bytes", size),
+        "start-up (init)": ("init_s", duration_text),
+        "staging": ("staging_s", duration_text),
+        "training": ("train_s", duration_text),
+        "its own data wait": ("data_wait_s", duration_text),
+        "longest single wait": ("longest_wait_s", duration_text),
+        "evaluation": ("eval_s", duration_text),
+        "peak memory of the process": ("peak_bytes", bytes_text),
+        "peak memory of the accelerator": ("device_peak_bytes", bytes_text),
     }
     rows = []
     for name, (field, write) in quantities.items():
@@ -164,11 +163,11 @@ def _spatial(epochs: Sequence[Epoch]) -> Table:
         [e for e in epochs if e.halo_bytes is not None],
         {
             "epoch": lambda e: number(e.epoch, str),
-            "halos sent": lambda e: number(e.halo_bytes, size),
-            "waiting for halos, s": lambda e: number(e.halo_seconds, summary.digits),
+            "halos sent": lambda e: number(e.halo_bytes, bytes_text),
+            "waiting for halos, s": lambda e: number(e.halo_seconds, four_digits),
             "of steps and evaluation": lambda e: number(_waiting(e), "{:.0%}".format),
-            "samples shared": lambda e: number(e.slab_bytes, size),
-            "waiting for samples, s": lambda e: number(e.slab_seconds, summary.digits),
+            "samples shared": lambda e: number(e.slab_bytes, bytes_text),
+            "waiting for samples, s": lambda e: number(e.slab_seconds, four_digits),
         },
     )
 
@@ -183,8 +182,12 @@ def _staging(result: Result) -> Facts:
     staging = result.staging
     if staging is None:
         return Facts(_format_facts(result))
-    times, read, waited = staging.rank_seconds, staging.source_bytes, duration(staging.waited_s)
-    spread = f", {duration(max(times))}; the fastest took {duration(min(times))}" if len(times) > 1 else ""
+    times, read, waited = staging.rank_seconds, staging.source_bytes, duration_text(staging.waited_s)
+    spread = (
+        f", {duration_text(max(times))}; the fastest took {duration_text(min(times))}"
+        if len(times) > 1
+        else ""
+    )
     how = ", once: nodes forwarded files to each other" if staging.read_once else ""
     if staging.overlapped:
         how = " by staging; training read more during the copy"
@@ -206,14 +209,14 @@ def _staging(result: Result) -> Facts:
     }
     unknown = "not known"
     facts = {
-        "files": f"{staging.files:,}".replace(",", " "),
-        "bytes": size(staging.bytes),
-        "time": duration(staging.seconds),
-        "rate": size(staging.bytes / staging.seconds, "/s") if staging.seconds else unknown,
+        "files": whole(staging.files),
+        "bytes": bytes_text(staging.bytes),
+        "time": duration_text(staging.seconds),
+        "rate": bytes_text(staging.bytes / staging.seconds, "/s") if staging.seconds else unknown,
         "slowest rank": unknown if staging.slowest_rank is None else f"{staging.slowest_rank}{spread}",
         "mode": f"{staging.mode or unknown}{', packed during the copy' if staging.packed else ''}",
         "first epoch": first,
-        "read from the source": unknown if read is None else size(read) + how,
+        "read from the source": unknown if read is None else bytes_text(read) + how,
         **_format_facts(result),
         **_exchanged(result),
         "target file system": staging.target_filesystem or unknown,
@@ -250,9 +253,9 @@ def _exchanged(result: Result) -> dict[str, str]:
     if not sent:
         return {}
     spent = (result.breakdown_s or {}).get("exchange")
-    took = f" in {duration(spent)}" if spent else ""
+    took = f" in {duration_text(spent)}" if spent else ""
     return {
-        "exchanged between epochs": f"{count(len(sent), 'time')}, {size(sum(sent))} sent by all nodes{took}"
+        "exchanged between epochs": f"{count(len(sent), 'time')}, {bytes_text(sum(sent))} sent by all nodes{took}"
     }
 
 
@@ -272,7 +275,7 @@ def _nodes(machines: Sequence[Machine]) -> Table:
         kind = (
             machine.cpu or "not known",
             str(machine.cores or "not known"),
-            "not known" if machine.memory_gib is None else f"{machine.memory_gib:g} GiB",
+            summary.memory_text(machine.memory_gib),
             ", ".join(f"{n} × {name}" for name, n in accelerators.items()) or "none",
         )
         hosts.setdefault(kind, []).append(machine.hostname or "?")

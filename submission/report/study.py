@@ -22,6 +22,7 @@ from mlhpc.benchmarks.load import loads, toml_value
 from mlhpc.benchmarks.schema import Run
 from mlhpc.common.files.untrusted import read_text
 from mlhpc.errors import UserError
+from mlhpc.quantities import seconds_text
 from mlhpc.record.breakdown import waits_are_of_all_ranks
 from mlhpc.record.environment import Environment
 from mlhpc.record.events import read_events
@@ -171,9 +172,8 @@ def measured(run: Path, settings: Mapping[str, Value]) -> Measured:
     if figures.steps < 1:
         raise ValueError("it measured no steps")
     if not (0 < figures.seconds < math.inf and math.isfinite(figures.wait_s)):
-        raise ValueError(
-            f"its record is damaged (steps of {figures.seconds:g} s in all, {figures.wait_s:g} s of them waiting)"
-        )
+        steps, wait = seconds_text(figures.seconds), seconds_text(figures.wait_s)
+        raise ValueError(f"its record is damaged (steps of {steps} in all, {wait} of them waiting)")
     return figures
 
 

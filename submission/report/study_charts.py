@@ -5,7 +5,7 @@ from typing import Any
 
 from mlhpc.common.pages import plots
 from mlhpc.common.pages.charts import INK, SERIES, Figure, chart_of
-from mlhpc.common.pages.text import plain
+from mlhpc.quantities import digits, plain
 from mlhpc.submission.report.spread import Spread, spread
 from mlhpc.submission.report.study import (
     GLOBAL_BATCH,
@@ -142,7 +142,7 @@ def _curves(study: Study, axis: str, series: Sequence[str], panels: Sequence[Pan
     xs = [float(cell.settings[axis]) for cell, _ in cells]
     x = plots.log_axis(xs, _axis_title(axis), base=2 if whole else 10, room=1.3)
     y = plots.log_axis(ends, _THROUGHPUT, room=1.2)
-    constants = [(c, f"{c:g} per rank") for c in plots.round_constants(x, y)] if axis == "ranks" else []
+    constants = [(c, f"{digits(c)} per rank") for c in plots.round_constants(x, y)] if axis == "ranks" else []
     names = [str(value) for value in study.values(series[0])] if series else [""]
 
     def point(cell: Cell, rates: Spread) -> dict[str, Any]:
@@ -198,8 +198,7 @@ def _columns(
             plots.columns(
                 rows,
                 "; ".join(row["says"] for row in rows),
-                x_title=_axis_title(axis),
-                y_title=y_title,
+                titles=(_axis_title(axis), y_title),
                 y_max=most * 1.12,
                 colours={name: colours[name] for name in drawn},
                 legend="bottom" if sum(map(len, drawn)) > 36 else None,

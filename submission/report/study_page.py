@@ -13,8 +13,7 @@ from typing import Any
 from mlhpc.benchmarks import registry
 from mlhpc.common.pages.blocks import Cell, Columns, Grid, Table, number, table
 from mlhpc.common.pages.html import render
-from mlhpc.common.pages.text import plain
-from mlhpc.errors import count
+from mlhpc.quantities import count, digits, four_digits, plain
 from mlhpc.record.environment import Environment
 from mlhpc.submission.report import study_charts
 from mlhpc.submission.report.spread import spread
@@ -74,7 +73,7 @@ def _meta(study: Study) -> str:
 def emulated(study: Study) -> str:
     """A sentence that says which steps waited instead of computing; "" if none did."""
     times = list(dict.fromkeys(cell.settings.get("emulation.step_s") for cell in study.cells))
-    waited = ", ".join(f"{seconds:.4g}" for seconds in times if isinstance(seconds, int | float))
+    waited = ", ".join(four_digits(seconds) for seconds in times if isinstance(seconds, int | float))
     if not waited:
         return ""
     cells = "Emulated" if None not in times else "Emulated in the cells that have emulation.step_s"
@@ -87,7 +86,7 @@ def emulated(study: Study) -> str:
 def cells_table(study: Study) -> Table:
     """Every cell of the study with its settings and measurements; less important columns come last."""
     relative: Columns[StudyCell] = {
-        "speed-up": lambda cell: number(_speedup(study, cell)[0], "{:.3g}".format),
+        "speed-up": lambda cell: number(_speedup(study, cell)[0], digits),
         "efficiency": lambda cell: number(_speedup(study, cell)[1], "{:.0%}".format),
     }
     return table(
@@ -111,20 +110,20 @@ def cells_table(study: Study) -> Table:
 def servers_table(study: Study) -> Table | None:
     """The cells with parameter servers; None if there are none. Less important columns come last."""
 
-    def mean(name: str, text: str, unit: float = 1) -> Callable[[StudyCell], Cell]:
-        return _mean(lambda run: getattr(run.servers, name) / unit if run.servers else None, text.format)
+    def mean(name: str, write: Callable[[float], str], unit: float = 1) -> Callable[[StudyCell], Cell]:
+        return _mean(lambda run: getattr(run.servers, name) / unit if run.servers else None, write)
 
     cells = [cell for cell in study.cells if any(run.servers for run in cell.runs)]
     columns = {
         **_settings(study),
-        "accuracy": mean("accuracy", "{:.3f}"),
+        "accuracy": mean("accuracy", "{:.3f}".format),
         "accuracy loss": lambda cell: number(accuracy_loss(study, cell), "{:+.3f}".format),
-        "staleness": mean("staleness", "{:.2f}"),
-        "utilisation": mean("utilisation", "{:.0%}"),
-        "host to device, MB/step": mean("host_to_device", "{:.4g}", 1e6),
-        "worker, MB/step (of a ring: sent)": mean("worker_bytes", "{:.4g}", 1e6),
-        "server or ring rank, MB/step": mean("busiest_bytes", "{:.4g}", 1e6),
-        "by formula, MB/step": mean("predicted_bytes", "{:.4g}", 1e6),
+        "staleness": mean("staleness", "{:.2f}".format),
+        "utilisation": mean("utilisation", "{:.0%}".format),
+        "host to device, MB/step": mean("host_to_device", four_digits, 1e6),
+        "worker, MB/step (of a ring: sent)": mean("worker_bytes", four_digits, 1e6),
+        "server or ring rank, MB/step": mean("busiest_bytes", four_digits, 1e6),
+        "by formula, MB/step": mean("predicted_bytes", four_digits, 1e6),
     }
     return table("servers", cells, columns, text_columns=len(study.axes)) if cells else None
 

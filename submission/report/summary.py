@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from statistics import median
 
 from mlhpc.benchmarks import registry
-from mlhpc.errors import count
+from mlhpc.quantities import bytes_text, count, digits, duration_text, joules_text, seconds_text, watts_text
 from mlhpc.record.energy import NAMES as MEASURED
-from mlhpc.record.energy import joules_text, watts_text
 from mlhpc.record.environment import Environment
 from mlhpc.record.phases import PARTS as LOG_PARTS
 from mlhpc.record.phases import phases
@@ -147,7 +146,7 @@ def slow_ranks(run: RunDirectory) -> str:
         seconds = waits.train_s if waits else sum(e.data_wait_s or 0.0 for e in result.epochs)
         why = "an earlier version recorded no other" if waits is None else "the run was aborted"
         only = f"of rank 0 only, since {why}; its steps contain waiting for the others' data"
-        return f"{duration(seconds)} in training, {only}"
+        return f"{duration_text(seconds)} in training, {only}"
     whole = waits.train_s + waits.eval_s
     if not whole > _SLIGHT * sum(part.seconds or 0.0 for part in parts(run)):
         return ""
@@ -160,9 +159,9 @@ def slow_ranks(run: RunDirectory) -> str:
             on = f" on {hosts[slow.rank]}" if slow.rank in hosts else ""
             most = "" if slow.epoch is None else f", most in epoch {slow.epoch}"
             where = ((slow.train_s, "in training"), (slow.eval_s, "in evaluation"))
-            lost = " and ".join(f"{duration(seconds)} {what}" for seconds, what in where if seconds)
+            lost = " and ".join(f"{duration_text(seconds)} {what}" for seconds, what in where if seconds)
             named.append(f"rank {slow.rank}{on} cost {lost}{most}")
-    total = f"{duration(waits.train_s)} in training, {duration(waits.eval_s)} in evaluation"
+    total = f"{duration_text(waits.train_s)} in training, {duration_text(waits.eval_s)} in evaluation"
     return f"{total}: " + ("; ".join(named) or "no rank stands out")
 
 
@@ -183,7 +182,7 @@ def standing(run: RunDirectory) -> str:
         )
     division, preset = run.result.division, run.result.preset
     if run.result.emulation:
-        waited = f"each step waited {run.result.emulation.step_s:.4g} s"
+        waited = f"each step waited {seconds_text(run.result.emulation.step_s)}"
         return f"Emulated run, preset {preset}: {waited} instead of computing. Not a result."
     if division == "closed":
         return "Closed division, single run: a score is the mean of several. Not verified by MLCommons."
@@ -192,8 +191,8 @@ def standing(run: RunDirectory) -> str:
 
 def quality(target: Target) -> str:
     """Best and target of the metric: ``best 0.3412, target ≤ 0.3``."""
-    best = "nothing was evaluated" if target.best is None else f"best {target.best:.4g}"
-    return f"{best}, target {target_sign(target)} {target.value:g}"
+    best = "nothing was evaluated" if target.best is None else f"best {digits(target.best, 4)}"
+    return f"{best}, target {target_sign(target)} {digits(target.value, 4)}"
 
 
 def target_sign(target: Target) -> str:
@@ -225,53 +224,9 @@ def _finite_median(values: Iterable[float]) -> float | None:
     return median(finite) if finite else None
 
 
-def time_unit(seconds: float) -> tuple[str, float]:
-    """The unit for an axis up to ``seconds``, and its seconds."""
-    if seconds < 300:
-        return "s", 1.0
-    return ("min", 60.0) if seconds < 3 * 3600 else ("h", 3600.0)
-
-
-def duration(seconds: float | None) -> str:
-    """``0.32 s``, ``93.2 s``, ``25 min 46.9 s``, ``5 h 27 min``."""
-    if seconds is None or not math.isfinite(seconds):
-        return "not known"
-    if seconds < 10:
-        return f"{seconds:.2f} s"
-    if seconds < 600:
-        return f"{seconds:.1f} s"
-    tenths = round(seconds * 10)
-    if tenths < 36_000 * 2:
-        return f"{tenths // 600} min {tenths % 600 / 10:.1f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes // 60} h {minutes % 60} min"
-
-
-def size(count: float, per: str = "") -> str:
-    """Bytes in decimal units: ``12.3 MB``."""
-    if not math.isfinite(count):
-        return "not known"
-    unit, factor = size_unit(count)
-    value = f"{count / factor:.3g}" if factor > 1 and count < 999.5 * factor else f"{count / factor:.0f}"
-    return f"{value} {unit}{per}"
-
-
-def size_unit(count: float) -> tuple[str, float]:
-    """The unit for ``count`` bytes, and its bytes."""
-    units = (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3))
-    return next(((unit, factor) for unit, factor in units if count >= factor), ("B", 1.0))
-
-
-def rate(samples_per_s: float) -> str:
-    """``12 345``, or three digits below 100."""
-    return f"{samples_per_s:,.0f}".replace(",", " ") if samples_per_s >= 100 else f"{samples_per_s:.3g}"
-
-
-def whole(value: float | None) -> str:
-    """``262 144``, with a no-break space."""
-    if value is None or not math.isfinite(value):
-        return "not logged"
-    return f"{value:,.0f}".replace(",", "\xa0")
+def memory_text(gib: float | None) -> str:
+    """The memory of a node, given in GiB as in ``env.json``."""
+    return bytes_text(None if gib is None else gib * 2**30)
 
 
 def place(now: Progress) -> str:
@@ -281,7 +236,7 @@ def place(now: Progress) -> str:
         epoch += f" of {now.epochs}"
     if now.step is not None:
         epoch += f", step {now.step}" + (f" of {now.steps}" if now.steps else "")
-    where = f"{now.phase} for {duration(now.phase_s)}" if now.status == "running" else now.phase
+    where = f"{now.phase} for {duration_text(now.phase_s)}" if now.status == "running" else now.phase
     return ", ".join(filter(None, (epoch, where)))
 
 
@@ -289,15 +244,15 @@ def progress_facts(now: Progress) -> dict[str, str]:
     """The progress of a run, by label; without unknown values."""
     facts = {}
     if now.metric is not None:
-        best = "not evaluated yet" if now.best is None else f"best {now.best:.4g}"
-        facts[now.metric] = f"{best}, target {now.target:g}"
+        best = "not evaluated yet" if now.best is None else f"best {digits(now.best, 4)}"
+        facts[now.metric] = f"{best}, target {digits(now.target, 4)}"
     if now.samples_per_s is not None:
-        facts["samples/s"] = rate(now.samples_per_s)
+        facts["samples/s"] = digits(now.samples_per_s)
     if now.data_wait_share is not None:
         of_rank = ", of the rank that waited longest" if now.ranks and now.ranks > 1 else ""
         facts["data wait"] = f"{now.data_wait_share:.1%} of training{of_rank}"
     if now.elapsed_s is not None:
-        facts["clock"] = duration(now.elapsed_s)
+        facts["clock"] = duration_text(now.elapsed_s)
     for kind, used in now.energy.items():
         power = "" if used.watts is None else f", now {watts_text(used.watts)}"
         least = "at least " if used.at_least else ""
@@ -305,14 +260,11 @@ def progress_facts(now: Progress) -> dict[str, str]:
         of = f"{used.nodes} of {nodes}" if used.nodes < used.of_nodes else nodes
         facts[f"energy of {MEASURED[kind]}"] = f"{least}{joules_text(used.joules)}{power} ({of})"
     if now.left_s is not None:
-        facts["time left"] = f"at most {duration(now.left_s)}"
+        facts["time left"] = f"at most {duration_text(now.left_s)}"
     if now.status == "gone":
-        facts["last event"] = f"{duration(now.quiet_s)} ago: the run's processes have ended without a result"
+        facts["last event"] = (
+            f"{duration_text(now.quiet_s)} ago: the run's processes have ended without a result"
+        )
     elif now.quiet_s > 30 and now.status == "running":
-        facts["last event"] = f"{duration(now.quiet_s)} ago"
+        facts["last event"] = f"{duration_text(now.quiet_s)} ago"
     return facts
-
-
-def digits(value: float) -> str:
-    """Four digits; empty if it is not finite."""
-    return f"{value:.4g}" if math.isfinite(value) else ""

@@ -8,7 +8,8 @@ from typing import Any
 from mlhpc.benchmarks import registry
 from mlhpc.benchmarks.load import load, presets
 from mlhpc.common.files.untrusted import printable
-from mlhpc.errors import count, shown
+from mlhpc.errors import shown
+from mlhpc.quantities import count
 from mlhpc.record.mllog import Log
 from mlhpc.record.result import Target
 from mlhpc.submission.findings import Finding, Severity, allowed_value

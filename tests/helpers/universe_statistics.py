@@ -23,7 +23,8 @@ from mlhpc.common.formats import tf_example, tfrecord
 from mlhpc.cosmoflow.synthetic import gravity
 from mlhpc.cosmoflow.synthetic.cosmology import PARAMETERS, Cosmology
 from mlhpc.cosmoflow.synthetic.simulate import REDSHIFTS, simulate
-from mlhpc.errors import UserError, count
+from mlhpc.errors import UserError
+from mlhpc.quantities import count
 
 Array = npt.NDArray[np.float64]
 Counts = npt.NDArray[np.int16]

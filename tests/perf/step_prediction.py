@@ -27,17 +27,17 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from helpers.similar import StandIn, predict_step
 from rich.console import Console
 from rich.table import Table
 
 from mlhpc.benchmarks.load import load
 from mlhpc.common.ranks import wire
 from mlhpc.common.timing.profile import Profile
-from mlhpc.errors import count
 from mlhpc.perf.machines import machine
 from mlhpc.perf.networks.registry import network_of
 from mlhpc.perf.profile.command import ceilings_of
-from mlhpc.perf.profile.similar import StandIn, predict_step
+from mlhpc.quantities import count
 
 STAND_INS = {
     "cosmoflow": [

@@ -25,7 +25,7 @@ TOP = (
 # A room imports only from the floors below its own, and within a floor only from itself. So no circle is
 # possible, lazy imports included. "mlhpc/cli" is cli.py and __main__.py, the roof.
 FLOORS = (
-    {"mlhpc/errors", "mlhpc/__init__", "common"},
+    {"mlhpc/errors", "mlhpc/quantities", "mlhpc/__init__", "common"},
     {"benchmarks", "common/files"},
     {"common/ranks"},
     {"common/formats", "common/host", "common/pages", "common/timing"},
@@ -113,6 +113,7 @@ def room(path: Path) -> str:
     if path.parts[0] == "mlhpc" and len(path.parts) == 2:
         special = {"cli.py": "mlhpc/cli", "__main__.py": "mlhpc/cli"}
         special |= {"errors.py": "mlhpc/errors", "__init__.py": "mlhpc/__init__"}
+        special |= {"quantities.py": "mlhpc/quantities"}
         return special.get(path.name, "mlhpc")
     return path.parent.as_posix()
 

@@ -26,8 +26,7 @@ from smoke.conftest import (
 from mlhpc.benchmarks.load import load_file
 from mlhpc.perf.machines import machine
 from mlhpc.perf.prediction.model import predict
-from mlhpc.perf.prediction.records import record
-from mlhpc.submission.report.summary import size
+from mlhpc.quantities import bytes_text
 
 PYTORCH = "training.framework=pytorch"
 
@@ -77,12 +76,12 @@ def test_two_ranks_that_share_every_sample_train_on_the_same_trajectory(one_rank
         (24 + 7) * (sum(planes) + halves) + 24 * sum(planes[1:])
     }
     predicted = predict(machine("perlmutter"), load_file(tmp_path / "out/config.toml", "cosmoflow"), 1)
-    assert {epoch["halo_bytes"] for epoch in ours} == {record(predicted)["spatial"]["halo_bytes"]}
+    assert {epoch["halo_bytes"] for epoch in ours} == {predicted.record()["spatial"]["halo_bytes"]}
     assert [r["value"] for r in mllog(tmp_path / "out") if r["key"] == "spatial_parallelism"] == [[1, 2, 1]]
     assert mlhpc("report", tmp_path / "out").returncode == 0
     page = (tmp_path / "out/report.html").read_text()
     assert "Spatial parallelism" in page and "cut into 1 × 2 × 1 parts" in page
-    assert size(ours[0]["halo_bytes"]) in page and size(ours[0]["slab_bytes"]) in page
+    assert bytes_text(ours[0]["halo_bytes"]) in page and bytes_text(ours[0]["slab_bytes"]) in page
 
 
 def test_a_killed_rank_of_a_spatial_group_is_named_with_group_and_coordinates(tiny_data, tmp_path):

@@ -95,7 +95,7 @@ def test_the_largest_batch_that_fits_is_printed_and_is_the_largest(capsys, passe
     full = json.loads(output(capsys, *run, *one, str(4 * passes * largest), "--json"))
     assert full["largest_batch_that_fits"] == largest > 1
     assert record["memory_bytes"] < full["memory_bytes"] <= 39.59 * 2**30
-    says = f"the largest batch that fits an accelerator's 39.6 GiB is {largest}"
+    says = f"the largest batch that fits an accelerator's 42.5 GB is {largest}"
     for words in (one, ("--batch",)):
         assert says in " ".join(output(capsys, *run, *words, str(4 * passes)).split())
     assert cli.main(["predict", *run, *one, str(4 * passes * (largest + 1))]) == 2
@@ -155,7 +155,7 @@ def test_the_page_shows_every_picture_and_the_papers_points(capsys, tmp_path):
     assert "Ibrahim et al. 2021: not staged, 4 nodes, 1.15 times as long as staged" in specs
     assert "staged, 1 node, data in node-local storage" in specs  # shards: a copy has no room there
     assert re.search(
-        r"The update of all weights \(sgd\) is added once per step: [\d.]+ GFLOP and", shown.text
+        r"The update of all weights \(sgd\) is added once per step: [\d.]+ .FLOP and", shown.text
     )
 
 
@@ -173,7 +173,7 @@ def test_the_page_names_the_largest_batch_beyond_those_drawn():
     """ResNet-50 on an A100 of 80 GB: 512 images fit and 1024 do not, the curve ends at 256."""
     a100, run = machine("dgx-a100"), load("resnet50", "closed")
     _, memory = accelerator(a100, run, Model(a100, run).fits.largest(1))
-    assert memory.about.startswith("The largest power of two that fits is 512, excluding 1 GiB ")
+    assert memory.about.startswith("The largest power of two that fits is 512, excluding 1.07 GB ")
 
 
 def test_a_page_does_not_overwrite_what_is_none(capsys, tmp_path):

@@ -46,7 +46,7 @@ def test_interpolation_reproduces_a_power_law() -> None:
     assert prediction.seconds.value == pytest.approx(time_of(truth), rel=1e-12)
     assert prediction.epochs.value == pytest.approx(truth.epochs[0], rel=1e-12)
     assert prediction.seconds.low < time_of(truth) < prediction.seconds.high
-    assert "interpolated between units 64 (64) and 1\xa0024 (1024)" in prediction.seconds.how
+    assert "interpolated between units 64 (64) and 1,024 (1024)" in prediction.seconds.how
 
 
 def test_extrapolation_follows_the_slope_within_the_limits() -> None:

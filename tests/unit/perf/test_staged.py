@@ -14,7 +14,6 @@ from mlhpc.common.staging.stage import stage
 from mlhpc.errors import UserError
 from mlhpc.perf.machines import machine, parse
 from mlhpc.perf.prediction.model import Model, predict
-from mlhpc.perf.prediction.records import record
 from mlhpc.perf.prediction.tables import facts_of, notes_of
 
 MIXED = ["training.precision=mixed_float16"]
@@ -161,7 +160,7 @@ def test_a_copy_that_no_node_has_room_for_is_not_staged_and_one_line_says_what_f
         prediction = predict(small, REPLICATE, nodes)
         unstaged = Model(small, REPLICATE, staged=False).at(nodes)
         assert replace(prediction, notes=()) == replace(unstaged, notes=())
-        assert prediction.moved is None and record(prediction)["staged_bytes"] is None
+        assert prediction.moved is None and prediction.record()["staged_bytes"] is None
         (note,) = (note for note in prediction.notes if "staging.mode" in note)
         assert "262 GB" in note and "staging.mode=shard fits on 2 nodes or more" in note and "\n" not in note
     assert predict(small, SHARD, 1).moved is None
@@ -213,7 +212,7 @@ def test_the_official_data_set_on_nodes_of_2_tb_is_a_terabyte_and_a_half_for_eac
         machine("dgx-a100"), load("cosmoflow", "closed-512", ["staging.read_once=true", *MIXED]), 64
     )
     assert (once.moved.source, once.moved.sent) == (prediction.moved.held, 63 * prediction.moved.held)
-    assert record(once)["staged_bytes"] == {
+    assert once.record()["staged_bytes"] == {
         "held": once.moved.held,
         "source": once.moved.source,
         "sent": once.moved.sent,

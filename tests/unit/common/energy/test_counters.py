@@ -59,7 +59,7 @@ def test_a_counter_that_was_set_back_is_not_taken_for_one_that_wrapped():
     made = summing(counter)
     counter.wait(10.0)
     counter.joules = 100.0
-    assert made.spent("").problems == ["package-0 counted 60633 J in 10 s: it was reset"]
+    assert made.spent("").problems == ["package-0 counted 60.63 kJ in 10 s: it was reset"]
 
 
 def test_a_counter_without_a_range_that_was_reset_counts_from_its_reset():

@@ -52,7 +52,7 @@ def test_samples_that_are_not_of_the_run_make_no_figure(scontrol):
     before = {"n0": (100, START - 30)}
     spent = measured(scontrol, before, {"n0": (900_000, START + 975)}, names=("n0",))
     assert (spent.joules, spent.nodes) == (0, 0)
-    assert spent.problems == ["Slurm's energy samples are too infrequent for a run of 1000 s on n0"]
+    assert spent.problems == ["Slurm's energy samples are too infrequent for a run of 16 min 40 s on n0"]
     assert measured(scontrol, before, {"n0": (900_000, START + 981)}, names=("n0",)).nodes == 1
 
 

@@ -210,8 +210,7 @@ def test_columns_are_stacked_or_beside_each_other() -> None:
         figure = plots.columns(
             rows,
             "says",
-            x_title="x",
-            y_title="y",
+            titles=("x", "y"),
             colours={"a": PARTS["step"][0], "b": PARTS["rest"][0]},
             beside=beside,
         )

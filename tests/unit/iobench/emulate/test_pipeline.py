@@ -11,7 +11,6 @@ from mlhpc.iobench.dataset.layout import Layout
 from mlhpc.iobench.definition.schema import Dataset, Reader
 from mlhpc.iobench.emulate.pipeline import NullStorage, Pipeline, Storage
 from mlhpc.iobench.emulate.plan import pieces
-from mlhpc.iobench.formats.counting import Activity
 
 DATASET = Dataset(format="binary", files=6, samples_per_file=4, sample_bytes=3000, sample_bytes_stdev=300)
 
@@ -26,7 +25,7 @@ def pipeline(layout: Layout, reader: Reader, samples: int = 24, storage: object 
     opened = storage or Storage(layout, reader)
     work = pieces(DATASET, DATASET.files, reader, 0, 1, 0, samples)
     return Pipeline(
-        DATASET, reader, "train", work, reader.batch_size, opened.open, Activity(), False  # type: ignore[attr-defined]
+        DATASET, reader, "train", work, reader.batch_size, opened.open, False  # type: ignore[attr-defined]
     )  # fmt: skip
 
 

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from mlhpc.benchmarks.load import load
-from mlhpc.perf.accelerator.memory import STATES
-from mlhpc.perf.accelerator.update import OPERATIONS, update_of
+from mlhpc.perf.accelerator.memory import OPERATIONS, STATES, update_of
 from mlhpc.perf.networks.registry import network_of
 
 LENGTH = 1000

@@ -98,7 +98,7 @@ def test_each_rank_has_its_share_and_rates():
     ranks = shown(4, 1.0).ranks
     (row, other) = exchange_table(ranks).rows
     # 2000 bytes while messages are under way for 0.4 s.
-    assert [cell.text for cell in row] == ["0", "1e+03", "100", "10.0%", "2", "0.002", "5e-06"]
+    assert [cell.text for cell in row] == ["0", "1,000", "100", "10.0%", "2", "0.002", "0.000005"]
     assert other[0].text == "1"
     assert [cell.value for cell in reading_table(ranks).rows[0]][1:4] == pytest.approx([500e-6, 500e-9, 4e-6])
 

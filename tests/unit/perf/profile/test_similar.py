@@ -1,12 +1,12 @@
 """A step predicted from other sizes, with times from a law that the method does not know."""
 
 import pytest
+from helpers.similar import StandIn, predict_step
 
 from mlhpc.common.timing.profile import Profile, Work
 from mlhpc.errors import UserError
 from mlhpc.perf.accelerator.roofline import Ceilings
 from mlhpc.perf.networks.builder import Builder
-from mlhpc.perf.profile.similar import StandIn, predict_step
 
 PEAKS = Ceilings("toy", tensor=1e11, float32=1e11, bandwidth=2e10)
 MODULES = ("first", "norm", "second", "dense")

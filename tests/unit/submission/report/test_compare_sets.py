@@ -148,9 +148,9 @@ def test_small_presets_are_separate_and_not_results(tmp_path: Path) -> None:
     entries = [e for group in small for e in group]
     assert entries and all(e.official is False and not e.is_closed for e in entries)
     text = Page(page(comparison)).text
-    *_, before, after = text.split("CosmoFlow · 16 384 training samples · preset smoke")
+    *_, before, after = text.split("CosmoFlow · 16,384 training samples · preset smoke")
     assert after.startswith(" Not the official data set.")
-    assert "CosmoFlow · 524 288 training samples Sets" in before
+    assert "CosmoFlow · 524,288 training samples Sets" in before
     assert "preset smoke" in after and "preset smoke" not in before
     html = page(comparison)
     assert html.count('<h2 class="chapter"') == len(comparison.by_problem) == 2
@@ -230,7 +230,7 @@ def test_whole_batches_of_the_official_samples_are_the_official_data(tmp_path: P
     assert [e.official for e in comparison.entries] == [True, True]
     assert len(comparison.by_problem) == 1
     text = Page(page(comparison)).text
-    assert "121 216 training samples logged: 121 266 without the last, incomplete batch" in text
+    assert "121,216 training samples logged: 121,266 without the last, incomplete batch" in text
     assert "Not the official data set" not in text
 
 

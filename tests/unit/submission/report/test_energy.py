@@ -12,7 +12,7 @@ from helpers.report_runs import report_of
 from rich.console import Console
 
 from mlhpc import cli
-from mlhpc.record.energy import joules_text
+from mlhpc.quantities import joules_text
 from mlhpc.submission.check.console import print_score
 from mlhpc.submission.report.compare import compare
 from mlhpc.submission.report.compare_page import page as comparison_page

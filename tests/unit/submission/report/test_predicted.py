@@ -69,7 +69,7 @@ def test_a_run_that_waits_for_its_data_says_so_in_samples_per_second(tmp_path: P
     run = read(make_run(tmp_path / "run", result=slow))
     samples = sum(e.samples for e in run.result.epochs)
     says = beside(run, machine("dgx-a100")).measured
-    rates = f"{samples / 70:,.0f} of {samples / 60:,.0f}".replace(",", " ")
+    rates = f"{samples / 70:,.0f} of {samples / 60:,.0f}"
     assert says == f"the input path limits: {rates} samples/s"
 
 

@@ -14,7 +14,6 @@ from rich.console import Console
 
 from mlhpc.errors import UserError
 from mlhpc.submission.report.report import report
-from mlhpc.submission.report.summary import duration, size
 
 
 def test_a_good_run_shows_its_numbers(tmp_path: Path) -> None:
@@ -244,34 +243,3 @@ def test_a_path_without_a_run_is_a_one_line_error(tmp_path: Path) -> None:
     for path, message in ((tmp_path, "not a run folder"), (tmp_path / "none", "no such folder")):
         with pytest.raises(UserError, match=message):
             report(path, Console(file=StringIO()))
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (0.3156, "0.32 s"),
-        (93.246, "93.2 s"),
-        (599.94, "599.9 s"),
-        (1546.87, "25 min 46.9 s"),
-        (719.96, "12 min 0.0 s"),
-        (19_620.0, "5 h 27 min"),
-        (None, "not known"),
-    ],
-)
-def test_durations_are_formatted(seconds: float | None, text: str) -> None:
-    assert duration(seconds) == text
-
-
-@pytest.mark.parametrize(
-    ("count", "text"),
-    [
-        (0, "0 B"),
-        (999, "999 B"),
-        (1234, "1.23 kB"),
-        (41_435_664, "41.4 MB"),
-        (999_900_000, "1000 MB"),
-        (5.1e12, "5.1 TB"),
-    ],
-)
-def test_sizes_are_formatted(count: float, text: str) -> None:
-    assert size(count) == text

@@ -1,42 +1,21 @@
-"""Human-readable sizes and times: ``"256 KiB"``, ``"2 TB"``, 0.323, ``{mean = 0.3, stdev = 0.01}``."""
+"""Types of a workload's fields: counts, sizes (``"256 KiB"``), times (0.323, ``{mean = 0.3, stdev = 0.01}``)."""
 
 import math
-import re
 from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 from pydantic import BeforeValidator, Field, NonNegativeFloat, NonNegativeInt, PositiveInt, model_validator
 
 from mlhpc.benchmarks.schema import FrozenModel
-
-_UNITS = {"": 1, "B": 1} | {
-    f"{prefix}{infix}": base**power
-    for power, prefix in enumerate("KMGTP", 1)
-    for infix, base in (("B", 1000), ("", 1000), ("iB", 1024), ("i", 1024))
-}
+from mlhpc.quantities import parse_quantity
 
 
-def parse_bytes(value: Any) -> Any:
-    """A number of bytes from a number or a text with a unit: KB is 1000 bytes, KiB 1024 (SI and IEC 80000-13).
-
-    Fractions of a byte are rounded: published means have them. Raises ValueError for other text.
-    """
-    if isinstance(value, float) and math.isfinite(value):
-        return round(value)
-    if not isinstance(value, str):
-        return value
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", value)
-    unit = match[2][:1].upper() + match[2][1:] if match else ""
-    if not match or unit not in _UNITS or not math.isfinite(float(match[1]) * _UNITS[unit]):
-        raise ValueError("not a size; give bytes, or a number with KB, KiB, MB, MiB, GB, GiB, TB or TiB")
-    return round(float(match[1]) * _UNITS[unit])
-
-
-def format_bytes(size: float) -> str:
-    """``1.5 GB``: three significant digits, decimal units."""
-    units = ("B", "kB", "MB", "GB", "TB", "PB")
-    power = min(len(units) - 1, int(math.log10(size) / 3 + 1e-9)) if size >= 1 else 0
-    return f"{size / 1000**power:.3g} {units[power]}"
+def _bytes(value: Any) -> Any:
+    """A number of bytes from a number or a text (``mlhpc.quantities``). Fractions of a byte are rounded: published
+    means have them."""
+    if isinstance(value, str):
+        return round(parse_quantity(value, "bytes", bare="B"))
+    return round(value) if isinstance(value, float) and math.isfinite(value) else value
 
 
 LARGEST = 10**24
@@ -44,8 +23,8 @@ LARGEST = 10**24
 
 Count = Annotated[PositiveInt, Field(le=LARGEST)]
 CountOrNone = Annotated[NonNegativeInt, Field(le=LARGEST)]
-Bytes = Annotated[PositiveInt, Field(le=LARGEST), BeforeValidator(parse_bytes)]
-BytesOrNone = Annotated[NonNegativeInt, Field(le=LARGEST), BeforeValidator(parse_bytes)]
+Bytes = Annotated[PositiveInt, Field(le=LARGEST), BeforeValidator(_bytes)]
+BytesOrNone = Annotated[NonNegativeInt, Field(le=LARGEST), BeforeValidator(_bytes)]
 """Zero has a special meaning, described by the field."""
 
 
@@ -102,6 +81,7 @@ class Duration(FrozenModel):
 
     @property
     def constant(self) -> bool:
+        """Whether every draw is the same."""
         return self.type == "normal" and not self.stdev
 
     def draw(self, random: np.random.Generator) -> float:

@@ -1,0 +1,204 @@
+"""Numbers as text, and texts as numbers: sizes, times, rates and counts, written the same way everywhere.
+
+Sizes of files and of memory are in SI units (``bytes_text``: 1 GB is 10⁹ bytes), on hosts as on accelerators.
+Binary units (``binary_text``: 1 GiB is 2³⁰ bytes) are for powers of two by definition: limits in the code,
+settings with MiB in their name, edges of histograms. What a vendor's tool or MLPerf's system description says is
+not converted. Numbers have three significant digits, commas between groups of three, and no powers of ten.
+
+Quantities in files and options are a number (``16``, ``1.5``, ``2e3``) and a unit, with or without a blank:
+
+- bytes: ``B`` with k, M, G, T, P or E (powers of 1000), or Ki, Mi, Gi, Ti, Pi or Ei (of 1024); after a prefix up
+  to P the B may be left out: ``512G``, ``256 KiB``. The first letter may be upper or lower case, in rates too.
+- bytes/s: the same with ``B/s``. FLOP/s: ``FLOP/s`` with k to E.
+- s: ``ns``, ``us`` or ``µs``, ``ms``, ``s``, ``min``, ``h``, ``d``.
+- a share: a number without a unit.
+
+Where plain numbers have always been bytes (workloads, ``--memory``) they still are.
+"""
+
+import math
+import re
+from typing import Literal
+
+Dimension = Literal["bytes", "bytes/s", "FLOP/s", "s", "a share"]
+
+UNKNOWN = "not known"
+_SI = {"": 1.0} | {prefix: 1e3**n for n, prefix in enumerate("kMGTPE", 1)}
+_IEC = {f"{prefix}i": 1024.0**n for n, prefix in enumerate("KMGTPE", 1)}
+_BYTES = {f"{prefix}B": factor for prefix, factor in (_SI | _IEC).items()}
+_SECONDS = {"d": 86400.0, "h": 3600.0, "min": 60.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
+_UNITS: dict[Dimension, dict[str, float]] = {
+    "bytes": _BYTES | {unit[:-1]: factor for unit, factor in _BYTES.items() if unit[0] not in "BE"},
+    "bytes/s": {f"{unit}/s": factor for unit, factor in _BYTES.items()},
+    "FLOP/s": {f"{prefix}FLOP/s": factor for prefix, factor in _SI.items()},
+    "s": _SECONDS | {"µs": 1e-6},
+    "a share": {"": 1.0},
+}
+_EXAMPLE = {
+    "bytes": "16 GB",
+    "bytes/s": "900 GB/s",
+    "FLOP/s": "125 TFLOP/s",
+    "s": "1.5 us",
+    "a share": "0.31",
+}
+_SHOWN_FROM = {"d": 2 * 86400.0, "h": 7200.0, "min": 300.0}
+"""Seconds from which a time is shown in a unit; the others begin at one of it."""
+_ROUNDS_TO_ONE = 0.9995
+
+
+def parse_quantity(text: str, dimension: Dimension, bare: str = "") -> float:
+    """``text`` in bytes, bytes/s, FLOP/s, seconds or as a share, by the grammar above; ``bare``: the unit of a
+    number without one, if that is allowed. Raises ValueError with the reason."""
+    match = re.fullmatch(r"\s*([-+]?[\d.]+(?:[eE][-+]?\d+)?)\s*([^\s\d]\S*)?\s*", text)
+    units, example = _UNITS[dimension], _EXAMPLE[dimension]
+    unit = (match[2] if match else None) or bare
+    if not match or (not unit and unit not in units):
+        raise ValueError(f"{text!r} is not a number with a unit, such as {example!r}")
+    if unit not in units and dimension != "s":
+        unit = unit[0].swapcase() + unit[1:]
+    if unit not in units:
+        raise ValueError(
+            f"{text!r} has the unit {match[2]!r}, which is not a unit of {dimension}; write it as {example!r}"
+        )
+    try:
+        value = float(match[1]) * units[unit]
+    except ValueError:
+        raise ValueError(f"{text!r} is not a number with a unit, such as {example!r}") from None
+    if math.isinf(value):
+        raise ValueError(f"{text!r} is too large")
+    return value
+
+
+def text_of(value: float, dimension: Dimension) -> str:
+    """The inverse of ``parse_quantity``, with three digits."""
+    if dimension == "s":
+        return seconds_text(value)
+    if dimension == "a share":
+        return digits(value)
+    return si_text(value, {"bytes": "B"}.get(dimension, "B/s" if dimension == "bytes/s" else "FLOP/s"))
+
+
+def digits(value: float | None, significant: int = 3) -> str:
+    """``3.62``, ``36.2``, ``362``, ``3,617``: at least so many significant digits, without zeros at the end; empty
+    for None and what is not finite."""
+    if value is None or not math.isfinite(value):
+        return ""
+    decimals = significant - 1 - math.floor(math.log10(abs(value))) if value else 0
+    text = f"{value:,.{max(0, decimals)}f}"
+    return text.rstrip("0").rstrip(".") if decimals > 0 else text
+
+
+def four_digits(value: float | None) -> str:
+    """``digits`` of four significant digits, as a function of a column."""
+    return digits(value, 4)
+
+
+def si_text(value: float | None, unit: str, significant: int = 3) -> str:
+    """``12.3 kJ``, with the prefix that leaves a number from 1 to 999; "not known" for None and infinity."""
+    if value is None or not math.isfinite(value):
+        return UNKNOWN
+    prefix, factor = _prefix(float(f"{value:.{significant}g}"))
+    return f"{digits(value / factor, significant)} {prefix}{unit}"
+
+
+def _prefix(value: float) -> tuple[str, float]:
+    return max(
+        (pair for pair in _SI.items() if abs(value) >= pair[1]), key=lambda pair: pair[1], default=("", 1.0)
+    )
+
+
+def joules_text(joules: float | None) -> str:
+    """``81.23 kJ``; "incomplete" for None."""
+    return "incomplete" if joules is None else si_text(joules, "J", 4)
+
+
+def watts_text(watts: float) -> str:
+    """``1.234 kW``."""
+    return si_text(watts, "W", 4)
+
+
+def bytes_text(size: float | None, per: str = "") -> str:
+    """``25.3 GB``, and with ``per`` "/s" ``25.3 GB/s``: SI units."""
+    return si_text(size, f"B{per}")
+
+
+def binary_text(size: float) -> str:
+    """``16 MiB``: for sizes that are powers of two by definition."""
+    fitting = (prefix for prefix in reversed(_IEC) if size >= _ROUNDS_TO_ONE * _IEC[prefix])
+    prefix = next(fitting, "")
+    return f"{digits(size / _IEC.get(prefix, 1.0))} {prefix}B"
+
+
+def seconds_text(seconds: float | None) -> str:
+    """``8.62 ms``, ``46.8 s``, ``12.3 min``, ``5.1 h``: one number and one unit."""
+    if seconds is None or not math.isfinite(seconds):
+        return UNKNOWN
+    for unit, factor in _SECONDS.items():
+        if abs(seconds) >= _SHOWN_FROM.get(unit, _ROUNDS_TO_ONE * factor):
+            return f"{digits(seconds / factor)} {unit}"
+    return f"{digits(seconds * 1e9)} ns" if seconds else "0 s"
+
+
+def duration_text(seconds: float | None) -> str:
+    """A time that a clock measured: below 5 minutes as ``seconds_text``, to tenths of a second, and above as
+    ``25 min 46.9 s``, ``5 h 27 min``, ``3 d 4 h``."""
+    if seconds is None or not 100 <= seconds < math.inf:
+        return seconds_text(seconds)
+    tenths = round(10 * seconds)
+    if tenths < 3000:
+        return f"{digits(tenths / 10, 4)} s"
+    if tenths < 72_000:
+        return _two(tenths, 600, 10, "min", "s")
+    minutes = round(seconds / 60)
+    return (
+        _two(minutes, 60, 1, "h", "min") if minutes < 2880 else _two(round(seconds / 3600), 24, 1, "d", "h")
+    )
+
+
+def _two(number: int, per_large: int, per_small: int, large: str, small: str) -> str:
+    whole, rest = divmod(number, per_large)
+    return f"{whole} {large}" + (f" {digits(rest / per_small)} {small}" if rest else "")
+
+
+def minutes(seconds: float | None) -> str:
+    """``25.7812``, as scores are stated; empty for None."""
+    return "" if seconds is None else f"{seconds / 60:.4f}"
+
+
+def size_unit(size: float) -> tuple[str, float]:
+    """The unit for an axis up to ``size`` bytes, and its bytes."""
+    prefix, factor = _prefix(size)
+    return f"{prefix}B", factor
+
+
+def time_unit(seconds: float) -> tuple[str, float]:
+    """The unit for an axis up to ``seconds``, and its seconds."""
+    if seconds < 300:
+        return "s", 1.0
+    return ("min", 60.0) if seconds < 3 * 3600 else ("h", 3600.0)
+
+
+def whole(value: float | None, none: str = "not logged") -> str:
+    """``262,144``; ``none`` for None and what is not finite."""
+    return none if value is None or not math.isfinite(value) else f"{value:,.0f}"
+
+
+def count(number: int, noun: str) -> str:
+    """``1 rank``, ``2 ranks``, ``1,024 ranks``: for nouns whose plural ends in s."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def decimals(value: float) -> int:
+    """Number of decimals that shows ``value`` with about four digits."""
+    return 0 if value >= 1000 else 1 if value >= 100 else 2 if value >= 1 else 3
+
+
+def plain(value: float | None) -> str:
+    """A number of a column: about four digits and fixed decimals, ``36.20``, ``1,024``; empty for None."""
+    if value is None or not math.isfinite(value):
+        return ""
+    if 0 < value < 0.001:
+        return "< 0.001"
+    if -0.0005 < value < 0:  # time that clocks do not resolve
+        value = 0.0
+    return f"{value:,.{decimals(value)}f}"
