@@ -95,7 +95,7 @@ def test_an_environment_of_other_types_is_damaged(values: dict[str, Any], tmp_pa
 
 def test_of_many_missing_event_files_only_the_first_is_listed(tmp_path: Path) -> None:
     run = read(make_run(tmp_path / "run", result=lambda result: result.update(ranks=1_000_000)))
-    assert run.problems == (("events.rank1.jsonl", "is missing, and 999998 others"),)
+    assert run.problems == (("events.rank1.jsonl", "is missing, and 999,998 others"),)
 
 
 @pytest.mark.parametrize("name", ["result.json", "env.json", "config.toml"])
