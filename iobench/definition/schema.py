@@ -285,8 +285,7 @@ class Workload(FrozenModel):
             )
         if reader.threads > 1 and 1 in (dataset.files, dataset.eval_files):
             raise ValueError(
-                "with reader.mpi_io all ranks open a shared file collectively: reader.threads must be 0 or "
-                "1, not "
+                "with reader.mpi_io all ranks open a shared file collectively: reader.threads must be 0 or 1, not "
                 f"{reader.threads}"
             )
 
