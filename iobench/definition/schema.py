@@ -115,8 +115,7 @@ class Storage(FrozenModel):
 
     url: str = Field("", description="s3://bucket/prefix; --data overrides it")
     endpoints: Annotated[tuple[str, ...], BeforeValidator(_split)] = Field(
-        (),
-        description="URLs of the server, separated by commas; rank r uses number r modulo their count",
+        (), description="URLs of the server, separated by commas; rank r uses number r modulo their count"
     )
     region: str = ""
     path_style: bool | None = Field(

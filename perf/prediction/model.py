@@ -14,13 +14,7 @@ from mlhpc.benchmarks.load import load
 from mlhpc.benchmarks.schema import Run
 from mlhpc.errors import UserError
 from mlhpc.perf.accelerator.memory import RESERVED, largest_batch, memory_of
-from mlhpc.perf.calibration import (
-    Calibration,
-    Efficiency,
-    calibration,
-    kind_of,
-    roofline,
-)
+from mlhpc.perf.calibration import Calibration, Efficiency, calibration, kind_of, roofline
 from mlhpc.perf.collectives import all_reduce
 from mlhpc.perf.epochs import epochs_to_target
 from mlhpc.perf.machines import Machine
