@@ -138,8 +138,7 @@ def kind_of(network: Network) -> Kind:
     dominant = max(flops, key=lambda kind: flops[kind])
     if dominant not in CALIBRATED:
         raise UserError(
-            f"network {network.name}, layer {largest[dominant].name!r}: most of the work is in layers of the "
-            f"kind "
+            f"network {network.name}, layer {largest[dominant].name!r}: most of the work is in layers of the kind "
             f"{dominant!r}, whose efficiency is not known from published sets; it is known for "
             f"{' and '.join(CALIBRATED)}s"
         )

@@ -45,10 +45,7 @@ _FIGURES: dict[str, dict[str, _Field]] = {
         "memory": _Field("bytes", False, 1e8, 1e15),
         "memory_bandwidth": _Field("bytes/s", False, 1e8, 1e14),
     },
-    "links": {
-        "host": _Field("bytes/s", False, 1e7, 1e13),
-        "peers": _Field("bytes/s", False, 1e7, 1e14),
-    },
+    "links": {"host": _Field("bytes/s", False, 1e7, 1e13), "peers": _Field("bytes/s", False, 1e7, 1e14)},
     "network": {
         "bandwidth": _Field("bytes/s", False, 1e6, 1e12),
         "latency": _Field("s", False, 1e-8, 1e-1),

@@ -135,11 +135,7 @@ def predict(
 
 
 def carried(
-    points: Sequence[Point],
-    at: float,
-    axis: str,
-    exponent: float,
-    limits: tuple[float, float],
+    points: Sequence[Point], at: float, axis: str, exponent: float, limits: tuple[float, float]
 ) -> Estimate:
     """A quantity at size ``at`` from ``points``; sizes are positive. ``axis`` is the name of the size.
 

@@ -74,8 +74,7 @@ def divide(batch: int, accelerators: int, plan: SlabPlan | None = None) -> tuple
     if batch >= accelerators:
         if batch % accelerators:
             raise UserError(
-                f"a global batch of {batch} cannot be divided equally among {accelerators} accelerators; "
-                f"use a "
+                f"a global batch of {batch} cannot be divided equally among {accelerators} accelerators; use a "
                 f"multiple of {accelerators}, or another number of nodes"
             )
         return 1, batch // accelerators

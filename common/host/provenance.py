@@ -146,7 +146,7 @@ def machine() -> dict[str, Any]:
         "hostname": socket.gethostname(),
         "cpu": _cpu_model(),
         "cores": len(os.sched_getaffinity(0)),
-        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 3),
         "accelerators": accelerators(),
         "os": f"{_os_name()}, Linux {platform.release()}",
     }

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mlhpc.iobench.dataset.objects import ObjectStore
-from mlhpc.iobench.dataset.places import Folder, Place
+from mlhpc.iobench.dataset.places import Folder
 from mlhpc.iobench.definition.schema import Dataset, Storage
 from mlhpc.iobench.formats.formats import find
 
@@ -41,7 +41,7 @@ class Layout:
     dataset: Dataset
 
     @cached_property
-    def place(self) -> Place:
+    def place(self) -> Folder | ObjectStore:
         """Access to the files."""
         return Folder(self.root) if isinstance(self.root, Path) else self.root
 

@@ -41,7 +41,7 @@ LARGEST_RECORD = 1 << 20
 
 @dataclass(frozen=True)
 class ObjectStore:
-    """A prefix in an object store; a ``Place``. ``endpoint``: URL of the server, empty for the provider's
+    """A prefix in an object store. ``endpoint``: URL of the server, empty for the provider's
     default or that of AWS_ENDPOINT_URL. ``path_style``: the bucket is named in the path of a request, not in
     the host; None: where an endpoint is given. ``attempts``: of a request, with pauses between them that
     double."""

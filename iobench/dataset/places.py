@@ -1,10 +1,14 @@
-"""The location of a data set's files: a folder, or (``objects``) a prefix in an object store."""
+"""The location of a data set: a folder, or a prefix in an object store, with the same methods (``objects``).
+
+Names of files are ``train/00000.npz`` and so on. All methods raise UserError; ``write``, ``size`` and ``read`` of
+a folder also OSError.
+"""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -21,50 +25,9 @@ RECORD = ".iobench.json"
 """Describes the data set in its folder: a run refuses that of another workload."""
 
 
-class Place(Protocol):
-    """Names of files are ``train/00000.npz`` and so on. All methods raise UserError, or OSError if documented."""
-
-    @property
-    def folder(self) -> Path | None:
-        """The folder, if it is one: only then are its page cache and device on this machine."""
-
-    def facts(self) -> dict[str, Any]:
-        """Its description in a result."""
-
-    def record(self) -> dict[str, Any] | None:
-        """The record of its data set; None if there is none of this tool."""
-
-    def claim(self, record: Mapping[str, Any]) -> None:
-        """Assign it to this data set. Raises UserError if it contains anything else."""
-
-    def missing(self, names: Sequence[str]) -> list[str]:
-        """The files among ``names`` that are missing, ready to be written."""
-
-    def present(self, split: str) -> set[str]:
-        """The files of ``train`` or ``validation`` that it has."""
-
-    def require_space(self, needed: int) -> None:
-        """Raise UserError if ``needed`` bytes definitely do not fit."""
-
-    def write(self, name: str, fill: Callable[[int], None]) -> int:
-        """Write a file by calling ``fill`` with a descriptor; returns its bytes. The file gets its final name
-        once it is complete. Also raises OSError."""
-
-    def size(self, name: str) -> int:
-        """Bytes of a file. Also raises OSError."""
-
-    def read(self, name: str) -> Bytes:
-        """The content of a file, not counted. Also raises OSError."""
-
-    def open(
-        self, name: str, statistics: ReadStatistics, *, transfer: int, direct: bool, streaming: bool
-    ) -> CountedFile:
-        """A file whose reads are counted."""
-
-
 @dataclass(frozen=True)
 class Folder:
-    """A folder of a file system."""
+    """A folder of a file system. Only of a folder are the page cache and the device on this machine."""
 
     root: Path
 
@@ -121,7 +84,8 @@ class Folder:
             )
 
     def write(self, name: str, fill: Callable[[int], None]) -> int:
-        """Write a file, atomically; returns its bytes."""
+        """Write a file by calling ``fill`` with a descriptor; returns its bytes. The file gets its name once it is
+        complete."""
         with atomic.writing(self.root / name) as fd:
             fill(fd)
             return os.fstat(fd).st_size

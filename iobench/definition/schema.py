@@ -115,8 +115,7 @@ class Storage(FrozenModel):
 
     url: str = Field("", description="s3://bucket/prefix; --data overrides it")
     endpoints: Annotated[tuple[str, ...], BeforeValidator(_split)] = Field(
-        (),
-        description="URLs of the server, separated by commas; rank r uses number r modulo their count",
+        (), description="URLs of the server, separated by commas; rank r uses number r modulo their count"
     )
     region: str = ""
     path_style: bool | None = Field(
@@ -285,8 +284,7 @@ class Workload(FrozenModel):
             )
         if reader.threads > 1 and 1 in (dataset.files, dataset.eval_files):
             raise ValueError(
-                "with reader.mpi_io all ranks open a shared file collectively: reader.threads must be 0 or "
-                "1, not "
+                "with reader.mpi_io all ranks open a shared file collectively: reader.threads must be 0 or 1, not "
                 f"{reader.threads}"
             )
 

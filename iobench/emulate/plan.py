@@ -29,9 +29,8 @@ def require_enough(workload: Workload, ranks: int) -> None:
         return
     if reader.partition and 1 < dataset.files < ranks:
         raise UserError(
-            f"{dataset.files} files are too few for {count(ranks, 'rank')}: each rank reads separate "
-            f"files, unless there is one shared file; use more files (--set dataset.files=...), or fewer "
-            f"ranks"
+            f"{dataset.files} files are too few for {count(ranks, 'rank')}: each rank reads separate files, "
+            "unless there is one shared file; use more files (--set dataset.files=...), or fewer ranks"
         )
     if workload.steps_per_epoch(ranks) < 1:
         raise UserError(

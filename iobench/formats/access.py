@@ -91,8 +91,7 @@ class CountedFile:
         """Fill ``out``, uint8 [length], with the bytes from ``offset`` on."""
         if offset < 0 or offset + len(out) > self.size:
             raise UserError(
-                f"{self.path}: has {self.size} bytes, {offset + len(out)} are expected: damaged; "
-                f"regenerate it"
+                f"{self.path}: has {self.size} bytes, {offset + len(out)} are expected: damaged; regenerate it"
             )
         if not self._streaming:
             return self._fetch(offset, out)

@@ -22,9 +22,8 @@ def require_mpi(ranks: int, shared: bool) -> None:
 
     if not h5py.get_config().mpi:
         raise UserError(
-            f"reader.mpi_io: the installed h5py {h5py.version.version} was built without MPI; install one "
-            f"that was "
-            "(HDF5_MPI=ON, or Debian's python3-h5py-mpi), or omit reader.mpi_io"
+            f"reader.mpi_io: the installed h5py {h5py.version.version} was built without MPI; install one that "
+            "was (HDF5_MPI=ON, or Debian's python3-h5py-mpi), or omit reader.mpi_io"
         )
     size = _mpi().COMM_WORLD.size
     if shared and size != ranks:

@@ -201,8 +201,6 @@ def print_simulated(fitted: Fit, system: System, runs: Sequence[Simulated], cons
         f"measured, of a sample: {plain(1e3 * service.device_s)} ms of storage only, "
         f"{plain(1e3 * service.latency_s)} ms with concurrent reads, {plain(1e3 * service.decode_s)} ms of a "
         f"core; {plain(1e3 * service.open_s)} ms to open a file. Simulated: "
-        f"{count(system.targets, 'storage target')}, "
-        f"{count(system.metadata, 'metadata server')}, {count(system.ranks_per_node, 'rank')} on each node "
-        f"of "
-        f"{count(system.cores, 'core')}",
+        f"{count(system.targets, 'storage target')}, {count(system.metadata, 'metadata server')}, "
+        f"{count(system.ranks_per_node, 'rank')} on each node of {count(system.cores, 'core')}",
     )

@@ -61,16 +61,14 @@ def fit(workload: Workload, results: Sequence[Mapping[str, Any]]) -> Fit:
     for ranks, result in by_ranks.items():
         if _reads(result["workload"]) != _reads(workload.model_dump(mode="json", exclude_none=True)):
             raise UserError(
-                f"the run on {count(ranks, 'rank')} belongs to a different workload; choose runs of this "
-                f"workload"
+                f"the run on {count(ranks, 'rank')} belongs to a different workload; choose runs of this workload"
             )
         ran[ranks] = Workload.model_validate(result["workload"])
     one, two = by_ranks[1], by_ranks[2]
     for key in ("data", "filesystem", "object_store"):
         if one.get(key) != two.get(key):
             raise UserError(
-                f"the runs read from different places: {key} is {one.get(key)} on one rank and "
-                f"{two.get(key)} on "
+                f"the runs read from different places: {key} is {one.get(key)} on one rank and {two.get(key)} on "
                 "two; choose runs on the same data"
             )
     try:

@@ -25,11 +25,7 @@ PRODUCT_KINDS = (
 )
 OTHERS = "no matrix product"
 _SIZES = alt.Scale(domain=[0, 0.2], range=[30, 500], clamp=True)
-BOUNDS = {
-    "tensor": "tensor cores",
-    "float32": "float32 units",
-    "memory": "memory bandwidth",
-}
+BOUNDS = {"tensor": "tensor cores", "float32": "float32 units", "memory": "memory bandwidth"}
 
 
 def roofline_section(

@@ -121,17 +121,7 @@ class Layer:
     @property
     def forward_flops(self) -> int:
         """FLOPs of products per sample."""
-        return self._flops("forward")
-
-    @property
-    def input_gradient_flops(self) -> int:
-        """0 for the layer of the network's input, which needs no gradient."""
-        return self._flops("input gradient")
-
-    @property
-    def weight_gradient_flops(self) -> int:
-        """FLOPs of products per sample."""
-        return self._flops("weight gradient")
+        return sum(part.flops for part in self.passes if part.name == "forward")
 
     @property
     def training_flops(self) -> int:
@@ -146,9 +136,6 @@ class Layer:
         """Bytes that this layer adds to those kept for the backward pass of ``batch`` samples, excluding the
         network's input."""
         return sum(saved.size(precision, batch) for saved in self.saved if not saved.is_input)
-
-    def _flops(self, name: PassName) -> int:
-        return sum(part.flops for part in self.passes if part.name == name)
 
 
 @dataclass(frozen=True)

@@ -14,13 +14,7 @@ from mlhpc.benchmarks.load import load
 from mlhpc.benchmarks.schema import Run
 from mlhpc.errors import UserError
 from mlhpc.perf.accelerator.memory import RESERVED, largest_batch, memory_of
-from mlhpc.perf.calibration import (
-    Calibration,
-    Efficiency,
-    calibration,
-    kind_of,
-    roofline,
-)
+from mlhpc.perf.calibration import Calibration, Efficiency, calibration, kind_of, roofline
 from mlhpc.perf.collectives import all_reduce
 from mlhpc.perf.epochs import epochs_to_target
 from mlhpc.perf.machines import Machine
@@ -210,8 +204,7 @@ class Model:
             high = max(high, step.busy * change * half)
         if self.efficiency.sets and "2-D" in self.kind and self.run.benchmark == "resnet50":
             notes.append(
-                "no published set of ResNet-50 available: the efficiency of 2-D convolutions is that of "
-                "DeepCAM"
+                "no published set of ResNet-50 available: the efficiency of 2-D convolutions is that of DeepCAM"
             )
         floor = step.input
         value = Estimate(max(step.busy, floor), max(low, floor), max(high, floor), self.efficiency.how)
@@ -275,9 +268,8 @@ class Model:
             )
             if self.run.staging.mode == "replicate" and placed.moved.sent == 0 and nodes > 1:
                 lines.append(
-                    "every node reads the whole data set from the shared file system; with "
-                    "staging.read_once only one node does, and with staging.mode=shard each node reads its "
-                    "part"
+                    "every node reads the whole data set from the shared file system; with staging.read_once only "
+                    "one node does, and with staging.mode=shard each node reads its part"
                 )
         return lines
 

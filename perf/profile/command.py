@@ -72,9 +72,8 @@ def _elsewhere(given: Machine, first: Profile) -> str:
     if not (differ := differences(given, first)):
         return ""
     return (
-        f"--machine {given.name}: measured on another machine ({'; '.join(differ)}), so hardware "
-        f"efficiency relates to the peaks of another machine; pass this machine's file (written by mlhpc "
-        f"doctor --calibrate)"
+        f"--machine {given.name}: measured on another machine ({'; '.join(differ)}), so hardware efficiency "
+        "relates to the peaks of another machine; pass this machine's file (written by mlhpc doctor --calibrate)"
     )
 
 

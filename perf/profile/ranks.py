@@ -56,9 +56,8 @@ def reading_table(ranks: Sequence[Profile]) -> Table:
 
 
 EXCHANGE_NOTE = (
-    "Not hidden: all-reduce without concurrent computation, including late ranks. GB/s: a rank's gradients "
-    "over the "
-    "time in which at least one message is under way (of Horovod, as its timeline has it on rank 0, without "
+    "Not hidden: all-reduce without concurrent computation, including late ranks. GB/s: a rank's gradients over "
+    "the time in which at least one message is under way (of Horovod, as its timeline has it on rank 0, without "
     "waiting and copying); of one size, a message's bytes over its own time, which others may share."
 )
 _READING_NOTE = (

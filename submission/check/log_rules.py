@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from mlhpc.errors import shown
-from mlhpc.quantities import count
+from mlhpc.quantities import count, seconds_text
 from mlhpc.record.mllog import Log
 from mlhpc.submission.findings import Finding, Severity
 
@@ -62,7 +62,7 @@ def _steady_clock(log: Log) -> Iterator[Finding]:
     backwards = [(b.line, a.time_ms - b.time_ms) for a, b in pairwise(log.records) if b.time_ms < a.time_ms]
     if backwards:
         largest = max(step for _, step in backwards)
-        actual = f"{count(len(backwards), 'step')} back, the largest {largest:g} ms"
+        actual = f"{count(len(backwards), 'step')} back, the largest {seconds_text(largest / 1e3)}"
         remedy = "several ranks wrote into the same file, or the clock was set back: log only from rank 0"
         line = str(backwards[0][0])
         yield _finding("clock", "warning", log, line, "times that never decrease", actual, remedy)

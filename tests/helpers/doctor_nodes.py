@@ -3,9 +3,8 @@
 import copy
 
 from mlhpc.common.ranks.environment import RankInfo
-from mlhpc.doctor.check_result import GIB
 
-FOLDER = {"path": "/scratch", "type": "xfs", "is_ram": False, "shared": False, "free": 900 * GIB,
+FOLDER = {"path": "/scratch", "type": "xfs", "is_ram": False, "shared": False, "free": 900 << 30,
           "exists": True, "writable": True}  # fmt: skip
 
 NODE = {
@@ -20,7 +19,7 @@ NODE = {
     "commit": "abc", "horovod_built_for": "2.18.1", "infiniband": False, "memlock": 8 << 20,
     "clock_synchronised": True,
     "no_interface": {}, "shm": FOLDER | {"path": "/dev/shm", "type": "tmpfs", "is_ram": True},
-    "data": FOLDER | {"path": "/lustre/d", "type": "lustre", "shared": True, "bytes": 100 * GIB, "files": 9,
+    "data": FOLDER | {"path": "/lustre/d", "type": "lustre", "shared": True, "bytes": 100 << 30, "files": 9,
                       "digest": 1},
     "stage": FOLDER, "out": FOLDER | {"path": "/lustre/r", "type": "lustre", "shared": True},
     "tensorflow": {"version": "2.18.1", "gpus": 0, "horovod": {"gloo": True, "mpi": False, "nccl": False}},

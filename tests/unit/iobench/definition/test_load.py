@@ -52,7 +52,7 @@ def test_settings_lie_over_the_file(tmp_path):
     [
         ("files = 4", "fils = 4", r"w\.toml:5: unknown key 'dataset\.fils'; did you mean 'dataset\.files'\?"),
         ("files = 4", "files = 0", r"w\.toml:5: dataset\.files: .*greater than 0; got 0"),
-        ('"1 KiB"', '"1 kilo"', r"w\.toml:6: dataset\.sample_bytes: not a size"),
+        ('"1 KiB"', '"1 kilo"', r"w\.toml:6: dataset\.sample_bytes: '1 kilo' has the unit"),
         ('format = "npz"', 'format = "bmp"', r"w\.toml:4: dataset\.format: .*got 'bmp'"),
         ("files = 4", "files = 4\ntotal_bytes = '1 MB'", r"w\.toml:3: dataset: contradictory sizes: 4 files of 1 "
          r"samples of 1024 bytes are 4\.1 kB, but total_bytes is 1 MB"),

@@ -26,7 +26,7 @@ def test_extents_are_read_in_their_order_each_by_its_own_transfers(tmp_path):
     layout = Layout(tmp_path, dataset)
     statistics = ReadStatistics(events=[])
     file = CountedFile(layout.path("train", 0), statistics)
-    parts = ExtentReader(file, layout.sizes("train", 0), EXTENTS).read(2)
+    parts = ExtentReader(file, layout.sizes("train", 0), layout.dataset, EXTENTS).read(2)
     file.close()
     statistics.settle()
     assert statistics.events is not None

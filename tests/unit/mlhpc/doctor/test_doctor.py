@@ -11,7 +11,6 @@ from helpers.doctor_nodes import FOLDER, GPU, NODE, SRUN, spoiled
 from mlhpc import cli
 from mlhpc.common.ranks.environment import RankInfo
 from mlhpc.doctor import node
-from mlhpc.doctor.check_result import GIB
 from mlhpc.doctor.checks import check_nodes
 from mlhpc.submission.system import description as system_description
 
@@ -125,14 +124,14 @@ def torch_of(cuda, driver, usable):
         ("data set", "warn", {"data": FOLDER}, {}),  # without a manifest
         ("data set", "warn", {"data__is_ram": True}, {}),
         ("data set", None, {"data": {}}, {}),  # not given
-        ("staging", "fail", {"stage__free": 99 * GIB}, {}),  # the data set has 100
+        ("staging", "fail", {"stage__free": 99 << 30}, {}),  # the data set has 100
         ("staging", "fail", {"stage__writable": False}, {}),
         ("staging", "warn", {"stage__is_ram": True}, {}),
         ("staging", "warn", {"stage__shared": True}, {}),
         ("staging", "fail", {"stage": {"path": "/x", "error": "Stale file handle"}}, {}),
         ("results", "fail", {"out__writable": False}, {}),
         ("results", "warn", {"out__is_ram": True}, {}),
-        ("results", "warn", {"out__free": GIB // 2}, {}),
+        ("results", "warn", {"out__free": 1 << 29}, {}),
         ("/dev/shm", "warn", {"shm__free": 64 << 20}, {}),  # what container engines give
         ("network", "fail", {"no_interface": {"HOROVOD_GLOO_IFACE": "ib9"}}, {}),
         ("compiled gradients", "warn", {"compiled__gradients": False}, {}),

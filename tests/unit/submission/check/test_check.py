@@ -112,7 +112,7 @@ def test_findings_describe_expected_and_actual_in_words(tmp_path: Path) -> None:
         return finding
 
     init = only("init of 31 min")
-    assert (init.expected, init.actual) == ("init shorter than 30 min", "31.1 min")
+    assert (init.expected, init.actual) == ("init shorter than 30 min", "31 min 4 s")
     missed = only("target missed")
     assert missed.expected == "an evaluation with eval_error <= 0.124 and eval_error > 0"
     assert missed.actual == "the best of 3 is 0.1241"
