@@ -18,6 +18,7 @@ monotonic clock since the log was opened, ``event``, ``name``, and more by kind 
 """
 
 import os
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,6 +29,19 @@ from mlhpc.common.files.untrusted import MOST_VALUES, count_values, parse_json
 
 LONGEST_EVENT = 2**20
 """Characters of an event."""
+_NAME = re.compile(r"events\.rank(0|[1-9]\d{0,8})\.jsonl")
+
+
+def rank_of(name: str) -> int | None:
+    """The rank whose events are in the file ``name``; None for other files."""
+    match = _NAME.fullmatch(name)
+    return int(match[1]) if match else None
+
+
+def event_files(folder: Path) -> dict[int, Path]:
+    """The files of events in a run's folder by rank, without links."""
+    files = {rank: path for path in folder.iterdir() if (rank := rank_of(path.name)) is not None}
+    return {rank: path for rank, path in sorted(files.items()) if path.is_file() and not path.is_symlink()}
 
 
 def read_events(path: Path) -> list[dict[str, Any]]:
@@ -87,16 +101,15 @@ class RankTimes:
 def read_ranks(folder: Path) -> list[RankTimes]:
     """The times of every rank whose events can be read, sorted by rank."""
     ranks = []
-    for path in folder.glob("events.rank*.jsonl"):
-        number = path.name.removeprefix("events.rank").removesuffix(".jsonl")
-        if not number.isdecimal() or not path.is_file() or path.stat().st_size > _MOST_BYTES:
+    for rank, path in event_files(folder).items():
+        if path.stat().st_size > _MOST_BYTES:
             continue
         try:
             events = read_events(path)
         except (OSError, ValueError, RecursionError):
             continue
-        ranks.append(_times(int(number), [event for event in events if isinstance(event, dict)]))
-    return sorted(ranks, key=lambda times: times.rank)
+        ranks.append(_times(rank, events))
+    return ranks
 
 
 def _times(rank: int, events: list[dict[str, Any]]) -> RankTimes:

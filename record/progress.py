@@ -27,7 +27,7 @@ from mlhpc.record.energy import (
     energy_so_far,
     take_reading,
 )
-from mlhpc.record.events import is_event
+from mlhpc.record.events import is_event, rank_of
 
 Event = dict[str, Any]
 _MOST_BYTES = 64 * 2**20
@@ -213,8 +213,7 @@ class Follower:
 
     def _new(self, name: str) -> _Rank | None:
         """The rank whose events are in the file ``name``; None for other files."""
-        number = name.removeprefix("events.rank").removesuffix(".jsonl")
-        if name != f"events.rank{number}.jsonl" or not number.isdecimal():
+        if rank_of(name) is None:
             return None
         return self._ranks.setdefault(name, _Rank(_Tail(os.path.join(self.folder, name), self._clock)))
 
