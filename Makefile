@@ -10,7 +10,6 @@
 VENV := .venv
 BIN  := $(VENV)/bin
 DEMO := results/demo
-ROOMS := $(addprefix $(CURDIR)/,benchmarks common cosmoflow deepcam iobench perf record resnet50 submission)
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
 	$$p -c 'import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null \
 	&& { echo $$p; break; }; done)
@@ -54,20 +53,16 @@ lint: $(VENV)/.test
 	@echo '== lint: ruff'
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check .
 	@echo '== types: mypy'
-	@rm -rf build/typecheck && mkdir -p build/typecheck/mlhpc && ln -s $(CURDIR)/mlhpc/* build/typecheck/mlhpc/
-	@for room in benchmarks common cosmoflow deepcam iobench perf record resnet50 submission; do ln -s $(CURDIR)/$$room build/typecheck/mlhpc/$$room; done
-	@cd build/typecheck && $(CURDIR)/$(BIN)/mypy --config-file $(CURDIR)/pyproject.toml -p mlhpc
+	@$(BIN)/mypy
 	@if command -v shellcheck >/dev/null; then echo '== shell: shellcheck'; \
 	shellcheck -x .ci/run environment.sh run_scripts/*.sbatch run_scripts/*.lsf run_scripts/*.sh run_scripts/*/*.sh; else echo '== shell: shellcheck is not installed, skipped'; fi
 
 tutorial: $(VENV)/.test
 	@$(BIN)/python tests/helpers/tutorial.py
 
-# The pages lie as in the checkout, so that their links need no change; the packages as they are installed.
+# The pages lie as in the checkout, so that their links need no change.
 docs: build/docs/.venv
-	@rm -rf build/docs/pages build/docs/sources && mkdir -p build/docs/pages build/docs/sources/mlhpc
-	@ln -s $(CURDIR)/*.md $(CURDIR)/docs build/docs/pages/
-	@ln -s $(CURDIR)/mlhpc/* $(ROOMS) build/docs/sources/mlhpc/
+	@rm -rf build/docs/pages && mkdir -p build/docs/pages && ln -s $(CURDIR)/*.md $(CURDIR)/docs build/docs/pages/
 	@NO_MKDOCS_2_WARNING=1 build/docs/venv/bin/mkdocs build && echo 'build/docs/site/index.html'
 
 build/docs/.venv: constraints.txt

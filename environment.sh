@@ -81,6 +81,7 @@ build_horovod() {
     --no-binary horovod -c constraints.txt -w build/horovod horovod
 }
 
+[ -d src/mlhpc/common ] || refuse "src/mlhpc/common is no link to common; clone onto a file system with symbolic links (git config core.symlinks true)"
 case $(uname -s) in Linux) ;; *) refuse "the suite runs on Linux; on $(uname -s) use a container or a virtual machine" ;; esac
 if [ ! -e .venv/bin/pip ]; then
   [ -n "${2:-}" ] || refuse "needs Python 3.11, 3.12 or 3.13 with venv (Debian: apt install python3-venv); or make $what PYTHON=/path/to/python"

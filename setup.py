@@ -1,26 +1,63 @@
-"""The compiled parts, without which encoded data sets are read by NumPy and CosmoFlow's gradients on a CPU are
-computed by PyTorch, both slowly. All else is in setup.cfg."""
+"""What setup.cfg cannot say: the compiled parts, without which encoded data sets are read by NumPy and CosmoFlow's
+gradients on a CPU are computed by PyTorch, both slowly; and the files that lie outside the packages."""
 
 import os
+from pathlib import Path
 
 from setuptools import Extension, setup
+from setuptools.command.build_py import build_py
 
 COMPILED = [
     Extension(
         "mlhpc.common.data.codecs._decode",
-        ["common/data/codecs/_decode.c"],
+        ["src/mlhpc/common/data/codecs/_decode.c"],
         # No fused multiply-add: all decoders give the same bits.
         extra_compile_args=["-O3", "-ffp-contract=off"],
         optional=True,  # where there is no compiler
     ),
     Extension(
         "mlhpc.cosmoflow.cpu._pooled",
-        ["cosmoflow/cpu/_pooled.c"],
+        ["src/mlhpc/cosmoflow/cpu/_pooled.c"],
         # Floating-point exceptions are never looked at, and vectors only passed between inlined functions.
         extra_compile_args=["-O3", "-fno-trapping-math", "-Wno-psabi"],
         optional=True,
     ),
 ]
+# For those who install a wheel (mlhpc scripts): no code of the suite, and without docs/evidence. The site files by
+# name, since that folder may hold a centre's own.
+SITES = ("a64fx", "aurora", "frontier", "local", "perlmutter", "slurm", "summit")
+SHIPPED = [
+    *(
+        f"docs/{name}"
+        for name in ("start/*.md", "guide/*.md", "reference/*.md", "reference/api/*.md", "images/*")
+    ),
+    *(
+        f"run_scripts/{name}"
+        for name in ("*.sh", "*.sbatch", "*.lsf", "*.pbs", "containers/*", "reframe/*.py")
+    ),
+    *(f"run_scripts/{name}" for name in ("easybuild/*.eb", "ramble/**/*.*", "spack/**/*.*")),
+    *(f"run_scripts/sites/{site}.sh" for site in SITES),
+]
 
-# environment.sh sets it for the demo, which uses neither.
-setup(ext_modules=[] if os.environ.get("MLHPC_WITHOUT_C") else COMPILED)
+if not Path("src/mlhpc/common/__init__.py").is_file():
+    raise SystemExit(
+        "src/mlhpc/common is no link to common: unpack or clone where symbolic links can be made"
+    )
+
+
+class BuildWithScripts(build_py):
+    def run(self) -> None:
+        super().run()
+        if not self.editable_mode:
+            for file in (file for pattern in SHIPPED for file in Path().glob(pattern)):
+                if "__pycache__" not in file.parts:
+                    target = Path(self.build_lib, "mlhpc", file)
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    self.copy_file(str(file), str(target))
+
+
+setup(
+    # environment.sh sets it for the demo, which uses neither.
+    ext_modules=[] if os.environ.get("MLHPC_WITHOUT_C") else COMPILED,
+    cmdclass={"build_py": BuildWithScripts},
+)

@@ -1,5 +1,6 @@
 """From a benchmark's TOML, a preset and ``--set key=value`` to a ``Run``."""
 
+import errno
 import json
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
@@ -64,6 +65,8 @@ def load_file(
     """
     settings = list(settings)
     try:
+        if path.exists() and not path.is_file():  # a FIFO or a device would be read for ever
+            raise OSError(errno.EINVAL, "not a file")
         text = path.read_text("utf-8")
         own = parse_toml(text)
     except OSError as error:

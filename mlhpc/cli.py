@@ -73,14 +73,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.write("mlhpc: interrupted\n")
         return status_of(interrupt)
     except OSError as error:
-        if error.errno not in (errno.EPIPE, errno.ENOSPC, errno.EDQUOT) or debug:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        if debug or not (full or error.errno == errno.EPIPE or error.filename):
             raise
-        # The reader of our output has closed it, or its disk is full. Flushing the buffer must not fail again when
-        # Python exits.
+        # Its reader may have closed our output, or the disk may be full; Python flushes the buffer again when
+        # it exits.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if error.errno == errno.EPIPE:
             return 1
-        sys.stderr.write(f"mlhpc: {_message(error)}; free some space, or write elsewhere\n")
+        remedy = "free some space, or write elsewhere" if full else "--debug shows where it was needed"
+        sys.stderr.write(f"mlhpc: {_message(error)}; {remedy}\n")
         return 2
     finally:
         if quiet_before is None:

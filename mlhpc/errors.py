@@ -69,7 +69,7 @@ def install(extra: str) -> str:
     python = Path(sys.executable)
     here = shutil.which("pip") == str(python.with_name("pip"))
     pip = "pip install" if here else f"{shlex.quote(shown(python))} -m pip install"
-    checkout = Path(__file__).parents[1]
+    checkout = Path(__file__).resolve().parents[1]
     if (checkout / "setup.cfg").exists():
         return f"{pip} -e {shlex.quote(f'{shown(checkout)}[{extra}]')}"
     try:

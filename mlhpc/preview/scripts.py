@@ -12,9 +12,9 @@ NOT_SHIPPED = ("__pycache__", "evidence")
 
 
 def shipped(folder: str) -> Path:
-    """The path of ``folder`` in the installed package, or at the top of the checkout."""
-    package = Path(mlhpc.__file__).parent
-    return package / folder if (package / folder).is_dir() else package.parent / folder
+    """The path of ``folder`` in the installed package, or at the top of the checkout or the sdist."""
+    places = Path(mlhpc.__file__).resolve().parents
+    return next((place / folder for place in places[:3] if (place / folder).is_dir()), places[1] / folder)
 
 
 def copy_scripts(out: Path) -> Path:

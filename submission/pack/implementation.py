@@ -31,16 +31,26 @@ def copy_sources(to: Path) -> None:
     """Copy the sources that this process runs from into the new folder ``to``, so that pip can install them: the
     files of a checkout (tracked by git if it is a repository), or an installed package with a pyproject.toml and a
     constraints.txt generated from its metadata, and a setup.py for its compiled part."""
-    package = Path(mlhpc.__file__).parent
-    if (package.parent / "setup.cfg").is_file():
-        top, files = package.parent, _in_git(package.parent) or _below(package.parent)
+    package = Path(mlhpc.__file__).resolve().parent
+    top, sources = package.parents[package.parent.name == "src"], Path()
+    if (top / "setup.cfg").is_file():
+        files = _in_git(top) or _below(top)
+        sources = Path("src")  # with the folders that a checkout only links to
     else:
-        top, files = package.parent, [p for p in _below(package.parent, package.name)]
+        top = package.parent
+        files = [p for p in _below(top, package.name)]
         _write_project(to)
     for file in sorted(files):
-        if not _is_left_out(file) and (top / file).is_file():
-            (to / file).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(top / file, to / file)  # with its mode: scripts stay executable
+        if _is_left_out(file) or (top / file).is_symlink() or not (top / file).is_file():
+            continue
+        if file.parts[0] == package.name:
+            target = to / sources / file
+        elif (package / file.parts[0]).is_symlink():
+            target = to / sources / package.name / file
+        else:
+            target = to / file
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(top / file, target)  # with its mode: scripts stay executable
 
 
 def _is_left_out(file: Path) -> bool:

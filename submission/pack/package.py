@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from mlhpc.benchmarks import registry
-from mlhpc.errors import UserError, count
+from mlhpc.errors import UserError, count, shown
 from mlhpc.submission.check import official
 from mlhpc.submission.check.check import check_set
 from mlhpc.submission.check.rulesets import RULESETS, exist, rules_of
@@ -44,6 +44,9 @@ from mlhpc.submission.result_sets import result_sets
 from mlhpc.submission.score.score import Weak
 from mlhpc.submission.score.set_score import has_own_target, score_set
 from mlhpc.submission.system.description import read
+
+LONGEST_NAME = 120
+"""Bytes of a name that becomes one of a folder and part of a file's; file systems allow 255."""
 
 
 @dataclass(frozen=True)
@@ -202,9 +205,10 @@ def _throughput_chosen(
 
 
 def _require_name(org: str) -> None:
-    if not NAME.fullmatch(org):
+    if not NAME.fullmatch(org) or len(org.encode()) > LONGEST_NAME:
         raise UserError(
-            f"--org {org!r}: use letters, digits, spaces and . _ + -, since it is used as a folder name"
+            f"--org {shown(org)} cannot name a folder; use letters, digits, spaces and . _ + - "
+            f"({LONGEST_NAME} bytes at most)"
         )
 
 
@@ -213,6 +217,10 @@ def _system_name(fields: dict[str, Any], path: Path) -> str:
     name = re.sub(r"[^\w.+-]+", "_", str(fields.get("system_name", "")).strip()).strip("._")
     if not name:
         raise UserError(f"{path} has no system_name; fill it in (mlhpc doctor --system --set system_name=…)")
+    if len(name.encode()) > LONGEST_NAME:
+        raise UserError(
+            f"{path}: the system_name, a folder name, has more than {LONGEST_NAME} bytes; shorten it"
+        )
     return name
 
 

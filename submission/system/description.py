@@ -48,10 +48,11 @@ ORDER = (
 NOTES = ("hw_notes", "sw_notes")  # free text, always optional
 
 CHOICES = {
-    "division": "closed or open",
-    "status": '"Available on-premise", "Available cloud", "Preview" or '
-    '"Research, Development, or Internal (RDI)"',
-}
+    "division": ("closed", "open"),
+    "status": (
+        "Available on-premise", "Available cloud", "Preview", "Research, Development, or Internal (RDI)"
+    ),
+}  # fmt: skip
 """Allowed values of some fields (mlperf-logging, system_desc_checker)."""
 
 
@@ -72,7 +73,8 @@ def describe(nodes: Sequence[Mapping[str, Any]], given: Mapping[str, str]) -> De
     """The description of a system of ``nodes``, overridden by the fields ``given`` by the user. A field in which
     the nodes differ is unknown. ``nodes``: :func:`~mlhpc.submission.system.node.node_facts` of each."""
     read_fields: dict[str, Any] = {}
-    hints = CHOICES | {key: hint for node in nodes for key, hint in node["hints"].items()}
+    hints = {key: " or ".join(map(json.dumps, values)) for key, values in CHOICES.items()}
+    hints |= {key: hint for node in nodes for key, hint in node["hints"].items()}
     for key in ORDER:
         values = {json.dumps(node["fields"].get(key, "")) for node in nodes}
         if len(values) == 1:
@@ -92,7 +94,8 @@ def describe(nodes: Sequence[Mapping[str, Any]], given: Mapping[str, str]) -> De
 
 
 def given_fields(settings: Iterable[str]) -> dict[str, str]:
-    """``key=value`` settings as fields. Raises UserError for a key that is not an official field."""
+    """``key=value`` settings as fields. Raises UserError for a key that is not an official field and for a value
+    that is not allowed."""
     given = {}
     for setting in settings:
         key, equals, value = setting.partition("=")
@@ -103,8 +106,8 @@ def given_fields(settings: Iterable[str]) -> dict[str, str]:
             )
         if key not in ORDER:
             raise UserError(f"no field {key!r} in a system description; {did_you_mean(key, ORDER)}")
-        if key == "division" and value not in ("closed", "open"):
-            raise UserError(f"--set division={value}: a division is closed or open")
+        if key in CHOICES and value not in CHOICES[key]:
+            raise UserError(f"--set {key}={value} is not allowed; {did_you_mean(value, CHOICES[key])}")
         given[key] = value
     return given
 

@@ -3,6 +3,7 @@
 import json
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -35,7 +36,11 @@ def build(what: str, source: Path, out: Path) -> Path:
 
 def tracked() -> set[str]:
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True)
-    return {name for name in listed.stdout.split("\0") if name and (ROOT / name).is_file()}
+    return {name for name in listed.stdout.split("\0") if name and os.path.lexists(ROOT / name)}
+
+
+def files() -> set[str]:
+    return {name for name in tracked() if not (ROOT / name).is_symlink()}
 
 
 @pytest.fixture(scope="module")
@@ -44,8 +49,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("built")
     for name in tracked():  # a build writes into its source folder
         (folder / "tree" / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / "tree" / name).write_bytes((ROOT / name).read_bytes())
-        (folder / "tree" / name).chmod((ROOT / name).stat().st_mode)
+        shutil.copy(ROOT / name, folder / "tree" / name, follow_symlinks=False)
     sdist = build("sdist", folder / "tree", folder)
     (folder / "sdist").mkdir()
     subprocess.run(["tar", "-xf", sdist, "-C", folder / "sdist"], check=True)
@@ -101,9 +105,21 @@ def wanted_extras() -> dict[str, set[Requirement]]:
     }
 
 
-def test_the_sdist_has_every_tracked_file(built: dict[str, Path]) -> None:
+def packaged(name: str) -> str:
+    """The path of a tracked file in the package, or "" for one that is in none of its folders."""
+    if name.startswith("mlhpc/"):
+        return name
+    linked = (ROOT / "mlhpc" / name.split("/")[0]).is_symlink()
+    return f"mlhpc/{name}" if linked else ""
+
+
+def test_the_sdist_has_every_tracked_file_once(built: dict[str, Path]) -> None:
+    assert not any(path.is_symlink() for path in built["source"].rglob("*"))
     unpacked = {p.relative_to(built["source"]).as_posix() for p in built["source"].rglob("*") if p.is_file()}
-    assert tracked() - unpacked == {".gitignore"}
+    wanted = {f"src/{packaged(name)}" if packaged(name) else name for name in files()}
+    assert wanted - unpacked == {".gitignore"}
+    more = {name for name in unpacked - wanted if ".egg-info/" not in name and not name.startswith("build/")}
+    assert more == {"PKG-INFO", "setup.cfg"} - wanted  # build/ is the wheel's
 
 
 def test_the_wheel_has_code_settings_scripts_and_docs(built: dict[str, Path]) -> None:
@@ -111,7 +127,7 @@ def test_the_wheel_has_code_settings_scripts_and_docs(built: dict[str, Path]) ->
         names = set(wheel.namelist())
         (metadata,) = [name for name in names if name.endswith(".dist-info/METADATA")]
         described = wheel.read(metadata).decode()
-    in_folders = {name for name in tracked() if "/" in name and not name.startswith(NOT_IN_THE_WHEEL)}
+    in_folders = {name for name in files() if "/" in name and not name.startswith(NOT_IN_THE_WHEEL)}
     wanted = {name if name.startswith("mlhpc/") else f"mlhpc/{name}" for name in in_folders}
     assert wanted - names == set()
     assert not [name for name in names if name.startswith("mlhpc/docs/evidence")]

@@ -1,6 +1,7 @@
 """Presets and settings, and the errors for invalid ones."""
 
 import json
+import os
 import tomllib
 from importlib import resources
 
@@ -189,3 +190,11 @@ def test_a_setting_given_over_a_config_toml_is_not_blamed_on_the_file(tmp_path):
 def test_a_setting_in_the_wrong_table_is_named_with_its_table():
     with pytest.raises(UserError, match=r"'horovod\.fusion_threshold_mib'; did you mean 'training\.fusion_"):
         load.load("cosmoflow", "smoke", ["horovod.fusion_threshold_mib=64"])
+
+
+@pytest.mark.parametrize("place", ["fifo", "/dev/zero"])
+def test_a_configuration_that_is_no_file_is_refused_without_reading_it(place, tmp_path):
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "config.toml").symlink_to(tmp_path / place)
+    with pytest.raises(UserError, match="not a file; --config requires"):
+        load.load_file(tmp_path / "config.toml", "cosmoflow")

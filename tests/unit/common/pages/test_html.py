@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import os
 import re
 from pathlib import Path
 from urllib.parse import unquote
@@ -108,6 +109,16 @@ def test_a_page_replaces_a_page_and_nothing_else(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="cannot be written"):
         write(tmp_path / "missing" / "page.html", rendered())
     assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
+@pytest.mark.parametrize("place", ["fifo", "/dev/zero", "folder"])
+def test_what_is_no_file_in_place_of_a_page_is_refused_without_reading_it(place: str, tmp_path: Path) -> None:
+    """As it may lie in a run folder of somebody else: reading it would wait or fill the memory."""
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "page.html").symlink_to(tmp_path / place)
+    with pytest.raises(UserError, match=r"page\.html: exists and is not an HTML page"):
+        write(tmp_path / "page.html", rendered())
 
 
 @pytest.fixture

@@ -6,10 +6,11 @@ import math
 import numpy as np
 import numpy.typing as npt
 import pytest
+from helpers.universe_statistics import contrast, power_spectrum
 from helpers.universes import MIDDLE, SCALES, Vector
 from scipy.integrate import quad
 
-from mlhpc.cosmoflow.synthetic import evidence, gravity
+from mlhpc.cosmoflow.synthetic import gravity
 from mlhpc.cosmoflow.synthetic.cosmology import MEAN
 
 # The initial conditions
@@ -32,7 +33,7 @@ def test_the_initial_modes_follow_the_linear_spectrum() -> None:
     n, box = 64, 1024.0
     modes = gravity.initial_modes(MIDDLE, box, n, np.random.default_rng(1))
     field = np.fft.irfftn(modes, s=(n, n, n), axes=(0, 1, 2))
-    k, power, number = evidence.power_spectrum(field, box, 12)
+    k, power, number = power_spectrum(field, box, 12)
     # The power of N modes (N/2 independent) scatters by √(2/N); the shells are broad, hence 3% more.
     pull = (power / MIDDLE.power(k) - 1) / np.hypot(np.sqrt(2 / number), 0.03)
     assert np.abs(pull).max() < 3
@@ -148,7 +149,7 @@ def test_cola_converges_in_the_number_of_steps_and_clusters_more_than_2lpt() -> 
     spectra = []
     for steps in (0, 10, 20, 40):
         *_, today = gravity.paths(MIDDLE, modes, SCALES, steps)
-        k, power, _ = evidence.power_spectrum(evidence.contrast(gravity.counts(today, n)), box, 8)
+        k, power, _ = power_spectrum(contrast(gravity.counts(today, n)), box, 8)
         spectra.append(power[k < 1.0])
     lpt, ten, twenty, forty = spectra
     assert np.abs(twenty / forty - 1).max() < np.abs(ten / forty - 1).max() < 0.15
@@ -163,7 +164,7 @@ def test_few_cola_steps_lose_the_small_scales_by_as_much_as_documented() -> None
 
     def power(moved: list[Vector]) -> Vector:
         counts = gravity.counts([axis.astype(np.float32) for axis in moved], n)
-        return evidence.power_spectrum(evidence.contrast(counts), box, 12)[1][3:8]  # k = 1 to 2.5 h/Mpc
+        return power_spectrum(contrast(counts), box, 12)[1][3:8]  # k = 1 to 2.5 h/Mpc
 
     plain = power(plain_particle_mesh(modes, 150))
     ratio = {}
@@ -182,7 +183,7 @@ def test_the_force_mesh_is_fine_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     for mesh in (1, 2, 3):
         monkeypatch.setattr(gravity, "FORCE_MESH", mesh)
         *_, today = gravity.paths(MIDDLE, modes, SCALES, 10)
-        powers.append(evidence.power_spectrum(evidence.contrast(gravity.counts(today, n)), box, 6)[1])
+        powers.append(power_spectrum(contrast(gravity.counts(today, n)), box, 6)[1])
     coarse, used, fine = powers
     assert np.abs(used / fine - 1)[:5].max() < 0.15
     assert (coarse / fine)[3] < 0.75

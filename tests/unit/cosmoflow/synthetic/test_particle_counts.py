@@ -6,10 +6,11 @@ import math
 import numpy as np
 import numpy.typing as npt
 import pytest
+from helpers.universe_statistics import contrast
 from helpers.universes import MIDDLE, SCALES, Vector
 
 from mlhpc.benchmarks.cosmoflow import Simulation
-from mlhpc.cosmoflow.synthetic import evidence, gravity
+from mlhpc.cosmoflow.synthetic import gravity
 from mlhpc.cosmoflow.synthetic.simulate import simulate
 
 
@@ -68,7 +69,7 @@ def test_power_near_the_nyquist_frequency_is_the_same_along_every_axis() -> None
     shell = (k > 0.3 * n) & (k < n / 2)
     for universe in range(4):
         counts, _ = simulate(Simulation(box_mpc_h=1024.0, grid=n, particles=2 * n), universe)
-        power = np.abs(np.fft.fftn(evidence.contrast(counts[..., 0]))) ** 2
+        power = np.abs(np.fft.fftn(contrast(counts[..., 0]))) ** 2
         by_axis += [power[shell & (wave[axis] > 0.9 * k)].mean() for axis in range(3)]
     assert by_axis / by_axis.mean() == pytest.approx(1, abs=0.04)  # each mean scatters by 1.3%
 

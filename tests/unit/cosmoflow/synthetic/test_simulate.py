@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pytest
+from helpers import universe_statistics
 from helpers.thread_world import on_ranks
 from helpers.unpacked import content
 
@@ -19,7 +20,6 @@ from mlhpc.common.data.generate import in_processes
 from mlhpc.common.data.verify import verify
 from mlhpc.common.formats import tf_example, tfrecord
 from mlhpc.common.ranks.world import Solo
-from mlhpc.cosmoflow.synthetic import evidence
 from mlhpc.cosmoflow.synthetic.cosmology import MEAN
 from mlhpc.cosmoflow.synthetic.show import show
 from mlhpc.cosmoflow.synthetic.simulate import cut, make, simulate, write_universe
@@ -42,7 +42,7 @@ def small(**changes: object) -> Data:
 
 
 def test_clustering_grows_as_linear_theory_says_on_large_scales() -> None:
-    spectra = evidence.spectra(Simulation(box_mpc_h=1024.0, grid=64, particles=128), universes=6)
+    spectra = universe_statistics.spectra(Simulation(box_mpc_h=1024.0, grid=64, particles=128), universes=6)
     large = spectra.k < 0.06  # a third of the Nyquist frequency
     assert large.sum() == 6
     assert np.abs(spectra.growth[:, large] - 1).max() < 0.06  # rounding to whole particles adds 1% at z = 3
@@ -68,7 +68,7 @@ def test_a_sample_has_the_published_samples_statistics() -> None:
     # Ibrahim and Oliker 2022, figure 5: hundreds of values, a power law, few groups of four; gzip 5 times
     # (section IV). A sixteenth of a published sample's voxels has fewer rare values.
     counts, _ = simulate(Simulation(box_mpc_h=64.0, grid=64, particles=64, cola_steps=5), 0)
-    statistics = evidence.statistics(counts)
+    statistics = universe_statistics.statistics(counts)
     assert 100 < statistics.values < 1000
     assert statistics.groups < 0.06 * counts[..., 0].size
     assert statistics.groups < statistics.values**4 / 1e4
@@ -281,7 +281,7 @@ def test_power_spectra_tell_the_parameters(tmp_path: Path) -> None:
         simulation=Simulation(box_mpc_h=256.0, grid=16, particles=32),
     )
     make(data, tmp_path, Solo(), workers=1)
-    regression = evidence.power_spectrum_regression(tmp_path)
+    regression = universe_statistics.power_spectrum_regression(tmp_path)
     # Guessing the middle is wrong by 0.5. The amplitude is easy, the Hubble constant hard.
     assert regression.error < 0.35
     assert regression.errors[1] < 0.12

@@ -237,7 +237,9 @@ def test_the_size_of_the_data_set_comes_from_its_manifest(tmp_path):
         (["doctor", "--site", "../mine"], "--site '../mine'"),
         (["doctor", "--system", "--set", "coling=Air"], "did you mean 'cooling'"),
         (["doctor", "--system", "--set", "cooling"], "field=value"),
-        (["doctor", "--system", "--set", "division=half"], "closed or open"),
+        (["doctor", "--system", "--set", "division=half"], "choose from: closed, open"),
+        (["doctor", "--system", "--set", "status=On-premise"], "did you mean 'Available on-premise'"),
+        (["doctor", "--system", "--set", "status=shipping"], "choose from: Available cloud, "),
     ],
 )
 def test_a_mistake_is_a_one_line_error(argv, message, capsys):
@@ -267,7 +269,7 @@ def test_examining_imports_no_framework():
     assert done.stdout.strip() == "set()"
 
 
-REQUIRED = {name: "x" for name in system_description.REQUIRED} | {"division": "closed"}
+REQUIRED = {name: "x" for name in system_description.REQUIRED} | {"division": "closed", "status": "Preview"}
 
 
 def test_an_incomplete_system_description_is_not_written_and_the_repeat_with_set_is(tmp_path, capsys):

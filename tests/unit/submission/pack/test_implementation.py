@@ -130,7 +130,13 @@ def test_sources_of_a_checkout_without_git_include_all_packages(
     ):
         (tmp_path / "top" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "top" / name).write_text("")
-    monkeypatch.setattr(implementation.mlhpc, "__file__", str(tmp_path / "top/mlhpc/__init__.py"))
-    implementation.copy_sources(tmp_path / "to")
-    copied = {p.relative_to(tmp_path / "to").as_posix() for p in (tmp_path / "to").rglob("*") if p.is_file()}
-    assert copied == {"setup.cfg", "mlhpc/__init__.py", "common/x.py", "docs/a.md"}
+    (tmp_path / "top/mlhpc/common").symlink_to("../common")
+    (tmp_path / "top/src").mkdir()
+    (tmp_path / "top/src/mlhpc").symlink_to("../mlhpc")
+    for source, copy in (("top/src/mlhpc", "to"), ("to/src/mlhpc", "again")):
+        monkeypatch.setattr(implementation.mlhpc, "__file__", str(tmp_path / source / "__init__.py"))
+        implementation.copy_sources(tmp_path / copy)
+        files = [p for p in (tmp_path / copy).rglob("*") if p.is_file() or p.is_symlink()]
+        assert {p.relative_to(tmp_path / copy).as_posix() for p in files} == {
+            "setup.cfg", "src/mlhpc/__init__.py", "src/mlhpc/common/x.py", "docs/a.md"
+        }  # fmt: skip

@@ -125,10 +125,15 @@ def test_hpc_and_training_are_not_mixed(closed_set, system_file, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("org", ["", "../up", ".hidden", "a/b", "Lab[1]"])
+@pytest.mark.parametrize("org", ["", "../up", ".hidden", "a/b", "Lab[1]", 300 * "a", 70 * "ü" * 2])
 def test_an_organisation_that_is_not_a_folder_name_is_refused(closed_set, system_file, tmp_path, org):
     with pytest.raises(UserError, match="--org"):
         pack([closed_set], org=org, system_file=system_file(), out=tmp_path / "out")
+
+
+def test_a_system_name_that_is_too_long_for_a_folder_is_refused(closed_set, system_file, tmp_path):
+    with pytest.raises(UserError, match="system_name, a folder name, has more than"):
+        pack([closed_set], org="Lab", system_file=system_file(system_name=300 * "a"), out=tmp_path / "out")
 
 
 def test_existing_files_are_not_overwritten(packed, closed_set, system_file):

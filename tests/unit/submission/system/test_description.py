@@ -13,7 +13,7 @@ from mlhpc.submission.system.description import REQUIRED, describe, given_fields
 from mlhpc.submission.system.node import node_facts
 
 ANSWERS = {
-    "submitter": "Lab", "division": "closed", "status": "onprem", "system_name": "cluster",
+    "submitter": "Lab", "division": "closed", "status": "Available on-premise", "system_name": "cluster",
     "number_of_nodes": "16", "host_networking_topology": "Fat tree", "cooling": "Liquid",
     "host_memory_configuration": "12 x 32 GB", "framework": "TensorFlow 2.18.1",
     "host_processors_per_node": "2", "host_processor_model_name": "x", "host_processor_core_count": "26",
