@@ -78,7 +78,7 @@ def _energy(rank: int, event: Event, counted: dict[str, tuple[float, float]]) ->
     """The energy of the rank's node in the run so far, and the mean power since the previous reading
     (``counted``: its time and joules)."""
     measured, joules, t = str(event["name"]), event.get("joules"), event.get("t", 0.0)
-    if isinstance(joules, bool) or not isinstance(joules, int | float):
+    if joules is None:
         return
     start, before = counted.get(measured, (t, joules))
     if t > start:

@@ -45,7 +45,13 @@ requires), and `report.html` once `mlhpc report` has written it. The JSON schema
 
 def page() -> str:
     """The whole page."""
-    parts = [HEAD, "## events.rankN.jsonl\n", _text(events.__doc__ or ""), _example("events.rank0.jsonl")]
+    parts = [
+        HEAD,
+        "## events.rankN.jsonl\n",
+        _text(events.__doc__ or ""),
+        _keys(events.Event.model_json_schema()),
+    ]
+    parts.append(_example("events.rank0.jsonl"))
     for name, model in FILES.items():
         schema = model.model_json_schema()
         parts += [f"## {name}\n", _keys(schema)]
