@@ -1,7 +1,6 @@
 """``mlhpc run``: trains to target and records the run in its folder. Start reading at ``main``."""
 
 import argparse
-import hashlib
 import itertools
 import json
 import os
@@ -24,6 +23,7 @@ from mlhpc.benchmarks.schema import Run
 from mlhpc.common.data import manifest
 from mlhpc.common.energy.meter import meter_of
 from mlhpc.common.files import pagecache
+from mlhpc.common.files.checksum import sha256
 from mlhpc.common.files.filesystem import filesystem_of
 from mlhpc.common.host.accelerators import accelerators
 from mlhpc.common.host.binding import asked, cores_of_ranks, describe_binding
@@ -314,11 +314,6 @@ def _on_cpus(run: Run) -> bool:
     return getattr(run.training, "device", "") == "cpu"
 
 
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def _log_facts(
     run: Run, resume: Path | None, extended: int | None, seed: int, evicted: bool, world: World, log: RunLog
 ) -> None:
@@ -356,7 +351,7 @@ def _log_facts(
             **({"coarse_epochs": list(coarse)} if coarse else {}),
             **({"staging_overlap": True} if run.staging.overlap else {}),
             **({"hyperparameters_from": source.model_dump()} if (source := run.hyperparameters_from) else {}),
-            **({"initial_weights": _sha256(Path(weights))} if weights else {}),
+            **({"initial_weights": sha256(Path(weights))} if weights else {}),
             **(run.training.exchange() if world.size > 1 else {}),
             **({"study_steps": run.study.steps} if run.study.steps else {}),
             **({"emulated_step_s": run.emulation.step_s} if run.emulation.enabled else {}),

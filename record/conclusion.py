@@ -3,6 +3,7 @@
 import shlex
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from itertools import starmap
 from pathlib import Path
 from typing import Any
@@ -101,16 +102,8 @@ def summarize(run: Run, events: list[Event]) -> Result:
 
 
 def _epoch(times: EpochTimes, metrics: dict[str, Any]) -> Epoch:
-    return Epoch(
-        epoch=times.epoch,
-        train_s=times.train_s,
-        data_wait_s=times.data_wait_s,
-        step_s=times.step_s,
-        eval_s=times.eval_s,
-        eval_data_wait_s=times.eval_data_wait_s,
-        samples_per_s=metrics["samples"] / times.train_s,
-        **metrics,
-    )
+    rate = metrics["samples"] / times.train_s
+    return Epoch(**asdict(times), step_s=times.step_s, samples_per_s=rate, **metrics)
 
 
 def _data_wait(events: list[Event], epochs: Sequence[EpochTimes]) -> DataWait:

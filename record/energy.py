@@ -143,16 +143,13 @@ class Readings:
 def take_reading(event: Mapping[str, Any], readings: dict[str, Readings]) -> None:
     """Add an ``energy`` event of a rank to the ``readings`` of its node, by kind."""
     kind, joules, t = event["name"], event.get("joules"), event.get("t", 0.0)
-    if kind not in NAMES or isinstance(joules, bool) or not isinstance(joules, int | float):
-        return
-    if not 0 <= joules <= 1e18:
+    if kind not in NAMES or joules is None:
         return
     own = readings.setdefault(kind, Readings(t, t, joules))
     if t > own.last_t:
         own.watts = max(0.0, joules - own.joules) / (t - own.last_t)
     own.last_t, own.joules, own.incomplete = t, joules, bool(event.get("incomplete"))
-    if isinstance(nodes := event.get("nodes"), int) and not isinstance(nodes, bool) and nodes <= 1e6:
-        own.nodes = max(own.nodes, nodes)
+    own.nodes = max(own.nodes, event.get("nodes") or 0)
 
 
 def energy_so_far(

@@ -18,16 +18,33 @@ monotonic clock since the log was opened, ``event``, ``name``, and more by kind 
 """
 
 import os
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from mlhpc.common.files.regular import open_regular
 from mlhpc.common.files.untrusted import MOST_VALUES, count_values, parse_json
+from mlhpc.record.fields import MOST_RANKS, Number
 
 LONGEST_EVENT = 2**20
 """Characters of an event."""
+_NAME = re.compile(r"events\.rank(0|[1-9]\d{0,8})\.jsonl")
+
+
+def rank_of(name: str) -> int | None:
+    """The rank whose events are in the file ``name``; None for other files."""
+    match = _NAME.fullmatch(name)
+    return int(match[1]) if match else None
+
+
+def event_files(folder: Path) -> dict[int, Path]:
+    """The files of events in a run's folder by rank, without links."""
+    files = {rank: path for path in folder.iterdir() if (rank := rank_of(path.name)) is not None}
+    return {rank: path for rank, path in sorted(files.items()) if path.is_file() and not path.is_symlink()}
 
 
 def read_events(path: Path) -> list[dict[str, Any]]:
@@ -43,21 +60,34 @@ def read_events(path: Path) -> list[dict[str, Any]]:
             except ValueError:
                 break
             left -= count_values(line)
-            if not isinstance(event, dict) or not is_event(event):
+            if not is_event(event):
                 break
             events.append(event)
     return events
 
 
-def is_event(fields: dict[str, Any]) -> bool:
-    """Whether a line of a rank's events has names and finite numbers in the fields used by readers."""
-    if not isinstance(fields.get("event"), str) or not isinstance(fields.get("name"), str):
+class Event(BaseModel):
+    """One event: the keys on whose types readers rely."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+    event: str
+    name: str
+    t: Number = 0.0
+    epoch: int | None = None
+    seconds: Number = 0.0
+    count: Number = 0
+    step: int | None = None
+    value: float | None = None
+    joules: Annotated[float, Field(ge=0, le=1e18)] | None = None
+    nodes: Annotated[int, Field(le=MOST_RANKS)] | None = None
+
+
+def is_event(line: object) -> bool:
+    """Whether a line of a rank's events, as it is parsed, is one."""
+    try:
+        return bool(Event.model_validate(line))
+    except ValidationError:
         return False
-    for key in ("t", "seconds", "count", "epoch"):
-        number = fields.get(key, 0)
-        if type(number) not in (int, float) or not -1e300 < number < 1e300:
-            return False
-    return True
 
 
 PERCENTILES = ("p50", "p90", "p99", "max")
@@ -87,16 +117,15 @@ class RankTimes:
 def read_ranks(folder: Path) -> list[RankTimes]:
     """The times of every rank whose events can be read, sorted by rank."""
     ranks = []
-    for path in folder.glob("events.rank*.jsonl"):
-        number = path.name.removeprefix("events.rank").removesuffix(".jsonl")
-        if not number.isdecimal() or not path.is_file() or path.stat().st_size > _MOST_BYTES:
+    for rank, path in event_files(folder).items():
+        if path.stat().st_size > _MOST_BYTES:
             continue
         try:
             events = read_events(path)
         except (OSError, ValueError, RecursionError):
             continue
-        ranks.append(_times(int(number), [event for event in events if isinstance(event, dict)]))
-    return sorted(ranks, key=lambda times: times.rank)
+        ranks.append(_times(rank, events))
+    return ranks
 
 
 def _times(rank: int, events: list[dict[str, Any]]) -> RankTimes:

@@ -23,6 +23,7 @@ def _finite_or_none(value: Any) -> Any:
 Name = Annotated[str, Field(pattern=r"^[\w.+-]{1,100}$")]
 """An identifier: no spaces, brackets, quotes or control characters."""
 Text = Annotated[str, AfterValidator(printable), Field(max_length=10_000)]
+Number = Annotated[float, Field(gt=-1e300, lt=1e300)]
 Seconds = Annotated[float, Field(ge=-1e12, le=1e12)]
 Measured = Annotated[float | None, BeforeValidator(_finite_or_none)]
 Count = Annotated[int, Field(ge=0, le=2**63 - 1)]

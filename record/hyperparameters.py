@@ -6,17 +6,15 @@ Values that may have another meaning in another implementation's log are refused
 seed and other settings are not taken.
 """
 
-import hashlib
 import json
 import math
-import os
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 from mlhpc.benchmarks import load, registry
 from mlhpc.benchmarks.schema import Hyperparameters, Run
-from mlhpc.common.files.regular import open_regular
+from mlhpc.common.files.checksum import sha256
 from mlhpc.common.pages.text import printable
 from mlhpc.errors import UserError
 from mlhpc.record.mllog import Log, parse
@@ -66,7 +64,10 @@ def load_run(
 
 def _taken(path: Path, benchmark: str, given: Collection[str]) -> tuple[dict[str, str], dict[str, Any]]:
     """The source of the hyperparameters and their values, without those replaced by ``given``."""
-    digest = _sha256(path)
+    try:
+        digest = sha256(path)
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}; pass the log of a submission (result_N.txt)") from None
     log = parse(path)
     name, expected = log.value("submission_benchmark"), registry.logged_name(benchmark)
     if name != expected:
@@ -137,11 +138,3 @@ def _class_of(benchmark: str) -> type[Hyperparameters]:
     annotation = load.run_class(benchmark).model_fields["hyperparameters"].annotation
     assert isinstance(annotation, type) and issubclass(annotation, Hyperparameters)
     return annotation
-
-
-def _sha256(path: Path) -> str:
-    try:
-        with os.fdopen(open_regular(path), "rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise UserError(f"{path}: {error.strerror}; pass the log of a submission (result_N.txt)") from None

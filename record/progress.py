@@ -27,7 +27,7 @@ from mlhpc.record.energy import (
     energy_so_far,
     take_reading,
 )
-from mlhpc.record.events import is_event
+from mlhpc.record.events import is_event, rank_of
 
 Event = dict[str, Any]
 _MOST_BYTES = 64 * 2**20
@@ -133,7 +133,7 @@ def _parsed(lines: Iterable[bytes]) -> Iterator[Event]:
     for line in lines:
         with suppress(ValueError):
             event = parse_json(line.decode())
-            if isinstance(event, dict) and is_event(event):
+            if is_event(event):
                 yield event
 
 
@@ -155,7 +155,7 @@ class _Rank:
             kind, epoch = (event["event"], event["name"]), event.get("epoch")
             if kind[0] == "energy":
                 take_reading(event, self.energy)
-            if not isinstance(epoch, int):
+            if epoch is None:
                 continue
             if kind == ("timed", "data_wait"):
                 self.waits[epoch] = self.waits.get(epoch, 0.0) + event.get("seconds", 0.0)
@@ -213,8 +213,7 @@ class Follower:
 
     def _new(self, name: str) -> _Rank | None:
         """The rank whose events are in the file ``name``; None for other files."""
-        number = name.removeprefix("events.rank").removesuffix(".jsonl")
-        if name != f"events.rank{number}.jsonl" or not number.isdecimal():
+        if rank_of(name) is None:
             return None
         return self._ranks.setdefault(name, _Rank(_Tail(os.path.join(self.folder, name), self._clock)))
 
@@ -249,13 +248,13 @@ class Follower:
         run, own = self._config, self._of_rank0
         now = self._last_t + (self._age if self._status == "running" else 0.0)
         epochs = [e for e in own if (e["event"], e["name"]) == ("end", "epoch")]
-        current = next((e["epoch"] for e in reversed(self._open) if isinstance(e.get("epoch"), int)), None)
-        trained = max((e["epoch"] for e in epochs if isinstance(e.get("epoch"), int)), default=None)
+        current = next((e["epoch"] for e in reversed(self._open) if e.get("epoch") is not None), None)
+        trained = max((e["epoch"] for e in epochs if e.get("epoch") is not None), default=None)
         phase = self._open[-1] if self._open else None
         started = next((e for e in self._open if e["name"] == "run"), None)
         ended = next((e.get("seconds") for e in own if (e["event"], e["name"]) == ("end", "run")), None)
         metric = run.target.metric if run else None
-        step = _whole(self._reported.get("step")) if phase and phase["name"] == "train" else None
+        step = self._reported.get("step") if phase and phase["name"] == "train" else None
         updates = step // run.backward_passes if run and step is not None else step
         values = [e["value"] for e in own if e["event"] == "metric" and e["name"] == metric and _is_number(e)]
         facts = next((e for e in own if e["event"] == "note" and e["name"] == "facts"), {})

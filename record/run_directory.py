@@ -5,7 +5,6 @@ time of ``inf``, 10¹² ranks or a preset with shell code in it. Links among its
 """
 
 import os
-import re
 import socket
 import time
 from collections.abc import Callable
@@ -22,6 +21,7 @@ from mlhpc.common.files.untrusted import printable, read_text
 from mlhpc.errors import UserError
 from mlhpc.quantities import count, duration_text
 from mlhpc.record.environment import Environment
+from mlhpc.record.events import event_files
 from mlhpc.record.fields import first_problem
 from mlhpc.record.mllog import Log, parse
 from mlhpc.record.result import Result, Target
@@ -112,12 +112,12 @@ def running(run: RunDirectory) -> str:
     """
     if run.result or (run.log and run.log.first("run_stop")):
         return ""
-    events = [path for path in run.path.glob("events.rank*.jsonl") if path.is_file()]
+    events = list(event_files(run.path).values())
     if not events:
         return ""
     age = max(0.0, time.time() - max(path.stat().st_mtime for path in events))
     ago = f"its last event was {duration_text(round(age))} ago"
-    if any(map(is_locked, sorted(events)[:16])):
+    if any(map(is_locked, events[:16])):
         return f"the run is still running; {ago}"
     if age < _RECENT_S and run.env.hostname not in (None, socket.gethostname(), os.uname().nodename):
         return f"the run may still be running on another machine; {ago}"
@@ -132,12 +132,7 @@ def _log(path: Path) -> Log:
 
 def _missing_events(path: Path, ranks: int) -> list[tuple[str, str]]:
     """A problem for the first missing events file, with the number of the others."""
-    matches = (
-        re.fullmatch(r"events\.rank(0|[1-9]\d{0,8})\.jsonl", p.name)
-        for p in path.iterdir()
-        if p.is_file() and not p.is_symlink()
-    )
-    present = {int(match[1]) for match in matches if match}
+    present = event_files(path)
     missing = ranks - sum(rank < ranks for rank in present)
     if not missing:
         return []

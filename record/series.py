@@ -5,10 +5,9 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from mlhpc.benchmarks.findings import Finding
-from mlhpc.record.fields import Count, Fields, Name, Ranks, Seconds, Text
+from mlhpc.record.fields import Count, Fields, Name, Number, Ranks, Seconds, Text
 
 State = Literal["converged", "missed", "aborted", "running", "to do"]
-Number = Annotated[float, Field(gt=-1e300, lt=1e300)]
 Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Value = str | bool | int | Number
 """Of a setting."""

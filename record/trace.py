@@ -13,7 +13,7 @@ from typing import Any
 from mlhpc.common.files.atomic import write_bytes
 from mlhpc.common.files.untrusted import finite
 from mlhpc.errors import UserError
-from mlhpc.record.events import read_events
+from mlhpc.record.events import event_files, read_events
 from mlhpc.record.run_directory import RunDirectory, read
 
 Event = dict[str, Any]
@@ -28,13 +28,13 @@ def write_trace(folder: Path, out: Path) -> Path:
     Raises UserError if there are no events, or ``out`` exists or cannot be written.
     """
     run = read(folder)
-    paths = sorted(folder.glob("events.rank*.jsonl"), key=lambda path: (len(path.name), path.name))
-    if not paths:
+    files = event_files(folder)
+    if not files:
         raise UserError(f"{folder}: no events.rankN.jsonl, from which a trace is made")
     if out.exists():
         raise UserError(f"{out}: exists already; choose another --out, or remove it first")
     try:
-        events = [event for path in paths for event in trace_of_rank(_rank(path), read_events(path))]
+        events = [event for rank, path in files.items() for event in trace_of_rank(rank, read_events(path))]
     except OSError as error:
         raise UserError(f"{error.filename or folder}: cannot be read ({error.strerror})") from None
     facts = {"benchmark": run.benchmark, "preset": run.preset or "", "folder": str(folder)}
@@ -78,7 +78,7 @@ def _energy(rank: int, event: Event, counted: dict[str, tuple[float, float]]) ->
     """The energy of the rank's node in the run so far, and the mean power since the previous reading
     (``counted``: its time and joules)."""
     measured, joules, t = str(event["name"]), event.get("joules"), event.get("t", 0.0)
-    if isinstance(joules, bool) or not isinstance(joules, int | float):
+    if joules is None:
         return
     start, before = counted.get(measured, (t, joules))
     if t > start:
@@ -127,8 +127,3 @@ def _counters(run: RunDirectory) -> Iterator[Event]:
         for name, value in values.items():
             if value is not None:
                 yield _counter(0, name, t, value)
-
-
-def _rank(path: Path) -> int:
-    number = path.name.removeprefix("events.rank").removesuffix(".jsonl")
-    return int(number) if number.isdecimal() else 0

@@ -12,9 +12,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-from pydantic import ValidationError
+from typing import Any, NamedTuple
 
 from mlhpc.benchmarks.registry import logged_name
 from mlhpc.benchmarks.toml_lines import parse_toml
@@ -226,14 +224,12 @@ def _is_run(folder: Path) -> bool:
     return (folder / "run.log").is_file() or (folder / "result.json").is_file()
 
 
-@dataclass(frozen=True)
-class _Kind:
+class _Kind(NamedTuple):
     """Properties shared by the runs of a score; a target of None is the official one."""
 
     benchmark: str = ""
     preset: str | None = None
-    metric: str | None = None
-    target: float | None = None
+    target: Target | None = None
 
 
 def _kind(run: Path) -> _Kind:
@@ -245,11 +241,10 @@ def _kind(run: Path) -> _Kind:
     for name, load in loaders:
         try:
             fields = load(run / name)
-            target = fields["target"]
-            return _Kind(
-                str(fields["benchmark"]), str(fields["preset"]), str(target["metric"]), float(target["value"])
-            )
-        except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
+            metric, value = (fields["target"][key] for key in ("metric", "value"))
+            target = Target(metric=metric, label=metric, value=value)
+            return _Kind(str(fields["benchmark"]), str(fields["preset"]), target)
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
             continue
     return _Kind()
 
@@ -260,10 +255,6 @@ def _runs(folder: Path, runs: list[Path], kind: _Kind) -> ResultSet:
     benchmark = kind.benchmark or str((log and log.value("submission_benchmark")) or "")
     org = log and log.value("submission_org")
     metric, scale = _campaign(folder)
-    target = None
-    if kind.metric is not None and kind.target is not None:
-        with contextlib.suppress(ValidationError):
-            target = Target(metric=kind.metric, label=kind.metric, value=kind.target)
     return ResultSet(
         folder,
         None if org in (None, "unnamed") else str(org),
@@ -274,7 +265,7 @@ def _runs(folder: Path, runs: list[Path], kind: _Kind) -> ResultSet:
         logs,
         runs=tuple(runs),
         preset=kind.preset,
-        target=target,
+        target=kind.target,
         campaign_scale=scale,
     )
 

@@ -6,6 +6,7 @@ recompute it with ``zlib.crc32``, ``crc32`` or ``rhash``. CRC-32C would work as 
 keeps the lock; cryptographic hashes run at 1 GB/s per core and would slow down staging.
 """
 
+import hashlib
 from pathlib import Path
 
 from isal import isal_zlib
@@ -26,3 +27,9 @@ def checksum(path: Path) -> tuple[int, int]:
             crc = isal_zlib.crc32(block[:count], crc)
             size += count
     return size, crc
+
+
+def sha256(path: Path) -> str:
+    """The SHA-256 of a regular file's content, in hexadecimal digits. Raises OSError."""
+    with open(open_regular(path), "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,6 +1,5 @@
-"""Validation of an emulation's ``result.json`` before it is checked, drawn or simulated.
-
-Results are untrusted: types and bounds are checked once, when they are read.
+"""``result.json`` of an emulation: the model that ``result`` constructs, and by which others' results are checked
+before they are judged, drawn or simulated.
 """
 
 from typing import Annotated, Any, Literal
@@ -8,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from mlhpc.iobench.definition.schema import Workload
+from mlhpc.record.fields import first_problem
 
 LARGEST = 10**30
 """Larger than any count, size in bytes or time in seconds."""
@@ -17,15 +17,16 @@ Count = Annotated[int, Field(ge=0, le=LARGEST)]
 Percent = Annotated[float, Field(ge=-LARGEST, le=LARGEST, allow_inf_nan=False)]
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(strict=True, extra="ignore")
+class Part(BaseModel):
+    model_config = ConfigDict(strict=True, extra="allow")
 
 
-class _Epoch(_Part):
+class Epoch(Part):
     epoch: Count
     steps: Count
     samples: Count
     seconds: Amount
+    checkpoint_s: Amount = 0.0
     samples_per_s: Amount | None
     wait_s: Amount
     compute_s: Amount
@@ -35,7 +36,7 @@ class _Epoch(_Part):
     au_dlio_percent: Percent | None = None
 
 
-class _ThreadSeconds(_Part):
+class ThreadSeconds(Part):
     open_s: Amount
     call_s: Amount
     decode_s: Amount
@@ -43,20 +44,24 @@ class _ThreadSeconds(_Part):
     blocked_s: Amount
 
 
-class _Reading(_Part):
+class Reading(Part):
     calls: Count
     opens: Count
     bytes_asked: Count
+    content_bytes: Count | None = None
     process_device_bytes: Count | None
     node_device_bytes: Count | None
+    transfer_sizes: dict[str, Amount] | None = None
     sequential_percent: Percent | None
+    consecutive_percent: Percent | None = None
     hidden_percent: Percent | None
     bandwidth: Amount | None
+    bandwidth_while_reading: Amount | None = None
     io_s: Amount
-    thread_s: _ThreadSeconds
+    thread_s: ThreadSeconds
 
 
-class _RankReading(_Part):
+class RankReading(Part):
     calls: Count
     bytes: Count
     samples: Count
@@ -64,18 +69,18 @@ class _RankReading(_Part):
     sizes: dict[Annotated[str, Field(pattern=r"^[0-9]{1,18}$")], Count]
 
 
-class _Steps(_Part):
+class Steps(Part):
     wait_s: dict[str, Amount | None]
 
 
-class _Rank(_Part):
+class Rank(Part):
     host: str
     cores: Annotated[int, Field(ge=1, le=10**6)]
-    reading: _RankReading
-    steps: _Steps
+    reading: RankReading
+    steps: Steps
 
 
-class _Binding(_Part):
+class Binding(Part):
     resource: Literal["compute", "storage", "decode", "cpu", "barrier"]
     loss: Literal["storage", "decode", "cpu", "barrier"] | None
     compute: Percent
@@ -87,7 +92,7 @@ class _Binding(_Part):
     rest: Percent
 
 
-class _Checkpoint(_Part):
+class CheckpointTimes(Part):
     kind: Literal["write", "read"]
     number: Count
     bytes: Count
@@ -96,24 +101,33 @@ class _Checkpoint(_Part):
     bytes_per_s: Annotated[float, Field(ge=0)]
 
 
-class _Result(_Part):
+class Result(Part):
+    """``au_percent``: accelerator utilisation by the text of MLPerf Storage's rules, ``au_dlio_percent`` by its
+    tool, ``au_null_percent`` with the data in memory. ``reading``: of all ranks; ``rank_results``: of each."""
+
+    mlhpc: str = ""
     kind: Literal["io"]
     workload: Workload
     ranks: Annotated[int, Field(ge=1, le=10**8)]
     nodes: Annotated[int, Field(ge=1, le=10**8)]
+    launcher: str = ""
+    command: list[str] = Field(default_factory=list)
     cache: str
+    samples: Count | None = None
     samples_per_s: Amount | None
     au_percent: Percent | None
     au_dlio_percent: Percent | None
     au_null_percent: Percent | None
     null_steps: Count
-    binding: _Binding | None
-    epochs: list[_Epoch]
-    evaluations: list[_Epoch]
-    reading: _Reading
+    null_cpu_busy_percent: Percent | None = None
+    binding: Binding | None
+    load_s: Amount | None = None
+    epochs: list[Epoch]
+    evaluations: list[Epoch]
+    reading: Reading
     resident_before_epochs: list[Amount]
-    checkpoints: list[_Checkpoint]
-    rank_results: list[_Rank]
+    checkpoints: list[CheckpointTimes]
+    rank_results: list[Rank]
     filesystem: str | None = None
     checkpoint_filesystem: str | None = None
     data: str | None = None
@@ -130,7 +144,7 @@ class _Result(_Part):
         return content
 
     @model_validator(mode="after")
-    def _consistent(self) -> "_Result":
+    def _consistent(self) -> "Result":
         if len(self.rank_results) != self.ranks:
             raise ValueError(f"has {len(self.rank_results)} rank_results for {self.ranks} ranks")
         if self.nodes > self.ranks:
@@ -143,9 +157,7 @@ class _Result(_Part):
 def problem(content: Any) -> str | None:
     """The reason why ``content`` is not a valid result, with its key; None if it is valid."""
     try:
-        _Result.model_validate(content)
+        Result.model_validate(content)
     except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(str(part) for part in first["loc"])
-        return f"{key}: {first['msg']}" if key else str(first["msg"])
+        return first_problem(error)
     return None

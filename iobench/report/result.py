@@ -16,6 +16,7 @@ from mlhpc.common.timing.steps import percentiles
 from mlhpc.iobench.definition.schema import Workload
 from mlhpc.iobench.emulate.record import Reading, Run
 from mlhpc.iobench.emulate.steps import EpochTimes
+from mlhpc.iobench.report.record import Result
 from mlhpc.iobench.report.utilisation import Shares, binding, dlio_percent, shares
 
 
@@ -27,7 +28,7 @@ def rank_summary(workload: Workload, run: Run, null: Run | None) -> dict[str, An
         "epochs": [_epoch(epoch, workload) for epoch in run.epochs],
         "evaluations": [_epoch(epoch, workload) for epoch in run.evaluations],
         "shares": asdict(shares(run.epochs, workload.metric)),
-        "reading": asdict(run.reading),
+        "reading": asdict(run.reading) | {"sizes": {str(k): v for k, v in run.reading.sizes.items()}},
         "cpu_s": run.cpu_s,
         "load_s": run.load_s,
         "device_bytes": run.device_bytes,
@@ -96,7 +97,7 @@ def result(
     load_s = max(rank["load_s"] for rank in ranks)
     evaluation_s = sum(evaluation["seconds"] for evaluation in evaluations)
     samples = sum(epoch["samples"] for epoch in epochs)
-    return {
+    content = {
         "mlhpc": __version__,
         "kind": "io",
         "workload": workload.model_dump(mode="json", exclude_none=True),
@@ -120,6 +121,7 @@ def result(
         "checkpoints": checkpoints(ranks),
         "rank_results": list(ranks),
     }
+    return Result.model_validate(content).model_dump(mode="json", exclude_unset=True)
 
 
 def _total(parts: Sequence[Mapping[str, float]]) -> Shares:

@@ -133,7 +133,6 @@ def _total_scale(campaign: Campaign, logs: Sequence[Log]) -> int | None:
 def save(campaign: Campaign, states: Sequence[RunState], score: Strong | Weak, why: str) -> None:
     """Write campaign.json. ``why``: the reason if the campaign stopped early."""
     run = campaign.run
-    scales = {"T": score.T, "S": score.S, "M": score.M} if isinstance(score, Weak) else {}
     record = CampaignRecord(
         mlhpc=mlhpc.__version__,
         benchmark=run.benchmark,
@@ -145,12 +144,7 @@ def save(campaign: Campaign, states: Sequence[RunState], score: Strong | Weak, w
         instances=campaign.instances,
         stopped=why,
         run_states=tuple(states),
-        score=CampaignScore(
-            minutes=score.minutes,
-            without_staging_minutes=score.without_staging_minutes,
-            why=score.why,
-            **scales,
-        ),
+        score=CampaignScore.model_validate(score, from_attributes=True),
         findings=tuple(findings(campaign, states)),
     )
     record.write(campaign.out / "campaign.json")

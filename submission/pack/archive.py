@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 
+from mlhpc.common.files.checksum import sha256
 from mlhpc.errors import UserError, shown
 from mlhpc.quantities import binary_text, count
 
@@ -58,7 +59,7 @@ def write_archive(part: Path, org: str) -> Path:
     owners and times)."""
     files = sorted(p for p in (part / org).rglob("*") if p.is_file())
     names = [p.relative_to(part).as_posix() for p in files]
-    sums = "".join(f"{_sha256(p)}  {n}\n" for p, n in zip(files, names, strict=True))
+    sums = "".join(f"{sha256(p)}  {n}\n" for p, n in zip(files, names, strict=True))
     checksums = part / f"{org}{CHECKSUMS}"
     checksums.write_text(sums, "utf-8")
     archive = part / f"{org}.tar.gz"
@@ -74,11 +75,6 @@ def write_archive(part: Path, org: str) -> Path:
             with path.open("rb") as content:
                 tar.addfile(member, content)
     return archive
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def unpack(archive: Path, to: Path) -> Path:

@@ -4,12 +4,14 @@ recorded (tests/data/run). As a program it writes the page."""
 import inspect
 import json
 import re
+import sys
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
 
+from mlhpc.iobench.report import record as io
 from mlhpc.record import events
 from mlhpc.record.environment import Environment
 from mlhpc.record.result import Result
@@ -25,6 +27,7 @@ FILES: dict[str, type[BaseModel]] = {
     "campaign.json": CampaignRecord,
     "cell.json": CellRecord,
     "servers.json": ServersRecord,
+    "result.json of mlhpc io run": io.Result,
 }
 HEAD = """# Files of a run
 
@@ -42,17 +45,26 @@ requires), and `report.html` once `mlhpc report` has written it. The JSON schema
 
 def page() -> str:
     """The whole page."""
-    parts = [HEAD, "## events.rankN.jsonl\n", _text(events.__doc__ or ""), _example("events.rank0.jsonl")]
+    parts = [
+        HEAD,
+        "## events.rankN.jsonl\n",
+        _text(events.__doc__ or ""),
+        _keys(events.Event.model_json_schema()),
+    ]
+    parts.append(_example("events.rank0.jsonl"))
     for name, model in FILES.items():
         schema = model.model_json_schema()
         parts += [f"## {name}\n", _keys(schema)]
         if (RUN / name).exists():
             parts.append(_example(name))
-        parts += [f"**{title}**: {_keys(part)}" for title, part in schema.get("$defs", {}).items()]
+        known = vars(sys.modules[model.__module__])
+        parts += [
+            _keys(part, f"**{name}**") for name, part in schema.get("$defs", {}).items() if name in known
+        ]
     return "\n".join(parts)
 
 
-def _keys(schema: dict[str, Any]) -> str:
+def _keys(schema: dict[str, Any], name: str = "") -> str:
     """The description of a model, and its keys with their types; those of one type in a row together."""
     required = schema.get("required", ())
     kinds = [
@@ -62,7 +74,8 @@ def _keys(schema: dict[str, Any]) -> str:
         f"{', '.join(key for key, _ in same)}: {kind}"
         for kind, same in groupby(kinds, key=lambda pair: pair[1])
     ]
-    return f"{_text(schema.get('description', ''))}\n- " + "\n- ".join(grouped) + "\n"
+    about = ": ".join(filter(None, (name, _text(schema.get("description", "")).strip())))
+    return f"{about}\n\n- " + "\n- ".join(grouped) + "\n"
 
 
 def _kind(schema: dict[str, Any]) -> str:
