@@ -167,7 +167,10 @@ def test_the_command_line_has_exactly_these_options():
         (["io", "run", "ffn", "--null-steps", "-1"], "--null-steps: -1: give"),
         (["io", "generate", "ffn", "--workers", "0"], "--workers: 0: give"),
         (["io", "generate", "l2hmc"], "nothing to generate"),
-        (["io", "size", "--memory", "lots", "--accelerators", "8"], "--memory lots"),
+        (
+            ["io", "size", "--memory", "lots", "--accelerators", "8"],
+            "--memory: 'lots' is not a number with a unit",
+        ),
         (["io", "size", "--memory", "1G", "--accelerators", "0"], "--accelerators: 0: give"),
         (["io", "size", "--memory", "9" * 400, "--accelerators", "8"], "--memory"),
         (["profile", "cosmoflow", "--out", "prof"], "--out: prof: give a file name that ends in .html"),

@@ -161,7 +161,7 @@ def test_a_rank_that_only_sends_notices_that_the_other_has_failed(tmp_path, monk
 def test_missing_room_is_found_before_the_first_file_moves(source, tmp_path, monkeypatch):
     monkeypatch.setattr(module, "extra_space", lambda moves, nodes, most: np.full(nodes, 10**18))
     outcomes = exchanged(source, tmp_path, 2, 1, [1])
-    assert "exchanging shards needs 1e+09 GB, " in str(outcomes[0]) and "staging.exchange=false" in str(
+    assert "exchanging shards needs 1 EB, " in str(outcomes[0]) and "staging.exchange=false" in str(
         outcomes[0]
     )
     at_first = balance([file.size for file in source.folder("train")], 2)
