@@ -6,10 +6,11 @@ import math
 import numpy as np
 import numpy.typing as npt
 import pytest
+from helpers import universe_evidence as evidence
 from helpers.universes import MIDDLE, SCALES, Vector
 from scipy.integrate import quad
 
-from mlhpc.cosmoflow.synthetic import evidence, gravity
+from mlhpc.cosmoflow.synthetic import gravity
 from mlhpc.cosmoflow.synthetic.cosmology import MEAN
 
 # The initial conditions

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pytest
+from helpers import universe_evidence as evidence
 from helpers.thread_world import on_ranks
 from helpers.unpacked import content
 
@@ -19,7 +20,6 @@ from mlhpc.common.data.generate import in_processes
 from mlhpc.common.data.verify import verify
 from mlhpc.common.formats import tf_example, tfrecord
 from mlhpc.common.ranks.world import Solo
-from mlhpc.cosmoflow.synthetic import evidence
 from mlhpc.cosmoflow.synthetic.cosmology import MEAN
 from mlhpc.cosmoflow.synthetic.show import show
 from mlhpc.cosmoflow.synthetic.simulate import cut, make, simulate, write_universe

@@ -1,4 +1,4 @@
-"""Evidence for the universes of ``simulate``: ``python -m mlhpc.cosmoflow.synthetic.evidence``.
+"""Evidence for the universes of ``simulate``: ``python tests/helpers/universe_evidence.py``.
 
 ``spectra`` compares the power spectra of a few universes with linear theory, ``statistics`` computes the
 statistics of Ibrahim and Oliker 2022 (figure 5), and ``regression DATA`` measures how well the parameters can
@@ -199,7 +199,7 @@ def statistics(counts: Counts) -> Statistics:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command line; see the module's docstring."""
-    parser = argparse.ArgumentParser("python -m mlhpc.cosmoflow.synthetic.evidence", description=__doc__)
+    parser = argparse.ArgumentParser("python tests/helpers/universe_evidence.py", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     spectrum = commands.add_parser("spectra", help="power spectra against linear theory")
     counting = commands.add_parser(
