@@ -28,20 +28,22 @@ class Batches:
     def training(self, epoch: int) -> Generator[TensorPair, None, None]:
         """The batches of ``epoch``, counted from 0."""
         loader = self._loader
-        return self._batches(partial(loader.train_epoch, epoch), [loader.local_batch_size] * loader.steps)
+        return self._batches(
+            partial(loader.train_epoch, epoch), lambda: [loader.local_batch_size] * loader.steps
+        )
 
     def evaluation(self) -> Generator[TensorPair, None, None]:
         """All evaluation batches."""
-        return self._batches(self._loader.evaluation, self._loader.eval_batch_sizes())
+        return self._batches(self._loader.evaluation, self._loader.eval_batch_sizes)
 
     def _batches(
-        self, read: Callable[..., Iterator[Any]], sizes: Sequence[int]
+        self, read: Callable[..., Iterator[Any]], sizes: Callable[[], Sequence[int]]
     ) -> Generator[TensorPair, None, None]:
         if (group := self._group) is None:
             yield from map(self._as_tensors, read())
         else:
             own = map(self._as_tensors, read(first=group.rank, every=group.plan.size))
-            yield from slab_batches(own, sizes, group, self.traffic, self._loader.source.parts)
+            yield from slab_batches(own, sizes(), group, self.traffic, self._loader.source.parts)
 
 
 def slab_batches(
