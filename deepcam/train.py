@@ -85,8 +85,7 @@ def train(
         make = partial(_steps, run, *state)
         steps = make()
         prepare(run.loading.loader, "mlhpc.deepcam.data.sample")
-        if not run.emulation.enabled:
-            _warm_up(run, steps, model, optimizer, scaler, local_batch_size)
+        _warm_up(run, steps, model, optimizer, scaler, local_batch_size)
         events = None if run.emulation.enabled else device_events(device)
 
     # The clock: from the moment the last rank is ready until the slowest one has finished.
@@ -181,6 +180,9 @@ def _warm_up(
     scaler: GradScaler,
     local_batch_size: int,
 ) -> None:
+    """Compile and run the steps on zeros, unless they are emulated."""
+    if run.emulation.enabled:
+        return
     zeros = partial(zeros_batch, sample_shape=run.data.sample_shape)
     sizes = WarmUpSizes(local_batch_size, run.training.eval_batch_size, run.backward_passes)
     warm_up(model, optimizer, scaler, steps, zeros, sizes, graphs=wants_graphs(run.training))

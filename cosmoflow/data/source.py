@@ -7,6 +7,7 @@ codec may be decoded on the device, which reduces the bytes by another factor of
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from pathlib import Path
 from typing import Any, Self
@@ -43,8 +44,9 @@ class CosmoFlowSource(Source[Batch]):
 
     def __post_init__(self) -> None:
         self.feed = by_threads(self.loading)
-        self._reader = Reader(self.codec, self.loading.sample_dtype)
+        reader = Reader(self.codec, self.loading.sample_dtype)
         self._encoded = self.loading.decode == "device"
+        self.read = partial(reader.read_encoded, shape=self.sample_shape) if self._encoded else reader.read
         keys = (prod(self.sample_shape[:-1]),), "uint16"
         x = keys if self._encoded else (self.sample_shape, self.loading.sample_dtype)
         self.parts: Parts = x, ((self.targets,), "float32")
@@ -68,12 +70,6 @@ class CosmoFlowSource(Source[Batch]):
         seed, _, epoch = draw
         symmetries = augment.draw(len(samples), seed, epoch)
         return self, lambda index: (samples[index], symmetries[index])
-
-    def read(self, sample: tuple[Sample, int], x: npt.NDArray[Any], y: npt.NDArray[np.float32]) -> Any:
-        """As in ``sample.Reader``."""
-        if self._encoded:
-            return self._reader.read_encoded(sample, x, y, self.sample_shape)
-        return self._reader.read(sample, x, y)
 
     def finish(self, arrays: Sequence[npt.NDArray[Any]], results: list[Any]) -> tuple[Batch, int]:
         x, y = arrays
