@@ -21,7 +21,9 @@ class Framework:
     """One implementation of a benchmark.
 
     ``trainer``: the module with ``check(run, staged, world)``, which raises UserError if a run cannot start,
-    and ``train(run, data, staged, seed, resume, world, log)``, which trains to target. ``collectives``: what
+    and ``train(run, data, staged, seed, resume, world, log)``, which trains to target: ``data`` is the data set,
+    ``staged`` the node-local folder to copy it to (None: read it in place), ``resume`` the folder of a run to
+    continue; it raises UserError for errors that the user can fix. ``collectives``: what
     connects several ranks ("none": there can be only one). ``packages``: the distributions that it runs on, the
     one it is named after first. ``profiler``: ``profile(run, request, world)``, called by all ranks, which
     measures training steps and returns a ``common.timing.profile.Profile``; empty for none. ``emulates``: the

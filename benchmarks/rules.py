@@ -8,16 +8,20 @@ generated from these: the first paragraph of a docstring is the requirement, the
 (both mlcommons/training_policies).
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 from mlhpc.benchmarks import conduct_rules, setting_rules
 from mlhpc.benchmarks.findings import Finding
 from mlhpc.benchmarks.rule_context import RunContext
+from mlhpc.benchmarks.schema import Run
 from mlhpc.errors import UserError
 
-__all__ = ["RULES", "RunContext", "enforce", "findings", "name_of", "requirement", "sentence", "source"]
+__all__ = [
+    "RULES", "RunContext", "enforce", "enforce_on_data", "findings",
+    "name_of", "requirement", "sentence", "source",
+]  # fmt: skip
 
 Rule = Callable[[RunContext], Iterator[Finding]]
 When = Literal["before the run", "when the data set is opened", "after the run", "in a campaign"]
@@ -75,6 +79,11 @@ def enforce(context: RunContext) -> list[Finding]:
         )
         raise UserError(f"not a closed run: {sentence(first)}{others}")
     return violations
+
+
+def enforce_on_data(run: Run, facts: Mapping[str, Any]) -> None:
+    """``enforce`` for a run on a data set whose manifest has these ``facts``."""
+    enforce(RunContext(run, facts=facts))
 
 
 def sentence(finding: Finding) -> str:

@@ -7,14 +7,13 @@ import torch
 from mlhpc.benchmarks.deepcam import DeepCam
 from mlhpc.common.host.malloc import keep_memory
 from mlhpc.common.pytorch.devices import oom_as_user_error, pick_device, place
-from mlhpc.common.pytorch.loading import prepare
-from mlhpc.common.pytorch.profile import modules_in_order, profile_steps
-from mlhpc.common.pytorch.step import make_scaler, make_train_step, wrap_ddp
+from mlhpc.common.pytorch.feeds import prepare
+from mlhpc.common.pytorch.profile import modules_in_order, profile_training
 from mlhpc.common.ranks.world import World
 from mlhpc.common.timing.profile import Feed, Profile, Request
+from mlhpc.common.training.dataset import open_loader
 from mlhpc.deepcam.cpu.kernels import use_cpu_kernels
-from mlhpc.deepcam.data.dataset import open_data, open_loader
-from mlhpc.deepcam.data.loader import zeros_batch
+from mlhpc.deepcam.data.source import DeepCamSource, open_data, zeros_batch
 from mlhpc.deepcam.layers.batchnorm import group_batchnorm
 from mlhpc.deepcam.metric import weighted_cross_entropy
 from mlhpc.deepcam.model import build_model
@@ -36,18 +35,9 @@ def profile(run: DeepCam, request: Request, world: World) -> Profile:
     place(model, device, channels_last=training.channels_last)
     with torch.device("meta"):
         order = modules_in_order(build_model(run.network, channels), torch.empty(2, channels, 64, 64))
-    wrapped = wrap_ddp(model, world, training.bucket_cap_mib)
-    step = make_train_step(
-        wrapped,
-        weighted_cross_entropy,
-        make_optimizer(run.hyperparameters, model.parameters()),
-        make_scaler(training.precision, device),
-        training.precision,
-        layout=torch.channels_last if training.channels_last else torch.contiguous_format,
-        accumulate=request.passes,
-    )
-    feed = _feed(run, request, world, device)
-    return profile_steps(wrapped, step, feed, device, request, modules=order)
+    optimizer = make_optimizer(run.hyperparameters, model.parameters())
+    feed, loss_of = _feed(run, request, world, device), weighted_cross_entropy
+    return profile_training(training, model, order, loss_of, optimizer, feed, request, world)
 
 
 def _feed(run: DeepCam, request: Request, world: World, device: torch.device) -> Feed:
@@ -55,6 +45,7 @@ def _feed(run: DeepCam, request: Request, world: World, device: torch.device) ->
         zeros = zeros_batch(request.batch, run.data.sample_shape)
         return Feed(lambda _: repeat(zeros))
     dataset, statistics = open_data(run, request.data, world)
-    prepare(run.loading.loader, "mlhpc.deepcam.data.workers")
-    loader = open_loader(run, dataset, statistics, None, request.batch, 1, world, device.type)
+    prepare(run.loading.loader, "mlhpc.deepcam.data.sample")
+    source = DeepCamSource.of(run, dataset, statistics, device.type, world)
+    loader = open_loader(run, dataset, None, source, request.batch, 1, world)
     return Feed(loader.train_epoch, lambda: loader.bytes_read)

@@ -7,6 +7,7 @@ from itertools import islice
 from pathlib import Path
 
 import torch
+from torch.amp.grad_scaler import GradScaler
 
 from mlhpc.benchmarks import load
 from mlhpc.benchmarks.deepcam import DeepCam
@@ -23,22 +24,28 @@ from mlhpc.common.pytorch.devices import (
     wants_graphs,
 )
 from mlhpc.common.pytorch.emulation import waiting_steps
-from mlhpc.common.pytorch.loading import prepare
+from mlhpc.common.pytorch.feeds import prepare
 from mlhpc.common.pytorch.state import restore, save
-from mlhpc.common.pytorch.step import WarmUpSizes, average_statistics, make_scaler, make_steps, warm_up
+from mlhpc.common.pytorch.step import (
+    Steps,
+    WarmUpSizes,
+    average_statistics,
+    make_scaler,
+    make_steps,
+    warm_up,
+)
 from mlhpc.common.ranks.world import World, mean
-from mlhpc.common.timing.runlog import RunLog, Status
-from mlhpc.common.training.dataset import format_of
-from mlhpc.common.training.epoch import log_epoch, require_parameters
+from mlhpc.common.timing.runlog import RunLog
+from mlhpc.common.training.dataset import format_of, open_loader
+from mlhpc.common.training.epoch import log_epoch, log_quality, mark_warm, mean_quality, require_parameters
 from mlhpc.common.training.finite import require_finite
 from mlhpc.common.training.staging import exchanging, staging
 from mlhpc.deepcam.cpu.kernels import use_cpu_kernels
-from mlhpc.deepcam.data.dataset import open_data, open_loader
-from mlhpc.deepcam.data.loader import zeros_batch
+from mlhpc.deepcam.data.source import DeepCamSource, open_data, zeros_batch
 from mlhpc.deepcam.freeze import Freezer
 from mlhpc.deepcam.layers.batchnorm import group_batchnorm
 from mlhpc.deepcam.metric import summed_iou, weighted_cross_entropy
-from mlhpc.deepcam.model import build_model, current_name
+from mlhpc.deepcam.model import DeepLab, build_model, current_name
 from mlhpc.deepcam.optim.optimizer import make_optimizer, rate_at, set_rate
 from mlhpc.errors import UserError
 
@@ -59,11 +66,7 @@ def check(run: DeepCam, staged: Path | None, world: World) -> None:
 def train(
     run: DeepCam, data: Path, staged: Path | None, seed: int, resume: Path | None, world: World, log: RunLog
 ) -> None:
-    """Train until an evaluation meets the target or the epochs run out, recorded in ``log``.
-
-    ``data`` is the data set, ``staged`` the node-local folder to copy it to (None: read it in place),
-    ``resume`` the folder of a run to continue. Raises UserError for what the user can fix.
-    """
+    """Train until an evaluation meets the target or the epochs run out: see ``registry.Framework``."""
     hparams, training = run.hyperparameters, run.training
     accumulate = hparams.gradient_accumulation_frequency
     local_batch_size = divide_batch(hparams.global_batch_size, world.size * accumulate)
@@ -73,51 +76,35 @@ def train(
         device = pick_device(training.device, world.local_rank)
         log.ranges = device_ranges(device)
         torch.manual_seed(seed)
-        model = build_model(run.network, channels=run.data.sample_shape[-1])
-        if device.type == "cpu":
-            keep_memory()
-            if training.cpu_kernels:
-                use_cpu_kernels(model)
-        require_parameters(sum(weight.numel() for weight in model.parameters()), run.network.parameters)
-        group_batchnorm(model, world, hparams.batchnorm_group_size)
-        place(model, device, channels_last=training.channels_last)
+        model = _network(run, device, world)
         optimizer = make_optimizer(hparams, model.parameters(), compiled=training.compile)
         scaler = make_scaler(training.precision, device)
         state = (model, optimizer, scaler, world)
         last_epoch, numbers = restore(resume, *state, current_name) if resume else (0, {})
         freezer = Freezer(model, training.freeze_below, frozen=numbers.get("frozen", 0))
-        make = partial(make_steps, model, training, world, optimizer, scaler)
-        make = partial(make, loss_of=weighted_cross_entropy, measure=summed_iou, accumulate=accumulate)
-        if emulated := run.emulation.enabled:
-            make = partial(waiting_steps, run.emulation, world, accumulate, lambda n: (math.nan, n))
+        make = partial(_steps, run, *state)
         steps = make()
-        prepare(run.loading.loader, "mlhpc.deepcam.data.workers")
-        zeros = partial(zeros_batch, sample_shape=run.data.sample_shape)
-        sizes = WarmUpSizes(local_batch_size, training.eval_batch_size, accumulate)
-        if not emulated:
-            warm_up(model, optimizer, scaler, steps, zeros, sizes, graphs=wants_graphs(training))
-        events = None if emulated else device_events(device)
+        prepare(run.loading.loader, "mlhpc.deepcam.data.sample")
+        _warm_up(run, steps, model, optimizer, scaler, local_batch_size)
+        events = None if run.emulation.enabled else device_events(device)
 
     # The clock: from the moment the last rank is ready until the slowest one has finished.
     with log.span("run", sync=True), ExitStack() as beside:
         with log.span("staging", sync=True) if staged else nullcontext():
             dataset, statistics = open_data(run, data, world)
-            beside.enter_context(staging(dataset, staged, run.staging, world, log))
-        log.data_format(**format_of(dataset, staged, run.staging, world))
-        loader = open_loader(run, dataset, statistics, staged, local_batch_size, seed, world, device.type)
+            beside.enter_context(staging(run, dataset, staged, world, log))
+        log.data_format(**format_of(run, dataset, staged, world))
+        source = DeepCamSource.of(run, dataset, statistics, device.type, world)
+        loader = open_loader(run, dataset, staged, source, local_batch_size, seed, world)
         epoch_steps = loader.steps // accumulate  # of the optimizer
-
-        record = partial(log_epoch, log, world, run.target, run.training.max_epochs, emulated=emulated)
         epochs = range(last_epoch + 1, training.max_epochs + 1)
-        own_share = exchanging(dataset, staged, run.staging, run.data.train_samples, epochs, seed, world, log)
-        status: Status = "failed"
+        own_share = exchanging(run, dataset, staged, epochs, seed, world, log)
+        met = False
         for epoch in epochs:
             loader.samples = own_share(epoch, loader.samples)
             before, bytes_read, losses = (epoch - 1) * epoch_steps, 0, []
-            with (
-                log.span("epoch", epoch=epoch, step=before) as span,
-                closing(loader.train_epoch(epoch - 1)) as batches,
-            ):
+            batches = loader.train_epoch(epoch - 1)
+            with log.span("epoch", epoch=epoch, step=before) as span, closing(batches):
                 for start, stop in run.between_evaluations(epoch_steps):
                     bytes_before = loader.bytes_read
                     with log.span("train", epoch=epoch):
@@ -128,8 +115,7 @@ def train(
                             rate = rate_at(hparams, before + start + step // accumulate)
                             set_rate(optimizer, rate)
                             losses.append(steps.train(x, y))
-                            if len(losses) == run.study.warmup_steps * accumulate:
-                                log.mark("warm", loss=float(losses[-1]))  # float() waits for the device
+                            mark_warm(run, losses, log)
                         local_losses = torch.stack(losses).double().cpu().numpy()  # waits for the device
                         (loss,) = mean(world, local_losses.mean(), weight=1)
                         span["step"] = before + stop
@@ -140,27 +126,63 @@ def train(
                     with log.span("eval", epoch=epoch):
                         average_statistics(model, world)
                         timed = log.timed(loader.evaluation(), "eval_data_wait", events, "eval", epoch=epoch)
-                        results = [steps.evaluate(x, y) for x, y in timed]
-                        sums = [float(ious) for ious, _ in results], [samples for _, samples in results]
-                        iou_sum, samples = world.sum([sum(part) for part in sums])
-                        iou = iou_sum / samples
-                    if not emulated:
-                        log.metric(run.target.metric, iou, epoch=epoch)
-                    if run.target.met_by(iou):
-                        status = "success"
+                        iou = mean_quality([steps.evaluate(x, y) for x, y in timed], world)
+                    log_quality(run, iou, log, epoch)
+                    if met := run.target.met_by(iou):
                         break
 
             if run.study.steps:
                 break
             trained = len(losses) * local_batch_size * world.size
-            record(epoch, samples=trained, bytes_read=bytes_read, rate=rate, loss=loss, quality=iou)
-            if status == "success":
+            log_epoch(run, log, world, epoch, trained, bytes_read, rate=rate, loss=loss, quality=iou)
+            if met:
                 break
-            if freezer.after_epoch(world, log, epoch):
-                if training.compile:  # the old compiled code is obsolete, and PyTorch's cache is limited
-                    torch.compiler.reset()
-                steps = make()
+            steps = make() if freezer.after_epoch(world, log, epoch) else steps
             if training.checkpoint_epochs and epoch % training.checkpoint_epochs == 0:
                 with log.span("checkpoint", epoch=epoch):
                     save(log.out, load.dumps(run), seed, epoch, *state, frozen=freezer.frozen)
-        log.finish(status, peak_memory(device))
+        log.finish("success" if met else "failed", peak_memory(device))
+
+
+def _network(run: DeepCam, device: torch.device, world: World) -> DeepLab:
+    """The network with its initial weights, on ``device``."""
+    model = build_model(run.network, channels=run.data.sample_shape[-1])
+    if device.type == "cpu":
+        keep_memory()
+        if run.training.cpu_kernels:
+            use_cpu_kernels(model)
+    require_parameters(sum(weight.numel() for weight in model.parameters()), run.network.parameters)
+    group_batchnorm(model, world, run.hyperparameters.batchnorm_group_size)
+    place(model, device, channels_last=run.training.channels_last)
+    return model
+
+
+def _steps(
+    run: DeepCam, model: DeepLab, optimizer: torch.optim.Optimizer, scaler: GradScaler, world: World
+) -> Steps[tuple[torch.Tensor, int]]:
+    """The steps for the weights that are not frozen."""
+    training, accumulate = run.training, run.backward_passes
+    if run.emulation.enabled:
+        return waiting_steps(run, world, lambda samples: (math.nan, samples))
+    if training.compile:  # code compiled earlier is obsolete, and PyTorch's cache is limited
+        torch.compiler.reset()
+    loss_of, measure = weighted_cross_entropy, summed_iou
+    return make_steps(
+        model, training, world, optimizer, scaler, loss_of=loss_of, measure=measure, accumulate=accumulate
+    )
+
+
+def _warm_up(
+    run: DeepCam,
+    steps: Steps[tuple[torch.Tensor, int]],
+    model: DeepLab,
+    optimizer: torch.optim.Optimizer,
+    scaler: GradScaler,
+    local_batch_size: int,
+) -> None:
+    """Compile and run the steps on zeros, unless they are emulated."""
+    if run.emulation.enabled:
+        return
+    zeros = partial(zeros_batch, sample_shape=run.data.sample_shape)
+    sizes = WarmUpSizes(local_batch_size, run.training.eval_batch_size, run.backward_passes)
+    warm_up(model, optimizer, scaler, steps, zeros, sizes, graphs=wants_graphs(run.training))

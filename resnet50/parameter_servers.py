@@ -22,10 +22,12 @@ import torch.distributed as dist
 
 from mlhpc.benchmarks import load
 from mlhpc.benchmarks.resnet50 import ResNet50, require_servers
+from mlhpc.common.data.loader import Loader
 from mlhpc.common.data.sharding import Pool, divide_batch, steps_per_epoch
 from mlhpc.common.files import atomic, pagecache
 from mlhpc.common.host.provenance import describe_environment
 from mlhpc.common.pytorch.devices import mover, pick_device, place
+from mlhpc.common.pytorch.loading import TensorPair
 from mlhpc.common.pytorch.parameter_servers import (
     Roles,
     Server,
@@ -42,12 +44,12 @@ from mlhpc.common.ranks.local import program, run_local
 from mlhpc.common.ranks.torch_world import TorchWorld
 from mlhpc.common.ranks.world import Solo, World
 from mlhpc.common.timing.data_wait import by_interval, seconds_of
-from mlhpc.common.training.dataset import cores_per_rank, open_dataset
+from mlhpc.common.training.dataset import open_dataset
 from mlhpc.errors import AlreadyReported, UserError
 from mlhpc.record.environment import Environment
 from mlhpc.record.series import ServersRecord
-from mlhpc.resnet50.data.dataset import RankSamples, assign_samples, select
-from mlhpc.resnet50.data.loader import Loader
+from mlhpc.resnet50.data.dataset import assign_samples, select
+from mlhpc.resnet50.data.source import ResNet50Source
 from mlhpc.resnet50.metric import count_correct, cross_entropy
 from mlhpc.resnet50.model import build_model
 from mlhpc.resnet50.optim.optimizer import make_optimizer, rate_at, set_rate
@@ -144,7 +146,7 @@ class Worker:
     rate: Callable[[int], float]
     traffic: Traffic = field(default_factory=Traffic)
 
-    def train(self, loader: Loader) -> dict[str, Any]:
+    def train(self, loader: Loader[TensorPair]) -> dict[str, Any]:
         """All steps, then this worker's part of the evaluation. Returns its measurements."""
         run, warmup = self.run, self.run.study.warmup_steps
         parameters = list(self.model.parameters())
@@ -192,7 +194,7 @@ class Worker:
             "right": right, "seen": seen, "traffic": [self.traffic.sent, self.traffic.received],
         }  # fmt: skip
 
-    def _evaluate(self, loader: Loader) -> tuple[float, int]:
+    def _evaluate(self, loader: Loader[TensorPair]) -> tuple[float, int]:
         """Correct predictions among this worker's evaluation images, and their number, with batch norm's
         statistics averaged over the workers."""
         statistics = [buffer for buffer in self.model.buffers() if buffer.is_floating_point()]
@@ -218,19 +220,13 @@ class Worker:
 
 def _loader(
     run: ResNet50, options: argparse.Namespace, roles: Roles, rank: int, device: torch.device
-) -> Loader:
+) -> Loader[TensorPair]:
     """The batches of one worker, as of a rank in a run with only the workers."""
     if options.evict and rank == 0:
         pagecache.evict([path for path in options.data.rglob("*") if path.is_file()])
     alone = Solo()
-    dataset = open_dataset(
-        options.data,
-        run.benchmark,
-        alone,
-        select=partial(select, data=run.data),
-        enforce_rules=lambda facts: None,
-    )
-    samples: RankSamples = assign_samples(
+    dataset = open_dataset(run, options.data, alone, select=select)
+    samples = assign_samples(
         dataset, None, "replicate", alone,
         classes=run.network.classes, train_samples=run.data.train_samples, eval_samples=run.data.eval_samples,
     )  # fmt: skip
@@ -241,15 +237,11 @@ def _loader(
     local_batch_size = divide_batch(run.hyperparameters.global_batch_size, roles.workers)
     return Loader(
         samples,
-        run.loading.resolved(gpu=device.type != "cpu", cores=cores_per_rank()),
-        sample_shape=run.data.sample_shape,
+        ResNet50Source.of(run, device.type, roles.workers),
         local_batch_size=local_batch_size,
         eval_batch_size=run.training.eval_batch_size,
         steps=run.study.cut(steps_per_epoch([train], local_batch_size)),
         seed=options.seed,
-        preprocessing=run.training.preprocessing,
-        ranks_on_node=roles.workers,
-        device=device.type,
     )
 
 

@@ -7,13 +7,12 @@ import torch
 
 from mlhpc.benchmarks.resnet50 import ResNet50
 from mlhpc.common.pytorch.devices import oom_as_user_error, pick_device, place
-from mlhpc.common.pytorch.loading import prepare
-from mlhpc.common.pytorch.profile import modules_in_order, profile_steps
-from mlhpc.common.pytorch.step import make_scaler, make_train_step, wrap_ddp
+from mlhpc.common.pytorch.feeds import prepare
+from mlhpc.common.pytorch.profile import modules_in_order, profile_training
 from mlhpc.common.ranks.world import World
 from mlhpc.common.timing.profile import Feed, Profile, Request
-from mlhpc.resnet50.data.loader import zeros_batch
-from mlhpc.resnet50.data.opening import open_data, open_loader
+from mlhpc.common.training.dataset import open_loader
+from mlhpc.resnet50.data.source import ResNet50Source, open_data, zeros_batch
 from mlhpc.resnet50.metric import cross_entropy
 from mlhpc.resnet50.model import build_model
 from mlhpc.resnet50.optim.optimizer import make_optimizer
@@ -28,18 +27,10 @@ def profile(run: ResNet50, request: Request, world: World) -> Profile:
     place(model, device, channels_last=training.channels_last)
     with torch.device("meta"):
         order = modules_in_order(build_model(run.network), torch.empty(2, 3, side, side))
-    wrapped = wrap_ddp(model, world, training.bucket_cap_mib)
-    step = make_train_step(
-        wrapped,
-        partial(cross_entropy, label_smoothing=training.label_smoothing),
-        make_optimizer(run.hyperparameters, model, training.sgd),
-        make_scaler(training.precision, device),
-        training.precision,
-        layout=torch.channels_last if training.channels_last else torch.contiguous_format,
-        accumulate=request.passes,
-    )
+    loss_of = partial(cross_entropy, label_smoothing=training.label_smoothing)
+    optimizer = make_optimizer(run.hyperparameters, model, training.sgd)
     feed = _feed(run, request, world, device)
-    return profile_steps(wrapped, step, feed, device, request, modules=order)
+    return profile_training(training, model, order, loss_of, optimizer, feed, request, world)
 
 
 def _feed(run: ResNet50, request: Request, world: World, device: torch.device) -> Feed:
@@ -47,6 +38,7 @@ def _feed(run: ResNet50, request: Request, world: World, device: torch.device) -
         zeros = zeros_batch(request.batch, run.data.sample_shape)
         return Feed(lambda _: repeat(zeros))
     dataset = open_data(run, request.data, world)
-    prepare(run.loading.loader, "mlhpc.resnet50.data.workers")
-    loader = open_loader(run, dataset, None, request.batch, 1, world, device.type)
+    prepare(run.loading.loader, "mlhpc.resnet50.data.reader")
+    source = ResNet50Source.of(run, device.type, world.local_size)
+    loader = open_loader(run, dataset, None, source, request.batch, 1, world)
     return Feed(loader.train_epoch, lambda: loader.bytes_read)

@@ -7,9 +7,11 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from torch.amp.grad_scaler import GradScaler
 
 from mlhpc.benchmarks import load
 from mlhpc.benchmarks.resnet50 import ResNet50
+from mlhpc.common.data.manifest import Manifest
 from mlhpc.common.data.sharding import divide_batch
 from mlhpc.common.host.progress import track
 from mlhpc.common.pytorch.devices import (
@@ -21,18 +23,24 @@ from mlhpc.common.pytorch.devices import (
     place,
 )
 from mlhpc.common.pytorch.emulation import waiting_steps
-from mlhpc.common.pytorch.loading import prepare
+from mlhpc.common.pytorch.feeds import prepare
 from mlhpc.common.pytorch.state import restore, save
-from mlhpc.common.pytorch.step import WarmUpSizes, average_statistics, make_scaler, make_steps, warm_up
+from mlhpc.common.pytorch.step import (
+    Steps,
+    WarmUpSizes,
+    average_statistics,
+    make_scaler,
+    make_steps,
+    warm_up,
+)
 from mlhpc.common.ranks.world import World, mean
-from mlhpc.common.staging.stage import stage
-from mlhpc.common.timing.runlog import RunLog, Status
-from mlhpc.common.training.dataset import format_of
-from mlhpc.common.training.epoch import log_epoch, require_parameters
+from mlhpc.common.staging.stage import StagingReport, stage
+from mlhpc.common.timing.runlog import RunLog
+from mlhpc.common.training.dataset import format_of, open_loader
+from mlhpc.common.training.epoch import log_epoch, log_quality, mark_warm, require_parameters
 from mlhpc.common.training.finite import require_finite
-from mlhpc.resnet50.data.loader import Loader, zeros_batch
-from mlhpc.resnet50.data.opening import open_data, open_loader
 from mlhpc.resnet50.data.pack import pack
+from mlhpc.resnet50.data.source import ResNet50Source, open_data, zeros_batch
 from mlhpc.resnet50.metric import count_correct, cross_entropy
 from mlhpc.resnet50.model import build_model
 from mlhpc.resnet50.optim.optimizer import make_optimizer, rate_at, set_rate
@@ -51,11 +59,7 @@ def check(run: ResNet50, staged: Path | None, world: World) -> None:
 def train(
     run: ResNet50, data: Path, staged: Path | None, seed: int, resume: Path | None, world: World, log: RunLog
 ) -> None:
-    """Train until an evaluation meets the target or the epochs run out, recorded in ``log``.
-
-    ``data`` is the data set, ``staged`` the node-local folder to copy it to (None: read it in place),
-    ``resume`` the folder of a run to continue. Raises UserError for errors that the user can fix.
-    """
+    """Train until an evaluation meets the target or the epochs run out: see ``registry.Framework``."""
     hparams, training = run.hyperparameters, run.training
     accumulate = hparams.gradient_accumulation_steps
     local_batch_size = divide_batch(hparams.global_batch_size, world.size * accumulate)
@@ -72,35 +76,22 @@ def train(
         optimizer = make_optimizer(hparams, model, training.sgd)
         scaler = make_scaler(training.precision, device)
         last_epoch, _ = restore(resume, model, optimizer, scaler, world) if resume else (0, {})
-        loss_of = partial(cross_entropy, label_smoothing=training.label_smoothing)
-        make = partial(make_steps, model, training, world, optimizer, scaler)
-        steps = make(loss_of=loss_of, measure=count_correct, accumulate=accumulate)
-        if emulated := run.emulation.enabled:
-            steps = waiting_steps(run.emulation, world, accumulate, lambda _: math.nan)
-        prepare(run.loading.loader, "mlhpc.resnet50.data.workers")
-        zeros = partial(zeros_batch, sample_shape=run.data.sample_shape)
-        sizes = WarmUpSizes(local_batch_size, training.eval_batch_size, accumulate)
-        if not emulated:
-            warm_up(model, optimizer, scaler, steps, zeros, sizes)
-        events = None if emulated else device_events(device)
+        steps = _steps(run, model, optimizer, scaler, world, local_batch_size)
+        prepare(run.loading.loader, "mlhpc.resnet50.data.reader")
+        events = None if run.emulation.enabled else device_events(device)
 
     # The clock: from the moment the last rank is ready until the slowest one has finished.
     with log.span("run", sync=True):
         with log.span("staging", sync=True) if staged else nullcontext():
-            dataset = open_data(run, data, world)
-            if staged and run.staging.pack:
-                dataset, report = pack(dataset, staged, world, run.network.classes, run.staging.workers)
-            elif staged:
-                how = run.staging
-                report = stage(dataset, staged, world, how.mode, how.workers, how.read_once)
-        log.data_format(**format_of(dataset, staged, run.staging, world))
-        if staged:
+            dataset, report = _stage(run, open_data(run, data, world), staged, world)
+        log.data_format(**format_of(run, dataset, staged, world))
+        if report:
             log.note("staging", **asdict(report), packed=run.staging.pack)
-        loader = open_loader(run, dataset, staged, local_batch_size, seed, world, device.type)
+        source = ResNet50Source.of(run, device.type, world.local_size)
+        loader = open_loader(run, dataset, staged, source, local_batch_size, seed, world)
         epoch_steps = loader.steps // accumulate  # of the optimizer
 
-        record = partial(log_epoch, log, world, run.target, run.training.max_epochs, emulated=emulated)
-        status: Status = "failed"
+        met = False
         for epoch in range(last_epoch + 1, training.max_epochs + 1):
             before, bytes_before, losses, accuracy = (epoch - 1) * epoch_steps, loader.bytes_read, [], None
             with log.span("epoch", epoch=epoch, step=before) as span:
@@ -111,8 +102,7 @@ def train(
                         rate = rate_at(hparams, before + step // accumulate, epoch_steps)
                         set_rate(optimizer, rate)
                         losses.append(steps.train(x, y))
-                        if len(losses) == run.study.warmup_steps * accumulate:
-                            log.mark("warm", loss=float(losses[-1]))  # float() waits for the device
+                        mark_warm(run, losses, log)
                     local_losses = torch.stack(losses).double().cpu().numpy()  # waits for the device
                     (loss,) = mean(world, local_losses.mean(), weight=1)
                     span["step"] = before + epoch_steps
@@ -128,24 +118,56 @@ def train(
                         (right,) = world.sum([sum(float(right) for right in results)])
                         # Out of all images: a skipped one (loading.broken_images) counts as wrong.
                         accuracy = float(right) / run.data.eval_samples
-                    if not emulated:
-                        log.metric(run.target.metric, accuracy, epoch=epoch)
+                    log_quality(run, accuracy, log, epoch)
 
             trained = len(losses) * local_batch_size * world.size
-            record(epoch, samples=trained, bytes_read=bytes_read, rate=rate, loss=loss, quality=accuracy)
-            _log_skipped(run, loader, epoch, world, log)
-            if accuracy is not None and run.target.met_by(accuracy):
-                status = "success"
+            log_epoch(run, log, world, epoch, trained, bytes_read, rate=rate, loss=loss, quality=accuracy)
+            _log_skipped(run, source, epoch, world, log)
+            if met := accuracy is not None and run.target.met_by(accuracy):
                 break
             if training.checkpoint_epochs and epoch % training.checkpoint_epochs == 0:
                 with log.span("checkpoint", epoch=epoch):
                     save(log.out, load.dumps(run), seed, epoch, model, optimizer, scaler, world)
-        log.finish(status, peak_memory(device))
+        log.finish("success" if met else "failed", peak_memory(device))
 
 
-def _log_skipped(run: ResNet50, loader: Loader, epoch: int, world: World, log: RunLog) -> None:
+def _steps(
+    run: ResNet50,
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    scaler: GradScaler,
+    world: World,
+    local_batch_size: int,
+) -> Steps[torch.Tensor]:
+    """The steps, compiled and warmed up on zeros."""
+    training, accumulate = run.training, run.backward_passes
+    if run.emulation.enabled:
+        return waiting_steps(run, world, lambda _: math.nan)
+    loss_of = partial(cross_entropy, label_smoothing=training.label_smoothing)
+    make = partial(make_steps, model, training, world, optimizer, scaler)
+    steps = make(loss_of=loss_of, measure=count_correct, accumulate=accumulate)
+    zeros = partial(zeros_batch, sample_shape=run.data.sample_shape)
+    sizes = WarmUpSizes(local_batch_size, training.eval_batch_size, accumulate)
+    warm_up(model, optimizer, scaler, steps, zeros, sizes)
+    return steps
+
+
+def _stage(
+    run: ResNet50, dataset: Manifest, staged: Path | None, world: World
+) -> tuple[Manifest, StagingReport | None]:
+    """Stage ``dataset`` to ``staged``, packed or not (None: it is read in place): the data set to read, and the
+    report."""
+    how = run.staging
+    if staged is None:
+        return dataset, None
+    if how.pack:
+        return pack(dataset, staged, world, run.network.classes, how.workers)
+    return dataset, stage(dataset, staged, world, how.mode, how.workers, how.read_once)
+
+
+def _log_skipped(run: ResNet50, source: ResNet50Source, epoch: int, world: World, log: RunLog) -> None:
     """If images may be skipped, record how many and which have been so far, over all ranks, each counted once."""
     if run.loading.broken_images == "skip":
-        skipped = sorted(set[str]().union(*world.gather(loader.skipped)))
+        skipped = sorted(set[str]().union(*world.gather(source.skipped)))
         log.metric("images_skipped", len(skipped), epoch=epoch)
         log.note("images_skipped", images=skipped)

@@ -4,6 +4,7 @@ node."""
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from mlhpc.common.data import archives
 from mlhpc.common.data.arriving import Arriving
@@ -19,10 +20,11 @@ from mlhpc.quantities import count
 
 @dataclass(frozen=True)
 class RankSamples:
-    """The samples of the pools that a rank reads from, sorted by path, and its rank in the pools."""
+    """The samples of the pools that a rank reads from, and its rank in the pools. ``train`` and ``evaluation``:
+    what a loader's source reads, here samples sorted by path."""
 
-    train_files: Sequence[Sample]
-    eval_files: Sequence[Sample]
+    train: Any
+    evaluation: Any
     train_pool: Pool
     eval_pool: Pool
     pool_rank: int
@@ -64,18 +66,13 @@ def assign_samples(
         files = samples_of(dataset, folder, node_files, root, needed, is_sample)
         return files[:needed] if mode == "replicate" else files
 
-    train_files, eval_files = samples_in("train", train_samples), samples_in("validation", eval_samples)
+    train, evaluation = samples_in("train", train_samples), samples_in("validation", eval_samples)
     if staged and has_arrived:
-        train_files, eval_files = (
-            Arriving(files, staged, dataset.root, has_arrived) for files in (train_files, eval_files)
+        train, evaluation = (
+            Arriving(files, staged, dataset.root, has_arrived) for files in (train, evaluation)
         )
-    return RankSamples(
-        train_files,
-        eval_files,
-        Pool(len(train_files), mesh.data_size, number),
-        Pool(len(eval_files), mesh.data_size, number),
-        mesh.data_rank,
-    )
+    pool, eval_pool = (Pool(len(samples), mesh.data_size, number) for samples in (train, evaluation))
+    return RankSamples(train, evaluation, pool, eval_pool, mesh.data_rank)
 
 
 def samples_of(

@@ -17,10 +17,10 @@ class Buffers:
         self._free: dict[int, list[mmap.mmap]] = {}
 
     def take(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-        """An uninitialised array in page-aligned memory."""
+        """An uninitialised array, in page-aligned memory unless it is smaller than a page."""
         kind = np.dtype(dtype)
         size = prod(shape) * kind.itemsize
-        if not size:
+        if size < mmap.PAGESIZE:
             return np.empty(shape, kind)
         free = self._free.setdefault(size, [])
         try:

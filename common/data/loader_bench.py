@@ -5,21 +5,27 @@ import contextlib
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 from isal import isal_zlib
 
+from mlhpc.common.data import manifest
+from mlhpc.common.data.assign import RankSamples
 from mlhpc.common.data.codecs.dtypes import as_float32
+from mlhpc.common.data.loader import Loader, Source
+from mlhpc.common.data.sharding import Pool
 from mlhpc.common.files.pagecache import evict as evict_files
+from mlhpc.errors import UserError
 
 # Values kept of each sample, to measure how much two loaders differ.
 _KEPT = 1000
 Arrays = tuple[npt.NDArray[Any], npt.NDArray[Any]]
+Batch = TypeVar("Batch")
 
 
 @dataclass(frozen=True)
@@ -38,15 +44,25 @@ class Way:
         chosen: dict[str, Any] = {"workers": self.workers}
         return chosen | ({"sample_dtype": self.sample_dtype} if self.sample_dtype else {})
 
+    def facts(self) -> Mapping[str, Any]:
+        """The facts of the data set's manifest, if it has one."""
+        return manifest.load(self.data).facts if (self.data / manifest.NAME).exists() else {}
 
-class Loader(Protocol):
-    """The interface of the loaders of all benchmarks."""
 
-    steps: int
-    local_batch_size: int
-    bytes_read: int
-
-    def train_epoch(self, epoch: int) -> Iterator[Any]: ...
+def loader_of(way: Way, samples: Any, source: Source[Batch], count: int | None = None) -> Loader[Batch]:
+    """The loader of ``source`` that reads the first ``count`` of the training ``samples``, all for None. Raises
+    UserError if a batch is larger."""
+    count, batch = len(samples) if count is None else count, way.local_batch_size
+    if batch > count:
+        raise UserError(f"--batch {batch}: give 1 to {count}, the number of samples to read")
+    return Loader(
+        RankSamples(samples, samples, Pool(count, 1), Pool(batch, 1), 0),
+        source,
+        local_batch_size=batch,
+        eval_batch_size=batch,
+        steps=count // batch,
+        seed=1,
+    )
 
 
 class Figures(NamedTuple):
@@ -67,7 +83,7 @@ class Figures(NamedTuple):
 
 
 def measure(
-    loader: Loader,
+    loader: Loader[Any],
     files: Sequence[Path],
     use: Callable[[Any], object] = lambda batch: None,
     wait: Callable[[], object] = lambda: None,

@@ -72,15 +72,25 @@ def members(path: Path) -> list[Member]:
     return [Member(path, number) for number in range(len(_index(path, *_version(path))))]
 
 
-def list_samples(folder: Path, is_sample: Callable[[str], bool]) -> list[Sample]:
-    """The samples of a folder in order of name: the files whose name ``is_sample``, or, if there are archives,
-    their members. Raises UserError like ``members``."""
+def list_samples(
+    folder: Path, is_sample: Callable[[str], bool], kinds: str, expected: int | None = None
+) -> list[Sample]:
+    """The first ``expected`` samples of a folder in order of name, all for None: the files whose name
+    ``is_sample``, or, if there are archives, their members. Raises UserError like ``members``, and if there are
+    none, or fewer than ``expected``, of these ``kinds``."""
+    if not folder.is_dir():
+        raise UserError(f"{folder}: no such folder; give the data set's folder with train/ in it")
     with os.scandir(folder) as entries:
         names = sorted(entry.name for entry in entries if not entry.name.startswith("."))
-    packed = [folder / name for name in names if name.endswith(SUFFIX)]
-    if packed:
-        return [member for path in packed for member in members(path)]
-    return [folder / name for name in names if is_sample(name)]
+    samples: list[Sample] = [
+        member for name in names if name.endswith(SUFFIX) for member in members(folder / name)
+    ]
+    samples = samples or [folder / name for name in names if is_sample(name)]
+    if len(samples) < (1 if expected is None else expected):
+        raise UserError(
+            f"{folder}: {expected or 'some'} {kinds} samples are needed, but it has {len(samples)}"
+        )
+    return samples[:expected]
 
 
 def read(sample: Sample) -> memoryview:

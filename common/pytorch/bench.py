@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from mlhpc.common.data.loader_bench import Arrays, Figures, Loader, measure
+from mlhpc.common.data.loader import Loader
+from mlhpc.common.data.loader_bench import Arrays, Figures, measure
 from mlhpc.common.pytorch.devices import first_device, wait_for
 from mlhpc.common.pytorch.loading import as_array
 
@@ -12,7 +13,7 @@ DEVICE = first_device().type
 """Device to which batches are moved."""
 
 
-def measure_batches(loader: Loader, files: Sequence[Path]) -> Figures:
+def measure_batches(loader: Loader[Any], files: Sequence[Path]) -> Figures:
     """``measure`` a loader that yields ``x`` [b, channels, H, W] and ``y``, with each ``x`` moved to
     ``DEVICE``."""
 

@@ -1,16 +1,21 @@
-"""NVIDIA DALI, an optional dependency."""
+"""Batches processed by NVIDIA DALI, an optional dependency: on its threads, or on the GPU if there is one.
+
+The samples are read and checked by threads of this process as for the feed "threads"; DALI gets them as an
+external source, so that every format can be read and every error names its file.
+"""
 
 from collections import deque
-from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from importlib import import_module
 from types import ModuleType
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.utils.dlpack
 from torch import Tensor
 
+from mlhpc.common.data.loader import Feed, Reader
 from mlhpc.errors import UserError, install
 
 
@@ -26,28 +31,56 @@ def load() -> tuple[ModuleType, ModuleType, ModuleType]:
     return dali, fn, types
 
 
-def new_pipeline(dali: ModuleType, batch: int, workers: int, device: str) -> Any:
-    """An empty pipeline for batches of up to ``batch`` samples, with ``workers`` threads, on this rank's GPU
-    unless ``device`` is "cpu"."""
-    return dali.Pipeline(
-        batch_size=batch,
+class Pipeline(Reader, Protocol):
+    """A reader whose batches, as ``finish`` returns them, are the input of a pipeline of DALI."""
+
+    def inputs(self, batch: Any) -> Any:
+        """The data of a batch for ``external_source``."""
+
+    def outputs(self, fn: ModuleType, types: ModuleType, feed: Callable[[], Any], key: Any) -> Any:
+        """The pipeline's output, built within it. ``feed``: its external source; ``key``: that of the first
+        sample."""
+
+    def collect(self, x: Tensor, batch: Any) -> Any:
+        """The finished batch, whose output is ``x``."""
+
+    def errors(self, in_use: Sequence[Any]) -> AbstractContextManager[None]:
+        """Raises errors of the pipeline as UserError naming a sample of the batches ``in_use``."""
+
+
+def batches(
+    reader: Pipeline, keys: Iterable[Sequence[Any]], *, feed: Feed, workers: int, device: str
+) -> Generator[Any, None, None]:
+    """The batches of these ``keys``, in order, read by ``feed`` and processed by ``workers`` threads of DALI, or
+    by the GPU, and then returned there, if ``device`` is not "cpu". Raises UserError if DALI is not installed,
+    and naming the file when one cannot be read."""
+    dali, fn, types = load()
+    batches = list(keys)
+    if not batches:
+        return
+    source = feed(reader, batches)
+    in_use: deque[Any] = deque()  # read in place by DALI: kept until it is done
+
+    def inputs() -> Iterator[Any]:
+        for batch in source:
+            in_use.append(batch)
+            yield reader.inputs(batch)
+
+    pipeline = dali.Pipeline(
+        batch_size=max(map(len, batches)),
         num_threads=workers,
         device_id=None if device == "cpu" else torch.accelerator.current_device_index(),
         exec_dynamic=True,  # its outputs may be kept
     )
-
-
-@contextmanager
-def outputs_of(pipeline: Any, source: Generator[Any, None, None]) -> Iterator[Callable[[], Tensor]]:
-    """A function that returns the next output of ``pipeline``; closes it and its ``source`` at the end."""
+    with pipeline:
+        pipeline.set_outputs(reader.outputs(fn, types, inputs, batches[0][0]))
     outputs = Outputs()
-
-    def next_output() -> Tensor:
-        (output,) = pipeline.run()
-        return outputs.tensor(output)
-
     try:
-        yield next_output
+        for _ in batches:
+            with reader.errors(in_use):
+                (output,) = pipeline.run()
+                x = outputs.tensor(output)  # ready: its source is free now
+            yield reader.collect(x, in_use.popleft())
     finally:
         outputs.close()
         pipeline._shutdown()  # buffers in use by DALI must not be freed

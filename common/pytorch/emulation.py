@@ -7,12 +7,11 @@ import torch
 
 from mlhpc.common.pytorch.step import Steps
 from mlhpc.common.ranks.world import World
-from mlhpc.common.training.emulation import Emulation, WaitingStep
+from mlhpc.common.training.emulation import WaitingStep
+from mlhpc.common.training.settings import Run
 
 
-def waiting_steps(
-    emulation: Emulation, world: World, accumulate: int, measure: Callable[[int], Any]
-) -> Steps[Any]:
-    """Steps that wait for the time of ``emulation``: the loss is 0, an evaluation ``measure(samples)``. Ranks
-    synchronise in every ``accumulate``-th training step."""
-    return Steps(*WaitingStep.pair(emulation, world, accumulate, torch.zeros(()), measure))
+def waiting_steps(run: Run, world: World, measure: Callable[[int], Any]) -> Steps[Any]:
+    """Steps that wait for the time of ``run.emulation``: the loss is 0, an evaluation ``measure(samples)``. Ranks
+    synchronise in every training step, after ``run.backward_passes`` calls."""
+    return Steps(*WaitingStep.pair(run, world, torch.zeros(()), measure))

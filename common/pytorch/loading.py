@@ -1,4 +1,4 @@
-"""Loaders and PyTorch: preparation before the clock starts, and batches as tensors."""
+"""Arrays of samples as tensors."""
 
 from typing import Any
 
@@ -6,16 +6,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from mlhpc.common.pytorch import dali, workers
-
-
-def prepare(loader: str, module: str) -> None:
-    """Import what ``loader`` needs, and start the fork server for the workers of ``module``: both take
-    seconds and are done before the clock starts. Raises UserError if DALI is not installed."""
-    if loader == "workers":
-        workers.start(module)
-    elif loader == "dali":
-        dali.load()
+TensorPair = tuple[Tensor, Tensor]
 
 
 def dtype_of(sample_dtype: str) -> torch.dtype:

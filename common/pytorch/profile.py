@@ -9,11 +9,12 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import profile, record_function
 
 from mlhpc.common.pytorch.devices import RUNTIME_CALLS, activities, name_of, wait_for
 from mlhpc.common.pytorch.exchange import BucketTimes
+from mlhpc.common.pytorch.step import Settings, make_scaler, make_train_step, wrap_ddp
+from mlhpc.common.ranks.world import World
 from mlhpc.common.timing.profile import Exchange, Feed, Part, Profile, Request, Work, plain_seconds
 
 _MODULE = "module: "
@@ -22,25 +23,36 @@ _COMMUNICATION = ("nccl:", "xccl:", "gloo:", "c10d::", "ncclDevKernel")
 _COPIES = ("aten::copy_", "aten::to", "aten::_to_copy")
 
 
-def profile_steps(
+def profile_training(
+    training: Settings,
     model: nn.Module,
-    step: Callable[[torch.Tensor, torch.Tensor], object],
-    feed: Feed,
-    device: torch.device,
-    request: Request,
-    *,
     modules: Sequence[str],
+    loss_of: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+    optimizer: torch.optim.Optimizer,
+    feed: Feed,
+    request: Request,
+    world: World,
 ) -> Profile:
-    """``request.steps`` training steps after one that warms up. ``step`` trains ``model`` (from ``wrap_ddp``) on a
-    batch of ``feed``, and updates the weights in every ``request.passes``-th call.
+    """``request.steps`` training steps of ``model``, not compiled, on batches of ``feed``, after one that warms
+    up. ``modules``: those of ``modules_in_order``. Called by all ranks.
 
     A forward operation belongs to the innermost module that was called around it; a backward one to that of the
     forward operation with its sequence number. On a GPU an operation's time is that of its kernels.
     ``request.trace``: where to write the trace for chrome://tracing and Perfetto.
     """
+    device = next(model.parameters()).device
     gpu, steps, trace = device.type != "cpu", request.steps, request.trace
-    buckets = BucketTimes.watch(model, on_host=not gpu)
-    model = model.module if isinstance(model, DistributedDataParallel) else model
+    wrapped = wrap_ddp(model, world, training.bucket_cap_mib)
+    step = make_train_step(
+        wrapped,
+        loss_of,
+        optimizer,
+        make_scaler(training.precision, device),
+        training.precision,
+        layout=torch.channels_last if training.channels_last else torch.contiguous_format,
+        accumulate=request.passes,
+    )
+    buckets = BucketTimes.watch(wrapped, on_host=not gpu)
 
     def update() -> None:
         for _ in range(request.passes):

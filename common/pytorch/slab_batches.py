@@ -1,57 +1,87 @@
-"""Batches for a spatial group: each sample is read by one rank of the group, and each rank gets its slab of it."""
+"""Batches as tensors. For a spatial group each sample is read by one rank, and each rank gets its slab of it."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from mlhpc.common.data.loader import Loader, Parts
+from mlhpc.common.pytorch.loading import TensorPair, dtype_of
 from mlhpc.common.pytorch.spatial import SpatialGroup, Traffic
 
-Batch = tuple[Tensor, Tensor]
+
+class Batches:
+    """The batches of ``loader``, converted by ``as_tensors``: of whole samples, or, with a ``group``, this rank's
+    slabs of its group's samples. ``traffic``: bytes sent by this rank to its group to share samples."""
+
+    def __init__(
+        self,
+        loader: Loader[Any],
+        as_tensors: Callable[[Any], TensorPair],
+        group: SpatialGroup | None = None,
+    ) -> None:
+        self._loader, self._as_tensors, self._group = loader, as_tensors, group
+        self.traffic = Traffic()
+
+    def training(self, epoch: int) -> Generator[TensorPair, None, None]:
+        """The batches of ``epoch``, counted from 0."""
+        loader = self._loader
+        return self._batches(
+            partial(loader.train_epoch, epoch), lambda: [loader.local_batch_size] * loader.steps
+        )
+
+    def evaluation(self) -> Generator[TensorPair, None, None]:
+        """All evaluation batches."""
+        return self._batches(self._loader.evaluation, self._loader.eval_batch_sizes)
+
+    def _batches(
+        self, read: Callable[..., Iterator[Any]], sizes: Callable[[], Sequence[int]]
+    ) -> Generator[TensorPair, None, None]:
+        if (group := self._group) is None:
+            yield from map(self._as_tensors, read())
+        else:
+            own = map(self._as_tensors, read(first=group.rank, every=group.plan.size))
+            yield from slab_batches(own, sizes(), group, self.traffic, self._loader.source.parts)
 
 
 def slab_batches(
-    batches: Iterator[Batch],
-    sizes: Sequence[int],
-    group: SpatialGroup,
-    traffic: Traffic,
-    *,
-    channels: int,
-    targets: int,
-    dtype: torch.dtype,
-) -> Iterator[Batch]:
-    """This rank's slabs of all batches of its group, in order, with all their targets.
+    batches: Iterator[TensorPair], sizes: Sequence[int], group: SpatialGroup, traffic: Traffic, parts: Parts
+) -> Iterator[TensorPair]:
+    """This rank's slabs of all batches of its group, in order.
 
-    ``batches``: those that this rank reads, ``x`` ``[b, d, h, w, channels]`` of ``dtype`` and ``y`` float32
-    ``[b, targets]``: of the group's batches, whose numbers of samples are ``sizes``, every ``plan.size``-th from
-    the rank's number on. So the ranks of a group read different files concurrently, and exchange slabs once
-    per ``plan.size`` batches. ``traffic`` counts the bytes sent.
+    ``batches``: those that this rank reads, pairs of [b, *shape] for the shapes of ``parts``: of the group's
+    batches, whose numbers of samples are ``sizes``, every ``plan.size``-th from the rank's number on. Volumes,
+    whose first three axes are those of the plan, are divided; other arrays go to all ranks. So the ranks of a
+    group read different files concurrently, and exchange slabs once per ``plan.size`` batches. ``traffic``
+    counts the bytes sent.
     """
     plan, rank = group.plan, group.rank
+    sides = tuple(ends[-1] for ends in plan.bounds)
+
+    def slab(x: Tensor, peer: int) -> Tensor:
+        return x[(slice(None), *plan.slab(peer))].contiguous() if x.shape[1:4] == sides else x
+
+    shapes = [(*plan.shape(rank), *shape[3:]) if shape[:3] == sides else shape for shape, _ in parts]
+    dtypes = [dtype_of(dtype) for _, dtype in parts]
     for start in range(0, len(sizes), plan.size):
         slabs = {
-            reader: (
-                torch.empty((samples, *plan.shape(rank), channels), dtype=dtype),
-                torch.empty((samples, targets)),
-            )
-            for reader, samples in enumerate(sizes[start : start + plan.size])
+            reader: [torch.empty((n, *shape), dtype=d) for shape, d in zip(shapes, dtypes, strict=True)]
+            for reader, n in enumerate(sizes[start : start + plan.size])
         }
         sends: list[tuple[int, Tensor]] = []
         if rank in slabs:
-            x, y = next(batches)
-            slabs[rank] = _slab(x, group, rank), y
-            for peer in range(plan.size):
-                if peer != rank:
-                    sends += [(peer, _slab(x, group, peer).view(torch.uint8)), (peer, y)]
-        receives = [
-            (reader, part)
-            for reader, (x, y) in slabs.items()
-            if reader != rank
-            for part in (x.view(torch.uint8), y)
-        ]
+            read = next(batches)
+            slabs[rank] = [slab(x, rank) for x in read]
+            peers = [peer for peer in range(plan.size) if peer != rank]
+            sends = [(peer, slab(x, peer).view(torch.uint8)) for peer in peers for x in read]
+        others = [(reader, arrays) for reader, arrays in slabs.items() if reader != rank]
+        receives = [(reader, x.view(torch.uint8)) for reader, arrays in others for x in arrays]
         group.exchange(sends, receives, traffic)
-        yield from slabs.values()
+        yield from map(_pair, slabs.values())
 
 
-def _slab(x: Tensor, group: SpatialGroup, rank: int) -> Tensor:
-    return x[(slice(None), *group.plan.slab(rank))].contiguous()
+def _pair(arrays: Sequence[Tensor]) -> TensorPair:
+    x, y = arrays
+    return x, y

@@ -11,14 +11,16 @@ import multiprocessing
 import os
 import threading
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from mlhpc.common.data.loader import Reader
 from mlhpc.common.files.filesystem import filesystem_of
+from mlhpc.common.pytorch.loading import as_array, dtype_of
 from mlhpc.errors import UserError
 from mlhpc.quantities import bytes_text
 
@@ -26,67 +28,67 @@ SHARED = Path("/dev/shm")
 CLOCK_S = 0.1
 """Tolerance for modification times, since file systems have a coarser clock."""
 
-Reader = TypeVar("Reader")
-Key = TypeVar("Key")
-Item = TypeVar("Item")
 
+class _Batches(Dataset[Any]):
+    """Whole batches, read into shared memory: an index is the keys of one batch. Errors are passed as messages,
+    because an exception would include the traceback of the worker."""
 
-class _Batches(Dataset[Any], Generic[Reader, Key, Item]):
-    """Whole batches: an index is the keys of one batch. Errors are passed as messages, because an exception
-    would include the traceback of the worker."""
+    def __init__(self, reader: Reader) -> None:
+        self.reader = reader
 
-    def __init__(self, read: Callable[[Reader, Sequence[Key]], Item], reader: Reader) -> None:
-        self.read, self.reader = read, reader
-
-    def __getitem__(self, keys: Sequence[Key]) -> Item | str:
+    def __getitem__(self, keys: Sequence[Any]) -> Any:
+        reader = self.reader
         try:
-            return self.read(self.reader, keys)
+            arrays = [in_shared_memory((len(keys), *shape), dtype_of(dtype)) for shape, dtype in reader.parts]
+            rows = zip(*map(as_array, arrays), strict=True)
+            return reader.finish(
+                arrays, [reader.read(key, *row) for key, row in zip(keys, rows, strict=True)]
+            )
         except UserError as error:
             return str(error)
 
 
 def start(module: str) -> None:
-    """Start the fork server for the workers of ``module``, and wait until it has imported their modules: this
-    takes seconds but accesses no data, so it is allowed before the clock starts."""
+    """Start the fork server for workers whose reader is in ``module``, and wait until it has imported what they
+    need: this takes seconds but accesses no data, so it is allowed before the clock starts."""
     first = _context(module).Process(target=_nothing)
     first.start()
     first.join()
 
 
 def batches(
-    read: Callable[[Reader, Sequence[Key]], Item],
     reader: Reader,
-    batches: Sequence[Sequence[Key]],
-    batch_bytes: int,
+    keys: Iterable[Sequence[Any]],
+    *,
     workers: int,
     prefetch: int,
     device: str,
     ranks_on_node: int,
-) -> Generator[Item, None, None]:
-    """``read(reader, batch)`` for each of ``batches``, in order, by ``workers`` processes; ``prefetch`` batches,
-    or one per worker if that is more, are read ahead. ``read`` is a module-level function, so that workers can
-    import it; its tensors, of at most ``batch_bytes``, are ``in_shared_memory``. For a GPU they get page-locked
-    memory.
+) -> Generator[Any, None, None]:
+    """The batches of these ``keys``, in order, read by ``workers`` processes; ``prefetch`` batches, or one per
+    worker if that is more, are read ahead. For a GPU their tensors get page-locked memory.
 
-    Raises what ``read`` raises as UserError, and UserError if the shared memory of the node is too small for
+    Raises what ``reader`` raises as UserError, and UserError if the shared memory of the node is too small for
     the batches read ahead by the workers of all its ranks.
     """
+    batches = list(keys)
     if not batches:
         return
     workers = min(workers, len(batches))
     prefetch_factor = -(-prefetch // workers)
     # Besides the waiting batches: the one in the training step, and the previous one.
     shown = min(len(batches), prefetch_factor * workers + 2) * ranks_on_node
-    _require_shared_memory(batch_bytes, shown)
+    sample_bytes = sum(math.prod(shape) * dtype_of(dtype).itemsize for shape, dtype in reader.parts)
+    _require_shared_memory(max(map(len, batches)) * sample_bytes, shown)
     started = time.time()
     iterator: Any = iter(
         DataLoader(
-            _Batches(read, reader),
+            _Batches(reader),
             batch_size=None,
             sampler=batches,
             num_workers=workers,
             prefetch_factor=prefetch_factor,
-            multiprocessing_context=_context(read.__module__),
+            multiprocessing_context=_context(type(reader).__module__),
             pin_memory=device != "cpu",
             worker_init_fn=_end_with_run,
         )
@@ -132,7 +134,7 @@ def in_shared_memory(shape: tuple[int, ...], dtype: torch.dtype = torch.float32)
 
 def _context(module: str) -> Any:
     context: Any = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch.utils.data", module])
+    context.set_forkserver_preload(["torch.utils.data", __name__, module])
     return context
 
 

@@ -1,21 +1,13 @@
 """Steps that wait instead of computing: everything in a run except its steps is real (``mlhpc run --compute``)."""
 
 from collections.abc import Callable
-from typing import Any, Generic, Protocol, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 from mlhpc.common.ranks.world import World
 from mlhpc.common.timing.waiting import occupy, sharpen_timers
+from mlhpc.common.training.settings import Run
 
 T = TypeVar("T")
-
-
-class Emulation(Protocol):
-    """The settings of an emulated run (``emulation`` in its configuration)."""
-
-    @property
-    def step_s(self) -> float | None: ...
-    @property
-    def eval_step_s(self) -> float: ...
 
 
 class WaitingStep(Generic[T]):
@@ -30,15 +22,13 @@ class WaitingStep(Generic[T]):
         self._passes, self._calls = passes, 0
 
     @classmethod
-    def pair(
-        cls, emulation: Emulation, world: World, passes: int, loss: Any, measure: Callable[[int], Any]
-    ) -> tuple[Self, Self]:
-        """A training step that returns ``loss`` and updates after ``passes`` calls, and an evaluation step that
-        returns ``measure(samples)``."""
-        assert emulation.step_s is not None
+    def pair(cls, run: Run, world: World, loss: Any, measure: Callable[[int], Any]) -> tuple[Self, Self]:
+        """A training step that returns ``loss`` and updates after ``run.backward_passes`` calls, and an evaluation
+        step that returns ``measure(samples)``."""
+        assert run.emulation.step_s is not None
         sharpen_timers()
-        train = cls(emulation.step_s, lambda _: loss, world, passes)
-        return train, cls(emulation.eval_step_s, measure)
+        train = cls(run.emulation.step_s, lambda _: loss, world, run.backward_passes)
+        return train, cls(run.emulation.eval_step_s, measure)
 
     def __call__(self, x: Any, y: Any) -> T:
         occupy(self._seconds)

@@ -1,46 +1,33 @@
 """Checks and records of all training loops."""
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
-from typing import Any, Protocol
+from typing import Any, SupportsFloat
 
+from mlhpc.common.data.loader import Loader
 from mlhpc.common.host.progress import track
 from mlhpc.common.ranks.world import World
 from mlhpc.common.timing.runlog import RunLog
+from mlhpc.common.training.settings import Run
 from mlhpc.errors import UserError
 from mlhpc.quantities import digits, duration_text
 
 
-class Target(Protocol):
-    """The quality that ends a run."""
-
-    @property
-    def label(self) -> str: ...
-    @property
-    def value(self) -> float: ...
-
-
-class Loader(Protocol):
-    """Reads the batches of a training run."""
-
-    steps: int
-
-
 def read_earlier_epochs(
-    loader: Loader, read: Callable[[int], Generator[Any, None, None]], epochs: int, steps: int, world: World
+    run: Run, loader: Loader[Any], read: Callable[[int], Generator[Any, None, None]], steps: int, world: World
 ) -> None:
-    """Read ``epochs`` whole epochs of ``steps`` batches without using them. ``read``: the function of
-    ``loader`` that yields this rank's batches of an epoch. Afterwards the page cache or ``loading.cache`` has
-    the same content as in a later epoch of training.
+    """Read the ``run.study.earlier_epochs`` whole epochs of ``steps`` batches without using them. ``read``: the
+    function of ``loader`` that yields this rank's batches of an epoch. Afterwards the page cache or
+    ``loading.cache`` has the same content as in a later epoch of training.
 
     The orders are those of the epochs from the second on (1, counted from 0), so that the steps measured
-    afterwards use that of the first, regardless of ``epochs``. Called by all ranks, which end together.
+    afterwards use that of the first, regardless of their number. Called by all ranks, which end together.
     Raises UserError like the loader.
     """
-    if not epochs:
+    if not run.study.earlier_epochs:
         return
     measured, loader.steps = loader.steps, steps
-    for epoch in range(1, epochs + 1):
+    for epoch in range(1, run.study.earlier_epochs + 1):
         with closing(read(epoch)) as batches:
             for _ in track(batches, steps, f"earlier epoch {epoch}", world):
                 pass
@@ -57,35 +44,58 @@ def require_parameters(parameters: int, expected: int | None) -> None:
         )
 
 
+def mark_warm(run: Run, losses: Sequence[SupportsFloat], log: RunLog) -> None:
+    """Mark the end of a study's warm-up if the last of ``losses``, one for each backward pass, is that of its last
+    step. Called after every pass."""
+    if len(losses) == run.study.warmup_steps * run.backward_passes:
+        log.mark("warm", loss=float(losses[-1]))  # float() waits for the device
+
+
+def mean_quality(
+    results: Sequence[tuple[SupportsFloat, SupportsFloat]], world: World, *, counts: bool = True
+) -> float:
+    """The mean over all ranks of an evaluation whose batches have these ``results``: a sum, and the number of
+    values in it. Called by all ranks; only those that ``counts`` contribute, one of each spatial group."""
+    own = [sum(float(result[i]) for result in results) for i in range(2)]  # waits for the device
+    total, number = world.sum(own if counts else (0, 0))
+    return float(total / number)
+
+
+def log_quality(run: Run, quality: float, log: RunLog, epoch: int) -> None:
+    """Record the value of the target's metric after ``epoch``. An emulated run has none."""
+    if not run.emulation.enabled:
+        log.metric(run.target.metric, quality, epoch=epoch)
+
+
 def log_epoch(
+    run: Run,
     log: RunLog,
     world: World,
-    target: Target,
-    epochs: int,
     epoch: int,
-    *,
     samples: int,
     bytes_read: int,
+    *,
     rate: float,
     loss: float,
     quality: float | None,
-    emulated: bool = False,
 ) -> None:
-    """Record what ``epoch`` of at most ``epochs`` trained on, and print its line. Called by all ranks.
+    """Record what ``epoch`` trained on, and print its line. Called by all ranks.
 
     ``samples`` are those of all ranks, ``bytes_read`` this rank's, ``rate`` is the learning rate of the last
     update, ``loss`` the mean over steps and ranks, ``quality`` the last evaluation's value, None without an
-    evaluation. An ``emulated`` run has neither loss nor quality: only samples, bytes and rate are recorded.
+    evaluation. An emulated run has neither loss nor quality: only samples, bytes and rate are recorded.
     """
     log.metric("samples", samples, epoch=epoch)
     log.metric("bytes", int(world.sum(bytes_read)), epoch=epoch)
     log.metric("learning_rate", rate, epoch=epoch)
-    if emulated:
+    if run.emulation.enabled:
         log.say(f"epoch {epoch}: {samples:,} samples read, not computed")
         return
     log.metric("train_loss", loss, epoch=epoch)
-    evaluation = "not evaluated" if quality is None else f"{quality:.4f} (target {target.value})"
+    evaluation = "not evaluated" if quality is None else f"{quality:.4f} (target {run.target.value})"
     seconds = log.seconds_of("train", epoch)
     speed = f", {digits(samples / seconds, 4)} samples/s" if seconds > 0 else ""
     took = f"{duration_text(seconds + log.seconds_of('eval', epoch))}{speed}"
-    log.say(f"epoch {epoch} of {epochs}: loss {loss:.4f}, {target.label} {evaluation}, {took}")
+    log.say(
+        f"epoch {epoch} of {run.training.max_epochs}: loss {loss:.4f}, {run.target.label} {evaluation}, {took}"
+    )

@@ -4,46 +4,32 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 
 from mlhpc.common.data.assign import RankSamples, exchangeable, samples_of
 from mlhpc.common.data.manifest import Manifest
-from mlhpc.common.data.partition import Mode, Shards, balance, shuffle_scope
+from mlhpc.common.data.partition import Shards, balance, shuffle_scope
 from mlhpc.common.ranks.world import World
 from mlhpc.common.staging.beside import stage_beside
 from mlhpc.common.staging.exchange import exchange, reserve
 from mlhpc.common.staging.stage import stage
 from mlhpc.common.timing.runlog import RunLog
-
-
-class How(Protocol):
-    """The settings ``staging``."""
-
-    @property
-    def mode(self) -> Mode: ...
-    @property
-    def workers(self) -> int: ...
-    @property
-    def read_once(self) -> bool: ...
-    @property
-    def overlap(self) -> bool: ...
-    @property
-    def exchange(self) -> bool: ...
+from mlhpc.common.training.settings import Run
 
 
 @contextmanager
 def staging(
-    dataset: Manifest, staged: Path | None, how: How, world: World, log: RunLog
+    run: Run, dataset: Manifest, staged: Path | None, world: World, log: RunLog
 ) -> Iterator[Callable[[], None]]:
     """Stage ``dataset`` to ``staged`` (None: it is read in place); the report is the note "staging" of ``log``.
 
-    Yields a function that every rank calls after every epoch's training, outside its span. With ``how.overlap``
-    files are copied while the block runs, and the first call waits until all are there, in a span "staging": what
-    such spans last is staging that training did not hide. Otherwise the files are there before the block, and the
-    function does nothing. Raises UserError, the same on all ranks.
+    Yields a function that every rank calls after every epoch's training, outside its span. With
+    ``run.staging.overlap`` files are copied while the block runs, and the first call waits until all are there,
+    in a span "staging": what such spans last is staging that training did not hide. Otherwise the files are
+    there before the block, and the function does nothing. Raises UserError, the same on all ranks.
     """
+    how = run.staging
     if staged is None or not how.overlap:
         if staged:
             report = stage(dataset, staged, world, how.mode, how.workers, how.read_once)
@@ -66,10 +52,9 @@ def staging(
 
 
 def exchanging(
+    run: Run,
     dataset: Manifest,
     staged: Path | None,
-    how: How,
-    train_samples: int,
     epochs: Sequence[int],
     seed: int,
     world: World,
@@ -78,11 +63,12 @@ def exchanging(
     """A function that every rank calls before each of ``epochs``, outside its span, with the epoch, from 1, and
     the samples that it has. It returns those that it is to have.
 
-    With ``how.exchange`` and several nodes, these exchange their training files before every epoch but the first,
-    in a span "exchange"; the metric ``exchange_bytes`` is what all nodes sent. What all epochs need for that is
-    required at once, before the first. Otherwise the samples stay the same, as those of the evaluation always do.
-    Called by all ranks. Raises UserError, the same on all ranks.
+    With ``run.staging.exchange`` and several nodes, these exchange their training files before every epoch but
+    the first, in a span "exchange"; the metric ``exchange_bytes`` is what all nodes sent. What all epochs need
+    for that is required at once, before the first. Otherwise the samples stay the same, as those of the
+    evaluation always do. Called by all ranks. Raises UserError, the same on all ranks.
     """
+    how = run.staging
     if staged is None or shuffle_scope(how.mode, world.nodes, how.exchange) != "global":
         return lambda epoch, samples: samples
     training = dataset.folder("train")
@@ -102,6 +88,8 @@ def exchanging(
         before = epoch
         node_of = np.append(shards.nodes(epoch - 1), at_first[movable:])
         node_files = [training[i] for i in np.flatnonzero(node_of == world.node)]
-        return replace(samples, train_files=samples_of(dataset, "train", node_files, staged, train_samples))
+        return replace(
+            samples, train=samples_of(dataset, "train", node_files, staged, run.data.train_samples)
+        )
 
     return renew

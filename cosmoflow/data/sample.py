@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mlhpc.common.data.codecs import dtypes, frame
-from mlhpc.common.data.codecs.codec import Codec, facts, find, require
+from mlhpc.common.data.codecs.codec import Codec, facts, find, find_stated, require
 from mlhpc.common.data.codecs.frame import Frame
 from mlhpc.common.data.manifest import NAME, Manifest
 from mlhpc.common.files import atomic
@@ -44,15 +44,8 @@ def list_samples(folder: Path, expected: int | None = None) -> list[Sample]:
     Raises ``UserError`` if there are none, or fewer than ``expected``; files beyond ``expected`` are ignored,
     as in the reference.
     """
-    if not folder.is_dir():
-        raise UserError(f"{folder}: no such folder; give the data set's folder with train/ in it")
-    samples = archive.list_samples(folder, lambda name: name.endswith(_SUFFIXES))
-    if len(samples) < (1 if expected is None else expected):
-        raise UserError(
-            f"{folder}: {expected or 'some'} *.tfrecord, encoded or archived samples are needed, but it has "
-            f"{len(samples)}"
-        )
-    return samples[:expected]
+    kinds = "*.tfrecord, encoded or archived"
+    return archive.list_samples(folder, lambda name: name.endswith(_SUFFIXES), kinds, expected)
 
 
 def facts_of(codec: str, packer: Packer = "zlib") -> dict[str, Any]:
@@ -197,19 +190,9 @@ class Reader:
 
     def _unpack(self, raw: memoryview, path: Sample, shape: tuple[int, ...]) -> tuple[Frame, Codec]:
         encoded = frame.unpack(raw, path)
-        codec = self._codec_of(encoded, path)
+        codec = find_stated(encoded, CODECS, self._codec, path)
         encoded.require(codec.name, np.int16, shape)
         return encoded, codec
-
-    def _codec_of(self, encoded: Frame, path: Sample) -> Codec:
-        codec = find(encoded.codec, CODECS, path)
-        if codec.name != self._codec:
-            stated = f"by {self._codec!r}" if self._codec else "by no codec"
-            raise UserError(
-                f"{path}: encoded by {codec.name!r}, but the manifest says that the data set is encoded {stated}; "
-                "convert the data set again"
-            )
-        return codec
 
 
 def _counts(path: Sample, voxels: memoryview, shape: tuple[int, ...]) -> npt.NDArray[np.int16]:

@@ -1,58 +1,49 @@
-"""The loader's batches as tensors: whole volumes, or this rank's slabs of its group's volumes."""
+"""The loader's batches as tensors on the host, or on the device if decoded there: keys and tables of the
+lookup-table codec are transferred, and a batch is one look-up."""
 
-from collections.abc import Generator, Iterator
+from collections.abc import Callable
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from mlhpc.common.pytorch.devices import mover
-from mlhpc.common.pytorch.loading import as_tensor, dtype_of, pinned
-from mlhpc.common.pytorch.slab_batches import Batch, slab_batches
-from mlhpc.common.pytorch.spatial import SpatialGroup, Traffic
+from mlhpc.common.pytorch.loading import TensorPair, as_tensor, pinned
+from mlhpc.cosmoflow.data.augment import SYMMETRIES
 from mlhpc.cosmoflow.data.encoded import Encoded
-from mlhpc.cosmoflow.data.loader import AnyBatch, Loader
-from mlhpc.cosmoflow.pytorch.decode import decode
+from mlhpc.cosmoflow.data.source import Batch
 
 
-class Batches:
-    """Training and evaluation batches: on the host, or on the device if decoded there. ``traffic``: bytes
-    sent by this rank to its group to share samples."""
+def converter(sample_dtype: str, device: torch.device) -> Callable[[Batch], TensorPair]:
+    """From a batch of the loader to ``x`` of ``sample_dtype`` and ``y``."""
+    move = mover(device)
 
-    def __init__(self, loader: Loader, group: SpatialGroup | None, device: torch.device) -> None:
-        self._loader, self._group, self._device = loader, group, device
-        self._move = mover(device)
-        self.traffic = Traffic()
-
-    def training(self, epoch: int) -> Generator[Batch, None, None]:
-        """The batches of ``epoch``, counted from 0."""
-        loader, group = self._loader, self._group
-        if group is None:
-            yield from map(self._as_tensors, loader.train_epoch(epoch))
-        else:
-            read = loader.train_epoch(epoch, first=group.rank, every=group.plan.size)
-            yield from self._slabs(
-                map(self._as_tensors, read), [loader.local_batch_size] * loader.steps, group
-            )
-
-    def evaluation(self) -> Generator[Batch, None, None]:
-        """All evaluation batches."""
-        loader, group = self._loader, self._group
-        if group is None:
-            yield from map(self._as_tensors, loader.evaluation())
-        else:
-            read = loader.evaluation(first=group.rank, every=group.plan.size)
-            yield from self._slabs(map(self._as_tensors, read), loader.eval_batch_sizes(), group)
-
-    def _as_tensors(self, batch: AnyBatch) -> Batch:
-        sample_dtype, device = self._loader.loading.sample_dtype, self._device
+    def as_tensors(batch: Batch) -> TensorPair:
         x, y = batch
         targets = pinned(torch.from_numpy(y), device)
         if isinstance(x, Encoded):
-            return decode(x, sample_dtype, lambda part: self._move(pinned(part, device))), targets
+            return decode(x, sample_dtype, lambda part: move(pinned(part, device))), targets
         return pinned(as_tensor(x, sample_dtype), device), targets
 
-    def _slabs(self, read: Iterator[Batch], sizes: list[int], group: SpatialGroup) -> Iterator[Batch]:
-        loader = self._loader
-        return slab_batches(
-            read, sizes, group, self.traffic,
-            channels=loader.sample_shape[-1], targets=loader.targets, dtype=dtype_of(loader.loading.sample_dtype),
-        )  # fmt: skip
+    return as_tensors
+
+
+def decode(batch: Encoded, sample_dtype: str, move: Callable[[Tensor], Tensor]) -> Tensor:
+    """The samples of ``batch``, ``[b, n, n, n, channels]`` of ``sample_dtype``, on the target device of
+    ``move``; bit-identical to decoding on the host."""
+    # PyTorch has few operations on uint16: keys are transferred as int16 and converted to unsigned there.
+    keys = move(torch.from_numpy(batch.keys.view(np.int16))).int() & 0xFFFF
+    starts, voxels = move(torch.from_numpy(batch.starts)), move(torch.from_numpy(batch.voxels))
+    rows = keys + torch.repeat_interleave(starts, voxels, output_size=len(batch.keys))
+    x = move(as_tensor(batch.tables, sample_dtype)).index_select(0, rows).view(batch.shape)
+    if not any(batch.symmetries):
+        return x
+    return torch.stack(
+        [_turned(sample, symmetry) for sample, symmetry in zip(x, batch.symmetries, strict=True)]
+    )
+
+
+def _turned(sample: Tensor, symmetry: int) -> Tensor:
+    """``augment.apply_symmetry`` for a tensor."""
+    axes, flips = SYMMETRIES[symmetry]
+    return sample.permute(*axes, 3).flip([axis for axis, flip in enumerate(flips) if flip])

@@ -9,12 +9,13 @@ from mlhpc.benchmarks.cosmoflow import CosmoFlow
 from mlhpc.common.host.malloc import keep_memory
 from mlhpc.common.pytorch.devices import oom_as_user_error, pick_device, place
 from mlhpc.common.pytorch.loading import dtype_of
-from mlhpc.common.pytorch.profile import modules_in_order, profile_steps
-from mlhpc.common.pytorch.step import make_scaler, make_train_step, wrap_ddp
+from mlhpc.common.pytorch.profile import modules_in_order, profile_training
+from mlhpc.common.pytorch.slab_batches import Batches
 from mlhpc.common.ranks.world import World
 from mlhpc.common.timing.profile import Feed, Profile, Request
-from mlhpc.cosmoflow.data.dataset import open_data, open_loader
-from mlhpc.cosmoflow.pytorch.batches import Batches
+from mlhpc.common.training.dataset import open_loader
+from mlhpc.cosmoflow.data.source import CosmoFlowSource, open_data
+from mlhpc.cosmoflow.pytorch.batches import converter
 from mlhpc.cosmoflow.pytorch.metric import training_loss
 from mlhpc.cosmoflow.pytorch.model import CosmoFlowNet
 from mlhpc.cosmoflow.pytorch.optimizer import make_optimizer
@@ -37,22 +38,18 @@ def profile(run: CosmoFlow, request: Request, world: World) -> Profile:
     model = CosmoFlowNet(run.network, shape, dropout=hparams.dropout, channels_last=training.channels_last)
     place(model, device, channels_last=training.channels_last, dimensions=3)
     order = modules_in_order(model, torch.zeros((1, *shape), device=device))
-    wrapped = wrap_ddp(model, world, training.bucket_cap_mib)
-    step = make_train_step(
-        wrapped,
-        partial(training_loss, model=model, weight_decay=hparams.opt_weight_decay),
-        make_optimizer(hparams, model.parameters()),
-        make_scaler(training.precision, device),
-        training.precision,
-        layout=torch.channels_last if training.channels_last else torch.contiguous_format,
-    )
-    return profile_steps(wrapped, step, _feed(run, request, world, device), device, request, modules=order)
+    loss_of = partial(training_loss, model=model, weight_decay=hparams.opt_weight_decay)
+    optimizer = make_optimizer(hparams, model.parameters())
+    feed = _feed(run, request, world, device)
+    return profile_training(training, model, order, loss_of, optimizer, feed, request, world)
 
 
 def _feed(run: CosmoFlow, request: Request, world: World, device: torch.device) -> Feed:
     if request.data is None:
         x = torch.zeros((request.batch, *run.data.sample_shape), dtype=dtype_of(run.loading.sample_dtype))
         return Feed(lambda _: repeat((x, torch.zeros((request.batch, run.network.targets)))))
-    dataset, gpu = open_data(run, request.data, world), device.type != "cpu"
-    loader = open_loader(run, dataset, None, request.batch, 1, world, gpu=gpu)
-    return Feed(Batches(loader, None, device).training, lambda: loader.bytes_read)
+    dataset = open_data(run, request.data, world)
+    source = CosmoFlowSource.of(run, dataset, gpu=device.type != "cpu")
+    loader = open_loader(run, dataset, None, source, request.batch, 1, world)
+    batches = Batches(loader, converter(run.loading.sample_dtype, device))
+    return Feed(batches.training, lambda: loader.bytes_read)

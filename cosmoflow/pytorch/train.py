@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from torch.amp.grad_scaler import GradScaler
 
 from mlhpc.benchmarks import load
 from mlhpc.benchmarks.cosmoflow import CosmoFlow
@@ -23,23 +24,23 @@ from mlhpc.common.pytorch.devices import (
     wants_graphs,
 )
 from mlhpc.common.pytorch.emulation import waiting_steps
-from mlhpc.common.pytorch.loading import dtype_of
-from mlhpc.common.pytorch.slab_batches import Batch
-from mlhpc.common.pytorch.spatial import Traffic, spatial_group
+from mlhpc.common.pytorch.loading import TensorPair, dtype_of
+from mlhpc.common.pytorch.slab_batches import Batches
+from mlhpc.common.pytorch.spatial import SpatialGroup, Traffic, spatial_group
 from mlhpc.common.pytorch.state import restore, save
-from mlhpc.common.pytorch.step import WarmUpSizes, make_scaler, make_steps, warm_up
+from mlhpc.common.pytorch.step import Steps, WarmUpSizes, make_scaler, make_steps, warm_up
 from mlhpc.common.ranks.mesh import mesh_of
 from mlhpc.common.ranks.world import World, mean
-from mlhpc.common.timing.runlog import RunLog, Status
-from mlhpc.common.training.dataset import format_of
-from mlhpc.common.training.epoch import log_epoch, require_parameters
+from mlhpc.common.timing.runlog import RunLog
+from mlhpc.common.training.dataset import format_of, open_loader
+from mlhpc.common.training.epoch import log_epoch, log_quality, mark_warm, mean_quality, require_parameters
 from mlhpc.common.training.finite import require_finite
 from mlhpc.common.training.staging import exchanging, staging
 from mlhpc.cosmoflow.check import check as check_settings
 from mlhpc.cosmoflow.check import slab_plan
 from mlhpc.cosmoflow.cpu import pooled
-from mlhpc.cosmoflow.data.dataset import open_data, open_loader
-from mlhpc.cosmoflow.pytorch.batches import Batches
+from mlhpc.cosmoflow.data.source import CosmoFlowSource, open_data
+from mlhpc.cosmoflow.pytorch.batches import converter
 from mlhpc.cosmoflow.pytorch.metric import absolute_error, training_loss
 from mlhpc.cosmoflow.pytorch.model import ConvolveAndPool, CosmoFlowNet, convolve_and_pool
 from mlhpc.cosmoflow.pytorch.optimizer import make_optimizer, set_rate
@@ -62,11 +63,7 @@ def check(run: CosmoFlow, staged: Path | None, world: World) -> None:
 def train(
     run: CosmoFlow, data: Path, staged: Path | None, seed: int, resume: Path | None, world: World, log: RunLog
 ) -> None:
-    """Train until an evaluation meets the target or the epochs run out; recorded in ``log``.
-
-    ``data`` is the data set, ``staged`` the node-local folder to copy it to (None: read it in place),
-    ``resume`` the folder of a run to continue. Raises UserError for errors that the user can fix.
-    """
+    """Train until an evaluation meets the target or the epochs run out: see ``registry.Framework``."""
     hparams, training = run.hyperparameters, run.training
     spatial_size = training.spatial_size
     mesh = mesh_of(world.rank, world.size, spatial_size)
@@ -76,65 +73,30 @@ def train(
     with log.span("init", sync=True):
         device = pick_device(training.device, world.local_rank)
         log.ranges = device_ranges(device)
-        if device.type == "cpu":
-            keep_memory()
         torch.manual_seed(seed)
-        shape, channels_last = run.data.sample_shape, training.channels_last
         group = spatial_group(slab_plan(run), world) if spatial_size > 1 else None
-        convolution: ConvolveAndPool = convolve_and_pool
-        if device.type == "cpu" and training.cpu_kernels and not training.compile:
-            convolution = partial(pooled.convolve_and_pool, otherwise=convolve_and_pool)
-        model = CosmoFlowNet(
-            run.network,
-            shape,
-            dropout=hparams.dropout,
-            channels_last=channels_last,
-            group=group,
-            convolve_and_pool=convolution,
-        )
-        require_parameters(sum(weight.numel() for weight in model.parameters()), run.network.parameters)
-        if training.weights:
-            start = to_pytorch(load_weights(Path(training.weights), run.network), run.network)
-            model.load_state_dict({name: torch.from_numpy(value) for name, value in start.items()})
-        place(model, device, channels_last=channels_last, dimensions=3)
+        model = _network(run, device, group)
         optimizer = make_optimizer(hparams, model.parameters())
         scaler = make_scaler(training.precision, device)
         torch.manual_seed(seed + 1 + mesh.data_rank)  # dropout: each group of ranks drops different units
         last_epoch, _ = restore(resume, model, optimizer, scaler, world) if resume else (0, {})
-        loss_of = partial(training_loss, model=model, weight_decay=hparams.opt_weight_decay)
-        steps = make_steps(
-            model, training, world, optimizer, scaler, loss_of=loss_of, measure=absolute_error, accumulate=1
-        )
-        if emulated := run.emulation.enabled:
-            steps = waiting_steps(run.emulation, world, 1, lambda samples: (math.nan, samples))
-        slab = (*group.plan.shape(group.rank), shape[-1]) if group else shape
-        dtype = dtype_of(run.loading.sample_dtype)
-        zeros = partial(_zeros_batch, sample_shape=slab, targets=run.network.targets, dtype=dtype)
-        sizes = WarmUpSizes(local_batch_size, training.eval_batch_size)
-        for halvings in range(len(training.coarse_epochs) + 1) if not emulated else ():
-            model.halvings = halvings
-            warm_up(model, optimizer, scaler, steps, zeros, sizes, graphs=wants_graphs(training))
-        if group:
-            group.traffic.take()  # excludes the warm-up
-        events = None if emulated else device_events(device)
+        steps = _steps(run, model, optimizer, scaler, world, group, local_batch_size)
+        events = None if run.emulation.enabled else device_events(device)
 
     # The clock: from the moment the last rank is ready until the slowest one has finished.
     with log.span("run", sync=True), ExitStack() as beside:
         with log.span("staging", sync=True) if staged else nullcontext():
             dataset = open_data(run, data, world)
-            finish_staging = beside.enter_context(staging(dataset, staged, run.staging, world, log))
-        log.data_format(**format_of(dataset, staged, run.staging, world))
-        gpu = device.type != "cpu"
-        loader = open_loader(
-            run, dataset, staged, local_batch_size, seed, world, gpu=gpu, spatial_size=spatial_size
-        )
-        batches = Batches(loader, group, device)
+            finish_staging = beside.enter_context(staging(run, dataset, staged, world, log))
+        log.data_format(**format_of(run, dataset, staged, world))
+        source = CosmoFlowSource.of(run, dataset, gpu=device.type != "cpu")
+        loader = open_loader(run, dataset, staged, source, local_batch_size, seed, world, spatial_size)
+        batches = Batches(loader, converter(run.loading.sample_dtype, device), group)
         shared = (lambda: batches.traffic.seconds) if group else None
 
-        record = partial(log_epoch, log, world, run.target, run.training.max_epochs, emulated=emulated)
         epochs = range(last_epoch + 1, training.max_epochs + 1)
-        own_share = exchanging(dataset, staged, run.staging, run.data.train_samples, epochs, seed, world, log)
-        status: Status = "failed"
+        own_share = exchanging(run, dataset, staged, epochs, seed, world, log)
+        met = False
         for epoch in epochs:
             loader.samples = own_share(epoch, loader.samples)
             before, bytes_before, losses = (epoch - 1) * loader.steps, loader.bytes_read, []
@@ -147,8 +109,7 @@ def train(
                     timed = log.timed(read, "data_wait", events, shared=shared, epoch=epoch)
                     for x, y in track(timed, loader.steps, f"epoch {epoch}", world):
                         losses.append(steps.train(x, y))
-                        if len(losses) == run.study.warmup_steps:
-                            log.mark("warm", loss=float(losses[-1]))  # float() waits for the device
+                        mark_warm(run, losses, log)
                     local_losses = torch.stack(losses).double().cpu().numpy()  # waits for the device
                     (loss,) = mean(world, local_losses.mean(), weight=1)
                     span["step"] = before + loader.steps
@@ -161,36 +122,93 @@ def train(
                     read = batches.evaluation()
                     timed = log.timed(read, "eval_data_wait", events, "eval", shared=shared, epoch=epoch)
                     results = [steps.evaluate(x, y) for x, y in timed]
-                    own = sum(float(total) for total, _ in results), sum(values for _, values in results)
                     # All ranks of a group have its sums; only the first one is counted.
-                    error_sum, count = world.sum(own if mesh.spatial_rank == 0 else (0, 0))
-                    error = error_sum / count
-                if not emulated:
-                    log.metric(run.target.metric, error, epoch=epoch)
-                if training.coarse_epochs:
-                    log.metric("trained_side", shape[0] >> model.halvings, epoch=epoch)
-                if group:
-                    _log_traffic(log, world, group.traffic, batches.traffic, epoch)
+                    error = mean_quality(results, world, counts=mesh.spatial_rank == 0)
+                log_quality(run, error, log, epoch)
+                _log_sizes(run, log, world, model, group, batches.traffic, epoch)
 
             trained = loader.steps * hparams.global_batch_size
-            record(epoch, samples=trained, bytes_read=bytes_read, rate=rate, loss=loss, quality=error)
-            if run.target.met_by(error):
-                status = "success"
+            log_epoch(run, log, world, epoch, trained, bytes_read, rate=rate, loss=loss, quality=error)
+            if met := run.target.met_by(error):
                 break
             if training.checkpoint_epochs and epoch % training.checkpoint_epochs == 0:
                 with log.span("checkpoint", epoch=epoch):
                     save(log.out, load.dumps(run), seed, epoch, model, optimizer, scaler, world)
-        log.finish(status, peak_memory(device))
+        log.finish("success" if met else "failed", peak_memory(device))
 
 
-def _zeros_batch(samples: int, *, sample_shape: tuple[int, ...], targets: int, dtype: torch.dtype) -> Batch:
+def _network(run: CosmoFlow, device: torch.device, group: SpatialGroup | None) -> CosmoFlowNet:
+    """The network with its initial weights, on ``device``."""
+    convolution: ConvolveAndPool = convolve_and_pool
+    if device.type == "cpu":
+        keep_memory()
+        if run.training.cpu_kernels and not run.training.compile:
+            convolution = partial(pooled.convolve_and_pool, otherwise=convolve_and_pool)
+    model = CosmoFlowNet(
+        run.network,
+        run.data.sample_shape,
+        dropout=run.hyperparameters.dropout,
+        channels_last=run.training.channels_last,
+        group=group,
+        convolve_and_pool=convolution,
+    )
+    require_parameters(sum(weight.numel() for weight in model.parameters()), run.network.parameters)
+    if run.training.weights:
+        start = to_pytorch(load_weights(Path(run.training.weights), run.network), run.network)
+        model.load_state_dict({name: torch.from_numpy(value) for name, value in start.items()})
+    place(model, device, channels_last=run.training.channels_last, dimensions=3)
+    return model
+
+
+def _steps(
+    run: CosmoFlow,
+    model: CosmoFlowNet,
+    optimizer: torch.optim.Optimizer,
+    scaler: GradScaler,
+    world: World,
+    group: SpatialGroup | None,
+    local_batch_size: int,
+) -> Steps[tuple[torch.Tensor, int]]:
+    """The steps, compiled and warmed up on zeros for every resolution that the run trains at."""
+    training, shape = run.training, run.data.sample_shape
+    if run.emulation.enabled:
+        return waiting_steps(run, world, lambda samples: (math.nan, samples))
+    loss_of = partial(training_loss, model=model, weight_decay=run.hyperparameters.opt_weight_decay)
+    steps = make_steps(
+        model, training, world, optimizer, scaler, loss_of=loss_of, measure=absolute_error, accumulate=1
+    )
+    slab = (*group.plan.shape(group.rank), shape[-1]) if group else shape
+    dtype = dtype_of(run.loading.sample_dtype)
+    zeros = partial(_zeros_batch, sample_shape=slab, targets=run.network.targets, dtype=dtype)
+    sizes = WarmUpSizes(local_batch_size, training.eval_batch_size)
+    for halvings in range(len(training.coarse_epochs) + 1):
+        model.halvings = halvings
+        warm_up(model, optimizer, scaler, steps, zeros, sizes, graphs=wants_graphs(training))
+    if group:
+        group.traffic.take()  # excludes the warm-up
+    return steps
+
+
+def _zeros_batch(
+    samples: int, *, sample_shape: tuple[int, ...], targets: int, dtype: torch.dtype
+) -> TensorPair:
     return torch.zeros((samples, *sample_shape), dtype=dtype), torch.zeros((samples, targets))
 
 
-def _log_traffic(log: RunLog, world: World, halos: Traffic, slabs: Traffic, epoch: int) -> None:
-    """Log the bytes sent by all ranks for halos and for sharing samples in ``epoch`` including its
-    evaluation, and the time this rank's host waited."""
-    for name, traffic in (("halo", halos), ("slab", slabs)):
+def _log_sizes(
+    run: CosmoFlow,
+    log: RunLog,
+    world: World,
+    model: CosmoFlowNet,
+    group: SpatialGroup | None,
+    slabs: Traffic,
+    epoch: int,
+) -> None:
+    """Log the resolution that ``epoch`` trained at, if it varies; for a group also the bytes sent by all ranks for
+    halos and for sharing samples in ``epoch`` including its evaluation, and the time this rank's host waited."""
+    if run.training.coarse_epochs:
+        log.metric("trained_side", run.data.sample_shape[0] >> model.halvings, epoch=epoch)
+    for name, traffic in (("halo", group.traffic), ("slab", slabs)) if group else ():
         sent, seconds = traffic.take()
         log.metric(f"{name}_bytes", int(world.sum(sent)), epoch=epoch)
         log.metric(f"{name}_seconds", seconds, epoch=epoch)

@@ -21,8 +21,9 @@ from tensorflow.tsl.profiler.protobuf.xplane_pb2 import XSpace
 from mlhpc.benchmarks.cosmoflow import CosmoFlow
 from mlhpc.common.ranks.world import World
 from mlhpc.common.timing.profile import Feed, Part, Profile, Request, Work, plain_seconds
+from mlhpc.common.training.dataset import open_loader
 from mlhpc.cosmoflow.cpu.convolution import MinimalConv3D, start_xla
-from mlhpc.cosmoflow.data.dataset import open_data, open_loader
+from mlhpc.cosmoflow.data.source import CosmoFlowSource, open_data
 from mlhpc.cosmoflow.tf.batches import as_tensors
 from mlhpc.cosmoflow.tf.device import to_device, use_one_gpu
 from mlhpc.cosmoflow.tf.model import build_model, require_precision
@@ -93,7 +94,8 @@ def _feed(run: CosmoFlow, request: Request, world: World, device: str | None) ->
         y = np.zeros((request.batch, run.network.targets), np.float32)
         return Feed(lambda _: repeat((x, y)))
     dataset = open_data(run, request.data, world)
-    loader = open_loader(run, dataset, None, request.batch, 1, world, gpu=device is not None)
+    source = CosmoFlowSource.of(run, dataset, gpu=device is not None)
+    loader = open_loader(run, dataset, None, source, request.batch, 1, world)
     convert = partial(as_tensors, sample_dtype=sample_dtype)
     return Feed(
         lambda epoch: to_device(loader.train_epoch(epoch), device, convert), lambda: loader.bytes_read

@@ -15,15 +15,15 @@ from mlhpc.benchmarks.cosmoflow import CosmoFlow
 from mlhpc.common.data.sharding import divide_batch
 from mlhpc.common.host.progress import track
 from mlhpc.common.ranks.world import World, mean
-from mlhpc.common.timing.runlog import RunLog, Status
-from mlhpc.common.training.dataset import format_of
+from mlhpc.common.timing.runlog import RunLog
+from mlhpc.common.training.dataset import format_of, open_loader
 from mlhpc.common.training.emulation import WaitingStep
-from mlhpc.common.training.epoch import log_epoch, require_parameters
+from mlhpc.common.training.epoch import log_epoch, log_quality, mark_warm, mean_quality, require_parameters
 from mlhpc.common.training.finite import require_finite
 from mlhpc.common.training.staging import exchanging, staging
 from mlhpc.cosmoflow.check import check as check_settings
 from mlhpc.cosmoflow.cpu.convolution import MinimalConv3D, start_xla
-from mlhpc.cosmoflow.data.dataset import open_data, open_loader
+from mlhpc.cosmoflow.data.source import CosmoFlowSource, open_data
 from mlhpc.cosmoflow.schedule import rate_at
 from mlhpc.cosmoflow.tf.batches import as_tensors
 from mlhpc.cosmoflow.tf.device import (
@@ -58,11 +58,7 @@ def check(run: CosmoFlow, staged: Path | None, world: World) -> None:
 def train(
     run: CosmoFlow, data: Path, staged: Path | None, seed: int, resume: Path | None, world: World, log: RunLog
 ) -> None:
-    """Train until an evaluation meets the target or the epochs run out, recorded in ``log``.
-
-    ``data`` is the data set, ``staged`` the node-local folder to copy it to (None: read it in place),
-    ``resume`` the folder of a run to continue. Raises UserError for errors that the user can fix.
-    """
+    """Train until an evaluation meets the target or the epochs run out: see ``registry.Framework``."""
     hparams, training = run.hyperparameters, run.training
     local_batch_size = divide_batch(hparams.global_batch_size, world.size)
 
@@ -70,48 +66,27 @@ def train(
     with log.span("init", sync=True):
         device = use_one_gpu(world.local_rank)
         log.ranges = device_ranges(device)
-        cpu_kernels = device is None and training.cpu_kernels
-        if cpu_kernels:
-            start_xla()
-        model = build_model(
-            run.network,
-            run.data.sample_shape,
-            dropout=hparams.dropout,
-            weight_decay=hparams.opt_weight_decay,
-            precision=training.precision,
-            seed=seed,
-            dropout_seed=seed + 1 + world.rank,
-            conv3d=MinimalConv3D if cpu_kernels else keras.layers.Conv3D,
-        )
-        require_parameters(model.count_params(), run.network.parameters)
-        if training.weights:
-            model.set_weights(load_weights(Path(training.weights), run.network))
+        model = _network(run, device, seed, world)
         optimizer = make_optimizer(hparams, training.precision)
-        if emulated := run.emulation.enabled:
-            waiting = WaitingStep[Any].pair(run.emulation, world, 1, np.float32(0), lambda n: (math.nan, n))
-            steps = Steps(*waiting)
-        else:
-            steps = make_steps(model, optimizer, world, run.loading.sample_dtype)
-            sizes = local_batch_size, training.eval_batch_size
-            warm_up(model, optimizer, steps, *sizes, run.loading.sample_dtype)
+        steps = _steps(run, model, optimizer, world, local_batch_size)
         last_epoch = restore(resume, model, optimizer, world) if resume else 0
         broadcast_weights(model, optimizer, world)
-        events = LaunchEvents() if device and not emulated else None
+        events = LaunchEvents() if device and not run.emulation.enabled else None
         steps = steps.watched(events)
 
     # The clock: from the moment the last rank is ready until the slowest one has finished.
     with log.span("run", sync=True), ExitStack() as beside:
         with log.span("staging", sync=True) if staged else nullcontext():
             dataset = open_data(run, data, world)
-            finish_staging = beside.enter_context(staging(dataset, staged, run.staging, world, log))
-        log.data_format(**format_of(dataset, staged, run.staging, world))
-        loader = open_loader(run, dataset, staged, local_batch_size, seed, world, gpu=device is not None)
+            finish_staging = beside.enter_context(staging(run, dataset, staged, world, log))
+        log.data_format(**format_of(run, dataset, staged, world))
+        source = CosmoFlowSource.of(run, dataset, gpu=device is not None)
+        loader = open_loader(run, dataset, staged, source, local_batch_size, seed, world)
 
         convert = partial(as_tensors, sample_dtype=run.loading.sample_dtype)
-        record = partial(log_epoch, log, world, run.target, run.training.max_epochs, emulated=emulated)
         epochs = range(last_epoch + 1, training.max_epochs + 1)
-        own_share = exchanging(dataset, staged, run.staging, run.data.train_samples, epochs, seed, world, log)
-        status: Status = "failed"
+        own_share = exchanging(run, dataset, staged, epochs, seed, world, log)
+        met = False
         for epoch in epochs:
             loader.samples = own_share(epoch, loader.samples)
             before, bytes_before, losses = (epoch - 1) * loader.steps, loader.bytes_read, []
@@ -122,8 +97,7 @@ def train(
                     timed = log.timed(batches, "data_wait", events, epoch=epoch)
                     for x, y in track(timed, loader.steps, f"epoch {epoch}", world):
                         losses.append(steps.train(x, y))
-                        if len(losses) == run.study.warmup_steps:
-                            log.mark("warm", loss=float(losses[-1]))  # float() waits for the device
+                        mark_warm(run, losses, log)
                     local_losses = tf.stack(losses).numpy()  # waits for the device
                     (loss,) = mean(world, local_losses.mean(), weight=1)
                     span["step"] = before + loader.steps
@@ -136,17 +110,52 @@ def train(
                     batches = to_device(loader.evaluation(), device, convert)
                     timed = log.timed(batches, "eval_data_wait", events, "eval", epoch=epoch)
                     results = [steps.evaluate(x, y) for x, y in timed]
-                    error_sum, count = world.sum(np.sum(results, axis=0) if results else (0, 0))
-                    error = error_sum / count
-                if not emulated:
-                    log.metric(run.target.metric, error, epoch=epoch)
+                    error = mean_quality(results, world)
+                log_quality(run, error, log, epoch)
 
             trained = loader.steps * hparams.global_batch_size
-            record(epoch, samples=trained, bytes_read=bytes_read, rate=rate, loss=loss, quality=error)
-            if run.target.met_by(error):
-                status = "success"
+            log_epoch(run, log, world, epoch, trained, bytes_read, rate=rate, loss=loss, quality=error)
+            if met := run.target.met_by(error):
                 break
             if training.checkpoint_epochs and epoch % training.checkpoint_epochs == 0:
                 with log.span("checkpoint", epoch=epoch):
                     save(log.out, load.dumps(run), seed, epoch, model, optimizer, world)
-        log.finish(status, peak_memory(device))
+        log.finish("success" if met else "failed", peak_memory(device))
+
+
+def _network(run: CosmoFlow, device: str | None, seed: int, world: World) -> keras.Model:
+    """The network with its initial weights, on ``device``."""
+    cpu_kernels = device is None and run.training.cpu_kernels
+    if cpu_kernels:
+        start_xla()
+    model = build_model(
+        run.network,
+        run.data.sample_shape,
+        dropout=run.hyperparameters.dropout,
+        weight_decay=run.hyperparameters.opt_weight_decay,
+        precision=run.training.precision,
+        seed=seed,
+        dropout_seed=seed + 1 + world.rank,
+        conv3d=MinimalConv3D if cpu_kernels else keras.layers.Conv3D,
+    )
+    require_parameters(model.count_params(), run.network.parameters)
+    if run.training.weights:
+        model.set_weights(load_weights(Path(run.training.weights), run.network))
+    return model
+
+
+def _steps(
+    run: CosmoFlow,
+    model: keras.Model,
+    optimizer: keras.optimizers.Optimizer,
+    world: World,
+    local_batch_size: int,
+) -> Steps:
+    """The steps, compiled by a warm-up on zeros."""
+    if run.emulation.enabled:
+        waiting = WaitingStep[Any].pair(run, world, np.float32(0), lambda n: (math.nan, n))
+        return Steps(*waiting)
+    steps = make_steps(model, optimizer, world, run.loading.sample_dtype)
+    sizes = local_batch_size, run.training.eval_batch_size
+    warm_up(model, optimizer, steps, *sizes, run.loading.sample_dtype)
+    return steps

@@ -1,57 +1,39 @@
-"""Batches normalised by an NVIDIA DALI pipeline: on its threads, or on the GPU if there is one.
+"""Batches normalised by an NVIDIA DALI pipeline: on the GPU the field is transferred as stored and normalised
+there."""
 
-The samples are read and checked as for the loader "threads", as they are stored; DALI gets them as an external
-source, so that every file layout can be read and every error names its file. On the GPU
-the field is transferred as stored and normalised there.
-"""
-
-from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from torch import Tensor
 
-from mlhpc.common.formats.archive import Sample
-from mlhpc.common.pytorch.dali import load, new_pipeline, outputs_of
+from mlhpc.common.pytorch.loading import TensorPair
 from mlhpc.deepcam.data.hdf5 import Statistics
-from mlhpc.deepcam.data.sample import Batch, shift_and_scale
+from mlhpc.deepcam.data.sample import Reader, shift_and_scale
 
 
-def batches(
-    batches: Sequence[Sequence[Sample]],
-    *,
-    read: Callable[[Sequence[Sequence[Sample]]], Generator[Batch, None, None]],
-    shape: tuple[int, int, int],
-    statistics: Statistics,
-    workers: int,
-    device: str,
-) -> Generator[Batch, None, None]:
-    """``batches`` in order, read by ``read`` as stored, normalised by ``workers`` threads of DALI, or on the GPU,
-    and then returned there, if ``device`` is not "cpu". ``shape`` is that of a sample.
+class NormalisedByDali:
+    """A ``common.pytorch.dali.Pipeline`` over ``reader``, which reads samples as they are stored."""
 
-    Raises UserError if DALI is not installed, and naming the file when one cannot be read.
-    """
-    dali, fn, types = load()
-    if not batches:
-        return
-    source = read(batches)
-    in_use: deque[Batch] = deque()  # read in place by DALI: kept until it is done
+    def __init__(self, reader: Reader, statistics: Statistics, device: str) -> None:
+        self.parts, self.read, self.finish = reader.parts, reader.read, reader.finish
+        self._shape, self._statistics, self._gpu = reader.shape, statistics, device != "cpu"
 
-    def feed() -> Iterator[list[npt.NDArray[np.float32]]]:
-        for batch in source:
-            in_use.append(batch)
-            yield [field.reshape(len(field), -1) for field in batch[0].numpy()]  # a row is one axis
+    def inputs(self, batch: tuple[TensorPair, int]) -> list[npt.NDArray[np.float32]]:
+        (x, _), _ = batch
+        return [field.reshape(len(field), -1) for field in x.numpy()]  # a row is one axis
 
-    place = "cpu" if device == "cpu" else "gpu"
-    pipeline = new_pipeline(dali, max(map(len, batches)), workers, device)
-    with pipeline:
+    def outputs(self, fn: Any, types: Any, feed: Callable[[], Any], key: Any) -> Any:
         field = fn.external_source(source=feed, batch=True, dtype=types.FLOAT, ndim=2, no_copy=True)
-        shift, scale = (
-            types.Constant(row[None], device=place) for row in shift_and_scale(statistics, shape[1])
-        )
-        pipeline.set_outputs(((field if place == "cpu" else field.gpu()) - shift) * scale)
-    with outputs_of(pipeline, source) as next_output:
-        for _ in batches:
-            x = next_output()  # waits until it is ready: its source is free then
-            _, y, size = in_use.popleft()
-            yield x.view(-1, *shape), y.to(x.device, non_blocking=True), size
+        rows = shift_and_scale(self._statistics, self._shape[1])
+        shift, scale = (types.Constant(row[None], device="gpu" if self._gpu else "cpu") for row in rows)
+        return ((field.gpu() if self._gpu else field) - shift) * scale
+
+    def collect(self, x: Tensor, batch: tuple[TensorPair, int]) -> tuple[TensorPair, int]:
+        (_, y), size = batch
+        return (x.view(-1, *self._shape), y.to(x.device, non_blocking=True)), size
+
+    def errors(self, in_use: Sequence[Any]) -> AbstractContextManager[None]:
+        return nullcontext()

@@ -8,14 +8,15 @@ cache. All expensive operations release the interpreter lock, so that threads ru
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from mlhpc.common.data.codecs import dtypes, frame
-from mlhpc.common.data.codecs.codec import Codec, find, require
+from mlhpc.common.data.codecs.codec import Codec, find_stated, require
 from mlhpc.common.data.codecs.frame import Frame
+from mlhpc.common.data.loader import Parts
 from mlhpc.common.data.manifest import NAME, Manifest
 from mlhpc.common.files.regular import size_to_read
 from mlhpc.common.formats import archive, npy
@@ -26,13 +27,6 @@ from mlhpc.deepcam.data.codec import CODECS, Delta, decode_mask
 from mlhpc.deepcam.data.delta import Lines
 from mlhpc.deepcam.data.hdf5 import Statistics, channel_name
 from mlhpc.errors import UserError
-
-if TYPE_CHECKING:
-    import torch
-
-Batch = tuple["torch.Tensor", "torch.Tensor", int]
-"""``x`` [b, rows, columns, channels] and ``y`` [b, rows, columns] as laid out in memory, and the size of their
-files in bytes."""
 
 _SUFFIXES = (".h5", ".npy", ".mlc")
 CLASSES = 3  # background, tropical cyclone, atmospheric river
@@ -54,17 +48,11 @@ def list_samples(folder: Path, expected: int | None = None) -> list[Sample]:
     Raises ``UserError`` if there are none, fewer than ``expected``, or files of both layouts; those beyond
     ``expected`` are left out.
     """
-    if not folder.is_dir():
-        raise UserError(f"{folder}: no such folder; give the data set's folder with train/ in it")
-    samples = archive.list_samples(folder, lambda name: is_sample(folder / name))
-    if len(samples) < (1 if expected is None else expected):
-        raise UserError(
-            f"{folder}: {expected or 'some'} data-*.h5, .npy, .mlc or archived samples are needed, it has "
-            f"{len(samples)}"
-        )
+    kinds = "data-*.h5, .npy, .mlc or archived"
+    samples = archive.list_samples(folder, lambda name: is_sample(folder / name), kinds, expected)
     if len(suffixes := sorted({file_of(sample).suffix for sample in samples})) > 1:
         raise UserError(f"{folder}: has samples as {' and as '.join(suffixes)}; keep only one kind")
-    return samples[:expected]
+    return samples
 
 
 def require_layout(dataset: Manifest) -> None:
@@ -119,6 +107,7 @@ class CachedReader:
     """Reads every sample from its files once, and from memory after that. Thread-safe."""
 
     def __init__(self, reader: "Reader") -> None:
+        self.parts, self.finish = reader.parts, reader.finish
         self._reader = reader
         self._cache: dict[Sample, tuple[npt.NDArray[Any], npt.NDArray[np.uint8]]] = {}
 
@@ -151,7 +140,7 @@ class Reader:
         rows, columns, channels = shape
         self.shape = (rows, columns, channels)
         self.sample_dtype = sample_dtype
-        self.nbytes = sample_bytes(shape, sample_dtype)
+        self.parts: Parts = (self.shape, sample_dtype), (self.shape[:2], "uint8")
         self._block_rows = max(1, _BLOCK // (4 * columns * channels))
         self._layout: hdf5.Layout | None = None  # of the HDF5 file read last
         self._shift_and_scale = shift_and_scale(statistics, columns) if statistics else None
@@ -194,6 +183,12 @@ class Reader:
                 _take_mask(classes, y, path, hdf5.LABELS, 0)
             return os.fstat(fd).st_size
 
+    def finish(self, arrays: Sequence[Any], results: list[int]) -> tuple[tuple[Any, Any], int]:
+        """``x`` [b, rows, columns, channels] and ``y`` [b, rows, columns] as laid out in memory, and the size of
+        their files in bytes."""
+        x, y = arrays
+        return (x, y), sum(results)
+
     def read_lines(self, path: Sample, y: npt.NDArray[np.uint8]) -> tuple[Lines, int]:
         """Read a sample of the differential codec without decoding its field: the lines, and the size of its file
         in bytes; ``y`` as in ``read``. Raises UserError as ``read`` does."""
@@ -206,13 +201,7 @@ class Reader:
     ) -> tuple[Frame, Codec, int]:
         """An encoded sample, its codec and its size in bytes; its mask goes to ``y``."""
         encoded = frame.unpack(content, path)
-        codec = find(encoded.codec, CODECS, path)
-        if codec.name != self._codec:
-            stated = f"by {self._codec!r}" if self._codec else "by no codec"
-            raise UserError(
-                f"{path}: encoded by {codec.name!r}, but the manifest says that the data set is encoded {stated}; "
-                "convert the data set again"
-            )
+        codec = find_stated(encoded, CODECS, self._codec, path)
         encoded.require(codec.name, np.float32, self.shape)
         decode_mask(encoded, y)
         _take_mask(y, y, path, "the mask", 0)

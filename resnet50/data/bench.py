@@ -2,10 +2,9 @@
 
 from pathlib import Path
 
-from mlhpc.common.data.loader_bench import Figures, Way
+from mlhpc.common.data.loader_bench import Figures, Way, loader_of
 from mlhpc.common.data.manifest import describe
 from mlhpc.common.ranks.world import Solo
-from mlhpc.errors import UserError
 from mlhpc.resnet50.data.dataset import files_of as dataset_files
 from mlhpc.resnet50.data.dataset import open_splits
 from mlhpc.resnet50.data.formats import Files, Images
@@ -22,26 +21,13 @@ def epoch(way: Way, samples: int) -> Figures:
     """Read ``samples`` training images. Raises UserError if the data set cannot be read, or not with this
     loader."""
     from mlhpc.benchmarks.resnet50 import Loading
-    from mlhpc.common.data.sharding import Pool
     from mlhpc.common.pytorch.bench import DEVICE, measure_batches
-    from mlhpc.resnet50.data.dataset import RankSamples
-    from mlhpc.resnet50.data.loader import Loader
+    from mlhpc.resnet50.data.source import ResNet50Source
 
     images, files = _chosen(way.data, samples)
-    samples = min(samples, len(images))
-    if way.local_batch_size > samples:
-        raise UserError(f"--batch {way.local_batch_size}: give 1 to {samples}, the number of images to read")
-    loader = Loader(
-        RankSamples(images, images, Pool(samples, 1), Pool(samples, 1), 0),
-        Loading.model_validate({"loader": way.loader, "prefetch": 4} | way.loading()),
-        sample_shape=(SIDE, SIDE, 3),
-        local_batch_size=way.local_batch_size,
-        eval_batch_size=way.local_batch_size,
-        steps=samples // way.local_batch_size,
-        seed=1,
-        device=DEVICE,
-    )
-    return measure_batches(loader, files)
+    loading = Loading.model_validate({"loader": way.loader, "prefetch": 4} | way.loading())
+    source = ResNet50Source(loading, SIDE, device=DEVICE)
+    return measure_batches(loader_of(way, images, source, min(samples, len(images))), files)
 
 
 def _chosen(data: Path, samples: int) -> tuple[Images, list[Path]]:

@@ -1,25 +1,21 @@
-"""Batches made by an NVIDIA DALI pipeline: on its threads, or decoded on the GPU if there is one.
+"""Batches made by an NVIDIA DALI pipeline. The images are read, and their views drawn, as for the other loaders;
+DALI decodes only the box of the view."""
 
-The images are read, and their views drawn, as for the other loaders; DALI gets the bytes as an external
-source and decodes only the box of the view. So all formats are supported, and errors name the image.
-"""
-
-from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 
-from mlhpc.common.data.prefetch import read_batches
-from mlhpc.common.pytorch.buffers import single_threaded_readers
-from mlhpc.common.pytorch.dali import load, new_pipeline, outputs_of
+from mlhpc.common.data.loader import Parts
 from mlhpc.errors import UserError
 from mlhpc.resnet50.data import mlperf
 from mlhpc.resnet50.data.augment import MEAN, STD, View
 from mlhpc.resnet50.data.formats import Bytes
 from mlhpc.resnet50.data.image import BrokenImage, decode
-from mlhpc.resnet50.data.reader import Batch, Reader, Sample, finish
+from mlhpc.resnet50.data.reader import Batch, Reader, Sample
 
 _END = b"\xff\xd9"  # of a JPEG
 
@@ -33,75 +29,73 @@ class _Source(NamedTuple):
     label: int
 
 
-def batches(
-    batches: Sequence[Sequence[int]], reader: Reader, *, workers: int, prefetch: int, device: str
-) -> Generator[Batch, None, None]:
-    """``batches`` of image numbers in order, read by ``workers`` threads and decoded by as many of DALI's; by
-    the GPU, and then returned there, if ``device`` is not "cpu".
+class DecodedByDali:
+    """A ``common.pytorch.dali.Pipeline`` over ``reader``, which decodes on the ``gpu`` if there is one."""
 
-    Raises UserError if DALI is not installed, and naming the image when one cannot be read or decoded.
-    """
-    dali, fn, types = load()
-    if not batches:
-        return
-    gpu = device != "cpu"
-    geometry = _geometry(reader)
-    encoded = reader.images.read(batches[0][0])[0].ndim == 1
-    in_use: deque[list[_Source]] = deque()  # read in place by DALI: kept until it has finished
-    source = read_batches(
-        batches,
-        allocate=lambda samples: (None, [()] * samples),
-        read=partial(_take, reader),
-        finish=lambda _, sources: sources,
-        workers=workers,
-        prefetch=prefetch,
-        threads=single_threaded_readers,
-    )
+    parts: Parts = ()
 
-    def feed() -> Iterator[tuple[list[Any], ...]]:
-        for sources in source:
-            in_use.append(sources)
-            yield _columns(sources, geometry)
+    def __init__(self, reader: Reader, gpu: bool) -> None:
+        self._reader, self._gpu, self._geometry = reader, gpu, _geometry(reader)
 
-    pipeline = new_pipeline(dali, max(map(len, batches)), workers, device)
-    with pipeline:
+    def read(self, index: int) -> _Source:
+        """The image as stored. Raises UserError naming it."""
+        data, label = self._reader.images.read(index)
+        try:
+            # DALI silently fills the missing part of a truncated image.
+            if data.ndim == 1 and _END not in data[-1024:].tobytes():
+                decode(data)
+            return _Source(index, data, self._reader.view(index, data), label)
+        except BrokenImage as error:
+            raise self._reader.named(index, error) from error
+
+    def finish(self, arrays: Sequence[Any], results: list[_Source]) -> list[_Source]:
+        return results
+
+    def inputs(self, batch: list[_Source]) -> tuple[list[Any], ...]:
+        """For each image: its bytes; top left corner and extent of the box to decode; and the results of
+        ``_geometry`` for its view."""
+        views = [source.view for source in batch]
+        return (
+            [source.data for source in batch],
+            [np.array((view.top, view.left), np.int32) for view in views],
+            [np.array((view.height, view.width), np.int32) for view in views],
+            *([np.array(kind(view), np.float32) for view in views] for kind, _ in self._geometry),
+        )
+
+    def outputs(self, fn: Any, types: Any, feed: Callable[[], Any], key: int) -> Any:
+        encoded = self._reader.images.read(key)[0].ndim == 1
         data, start, shape, *where = fn.external_source(
             source=feed,
-            num_outputs=3 + len(geometry),
+            num_outputs=3 + len(self._geometry),
             batch=True,
-            dtype=[types.UINT8] + [types.INT32] * 2 + [types.FLOAT] * len(geometry),
-            ndim=[1 if encoded else 3, 1, 1, *(dimensions for _, dimensions in geometry)],
+            dtype=[types.UINT8] + [types.INT32] * 2 + [types.FLOAT] * len(self._geometry),
+            ndim=[1 if encoded else 3, 1, 1, *(dimensions for _, dimensions in self._geometry)],
         )
+        box = {"start": start, "shape": shape, "axes": (0, 1)}
         if encoded:
-            box = fn.decoders.image_slice(
-                data, start=start, shape=shape, axes=(0, 1), device="mixed" if gpu else "cpu"
-            )
+            pixels = fn.decoders.image_slice(data, **box, device="mixed" if self._gpu else "cpu")
         else:
-            box = fn.slice(data.gpu() if gpu else data, start=start, shape=shape, axes=(0, 1))
-        pipeline.set_outputs(_render(reader, fn, types, box, where))
-    with outputs_of(pipeline, source) as next_output:
-        for _ in batches:
-            try:
-                x = next_output()
-            except RuntimeError as error:
-                raise _as_user_error(reader, in_use, error) from error
-            sources = in_use.popleft()
-            _, y, total, _ = finish(x, [Sample(source.label, source.data.nbytes) for source in sources], gpu)
-            yield x, y.to(x.device, non_blocking=True), total, ()
+            pixels = fn.slice(data.gpu() if self._gpu else data, **box)
+        return _render(self._reader, fn, types, pixels, where)
 
+    def collect(self, x: torch.Tensor, batch: list[_Source]) -> Batch:
+        samples = [Sample(source.label, source.data.nbytes) for source in batch]
+        _, y, total, _ = self._reader.finish((x,), samples)
+        return x, y.to(x.device, non_blocking=True), total, ()
 
-def _columns(
-    sources: Sequence[_Source], geometry: Sequence[tuple[Callable[[View], Any], int]]
-) -> tuple[list[Any], ...]:
-    """The pipeline's inputs for each image: its bytes; top left corner and extent of the box to decode; and the
-    results of ``geometry`` for its view."""
-    views = [source.view for source in sources]
-    return (
-        [source.data for source in sources],
-        [np.array((view.top, view.left), np.int32) for view in views],
-        [np.array((view.height, view.width), np.int32) for view in views],
-        *([np.array(kind(view), np.float32) for view in views] for kind, _ in geometry),
-    )
+    @contextmanager
+    def errors(self, in_use: Sequence[list[_Source]]) -> Iterator[None]:
+        """Raises an error naming the image that DALI could not decode, if our decoder also fails on it."""
+        try:
+            yield
+        except RuntimeError as error:
+            for source in (source for batch in in_use for source in batch):
+                try:
+                    decode(source.data)
+                except BrokenImage as broken:
+                    raise self._reader.named(source.number, broken) from error
+            reason = " ".join(str(error).split())[:300]
+            raise UserError(f"loading.loader=dali: {reason}; set loading.loader=threads") from error
 
 
 def _geometry(reader: Reader) -> list[tuple[Callable[[View], Any], int]]:
@@ -156,24 +150,3 @@ def _render(reader: Reader, fn: Any, types: Any, box: Any, where: list[Any]) -> 
         dtype=types.FLOAT,
         output_layout="HWC",
     )
-
-
-def _take(reader: Reader, index: int) -> _Source:
-    data, label = reader.images.read(index)
-    try:
-        # DALI silently fills the missing part of a truncated image.
-        if data.ndim == 1 and _END not in data[-1024:].tobytes():
-            decode(data)
-        return _Source(index, data, reader.view(index, data), label)
-    except BrokenImage as error:
-        raise reader.named(index, error) from error
-
-
-def _as_user_error(reader: Reader, batches: Sequence[Sequence[_Source]], error: RuntimeError) -> UserError:
-    """An error naming the image that DALI could not decode, if our decoder also fails on it."""
-    for source in (source for sources in batches for source in sources):
-        try:
-            decode(source.data)
-        except BrokenImage as broken:
-            return reader.named(source.number, broken)
-    return UserError(f"loading.loader=dali: {' '.join(str(error).split())[:300]}; set loading.loader=threads")

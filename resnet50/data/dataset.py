@@ -6,7 +6,7 @@ which may also share one folder; ``data.mdb``; ``pixels.raw`` with ``index.npy``
 
 from collections import Counter
 from collections.abc import Container, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mlhpc.benchmarks.resnet50 import Data
+from mlhpc.common.data.assign import RankSamples, pool_of
 from mlhpc.common.data.manifest import Manifest
 from mlhpc.common.data.partition import Mode, files_of_node
 from mlhpc.common.data.sharding import Pool
@@ -30,17 +31,6 @@ Split = Literal["train", "validation"]
 SPLITS: tuple[Split, Split] = ("train", "validation")
 _FOLDERS = {"train": ("train",), "validation": ("validation", "val")}
 _SWITCH = {"train": "data.train_samples", "validation": "data.eval_samples"}
-
-
-@dataclass(frozen=True)
-class RankSamples:
-    """The images that a rank reads from, its pools, and its rank in them."""
-
-    train: Images
-    evaluation: Images
-    train_pool: Pool
-    eval_pool: Pool
-    pool_rank: int
 
 
 def select(dataset: Manifest, data: Data) -> Manifest:
@@ -121,7 +111,7 @@ def assign_samples(
     train_samples: int,
     eval_samples: int,
 ) -> RankSamples:
-    """This rank's part of the data set returned by ``select``; ``staged`` is the folder that it was
+    """This rank's part, ``Images``, of the data set returned by ``select``; ``staged`` is the folder that it was
     staged to in ``mode``, None: all ranks read it in place. Called by all ranks.
 
     Raises UserError, the same on all ranks, if a file cannot be read, or if the number of images or classes
@@ -132,23 +122,16 @@ def assign_samples(
     here = None
     if mode == "shard":
         here = {file.path for file in files_of_node(dataset.files, world.node, world.nodes, mode)}
-    ranks, pool_rank = (world.local_size, world.local_rank) if mode == "shard" else (world.size, world.rank)
-    if mode == "shard" and len(set(world.gather(world.local_size))) > 1:
-        raise UserError(
-            "staging.mode=shard gives nodes equal numbers of images, but they have different numbers of ranks: "
-            "start the same number on each, or set staging.mode=replicate"
-        )
+    mesh, number = pool_of(world, mode)
     splits, _ = open_splits(dataset, world, classes, root, here, mode)
     for split, expected in zip(SPLITS, (train_samples, eval_samples), strict=True):
         n_images = len(splits[split])
         if mode == "shard":  # ranks of a node read the same files, which count once
-            n_images = sum(world.gather(n_images if pool_rank == 0 else 0))
+            n_images = sum(world.gather(n_images if mesh.data_rank == 0 else 0))
         _require_count(dataset.root, split, n_images, expected)
     train, evaluation = (splits[split] for split in SPLITS)
-    number = world.node if mode == "shard" else 0
-    return RankSamples(
-        train, evaluation, Pool(len(train), ranks, number), Pool(len(evaluation), ranks, number), pool_rank
-    )
+    pool, eval_pool = (Pool(len(images), mesh.data_size, number) for images in (train, evaluation))
+    return RankSamples(train, evaluation, pool, eval_pool, mesh.data_rank)
 
 
 def open_splits(

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from mlhpc.common.data.loader import Parts
 from mlhpc.errors import UserError
 from mlhpc.resnet50.data import augment, mlperf
 from mlhpc.resnet50.data.augment import View
@@ -44,19 +45,14 @@ Batch = tuple[torch.Tensor, torch.Tensor, int, tuple[str, ...]]
 """``x`` [b, size, size, 3] and ``y`` [b] as laid out in memory; the bytes read; the images skipped, and why."""
 
 
-def finish(x: torch.Tensor, samples: Sequence[Sample], pinned: bool = False) -> Batch:
-    """The batch whose rows ``x`` are read; its labels are in page-locked memory if ``pinned``."""
-    y = torch.tensor([sample.label for sample in samples], dtype=torch.int64, pin_memory=pinned)
-    return x, y, sum(sample.size for sample in samples), tuple(b for sample in samples for b in sample.broken)
-
-
 @dataclass(frozen=True)
 class Reader:
     """Reads images of one epoch, ``size x size`` as the network's input. Thread-safe.
 
     ``draw`` is (seed, pool, epoch): the view of image i depends only on it and i, so that it is the same
     for any number of ranks and workers. None: the view of evaluation. With ``broken`` "skip", an image that
-    cannot be decoded is skipped: training uses the next one, evaluation none.
+    cannot be decoded is skipped: training uses the next one, evaluation none. Labels are in page-locked memory if
+    ``pinned``.
     """
 
     images: Images
@@ -64,6 +60,17 @@ class Reader:
     draw: tuple[int, int, int] | None
     broken: Literal["stop", "skip"] = "stop"
     preprocessing: Literal["mlperf", "torchvision"] = "torchvision"
+    pinned: bool = False
+
+    @property
+    def parts(self) -> Parts:
+        return (((self.size, self.size, 3), "float32"),)
+
+    def finish(self, arrays: Sequence[torch.Tensor], results: Sequence[Sample]) -> Batch:
+        """The batch whose images are ``arrays``."""
+        y = torch.tensor([sample.label for sample in results], dtype=torch.int64, pin_memory=self.pinned)
+        broken = tuple(message for sample in results for message in sample.broken)
+        return arrays[0], y, sum(sample.size for sample in results), broken
 
     def view(self, index: int, data: Bytes) -> View:
         """The view of image ``index``. Raises BrokenImage if its size cannot be determined."""

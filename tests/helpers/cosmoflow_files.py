@@ -8,9 +8,10 @@ import numpy.typing as npt
 
 from mlhpc.benchmarks.cosmoflow import Loading
 from mlhpc.common.data.assign import RankSamples
+from mlhpc.common.data.loader import Loader
 from mlhpc.common.data.sharding import Pool
-from mlhpc.cosmoflow.data.loader import Loader
 from mlhpc.cosmoflow.data.sample import list_samples, suffix_of, write_sample
+from mlhpc.cosmoflow.data.source import Batch, CosmoFlowSource
 
 SHAPE = (24, 24, 24, 4)
 DTYPES = ("int16", "float32", "float16", "bfloat16")
@@ -37,19 +38,15 @@ def make(folder: Path, codec: str, samples: int) -> Path:
     return folder
 
 
-def open_loader(folder: Path, codec: str | None, batch: int = 2, **more: Any) -> Loader:
+def open_loader(folder: Path, codec: str | None, batch: int = 2, **more: Any) -> Loader[Batch]:
     """``more``: settings of ``Loading``, and ``augment``."""
     files = list_samples(folder)
     pool, augment = Pool(len(files), 1), more.pop("augment", False)
     return Loader(
         RankSamples(files, files, pool, pool, 0),
-        Loading(workers=2, prefetch=2, **more),
-        sample_shape=SHAPE,
-        targets=4,
+        CosmoFlowSource(Loading(workers=2, prefetch=2, **more), SHAPE, 4, augment, codec),
         local_batch_size=batch,
         eval_batch_size=batch,
         steps=len(files) // batch,
         seed=5,
-        augment=augment,
-        codec=codec,
     )

@@ -5,10 +5,11 @@ from helpers.deepcam_files import CHANNELS, SHAPE
 
 from mlhpc.benchmarks.deepcam import Loading
 from mlhpc.common.data.assign import RankSamples
+from mlhpc.common.data.loader import Loader
 from mlhpc.common.data.sharding import Pool
 from mlhpc.deepcam.data.hdf5 import read_statistics
-from mlhpc.deepcam.data.loader import Loader
 from mlhpc.deepcam.data.sample import list_samples
+from mlhpc.deepcam.data.source import DeepCamSource
 
 LOADERS = ("threads", "workers", "dali")
 
@@ -22,16 +23,16 @@ def open_loader(root, loader="threads", ranks=1, place=0, batch=2, **more):
         "prefetch": more.pop("prefetch", 2),
     }
     pools = Pool(len(train), ranks), Pool(len(validation), ranks)
+    source = DeepCamSource(Loading(**loading), SHAPE, read_statistics(root, CHANNELS), **more)
+    samples = RankSamples(train, validation, *pools, place)
+    source.require_memory(samples)
     return Loader(
-        RankSamples(train, validation, *pools, place),
-        Loading(**loading),
-        sample_shape=SHAPE,
-        statistics=read_statistics(root, CHANNELS),
+        samples,
+        source,
         local_batch_size=batch,
         eval_batch_size=batch,
         steps=len(train) // (ranks * batch),
         seed=5,
-        **more,
     )
 
 

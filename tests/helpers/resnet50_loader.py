@@ -6,11 +6,13 @@ import torch
 
 from mlhpc.benchmarks.resnet50 import Data, Loading
 from mlhpc.common.data import manifest
+from mlhpc.common.data.assign import RankSamples
+from mlhpc.common.data.loader import Loader
 from mlhpc.common.data.sharding import Pool
 from mlhpc.common.ranks.world import Solo
 from mlhpc.resnet50.data.augment import STD
-from mlhpc.resnet50.data.dataset import RankSamples, assign_samples, select
-from mlhpc.resnet50.data.loader import Loader
+from mlhpc.resnet50.data.dataset import assign_samples, select
+from mlhpc.resnet50.data.source import ResNet50Source
 
 TRAIN, EVALUATION, CLASSES, SIZE = 16, 7, 2, 64
 
@@ -34,15 +36,14 @@ def open_loader(root, loader="threads", ranks=1, place=0, batch=4, **more):
     )
     samples = RankSamples(share.train, share.evaluation, Pool(TRAIN, ranks), Pool(EVALUATION, ranks), place)
     settings = {key: more.pop(key) for key in ("workers", "broken_images") if key in more}
+    loading = Loading.model_validate({"loader": loader, "workers": 2, "prefetch": 2} | settings)
     return Loader(
         samples,
-        Loading.model_validate({"loader": loader, "workers": 2, "prefetch": 2} | settings),
-        sample_shape=FACTS.sample_shape,
+        ResNet50Source(loading, SIZE, **more),
         local_batch_size=batch,
         eval_batch_size=3,
         steps=TRAIN // (ranks * batch),
         seed=11,
-        **more,
     )
 
 

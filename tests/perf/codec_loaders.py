@@ -23,6 +23,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 
 from mlhpc.common.data.assign import RankSamples
+from mlhpc.common.data.loader import Loader
 from mlhpc.common.data.sharding import Pool
 
 Way = Callable[[], Iterable[Any]]
@@ -32,8 +33,8 @@ def cosmoflow(args: argparse.Namespace, root: Path) -> tuple[dict[str, Way], dic
     from cosmoflow_input import tf_data  # type: ignore[import-not-found]
 
     from mlhpc.benchmarks.cosmoflow import Loading
-    from mlhpc.cosmoflow.data.loader import Loader
     from mlhpc.cosmoflow.data.sample import NAMES, list_samples, read_counts, suffix_of, write_sample
+    from mlhpc.cosmoflow.data.source import CosmoFlowSource
 
     counts, y = read_counts(args.sample)
     side = round((counts.size / 4) ** (1 / 3))
@@ -55,8 +56,8 @@ def cosmoflow(args: argparse.Namespace, root: Path) -> tuple[dict[str, Way], dic
                 pool = Pool(len(files), 1)
                 loading = Loading(workers=2, prefetch=4, sample_dtype="float16", decode=decode)
                 loader = Loader(
-                    RankSamples(files, files, pool, pool, 0), loading, sample_shape=shape, targets=4,
-                    local_batch_size=batch, eval_batch_size=batch, steps=len(files) // batch, seed=1, codec=codec,
+                    RankSamples(files, files, pool, pool, 0), CosmoFlowSource(loading, shape, 4, codec=codec),
+                    local_batch_size=batch, eval_batch_size=batch, steps=len(files) // batch, seed=1,
                 )  # fmt: skip
                 name = f"{codec}{', for the device' if decode == 'device' else ''}, batch {batch}"
                 ways[name] = lambda loader=loader: loader.train_epoch(0)  # type: ignore[misc]
@@ -72,7 +73,7 @@ def deepcam(args: argparse.Namespace, root: Path) -> tuple[dict[str, Way], dict[
     from mlhpc.benchmarks.deepcam import Loading
     from mlhpc.deepcam.data import hdf5
     from mlhpc.deepcam.data.codec import CODECS, encode_sample, encoder
-    from mlhpc.deepcam.data.loader import Loader
+    from mlhpc.deepcam.data.source import DeepCamSource
 
     field, mask = hdf5.read(args.sample)
     low, high = hdf5.read_statistics(args.statistics, field.shape[2])
@@ -96,10 +97,11 @@ def deepcam(args: argparse.Namespace, root: Path) -> tuple[dict[str, Way], dict[
         pool = Pool(len(files), 1)
         for batch in (4, 1):
             loading = Loading(workers=2, prefetch=2, sample_dtype=args.sample_dtype)
+            stored = None if codec == "hdf5" else codec
+            source = DeepCamSource(loading, field.shape, hdf5.Statistics(low, high), stored)
             loader = Loader(
-                RankSamples(files, files, pool, pool, 0), loading, sample_shape=field.shape,
-                statistics=hdf5.Statistics(low, high), local_batch_size=batch, eval_batch_size=batch,
-                steps=len(files) // batch, seed=1, codec=None if codec == "hdf5" else codec,
+                RankSamples(files, files, pool, pool, 0), source, local_batch_size=batch, eval_batch_size=batch,
+                steps=len(files) // batch, seed=1,
             )  # fmt: skip
             ways[f"{codec}, batch {batch}"] = lambda loader=loader: loader.train_epoch(0)  # type: ignore[misc]
             sizes[f"{codec}, batch {batch}"] = first.stat().st_size

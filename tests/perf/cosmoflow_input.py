@@ -26,11 +26,12 @@ from rich.table import Table
 
 from mlhpc.benchmarks.cosmoflow import Loading
 from mlhpc.common.data.assign import RankSamples
+from mlhpc.common.data.loader import Loader
 from mlhpc.common.data.sharding import Pool, steps_per_epoch
 from mlhpc.common.formats.tf_example import encode_example
 from mlhpc.common.formats.tfrecord import write_records
-from mlhpc.cosmoflow.data.loader import Loader
 from mlhpc.cosmoflow.data.sample import list_samples
+from mlhpc.cosmoflow.data.source import CosmoFlowSource
 from mlhpc.cosmoflow.tf.step import log_counts
 
 
@@ -77,14 +78,11 @@ def ours(
     steps = steps_per_epoch([pool], batch)
     loader = Loader(
         RankSamples(files, files, pool, pool, 0),
-        Loading(workers=2, prefetch=2),
-        sample_shape=shape,
-        targets=4,
+        CosmoFlowSource(Loading(workers=2, prefetch=2), shape, 4, augment),
         local_batch_size=batch,
         eval_batch_size=batch,
         steps=steps,
         seed=1,
-        augment=augment,
     )
     log = tf.function(log_counts, input_signature=[tf.TensorSpec([None, *shape], tf.int16)])
     if logarithm:

@@ -28,12 +28,13 @@ from rich.table import Table
 
 from mlhpc.benchmarks.deepcam import Loading
 from mlhpc.common.data.assign import RankSamples
+from mlhpc.common.data.loader import Loader
 from mlhpc.common.data.sharding import Pool, steps_per_epoch
 from mlhpc.common.ranks.world import Solo
 from mlhpc.deepcam.data.convert import convert
 from mlhpc.deepcam.data.hdf5 import Statistics, read_statistics, write_statistics
-from mlhpc.deepcam.data.loader import Loader
 from mlhpc.deepcam.data.sample import list_samples, sample_shape
+from mlhpc.deepcam.data.source import DeepCamSource
 
 
 def make_samples(root: Path, samples: int, shape: tuple[int, int, int]) -> None:
@@ -64,9 +65,7 @@ def ours(root: Path, batch: int, workers: int, way: str) -> Callable[[], Iterabl
     loading = {"loader": way.partition(",")[0], "cache": "cached" in way, "workers": workers, "prefetch": 2}
     loader = Loader(
         RankSamples(files, files, pool, pool, 0),
-        Loading.model_validate(loading),
-        sample_shape=shape,
-        statistics=read_statistics(root, shape[2]),
+        DeepCamSource(Loading.model_validate(loading), shape, read_statistics(root, shape[2])),
         local_batch_size=batch,
         eval_batch_size=batch,
         steps=steps_per_epoch([pool], batch),

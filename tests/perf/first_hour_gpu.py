@@ -357,7 +357,7 @@ def inside_memory() -> None:
 
     from mlhpc.benchmarks.deepcam import Hyperparameters, Network
     from mlhpc.common.pytorch.step import make_scaler, make_train_step
-    from mlhpc.deepcam.data.loader import zeros_batch
+    from mlhpc.deepcam.data.source import zeros_batch
     from mlhpc.deepcam.metric import weighted_cross_entropy
     from mlhpc.deepcam.model import build_model
     from mlhpc.deepcam.optim.optimizer import make_optimizer

@@ -35,12 +35,13 @@ from torchvision.transforms import v2
 
 from mlhpc.benchmarks.resnet50 import Data, Loading
 from mlhpc.common.data import manifest
+from mlhpc.common.data.loader import Loader
 from mlhpc.common.files.pagecache import evict, resident_fraction
 from mlhpc.common.ranks.world import Solo
 from mlhpc.resnet50.data.augment import MEAN, STD
 from mlhpc.resnet50.data.convert import convert
 from mlhpc.resnet50.data.dataset import assign_samples, select
-from mlhpc.resnet50.data.loader import Loader
+from mlhpc.resnet50.data.source import ResNet50Source
 from mlhpc.resnet50.synthetic.drawing import draw
 
 CLASSES, SIZE = 4, 224
@@ -87,8 +88,7 @@ def ours(root: Path, data: Data, batch: int, workers: int, way: str) -> Callable
     share = assign_samples(dataset, None, "replicate", world, classes=CLASSES, **counts)
     loader = Loader(
         share,
-        Loading.model_validate({"loader": way, "workers": workers, "prefetch": 2}),
-        sample_shape=(SIZE, SIZE, 3),
+        ResNet50Source(Loading.model_validate({"loader": way, "workers": workers, "prefetch": 2}), SIZE),
         local_batch_size=batch,
         eval_batch_size=batch,
         steps=data.train_samples // batch,

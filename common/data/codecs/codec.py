@@ -59,6 +59,19 @@ def find(name: str, codecs: Mapping[str, Codec], where: object) -> Codec:
     return codecs[name]
 
 
+def find_stated(encoded: Frame, codecs: Mapping[str, Codec], stated: str | None, where: object) -> Codec:
+    """The codec of the sample ``encoded`` in ``where``. Raises UserError unless it is one of ``codecs``, and the
+    one that the data set's manifest states (None: none)."""
+    codec = find(encoded.codec, codecs, where)
+    if codec.name != stated:
+        by = f"by {stated!r}" if stated else "by no codec"
+        raise UserError(
+            f"{where}: encoded by {codec.name!r}, but the manifest says that the data set is encoded {by}; "
+            "convert the data set again"
+        )
+    return codec
+
+
 def require(stated: Mapping[str, Any], codecs: Mapping[str, Codec], where: Path) -> None:
     """Raise UserError unless the facts ``stated`` in the manifest ``where`` name one of ``codecs``, and match
     it: an edited file must not make a run count as closed."""

@@ -22,7 +22,7 @@ from mlhpc.common.pytorch.step import (
     warm_up,
 )
 from mlhpc.deepcam.cpu.kernels import use_cpu_kernels
-from mlhpc.deepcam.data.loader import zeros_batch
+from mlhpc.deepcam.data.source import zeros_batch
 from mlhpc.deepcam.metric import iou, summed_iou, weighted_cross_entropy
 from mlhpc.deepcam.model import build_model
 from mlhpc.deepcam.optim.optimizer import make_optimizer, set_rate

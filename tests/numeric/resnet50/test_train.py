@@ -7,7 +7,7 @@ import pytest
 from mlhpc.benchmarks import load
 from mlhpc.common.ranks.world import Solo
 from mlhpc.errors import UserError
-from mlhpc.resnet50.data.opening import open_data
+from mlhpc.resnet50.data.source import open_data
 
 
 def data_set(root, **facts):

@@ -8,8 +8,9 @@ import torch
 from helpers.cosmoflow_files import DTYPES, SHAPE, make, open_loader
 
 from mlhpc.benchmarks.cosmoflow import Hyperparameters, Network
+from mlhpc.common.pytorch.slab_batches import Batches
 from mlhpc.common.pytorch.step import make_scaler, make_train_step
-from mlhpc.cosmoflow.pytorch.batches import Batches
+from mlhpc.cosmoflow.pytorch.batches import converter
 from mlhpc.cosmoflow.pytorch.metric import training_loss
 from mlhpc.cosmoflow.pytorch.model import CosmoFlowNet
 from mlhpc.cosmoflow.pytorch.optimizer import make_optimizer, set_rate
@@ -26,7 +27,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def batches(folder: Path, codec: str, **more: object) -> Batches:
-    return Batches(open_loader(folder, codec, augment=True, **more), None, CPU)
+    loader = open_loader(folder, codec, augment=True, **more)
+    return Batches(loader, converter(str(more["sample_dtype"]), CPU))
 
 
 def losses(folder: Path, codec: str, precision: str, **more: object) -> list[float]:

@@ -7,12 +7,13 @@ from helpers.deepcam_files import CHANNELS, SHAPE, make_data_set
 from mlhpc.benchmarks.deepcam import Loading
 from mlhpc.common.data import manifest
 from mlhpc.common.data.assign import assign_samples
+from mlhpc.common.data.loader import Loader
 from mlhpc.common.data.verify import verify
 from mlhpc.common.ranks.world import Solo
 from mlhpc.deepcam.data.convert import convert
 from mlhpc.deepcam.data.hdf5 import read_statistics
-from mlhpc.deepcam.data.loader import Loader
 from mlhpc.deepcam.data.sample import is_sample
+from mlhpc.deepcam.data.source import DeepCamSource
 from mlhpc.errors import UserError
 
 
@@ -26,16 +27,14 @@ def batches(root, loader="threads", staged=None):
     samples = assign_samples(
         dataset, staged, "replicate", Solo(), train_samples=6, eval_samples=5, is_sample=is_sample
     )
+    loading, codec = Loading(loader=loader, workers=2), dataset.facts.get("codec")
     reader = Loader(
         samples,
-        Loading(loader=loader, workers=2),
-        sample_shape=SHAPE,
-        statistics=read_statistics(root, CHANNELS),
+        DeepCamSource(loading, SHAPE, read_statistics(root, CHANNELS), codec),
         local_batch_size=2,
         eval_batch_size=2,
         steps=3,
         seed=5,
-        codec=dataset.facts.get("codec"),
     )
     return [(x.numpy().copy(), y.numpy().copy()) for x, y in [*reader.train_epoch(1), *reader.evaluation()]]
 

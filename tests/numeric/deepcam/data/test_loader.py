@@ -16,7 +16,7 @@ from mlhpc.benchmarks import load
 from mlhpc.cli import main
 from mlhpc.common.data.sharding import Pool, train_batches
 from mlhpc.common.ranks.world import Solo
-from mlhpc.deepcam.data import loader as data_module
+from mlhpc.deepcam.data import source as data_module
 from mlhpc.deepcam.data.convert import convert
 from mlhpc.deepcam.data.sample import list_samples
 from mlhpc.errors import UserError

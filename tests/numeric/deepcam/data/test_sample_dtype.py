@@ -14,14 +14,15 @@ from mlhpc.benchmarks import load
 from mlhpc.benchmarks.deepcam import Loading
 from mlhpc.common.data import manifest
 from mlhpc.common.data.assign import RankSamples
+from mlhpc.common.data.loader import Loader
 from mlhpc.common.data.sharding import Pool
 from mlhpc.common.pytorch.step import make_scaler, make_train_step
 from mlhpc.common.ranks.world import Solo
 from mlhpc.deepcam import train
 from mlhpc.deepcam.data.convert import convert
 from mlhpc.deepcam.data.hdf5 import read_statistics
-from mlhpc.deepcam.data.loader import Loader
 from mlhpc.deepcam.data.sample import list_samples
+from mlhpc.deepcam.data.source import DeepCamSource
 from mlhpc.errors import UserError
 
 NUMPY = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
@@ -42,16 +43,17 @@ def data_sets(tmp_path_factory):
 def open_loader(root, loader="threads", **more):
     files, pool = list_samples(root / "train"), Pool(4, 1)
     facts = manifest.load(root).facts if (root / manifest.NAME).exists() else {}
+    loading, statistics = (
+        Loading(loader=loader, workers=2, prefetch=2, **more),
+        read_statistics(root, CHANNELS),
+    )
     return Loader(
         RankSamples(files, files, pool, pool, 0),
-        Loading(loader=loader, workers=2, prefetch=2, **more),
-        sample_shape=SHAPE,
-        statistics=read_statistics(root, CHANNELS),
+        DeepCamSource(loading, SHAPE, statistics, facts.get("codec")),
         local_batch_size=2,
         eval_batch_size=4,
         steps=2,
         seed=5,
-        codec=facts.get("codec"),
     )
 
 
@@ -113,10 +115,11 @@ from pathlib import Path
 import numpy as np, torch
 from mlhpc.benchmarks.deepcam import Loading
 from mlhpc.common.data.assign import RankSamples
+from mlhpc.common.data.loader import Loader
 from mlhpc.common.data.sharding import Pool
 from mlhpc.deepcam.data.codec import encode_sample, encoder
 from mlhpc.deepcam.data.hdf5 import Statistics
-from mlhpc.deepcam.data.loader import Loader
+from mlhpc.deepcam.data.source import DeepCamSource
 
 folder, codec, shape = Path(sys.argv[1]), sys.argv[2], (3, 40, 2)
 rng = np.random.default_rng(0)
@@ -132,8 +135,8 @@ files, pool = sorted(folder.iterdir()), Pool(2, 1)
 def batch(decode, sample_dtype):
     loading = Loading(workers=1, prefetch=1, decode=decode, sample_dtype=sample_dtype)
     loader = Loader(
-        RankSamples(files, files, pool, pool, 0), loading, sample_shape=shape, statistics=Statistics(low, high),
-        local_batch_size=2, eval_batch_size=2, steps=1, seed=1, codec=codec,
+        RankSamples(files, files, pool, pool, 0), DeepCamSource(loading, shape, Statistics(low, high), codec),
+        local_batch_size=2, eval_batch_size=2, steps=1, seed=1,
     )
     ((x, y),) = loader.evaluation()
     return x.contiguous().view(torch.uint8), y, x.dtype, loader.bytes_read

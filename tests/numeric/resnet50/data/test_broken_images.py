@@ -55,7 +55,7 @@ def test_broken_images_are_skipped_on_request(own, sets, loader, capsys):
         rest = [i for i in range(TRAIN + EVALUATION) if i not in (gap, TRAIN + 2)]
         without = [i for i in range(len(x)) if i != gap]
         assert torch.equal(x[without], expected_x[rest])
-    assert len(one.skipped) == 2
+    assert len(one.source.skipped) == 2
     told = capsys.readouterr().err.splitlines()
     assert len(told) == 2 and all(name in line for name, line in zip(names, told, strict=True))
 

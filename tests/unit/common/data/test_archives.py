@@ -41,7 +41,7 @@ def number_of(sample: Path | Member) -> int:
 
 def epoch(samples: RankSamples, steps: int, epoch: int) -> list[int]:
     indices = train_batches(samples.train_pool, samples.pool_rank, 2, steps, seed=1, epoch=epoch)
-    return [number_of(samples.train_files[i]) for i in indices.ravel()]
+    return [number_of(samples.train[i]) for i in indices.ravel()]
 
 
 @pytest.mark.parametrize("train", [60, 41, 7])
@@ -50,16 +50,16 @@ def test_a_rank_reads_the_same_batches_from_archives_as_from_files(train: int) -
         ways = [assigned(data, 2, 2, "replicate", train, staged) for data in (FILES, PACKED)]
         for one, other in zip(*ways, strict=True):
             assert epoch(one, train // 8, 3) == epoch(other, train // 8, 3)
-            assert [number_of(s) for s in one.eval_files] == [number_of(s) for s in other.eval_files]
+            assert [number_of(s) for s in one.evaluation] == [number_of(s) for s in other.evaluation]
 
 
 @pytest.mark.parametrize("nodes", [1, 2, 3, 8])
 @pytest.mark.parametrize("train", [60, 41])
 def test_nodes_with_shards_share_every_sample_once(nodes: int, train: int) -> None:
     ranks = [rank for rank in assigned(PACKED, nodes, 2, "shard", train) if rank.pool_rank == 0]
-    assert sorted(number_of(s) for rank in ranks for s in rank.train_files) == list(range(train))
+    assert sorted(number_of(s) for rank in ranks for s in rank.train) == list(range(train))
     evaluated = [
-        number_of(rank.eval_files[i])
+        number_of(rank.evaluation[i])
         for rank in assigned(PACKED, nodes, 2, "shard", train)
         for batch in eval_batches(rank.eval_pool, rank.pool_rank, 3)
         for i in batch

@@ -29,7 +29,7 @@ def assigned(nodes: int, local_size: int, mode: Mode, spatial_size: int = 1) -> 
 def first_epoch(samples: RankSamples) -> list[Path]:
     steps = samples.train_pool.samples // samples.train_pool.ranks
     indices = train_batches(samples.train_pool, samples.pool_rank, 1, steps, seed=1, epoch=1)
-    return [samples.train_files[i] for i in indices.ravel()]
+    return [samples.train[i] for i in indices.ravel()]
 
 
 @pytest.mark.parametrize("mode", ["replicate", "shard"])

@@ -54,11 +54,11 @@ def test_samples_are_read_from_the_source_until_they_have_arrived(source, tmp_pa
         target = tmp_path / f"node{world.node}"
         with stage_beside(source, target, world, mode) as finish:
             samples = samples_of(source, target, world, mode)
-            before = list(samples.train_files)
+            before = list(samples.train)
             arrived.wait(60)
             gate.set()
             report = finish()
-            return before, list(samples.train_files), samples.eval_files[1:3], report
+            return before, list(samples.train), samples.evaluation[1:3], report
 
     for rank, (before, after, evaluated, report) in enumerate(on_ranks(2, 2, work)):
         target = tmp_path / f"node{rank // 2}"

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
@@ -20,11 +21,11 @@ class Weather(FrozenModel):
     strains: float = 6
 
 
-def refuse(what: Any) -> Any:
+def refuse(*what: Any) -> Any:
     raise UserError("too few samples")
 
 
-def take_all(dataset: Manifest) -> Manifest:
+def take_all(dataset: Manifest, data: Any) -> Manifest:
     return dataset
 
 
@@ -38,7 +39,7 @@ def take_all(dataset: Manifest) -> Manifest:
 )
 def test_what_is_wrong_with_a_data_set_is_printed_by_one_rank(
     benchmark: str,
-    select: Callable[[Manifest], Manifest],
+    select: Callable[[Manifest, Any], Manifest],
     enforce_rules: Callable[[Any], object],
     message: str,
     tmp_path: Path,
@@ -48,7 +49,8 @@ def test_what_is_wrong_with_a_data_set_is_printed_by_one_rank(
     index(tmp_path, {"benchmark": "cosmoflow"}, Solo(), workers=1)
 
     def open_it(world: ThreadWorld) -> Manifest:
-        return open_dataset(tmp_path, benchmark, world, select=select, enforce_rules=enforce_rules)
+        run = SimpleNamespace(benchmark=benchmark, data=None)
+        return open_dataset(run, tmp_path, world, lambda run, facts: enforce_rules(facts), select)
 
     outcomes = on_ranks(1, 3, open_it)
     assert [type(outcome) for outcome in outcomes] == [UserError, AlreadyReported, AlreadyReported]
@@ -79,9 +81,8 @@ def test_a_data_set_generated_otherwise_is_warned_of_in_one_line_by_one_rank(
     index(tmp_path, facts, Solo(), workers=1)
 
     def open_it(world: ThreadWorld) -> Manifest:
-        return open_dataset(
-            tmp_path, "deepcam", world, select=take_all, enforce_rules=len, simulation=Weather()
-        )
+        run = SimpleNamespace(benchmark="deepcam", data=SimpleNamespace(simulation=Weather()))
+        return open_dataset(run, tmp_path, world, select=take_all)
 
     assert len(on_ranks(1, 3, open_it)) == 3
     said = capsys.readouterr().err

@@ -49,8 +49,9 @@ def data_set(root: Path, each: int | None):
     return take(index(root, facts, Solo(), workers=1), train=TRAINED, validation=EVALUATED)
 
 
-def how(**more):
-    return SimpleNamespace(**({"mode": "shard", "exchange": True} | more))
+def run(**more):
+    staging = SimpleNamespace(**({"mode": "shard", "exchange": True} | more))
+    return SimpleNamespace(staging=staging, data=SimpleNamespace(train_samples=TRAINED))
 
 
 @pytest.mark.parametrize("each", [None, 4, 7])
@@ -64,14 +65,14 @@ def test_every_sample_is_trained_on_by_one_node_in_every_epoch(tmp_path, each, n
         samples = assign_samples(
             dataset, staged, "shard", world, train_samples=TRAINED, eval_samples=EVALUATED
         )
-        renew = exchanging(dataset, staged, how(), TRAINED, range(1, 5), 3, world, logs[world.rank])
+        renew = exchanging(run(), dataset, staged, range(1, 5), 3, world, logs[world.rank])
         epochs = []
         for epoch in (1, 2, 3):
             samples = renew(epoch, samples)
-            assert len(samples.train_files) == samples.train_pool.samples
-            epochs.append([bytes(read(path)) if each else path.read_bytes() for path in samples.train_files])
+            assert len(samples.train) == samples.train_pool.samples
+            epochs.append([bytes(read(path)) if each else path.read_bytes() for path in samples.train])
             world.barrier()  # as training does before it asks for the next epoch
-        return epochs, [str(path) for path in samples.eval_files]
+        return epochs, [str(path) for path in samples.evaluation]
 
     outcomes = on_ranks(nodes, local_size, work)
     assert all(isinstance(outcome, tuple) for outcome in outcomes), outcomes
@@ -102,10 +103,10 @@ def test_a_resumed_run_has_the_shares_of_an_undisturbed_one(tmp_path):
             samples = assign_samples(
                 dataset, staged, "shard", world, train_samples=TRAINED, eval_samples=EVALUATED
             )
-            renew = exchanging(dataset, staged, how(), TRAINED, range(1, 5), 3, world, Log())
+            renew = exchanging(run(), dataset, staged, range(1, 5), 3, world, Log())
             for epoch in epochs:
                 samples = renew(epoch, samples)
-            return [str(path.relative_to(staged)) for path in samples.train_files]
+            return [str(path.relative_to(staged)) for path in samples.train]
 
         return on_ranks(2, 1, work)
 
@@ -114,11 +115,11 @@ def test_a_resumed_run_has_the_shares_of_an_undisturbed_one(tmp_path):
 
 @pytest.mark.parametrize(
     ("nodes", "settings", "staged"),
-    [(1, how(), True), (2, how(exchange=False), True), (2, how(mode="replicate"), True), (2, how(), False)],
+    [(1, run(), True), (2, run(exchange=False), True), (2, run(mode="replicate"), True), (2, run(), False)],
 )
 def test_nothing_is_exchanged_without_shards_of_several_nodes(tmp_path, nodes, settings, staged):
     dataset, samples = data_set(tmp_path / "source", None), object()
     world = Solo(nodes=nodes)
     folder = tmp_path / "staged" if staged else None
-    renew = exchanging(dataset, folder, settings, TRAINED, range(1, 4), 3, world, Log())
+    renew = exchanging(settings, dataset, folder, range(1, 4), 3, world, Log())
     assert all(renew(epoch, samples) is samples for epoch in (1, 2, 3))

@@ -9,7 +9,8 @@ from mlhpc.common.data.manifest import index
 from mlhpc.common.formats.tf_example import encode_example
 from mlhpc.common.formats.tfrecord import write_records
 from mlhpc.common.ranks.world import Solo
-from mlhpc.cosmoflow.data.dataset import open_loader
+from mlhpc.common.training.dataset import open_loader
+from mlhpc.cosmoflow.data.source import CosmoFlowSource
 
 SETTINGS = [
     "data.train_samples=8",
@@ -34,8 +35,8 @@ def test_every_sample_is_read_once_however_many_ranks_share_it(tmp_path, spatial
 
     def bytes_read(world):
         batch = 2 * spatial_size // world.size
-        opened = open_loader(run, dataset, None, batch, 1, world, gpu=False, spatial_size=spatial_size)
-        return opened.bytes_read
+        source = CosmoFlowSource.of(run, dataset, gpu=False)
+        return open_loader(run, dataset, None, source, batch, 1, world, spatial_size).bytes_read
 
     training = sum(file.size for file in dataset.files if file.folder == "train")
     assert on_ranks(1, 2, bytes_read) == [training / 2] * 2

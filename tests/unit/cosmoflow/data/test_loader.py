@@ -9,12 +9,13 @@ import pytest
 
 from mlhpc.benchmarks.cosmoflow import Loading
 from mlhpc.common.data.assign import RankSamples
+from mlhpc.common.data.loader import Loader
 from mlhpc.common.data.sharding import Pool, steps_per_epoch
 from mlhpc.common.formats.tf_example import encode_example
 from mlhpc.common.formats.tfrecord import write_records
 from mlhpc.cosmoflow.data.augment import SYMMETRIES, apply_symmetry, draw
-from mlhpc.cosmoflow.data.loader import Loader
 from mlhpc.cosmoflow.data.sample import Reader, list_samples
+from mlhpc.cosmoflow.data.source import CosmoFlowSource
 from mlhpc.errors import UserError
 
 SHAPE = (6, 6, 6, 4)
@@ -46,15 +47,14 @@ def loader(folder, ranks=1, place=0, **options):
     pool = Pool(len(files), ranks)
     local_batch_size = options.pop("local_batch_size", 2)
     options = {
-        "sample_shape": SHAPE,
-        "targets": 4,
         "local_batch_size": local_batch_size,
         "eval_batch_size": 3,
         "steps": steps_per_epoch([pool], local_batch_size),
         "seed": 7,
     } | options
     loading = Loading(workers=options.pop("workers", 2), prefetch=options.pop("prefetch", 2))
-    return Loader(RankSamples(files, files, pool, pool, place), loading, **options)
+    source = CosmoFlowSource(loading, SHAPE, 4, options.pop("augment", False))
+    return Loader(RankSamples(files, files, pool, pool, place), source, **options)
 
 
 def readers_left():

@@ -1,0 +1,87 @@
+"""The samples of a run: ``x`` and ``y`` float32, read, checked and decoded into the arrays of the training step.
+
+As int16, ``x`` contains counts, and the step computes their logarithm on the device (``step.log_counts``),
+which halves the bytes transferred; as another type it contains log(1 + counts). Samples of the lookup-table
+codec may be decoded on the device, which reduces the bytes by another factor of four.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from math import prod
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from mlhpc.benchmarks import rules
+from mlhpc.benchmarks.cosmoflow import CosmoFlow, Loading
+from mlhpc.common.data.loader import Draw, Parts, Source, by_threads
+from mlhpc.common.data.manifest import Manifest
+from mlhpc.common.formats.archive import Sample
+from mlhpc.common.ranks.world import World
+from mlhpc.common.training.dataset import cores_per_rank, open_dataset, require_codec
+from mlhpc.cosmoflow.data import augment
+from mlhpc.cosmoflow.data.codec import TABLES
+from mlhpc.cosmoflow.data.encoded import Encoded, assemble
+from mlhpc.cosmoflow.data.sample import Reader, require_facts
+
+Batch = tuple[npt.NDArray[Any] | Encoded, npt.NDArray[np.float32]]
+
+
+@dataclass
+class CosmoFlowSource(Source[Batch]):
+    """Batches of ``x`` ``[b, *sample_shape]`` of ``loading.sample_dtype``, with ``loading.decode`` "device" as
+    ``Encoded``, and ``y`` float32 ``[b, targets]``. ``augment`` applies a random symmetry to each training sample.
+    ``codec`` is that of the manifest."""
+
+    loading: Loading
+    sample_shape: tuple[int, ...]
+    targets: int
+    augment: bool = False
+    codec: str | None = None
+
+    def __post_init__(self) -> None:
+        self.feed = by_threads(self.loading)
+        reader = Reader(self.codec, self.loading.sample_dtype)
+        self._encoded = self.loading.decode == "device"
+        self.read = partial(reader.read_encoded, shape=self.sample_shape) if self._encoded else reader.read
+        keys = (prod(self.sample_shape[:-1]),), "uint16"
+        x = keys if self._encoded else (self.sample_shape, self.loading.sample_dtype)
+        self.parts: Parts = x, ((self.targets,), "float32")
+
+    @classmethod
+    def of(cls, run: CosmoFlow, dataset: Manifest, *, gpu: bool) -> Self:
+        """The source of a run on ``dataset``, for a device that is a ``gpu`` or not."""
+        return cls(
+            run.loading.resolved(gpu=gpu, cores=cores_per_rank()),
+            run.data.sample_shape,
+            run.network.targets,
+            run.training.augment,
+            dataset.facts.get("codec"),
+        )
+
+    def for_epoch(
+        self, samples: Sequence[Sample], draw: Draw | None
+    ) -> tuple[Self, Callable[[int], tuple[Sample, int]]]:
+        if draw is None or not self.augment:
+            return self, lambda index: (samples[index], 0)
+        seed, _, epoch = draw
+        symmetries = augment.draw(len(samples), seed, epoch)
+        return self, lambda index: (samples[index], symmetries[index])
+
+    def finish(self, arrays: Sequence[npt.NDArray[Any]], results: list[Any]) -> tuple[Batch, int]:
+        x, y = arrays
+        if self._encoded:
+            return (assemble(self.sample_shape, x, results), y), sum(sample.size for sample in results)
+        return (x, y), sum(results)
+
+
+def open_data(run: CosmoFlow, data: Path, world: World) -> Manifest:
+    """The part of the data set that the run needs, checked."""
+    dataset = open_dataset(run, data, world, rules.enforce_on_data)
+    require_facts(dataset)
+    if run.loading.decode == "device":
+        require_codec(dataset, TABLES, without="TFRecord")
+    return dataset

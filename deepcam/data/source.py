@@ -1,0 +1,142 @@
+"""The samples of a run as batches for the training step: the field normalised, channels last in memory, and the
+mask.
+
+Every feed (``loading.loader``) gives the same samples in the same order.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import numpy.typing as npt
+import torch
+
+from mlhpc.benchmarks import rules
+from mlhpc.benchmarks.deepcam import DeepCam, Loading
+from mlhpc.common.data.assign import RankSamples
+from mlhpc.common.data.loader import Draw, Source
+from mlhpc.common.data.loader import Reader as AnyReader
+from mlhpc.common.data.manifest import Manifest
+from mlhpc.common.data.partition import Mode
+from mlhpc.common.files.filesystem import memory_left
+from mlhpc.common.formats.archive import Sample
+from mlhpc.common.pytorch.devices import mover
+from mlhpc.common.pytorch.feeds import feed_of
+from mlhpc.common.pytorch.loading import TensorPair, dtype_of
+from mlhpc.common.ranks.collectives import on_rank0
+from mlhpc.common.ranks.world import World
+from mlhpc.common.training.dataset import cores_per_rank, open_dataset, require_codec
+from mlhpc.deepcam.data.codec import LINES
+from mlhpc.deepcam.data.dali import NormalisedByDali
+from mlhpc.deepcam.data.delta import Lines
+from mlhpc.deepcam.data.hdf5 import Statistics, read_statistics
+from mlhpc.deepcam.data.sample import CachedReader, Reader, is_sample, require_layout, sample_bytes
+from mlhpc.errors import UserError
+from mlhpc.quantities import bytes_text, count
+
+
+@dataclass
+class DeepCamSource(Source[TensorPair]):
+    """Batches of ``x`` ``[b, channels, rows, columns]`` of ``loading.sample_dtype``, channels last in memory,
+    normalised by ``statistics``, and ``y`` uint8 ``[b, rows, columns]``, classes 0 to 2.
+
+    ``sample_shape`` is [rows, columns, channels], ``codec`` the one in the manifest. For a ``device`` other than
+    "cpu" batches are in page-locked memory, with DALI on the GPU. ``ranks_on_node`` is the number of ranks that
+    need memory at the same time. ``loading.cache`` keeps every sample in memory once read. Where ranks share a
+    pool, each eventually reads all of it; with a pool of its own, a rank keeps only its part. With
+    ``loading.decode`` "device", ``x`` is decoded on ``device`` when its batch is requested (``delta_triton``).
+    """
+
+    loading: Loading
+    sample_shape: tuple[int, int, int]
+    statistics: Statistics
+    codec: str | None = None
+    device: str = "cpu"
+    ranks_on_node: int = 1
+
+    def __post_init__(self) -> None:
+        loading = self.loading
+        self.feed = feed_of(loading, self.device, self.ranks_on_node)
+        reader = Reader(self.sample_shape, self.statistics, self.codec, loading.sample_dtype)
+        self._reader: AnyReader = CachedReader(reader) if loading.cache else reader
+        if loading.decode == "device":
+            self._reader = _DecodedOnDevice(reader, self.device)
+        elif loading.loader == "dali":
+            as_stored = Reader(self.sample_shape, None, self.codec)
+            self._reader = NormalisedByDali(as_stored, self.statistics, self.device)
+
+    @classmethod
+    def of(cls, run: DeepCam, dataset: Manifest, statistics: Statistics, device: str, world: World) -> Self:
+        """The source of a run on ``dataset``, for a ``device`` of this type."""
+        loading = run.loading.resolved(gpu=device != "cpu", cores=cores_per_rank())
+        codec = dataset.facts.get("codec")
+        return cls(loading, run.data.sample_shape, statistics, codec, device, world.local_size)
+
+    def assign(
+        self, dataset: Manifest, staged: Path | None, mode: Mode, world: World, **sizes: Any
+    ) -> RankSamples:
+        """As in ``Source``. Raises UserError also if ``loading.cache`` cannot keep them."""
+        samples = super().assign(dataset, staged, mode, world, **sizes, is_sample=is_sample)
+        self.require_memory(samples)
+        return samples
+
+    def for_epoch(
+        self, samples: Sequence[Sample], draw: Draw | None
+    ) -> tuple[AnyReader, Callable[[int], Sample]]:
+        return self._reader, samples.__getitem__
+
+    def deliver(self, finished: tuple[TensorPair, int]) -> tuple[TensorPair, int]:
+        """Channels second, of ``sample_dtype``: DALI's are float32, others have the type already."""
+        (x, y), size = finished
+        return (x.permute(0, 3, 1, 2).to(dtype_of(self.loading.sample_dtype)), y), size
+
+    def require_memory(self, samples: RankSamples) -> None:
+        """Raise UserError if ``loading.cache`` cannot keep all ``samples``."""
+        pool = samples.eval_pool
+        kept = samples.train_pool.samples + len(range(samples.pool_rank, pool.samples, pool.ranks))
+        need = kept * self.ranks_on_node * sample_bytes(self.sample_shape, self.loading.sample_dtype)
+        if self.loading.cache and need > (left := memory_left()):
+            raise UserError(
+                f"loading.cache needs {bytes_text(need)} for {count(kept, 'sample')} of "
+                f"{count(self.ranks_on_node, 'rank')} on this node, but {bytes_text(left)} are left; "
+                "set loading.cache=false, or stage with staging.mode=shard on more nodes"
+            )
+
+
+class _DecodedOnDevice:
+    """Reads samples of the differential codec, which are decoded on ``device`` when their batch is requested."""
+
+    def __init__(self, reader: Reader, device: str) -> None:
+        from mlhpc.deepcam.data import delta_triton
+
+        self._reader, self._device, self._move = reader, device, mover(torch.device(device))
+        self._decode, self.parts = delta_triton.decode, reader.parts[1:]
+
+    def read(self, path: Sample, y: npt.NDArray[Any]) -> tuple[Lines, int]:
+        return self._reader.read_lines(path, y)
+
+    def finish(
+        self, arrays: Sequence[torch.Tensor], results: list[tuple[Lines, int]]
+    ) -> tuple[TensorPair, int]:
+        shape, dtype = self._reader.parts[0]
+        x = torch.empty((len(results), *shape), dtype=dtype_of(dtype), device=self._device)
+        for row, (lines, _) in zip(x, results, strict=True):
+            self._decode(lines, row, self._reader.normalisation, self._move)
+        return (x, arrays[0]), sum(size for _, size in results)
+
+
+def open_data(run: DeepCam, data: Path, world: World) -> tuple[Manifest, Statistics]:
+    """The part of the data set that the run needs, and its statistics, checked."""
+    dataset = open_dataset(run, data, world, rules.enforce_on_data)
+    require_layout(dataset)
+    if run.loading.decode == "device":
+        require_codec(dataset, LINES, without="hdf5")
+    return dataset, on_rank0(world, lambda: read_statistics(data, run.data.sample_shape[-1]))
+
+
+def zeros_batch(samples: int, sample_shape: Sequence[int]) -> TensorPair:
+    """A batch of zeros for the warm-up."""
+    rows, columns, channels = sample_shape
+    x = torch.zeros((samples, rows, columns, channels)).permute(0, 3, 1, 2)
+    return x, torch.zeros((samples, rows, columns), dtype=torch.uint8)
