@@ -102,7 +102,7 @@ class Hyperparameters(schema.Hyperparameters):
         if len(boundaries) != len(factors):
             raise ValueError(
                 f"opt_learning_rate_decay_boundary_epochs {list(boundaries)} and opt_learning_rate_decay_factor "
-                f"{list(factors)}: give one factor per boundary"
+                f"{list(factors)} needs one factor per boundary"
             )
         if list(boundaries) != sorted(set(boundaries)):
             raise ValueError(f"opt_learning_rate_decay_boundary_epochs {list(boundaries)} must be increasing")

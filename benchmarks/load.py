@@ -77,7 +77,7 @@ def load_file(
         ) from None
     if own.get("benchmark") != benchmark:
         where = _at(path, text, "benchmark")
-        raise UserError(f"{where}: is a configuration of {shown(own.get('benchmark'))}, not of {benchmark}")
+        raise UserError(f"{where} is a configuration of {shown(own.get('benchmark'))}, not of {benchmark}")
     try:
         return _validated(_over(own, dict(tables or {})), settings)
     except BadSetting as error:

@@ -75,7 +75,7 @@ def _require_access(workload: Workload, layout: Layout, settings: Settings, worl
         if reader.direct or reader.mpi_io:
             key = "reader.direct" if reader.direct else "reader.mpi_io"
             raise UserError(
-                f"{layout.place}: {key} is for file systems; omit it, or choose a folder with --data"
+                f"{layout.place}: {key} applies to file systems only; omit it, or choose a folder with --data"
             )
         if settings.cache == "warm":
             raise UserError(f"{layout.place}: there is no page cache to fill; omit --cache warm")
@@ -143,7 +143,7 @@ def _make_out(out: Path) -> None:
     except FileExistsError:
         raise UserError(f"{out} exists; results are never overwritten: choose another --out") from None
     except OSError as error:
-        raise UserError(f"{out}: cannot be created: {error.strerror}; choose another --out") from None
+        raise UserError(f"{out} cannot be created: {error.strerror}; choose another --out") from None
 
 
 def _write_record(workload: Workload, total: dict[str, Any], out: Path) -> None:

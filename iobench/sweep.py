@@ -159,13 +159,13 @@ def require_counterparts(sweep: Sweep, data: Path) -> None:
             raise UserError(f"mlhpc run has no counterpart of {key}={','.join(values)}; omit --confirm")
     manifest.require_folder(data)
     if not any(data.iterdir()):
-        raise UserError(f"--confirm {data}: is empty; give a data set of {workload.name}")
+        raise UserError(f"--confirm {data} is empty; pass a data set of {workload.name}")
     if COMPRESSION in sweep.axes and workload.dataset:
         compressed = workload.dataset.compression != "none"
         dataset = manifest.load(data)
         facts = dataset.facts
         if samples_per_archive(dataset):
-            raise UserError(f"{data}: its samples are in archives; give one without, or omit --confirm")
+            raise UserError(f"{data}: its samples are in archives; choose one without, or omit --confirm")
         # The published files are compressed, but have no manifest.
         if facts.get("gzip", facts.get("codec", "gzip") == "gzip") is not compressed:
             kind = "GZIP" if compressed else "plain"

@@ -55,7 +55,7 @@ def _emulation(run: Run, compute: str, local_batch_size: int, ranks: int) -> Emu
             return _measured(Path(compute), run, local_batch_size)
         seconds = _predicted(compute, run, local_batch_size, ranks)
     if not 0 <= seconds <= 86_400:
-        raise UserError(f"--compute {compute}: must be 0 to 86400 seconds")
+        raise UserError(f"--compute {compute} must be 0 to 86400 seconds")
     share = FORWARD * run.training.eval_batch_size / local_batch_size
     return Emulation(step_s=seconds, eval_step_s=share * seconds)
 
@@ -68,10 +68,10 @@ def _measured(folder: Path, run: Run, local_batch_size: int) -> Emulation:
     measured = read(folder)
     config, result = measured.config, measured.result
     if config is None or result is None:
-        raise UserError(f"{folder}: has no complete record of a run; choose another run, or pass seconds")
+        raise UserError(f"{folder} has no complete record of a run; choose another run, or pass seconds")
     if config.benchmark != run.benchmark or config.emulation.enabled:
         kind = "an emulated run" if config.emulation.enabled else f"a run of {config.benchmark}"
-        raise UserError(f"{folder}: is {kind}; choose a training run of {run.benchmark}, or pass seconds")
+        raise UserError(f"{folder} is {kind}; choose a training run of {run.benchmark}, or pass seconds")
     if getattr(config.training, "coarse_epochs", ()):
         raise UserError(
             f"{folder}: trained some epochs on coarser samples; choose another run, or pass seconds"
@@ -93,7 +93,7 @@ def _measured(folder: Path, run: Run, local_batch_size: int) -> Emulation:
                 if own := [e["p50"] for e in steps if "p50" in e]:
                     of_ranks.append(median(own))
     except OSError as error:
-        raise UserError(f"{error.filename or folder}: cannot be read ({error.strerror})") from None
+        raise UserError(f"{error.filename or folder} cannot be read ({error.strerror})") from None
     if not medians["train"]:
         raise UserError(f"{folder}: recorded no step times (earlier versions did not); pass seconds")
     step_s = min(medians["train"])

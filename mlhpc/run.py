@@ -241,7 +241,7 @@ def _check_stage(stage: Path | None) -> None:
     above = next(path for path in stage.absolute().parents if os.path.lexists(path))
     if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
         why = "may not be written" if above.is_dir() else "is not a folder"
-        raise UserError(f"{stage}: cannot be created, because {above} {why}; {remedy}")
+        raise UserError(f"{stage} cannot be created, because {above} {why}; {remedy}")
 
 
 def _warn_of_memory(run: Run, world: World) -> None:

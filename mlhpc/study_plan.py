@@ -120,7 +120,7 @@ def plan(sweep: Sweep) -> list[PlannedCell]:
         benchmark = dataset.facts.get("benchmark")
         if benchmark not in (None, sweep.benchmark):
             raise UserError(
-                f"{cell.data}: is a data set of {benchmark}, not {sweep.benchmark}; choose another"
+                f"{cell.data} is a data set of {benchmark}, not {sweep.benchmark}; choose another"
             )
         if select:
             registry.load_object(select)(dataset, cell.run.data)
@@ -131,7 +131,7 @@ def _check_options(sweep: Sweep) -> None:
     for key in ("batch", "ranks"):
         for value in sweep.axes.get(key, ()):
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise UserError(f"--vary {key}={value}: must be whole numbers of at least 1")
+                raise UserError(f"--vary {key}={value} must be whole numbers of at least 1")
     if "batch" in sweep.axes and GLOBAL_BATCH in sweep.axes:
         raise UserError(f"--vary batch and {GLOBAL_BATCH}: each determines the other; vary one of them")
     _check_servers(sweep)
@@ -144,13 +144,13 @@ def _check_options(sweep: Sweep) -> None:
 def _check_servers(sweep: Sweep) -> None:
     numbers = sweep.axes.get(SERVERS, [])
     if not numbers and UPDATES in sweep.axes:
-        raise UserError(f"--vary {UPDATES}: is for parameter servers; add --vary {SERVERS}=0,1,2,4")
+        raise UserError(f"--vary {UPDATES} requires parameter servers; add --vary {SERVERS}=0,1,2,4")
     for value in sweep.axes.get(UPDATES, ()):
         if value not in KINDS_OF_UPDATES:
             raise UserError(f"--vary {UPDATES}={value}: {did_you_mean(str(value), KINDS_OF_UPDATES)}")
     for value in numbers:
         if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-            raise UserError(f"--vary {SERVERS}={value}: must be whole numbers of at least 0 (an all-reduce)")
+            raise UserError(f"--vary {SERVERS}={value} must be whole numbers of at least 0 (an all-reduce)")
     if numbers and not registry.find(sweep.benchmark).servers_study:
         able = " and ".join(b.name for b in registry.benchmarks().values() if b.servers_study)
         raise UserError(f"--vary {SERVERS}: {sweep.benchmark} does not support it; only {able}")
@@ -242,10 +242,10 @@ def _encoded(data: Path, codec: str, benchmark: registry.Benchmark) -> Path:
             return path
     if other.is_dir():
         raise UserError(
-            f"{other}: is in {_codec_of(other, benchmark)}; move it away, and convert {data} again"
+            f"{other} is in {_codec_of(other, benchmark)}; move it away, and convert {data} again"
         )
     if codec == benchmark.published_codec and codec not in makes:
-        raise UserError(f"{origin}: is not in {codec}; pass its original data set as --data")
+        raise UserError(f"{origin} is not in {codec}; pass its original data set as --data")
     make = f"mlhpc data convert {benchmark.name} {data} {other} --codec {codec}"
     raise UserError(f"{other}: no such data set; generate it with {make}")
 

@@ -191,7 +191,7 @@ def machine(name: str) -> Machine:
         return parse(read_text(path), str(path), path.stem)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise UserError(f"{path}: cannot be read ({reason}); choose a machine or a machine file") from None
+        raise UserError(f"{path} cannot be read ({reason}); choose a machine or a machine file") from None
 
 
 def parse(text: str, where: str, name: str) -> Machine:

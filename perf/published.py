@@ -116,7 +116,7 @@ def read(path: Path) -> list[Published]:
         return list(parse(path.read_text("utf-8"), str(path)))
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise UserError(f"{path}: cannot be read ({reason}); give a CSV file of measured sets") from None
+        raise UserError(f"{path} cannot be read ({reason}); pass a CSV file of measured sets") from None
 
 
 def parse(text: str, where: str) -> Iterable[Published]:

@@ -53,7 +53,7 @@ def write_text(path: Path, text: str) -> None:
     try:
         atomic.write_bytes(path, text.encode())
     except OSError as error:
-        raise UserError(f"{path}: cannot be written: {error.strerror}; free some space") from None
+        raise UserError(f"{path} cannot be written: {error.strerror}; free some space") from None
 
 
 def first_problem(error: ValidationError) -> str:

@@ -56,7 +56,7 @@ def load_run(
     missing = [key for key in own if key not in values and f"hyperparameters.{key}" not in given]
     if missing:
         raise UserError(
-            f"{path}: has no {', '.join(missing)}; add --set hyperparameters.{missing[0]}=VALUE"
+            f"{path} has no {', '.join(missing)}; add --set hyperparameters.{missing[0]}=VALUE"
             f"{' and so on' if missing[1:] else ''}"
         )
     return run

@@ -32,11 +32,11 @@ def write_trace(folder: Path, out: Path) -> Path:
     if not files:
         raise UserError(f"{folder}: no events.rankN.jsonl, from which a trace is made")
     if out.exists():
-        raise UserError(f"{out}: exists already; choose another --out, or remove it first")
+        raise UserError(f"{out} already exists; choose another --out, or remove it first")
     try:
         events = [event for rank, path in files.items() for event in trace_of_rank(rank, read_events(path))]
     except OSError as error:
-        raise UserError(f"{error.filename or folder}: cannot be read ({error.strerror})") from None
+        raise UserError(f"{error.filename or folder} cannot be read ({error.strerror})") from None
     facts = {"benchmark": run.benchmark, "preset": run.preset or "", "folder": str(folder)}
     trace = {"traceEvents": [*events, *_counters(run)], "displayTimeUnit": "ms", "otherData": facts}
     try:
@@ -44,7 +44,7 @@ def write_trace(folder: Path, out: Path) -> Path:
     except RecursionError:
         raise UserError(f"{folder}: its events are nested too deeply; no trace was written") from None
     except OSError as error:
-        raise UserError(f"{out}: cannot be written ({error.strerror}); choose another --out") from None
+        raise UserError(f"{out} cannot be written ({error.strerror}); choose another --out") from None
     return out
 
 

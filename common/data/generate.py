@@ -37,9 +37,9 @@ def require_outside(source: Path, out: Path) -> None:
     """Raise UserError if ``out`` is the folder ``source`` of a data set, or inside it: files written there would
     become part of the data set."""
     if out.resolve() == source.resolve():
-        raise UserError(f"{out}: is the data set to convert; choose another output folder")
+        raise UserError(f"{out} is the data set to convert; choose another output folder")
     if out.resolve().is_relative_to(source.resolve()):
-        raise UserError(f"{out}: is inside the data set to convert; choose an output folder outside {source}")
+        raise UserError(f"{out} is inside the data set to convert; choose an output folder outside {source}")
 
 
 def claim_folder(out: Path, settings: dict[str, object], name: str = SETTINGS) -> None:
@@ -58,7 +58,7 @@ def claim_folder(out: Path, settings: dict[str, object], name: str = SETTINGS) -
     except OSError as error:
         raise UserError(f"{path}: {error.strerror or error}; fix that or choose another folder") from error
     except ValueError as error:
-        raise UserError(f"{path}: {error}; give another folder") from error
+        raise UserError(f"{path}: {error}; choose another folder") from error
     # Through JSON, like the recorded settings: tuples become lists.
     requested = json.loads(json.dumps(settings))
     if recorded != requested:
@@ -235,6 +235,6 @@ def _write(out: Path | str, work: Callable[[], object]) -> None:
     except OSError as error:
         # Failed writes and h5py's errors have no file name: the folder identifies the disk.
         raise UserError(
-            f"{error.filename or out}: cannot be written: {error.strerror or error}; check free space and "
+            f"{error.filename or out} cannot be written: {error.strerror or error}; check free space and "
             "permissions"
         ) from error

@@ -102,7 +102,7 @@ def load(root: Path) -> Manifest:
         raise UserError(f"{path}: no manifest; make one with 'mlhpc data index {root}'") from error
     except OSError as error:
         require_folder(root)
-        raise UserError(f"{path}: cannot be read: {error.strerror}; check the data set") from error
+        raise UserError(f"{path} cannot be read: {error.strerror}; check the data set") from error
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise UserError(
             f"{path}: not a valid manifest ({error}); regenerate it with 'mlhpc data index {root}'"
@@ -155,9 +155,9 @@ def listing(root: Path, world: World, workers: int = 8) -> Manifest:
 def require_folder(root: Path) -> None:
     """Raise UserError unless ``root`` is a folder; its content is not read."""
     if not root.exists():
-        raise UserError(f"{root}: no such folder; give the folder of a data set")
+        raise UserError(f"{root}: no such folder; pass the folder of a data set")
     if not root.is_dir():
-        raise UserError(f"{root}: not a folder; give the folder of a data set")
+        raise UserError(f"{root}: not a folder; pass the folder of a data set")
 
 
 def describe(root: Path, world: World, benchmark: str | None = None, workers: int = 8) -> Manifest:
@@ -171,7 +171,7 @@ def describe(root: Path, world: World, benchmark: str | None = None, workers: in
 
     def checked() -> Manifest:
         if benchmark and (of := manifest.facts.get("benchmark", benchmark)) != benchmark:
-            raise UserError(f"{root}: is a data set of {of}; give one of {benchmark} with --data")
+            raise UserError(f"{root} is a data set of {of}; pass one of {benchmark} with --data")
         return manifest
 
     return on_each_rank(world, checked)
@@ -207,7 +207,7 @@ def index(
             save(manifest)
         except OSError as error:
             raise UserError(
-                f"{root / NAME}: cannot be written: {error.strerror or error}; check free space and "
+                f"{root / NAME} cannot be written: {error.strerror or error}; check free space and "
                 "permissions"
             ) from error
 

@@ -72,7 +72,7 @@ def require_listed(root: Path, world: World, workers: int, of: Callable[[str], b
         except (FileNotFoundError, NotADirectoryError):
             return f"{path}: listed in the manifest but missing"
         except OSError as error:
-            return f"{path}: cannot be read: {error.strerror}"
+            return f"{path} cannot be read: {error.strerror}"
         return None if size == file.size else f"{path}: {count(size, 'byte')}, expected {file.size}"
 
     parts = on_all_ranks(world, lambda: in_threads(look, files[world.rank :: world.size], workers))
@@ -100,7 +100,7 @@ def require_checksum(path: Path, expected: Mapping[Path, int]) -> None:
     try:
         _, crc = checksum(path)
     except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}; copy or regenerate the file") from error
+        raise UserError(f"{path} cannot be read: {error.strerror}; copy or regenerate the file") from error
     if crc != expected[path]:
         raise UserError(
             f"{path}: checksum {crc:08x}, expected {expected[path]:08x} from the manifest; copy or regenerate the "

@@ -79,7 +79,7 @@ def list_samples(
     ``is_sample``, or, if there are archives, their members. Raises UserError like ``members``, and if there are
     none, or fewer than ``expected``, of these ``kinds``."""
     if not folder.is_dir():
-        raise UserError(f"{folder}: no such folder; give the data set's folder with train/ in it")
+        raise UserError(f"{folder}: no such folder; pass the data set's folder with train/ in it")
     with os.scandir(folder) as entries:
         names = sorted(entry.name for entry in entries if not entry.name.startswith("."))
     samples: list[Sample] = [
@@ -103,12 +103,12 @@ def read(sample: Sample) -> memoryview:
                 return memoryview(file.readall())
         except OSError as error:
             raise UserError(
-                f"{sample}: cannot be read: {error.strerror or error}; check the data set"
+                f"{sample} cannot be read: {error.strerror or error}; check the data set"
             ) from error
     path, member = sample.archive, sample
     entries = _index(path, *_version(path))
     if not 0 <= member.number < len(entries):
-        raise UserError(f"{path}: has {len(entries)} members, but no member {member.number}; {_REMEDY}")
+        raise UserError(f"{path} has {len(entries)} members, but no member {member.number}; {_REMEDY}")
     entry = entries[member.number]
     with opened(path) as fd:
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)  # no readahead: its neighbours are not needed
@@ -156,8 +156,6 @@ def _start(fd: int, member: Member, entry: _Entry) -> int:
     """Start of a member's content, from the header before it, whose length depends on the writer."""
     head = os.pread(fd, _HEADER.size, entry.header)
     if len(head) < _HEADER.size or not head.startswith(_SIGNATURE):
-        raise UserError(
-            f"{member}: is not at the position given by the index, byte {entry.header}; {_REMEDY}"
-        )
+        raise UserError(f"{member} is not at the position given by the index, byte {entry.header}; {_REMEDY}")
     name, extra = _HEADER.unpack(head)
     return entry.header + _HEADER.size + int(name) + int(extra)

@@ -40,7 +40,7 @@ def opened(path: Path) -> Iterator[int]:
             os.close(fd)
     except OSError as error:
         raise UserError(
-            f"{path}: cannot be read: {error.strerror or error}; check the data set and the file system"
+            f"{path} cannot be read: {error.strerror or error}; check the data set and the file system"
         ) from error
 
 

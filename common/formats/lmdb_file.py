@@ -61,7 +61,7 @@ class LmdbFile:
         except _Damaged as error:
             raise UserError(f"{path}: {error}; {_REMEDY}") from error
         except OSError as error:
-            raise UserError(f"{path}: cannot be read ({error.strerror or error}); {_REMEDY}") from error
+            raise UserError(f"{path} cannot be read ({error.strerror or error}); {_REMEDY}") from error
 
     def __len__(self) -> int:
         return len(self._extents)
@@ -87,7 +87,7 @@ class LmdbFile:
         try:
             complete = _read_into(self._opened(), offset, data)
         except OSError as error:
-            raise UserError(f"{self.path}: cannot be read ({error.strerror or error}); {_REMEDY}") from error
+            raise UserError(f"{self.path} cannot be read ({error.strerror or error}); {_REMEDY}") from error
         if not complete:
             raise UserError(f"{self.path}: truncated, ends before byte {offset + length}; {_REMEDY}")
         return data

@@ -43,7 +43,7 @@ def locate(fd: int, path: Path) -> Extent:
     extent = Extent(start.tell(), dtype, shape)
     if extent.end > (size := os.fstat(fd).st_size):
         raise UserError(
-            f"{path}: has {size} bytes, expected {extent.end}; it is truncated: convert the data set again"
+            f"{path} has {size} bytes, expected {extent.end}; it is truncated: convert the data set again"
         )
     return extent
 

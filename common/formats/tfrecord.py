@@ -211,7 +211,7 @@ def _opened(path: Path) -> BinaryIO:
     try:
         return path.open("rb", buffering=0)
     except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror or error}; check the data set") from error
+        raise UserError(f"{path} cannot be read: {error.strerror or error}; check the data set") from error
 
 
 def _masked(crc: int) -> bytes:

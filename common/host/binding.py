@@ -114,7 +114,7 @@ def bind_this_rank(option: str | None) -> None:
             raise UserError(
                 f"--bind cores: {rank.launcher} binds ranks itself (srun --cpu-bind, mpirun --bind-to, "
                 f"torchrun "
-                "--numa-binding); give the cores of each local rank, or omit --bind"
+                "--numa-binding); pass the cores of each local rank, or omit --bind"
             )
         return
     try:
@@ -133,12 +133,12 @@ def _lists(bind: str, ranks: int, allowed: Cores) -> tuple[Cores, ...]:
         given = [parse_ranges(text) for text in bind.split(":")]
     except ValueError as error:
         raise UserError(
-            f"{_named(bind)}: {error}; give cores, none, or the cores of each local rank, such as 0-3:4-7"
+            f"{_named(bind)}: {error}; pass cores, none, or the cores of each local rank, such as 0-3:4-7"
         ) from None
     if len(given) < ranks or not all(given):
         raise UserError(
             f"{_named(bind)}: cores for {count(sum(map(bool, given)), 'rank')}, and {count(ranks, 'rank')} on "
-            "this machine; give one list per local rank, separated by ':'"
+            "this machine; pass one list per local rank, separated by ':'"
         )
     for rank, cores in enumerate(given[:ranks]):
         if missing := cores - allowed:

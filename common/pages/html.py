@@ -43,11 +43,11 @@ def write(path: Path, html: str) -> None:
     try:
         # What is there may be another's: a link to a FIFO or to a device.
         if path.exists() and not (path.is_file() and _begins(path) == html[:15].encode()):
-            raise UserError(f"{path}: exists and is not an HTML page; choose another --out FILE.html")
+            raise UserError(f"{path} exists and is not an HTML page; choose another --out FILE.html")
         write_bytes(path, html.encode())
     except OSError as error:
         raise UserError(
-            f"{path}: cannot be written ({error.strerror}); choose another --out FILE.html"
+            f"{path} cannot be written ({error.strerror}); choose another --out FILE.html"
         ) from None
 
 

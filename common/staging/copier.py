@@ -148,7 +148,7 @@ def _read(reader: RawIOBase, block: memoryview, origin: Path, remedy: str) -> in
     try:
         return reader.readinto(block) or 0
     except OSError as error:
-        raise UserError(f"{origin}: cannot be read: {error.strerror}; {remedy}") from error
+        raise UserError(f"{origin} cannot be read: {error.strerror}; {remedy}") from error
 
 
 def _is_intact(file: File, target: Path, block: memoryview, failures: Sequence[object]) -> bool:

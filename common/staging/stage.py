@@ -300,7 +300,7 @@ def _survey(files: list[File], source: Path, target: Path, staged_before: bool, 
             continue
         if not staged_before:
             raise UserError(
-                f"{target / file.path}: exists, but was not written by staging; choose another --stage"
+                f"{target / file.path} exists, but was not written by staging; choose another --stage"
             )
         # Without a checksum in the manifest another file of that size can only be recognised by its time.
         same = file.crc32 is not None or status.st_mtime_ns == (source / file.path).stat().st_mtime_ns

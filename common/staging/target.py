@@ -293,4 +293,4 @@ def as_user_error(path: Path, what: str, remedy: str) -> Iterator[None]:
             filesystem = filesystem_of(path)
             free = bytes_text(filesystem.free_bytes)
             where = f" ({filesystem.type} on {filesystem.mount_point}, {free} free)"
-        raise UserError(f"{path}: {what}: {error.strerror}{where}; {remedy}") from error
+        raise UserError(f"{path} {what}: {error.strerror}{where}; {remedy}") from error

@@ -85,7 +85,7 @@ def convert(
     if archive:
         on_rank0(world, lambda: manifest.require_folder(source))
         raise UserError(
-            f"{source}: has no samples in {' or '.join(f'{name}/' for name in FOLDERS)}, which --archive packs; "
+            f"{source} has no samples in {' or '.join(f'{name}/' for name in FOLDERS)}, which --archive packs; "
             "convert universes without it first"
         )
     codec = codec or "gzip"
@@ -136,13 +136,13 @@ def find_universes(source: Path, validation_fraction: float) -> list[Universe]:
     Raises UserError if there is none, or the fraction is not in [0, 1).
     """
     if not 0 <= validation_fraction < 1:
-        raise UserError(f"--validation {validation_fraction}: give a fraction from 0 to below 1")
+        raise UserError(f"--validation {validation_fraction} must be a fraction from 0 to below 1")
     if not source.is_dir():
-        raise UserError(f"{source}: no such folder; give the folder of the raw universes")
+        raise UserError(f"{source}: no such folder; pass the folder of the raw universes")
     paths = sorted(path for path in source.rglob("*") if path.suffix in _SUFFIXES and path.is_file())
     if not paths:
         raise UserError(
-            f"{source}: no universe (*.hdf5) in it or below; give the folder of the raw universes"
+            f"{source}: no universe (*.hdf5) in it or below; pass the folder of the raw universes"
         )
     # <folder>_<file> with the folder's whole path below the source; files at the top have no folder.
     names = ["_".join(path.relative_to(source).with_suffix("").parts) for path in paths]
@@ -169,7 +169,7 @@ def _shape(universe: Universe, sample: int) -> tuple[int, ...]:
             data = file.get(name)
             if not isinstance(data, h5py.Dataset) or data.dtype != kind or data.ndim != axes:
                 raise UserError(
-                    f"{universe.path}: has no dataset {name!r} of {np.dtype(kind)} with {axes} axes; "
+                    f"{universe.path} has no dataset {name!r} of {np.dtype(kind)} with {axes} axes; "
                     "give the folder of the raw universes"
                 )
             require_own_values(data, universe.path)
@@ -291,7 +291,7 @@ def _holds_samples(source: Path) -> bool:
                     return file.read(8) != _HDF5_MAGIC
             except OSError as error:
                 raise UserError(
-                    f"{files[0]}: cannot be read: {error.strerror}; give the folder of a CosmoFlow data set"
+                    f"{files[0]} cannot be read: {error.strerror}; pass the folder of a CosmoFlow data set"
                 ) from error
     return False
 
@@ -303,4 +303,4 @@ def _opened(path: Path) -> Iterator[h5py.File]:
         with h5py.File(path, "r", locking=False) as file:
             yield file
     except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error}; download or regenerate the file") from error
+        raise UserError(f"{path} cannot be read: {error}; download or regenerate the file") from error

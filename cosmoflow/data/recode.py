@@ -43,7 +43,7 @@ def recode(
     archives.require_unpacked(dataset)
     files = [file.path for folder in FOLDERS for file in dataset.folder(folder)]
     if not files:
-        raise UserError(f"{source}: has no samples in {' or '.join(f'{name}/' for name in FOLDERS)}")
+        raise UserError(f"{source} has no samples in {' or '.join(f'{name}/' for name in FOLDERS)}")
     require_listed(source, world, workers, set(files).__contains__)
     as_stored = codec is None
     codec = codec or on_rank0(world, lambda: format_of(source / files[0]))
@@ -114,7 +114,7 @@ def _recoded(path: Path, shape: list[int], codec: str, packer: Packer) -> bytes 
     x, y = read_counts(path)
     if x.size != _size(shape):
         raise UserError(
-            f"{path}: has {x.size} counts, a sample of shape {shape} has {_size(shape)}; "
+            f"{path} has {x.size} counts, a sample of shape {shape} has {_size(shape)}; "
             "the data set's samples are not of one shape"
         )
     return sample_bytes(x.reshape(shape), y, codec, packer)

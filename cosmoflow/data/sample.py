@@ -62,7 +62,7 @@ def format_of(path: Path) -> str:
         with open(open_regular(path), "rb", buffering=0) as file:
             head = file.read(frame.HEAD_BYTES)
     except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror or error}; check the data set") from error
+        raise UserError(f"{path} cannot be read: {error.strerror or error}; check the data set") from error
     if header := frame.peek(head):
         return find(header[0], CODECS, path).name
     return "gzip" if head[:2] == GZIP_MAGIC else "plain"

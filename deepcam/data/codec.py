@@ -209,11 +209,11 @@ def encoder(
     values. Raises UserError for a bound that this codec cannot have."""
     if name not in _BOUNDED:
         if max_error is not None or error_of is not None:
-            raise UserError(f"--max-error: {name} has no bound; it is for {', '.join(_BOUNDED)}")
+            raise UserError(f"--max-error: {name} has no bound (supported: {', '.join(_BOUNDED)})")
         return CODECS[name]
     error = 1e-3 if max_error is None else max_error
     if not 1e-12 < error < 1:
-        raise UserError(f"--max-error {error}: must be between 1e-12 and 1")
+        raise UserError(f"--max-error {error} must be between 1e-12 and 1")
     of: Of = error_of or "range"
     if name in ("sz3", "zfp") and of == "value":
         raise UserError(f"--error-of value: {name} has an absolute bound; use --error-of range, or delta")

@@ -152,7 +152,7 @@ def convert(
 
 def _require_folders(source: Path, out: Path) -> None:
     if not source.is_dir():
-        raise UserError(f"{source}: no such folder; give the folder with train/ and validation/ in it")
+        raise UserError(f"{source}: no such folder; pass the folder with train/ and validation/ in it")
     generate.require_outside(source, out)
 
 
@@ -166,7 +166,7 @@ def _samples(source: Path, known: dict[str, Any], as_stored: bool) -> list[tuple
     archives.require_unpacked(manifest.Manifest(source, (), known))
     folders = [folder for folder in FOLDERS if (source / folder).is_dir()]
     if not folders:
-        raise UserError(f"{source}: has none of {', '.join(FOLDERS)}; give the folder of a DeepCAM data set")
+        raise UserError(f"{source} has none of {', '.join(FOLDERS)}; pass the folder of a DeepCAM data set")
     samples = [
         (folder, sample)
         for folder in folders
@@ -216,7 +216,7 @@ def _convert_sample(
             npy.write(mask, y, modified_ns)
         except OSError as error:
             raise UserError(
-                f"{data}: cannot be written: {error.strerror}; free some space or give another folder"
+                f"{data} cannot be written: {error.strerror}; free some space or choose another folder"
             ) from error
     advance(1)
 
@@ -240,7 +240,7 @@ def _encode_sample(
                 os.utime(fd, ns=(modified_ns, modified_ns))
         except OSError as error:
             raise UserError(
-                f"{written}: cannot be written: {error.strerror}; free some space or give another folder"
+                f"{written} cannot be written: {error.strerror}; free some space or choose another folder"
             ) from error
     advance(1)
 

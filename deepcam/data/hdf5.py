@@ -159,7 +159,7 @@ def _extent(dataset: Any, path: Path) -> Extent | None:
 def _dataset(file: Any, path: Path, name: str) -> Any:
     dataset = file.get(name)
     if not isinstance(dataset, h5py.Dataset):
-        raise UserError(f"{path}: has no dataset {name}; it is not a file of a DeepCAM data set")
+        raise UserError(f"{path} has no dataset {name}; it is not a file of a DeepCAM data set")
     if dataset.size and not dataset.id.get_storage_size() and not dataset.external and not dataset.is_virtual:
         raise UserError(f"{path}: {name} was never written; download or regenerate the file")
     require_own_values(dataset, path)
@@ -175,4 +175,4 @@ def _opened(path: Path) -> Iterator[Any]:
     # h5py's exception depends on what is damaged
     except (OSError, KeyError, RuntimeError, ValueError, TypeError) as error:
         reason = " ".join(str(error).split())
-        raise UserError(f"{path}: cannot be read: {reason}; download or regenerate the file") from error
+        raise UserError(f"{path} cannot be read: {reason}; download or regenerate the file") from error

@@ -51,7 +51,7 @@ def list_samples(folder: Path, expected: int | None = None) -> list[Sample]:
     kinds = "data-*.h5, .npy, .mlc or archived"
     samples = archive.list_samples(folder, lambda name: is_sample(folder / name), kinds, expected)
     if len(suffixes := sorted({file_of(sample).suffix for sample in samples})) > 1:
-        raise UserError(f"{folder}: has samples as {' and as '.join(suffixes)}; keep only one kind")
+        raise UserError(f"{folder} has samples as {' and as '.join(suffixes)}; keep only one kind")
     return samples
 
 
@@ -81,7 +81,7 @@ def sample_shape(path: Sample) -> tuple[int, int, int]:
         else:
             return hdf5.sample_shape(path)
     if len(shape) != 3:
-        raise UserError(f"{path}: has shape {list(shape)}, but a sample is [rows, columns, channels]")
+        raise UserError(f"{path} has shape {list(shape)}, but a sample is [rows, columns, channels]")
     return shape[0], shape[1], shape[2]
 
 

@@ -79,7 +79,7 @@ def range_of(field: npt.NDArray[np.float32]) -> str:
 def _read(path: Path) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.uint8]]:
     if not path.is_file():
         what = "a folder, not a sample" if path.is_dir() else "no such file"
-        raise UserError(f"{path}: {what}; give a file data-*.h5 or data-*.npy")
+        raise UserError(f"{path}: {what}; pass a file data-*.h5 or data-*.npy")
     if path.suffix == ".npy":
         with opened(path) as fd:
             shape = npy.locate(fd, path).shape

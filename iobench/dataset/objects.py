@@ -57,7 +57,7 @@ class ObjectStore:
             raise UserError(f"the URL of the data: {NO_PASSWORDS}")
         protocol, _, path = self.url.partition("://")
         if not protocol or not path.strip("/"):
-            raise UserError(f"{self.url}: names no bucket; give a URL such as s3://bucket/prefix")
+            raise UserError(f"{self.url}: names no bucket; write a URL such as s3://bucket/prefix")
         object.__setattr__(self, "url", self.url.rstrip("/"))
 
     def __str__(self) -> str:
@@ -107,7 +107,7 @@ class ObjectStore:
         except FileNotFoundError:
             return None
         except (ValueError, RecursionError) as error:
-            raise UserError(f"{path}: cannot be read: {error}; choose another --data") from None
+            raise UserError(f"{path} cannot be read: {error}; choose another --data") from None
         return {printable(key): clean(item) for key, item in value.items()}
 
     def claim(self, record: Mapping[str, Any]) -> None:
@@ -159,7 +159,7 @@ class ObjectStore:
 
     def _no_room(self, error: OSError) -> UserError:
         return UserError(
-            f"{tempfile.gettempdir()}: cannot be written: {error.strerror or error}; files of the data set "
+            f"{tempfile.gettempdir()} cannot be written: {error.strerror or error}; files of the data set "
             f"are written there before the upload: set TMPDIR to a folder with enough space"
         )
 
@@ -195,14 +195,14 @@ class ObjectStore:
             return self._call(what, work)
         except FileNotFoundError:
             raise UserError(
-                f"{self}: cannot be {what}: there is no such object; regenerate the data"
+                f"{self} cannot be {what}: there is no such object; regenerate the data"
             ) from None
 
     def _put(self, work: Callable[[Any, str], object]) -> None:
         try:
             self._call("written", work)
         except FileNotFoundError:
-            raise UserError(f"{self}: cannot be written: there is no such bucket; create it first") from None
+            raise UserError(f"{self} cannot be written: there is no such bucket; create it first") from None
 
     def _call(self, what: str, work: Callable[[Any, str], T]) -> T:
         """``work(file system, path)`` of this URL. Raises FileNotFoundError if there is no such object or
@@ -223,7 +223,7 @@ class ObjectStore:
             reason = " ".join(str(error).split()) or type(error).__name__
             denied = isinstance(error, PermissionError) or "redentials" in reason
             hint = "the credentials (AWS_ACCESS_KEY_ID and so on)" if denied else "the server and the network"
-            raise UserError(f"{self}: cannot be {what}: {reason}; check {hint}") from error
+            raise UserError(f"{self} cannot be {what}: {reason}; check {hint}") from error
 
 
 class ObjectFile(CountedFile):
@@ -294,7 +294,7 @@ def _filesystem(protocol: str, endpoint: str, region: str, path_style: bool | No
             },
         }
     elif endpoint or region:
-        raise UserError(f"storage.endpoints and storage.region are for s3://, not for {protocol}://")
+        raise UserError(f"storage.endpoints and storage.region apply to s3://, not to {protocol}://")
     # Neither listings nor instances are kept: another rank may have written meanwhile.
     options |= {"skip_instance_cache": True, "use_listings_cache": False}
     try:

@@ -58,7 +58,7 @@ class Folder:
         except (OSError, ValueError, RecursionError) as error:
             reason = error.strerror if isinstance(error, OSError) else error
             raise UserError(
-                f"{path}: cannot be read: {reason}; regenerate the data, or choose another --data"
+                f"{path} cannot be read: {reason}; regenerate the data, or choose another --data"
             ) from None
 
     def claim(self, record: Mapping[str, Any]) -> None:

@@ -48,7 +48,7 @@ def load(source: str, settings: Iterable[str] = ()) -> Workload:
         suite_names = names()
         if source not in suite_names:
             raise UserError(
-                f"no workload {source!r}; {did_you_mean(source, suite_names)} Or give a .toml or .yaml file"
+                f"no workload {source!r}; {did_you_mean(source, suite_names)} Or pass a .toml or .yaml file"
             )
         text = _folder().joinpath(f"{source}.toml").read_text("utf-8")
         return _from_toml(text, f"workload {source}", settings)[0]
@@ -56,7 +56,7 @@ def load(source: str, settings: Iterable[str] = ()) -> Workload:
         text = read_text(path)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise UserError(f"{path}: cannot be read: {reason}; give the file of a workload") from None
+        raise UserError(f"{path} cannot be read: {reason}; pass the file of a workload") from None
     if path.suffix == ".toml":
         workload, changed = _from_toml(text, str(path), settings)
     else:

@@ -101,7 +101,7 @@ def required(workload: Workload, memory_bytes: int, accelerators: int, clients: 
         raise UserError(f"{workload.name} reads no data, so it has no data size")
     for name, value in (("--memory", memory_bytes), ("--accelerators", accelerators), ("--clients", clients)):
         if value < 1:
-            raise UserError(f"{name} {value}: must be at least 1")
+            raise UserError(f"{name} {value} must be at least 1")
     if clients > accelerators:
         raise UserError(f"--clients {clients}: each needs an accelerator, there are {accelerators}")
     file_bytes = dataset.samples_per_file * dataset.sample_bytes

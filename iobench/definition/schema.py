@@ -202,7 +202,7 @@ class Checkpoint(FrozenModel):
     @model_validator(mode="after")
     def _complete(self) -> Self:
         if self.files and self.total_bytes:
-            raise ValueError("contradictory sizes: give files or total_bytes, not both")
+            raise ValueError("contradictory sizes: set files or total_bytes, not both")
         if self.enabled and not (self.files or self.total_bytes):
             raise ValueError("a checkpoint needs files, or total_bytes")
         if self.reads and not self.enabled:
@@ -247,7 +247,7 @@ class Workload(FrozenModel):
     @model_validator(mode="after")
     def _does_something(self) -> Self:
         if self.dataset is None and not self.train.steps and not self.checkpoint.writes:
-            raise ValueError("nothing to do: give [dataset], train.steps or checkpoint.writes")
+            raise ValueError("nothing to do: add [dataset], train.steps or checkpoint.writes")
         if self.dataset and self.dataset.samples < self.reader.batch_size:
             raise ValueError(
                 f"contradictory sizes: {self.dataset.samples} samples cannot fill a batch of "

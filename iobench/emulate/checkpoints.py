@@ -100,7 +100,7 @@ class Checkpoints:
                     os.close(fd)
                 seconds += clock() - start
                 if done != size:
-                    raise UserError(f"{path}: has {done} bytes, {size} were written: damaged")
+                    raise UserError(f"{path} has {done} bytes, {size} were written: damaged")
         except OSError as error:
             raise UserError(
                 f"{paths[0].parent}: the checkpoint cannot be read: {error.strerror or error}"

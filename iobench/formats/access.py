@@ -54,7 +54,7 @@ class CountedFile:
         except OSError as error:
             hint = "; this file system does not support direct reads" if direct and error.errno == 22 else ""
             raise UserError(
-                f"{path}: cannot be opened: {error.strerror}{hint}; check the data folder"
+                f"{path} cannot be opened: {error.strerror}{hint}; check the data folder"
             ) from error
         statistics.opens += 1
         statistics.open_s += clock() - start
@@ -91,7 +91,7 @@ class CountedFile:
         """Fill ``out``, uint8 [length], with the bytes from ``offset`` on."""
         if offset < 0 or offset + len(out) > self.size:
             raise UserError(
-                f"{self.path}: has {self.size} bytes, {offset + len(out)} are expected: damaged; regenerate it"
+                f"{self.path} has {self.size} bytes, {offset + len(out)} are expected: damaged; regenerate it"
             )
         if not self._streaming:
             return self._fetch(offset, out)
@@ -129,7 +129,7 @@ class CountedFile:
                 done += count
         except OSError as error:
             raise UserError(
-                f"{self.path}: cannot be read: {error.strerror}; check the data folder and its file system"
+                f"{self.path} cannot be read: {error.strerror}; check the data folder and its file system"
             ) from error
 
     def _read_run(self, offset: int, out: memoryview) -> int:
@@ -193,7 +193,7 @@ class MemoryFile(CountedFile):
     def read(self, offset: int, length: int) -> Bytes:
         """``length`` bytes from ``offset``: a part of the memory itself."""
         if offset < 0 or offset + length > self.size:
-            raise UserError(f"{self.path}: has {self.size} bytes, {offset + length} are expected: damaged")
+            raise UserError(f"{self.path} has {self.size} bytes, {offset + length} are expected: damaged")
         return self._data[offset : offset + length]  # no copy
 
     def read_into(self, offset: int, out: Bytes) -> None:

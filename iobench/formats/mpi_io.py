@@ -49,7 +49,7 @@ class MpiFile(CountedFile):
         try:
             self.size = os.stat(path).st_size
         except OSError as error:
-            raise UserError(f"{path}: cannot be opened: {error.strerror}; check the data folder") from error
+            raise UserError(f"{path} cannot be opened: {error.strerror}; check the data folder") from error
 
     def open(self) -> Any:
         """The ``h5py.File``. Raises OSError."""

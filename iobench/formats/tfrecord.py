@@ -104,5 +104,5 @@ def decode(framed: Bytes, where: str) -> memoryview:
         raise UserError(f"{where}: wrong checksum; regenerate the data set")
     content = tf_example.decode_features(body.data, (FEATURE,)).get(FEATURE)
     if not isinstance(content, memoryview):
-        raise UserError(f"{where}: has no feature {FEATURE!r}; regenerate the data set")
+        raise UserError(f"{where} has no feature {FEATURE!r}; regenerate the data set")
     return content

@@ -23,10 +23,10 @@ def read_result(run: Path) -> dict[str, Any]:
             f"{run}: no result.json; choose the folder of an emulation (mlhpc io run --out)"
         ) from None
     except (OSError, ValueError, RecursionError):
-        raise UserError(f"{path}: not a result; give the folder of mlhpc io run") from None
+        raise UserError(f"{path}: not a result; pass the folder of mlhpc io run") from None
     if wrong := problem(result):
         raise UserError(
-            f"{path}: not the result of an emulation by this version ({wrong}); give the folder of mlhpc io run"
+            f"{path}: not the result of an emulation by this version ({wrong}); pass the folder of mlhpc io run"
         )
     # Keys that are left out have their defaults, as in a workload's own file.
     return result | {"workload": Workload(**result["workload"]).model_dump(mode="json", exclude_none=True)}

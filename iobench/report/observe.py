@@ -84,7 +84,7 @@ def observe(command: Sequence[str], below: Path, out: Path) -> int:
     the exit status of the command, which may be nonzero: a training run that misses its target also reads.
     Raises UserError, also if nothing was read."""
     if not command:
-        raise UserError("no command to observe; give it after --")
+        raise UserError("no command to observe; write it after --")
     if out.exists():
         raise UserError(f"{out} exists; choose another --out")
     strace = shutil.which("strace")
@@ -100,7 +100,7 @@ def observe(command: Sequence[str], below: Path, out: Path) -> int:
             reads = parse(lines, str(below.resolve()))
     if not reads.sizes:
         raise UserError(
-            f"the command (status {status}) read nothing below {below}; give the folder of its data with --below"
+            f"the command (status {status}) read nothing below {below}; pass the folder of its data with --below"
         )
     record = {
         "command": list(command), "status": status, "below": str(below), "reads": len(reads.sizes),
@@ -121,7 +121,7 @@ def read_observation(folder: Path) -> dict[str, float]:
             f"{folder}: no observation; record one with mlhpc io observe --out {folder}"
         ) from None
     if not all(0 <= value < float("inf") for value in values.values()):
-        raise UserError(f"{folder / NAME}: has invalid factors; observe again")
+        raise UserError(f"{folder / NAME} has invalid factors; observe again")
     return values
 
 

@@ -56,9 +56,9 @@ def _dataset_facts(campaign: Campaign) -> dict[str, Any] | None:
     try:
         has_files = any(not entry.name.startswith(".") for entry in os.scandir(data))
     except OSError as error:
-        raise UserError(f"--data {data}: {error.strerror}; give the data set's folder, or {make}") from None
+        raise UserError(f"--data {data}: {error.strerror}; pass the data set's folder, or {make}") from None
     if not has_files:
-        raise UserError(f"--data {data}: contains no files; give the data set's folder, or {make}")
+        raise UserError(f"--data {data}: contains no files; pass the data set's folder, or {make}")
     return None
 
 
@@ -72,7 +72,7 @@ def check_settings(campaign: Campaign) -> None:
         try:
             actual = parse_toml(path.read_text("utf-8"))
         except (OSError, ValueError) as error:
-            raise UserError(f"{path}: cannot be read: {error}; move {path.parent} away") from None
+            raise UserError(f"{path} cannot be read: {error}; move {path.parent} away") from None
         if actual != expected:
             a, b = _flat(actual), _flat(expected)
             key = next(key for key in {**a, **b} if a.get(key) != b.get(key))

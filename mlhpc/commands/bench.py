@@ -52,7 +52,7 @@ def _bench(options: argparse.Namespace) -> int:
     tool = registry.find(options.benchmark).loader_bench
     if tool is None:
         names = " and ".join(b.name for b in registry.benchmarks().values() if b.loader_bench)
-        raise UserError(f"data bench has no loader of {options.benchmark}; it is for {names}")
+        raise UserError(f"data bench has no loader of {options.benchmark} (supported: {names})")
     samples, rounds = options.samples or tool.samples, options.rounds
     batches, workers = options.batch or [tool.batch], options.workers
     loaders = _names("--loader", options.loader, tool.loaders) or list(tool.loaders)

@@ -75,7 +75,7 @@ def add(commands: Commands) -> None:
     plan = add_command(
         actions, "plan", _data_plan, "show the reads, opens and network transfers of staging to many nodes"
     )
-    plan.add_argument("data", type=Path, nargs="?", help="a data set; or give --files and --file-bytes")
+    plan.add_argument("data", type=Path, nargs="?", help="a data set; or pass --files and --file-bytes")
     plan.add_argument("--files", type=positive, help="number of files in train/, instead of a data set")
     plan.add_argument("--file-bytes", type=byte_size, metavar="SIZE", help="of each of them, such as 16MB")
     plan.add_argument("--nodes", type=positive, required=True)
@@ -144,7 +144,7 @@ def _take_codec(given: dict[str, Any], codec: str | None, tool: registry.DataToo
         if option.codec is not None and (value := given.pop(option.key, None)):
             named[f"--{option.name}"] = option.codec or value
     if len(set(named.values())) > 1:
-        raise UserError(f"{' and '.join(named)} name different codecs; give one of them")
+        raise UserError(f"{' and '.join(named)} name different codecs; choose one of them")
     codec = next(iter(named.values()), None)
     known = ", ".join(tool.codecs)
     if codec and codec not in tool.codecs:
@@ -247,12 +247,12 @@ def _data_plan(options: argparse.Namespace) -> int:
             raise UserError(f"{option} {value}: a plan is of at most {MOST_PLANNED} files or ranks")
     if options.data is not None:
         if simulated != (None, None):
-            raise UserError("give a data set, or --files and --file-bytes, not both")
+            raise UserError("pass a data set, or --files and --file-bytes, not both")
         files = list(describe(options.data, Solo()).files)
     elif None in simulated or min(simulated) < 1:
-        raise UserError("give a data set, or --files and --file-bytes, both at least 1")
+        raise UserError("pass a data set, or --files and --file-bytes, both at least 1")
     elif not options.files * options.file_bytes * options.nodes < 2**62:
-        raise UserError("--files, --file-bytes and --nodes: give sizes of less than 4 EiB in all")
+        raise UserError("--files, --file-bytes and --nodes must be less than 4 EiB in all")
     else:
         files = [File(f"train/{i:09d}", options.file_bytes) for i in range(options.files)]
     show(files, options.nodes, options.ranks_per_node)
@@ -264,7 +264,7 @@ def _data_show(options: argparse.Namespace) -> int:
     if show is None:
         raise UserError(f"{options.benchmark} has no pictures of its samples")
     if options.out.exists():
-        raise UserError(f"{options.out}: exists already; choose another --out, or remove it first")
+        raise UserError(f"{options.out} already exists; choose another --out, or remove it first")
     registry.load_object(show)(options.sample, options.out)
     print(options.out)
     return 0

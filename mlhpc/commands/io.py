@@ -205,12 +205,12 @@ def _sweep(options: argparse.Namespace) -> int:
     for text in options.vary:
         key, equals, values = text.partition("=")
         if not equals or not all(values.split(",")):
-            raise UserError(f"--vary {text}: give KEY=VALUE,VALUE, such as reader.threads=1,4")
+            raise UserError(f"--vary {text} must be KEY=VALUE,VALUE, such as reader.threads=1,4")
         if key in axes:
-            raise UserError(f"--vary {key} is given twice; give all its values at once")
+            raise UserError(f"--vary {key} is repeated; list all its values in one option")
         axes[key] = values.split(",")
     if not axes:
-        raise UserError("nothing to vary; give --vary KEY=A,B, such as --vary reader.threads=1,4")
+        raise UserError("nothing to vary; add --vary KEY=A,B, such as --vary reader.threads=1,4")
     if options.out.exists():
         raise UserError(f"{options.out} exists; choose another --out")
     sweep = Sweep(options.workload, tuple(options.set), axes, options.out, options.repeats, options.ranks)

@@ -53,7 +53,7 @@ def _watch(options: argparse.Namespace) -> int:
     from mlhpc.observe.watch import SUCCESSES, progress_of, watch
 
     if options.json and not options.once:
-        raise UserError("--json is for --once")
+        raise UserError("--json requires --once")
     if options.json:
         now = progress_of(options.run)
         print_json("watch", asdict(now))

@@ -69,7 +69,7 @@ def add_command(
 def folder(text: str) -> Path:
     """The path of an option. An empty one, from an unset shell variable, must not mean the current folder."""
     if not text:
-        raise argparse.ArgumentTypeError("is empty; give a folder, or omit the option")
+        raise argparse.ArgumentTypeError("is empty; pass a folder, or omit the option")
     return Path(text)
 
 
@@ -78,7 +78,7 @@ def file_named(suffix: str) -> Callable[[str], Path]:
 
     def file(text: str) -> Path:
         if Path(text).suffix != suffix:
-            raise argparse.ArgumentTypeError(f"{text}: give a file name that ends in {suffix}")
+            raise argparse.ArgumentTypeError(f"{text} must end in {suffix}")
         return Path(text)
 
     return file
@@ -97,13 +97,13 @@ def natural(text: str) -> int:
 def seed(text: str) -> int:
     """A random seed: the frameworks share the range of 0 to 2³¹ - 1."""
     if _whole(text, 0) > LARGEST_SEED:
-        raise argparse.ArgumentTypeError(f"{text}: give a whole number from 0 to {LARGEST_SEED}")
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number from 0 to {LARGEST_SEED}")
     return int(text)
 
 
 def _whole(text: str, least: int) -> int:
     if not re.fullmatch("[0-9]{1,18}", text) or int(text) < least:
-        raise argparse.ArgumentTypeError(f"{text}: give a whole number of {least} or more")
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number of {least} or more")
     return int(text)
 
 
@@ -119,7 +119,7 @@ def number(text: str) -> float:
     except ValueError:
         value = math.nan
     if not math.isfinite(value):
-        raise argparse.ArgumentTypeError(f"{text}: give a finite number")
+        raise argparse.ArgumentTypeError(f"{text} is not a finite number")
     return value
 
 
@@ -127,7 +127,7 @@ def quantity(text: str) -> float:
     """The value of an option that is a finite number above 0."""
     value = number(text)
     if value <= 0:
-        raise argparse.ArgumentTypeError(f"{text}: give a number above 0")
+        raise argparse.ArgumentTypeError(f"{text} is not a number above 0")
     return value
 
 
@@ -138,7 +138,7 @@ def byte_size(text: str) -> int:
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
     if value < 1:
-        raise argparse.ArgumentTypeError(f"{text}: must be at least one byte")
+        raise argparse.ArgumentTypeError(f"{text} must be at least one byte")
     return value
 
 

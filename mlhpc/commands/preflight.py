@@ -110,7 +110,7 @@ def _presets(options: argparse.Namespace) -> int:
     from mlhpc.preview import presets
 
     if options.explain and not options.preset:
-        raise UserError("--explain is for one preset: mlhpc presets BENCHMARK PRESET --explain")
+        raise UserError("--explain requires a preset: mlhpc presets BENCHMARK PRESET --explain")
     if options.json:
         print_json("presets", presets.as_json(options.benchmark, options.preset))
     elif options.explain:
@@ -188,7 +188,7 @@ def _doctor(options: argparse.Namespace) -> int:
 
     suffix = ".sh" if options.site else ".toml" if options.calibrate else ".json" if options.system else ""
     if suffix and options.out and options.out.suffix != suffix:
-        raise UserError(f"--out {options.out}: give a file name that ends in {suffix}")
+        raise UserError(f"--out {options.out} must end in {suffix}")
     if options.site is not None:
         from mlhpc.doctor.site import write_site
 
@@ -200,7 +200,7 @@ def _doctor(options: argparse.Namespace) -> int:
     if options.system:
         return describe_system(options.set, options.out, Console(stderr=True))
     if options.set:
-        raise UserError("--set is for the system description: add --system")
+        raise UserError("--set requires --system: it sets fields of the system description")
     folders = Folders(options.data, options.stage, options.out)
     if not options.json:
         return doctor(options.benchmark, folders, Console())

@@ -149,7 +149,7 @@ def _pack(options: argparse.Namespace) -> int:
     from mlhpc.submission.pack.package import pack
 
     if not options.runs + options.weak:
-        raise UserError("nothing to pack: give folders of runs, campaigns or logs")
+        raise UserError("nothing to pack: pass folders of runs, campaigns or logs")
     packed = pack(
         options.runs,
         org=options.org,

@@ -161,7 +161,7 @@ def add(commands: Commands) -> None:
 
 def _run(options: argparse.Namespace) -> int:
     if options.json and not options.dry_run:
-        raise UserError("--json is for --dry-run; a run writes its result to OUT/result.json")
+        raise UserError("--json requires --dry-run; a run writes its result to OUT/result.json")
     if options.dry_run:
         from rich.console import Console
 

@@ -33,14 +33,14 @@ def calibrate(out: Path | None, folder: Path | None, console: Console) -> int:
         text = tomli_w.dumps(_measured(place))
     except OSError as error:
         raise UserError(
-            f"{place}: cannot be written or read ({error.strerror}); choose another --stage"
+            f"{place} cannot be written or read ({error.strerror}); choose another --stage"
         ) from None
     machine = parse(text, str(out), out.stem)  # verifies that the file is valid
     try:
         write_bytes(out, text.encode())
     except OSError as error:
         raise UserError(
-            f"{out}: cannot be written ({error.strerror}); choose another --out FILE.toml"
+            f"{out} cannot be written ({error.strerror}); choose another --out FILE.toml"
         ) from None
     for key, value in machine.figures.items():
         console.print(f"  {key:26} {written(key, value)}", markup=False, highlight=False)

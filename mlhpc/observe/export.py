@@ -29,14 +29,14 @@ def export(folder: Path, to: str, out: Path) -> Path:
     if run.result is None:
         raise UserError(f"{folder}: no readable result.json; only completed runs can be exported")
     if out.exists():
-        raise UserError(f"{out}: exists already; choose another --out, or remove it first")
+        raise UserError(f"{out} already exists; choose another --out, or remove it first")
     package, writer = _WRITERS[to]
     if find_spec(package) is None:
         raise UserError(f"--to {to} needs the package {package}: {install(to)}")
     try:
         out.mkdir(parents=True)
     except OSError as error:
-        raise UserError(f"{out}: cannot be created ({error.strerror}); choose another --out") from None
+        raise UserError(f"{out} cannot be created ({error.strerror}); choose another --out") from None
     try:
         writer(run, run.result, out)
     except BaseException as error:
@@ -46,7 +46,7 @@ def export(folder: Path, to: str, out: Path) -> Path:
         ):  # mlflow-skinny does not include the dependencies of its database
             raise UserError(f"--to {to} needs the package {error.name}: {install(to)}") from None
         if isinstance(error, OSError):
-            raise UserError(f"{out}: cannot be written ({error.strerror}); choose another --out") from None
+            raise UserError(f"{out} cannot be written ({error.strerror}); choose another --out") from None
         raise
     return out
 

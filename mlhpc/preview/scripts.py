@@ -24,12 +24,12 @@ def copy_scripts(out: Path) -> Path:
     written.
     """
     if out.exists():
-        raise UserError(f"{out}: exists already; choose another --out, or remove it first")
+        raise UserError(f"{out} already exists; choose another --out, or remove it first")
     try:
         for folder in FOLDERS:
             shutil.copytree(shipped(folder), out / folder, ignore=shutil.ignore_patterns(*NOT_SHIPPED))
     except OSError as error:
         shutil.rmtree(out, ignore_errors=True)
         reason = error.strerror or "not all files could be copied"
-        raise UserError(f"{out}: cannot be written ({reason}); choose another --out") from None
+        raise UserError(f"{out} cannot be written ({reason}); choose another --out") from None
     return out

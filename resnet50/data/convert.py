@@ -219,7 +219,7 @@ def _write_lmdb(images: Images, folder: Path, workers: int, advance: Callable[[i
         short = str(error).endswith(os.strerror(errno.EIO))
         also = f", which may be: {os.strerror(errno.ENOSPC)}" if short else ""
         raise UserError(
-            f"{path}: cannot be written ({error}{also}); check free space and permissions there"
+            f"{path} cannot be written ({error}{also}); check free space and permissions there"
         ) from error
     finally:
         part.unlink(missing_ok=True)

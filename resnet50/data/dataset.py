@@ -61,14 +61,14 @@ def files_of(dataset: Manifest, split: Split) -> list[str]:
     folders = {folder: [file.path for file in dataset.folder(folder)] for folder in _FOLDERS[split]}
     folders_with_files = [folder for folder, names in folders.items() if names]
     if len(folders_with_files) > 1:
-        raise UserError(f"{dataset.root}: has both {' and '.join(folders_with_files)}; remove one of them")
+        raise UserError(f"{dataset.root} has both {' and '.join(folders_with_files)}; remove one of them")
     if folders_with_files:
         return folders[folders_with_files[0]]
     # TensorFlow's scripts write both splits into one folder.
     names = [file.path for file in dataset.files if (m := SHARD.fullmatch(file.path)) and m[1] == split]
     if not names:
         raise UserError(
-            f"{dataset.root}: has no {split}/ with images; give the folder of an ImageNet-like data set"
+            f"{dataset.root} has no {split}/ with images; pass the folder of an ImageNet-like data set"
         )
     return names
 
@@ -218,7 +218,7 @@ def _require_no_others(dataset: Manifest, names: Sequence[str], expected: set[st
     counts = Counter(map(_base, names))
     for name in names:
         if _base(name) not in expected or counts[_base(name)] > 1 or name.count("/") != 1:
-            raise UserError(f"{dataset.root / name}: does not belong with {', '.join(sorted(expected))}")
+            raise UserError(f"{dataset.root / name} does not belong with {', '.join(sorted(expected))}")
     if kind == "raw" and len(counts) < 2:
         raise UserError(
             f"{dataset.root / names[0]}: {PIXELS} and {INDEX} belong together; copy the missing one"

@@ -148,13 +148,13 @@ class Raw:
             size = self.path.stat().st_size
         except Exception as error:  # numpy's parser raises almost any exception for a damaged header
             reason = " ".join(str(error).split())[:200]
-            raise UserError(f"{folder}: {PIXELS} or {INDEX}: cannot be read ({reason}); {_REMEDY}") from error
+            raise UserError(f"{folder}: {PIXELS} or {INDEX} cannot be read ({reason}); {_REMEDY}") from error
         if not isinstance(self.index, np.ndarray):
             raise UserError(f"{folder / INDEX}: an archive, not int64 [images, 4]; {_REMEDY}")
         if self.index.dtype != np.int64 or self.index.ndim != 2 or self.index.shape[1] != 4:
             raise UserError(f"{folder / INDEX}: not int64 [images, 4]; {_REMEDY}")
         if (self.index[:, :3] > (size, _MAX_SIDE, _MAX_SIDE)).any():  # before a product can overflow
-            raise UserError(f"{folder / INDEX}: has images beyond the {size} bytes of {PIXELS}; {_REMEDY}")
+            raise UserError(f"{folder / INDEX} has images beyond the {size} bytes of {PIXELS}; {_REMEDY}")
         offset, height, width, label = self.index.T
         end = int((offset + 3 * height * width).max(initial=0))
         if size != end or (self.index[:, :3] < (0, 1, 1)).any():
@@ -171,7 +171,7 @@ class Raw:
             pixels = np.fromfile(self.path, np.uint8, 3 * height * width, offset=offset)
             return pixels.reshape(height, width, 3), label
         except (OSError, ValueError) as error:
-            raise UserError(f"{self.name(index)}: cannot be read ({error}); {_REMEDY}") from error
+            raise UserError(f"{self.name(index)} cannot be read ({error}); {_REMEDY}") from error
 
     def name(self, index: int) -> str:
         return f"{self.path}: image {index}"

@@ -145,7 +145,7 @@ def _open(dataset: Manifest, world: World, classes: int) -> tuple[dict[Split, _C
     opened = {}
     for split, images in splits.items():
         if not isinstance(images, Files):
-            raise UserError(f"{dataset.root}: is already packed; omit staging.pack")
+            raise UserError(f"{dataset.root} is already packed; omit staging.pack")
         opened[split] = _Checked(images, [by_name[path] for path in images.paths], dataset.root)
     assert names  # the names of the folders
     return opened, names
@@ -176,7 +176,7 @@ def _clear_target(packed: Manifest, of: str, team: StagingGroup, in_use: bool) -
     for file in packed.files:
         if (target / file.path).exists():
             raise UserError(
-                f"{target / file.path}: exists, but was not written by staging; choose another --stage"
+                f"{target / file.path} exists, but was not written by staging; choose another --stage"
             )
     return False
 

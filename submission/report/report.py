@@ -54,7 +54,7 @@ def report_on(
     Returns the path of the page, None without one. It is written even if the output is closed early.
 
     Raises:
-        UserError: there are no runs; the page cannot be written, exists already, or would be among the
+        UserError: there are no runs; the page cannot be written, already exists, or would be among the
             logs.
     """
     first = paths[0]
@@ -69,7 +69,7 @@ def report_on(
     if out:
         _refuse_inside(out, paths)
         if out.exists():
-            raise UserError(f"{out}: exists already; choose another --out FILE.html, or remove it first")
+            raise UserError(f"{out} already exists; choose another --out FILE.html, or remove it first")
     comparison = compare(paths, configurations)
     if out:
         write(out, comparison_page(comparison))
@@ -111,7 +111,7 @@ def _refuse_inside(out: Path, paths: Sequence[Path]) -> None:
     for path in paths:
         if path.is_dir() and (folder == path.resolve() or path.resolve() in folder.parents):
             raise UserError(
-                f"{out}: is inside {path}, which must not be modified; choose --out FILE.html elsewhere"
+                f"{out} is inside {path}, which must not be modified; choose --out FILE.html elsewhere"
             )
 
 

@@ -195,7 +195,7 @@ def of_another_benchmark(data):
         (cut, [], "data-000000.h5"),
         (flat_statistics, [], "stats.h5"),
         (lambda d: ((d / "stats.h5").unlink(), (d / "manifest.json").unlink()), [], "stats.h5"),
-        (lambda d: (d / "train" / "data-000000.h5").unlink(), [], "data-000000.h5: cannot be read"),
+        (lambda d: (d / "train" / "data-000000.h5").unlink(), [], "data-000000.h5 cannot be read"),
         (lambda d: shutil.rmtree(d), [], "no such"),
         (of_another_benchmark, [], "is a data set of cosmoflow"),
         (lambda d: None, ["data.sample_shape=[48,48,16]"], "shape"),

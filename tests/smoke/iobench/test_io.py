@@ -144,7 +144,7 @@ def test_results_that_do_not_fit_are_one_line_and_leave_nothing(place, tmp_path,
     )  # fmt: skip
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
-    assert f"{tmp_path / 'out'}: cannot be written: File too large; check free space" in line
+    assert f"{tmp_path / 'out'} cannot be written: File too large; check free space" in line
     assert not (tmp_path / "out").exists()
 
 

@@ -379,7 +379,7 @@ def test_a_picture_is_never_overwritten(tmp_path, capsys):
     out = tmp_path / "sample.png"
     out.write_text("kept")
     assert cli.main(["data", "show", "cosmoflow", "nowhere.tfrecord", "--out", str(out)]) == 2
-    assert "exists already" in capsys.readouterr().err and out.read_text() == "kept"
+    assert "already exists" in capsys.readouterr().err and out.read_text() == "kept"
 
 
 def test_a_bench_by_several_ranks_is_refused(tmp_path, capsys, monkeypatch):

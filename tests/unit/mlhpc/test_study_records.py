@@ -143,7 +143,7 @@ def test_a_damaged_cell_is_reported_before_anything_runs(site, capsys):
         path.write_text(text)
         assert site.study("--vary", "batch=8", "--repeats", "1") == 2
         error = capsys.readouterr().err
-        assert f"{path}: cannot be read" in error and error.count("\n") == 1
+        assert f"{path} cannot be read" in error and error.count("\n") == 1
     assert len(site.calls()) == 1
 
 

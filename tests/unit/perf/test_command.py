@@ -117,7 +117,7 @@ def test_the_errors_against_published_sets(capsys):
         (("cosmoflow", "--machine", "perlmuter"), "did you mean 'perlmutter'"),
         (("cosmoflow", "--machine", "perlmutter", "--nodes", "0"), "--nodes: 0: give"),
         (("cosmoflow", "--machine", "perlmutter", "--batch", "-3"), "--batch: -3: give"),
-        (("--against", "nowhere.csv"), "nowhere.csv: cannot be read"),
+        (("--against", "nowhere.csv"), "nowhere.csv cannot be read"),
         (("resnet50", "--against", "published"), "no set of 'resnet50'"),
         (("deepcam", "--preset", "closed-2048", "--machine", "cori-gpu"), "largest that fits"),
     ],

@@ -106,7 +106,7 @@ def test_the_data_set_of_another_benchmark_is_refused_on_all_ranks(root: Path) -
     outcomes = on_ranks(1, 2, lambda world: describe(root, world, "deepcam"))
     for outcome in outcomes:
         assert isinstance(outcome, UserError)
-        assert str(outcome) == f"{root}: is a data set of cosmoflow; give one of deepcam with --data"
+        assert str(outcome) == f"{root} is a data set of cosmoflow; give one of deepcam with --data"
     assert on_ranks(1, 2, lambda world: describe(root, world, "cosmoflow")) == [load(root)] * 2
 
 
@@ -181,7 +181,7 @@ def test_files_are_sorted_by_path_in_any_manifest(tmp_path: Path) -> None:
 
 def test_a_fifo_is_refused_without_hanging(root: Path) -> None:
     os.mkfifo(root / "manifest.json")
-    with pytest.raises(UserError, match=r"manifest\.json: cannot be read: not a regular file"):
+    with pytest.raises(UserError, match=r"manifest\.json cannot be read: not a regular file"):
         load(root)
     (root / "manifest.json").unlink()
     index(root, {}, Solo(), workers=1)
@@ -236,7 +236,7 @@ def test_a_manifest_that_cannot_be_written_is_a_one_line_error_with_its_path(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(atomic, "write_all", full)
-    with pytest.raises(UserError, match=r"data/manifest\.json: cannot be written: No space left .*; check"):
+    with pytest.raises(UserError, match=r"data/manifest\.json cannot be written: No space left .*; check"):
         index(root, {}, Solo(), workers=1)
 
 

@@ -134,7 +134,7 @@ def test_foreign_and_absent_files_are_named(tmp_path: Path) -> None:
     text.write_text("this is not a record file at all")
     with pytest.raises(UserError, match="readme: not a TFRecord"):
         list(read_records(text))
-    with pytest.raises(UserError, match="gone: cannot be read: No such file"):
+    with pytest.raises(UserError, match="gone cannot be read: No such file"):
         list(read_records(tmp_path / "gone"))
 
 

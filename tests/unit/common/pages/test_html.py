@@ -104,7 +104,7 @@ def test_a_page_replaces_a_page_and_nothing_else(tmp_path: Path) -> None:
     write(tmp_path / "page.html", rendered(title="new"))
     assert "<title>new</title>" in (tmp_path / "page.html").read_text("utf-8")
     (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(UserError, match=r"notes\.txt: exists and is not an HTML page"):
+    with pytest.raises(UserError, match=r"notes\.txt exists and is not an HTML page"):
         write(tmp_path / "notes.txt", rendered())
     with pytest.raises(UserError, match="cannot be written"):
         write(tmp_path / "missing" / "page.html", rendered())
@@ -117,7 +117,7 @@ def test_what_is_no_file_in_place_of_a_page_is_refused_without_reading_it(place:
     os.mkfifo(tmp_path / "fifo")
     (tmp_path / "folder").mkdir()
     (tmp_path / "page.html").symlink_to(tmp_path / place)
-    with pytest.raises(UserError, match=r"page\.html: exists and is not an HTML page"):
+    with pytest.raises(UserError, match=r"page\.html exists and is not an HTML page"):
         write(tmp_path / "page.html", rendered())
 
 

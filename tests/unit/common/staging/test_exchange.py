@@ -195,7 +195,7 @@ def test_a_node_looks_once_at_the_files_that_it_sends_and_receives_and_at_no_oth
 @pytest.mark.parametrize(
     ("number", "kind", "says"),
     [
-        (errno.EIO, UserError, r"/a: cannot be read: Input/output error; choose another --stage$"),
+        (errno.EIO, UserError, r"/a cannot be read: Input/output error; choose another --stage$"),
         (
             errno.ECONNRESET,
             LinkBroken,

@@ -34,7 +34,7 @@ def no_parts(target: Path) -> bool:
 @pytest.mark.parametrize(
     "spoil, words",
     [
-        (lambda path: path.unlink(), ["3.tfrecord: cannot be read: No such file"]),
+        (lambda path: path.unlink(), ["3.tfrecord cannot be read: No such file"]),
         (lambda path: os.truncate(path, 9), ["3.tfrecord: 9 bytes, expected 2097152"]),
         (lambda path: path.write_bytes(b"\1" * 2_097_152), ["3.tfrecord: checksum", "expected"]),
     ],
@@ -92,9 +92,7 @@ def test_a_write_that_fails_midway_leaves_no_half_file(source: Manifest, target:
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (2_000_000, hard))
     try:
-        with pytest.raises(
-            UserError, match=r"target/.*/0\.tfrecord: cannot be written: File too large; free"
-        ):
+        with pytest.raises(UserError, match=r"target/.*/0\.tfrecord cannot be written: File too large; free"):
             stage(source, target, Solo(), "replicate", workers=1)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
@@ -136,7 +134,7 @@ def test_a_record_that_cannot_be_written_is_named(
 
     monkeypatch.setattr("mlhpc.common.data.manifest.save", full)
     outcomes = on_ranks(1, 2, lambda world: stage(source, target, world, "replicate"))
-    fails_alike(outcomes, f"{target}/manifest.json: cannot be written: Disk quota exceeded (", "free)")
+    fails_alike(outcomes, f"{target}/manifest.json cannot be written: Disk quota exceeded (", "free)")
     assert not target.exists()
 
 
@@ -163,7 +161,7 @@ def test_a_real_full_disk(source: Manifest, target: Path, monkeypatch: pytest.Mo
 def test_a_target_that_cannot_be_made_is_one_line_on_every_rank(source: Manifest, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     outcomes = on_ranks(1, 2, lambda world: stage(source, tmp_path / "file" / "x", world, "replicate"))
-    fails_alike(outcomes, f"{tmp_path / 'file' / 'x'}: cannot be written: ", "choose another --stage")
+    fails_alike(outcomes, f"{tmp_path / 'file' / 'x'} cannot be written: ", "choose another --stage")
 
 
 def test_a_target_without_permission(source: Manifest, target: Path) -> None:
@@ -178,7 +176,7 @@ def test_files_of_others_are_not_written_over(source: Manifest, target: Path) ->
     (target / "train").mkdir(parents=True)
     (target / "train" / "5.tfrecord").write_bytes(b"precious")
     outcomes = on_ranks(1, 2, lambda world: stage(source, target, world, "replicate"))
-    fails_alike(outcomes, "train/5.tfrecord: exists, but was not written by staging")
+    fails_alike(outcomes, "train/5.tfrecord exists, but was not written by staging")
     assert contents(target) == {"train/5.tfrecord": b"precious"}
 
 

@@ -274,7 +274,7 @@ def test_a_full_disk_is_a_one_line_error_with_folder_and_remedy(
         with pytest.raises(UserError) as error:
             run(raw, out)
     assert str(error.value) == (
-        f"{out}: cannot be written: No space left on device; check free space and permissions"
+        f"{out} cannot be written: No space left on device; check free space and permissions"
     )
     assert content(out) == {}, "nothing half-written"
 
@@ -324,7 +324,7 @@ def test_a_source_of_other_things_than_files_is_one_line(tmp_path: Path) -> None
         source = tmp_path / kind.__name__
         (source / "train").mkdir(parents=True)
         kind(source / "train" / "a_000.tfrecord")
-        with pytest.raises(UserError, match=r"a_000\.tfrecord: cannot be read: not a regular file"):
+        with pytest.raises(UserError, match=r"a_000\.tfrecord cannot be read: not a regular file"):
             convert(source, tmp_path / "out", Solo(), 1)
     assert not (tmp_path / "out").exists()
 

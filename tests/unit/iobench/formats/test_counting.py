@@ -113,7 +113,7 @@ def test_a_read_that_fails_after_others_of_its_run_ends_in_one_line(tmp_path, mo
     statistics = ReadStatistics(events=[])
     file = CountedFile(tmp_path / "file", statistics, transfer=1000)
     file.read(0, 2000)
-    with pytest.raises(UserError, match="file: cannot be read: Input/output error"):
+    with pytest.raises(UserError, match="file cannot be read: Input/output error"):
         file.read(0, 10_000)
     statistics.finish()
     assert statistics.activity.reading_s == pytest.approx(statistics.seconds)

@@ -331,7 +331,7 @@ def test_a_trace_of_events_that_nest_is_a_trace_or_one_line(tmp_path: Path, caps
 def test_a_trace_overwrites_nothing(tmp_path: Path) -> None:
     out = started(tmp_path / "run", epochs=1)
     (tmp_path / "trace.json").write_text("kept")
-    with pytest.raises(UserError, match="exists already"):
+    with pytest.raises(UserError, match="already exists"):
         write_trace(out, tmp_path / "trace.json")
     assert (tmp_path / "trace.json").read_text() == "kept"
 
@@ -355,7 +355,7 @@ def test_csv_has_every_epoch_and_quotes_names(tmp_path: Path, capsys) -> None:
     assert rows[0][name] == "0.5" and rows[1][name] == ""
     facts = dict(csv.reader((tmp_path / "csv" / "run.csv").open(newline="")))
     assert (facts["energy_node_j"], facts["energy_processors_j"]) == ("5000.0", "")
-    assert cli.main(words) == 2 and "exists already" in capsys.readouterr().err
+    assert cli.main(words) == 2 and "already exists" in capsys.readouterr().err
 
 
 def test_diff_names_settings_environment_and_machine(tmp_path: Path, capsys) -> None:

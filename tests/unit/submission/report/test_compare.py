@@ -142,12 +142,12 @@ def test_no_file_in_the_trees_is_modified(tmp_path: Path, monkeypatch: pytest.Mo
     assert list(here.iterdir()) == [], "without --out no page is written"
     assert report_on([tree], console, Path("page.html")) == Path("page.html")
     assert state() == before
-    with pytest.raises(UserError, match=r"page\.html: exists already"):
+    with pytest.raises(UserError, match=r"page\.html already exists"):
         report_on([tree], console, Path("page.html"))
     monkeypatch.chdir(tree / "org" / "results")
     with pytest.raises(UserError, match=r"is inside .*choose --out"):
         report_on([tree], console, Path("page.html"))
-    with pytest.raises(UserError, match="exists already"):
+    with pytest.raises(UserError, match="already exists"):
         report_on([tree], console, _text(tmp_path / "notes.txt"))
     assert state() == before and (tmp_path / "notes.txt").read_text() == "mine"
 
