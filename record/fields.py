@@ -9,7 +9,7 @@ from typing import Annotated, Any, Self
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from mlhpc.common.files import atomic
-from mlhpc.common.files.untrusted import printable, read_object
+from mlhpc.common.files.untrusted import finite, printable, read_object
 from mlhpc.errors import UserError
 
 MOST_RANKS = 1_000_000
@@ -45,7 +45,8 @@ class Fields(BaseModel):
 
     def write(self, path: Path) -> None:
         """Write the file ``path``: the keys that were set, also to None. Raises UserError."""
-        write_text(path, self.model_dump_json(indent=1, exclude_unset=True) + "\n")
+        values = finite(self.model_dump(exclude_unset=True))
+        write_text(path, json.dumps(values, indent=1) + "\n")
 
 
 def write_text(path: Path, text: str) -> None:

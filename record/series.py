@@ -9,7 +9,7 @@ from mlhpc.record.fields import Count, Fields, Name, Number, Ranks, Seconds, Tex
 
 State = Literal["converged", "missed", "aborted", "running", "to do"]
 Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Value = str | bool | int | Number
+Value = str | int | float | bool
 """Of a setting."""
 
 
@@ -61,7 +61,7 @@ class CampaignRecord(Fields):
 class CellRecord(Fields):
     """A cell of a study: the settings of the runs in its folder, their data set, and where it is staged to."""
 
-    settings: Annotated[dict[Text, Value], Field(min_length=1)]
+    settings: Annotated[dict[Text, str | bool | int | Number], Field(min_length=1)]
     data: Text
     stage: Text | None
 
