@@ -124,10 +124,10 @@ def _refusal(
     largest, capacity = max(options, key=lambda option: option[1])
     shared = largest.name == FILE_SYSTEM
     smaller = shared or scope == "sample" or machine.nodes == 1
-    size = f"{bytes_text(share if shared else part)} a node on {count(nodes, 'node')}"
+    size = f"{bytes_text(share if shared else part)} per node on {count(nodes, 'node')}"
     return UserError(
         f"{machine.at('storage.shared' if shared else largest.key)}: the data set, {size}, is larger than every "
-        f"tier of {machine.name} (largest: {largest.name}, {bytes_text(capacity)} a node); "
+        f"tier of {machine.name} (largest: {largest.name}, {bytes_text(capacity)} per node); "
         f"{'take a smaller data set' if smaller else 'take more nodes'}"
     )
 

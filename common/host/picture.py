@@ -11,7 +11,7 @@ def save(figure: Any, path: Path, dpi: int) -> None:
 
     Raises UserError if it cannot be written, or matplotlib does not support the format.
     """
-    reason, remedy = "", "give another --out"
+    reason, remedy = "", "choose another --out"
     if not path.parent.is_dir():
         reason, remedy = f"there is no folder {path.parent}", "create it or choose another --out"
     else:

@@ -170,7 +170,7 @@ def _shape(universe: Universe, sample: int) -> tuple[int, ...]:
             if not isinstance(data, h5py.Dataset) or data.dtype != kind or data.ndim != axes:
                 raise UserError(
                     f"{universe.path} has no dataset {name!r} of {np.dtype(kind)} with {axes} axes; "
-                    "give the folder of the raw universes"
+                    "pass the folder of the raw universes"
                 )
             require_own_values(data, universe.path)
         shape: tuple[int, ...] = file["full"].shape + file["unitPar"].shape

@@ -176,7 +176,7 @@ def _samples(source: Path, known: dict[str, Any], as_stored: bool) -> list[tuple
     if not as_stored and (known.get("lossy", False) or known.get("dtype", "float32") != "float32"):
         raise UserError(
             f"{source}: was already converted by a lossy codec ({known.get('codec', known.get('dtype'))}); "
-            f"give the "
+            f"pass the "
             "folder of the HDF5 samples"
         )
     return samples

@@ -78,7 +78,7 @@ def sample_shape(path: Path) -> tuple[int, int, int]:
     if len(shape) != 3:
         raise UserError(
             f"{path}: {DATA} has shape {list(shape)}, but a sample is [rows, columns, channels]; "
-            "give the folder of a DeepCAM data set"
+            "pass the folder of a DeepCAM data set"
         )
     return shape[0], shape[1], shape[2]
 

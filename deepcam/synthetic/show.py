@@ -88,7 +88,7 @@ def _read(path: Path) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.uint8]]:
     if len(shape) != 3 or shape[2] != len(hdf5.CHANNELS):
         raise UserError(
             f"{path}: the field is {list(shape)}, not rows, columns, {len(hdf5.CHANNELS)} channels; "
-            "give a sample file"
+            "pass a sample file"
         )
     fields, mask = np.empty(shape, np.float32), np.empty(shape[:2], np.uint8)
     sample.Reader(shape, None).read(path, fields, mask)
