@@ -16,7 +16,7 @@ HELP = {"help", "description", "epilog", "remedy", "detail"}
 INSTEAD = {
     r"--?[\w-]+ (is|are) for\b|^(is|are) for\b": "requires, or applies to",
     r"(^|[;:,.(]\s*|\bor )give\b": "pass, choose, set, add, or say what must be",
-    r"(\d|\{\}|[GMk]B|samples|bytes|seconds|\bs) an? (node|rank|epoch|step|sample|second|accelerator|file)\b": "per",
+    r"(\d|\{\}|[GMk]B|samples|bytes|seconds|\bs) an? (node|rank|epoch|step|sample|second|file)\b": "per",
     r"\{\}: (is|has|are|does|cannot|exists|must)\b": "no colon between a subject and its verb",
     r"\b\d{1,3} \d{3}\b": "1,024",
 }
