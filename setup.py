@@ -23,7 +23,7 @@ COMPILED = [
         optional=True,
     ),
 ]
-# For those who install a wheel (mlhpc scripts): no code of the suite, and without docs/evidence. The site files by
+# For those who install a wheel (mlhpc scripts): no code of the suite, and no evidence. The site files by
 # name, since that folder may hold a centre's own.
 SITES = ("a64fx", "aurora", "frontier", "local", "perlmutter", "slurm", "summit")
 SHIPPED = [

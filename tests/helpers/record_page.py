@@ -103,18 +103,24 @@ def _text(docstring: str) -> str:
 def _example(name: str) -> str:
     text = (RUN / name).read_text()
     if name.endswith(".json"):
-        text = _compact(json.loads(text))
-    return f"```json\n{text}```\n"
+        return f"```json\n{_compact(json.loads(text))}```\n"
+    records = [json.loads(line) for line in text.splitlines()]
+    first = {(record["event"], record["name"]): _dense(record) for record in reversed(records)}
+    return "The first of each kind in a run:\n\n```json\n" + "\n".join(reversed(first.values())) + "\n```\n"
+
+
+def _dense(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"))
 
 
 def _compact(value: dict[str, Any]) -> str:
     """JSON with a line for each key, and one for each object of a list."""
     lines = []
     for key, part in value.items():
-        text = json.dumps(part)
+        text = _dense(part)
         if isinstance(part, list) and part and isinstance(part[0], dict):
-            text = "[\n  " + ",\n  ".join(map(json.dumps, part)) + "]"
-        lines.append(f' "{key}": {text}')
+            text = "[\n  " + ",\n  ".join(map(_dense, part)) + "]"
+        lines.append(f' "{key}":{text}')
     return "{" + ",\n".join(lines)[1:] + "}\n"
 
 

@@ -141,7 +141,6 @@ def test_imports_have_no_cycles():
     assert below.keys() - free == set()
 
 
-@pytest.mark.xfail(reason="doctor/memory.py prints sizes with a function of submission/report/summary.py")
 def test_a_run_does_not_depend_on_its_verdict():
     """Nothing that ``mlhpc run`` imports, directly or not, lies in submission."""
     reached, waiting = set(), {"mlhpc.run"}
