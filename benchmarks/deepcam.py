@@ -22,7 +22,7 @@ class Simulation(schema.FrozenModel):
     decoys: float = Field(
         6.0,
         ge=0,
-        description="mean number of near misses of each kind of storm, which the masks exclude",
+        description="mean number of near misses (excluded from the masks) for each type of storm",
     )
     strains: float = Field(
         0.0,

@@ -153,7 +153,7 @@ class HorovodTraining(Training):
         None,
         ge=0,
         le=1024 * 1024,
-        description="maximum gradient size that Horovod fuses into one all-reduce; 0: no fusion; none: "
+        description="fusion threshold: maximum total size of the gradients that Horovod fuses into one all-reduce; 0: no fusion; none: "
         "from the environment, or Horovod's default of 128",
         json_schema_extra=only_in("tensorflow"),
     )
@@ -286,7 +286,7 @@ class Emulation(FrozenModel):
     --compute``). Such a run does not train and is never a result."""
 
     step_s: Seconds | None = Field(None, description="seconds of a training step; none: steps are computed")
-    eval_step_s: Seconds = Field(0.0, description="seconds of an evaluation step")
+    eval_step_s: Seconds = Field(0.0, description="duration of an evaluation step in seconds")
 
     @property
     def enabled(self) -> bool:
@@ -361,7 +361,7 @@ class Run(FrozenModel):
         if self.study.earlier_epochs and not self.study.steps:
             raise UserError(
                 "study.earlier_epochs is only for mlhpc study, whose runs measure steps: a run to the "
-                "target must read the data set inside its clock; omit it"
+                "target must read the data set while its clock is running; omit it"
             )
         if self.staging.overlap:
             self._require_overlap(staged)

@@ -67,7 +67,7 @@ def require_weights(run: CosmoFlow) -> None:
     if odd := [name for name, shape in wanted.items() if actual[name] != shape]:
         raise UserError(
             f"training.weights={path}: {odd[0]} has shape {list(actual[odd[0]])}, this network needs "
-            f"{list(wanted[odd[0]])}; use weights of a run with the same network and sample_shape"
+            f"{list(wanted[odd[0]])}; use weights from a run with the same network and sample_shape"
         )
 
 

@@ -228,7 +228,7 @@ def print_sweep(
     print_table(table("sweep", points, columns), console)
     again = comparisons["again"]
     if again is None:
-        return console.print("no setting is faster than those of the workload")
+        return console.print("none of the settings tried is faster than the workload's own")
     say(console, f"recommended: {again.recommended.named}")
     for each, where in ((again, "measured again"), (comparisons.get("in_a_run"), "in mlhpc run")):
         if each:

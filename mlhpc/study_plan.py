@@ -242,7 +242,7 @@ def _encoded(data: Path, codec: str, benchmark: registry.Benchmark) -> Path:
             return path
     if other.is_dir():
         raise UserError(
-            f"{other} is in {_codec_of(other, benchmark)}; move it away, and convert {data} again"
+            f"{other} is in {_codec_of(other, benchmark)}; move it elsewhere, and convert {data} again"
         )
     if codec == benchmark.published_codec and codec not in makes:
         raise UserError(f"{origin} is not in {codec}; pass its original data set as --data")

@@ -55,7 +55,7 @@ def _tensors(saved: checkpoint.Checkpoint, run: Run) -> tuple[Tensors, str]:
         return {current_name(name): array for name, array in _state_dict(saved).items()}, STATE_DICT
     if run.benchmark == "resnet50":
         return _state_dict(saved), STATE_DICT
-    raise UserError(f"a run of {run.benchmark}: only its package can read its checkpoints")
+    raise UserError(f"a run of {run.benchmark}: only that benchmark's package can read its checkpoints")
 
 
 def _state_dict(saved: checkpoint.Checkpoint) -> Tensors:

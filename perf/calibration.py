@@ -102,7 +102,7 @@ class Calibration:
         an unknown kind."""
         groups = {(f, g): e for (f, g, k), e in self.efficiencies.items() if k == kind}
         if not groups:
-            raise UserError(f"no efficiency of layers of the kind {kind!r} is known")
+            raise UserError(f"no known efficiency for layers of type {kind!r}")
         own = [g for f, g in groups if f == family]
         if own:
             wanted = _year(generation) if generation else 9999

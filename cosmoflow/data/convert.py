@@ -76,7 +76,7 @@ def convert(
     written or contains other samples, or if there is a ``packer`` for another format than gzip.
     """
     if packer and (codec or (None if archive else "gzip")) != "gzip":
-        raise UserError("--packer compresses samples of --codec gzip; omit it, or choose that format")
+        raise UserError("--packer requires --codec gzip; omit it, or add that option")
     packer = packer or "zlib"
     generate.require_outside(source, out)
     if on_rank0(world, lambda: _holds_samples(source)):
@@ -136,7 +136,7 @@ def find_universes(source: Path, validation_fraction: float) -> list[Universe]:
     Raises UserError if there is none, or the fraction is not in [0, 1).
     """
     if not 0 <= validation_fraction < 1:
-        raise UserError(f"--validation {validation_fraction} must be a fraction from 0 to below 1")
+        raise UserError(f"--validation {validation_fraction} must be at least 0 and less than 1")
     if not source.is_dir():
         raise UserError(f"{source}: no such folder; pass the folder of the raw universes")
     paths = sorted(path for path in source.rglob("*") if path.suffix in _SUFFIXES and path.is_file())
@@ -186,7 +186,7 @@ def _require_one_kind(universes: list[Universe], shapes: list[tuple[int, ...]]) 
     for universe, shape in zip(universes, shapes, strict=True):
         if shape != shapes[0]:
             raise UserError(
-                f"{universe.path}: shape {shape}, that of {universes[0].path.name} is {shapes[0]}; "
+                f"{universe.path} has shape {shape}, but {universes[0].path.name} has {shapes[0]}; "
                 "convert universes of one shape at a time"
             )
 

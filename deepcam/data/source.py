@@ -99,7 +99,7 @@ class DeepCamSource(Source[TensorPair]):
         if self.loading.cache and need > (left := memory_left()):
             raise UserError(
                 f"loading.cache needs {bytes_text(need)} for {count(kept, 'sample')} of "
-                f"{count(self.ranks_on_node, 'rank')} on this node, but {bytes_text(left)} are left; "
+                f"{count(self.ranks_on_node, 'rank')} on this node, but only {bytes_text(left)} is free; "
                 "set loading.cache=false, or stage with staging.mode=shard on more nodes"
             )
 

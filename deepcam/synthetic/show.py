@@ -87,7 +87,7 @@ def _read(path: Path) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.uint8]]:
         shape = hdf5.read(path)[0].shape
     if len(shape) != 3 or shape[2] != len(hdf5.CHANNELS):
         raise UserError(
-            f"{path}: the field is {list(shape)}, not rows, columns, {len(hdf5.CHANNELS)} channels; "
+            f"{path} has shape {list(shape)}, not [rows, columns, {len(hdf5.CHANNELS)} channels]; "
             "pass a sample file"
         )
     fields, mask = np.empty(shape, np.float32), np.empty(shape[:2], np.uint8)

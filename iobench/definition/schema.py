@@ -149,7 +149,7 @@ class Reader(FrozenModel):
         "normal", description="posix_fadvise of each file; sequential: the kernel reads ahead twice as far"
     )
     direct: bool = Field(False, description="O_DIRECT: past the page cache")
-    mpi_io: bool = Field(False, description="HDF5 reads by MPI-IO, if h5py was built with it")
+    mpi_io: bool = Field(False, description="read HDF5 through MPI-IO, if h5py was built with it")
     metadata_bytes: BytesOrNone = Field(0, description="an extra read of this size before each sample")
     load_all: bool = Field(False, description="read all samples into memory before the first step")
     extents: tuple[Extent, ...] = Field(
@@ -167,7 +167,7 @@ class Reader(FrozenModel):
 
 class Train(FrozenModel):
     epochs: Count = 1
-    steps: CountOrNone = Field(0, description="steps of all epochs; 0: whole epochs")
+    steps: CountOrNone = Field(0, description="total number of steps over all epochs; 0: whole epochs")
     computation: Duration = Field(Duration(mean=0.0), description="seconds of computation per step")
     barrier: bool = Field(
         True, description="ranks wait for each other after each step, as an all-reduce does"

@@ -91,7 +91,7 @@ class CountedFile:
         """Fill ``out``, uint8 [length], with the bytes from ``offset`` on."""
         if offset < 0 or offset + len(out) > self.size:
             raise UserError(
-                f"{self.path} has {self.size} bytes, {offset + len(out)} are expected: damaged; regenerate it"
+                f"{self.path} has {self.size} bytes instead of {offset + len(out)}: damaged; regenerate it"
             )
         if not self._streaming:
             return self._fetch(offset, out)
@@ -193,7 +193,7 @@ class MemoryFile(CountedFile):
     def read(self, offset: int, length: int) -> Bytes:
         """``length`` bytes from ``offset``: a part of the memory itself."""
         if offset < 0 or offset + length > self.size:
-            raise UserError(f"{self.path} has {self.size} bytes, {offset + length} are expected: damaged")
+            raise UserError(f"{self.path} has {self.size} bytes instead of {offset + length}: damaged")
         return self._data[offset : offset + length]  # no copy
 
     def read_into(self, offset: int, out: Bytes) -> None:

@@ -39,7 +39,7 @@ class Samples(formats.Samples):
             raise UserError(f"{file.path}: not the Parquet file expected ({error}); regenerate it") from error
         if self._groups.num_row_groups != len(sizes):
             raise UserError(
-                f"{file.path} has {self._groups.num_row_groups} row groups, {len(sizes)} are expected; "
+                f"{file.path} has {self._groups.num_row_groups} row groups instead of {len(sizes)}; "
                 "regenerate it"
             )
 

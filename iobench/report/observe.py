@@ -121,7 +121,7 @@ def read_observation(folder: Path) -> dict[str, float]:
             f"{folder}: no observation; record one with mlhpc io observe --out {folder}"
         ) from None
     if not all(0 <= value < float("inf") for value in values.values()):
-        raise UserError(f"{folder / NAME} has invalid factors; observe again")
+        raise UserError(f"{folder / NAME} has invalid factors; run mlhpc io observe again")
     return values
 
 

@@ -79,7 +79,7 @@ def fit(workload: Workload, results: Sequence[Mapping[str, Any]]) -> Fit:
     except (KeyError, IndexError, TypeError, ZeroDivisionError):
         raise UserError("the runs have no reading times; repeat them with this version of io run") from None
     if not rates > 0:
-        raise UserError("a run measured no samples per second, so there is nothing to simulate")
+        raise UserError("a run recorded no throughput, so there is nothing to simulate")
 
     def rate(ranks: int, share: float) -> float:
         divided = _divided(service, call_s, share)

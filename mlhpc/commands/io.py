@@ -86,7 +86,7 @@ def add(commands: Commands) -> None:
         metavar="DATA",
         help="also measure in mlhpc run, on this data set of the benchmark",
     )
-    sweep.add_argument("--preset", default="smoke", help="of --confirm (default: smoke)")
+    sweep.add_argument("--preset", default="smoke", help="for --confirm (default: smoke)")
     simulate = add_command(actions, "simulate", _simulate, "simulate a workload on many ranks")
     _add_workload(simulate)
     simulate.add_argument(

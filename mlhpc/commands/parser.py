@@ -159,7 +159,7 @@ def print_help(options: argparse.Namespace) -> int:
 
 
 def add_benchmark(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("benchmark", metavar="BENCHMARK", help=f"{NAMES}, or one of an installed package")
+    parser.add_argument("benchmark", metavar="BENCHMARK", help=f"{NAMES}, or one from an installed package")
     parser.add_argument("--preset", default="smoke", help="a named size (mlhpc presets BENCHMARK)")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change one setting")
 

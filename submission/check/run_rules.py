@@ -83,7 +83,7 @@ def _result_rules(result: Result) -> Iterator[Finding]:
                 "result.json",
                 f"parts that add up to {total:.3f} s, within 1%",
                 f"{summed:.3f} s",
-                "the breakdown does not match the run; report this as a bug of mlhpc",
+                "the breakdown does not match the run; report this as a bug in mlhpc",
             )
 
 

@@ -146,7 +146,9 @@ def _sources(paths: Sequence[Path], weak: Sequence[Path]) -> list[ResultSet]:
 def _together(sets: Sequence[ResultSet], metric: Metric) -> ResultSet:
     """Several sets as one. Raises UserError for a mixture of run folders and bare logs."""
     if len({bool(results.runs) for results in sets}) > 1:
-        raise UserError(f"{sets[0].path} and the others: pass either folders of runs or single logs")
+        raise UserError(
+            f"{sets[0].path} cannot be packed with the other paths: pass either run folders or log files"
+        )
     return replace(
         sets[0],
         path=sets[0].path if len(sets) == 1 else sets[0].path.parent,
@@ -220,7 +222,7 @@ def _system_name(fields: dict[str, Any], path: Path) -> str:
         raise UserError(f"{path} has no system_name; fill it in (mlhpc doctor --system --set system_name=…)")
     if len(name.encode()) > LONGEST_NAME:
         raise UserError(
-            f"{path}: the system_name, a folder name, has more than {LONGEST_NAME} bytes; shorten it"
+            f"{path}: system_name is used as a folder name, but is longer than {LONGEST_NAME} bytes; shorten it"
         )
     return name
 
