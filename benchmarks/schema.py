@@ -153,8 +153,8 @@ class HorovodTraining(Training):
         None,
         ge=0,
         le=1024 * 1024,
-        description="fusion threshold: maximum total size of the gradients that Horovod fuses into one all-reduce; 0: no fusion; none: "
-        "from the environment, or Horovod's default of 128",
+        description="fusion threshold: maximum total size of the gradients that Horovod fuses into one all-reduce; "
+        "0: no fusion; none: from the environment, or Horovod's default of 128",
         json_schema_extra=only_in("tensorflow"),
     )
     cycle_time_ms: float | None = Field(

@@ -87,7 +87,7 @@ def _checked(data: Data) -> Simulation:
         )
     if data.sample_shape[2] != len(CHANNELS):
         raise UserError(
-            f"data.sample_shape is {list(data.sample_shape)}; synthetic weather fields have {len(CHANNELS)} channels"
+            f"data.sample_shape is {list(data.sample_shape)}; synthetic weather has {len(CHANNELS)} channels"
         )
     return data.simulation
 

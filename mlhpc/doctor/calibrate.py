@@ -27,7 +27,8 @@ def calibrate(out: Path | None, folder: Path | None, console: Console) -> int:
         raise UserError(f"{out} exists; choose another --out, or move it away")
     place = folder or Path(tempfile.gettempdir())
     console.print(
-        "measuring the speed of matrix products, memory, disk and loopback for about ten seconds; leave the machine idle"
+        "measuring the speed of matrix products, memory, disk and loopback for about ten seconds; leave the "
+        "machine idle"
     )
     try:
         text = tomli_w.dumps(_measured(place))
