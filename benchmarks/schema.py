@@ -153,7 +153,7 @@ class HorovodTraining(Training):
         None,
         ge=0,
         le=1024 * 1024,
-        description="fusion threshold: total size of the gradients that Horovod fuses into one all-reduce at most; "
+        description="fusion threshold: total size of gradients that Horovod fuses into one all-reduce, at most; "
         "0: no fusion; none: from the environment, or Horovod's default of 128",
         json_schema_extra=only_in("tensorflow"),
     )
