@@ -168,7 +168,9 @@ def read_run(data: bytes, scratch: Path) -> None:
     for results in result_sets(folder):
         findings += set_findings(results, score_set(results))
     _print(findings)
-    json.dumps([run.env.model_dump(), run.result.model_dump() if run.result else None], allow_nan=True).encode()
+    json.dumps(
+        [run.env.model_dump(), run.result.model_dump() if run.result else None], allow_nan=True
+    ).encode()
 
 
 @cache

@@ -134,7 +134,7 @@ def test_a_server_that_goes_away_ends_the_run_in_a_line(served, tmp_path, ranks)
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--set", "reader.direct=true"], "reader.direct is for file systems"),
+        (["--set", "reader.direct=true"], "reader.direct applies to file systems only"),
         (["--cache", "warm"], "there is no page cache to fill"),
         (["--data", "s3://bucket/other"], "s3://bucket/other: not a data set of mlhpc io"),
         (["--data", "s3://"], "s3://: names no bucket"),

@@ -61,9 +61,9 @@ def test_a_closed_campaign_is_checked_against_the_rules_before_its_first_run(sit
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--runs", "0"], "--runs: 0: give"),
-        (["--instances", "-1"], "--instances: -1: give"),
-        (["--ranks", "-2"], "--ranks: -2: give"),
+        (["--runs", "0"], "--runs: 0 is not"),
+        (["--instances", "-1"], "--instances: -1 is not"),
+        (["--ranks", "-2"], "--ranks: -2 is not"),
         (["--runs", "3", "--number", "4"], "1 to 3"),
         (["--instances", "4", "--runs", "3"], "increase --runs"),
         (["--instances", "2", "--number", "1"], "--number"),

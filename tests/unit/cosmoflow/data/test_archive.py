@@ -95,7 +95,7 @@ def test_the_command_packs_and_refuses_a_size_that_is_none(tmp_path: Path, capsy
     assert facts["samples_per_archive"] == 2
     arguments = ["data", "convert", "cosmoflow", f"{tmp_path}/source", f"{tmp_path}/no", "--archive", "0"]
     assert main(arguments) == 2
-    assert "--archive: 0: give a whole number of 1 or more" in capsys.readouterr().err
+    assert "--archive: 0 is not a whole number of 1 or more" in capsys.readouterr().err
 
 
 def test_an_archived_set_that_is_indexed_again_has_its_samples(source: Path, tmp_path: Path) -> None:

@@ -230,7 +230,7 @@ def test_the_size_of_the_data_set_comes_from_its_manifest(tmp_path):
     ("argv", "message"),
     [
         (["doctor", "cosmoflw"], "cosmoflow"),
-        (["doctor", "--ranks", "-1"], "--ranks: -1: give"),
+        (["doctor", "--ranks", "-1"], "--ranks: -1 is not"),
         (["doctor", "--set", "cooling=Air"], "--system"),
         (["doctor", "--data", ""], "--data: is empty"),
         (["doctor", "--site", "../mine"], "--site '../mine'"),
