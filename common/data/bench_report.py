@@ -18,7 +18,7 @@ from mlhpc.common.host.progress import progress
 from mlhpc.common.pages.blocks import table
 from mlhpc.common.pages.terminal import print_table, say
 from mlhpc.errors import UserError
-from mlhpc.quantities import bytes_text, count
+from mlhpc.quantities import bytes_text, count, digits
 
 _OTHER = "NO: different samples"
 _HALF = 0.5
@@ -138,10 +138,10 @@ def show(
 
     columns: dict[str, Callable[[Way], str]] = {
         "loader": lambda way: label(way, ways),
-        "warm": lambda way: of(way, lambda f: f"{f.warm:.1f}"),
-        "cold": lambda way: of(way, lambda f: f"{f.cold:.1f}"),
+        "warm": lambda way: of(way, lambda f: digits(f.warm)),
+        "cold": lambda way: of(way, lambda f: digits(f.cold)),
         "read": lambda way: of(way, lambda f: bytes_text(f.read)),
-        "CPU ms": lambda way: of(way, lambda f: f"{1000 * f.cpu_s:.2f}"),
+        "CPU ms": lambda way: of(way, lambda f: digits(1000 * f.cpu_s)),
         "decoding": lambda way: of(way, decoded),
         "memory": lambda way: of(way, lambda f: bytes_text(f.memory)),
         "same samples": lambda way: agree.get(way, "-"),

@@ -4,7 +4,7 @@
 # same paths.
 # HOROVOD_GPU_OPERATIONS= (empty) compiles Horovod for CPUs, where there is no CUDA toolkit; images are for GPUs.
 set -euo pipefail
-if [[ ${1:-} != tensorflow && ${1:-} != pytorch ]]; then echo "install.sh: give tensorflow or pytorch" >&2; exit 2; fi
+if [[ ${1:-} != tensorflow && ${1:-} != pytorch ]]; then echo "install.sh: pass tensorflow or pytorch" >&2; exit 2; fi
 
 export DEBIAN_FRONTEND=noninteractive
 apt-get update

@@ -152,7 +152,7 @@ def test_wrong_weights_are_one_line(one_rank, tiny_data, tmp_path):
         assert len(done.stderr.strip().splitlines()) == 1
     for words, said in [
         ([one_rank, "--out", file], "already exists"),
-        ([one_rank, "--out", tmp_path / "w.npz"], "ends in .safetensors"),
+        ([one_rank, "--out", tmp_path / "w.npz"], "must end in .safetensors"),
         ([tmp_path, "--out", tmp_path / "x.safetensors"], "contains no checkpoint.npz"),
     ]:
         done = mlhpc("weights", *words)

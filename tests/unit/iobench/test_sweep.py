@@ -139,7 +139,7 @@ def test_data_that_no_run_could_read_is_refused_before_the_sweep(tmp_path):
     cosmoflow = made(tmp_path / "out", {"reader.threads": ["1", "4"]}, "cosmoflow")
     with pytest.raises(UserError, match="nowhere"):
         require_counterparts(cosmoflow, tmp_path / "nowhere")
-    with pytest.raises(UserError, match="is empty; give a data set of cosmoflow"):
+    with pytest.raises(UserError, match="is empty; pass a data set of cosmoflow"):
         require_counterparts(cosmoflow, tmp_path)
 
 

@@ -267,7 +267,7 @@ def test_every_out_says_what_it_names():
             )
             if action.metavar.startswith("FILE."):
                 assert action.type("a" + action.metavar.removeprefix("FILE")), name
-                with pytest.raises(argparse.ArgumentTypeError, match="ends in"):
+                with pytest.raises(argparse.ArgumentTypeError, match="must end in"):
                     action.type("prof")
 
 
@@ -300,7 +300,7 @@ def test_a_seed_that_no_framework_takes_is_refused_before_the_run_has_a_folder(
     (tmp_path / "data").mkdir()
     words = ["run", "cosmoflow", "--data", "data", "--out", "out", "--seed", value, *dry]
     assert cli.main(words) == 2
-    assert f"--seed: {value}: give a whole number" in capsys.readouterr().err
+    assert f"--seed: {value} is not a whole number" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 

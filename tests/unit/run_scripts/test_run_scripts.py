@@ -424,7 +424,7 @@ def test_the_recipe_does_nothing_without_a_framework(tmp_path):
     script = FOLDER / "containers" / "install.sh"
     for words in ([], ["jax"]):
         done = subprocess.run(["/bin/bash", script, *words], env=env, capture_output=True, text=True)
-        assert (done.returncode, done.stderr) == (2, "install.sh: give tensorflow or pytorch\n")
+        assert (done.returncode, done.stderr) == (2, "install.sh: pass tensorflow or pytorch\n")
 
 
 def test_scripts_called_directly_are_executable():

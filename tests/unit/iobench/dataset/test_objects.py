@@ -143,7 +143,7 @@ def test_what_is_not_there_is_a_line(store, server):
         root_of("s3://", Storage(), 0)
     with pytest.raises(UserError, match=r"nowhere:// cannot be used: Protocol not known: nowhere"):
         require_data(SMALL, root_of("nowhere://bucket", Storage(), 0))
-    with pytest.raises(UserError, match=r"storage\.endpoints and storage\.region are for s3://"):
+    with pytest.raises(UserError, match=r"storage\.endpoints and storage\.region apply to s3://"):
         require_data(SMALL, root_of("memory://bucket", Storage(region="here"), 0))
 
 

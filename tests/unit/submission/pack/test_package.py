@@ -56,7 +56,7 @@ def test_a_closed_set_is_packed_in_the_official_layout_and_accepted(packed, clos
     assert {p.name for p in (implementations / "cluster_n4").iterdir()} == {
         "README.md", "setup.sh", "init_datasets.sh", "run_and_time.sh", "config.toml",
     }  # fmt: skip
-    assert list(implementations.glob("mlhpc-*/cosmoflow/tf/train.py"))
+    assert list(implementations.glob("mlhpc-*/src/mlhpc/cosmoflow/tf/train.py"))
 
 
 def test_the_command_for_the_official_checker_is_printed(
