@@ -29,7 +29,7 @@ def samples(count):
         (lambda data: data.rename(data.parent / "elsewhere"), "mlhpc data make cosmoflow"),
         (lambda data: (data / "train").rmdir(), "contains no files"),
         (lambda data: (data / "manifest.json").write_text("{"), "manifest.json"),
-        (lambda data: (data / "manifest.json").write_text(samples(5)), "5 samples, but 16384 are needed"),
+        (lambda data: (data / "manifest.json").write_text(samples(5)), "5 samples, but 16,384 are needed"),
     ],
 )
 def test_an_unusable_data_set_is_refused_before_the_first_run(site, capsys, spoil, message):

@@ -242,7 +242,7 @@ def test_a_manifest_that_cannot_be_written_is_a_one_line_error_with_its_path(
 
 def test_too_few_samples_reports_both_numbers_and_a_remedy(root: Path) -> None:
     with pytest.raises(
-        UserError, match=r"data/train: 4 samples, but 2048 are needed; choose a smaller preset"
+        UserError, match=r"data/train: 4 samples, but 2,048 are needed; choose a smaller preset"
     ):
         take(listing(root, Solo()), train=2048)
     with pytest.raises(UserError, match=r"data/test: 0 samples, but 1 is needed"):

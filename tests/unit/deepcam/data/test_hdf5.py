@@ -184,7 +184,7 @@ def test_a_defect_is_a_one_line_error_with_the_path(tmp_path, make, words):
     read(write_sample(tmp_path / "data-1.h5", 1), reader)  # a good one before it, whose layout is then known
     with pytest.raises(UserError, match=words) as raised:
         read(path, reader)
-    assert str(raised.value).startswith(f"{path} ") and "\n" not in str(raised.value)
+    assert str(raised.value).startswith((f"{path}: ", f"{path} ")) and "\n" not in str(raised.value)
 
 
 def test_damage_after_the_layout_was_located_is_detected(tmp_path):
@@ -192,7 +192,7 @@ def test_damage_after_the_layout_was_located_is_detected(tmp_path):
     reader = Reader(SHAPE, None)
     read(path, reader)
     os.truncate(path, path.stat().st_size - 1)
-    with pytest.raises(UserError, match=r"data-1\.h5 .*truncated"):
+    with pytest.raises(UserError, match=r"data-1\.h5:? .*truncated"):
         read(path, reader)
 
 
@@ -236,7 +236,9 @@ def test_unusable_statistics_are_refused(tmp_path, make, words):
     make(tmp_path / "stats.h5")
     with pytest.raises(UserError, match=words) as raised:
         hdf5.read_statistics(tmp_path, 16)
-    assert str(raised.value).startswith(f"{tmp_path}/stats.h5 ") and "\n" not in str(raised.value)
+    assert str(raised.value).startswith(
+        (f"{tmp_path}/stats.h5: ", f"{tmp_path}/stats.h5 ")
+    ) and "\n" not in str(raised.value)
 
 
 # .npy pairs
@@ -285,7 +287,9 @@ def test_a_defect_of_a_pair_names_its_file(tmp_path, spoil, name, words):
     spoil(path, tmp_path / "label-0.npy")
     with pytest.raises(UserError, match=words) as raised:
         read(path)
-    assert str(raised.value).startswith(f"{tmp_path}/{name}-0.npy ") and "\n" not in str(raised.value)
+    assert str(raised.value).startswith(
+        (f"{tmp_path}/{name}-0.npy: ", f"{tmp_path}/{name}-0.npy ")
+    ) and "\n" not in str(raised.value)
 
 
 # Lists of samples
@@ -311,7 +315,7 @@ def test_samples_are_listed_by_name_and_other_files_ignored(tmp_path):
 def test_the_shape_of_a_sample_is_read_from_its_file(tmp_path):
     assert sample_shape(write_sample(tmp_path / "data-0.h5", 1)) == SHAPE
     assert sample_shape(write_pair(tmp_path, fields(1), mask(1))) == SHAPE
-    with pytest.raises(UserError, match=r"data-1\.h5 .* has shape \[32, 48\]"):
+    with pytest.raises(UserError, match=r"data-1\.h5:? .* has shape \[32, 48\]"):
         sample_shape(write_sample(tmp_path / "data-1.h5", 1, fields(1)[..., 0]))
 
 
@@ -361,7 +365,7 @@ def test_values_in_other_files_are_refused(tmp_path, kind):
             layout[...] = h5py.VirtualSource("inner.h5", "climate/data", SHAPE)
             file.create_virtual_dataset("climate/data", layout)
     for reader in (read, hdf5.read, hdf5.locate):
-        with pytest.raises(UserError, match=r"data-0\.h5 .* is a link to values in another file"):
+        with pytest.raises(UserError, match=r"data-0\.h5:? .* is a link to values in another file"):
             reader(path)
 
 
