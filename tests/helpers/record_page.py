@@ -21,14 +21,14 @@ CHECKOUT = Path(__file__).parents[2]
 PAGE = CHECKOUT / "docs/reference/record.md"
 RUN = CHECKOUT / "tests/data/run"
 """``mlhpc run cosmoflow --preset smoke``, shortened to four epochs, and staged."""
-FILES: dict[str, type[BaseModel]] = {
-    "result.json": Result,
-    "env.json": Environment,
+FILES: dict[str, type[BaseModel]] = {"result.json": Result, "env.json": Environment}
+OTHERS: dict[str, type[BaseModel]] = {
     "campaign.json": CampaignRecord,
-    "cell.json": CellRecord,
-    "servers.json": ServersRecord,
+    "cell.json of a study": CellRecord,
+    "servers.json of a study": ServersRecord,
     "result.json of mlhpc io run": io.Result,
 }
+"""Files whose models the page only names."""
 HEAD = """# Files of a run
 
 Written by `python tests/helpers/record_page.py` from the models in `record/` and a run that was recorded; a test
@@ -49,7 +49,6 @@ def page() -> str:
         HEAD,
         "## events.rankN.jsonl\n",
         _text(events.__doc__ or ""),
-        _keys(events.Event.model_json_schema()),
     ]
     parts.append(_example("events.rank0.jsonl"))
     for name, model in FILES.items():
@@ -61,7 +60,8 @@ def page() -> str:
         parts += [
             _keys(part, f"**{name}**") for name, part in schema.get("$defs", {}).items() if name in known
         ]
-    return "\n".join(parts)
+    models = (f"- {name}: `{model.__module__}.{model.__name__}`" for name, model in OTHERS.items())
+    return "\n".join([*parts, "## Other files\n", *models, ""])
 
 
 def _keys(schema: dict[str, Any], name: str = "") -> str:
