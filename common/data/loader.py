@@ -37,7 +37,7 @@ class Reader(Protocol):
 
     @property
     def parts(self) -> Parts:
-        """The arrays of a sample, which are rows of those of a batch."""
+        """Shapes and types of the arrays of one sample. A batch stacks them, one row per sample."""
 
     @property
     def read(self) -> Callable[..., Any]:
@@ -113,7 +113,7 @@ class Source(Generic[Batch]):
         return assign_samples(dataset, staged, mode, world, **sizes)
 
     def for_epoch(self, samples: Any, draw: Draw | None) -> tuple[Reader, Callable[[int], Any]]:
-        """What reads ``samples`` (those of ``RankSamples``) in an epoch, and the key that it reads sample i by.
+        """The reader of ``samples`` (from ``RankSamples``) for one epoch, and a function from sample i to its key.
         ``draw`` is None in an evaluation."""
         return self, samples.__getitem__
 

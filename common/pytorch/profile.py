@@ -34,7 +34,7 @@ def profile_training(
     world: World,
 ) -> Profile:
     """``request.steps`` training steps of ``model``, not compiled, on batches of ``feed``, after one that warms
-    up. ``modules``: those of ``modules_in_order``. Called by all ranks.
+    up. ``modules``: the result of ``modules_in_order``. Called by all ranks.
 
     A forward operation belongs to the innermost module that was called around it; a backward one to that of the
     forward operation with its sequence number. On a GPU an operation's time is that of its kernels.

@@ -51,11 +51,11 @@ def slab_batches(
 ) -> Iterator[TensorPair]:
     """This rank's slabs of all batches of its group, in order.
 
-    ``batches``: those that this rank reads, pairs of [b, *shape] for the shapes of ``parts``: of the group's
-    batches, whose numbers of samples are ``sizes``, every ``plan.size``-th from the rank's number on. Volumes,
-    whose first three axes are those of the plan, are divided; other arrays go to all ranks. So the ranks of a
-    group read different files concurrently, and exchange slabs once per ``plan.size`` batches. ``traffic``
-    counts the bytes sent.
+    ``batches``: the batches that this rank reads, as pairs of tensors [b, *shape] with the shapes of ``parts``.
+    The group's batches have ``sizes`` samples each; rank r of the group reads batches r, r + ``plan.size``, and so
+    on. Arrays whose first three axes match the plan are split into slabs; other arrays are sent whole to every
+    rank. The ranks of a group thus read different files concurrently, and exchange slabs once per ``plan.size``
+    batches. ``traffic`` counts the bytes sent.
     """
     plan, rank = group.plan, group.rank
     sides = tuple(ends[-1] for ends in plan.bounds)

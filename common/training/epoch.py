@@ -55,7 +55,7 @@ def mean_quality(
     results: Sequence[tuple[SupportsFloat, SupportsFloat]], world: World, *, counts: bool = True
 ) -> float:
     """The mean over all ranks of an evaluation whose batches have these ``results``: a sum, and the number of
-    values in it. Called by all ranks; only those that ``counts`` contribute, one of each spatial group."""
+    values in it. Called by all ranks; only ranks with ``counts`` contribute (one per spatial group)."""
     own = [sum(float(result[i]) for result in results) for i in range(2)]  # waits for the device
     total, number = world.sum(own if counts else (0, 0))
     return float(total / number)

@@ -61,12 +61,12 @@ def exchanging(
     log: RunLog,
 ) -> Callable[[int, RankSamples], RankSamples]:
     """A function that every rank calls before each of ``epochs``, outside its span, with the epoch, from 1, and
-    the samples that it has. It returns those that it is to have.
+    its current samples. It returns the rank's samples for that epoch.
 
-    With ``run.staging.exchange`` and several nodes, these exchange their training files before every epoch but
-    the first, in a span "exchange"; the metric ``exchange_bytes`` is what all nodes sent. What all epochs need
-    for that is required at once, before the first. Otherwise the samples stay the same, as those of the
-    evaluation always do. Called by all ranks. Raises UserError, the same on all ranks.
+    With ``run.staging.exchange`` and several nodes, the nodes exchange their training files before every epoch but
+    the first, in a span "exchange"; the metric ``exchange_bytes`` is what all nodes sent. The space that all epochs
+    need is reserved before the first. Otherwise the training samples stay the same, and evaluation samples always
+    do. Called by all ranks. Raises UserError, the same on all ranks.
     """
     how = run.staging
     if staged is None or shuffle_scope(how.mode, world.nodes, how.exchange) != "global":

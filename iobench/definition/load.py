@@ -200,7 +200,8 @@ def _load_yaml(text: str) -> tuple[Any, Any]:
         nodes = 0
 
         def compose_node(self, parent: Any, index: Any) -> Any:
-            event: Any = self.peek_event()  # type: ignore[no-untyped-call]
+            parser: Any = self  # whose methods have no types
+            event = parser.peek_event()
             self.nodes += 1
             problem = None
             if isinstance(event, yaml.AliasEvent):

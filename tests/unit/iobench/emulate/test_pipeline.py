@@ -1,5 +1,6 @@
 import os
 import threading
+from typing import Any
 
 import pytest
 
@@ -21,12 +22,10 @@ def layout(tmp_path):
     return Layout(tmp_path, DATASET)
 
 
-def pipeline(layout: Layout, reader: Reader, samples: int = 24, storage: object = None) -> Pipeline:
+def pipeline(layout: Layout, reader: Reader, samples: int = 24, storage: Any = None) -> Pipeline:
     opened = storage or Storage(layout, reader)
     work = pieces(DATASET, DATASET.files, reader, 0, 1, 0, samples)
-    return Pipeline(
-        DATASET, reader, "train", work, reader.batch_size, opened.open, False  # type: ignore[attr-defined]
-    )  # fmt: skip
+    return Pipeline(DATASET, reader, "train", work, reader.batch_size, opened.open, False)
 
 
 def every_sample() -> list[bytes]:
