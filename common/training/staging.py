@@ -63,7 +63,7 @@ def exchanging(
     """A function that every rank calls before each of ``epochs``, outside its span, with the epoch, from 1, and
     its current samples. It returns the rank's samples for that epoch.
 
-    With ``run.staging.exchange`` and several nodes, the nodes exchange their training files before every epoch but
+    With ``run.staging.exchange``, several nodes exchange their training files before every epoch except
     the first, in a span "exchange"; the metric ``exchange_bytes`` is what all nodes sent. The space that all epochs
     need is reserved before the first. Otherwise the training samples stay the same, and evaluation samples always
     do. Called by all ranks. Raises UserError, the same on all ranks.
