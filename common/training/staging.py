@@ -64,8 +64,8 @@ def exchanging(
     its current samples. It returns the rank's samples for that epoch.
 
     With ``run.staging.exchange``, several nodes exchange their training files before every epoch except
-    the first, in a span "exchange"; the metric ``exchange_bytes`` is what all nodes sent. The space that all epochs
-    need is reserved before the first. Otherwise the training samples stay the same, and evaluation samples always
+    the first, in a span "exchange"; the metric ``exchange_bytes`` is what all nodes sent. The space for all epochs
+    is reserved before the first. Otherwise the training samples stay the same, and evaluation samples always
     do. Called by all ranks. Raises UserError, the same on all ranks.
     """
     how = run.staging
