@@ -113,12 +113,15 @@ def wait_for(device: torch.device) -> None:
 
 
 def mover(device: torch.device) -> Callable[[Tensor], Tensor]:
-    """Moves batches to ``device``: to an accelerator on a separate stream, during the step before."""
+    """Moves batches to ``device``: to an accelerator on a separate stream, during the step before. A batch that is
+    there already is returned."""
     if not _is_accelerator(device):
         return lambda batch: batch.to(device)
     copies = torch.Stream(device)
 
     def move(batch: Tensor) -> Tensor:
+        if batch.device == device:
+            return batch
         with copies:
             moved = batch.to(device, non_blocking=True)
         computing = torch.accelerator.current_stream(device)

@@ -158,8 +158,8 @@ def make_train_step(
             inner.train()
         if graphs:
             next_graph_step()
-        x, y = _ready(move(x), layout), move(y)
         with _enough_memory(len(x), "a smaller batch per pass"):
+            x, y = _ready(move(x), layout), move(y)
             with _unshared(model, not last):
                 with _autocast(device, precision):
                     logits = forward(x)
@@ -202,15 +202,13 @@ def make_eval_step(
             inner.eval()
         if graphs:
             next_graph_step()
-        x, y = _ready(move(x), layout), move(y)
-        if len(x) < filled:
-            x = F.pad(x, (*(0, 0) * (x.dim() - 1), 0, filled - len(x)))
-        with (
-            _enough_memory(len(x), "a smaller training.eval_batch_size"),
-            _autocast(device, precision),
-        ):
-            logits = forward(x)
-            return measure(logits[: len(y)], y)
+        with _enough_memory(max(len(x), filled), "a smaller training.eval_batch_size"):
+            x, y = _ready(move(x), layout), move(y)
+            if len(x) < filled:
+                x = F.pad(x, (*(0, 0) * (x.dim() - 1), 0, filled - len(x)))
+            with _autocast(device, precision):
+                logits = forward(x)
+                return measure(logits[: len(y)], y)
 
     return step
 

@@ -1,9 +1,10 @@
 """Everything that only a GPU can show, in one command on one node: what works, what failed, and where the output
 is.
 
-    python tests/perf/first_hour_gpu.py [--gpus N] [--only NAME ...] [--work FOLDER]
+    python tests/perf/first_hour_gpu.py [--gpus N] [--jobs N] [--only NAME ...] [--work FOLDER]
 
-Each check runs in its own process with a time limit, so that one that hangs or crashes does not affect the others.
+Each check runs in its own process with a time limit, so that one that hangs or crashes does not affect the others;
+runs on one GPU go side by side, since none of them is timed.
 Without a GPU it reports that and exits. docs/start/first_hour_on_gpus.md says what to do about each failure.
 """
 
@@ -15,9 +16,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import NamedTuple
 
 from rich.console import Console
 from rich.table import Table
@@ -343,12 +346,13 @@ def inside_foreach() -> None:
         lambda: multiply_each(tensors, factors),
         lambda: torch._foreach_mul_(one_by_one, list(factors.unbind())),
     ):
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        multiply()
-        torch.cuda.synchronize()
+        for _ in range(3):  # the first calls load kernels
+            torch.cuda.synchronize()
+            start = time.perf_counter()
+            multiply()
+            torch.cuda.synchronize()
         seconds.append(time.perf_counter() - start)
-    print(f"together {seconds[0] * 1e3:.2f} ms, one by one {seconds[1] * 1e3:.2f} ms (first calls)")
+    print(f"together {seconds[0] * 1e3:.2f} ms, one by one {seconds[1] * 1e3:.2f} ms")
     assert all(torch.equal(a, b) for a, b in zip(tensors, one_by_one, strict=True))
 
 
@@ -380,18 +384,20 @@ def inside_memory() -> None:
 def inside_energy() -> None:
     import torch
 
-    from mlhpc.common.host import energy
+    from mlhpc.common.energy.accelerators import accelerator_counters
+    from mlhpc.common.energy.counters import Sum
 
-    counters = energy.counters("nvidia")
+    counters = accelerator_counters("nvidia")
     assert not counters.problems, counters.problems
-    before, matrix = counters.joules(), torch.rand(4096, 4096, device="cuda")
+    spent, matrix = Sum(counters), torch.rand(4096, 4096, device="cuda")
+    spent.start()
     start = time.monotonic()
     while time.monotonic() - start < 5:
         (matrix @ matrix).sum().item()
-    spent = counters.spent(before)
-    print(spent)
-    assert spent["counters"] == count_gpus() and not spent["problems"], spent
-    assert spent["joules"] > 100, "a GPU that computes for five seconds takes more than 20 W"
+    used = spent.spent("")
+    print(used)
+    assert used.counters == count_gpus() and not used.problems, used
+    assert used.joules > 100, "a GPU that computes for five seconds takes more than 20 W"
 
 
 # The table.
@@ -415,30 +421,49 @@ def count_gpus() -> int:
     )
 
 
-def perform(check: Check, gpus: int, work: Path) -> tuple[str, float, str]:
-    """The verdict, the seconds, and what was checked or went wrong."""
+class Outcome(NamedTuple):
+    """The verdict ("passed": of the process, its output is verified later), the seconds, and what was checked or
+    went wrong."""
+
+    verdict: str
+    seconds: float
+    what: str
+
+
+def perform(check: Check, gpus: int, work: Path) -> Outcome:
     if gpus < check.gpus:
-        return "skipped", 0.0, f"needs {check.gpus} GPUs"
+        return Outcome("skipped", 0, f"needs {check.gpus} GPUs")
     if check.needs and not installed(check.needs):
-        return "skipped", 0.0, f"{check.needs} is not installed: start this in its environment too"
+        return Outcome("skipped", 0, f"{check.needs} is not installed: start this in its environment too")
     run = work / "runs" / check.name
     if (run / "run.log").exists():  # of an earlier try
         shutil.rmtree(run)
     log, start = work / f"{check.name}.txt", time.monotonic()
     with log.open("w") as output:
+        words = check.command(gpus, work)
+        limit = 60 * check.minutes
         try:
-            words = check.command(gpus, work)
-            done = subprocess.run(words, stdout=output, stderr=subprocess.STDOUT, timeout=60 * check.minutes)
-            # 1: a run that ended without its target, as two epochs may.
-            allowed = (0, 1) if "run" in words else (0,)
-            if done.returncode not in allowed:
-                return "FAILED", time.monotonic() - start, f"status {done.returncode}: {last_line(log)}"
-            check.verify(work)
+            done = subprocess.run(words, stdout=output, stderr=subprocess.STDOUT, timeout=limit)
         except subprocess.TimeoutExpired:
-            return "FAILED", time.monotonic() - start, f"no end after {check.minutes:g} minutes"
-        except (AssertionError, OSError, ValueError, KeyError) as error:
-            return "FAILED", time.monotonic() - start, " ".join(str(error).split()) or type(error).__name__
-    return "passed", time.monotonic() - start, check.what
+            return Outcome("FAILED", time.monotonic() - start, f"no end after {check.minutes:g} minutes")
+    # 1: a run that ended without its target, as two epochs may.
+    allowed = (0, 1) if "run" in words else (0,)
+    if done.returncode not in allowed:
+        why = f"status {done.returncode}: {last_line(log)}"
+        return Outcome("FAILED", time.monotonic() - start, why)
+    return Outcome("passed", time.monotonic() - start, check.what)
+
+
+def verified(check: Check, outcome: Outcome, work: Path) -> Outcome:
+    """``outcome``, or a failure if what the process wrote is wrong. Comparisons need the other runs' results."""
+    if outcome.verdict != "passed":
+        return outcome
+    try:
+        check.verify(work)
+    except (AssertionError, OSError, ValueError, KeyError) as error:
+        why = " ".join(str(error).split()) or type(error).__name__
+        return outcome._replace(verdict="FAILED", what=why)
+    return outcome
 
 
 def last_line(log: Path) -> str:
@@ -453,6 +478,7 @@ def main() -> int:
     parser.add_argument(
         "--gpus", type=int, default=0, help="ranks of the checks with several (default: all GPUs)"
     )
+    parser.add_argument("--jobs", type=int, default=4, help="runs on one GPU side by side (default: 4)")
     parser.add_argument(
         "--only", nargs="+", choices=[check.name for check in CHECKS], help="these checks only"
     )
@@ -470,14 +496,18 @@ def main() -> int:
         return 2
     options.work.mkdir(parents=True, exist_ok=True)
     os.environ.setdefault("PYTHONUNBUFFERED", "1")
+    work = options.work.resolve()
+    chosen = [c for c in CHECKS if not options.only or c.name in options.only or c.name.startswith("data-")]
+    trains = {check.name: "run" in check.command(gpus, work) and check.gpus == 1 for check in chosen}
+    outcomes = {check.name: perform(check, gpus, work) for check in chosen if not trains[check.name]}
+    with ThreadPoolExecutor(options.jobs) as pool:
+        runs = [check for check in chosen if trains[check.name]]
+        outcomes |= zip((c.name for c in runs), pool.map(lambda c: perform(c, gpus, work), runs), strict=True)
     table, failed = Table("check", "verdict", "seconds", "what"), 0
-    for check in CHECKS:
-        if options.only and check.name not in options.only and not check.name.startswith("data-"):
-            continue
-        verdict, seconds, note = perform(check, gpus, options.work.resolve())
+    for check in chosen:
+        verdict, seconds, what = verified(check, outcomes[check.name], work)
         failed += verdict == "FAILED"
-        table.add_row(check.name, verdict, f"{seconds:.0f}", note)
-        print(f"{check.name}: {verdict}", flush=True)
+        table.add_row(check.name, verdict, f"{seconds:.0f}", what)
     Console().print(table)
     print(f"{failed} failed; the output of each check: {options.work}/NAME.txt")
     return 1 if failed else 0

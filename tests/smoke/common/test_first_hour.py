@@ -44,7 +44,7 @@ def test_failing_hanging_and_passing_checks_are_distinguished(tmp_path):
 
     def verdict(code, **more):
         check = module.Check("name", "what", lambda gpus, work: [sys.executable, "-c", code], **more)
-        return module.perform(check, 1, tmp_path)[::2]
+        return module.verified(check, module.perform(check, 1, tmp_path), tmp_path)[::2]
 
     assert verdict("") == ("passed", "what")
     assert verdict("raise SystemExit('NCCL error')") == ("FAILED", "status 1: NCCL error")
@@ -55,6 +55,28 @@ def test_failing_hanging_and_passing_checks_are_distinguished(tmp_path):
         raise AssertionError("losses [1, 2]")
 
     assert verdict("", verify=wrong) == ("FAILED", "losses [1, 2]")
+
+
+def test_runs_side_by_side_are_verified_when_all_have_ended(tmp_path, monkeypatch, capsys):
+    """A comparison needs another run's result, whichever ends first."""
+    module = loaded()
+    code = "import pathlib, sys, time; time.sleep(float(sys.argv[3])); pathlib.Path(sys.argv[2]).touch()"
+
+    def check(name, delay, needs):
+        def verify(work):
+            assert (work / needs).exists(), needs
+
+        command = lambda gpus, work: [sys.executable, "-c", code, "run", str(work / name), delay]  # noqa: E731
+        return module.Check(name, "what", command, verify)
+
+    checks = (check("data-first", "0", "quick"), check("quick", "0", "slow"), check("slow", "1", "lost"))
+    monkeypatch.setattr(module, "CHECKS", checks)
+    monkeypatch.setattr(module, "count_gpus", lambda: 1)
+    monkeypatch.setattr(sys, "argv", ["first_hour_gpu", "--work", str(tmp_path / "work"), "--jobs", "2"])
+    assert module.main() == 1
+    verdicts = [line.split("│")[1:3] for line in capsys.readouterr().out.splitlines() if "│" in line]
+    expected = [["data-first", "passed"], ["quick", "passed"], ["slow", "FAILED"]]
+    assert [named for words in verdicts if (named := [word.strip() for word in words])[0]] == expected
 
 
 def test_a_check_can_be_repeated_but_only_a_run_is_removed_for_it(tmp_path):

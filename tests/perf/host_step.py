@@ -1,0 +1,220 @@
+"""A training step on a GPU: the time it takes, the host's share, and what the device does, at local batch sizes of
+real runs.
+
+    python tests/perf/host_step.py [--benchmark NAME ...] [--precision NAME ...] [--mode eager graph] [--json]
+
+Sizes and settings are the closed presets', batches are random and page-locked. Per row: ``step_ms``, of steps
+that follow one another; ``host_ms``, until a step returns on an idle device (eager: its launches; graph: copies,
+rate and replay); ``device_ms``, the sum of its kernels and copies by the profiler; ``launches``, of kernels and
+copies; ``syncs``, waits of the host for the device; peak memory in GB. ``graph`` is the whole step, optimizer
+included, captured by hand, with the learning rate frozen: a bound of what ``mlhpc run`` could reach, not what it
+does. ``driver_ms`` is for simulated devices, whose driver's charge is known.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch.profiler import ProfilerActivity, profile
+
+from mlhpc.benchmarks.load import load
+from mlhpc.common.pytorch.devices import mover, name_of, pick_device, place
+from mlhpc.common.pytorch.step import make_scaler, make_steps
+from mlhpc.common.ranks.world import World
+
+BATCHES = {"cosmoflow": (1, 4), "deepcam": (1, 2, 8), "resnet50": (64, 256)}
+PRECISIONS = ("float32", "mixed_bfloat16", "mixed_float16")
+
+
+class Subject(NamedTuple):
+    """What is timed: ``train(x, y)`` updates the weights and returns the loss; ``rate`` sets the learning rate."""
+
+    train: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+    rate: Callable[[], None]
+    x: torch.Tensor
+    y: torch.Tensor
+
+
+def subject(benchmark: str, batch: int, precision: str, device: torch.device, *settings: str) -> Subject:
+    """The benchmark's network, optimizer and training step as its training file builds them."""
+    run: Any = load(benchmark, "closed", [f"training.precision={precision}", *settings])
+    training, hparams, shape = run.training, run.hyperparameters, run.data.sample_shape
+    torch.manual_seed(1)
+    if benchmark == "deepcam":
+        from mlhpc.deepcam.metric import summed_iou, weighted_cross_entropy
+        from mlhpc.deepcam.model import build_model
+        from mlhpc.deepcam.optim.optimizer import make_optimizer, set_rate
+
+        model = build_model(run.network, channels=shape[-1])
+        place(model, device, channels_last=training.channels_last)
+        optimizer = make_optimizer(hparams, model.parameters(), compiled=training.compile)
+        loss_of, measure = weighted_cross_entropy, summed_iou
+        x = torch.randn((batch, *shape)).permute(0, 3, 1, 2)
+        y = torch.randint(3, (batch, *shape[:2]), dtype=torch.uint8)
+    elif benchmark == "resnet50":
+        from mlhpc.resnet50.metric import count_correct, cross_entropy
+        from mlhpc.resnet50.model import build_model as build_resnet
+        from mlhpc.resnet50.optim.optimizer import make_optimizer as make_lars
+        from mlhpc.resnet50.optim.optimizer import set_rate
+
+        model = build_resnet(run.network)
+        place(model, device, channels_last=training.channels_last)
+        optimizer = make_lars(hparams, model, training.sgd)
+        loss_of, measure = partial(cross_entropy, label_smoothing=training.label_smoothing), count_correct
+        x = torch.randn((batch, *shape)).permute(0, 3, 1, 2)
+        y = torch.randint(run.network.classes, (batch,))
+    else:
+        from mlhpc.cosmoflow.pytorch.metric import absolute_error, training_loss
+        from mlhpc.cosmoflow.pytorch.model import CosmoFlowNet
+        from mlhpc.cosmoflow.pytorch.optimizer import make_optimizer as make_sgd
+        from mlhpc.cosmoflow.pytorch.optimizer import set_rate
+
+        last = training.channels_last
+        model = CosmoFlowNet(run.network, shape, dropout=hparams.dropout, channels_last=last)
+        place(model, device, channels_last=last, dimensions=3)
+        optimizer = make_sgd(hparams, model.parameters())
+        loss_of = partial(training_loss, model=model, weight_decay=hparams.opt_weight_decay)
+        measure = absolute_error
+        x = torch.randint(0, 300, (batch, *shape), dtype=torch.int16)
+        y = torch.rand((batch, run.network.targets)) * 2 - 1
+    scaler = make_scaler(precision, device)
+    world: World = Alone()
+    steps = make_steps(
+        model, training, world, optimizer, scaler, loss_of=loss_of, measure=measure, accumulate=1
+    )
+    return Subject(steps.train, lambda: set_rate(optimizer, 1e-4), x.pin_memory(), y.pin_memory())
+
+
+class Alone:
+    """A world of one rank, for parts that only ask its size."""
+
+    rank, size, local_rank, local_size = 0, 1, 0, 1
+
+
+def captured(of: Subject, device: torch.device) -> Subject:
+    """The same with the whole step replayed from a graph."""
+    move, side = mover(device), torch.cuda.Stream(device)
+    x, y = of.x.to(device), of.y.to(device)
+    side.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(side):
+        for _ in range(5):
+            of.train(x, y)
+    torch.cuda.current_stream(device).wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=side):
+        loss = of.train(x, y)
+
+    def replay(new_x: torch.Tensor, new_y: torch.Tensor) -> torch.Tensor:
+        x.copy_(move(new_x), non_blocking=True)
+        y.copy_(move(new_y), non_blocking=True)
+        graph.replay()
+        return loss.clone()
+
+    return of._replace(train=replay, rate=lambda: None)
+
+
+def measure(of: Subject, seconds: float) -> dict[str, Any]:
+    """Times of a step, ms, and what the profiler and the allocator count in it."""
+
+    def step() -> torch.Tensor:
+        of.rate()
+        return of.train(of.x, of.y)
+
+    for _ in range(4):
+        loss = step()
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    once = _ms(lambda: (step(), torch.cuda.synchronize()))
+    steps = max(5, int(seconds * 1e3 / once))
+    whole = _ms(lambda: ([step() for _ in range(steps)], torch.cuda.synchronize())) / steps
+    hosts = []
+    for _ in range(min(steps, 20)):
+        hosts.append(_ms(step))
+        torch.cuda.synchronize()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        loss = step()
+        torch.cuda.set_sync_debug_mode("default")
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA]) as profiled:
+        for _ in range(2):
+            step()
+        torch.cuda.synchronize()
+    events = [event for event in profiled.events() or () if event.device_type.name == "CUDA"]
+    return {
+        "step_ms": round(whole, 3),
+        "host_ms": round(statistics.median(hosts), 3),
+        "host_min_ms": round(min(hosts), 3),
+        "driver_ms": None,
+        "device_ms": round(sum(event.device_time_total for event in events) / 2e3, 3),
+        "launches": len(events) / 2,
+        "syncs": sum("called a synchronizing" in str(warning.message) for warning in caught),
+        "peak_gb": round(torch.cuda.max_memory_allocated() / 1e9, 3),
+        "reserved_gb": round(torch.cuda.max_memory_reserved() / 1e9, 3),
+        "loss": round(loss.item(), 4),
+    }
+
+
+def _ms(work: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    work()
+    return (time.perf_counter() - start) * 1e3
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--benchmark", nargs="+", choices=BATCHES, default=list(BATCHES))
+    parser.add_argument("--batch", nargs="+", type=int, help="local batch sizes (default: by benchmark)")
+    parser.add_argument("--precision", nargs="+", choices=PRECISIONS, default=list(PRECISIONS))
+    parser.add_argument("--mode", nargs="+", choices=("eager", "graph"), default=["eager", "graph"])
+    parser.add_argument("--seconds", type=float, default=1.0, help="of timed steps for each row")
+    parser.add_argument(
+        "--set", nargs="+", default=[], help="settings of the runs, such as training.compile=true"
+    )
+    parser.add_argument("--json", action="store_true", help="print {'device', 'rows'} instead of a table")
+    options = parser.parse_args()
+    if not torch.cuda.is_available():
+        print("no GPU: PyTorch sees none on this node; nothing was measured", file=sys.stderr)
+        return 2
+    device, rows = pick_device("cuda", 0), []
+    for benchmark in options.benchmark:
+        for batch in options.batch or BATCHES[benchmark]:
+            for precision in options.precision:
+                for mode in options.mode:
+                    if (mode, precision) == ("graph", "mixed_float16"):
+                        continue  # the loss scaler asks the device, which ends a capture and the context with it
+                    row = {"benchmark": benchmark, "batch": batch, "precision": precision, "mode": mode}
+                    try:
+                        of = subject(benchmark, batch, precision, device, *options.set)
+                        of = captured(of, device) if mode == "graph" else of
+                        rows.append(row | measure(of, options.seconds))
+                    except Exception as error:  # one that cannot be captured must not end the table
+                        rows.append(row | {"error": " ".join(str(error).split())[:200]})
+                    of = None
+                    torch.cuda.empty_cache()
+                    print(rows[-1], file=sys.stderr, flush=True)
+    if options.json:
+        print(json.dumps({"device": name_of(device), "torch": torch.__version__, "rows": rows}))
+        return 0
+    columns = [key for key in rows[0] if key not in ("host_min_ms", "driver_ms", "loss", "error")]
+    table = Table(*columns, title=f"{name_of(device)}, PyTorch {torch.__version__}")
+    for row in rows:
+        table.add_row(*(str(row.get(column, "")) for column in columns))
+    Console().print(table)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
