@@ -1,8 +1,12 @@
-"""Reads DLIO's workload files: its tables and keys (``dlio_keys``) are converted to those of a ``Workload``.
-DLIO ignores unknown keys; here they are refused."""
+"""Reads DLIO's workload files: its tables and keys (``dlio_keys``) are converted to those of a ``Workload``, with
+the meaning that release 2.0.0 gives them (dlio_benchmark/main.py, utils/config.py, reader and data_loader there).
+Keys that it ignores are listed with those without effect."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Collection, Mapping
 from typing import Any
+
+import numpy as np
 
 from mlhpc.errors import did_you_mean, shown
 from mlhpc.iobench.definition.dlio_keys import (
@@ -18,6 +22,9 @@ from mlhpc.iobench.definition.dlio_keys import (
 )
 from mlhpc.iobench.definition.fields import LARGEST
 
+TENSORFLOW_BUFFER = 256 * 1024
+"""Bytes of a read of a TFRecord file, unless ``transfer_size`` is given (TFRecordDataset, buffer_size)."""
+
 
 class BadKey(Exception):
     """A key or value that cannot be converted; ``keys`` is its position in the file."""
@@ -31,7 +38,7 @@ def convert(tables: Mapping[str, Any], name: str) -> tuple[dict[str, Any], dict[
     """The tables of a ``Workload``, and the position of each key in DLIO's file. ``name``: used if the file
     has none.
 
-    Raises BadKey for a key that DLIO does not have, and for values that this tool does not emulate.
+    Raises BadKey for values that this tool does not emulate.
     """
     if isinstance(tables.get("model"), str):  # DLIO's plugins have only a name there
         tables = {**tables, "model": {"name": tables["model"]}}
@@ -54,13 +61,14 @@ def convert(tables: Mapping[str, Any], name: str) -> tuple[dict[str, Any], dict[
     if workflow.get("train", True) or (workflow.get("generate_data") and "dataset" in tables):
         workload |= {
             "dataset": _dataset(_table(tables, "dataset"), _table(tables, "reader") | _table(tables, reader)),
-            "reader": _reader(_table(tables, reader)),
+            "reader": _reader(_table(tables, reader), _table(tables, "dataset").get("format", "tfrecord")),
             "train": _train(_table(tables, "train")),
         }
     if workflow.get("evaluation"):
         evaluation = _table(tables, "evaluation")
         workload["evaluation"] = {
             "every_epochs": evaluation.get("epochs_between_evals", 1),
+            "first_epoch": evaluation.get("eval_after_epoch", 1),
             "computation": _time(evaluation, "eval_time"),
         }
     if workflow.get("checkpoint"):
@@ -72,13 +80,11 @@ def convert(tables: Mapping[str, Any], name: str) -> tuple[dict[str, Any], dict[
 
 
 def _checked(tables: Mapping[str, Any]) -> set[str]:
-    """Dotted names of the keys without effect. Raises BadKey for unknown ones."""
+    """Dotted names of the keys without effect, with what may be meant by those that DLIO does not have."""
     without_effect: set[str] = set()
     for top, value in tables.items():
         if top not in TABLES:
-            if top not in NO_EFFECT[""]:
-                raise BadKey((str(top),), f"unknown key {top!r}; {did_you_mean(str(top), TABLES)}")
-            without_effect.add(str(top))
+            without_effect.add(_named(str(top), str(top), TABLES, NO_EFFECT[""]))
         elif not isinstance(value, Mapping):
             raise BadKey((top,), f"{top} is not a table")
         else:
@@ -90,21 +96,21 @@ def _check_table(table: Mapping[str, Any], place: Keys, known_as: str, without_e
     used, idle = USED.get(known_as, set()), NO_EFFECT.get(known_as, set())
     for key, value in table.items():
         inner = f"{known_as}.{key}"
-        if key not in used | idle:
-            raise BadKey(
-                (*place, str(key)),
-                f"unknown key {'.'.join((*place, str(key)))!r}; {did_you_mean(str(key), used | idle)}",
-            )
+        if key not in used:
+            without_effect.add(_named(".".join((*place, str(key))), str(key), used, idle))
         if inner in USED or inner in NO_EFFECT:
             if not isinstance(value, Mapping):
                 raise BadKey((*place, key), f"{'.'.join((*place, key))} is not a table")
             _check_table(value, (*place, key), inner, without_effect)
-        elif key in idle:
-            without_effect.add(".".join((*place, key)))
         elif inner in NUMBERS and not _is_number(value):
             raise BadKey((*place, key), f"{'.'.join((*place, key))}: {shown(value)} is not a number")
         elif inner in WORDS and not isinstance(value, str | bool):  # YAML reads off as false
             raise BadKey((*place, key), f"{'.'.join((*place, key))}: {shown(value)} is not a name")
+
+
+def _named(name: str, key: str, used: Collection[str], idle: Collection[str]) -> str:
+    """``name`` of a key without effect, with what may be meant if DLIO does not have it."""
+    return name if key in idle else f"{name} (DLIO has no such key; {did_you_mean(key, {*used, *idle})})"
 
 
 def _is_number(value: Any) -> bool:
@@ -152,7 +158,7 @@ def _dataset(table: dict[str, Any], reader: dict[str, Any]) -> dict[str, Any]:
         "files": table.get("num_files_train", 8),
         "eval_files": table.get("num_files_eval", 0),
         "samples_per_file": table.get("num_samples_per_file", 1),
-        "sample_bytes": _either(table, "record_length_bytes", "record_length", 64 * 1024),
+        "sample_bytes": _sample_bytes(table),
         "sample_bytes_stdev": _either(table, "record_length_bytes_stdev", "record_length_stdev", 0),
         "compression": table.get("compression", "none"),
         "compression_level": table.get("compression_level", 4),
@@ -162,27 +168,49 @@ def _dataset(table: dict[str, Any], reader: dict[str, Any]) -> dict[str, Any]:
     return dataset
 
 
+def _sample_bytes(table: dict[str, Any]) -> Any:
+    """``record_dims`` of ``record_element_type``, in releases after 2.0.0; else the length of a record."""
+    dims, kind = table.get("record_dims"), table.get("record_element_type", "uint8")
+    if not dims:
+        return _either(table, "record_length_bytes", "record_length", 64 * 1024)
+    try:
+        return math.prod(int(size) for size in dims) * np.dtype(str(kind)).itemsize
+    except (TypeError, ValueError):
+        raise BadKey(
+            ("dataset", "record_dims"),
+            f"dataset.record_dims: {shown(dims)} of {shown(kind)} is not a list of sizes and a type of NumPy",
+        ) from None
+
+
 def _either(table: dict[str, Any], new: str, old: str, default: int) -> Any:
     return table.get(new, table.get(old, default))
 
 
-def _reader(table: dict[str, Any]) -> dict[str, Any]:
-    shuffles = {"off": "sequential", "seed": "shuffled", "random": "shuffled", False: "sequential"}
-    orders = {}
-    for ours, key in (("file_order", "file_shuffle"), ("sample_order", "sample_shuffle")):
+def _reader(table: dict[str, Any], kind: str) -> dict[str, Any]:
+    """How the loader reads files of this ``kind``: PyTorch's draws samples and opens the file of each;
+    TensorFlow's goes through the files one by one and shuffles samples in memory."""
+    shuffled = {}
+    for key in ("file_shuffle", "sample_shuffle"):
         value = table.get(key, "off")
-        if value not in shuffles:
+        if value not in ("off", "seed", "random", False):
             raise BadKey(("reader", key), f"reader.{key}: {shown(value)} is none of off, seed, random")
-        orders[ours] = shuffles[value]
+        shuffled[key] = value in ("seed", "random")
+    streams = table.get("data_loader", "tensorflow") == "tensorflow"
+    threads, prefetch = table.get("read_threads", 1), table.get("prefetch_size", 2)
+    if not streams and threads:  # each of PyTorch's workers has its own batches; 0: its default of two
+        prefetch = threads * (math.ceil(prefetch / threads) or 2)
+    in_memory = table.get("read_type", "on_demand") == "memory"
     return {
-        **orders,
+        "file_order": "shuffled" if streams and shuffled["file_shuffle"] else "sequential",
+        "sample_order": "shuffled" if not streams and shuffled["sample_shuffle"] else "sequential",
+        "reopen": not streams and not in_memory and not table.get("odirect", False),
         "batch_size": table.get("batch_size", 1),
         "eval_batch_size": table.get("batch_size_eval", 1),
-        "threads": table.get("read_threads", 1),
-        "prefetch": table.get("prefetch_size") or 2,  # 0: the loader's own, of PyTorch 2
-        "transfer_bytes": table.get("transfer_size") or 0,
+        "threads": threads,
+        "prefetch": max(1, prefetch),
+        "transfer_bytes": table.get("transfer_size") or (TENSORFLOW_BUFFER if kind == "tfrecord" else 0),
         "direct": table.get("odirect", False),
-        "load_all": table.get("read_type", "on_demand") == "memory",
+        "load_all": in_memory,
         "preprocess": _time(table, "preprocess_time"),
     }
 
@@ -190,7 +218,7 @@ def _reader(table: dict[str, Any]) -> dict[str, Any]:
 def _train(table: dict[str, Any]) -> dict[str, Any]:
     return {
         "epochs": table.get("epochs", 1),
-        "steps": max(0, table.get("total_training_steps", -1)),
+        "epoch_steps": max(0, table.get("total_training_steps", -1)),  # counted in each epoch
         "computation": _time(table, "computation_time"),
     }
 
@@ -212,23 +240,41 @@ def _metric(tables: Mapping[str, Any]) -> dict[str, Any]:
 
 def _checkpoint(table: dict[str, Any], model: dict[str, Any], trains: bool) -> dict[str, Any]:
     steps = table.get("steps_between_checkpoints", -1)
-    sizes: dict[str, Any] = {}
     for key in ("optimization_groups", "layer_parameters"):
         if model.get(key):
             raise BadKey(("model", key), f"model.{key}: checkpoints of given layers are not emulated")
-    if model.get("type") == "transformer":
-        sizes = {"total_bytes": transformer_bytes(model)}
-    elif size := model.get("model_size_bytes", model.get("model_size", table.get("model_size", 10240))):
-        sizes = {"files": [size]}  # 10240: DLIO's default
+    transformer = model.get("type") == "transformer"
+    sizes = {"total_bytes": transformer_bytes(model)} if transformer else {"files": _files(table, model)}
     return {
         **sizes,
-        "ranks": "all" if model.get("type") == "transformer" or table.get("type") == "all_ranks" else "first",
+        "ranks": "all" if transformer or table.get("type") == "all_ranks" else "first",
         "every_steps": max(0, steps) if trains else 0,
-        "every_epochs": table.get("epochs_between_checkpoints", 1) if trains and steps <= 0 else 0,
+        "steps_of": "epoch",
+        "every_epochs": table.get("epochs_between_checkpoints", 1) if trains and steps < 0 else 0,
+        "first_epoch": table.get("checkpoint_after_epoch", 1),
         "writes": 0 if trains else max(0, table.get("num_checkpoints_write", -1)),
         "reads": 0 if trains else max(0, table.get("num_checkpoints_read", -1)),
         "fsync": table.get("fsync", False),
     }
+
+
+def _files(table: dict[str, Any], model: dict[str, Any]) -> list[Any]:
+    """Bytes of the files of a checkpoint: model, optimizer, and each layer with the same parameters. A release
+    later than 2.0.0 has a table ``model``, and no layers unless they are given."""
+    size = model.get("model_size_bytes", model.get("model_size", table.get("model_size", 10240)))
+    groups, layers = table.get("optimization_groups", []), table.get("layer_parameters")
+    if layers is None:
+        layers = [] if set(model) - {"name"} else [17371, 24740228]
+    for key, values in (("optimization_groups", groups), ("layer_parameters", layers)):
+        if not isinstance(values, list) or not all(_is_number(value) for value in values):
+            raise BadKey(("checkpoint", key), f"checkpoint.{key}: {shown(values)} is not a list of numbers")
+    files = [size] if size else []
+    if groups := [group for group in groups if group > 0]:
+        files.append(3 * sum(groups))  # two moments of each, and all together
+    parallel = table.get("tensor_parallelism", 1)
+    count = table.get("num_layers", 1) + (parallel if parallel > 1 else 0)
+    each = sum(layer for layer in layers if layer > 0)
+    return files + ([each] * count if each and table.get("num_layers", 1) > 0 else [])
 
 
 def transformer_bytes(model: Mapping[str, Any]) -> int:

@@ -144,7 +144,10 @@ class Reader(FrozenModel):
     sample_order: Literal["sequential", "shuffled", "random"] = Field(
         "sequential", description="order of all samples of the rank; random: with replacement"
     )
-    transfer_bytes: BytesOrNone = Field(0, description="largest read; 0: a sample at once")
+    transfer_bytes: BytesOrNone = Field(
+        0, description="largest read; 0: a sample at once, and of npz as NumPy reads it"
+    )
+    reopen: bool = Field(False, description="open the file again for each sample, as a stateless loader does")
     advice: Literal["normal", "sequential", "random"] = Field(
         "normal", description="posix_fadvise of each file; sequential: the kernel reads ahead twice as far"
     )
@@ -168,6 +171,7 @@ class Reader(FrozenModel):
 class Train(FrozenModel):
     epochs: Count = 1
     steps: CountOrNone = Field(0, description="total number of steps over all epochs; 0: whole epochs")
+    epoch_steps: CountOrNone = Field(0, description="most steps of an epoch; 0: all of its samples")
     computation: Duration = Field(Duration(mean=0.0), description="seconds of computation per step")
     barrier: bool = Field(
         True, description="ranks wait for each other after each step, as an all-reduce does"
@@ -176,6 +180,7 @@ class Train(FrozenModel):
 
 class Evaluation(FrozenModel):
     every_epochs: CountOrNone = Field(0, description="0: never")
+    first_epoch: CountOrNone = Field(0, description="the epoch that the first one follows; 0: every_epochs")
     computation: Duration = Duration(mean=0.0)
 
 
@@ -188,7 +193,11 @@ class Checkpoint(FrozenModel):
     )
     ranks: Literal["first", "all"] = "first"
     every_steps: CountOrNone = 0
+    steps_of: Literal["run", "epoch"] = Field(
+        "run", description="whether every_steps starts again each epoch"
+    )
     every_epochs: CountOrNone = 0
+    first_epoch: CountOrNone = Field(0, description="the epoch that the first one follows; 0: every_epochs")
     writes: CountOrNone = Field(0, description="checkpoints written after training")
     reads: CountOrNone = Field(0, description="checkpoints read back afterwards, with cleared caches")
     fsync: bool = True
@@ -289,8 +298,10 @@ class Workload(FrozenModel):
             )
 
     def steps_per_epoch(self, ranks: int) -> int:
-        """Steps per rank and epoch: the number of full batches. Without a data set, the given steps."""
+        """Steps per rank and epoch: the number of full batches, at most ``train.epoch_steps``. Without a data set,
+        the given steps."""
         if self.dataset is None:
             return self.train.steps
         sharing = ranks if self.reader.partition else 1
-        return self.dataset.samples // (sharing * self.reader.batch_size)
+        full = self.dataset.samples // (sharing * self.reader.batch_size)
+        return min(full, self.train.epoch_steps or full)

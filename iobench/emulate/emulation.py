@@ -140,12 +140,13 @@ def _train(rank: _Rank, checkpoints: Checkpoints) -> None:
                 run.load_s = _load_all(rank, rank.layout)
         steps = min(left, per_epoch)
         world.barrier()
-        before = train.steps - left if train.steps else epoch * per_epoch
+        before = 0 if workload.checkpoint.steps_of == "epoch" else epoch * per_epoch
         run.epochs.append(_epoch(rank, checkpoints, epoch, steps, before))
         left -= steps
-        if _due(workload.checkpoint.every_epochs, epoch + 1):
+        if _due(workload.checkpoint.every_epochs, epoch + 1, workload.checkpoint.first_epoch):
             checkpoints.write()
-        if rank.layout and _due(workload.evaluation.every_epochs, epoch + 1):
+        evaluation = workload.evaluation
+        if rank.layout and _due(evaluation.every_epochs, epoch + 1, evaluation.first_epoch):
             _evaluate(rank, rank.layout, epoch)
         if not left:
             break
@@ -156,7 +157,7 @@ def _train(rank: _Rank, checkpoints: Checkpoints) -> None:
 
 
 def _epoch(rank: _Rank, checkpoints: Checkpoints, epoch: int, steps: int, before: int) -> EpochTimes:
-    """Training steps, ``before`` of which were in earlier epochs."""
+    """Training steps. ``before``: how many were counted for checkpoints in earlier epochs."""
     workload = rank.workload
 
     def after_step(step: int) -> bool:
@@ -171,9 +172,11 @@ def _epoch(rank: _Rank, checkpoints: Checkpoints, epoch: int, steps: int, before
     return rank.steps(epoch, steps, pipeline, workload.train.computation, after_step)
 
 
-def _due(every: int, done: int) -> bool:
-    """Whether something follows the step or epoch number ``done``; ``every`` 0: never."""
-    return every > 0 and done % every == 0
+def _due(every: int, done: int, first: int = 0) -> bool:
+    """Whether something follows the step or epoch number ``done``: ``first`` (0: ``every``), and every ``every``
+    from there; ``every`` 0: never."""
+    first = first or every
+    return every > 0 and done >= first and (done - first) % every == 0
 
 
 def emulate_null(workload: Workload, layout: Layout, world: World, settings: Settings) -> Run:
@@ -184,7 +187,7 @@ def emulate_null(workload: Workload, layout: Layout, world: World, settings: Set
     world.enter("null storage")
     dataset = layout.dataset
     work = pieces(dataset, dataset.files, reader, world.rank, world.size, 0, steps * reader.batch_size)
-    storage = NullStorage.load(layout, dict.fromkeys(piece.file for piece in work), NULL_MEMORY)
+    storage = NullStorage.load(layout, dict.fromkeys(piece.file for piece in work), NULL_MEMORY, reader)
     world.barrier()
     cpu = cpu_seconds()
     pipeline = rank.pipeline("train", 0, steps, reader.batch_size, storage.open)

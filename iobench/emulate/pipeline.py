@@ -1,5 +1,6 @@
 """The reader threads of a rank and the batches they fill, a few ahead of the loop that consumes them."""
 
+import io
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -75,13 +76,14 @@ class NullStorage:
 
     layout: Layout
     files: dict[int, Any]
+    block_bytes: int
     numbers: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
         self.numbers = sorted(self.files)
 
     @classmethod
-    def load(cls, layout: Layout, files: Iterable[int], budget: int) -> "NullStorage":
+    def load(cls, layout: Layout, files: Iterable[int], budget: int, reader: Reader) -> "NullStorage":
         """The first of ``files`` that fit into ``budget`` bytes, at least one. Raises OSError."""
         loaded: dict[int, Any] = {}
         for file in files:
@@ -90,13 +92,13 @@ class NullStorage:
             if loaded and budget < 0:
                 break
             loaded[file] = layout.place.read(name)
-        return cls(layout, loaded)
+        return cls(layout, loaded, 0 if reader.transfer_bytes or reader.direct else io.DEFAULT_BUFFER_SIZE)
 
     def open(self, split: Split, file: int, statistics: ReadStatistics) -> tuple[CountedFile, Sizes]:
         """The file that stands in for ``file``."""
         stand_in = self.numbers[file % len(self.numbers)]
         path = Path("memory") / self.layout.name(split, stand_in)
-        return MemoryFile(path, self.files[stand_in]), self.layout.sizes("train", stand_in)
+        return MemoryFile(path, self.files[stand_in], self.block_bytes), self.layout.sizes("train", stand_in)
 
 
 class Pipeline:
@@ -257,7 +259,7 @@ class Pipeline:
                     piece = next(self._work, None)
                 if piece is None:
                     return
-                if piece.file in files:
+                if piece.file in files and not reader.reopen:
                     files.move_to_end(piece.file)
                 else:
                     self._make_room(files)
@@ -289,7 +291,7 @@ class Pipeline:
 
     def _make_room(self, files: OrderedDict[int, tuple[Samples, CountedFile, Sizes]]) -> None:
         # In sequential order a thread has finished a file when it opens the next.
-        most = 1 if self._reader.sample_order == "sequential" else OPEN_FILES
+        most = 1 if self._reader.reopen or self._reader.sample_order == "sequential" else OPEN_FILES
         while len(files) >= most:
             _, (samples, _, _) = files.popitem(last=False)
             samples.close()

@@ -52,9 +52,9 @@ def pieces(
     """The work of a rank in an epoch: ``samples`` samples.
 
     The files are ordered, identically on all ranks; each rank gets an equal contiguous part of all samples,
-    or all of them. With ``sample_order`` sequential, a piece contains the samples of one file in this part;
-    with shuffled, all samples of the part are permuted, and a piece is one sample; with random, they are
-    drawn with replacement.
+    or all of them. With ``sample_order`` sequential, a piece contains the samples of one file in this part, or one
+    sample if ``reopen``; with shuffled, all samples of the part are permuted, and a piece is one sample; with
+    random, they are drawn with replacement.
     """
     per_file = dataset.samples_per_file
     order = np.arange(files)
@@ -66,7 +66,7 @@ def pieces(
         at, end = first, first + samples
         while at < end:
             slot, start = divmod(at, per_file)
-            stop = min(per_file, start + end - at)
+            stop = min(per_file, start + (1 if reader.reopen else end - at))
             yield Piece(int(order[slot]), np.arange(start, stop))
             at += stop - start
         return

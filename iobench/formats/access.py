@@ -3,10 +3,11 @@
 All formats read only through ``CountedFile``, so the counts are the application's requests to its storage.
 """
 
+import io
 import mmap
 import os
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -31,8 +32,11 @@ class CountedFile:
 
     ``transfer``: maximum bytes of a read, 0 for no limit. ``streaming``: the samples are read sequentially
     through a window of ``transfer`` bytes, like buffered input streams; otherwise exactly the requested bytes
-    are read. Raises UserError if the file cannot be opened, read, or ends early.
+    are read. ``block_bytes``: of the buffer that Python's ``open`` has for it; 0 where ``transfer`` or ``direct``
+    determine the reads, and for objects. Raises UserError if the file cannot be opened, read, or ends early.
     """
+
+    block_bytes = 0
 
     def __init__(
         self,
@@ -50,12 +54,14 @@ class CountedFile:
         start = clock()
         try:
             self._fd = open_regular(path, os.O_DIRECT if direct else 0)
-            self.size = os.fstat(self._fd).st_size
+            status = os.fstat(self._fd)
         except OSError as error:
             hint = "; this file system does not support direct reads" if direct and error.errno == 22 else ""
             raise UserError(
                 f"{path} cannot be opened: {error.strerror}{hint}; check the data folder"
             ) from error
+        self.size = status.st_size
+        self.block_bytes = 0 if transfer or direct else status.st_blksize
         statistics.opens += 1
         statistics.open_s += clock() - start
 
@@ -101,11 +107,35 @@ class CountedFile:
             self._fetch(offset + done, out[done : done + whole])
             done += whole
         if done < len(out):
-            at = offset + done
-            self._window = np.empty(min(self._transfer, self.size - at), np.uint8)
-            self._window_at = at
-            self._fetch(at, self._window)
+            self._window_at = at = offset + done
+            self._window = np.empty(self._transfer, np.uint8)
+            count = self.read_some(at, self._window)
+            if 0 < count < self._transfer:  # TensorFlow's PosixRandomAccessFile asks for the rest
+                self.read_some(at + count, self._window[count:])
+            self._window = self._window[:count]
             self._from_window(at, out[done:])
+
+    def read_some(self, offset: int, out: Bytes) -> int:
+        """One read of ``len(out)`` bytes, as an application asks for them; returns how many there were. Without a
+        descriptor, or with direct reads, only what the file has is asked for."""
+        if self._fd < 0 or self._direct:
+            count = max(0, min(len(out), self.size - offset))
+            if count:
+                self._fetch(offset, out[:count])
+            return count
+        begin = clock()
+        try:
+            count = self._preadv(self._fd, (out.data,), offset)
+        except OSError as error:
+            raise self._unreadable(error) from error
+        self._statistics.add(begin, clock(), offset, len(out), self._previous_end)
+        self._previous_end = offset + len(out)
+        return count
+
+    def _unreadable(self, error: OSError) -> UserError:
+        return UserError(
+            f"{self.path} cannot be read: {error.strerror}; check the data folder and its file system"
+        )
 
     def _from_window(self, offset: int, out: Bytes) -> int:
         """Copy the window's bytes from ``offset`` on; returns their number."""
@@ -128,9 +158,7 @@ class CountedFile:
                     raise UserError(f"{self.path}: ends at byte {offset + done}: damaged; regenerate it")
                 done += count
         except OSError as error:
-            raise UserError(
-                f"{self.path} cannot be read: {error.strerror}; check the data folder and its file system"
-            ) from error
+            raise self._unreadable(error) from error
 
     def _read_run(self, offset: int, out: memoryview) -> int:
         """A run of reads into ``out``, until it is full or one of them is short; returns the number of bytes."""
@@ -183,8 +211,8 @@ class CountedFile:
 class MemoryFile(CountedFile):
     """A file whose bytes are in memory: infinitely fast storage. Nothing is counted."""
 
-    def __init__(self, path: Path, data: Bytes) -> None:
-        self.path, self.size, self._data = path, len(data), data
+    def __init__(self, path: Path, data: Bytes, block_bytes: int = 0) -> None:
+        self.path, self.size, self._data, self.block_bytes = path, len(data), data, block_bytes
 
     def close(self) -> None:
         """Nothing."""
@@ -195,6 +223,12 @@ class MemoryFile(CountedFile):
         if offset < 0 or offset + length > self.size:
             raise UserError(f"{self.path} has {self.size} bytes instead of {offset + length}: damaged")
         return self._data[offset : offset + length]  # no copy
+
+    def read_some(self, offset: int, out: Bytes) -> int:
+        """Copy the bytes from ``offset`` on that there are; returns their number."""
+        part = self._data[offset : offset + len(out)]
+        out[: len(part)] = part
+        return len(part)
 
     def read_into(self, offset: int, out: Bytes) -> None:
         """Copy the bytes from ``offset`` on into ``out``, uint8 [length]."""
@@ -219,11 +253,22 @@ class FileObject:
 
     def readinto(self, buffer: memoryview) -> int:
         """Fill ``buffer`` as far as the file goes; returns the number of bytes."""
-        out = np.frombuffer(buffer, np.uint8)[: max(0, self._file.size - self._at)]
-        if len(out):
-            self._file.read_into(self._at, out)
-            self._at += len(out)
-        return len(out)
+        out = np.frombuffer(buffer, np.uint8)
+        if self._file.block_bytes:
+            count = self._file.read_some(self._at, out)
+        else:
+            out = out[: max(0, self._file.size - self._at)]
+            count = len(out)
+            if count:
+                self._file.read_into(self._at, out)
+        self._at += count
+        return count
+
+    def readall(self) -> bytes:
+        """All bytes that are left, and a look for more, as Python's files do."""
+        data = self.read(-1)
+        self.readinto(memoryview(bytearray(1)))
+        return data
 
     def read(self, length: int = -1) -> bytes:
         """``length`` bytes; negative: all that are left."""
@@ -252,3 +297,12 @@ class FileObject:
     def close(self) -> None:
         """Leaves the counted file open."""
         self.closed = True
+
+
+def buffered(file: CountedFile) -> io.BufferedReader | None:
+    """``file`` as Python's ``open`` gives it to a library, with a buffer of the file system's block; None where
+    the workload or the storage determines the reads."""
+    if not file.block_bytes:
+        return None
+    raw: Any = FileObject(file)
+    return io.BufferedReader(raw, file.block_bytes)

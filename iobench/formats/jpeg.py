@@ -18,6 +18,7 @@ from mlhpc.common.files.atomic import write_all
 from mlhpc.errors import UserError
 from mlhpc.iobench.definition.schema import Dataset
 from mlhpc.iobench.formats import formats
+from mlhpc.iobench.formats.access import buffered
 from mlhpc.iobench.formats.formats import Bytes, MakeSample, Sizes
 
 QUALITY = 75
@@ -70,9 +71,9 @@ class Samples(formats.Samples):
 
     def read(self, number: int) -> Any:
         """The pixels, uint8 [rows, columns, 3]. Raises UserError if they cannot be decoded."""
-        data = self._file.read(0, self._file.size).data
+        source = buffered(self._file) or io.BytesIO(self._file.read(0, self._file.size).data)
         try:
-            with Image.open(io.BytesIO(data)) as image:
+            with Image.open(source) as image:
                 return np.asarray(image.convert("RGB"))
         except (OSError, SyntaxError) as error:
             raise UserError(

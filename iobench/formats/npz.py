@@ -1,20 +1,22 @@
 """NumPy's ``.npz``: a zip file, stored, with one array ``x`` of all samples of the file, uint8.
 
-``np.load`` reads the file's directory at its end, then the array, and checks its CRC-32; so does this, with
-the transfer size of the workload. The samples of a file are read together, since they are one array.
+``np.load`` reads the file's directory at its end, then the array, and checks its CRC-32. Without a transfer size
+NumPy itself reads, in many calls; with one, this does the same in reads of that size. The samples of a file are
+read together, since they are one array.
 """
 
 import io
 import zipfile
 from functools import cached_property
 
+import numpy as np
 from isal import isal_zlib
 
 from mlhpc.common.files.atomic import write_all
 from mlhpc.errors import UserError
 from mlhpc.iobench.definition.schema import Dataset
 from mlhpc.iobench.formats import formats
-from mlhpc.iobench.formats.access import FileObject
+from mlhpc.iobench.formats.access import FileObject, buffered
 from mlhpc.iobench.formats.formats import Bytes, MakeSample, Sizes
 from mlhpc.iobench.formats.npy import header
 
@@ -58,6 +60,24 @@ class Samples(formats.Samples):
 
     @cached_property
     def _array(self) -> Bytes:
+        source = buffered(self._file)
+        return self._loaded(source) if source else self._transferred()
+
+    def _loaded(self, source: io.BufferedReader) -> Bytes:
+        """The array as ``np.load`` gives it, through Python's buffer of a file."""
+        path, total = self._file.path, int(self._sizes.sum())
+        try:
+            with np.load(source) as arrays:
+                array: Bytes = arrays["x"]
+        except (zipfile.BadZipFile, KeyError, ValueError, EOFError) as error:
+            raise UserError(f"{path}: not the .npz file expected ({error}); regenerate it") from error
+        if array.dtype != np.uint8 or array.size != total:
+            raise UserError(
+                f"{path}: its array has {array.nbytes} bytes, {total} are expected; regenerate it"
+            )
+        return array.reshape(-1)
+
+    def _transferred(self) -> Bytes:
         path = self._file.path
         try:
             with zipfile.ZipFile(FileObject(self._file)) as archive:

@@ -143,7 +143,8 @@ def test_a_model_may_be_only_a_name(tmp_path):
     )
     workload = read(tmp_path, text)
     assert workload.name == "plugin_default"
-    assert workload.checkpoint.files == (10240,)  # DLIO's default
+    # DLIO's defaults: what a run of 2.0.0 wrote, a model and a layer, less torch.save's framing.
+    assert workload.checkpoint.files == (10240, 17371 + 24740228)
     assert workload.dataset == read(tmp_path, UNET3D).dataset
 
 
@@ -155,9 +156,6 @@ def test_keys_of_release_2_0_0_are_known(tmp_path):
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("read_threads: 4", "read_thread: 4",
-         r"w\.yaml:25: unknown key 'reader\.read_thread'; did you mean 'read_threads'\?"),
-        ("metric:", "metrics:", r"w\.yaml:38: unknown key 'metrics'; did you mean 'metric'\?"),
         ("format: npz", "format: png", r"w\.yaml:15: dataset\.format: 'png' is not emulated"),
         ("num_files_train: 168", "num_files_train: 0", r"w\.yaml:16: dataset\.files: .*got 0"),
         ("file_shuffle: seed", "file_shuffle: yes please", r"w\.yaml:26: reader\.file_shuffle"),
