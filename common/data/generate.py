@@ -125,16 +125,17 @@ def write_manifest_of_converted(
     return converted
 
 
-def missing(out: Path, names: Sequence[str]) -> list[str]:
-    """The files among ``names`` (``folder/file``) that are missing or truncated in ``out``; creates the
-    folders."""
+def missing(out: Path, names: Sequence[str], check: Callable[[str], bool] | None = None) -> list[str]:
+    """The files among ``names`` (``folder/file``) that are missing in ``out`` or fail ``check`` (default:
+    ``is_whole``); creates the folders."""
     folders = {os.path.dirname(name) for name in names}
     for folder in folders:
         (out / folder).mkdir(parents=True, exist_ok=True)
     atomic.sweep(out / folder for folder in folders)
     present = {f"{folder}/{name}" for folder in folders for name in os.listdir(out / folder)}
     present_names = [name for name in names if name in present]
-    whole = manifest.in_threads(lambda name: is_whole(out / name), present_names, _LOOKS)
+    check = check or (lambda name: is_whole(out / name))
+    whole = manifest.in_threads(check, present_names, _LOOKS)
     kept = {name for name, is_kept in zip(present_names, whole, strict=True) if is_kept}
     return [name for name in names if name not in kept]
 

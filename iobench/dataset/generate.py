@@ -2,10 +2,14 @@
 interruption."""
 
 import os
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from mlhpc.common.data.generate import in_processes, write_on_all_ranks
+from mlhpc.common.files.filesystem import filesystem_of
 from mlhpc.common.host.progress import progress
 from mlhpc.common.ranks.collectives import on_each_rank, on_rank0
 from mlhpc.common.ranks.world import World
@@ -14,6 +18,7 @@ from mlhpc.iobench.dataset.content import Content
 from mlhpc.iobench.dataset.layout import Layout, Root, Split
 from mlhpc.iobench.definition.schema import Dataset
 from mlhpc.iobench.formats.formats import find
+from mlhpc.quantities import bytes_text, count
 
 FRAMING = 1.02
 """Free space reserved for the overhead of formats."""
@@ -23,8 +28,11 @@ _content: dict[tuple[int, float], Content] = {}  # of this process: generated on
 
 @dataclass(frozen=True)
 class Generated:
+    """Files of the data set, those ``made`` now, of which ``damaged`` were there, and the bytes written."""
+
     files: int
     made: int
+    damaged: int
     bytes: int
 
 
@@ -36,8 +44,8 @@ class _Task:
 
 
 def generate(dataset: Dataset, root: Root, world: World, workers: int) -> Generated:
-    """Write the missing files of ``dataset`` to ``root``; the same bytes for any number of ranks and ``workers``.
-    Called by all ranks.
+    """Write the missing and incomplete files of ``dataset`` to ``root``; the same bytes for any number of ranks
+    and ``workers``. Called by all ranks.
 
     Files get their final names once they are complete. Raises UserError, the same on all ranks, if ``root``
     contains another data set, the library of the format is missing, or the file system is or would be full.
@@ -50,7 +58,13 @@ def generate(dataset: Dataset, root: Root, world: World, workers: int) -> Genera
         for split in SPLITS
         for file in range(layout.files(split))
     }
-    lacking = on_rank0(world, lambda: layout.place.missing(list(names)))
+
+    def is_whole(path: Path, name: str) -> bool:
+        sizes = layout.sizes(names[name].split, names[name].file)
+        return find(dataset.format).is_whole(path, sizes, dataset)
+
+    present = on_rank0(world, lambda: {name for split in SPLITS for name in _present(layout, split)})
+    lacking = on_rank0(world, lambda: layout.place.missing(list(names), is_whole))
     own_files = lacking[world.rank :: world.size]
     on_rank0(world, lambda: layout.place.require_space(_stored_bytes(dataset, len(lacking))))
     written: list[int] = []
@@ -61,7 +75,14 @@ def generate(dataset: Dataset, root: Root, world: World, workers: int) -> Genera
 
     write_on_all_ranks(world, str(root), write)
     total = world.sum(float(sum(written)))
-    return Generated(len(names), len(lacking), int(total))
+    return Generated(len(names), len(lacking), len(present.intersection(lacking)), int(total))
+
+
+def _present(layout: Layout, split: Split) -> set[str]:
+    try:
+        return layout.place.present(split)
+    except FileNotFoundError:
+        return set()
 
 
 def _claim(layout: Layout) -> None:
@@ -72,16 +93,29 @@ def _claim(layout: Layout) -> None:
     layout.place.claim(layout.record())
 
 
+def generate_if_new(dataset: Dataset, root: Root, world: World, workers: int) -> None:
+    """``generate``, said before, where there is no data set yet. Called by all ranks."""
+    layout = Layout(root, dataset)
+    if on_rank0(world, layout.place.record) is None:
+        if world.rank == 0:
+            files = layout.files("train") + layout.files("validation")
+            need = bytes_text(_stored_bytes(dataset, files))
+            free = f" of {bytes_text(filesystem_of(root).free_bytes)} free" if isinstance(root, Path) else ""
+            print(f"{root}: generating {count(files, 'file')}, about {need}{free}", file=sys.stderr)
+        generate(dataset, root, world, workers)
+
+
 def require_data(dataset: Dataset, root: Root) -> None:
-    """Raise UserError unless ``root`` contains the complete data set generated for ``dataset``."""
+    """Raise UserError unless ``root`` contains the complete data set generated for ``dataset``, or one of more
+    files."""
     layout = Layout(root, dataset)
     command = f"generate it with 'mlhpc io generate WORKLOAD --data {root}'"
     recorded = layout.place.record()
     if recorded is None:
         raise UserError(f"{root}: not a data set of mlhpc io; {command}")
     wanted = layout.record()
-    if recorded != wanted:
-        keys = sorted(key for key in recorded.keys() | wanted.keys() if recorded.get(key) != wanted.get(key))
+    keys = sorted(key for key in recorded.keys() | wanted.keys() if recorded.get(key) != wanted.get(key))
+    if keys and not _is_part(keys, layout, recorded):
         differing = "; ".join(f"{key} is {recorded.get(key)}, not {wanted.get(key)}" for key in keys[:3])
         raise UserError(
             f"{root}: contains the data of another workload: {differing}; choose another folder with --data"
@@ -95,6 +129,18 @@ def require_data(dataset: Dataset, root: Root) -> None:
             raise UserError(
                 f"{layout.place}/{split}: lacks {lacking} of {layout.files(split)} files; {command}"
             )
+
+
+def _is_part(keys: Sequence[str], layout: Layout, recorded: Mapping[str, Any]) -> bool:
+    """Whether a data set that differs in ``keys`` from the one of ``layout`` only has more files, with the same
+    names and sizes."""
+    dataset, stored = layout.dataset, {key: recorded.get(key) for key in keys}
+    if not set(keys) <= {"files", "eval_files"} or not all(isinstance(n, int) for n in stored.values()):
+        return False
+    if any(count < getattr(dataset, key) for key, count in stored.items()):
+        return False
+    numbered_alike = not dataset.eval_files or not dataset.sample_bytes_stdev or "files" not in keys
+    return numbered_alike and Layout(layout.root, dataset.model_copy(update=stored)).digits == layout.digits
 
 
 def _stored_bytes(dataset: Dataset, files: int) -> int:

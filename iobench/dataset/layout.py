@@ -50,12 +50,13 @@ class Layout:
         return self.dataset.files if split == "train" else self.dataset.eval_files
 
     @cached_property
-    def _digits(self) -> int:
+    def digits(self) -> int:
+        """Of the number of a file in its name."""
         return max(5, len(str(max(self.dataset.files, self.dataset.eval_files) - 1)))
 
     def name(self, split: Split, file: int) -> str:
         """Path of a file below the root."""
-        return f"{split}/{file:0{self._digits}}.{find(self.dataset.format).suffix}"
+        return f"{split}/{file:0{self.digits}}.{find(self.dataset.format).suffix}"
 
     def path(self, split: Split, file: int) -> Path:
         """Of a data set in a folder."""

@@ -129,8 +129,8 @@ class ObjectStore:
                 f"another prefix"
             )
 
-    def missing(self, names: Sequence[str]) -> list[str]:
-        """The files among ``names`` that do not exist."""
+    def missing(self, names: Sequence[str], is_whole: Callable[[Path, str], bool]) -> list[str]:
+        """The files among ``names`` that do not exist: objects are written as a whole."""
         present = self._listed("")
         return [name for name in names if name not in present]
 

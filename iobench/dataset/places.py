@@ -65,9 +65,9 @@ class Folder:
         """Write the record of a data set. Raises UserError if the folder has other files."""
         claim_folder(self.root, dict(record), RECORD)
 
-    def missing(self, names: Sequence[str]) -> list[str]:
-        """The files among ``names`` that do not exist, and their folders, made."""
-        return missing(self.root, names)
+    def missing(self, names: Sequence[str], is_whole: Callable[[Path, str], bool]) -> list[str]:
+        """The files among ``names`` that do not exist or are not ``is_whole``, and their folders, made."""
+        return missing(self.root, names, lambda name: is_whole(self.root / name, name))
 
     def present(self, split: str) -> set[str]:
         """The names of the files of a split."""

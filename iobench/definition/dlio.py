@@ -50,6 +50,7 @@ def convert(tables: Mapping[str, Any], name: str) -> tuple[dict[str, Any], dict[
         "suite": "dlio",
         "without_effect": sorted(without_effect),
         "metric": _metric(tables),
+        "generate_data": bool(workflow.get("generate_data", False)),
     }
     storage = _storage(_table(tables, "storage"), str(_table(tables, "dataset").get("data_folder", "")))
     if storage:

@@ -13,6 +13,7 @@ from mlhpc.benchmarks.toml_lines import parse_toml, toml_lines
 from mlhpc.common.files.untrusted import read_text
 from mlhpc.errors import UserError, did_you_mean, install, shown
 from mlhpc.iobench.definition import dlio
+from mlhpc.iobench.definition.dlio_keys import NO_EFFECT, USED
 from mlhpc.iobench.definition.schema import Workload
 from mlhpc.quantities import binary_text
 
@@ -79,6 +80,11 @@ def _folder() -> Any:
 
 
 def _from_toml(text: str, where: str, settings: Iterable[str]) -> Loaded:
+    settings = tuple(settings)
+    if theirs := next(filter(_is_dlio, settings), None):
+        raise UserError(
+            f"{where}: {theirs!r} is a key of DLIO's YAML; this workload has its own keys: mlhpc io list"
+        )
     try:
         tables = parse_toml(text)
     except ValueError as error:
@@ -109,6 +115,12 @@ def _from_yaml(text: str, where: str, stem: str, settings: Iterable[str]) -> Loa
         raise UserError(f"{where}: invalid YAML: {reason}") from None
     if not isinstance(tables, dict):
         raise UserError(f"{where}: not a workload; expected tables such as dataset, reader and train")
+    settings = tuple(settings)
+    for setting in filter(_is_dlio, settings):
+        tables, _ = _with_setting(
+            tables, setting.removeprefix("++").removeprefix("workload."), yaml.safe_load
+        )
+    settings = tuple(setting for setting in settings if not _is_dlio(setting))
     try:
         converted, origin = dlio.convert(tables, stem)
     except dlio.BadKey as bad:
@@ -141,15 +153,28 @@ def _validated(tables: dict[str, Any], settings: Iterable[str], where: str, line
         raise UserError(f"{where}{f':{line}' if line else ''}: {message}") from None
 
 
-def _with_setting(tables: dict[str, Any], setting: str) -> tuple[dict[str, Any], tuple[str, ...]]:
+def _is_dlio(setting: str) -> bool:
+    """Whether ``setting`` is one of DLIO's: an override, or a key that only its files have."""
+    table, _, key = setting.partition("=")[0].strip().partition(".")
+    known = USED.get(table, set()) | NO_EFFECT.get(table, set())
+    return setting.startswith("++") or (key in known and f"{table}.{key}" not in _names(Workload))
+
+
+def _toml_value(text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text.strip()  # a bare word is a string
+
+
+def _with_setting(
+    tables: dict[str, Any], setting: str, value_of: Callable[[str], Any] = _toml_value
+) -> tuple[dict[str, Any], tuple[str, ...]]:
     key, equals, text = setting.partition("=")
     keys = tuple(part.strip() for part in key.split("."))
     if not equals or not all(keys) or not text.strip():
         raise UserError(f"--set {setting!r} is not of the form table.key=value, such as dataset.files=16")
-    try:
-        value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        value = text.strip()  # a bare word is a string
+    value = value_of(text)
     merged = dict(tables)
     inner = merged
     for part in keys[:-1]:

@@ -241,6 +241,7 @@ class Workload(FrozenModel):
     checkpoint: Checkpoint = Checkpoint()
     metric: Metric = Metric()
     without_effect: tuple[str, ...] = Field((), description="keys of DLIO's file that have no effect")
+    generate_data: bool = Field(False, description="io run generates the data if there is none yet")
     # Keys of storage that only a file has chosen, not the user: a proposal (run.data_of).
     _proposed: frozenset[str] = PrivateAttr(frozenset())
 

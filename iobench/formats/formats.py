@@ -1,17 +1,21 @@
 """The formats by name. A format writes a file and reads its samples; libraries are imported on use."""
 
+import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from mlhpc.common.formats.tfrecord import RECORD_OVERHEAD
 from mlhpc.errors import UserError, install
 from mlhpc.iobench.definition.schema import Dataset
 from mlhpc.iobench.formats.access import CountedFile
+from mlhpc.iobench.formats.counting import ReadStatistics
 
 Bytes = npt.NDArray[np.uint8]
 Sizes = npt.NDArray[np.int64]
@@ -67,6 +71,27 @@ class Format:
     def write(self, fd: int, sizes: Sizes, make_sample: MakeSample, dataset: Dataset) -> None:
         """Write the samples to an empty file. Raises OSError as the file system does."""
         self.load().write(fd, sizes, make_sample, dataset)
+
+    def is_whole(self, path: Path, sizes: Sizes, dataset: Dataset) -> bool:
+        """Whether a file written by ``write`` is complete: by its length where the sizes determine it, else by
+        what is at its end. Raises OSError."""
+        lengths = {
+            "npy": lambda: len(self.load().header(int(sizes.sum()))) + sizes.sum(),
+            "tfrecord": lambda: self.load().record_sizes(sizes).sum() + RECORD_OVERHEAD * len(sizes),
+        }
+        length = path.stat().st_size
+        if self.name == "npz":
+            return zipfile.is_zipfile(path)
+        if self.name in ("hdf5", "parquet") or dataset.compression != "none":
+            file = CountedFile(path, ReadStatistics())
+            try:
+                self.open_samples(file, sizes, dataset)
+            except UserError:
+                return False
+            finally:
+                file.close()
+            return length > 0
+        return length == int(lengths.get(self.name, sizes.sum)())
 
     def open_samples(self, file: CountedFile, sizes: Sizes, dataset: Dataset) -> Samples:
         """A reader of the samples of ``file``, which has samples of these ``sizes``. Raises UserError."""

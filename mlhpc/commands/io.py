@@ -4,8 +4,9 @@ import argparse
 import json
 import os
 import shutil
+import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mlhpc.commands import io_results
 from mlhpc.commands.parser import (
@@ -20,6 +21,9 @@ from mlhpc.commands.parser import (
 )
 from mlhpc.errors import UserError
 from mlhpc.quantities import bytes_text
+
+if TYPE_CHECKING:
+    from mlhpc.iobench.definition.schema import Workload
 
 CORES = len(os.sched_getaffinity(0))
 
@@ -118,6 +122,13 @@ def _add_workload(parser: argparse.ArgumentParser) -> None:
         "workload", metavar="WORKLOAD", help="a name (mlhpc io list), or a .toml or DLIO .yaml file"
     )
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change one setting")
+    parser.set_defaults(parse_rest=_overrides)
+
+
+def _overrides(options: argparse.Namespace, words: list[str]) -> list[str]:
+    """DLIO's overrides (``++workload.reader.batch_size=4``) become settings; returns the other ``words``."""
+    options.set += [word for word in words if word.startswith("++")]
+    return [word for word in words if not word.startswith("++")]
 
 
 def _place(text: str) -> str:
@@ -135,10 +146,20 @@ def _in_ranks(options: argparse.Namespace) -> int | None:
     return None
 
 
-def _run(options: argparse.Namespace) -> int:
+def _loaded(options: argparse.Namespace) -> "Workload":
+    """The workload; the first process names its keys without effect."""
     from mlhpc.iobench.definition import load
 
     workload = load.load(options.workload, options.set)
+    if workload.without_effect and "MLHPC_RANK" not in os.environ:
+        print(
+            f"{options.workload}: without effect here: {', '.join(workload.without_effect)}", file=sys.stderr
+        )
+    return workload
+
+
+def _run(options: argparse.Namespace) -> int:
+    workload = _loaded(options)
     from mlhpc.iobench.emulate.plan import require_enough
 
     require_enough(workload, max(1, options.ranks))  # before the ranks are started
@@ -147,6 +168,7 @@ def _run(options: argparse.Namespace) -> int:
     from mlhpc.common.ranks import launch
     from mlhpc.common.ranks.collectives import on_rank0
     from mlhpc.common.ranks.local import signals_as_ctrl_c
+    from mlhpc.iobench.dataset.generate import generate_if_new
     from mlhpc.iobench.emulate.emulation import Settings
     from mlhpc.iobench.run import Paths, data_of, default_out, run
 
@@ -154,6 +176,8 @@ def _run(options: argparse.Namespace) -> int:
     with signals_as_ctrl_c(), launch.joined("sockets") as world:
         out = options.out or on_rank0(world, lambda: default_out(workload))
         data = data_of(options.data, workload, world.rank)
+        if workload.generate_data and workload.dataset:
+            generate_if_new(workload.dataset, data, world, CORES)
         checkpoints = options.checkpoints or out / "checkpoints"
         result = run(workload, Paths(data, out, checkpoints), settings, ["mlhpc", *options.argv], world)
         if world.rank == 0:
@@ -174,9 +198,7 @@ def _print_result(result: dict[str, Any], out: Path, as_json: bool) -> None:
 
 
 def _generate(options: argparse.Namespace) -> int:
-    from mlhpc.iobench.definition import load
-
-    workload = load.load(options.workload, options.set)
+    workload = _loaded(options)
     if workload.dataset is None:
         raise UserError(f"{workload.name} reads no data, so there is nothing to generate")
     if (status := _in_ranks(options)) is not None:
@@ -191,7 +213,8 @@ def _generate(options: argparse.Namespace) -> int:
         made = generate(workload.dataset, data, world, options.workers)
         if world.rank == 0:
             there = f", {made.files - made.made} were there" if made.made < made.files else ""
-            print(f"{data}: {made.made} files written, {bytes_text(made.bytes)}{there}")
+            damaged = f", {made.damaged} of them in place of damaged ones" if made.damaged else ""
+            print(f"{data}: {made.made} files written, {bytes_text(made.bytes)}{damaged}{there}")
     return 0
 
 
