@@ -1,7 +1,7 @@
 """JPEG: one image per file, decoded when it is read.
 
-A noisy image is encoded once per process, as large as fits into the sample's bytes; application segments
-(APP15) of random bytes fill the rest, so that all files have exactly the requested size and differ from each
+A noisy image is encoded once per process, as large as fits into the sample's bytes; an application segment
+(APP15) of random bytes fills the rest, so that all files have exactly the requested size and differ from each
 other.
 """
 
@@ -40,9 +40,10 @@ def picture(content: Bytes) -> bytes:
             f"a JPEG file of {size} bytes is too small; dataset.sample_bytes must be at least {SMALLEST}"
         )
     side = max(8, int(math.sqrt(size)) // 8 * 8)
+    side = max(8, int(side * math.sqrt(size / len(_encoded(side)))) // 8 * 8)
     encoded = _encoded(side)
     while len(encoded) + 4 > size:
-        side = max(8, side * 3 // 4 // 8 * 8)
+        side = max(8, side - 8)
         encoded = _encoded(side)
     parts, left = [encoded[:2]], size - len(encoded)
     while left:

@@ -1,17 +1,22 @@
 """The I/O emulation beside DLIO on one machine: samples/s on the same workload, size installed, time to a
-first result.
+first result; and what DLIO asks of the storage, against which ``make test`` holds the emulation.
 
-    python tests/perf/io_dlio.py FOLDER DLIO_PYTHON [samples] [first]
+    python tests/perf/io_dlio.py FOLDER DLIO_PYTHON [samples] [first] [counts]
 
 DLIO_PYTHON is an interpreter that imports dlio_benchmark 2.0.0 and torch (see docs/evidence/io.md for one);
 FOLDER is on the disk to measure. Samples/s: both generate their own data of the same sizes, read it twice to fill
 the page cache, and then take turns with the same batch, reader threads (DLIO: PyTorch workers) and computation
 time; an epoch's duration is its own log's, from beginning to end. First result: a new environment, install,
 16 files, one epoch; then the size of these environments. Both are installed from wheels, ours built before.
+
+Counts: DLIO trains on each of ``CELLS``, small sets that it generates, under strace; opens, reads and bytes asked
+of its data files, steps, evaluations and checkpoints with their epochs are written to ``GOLDEN``. DLIO needs
+mpiexec beside its interpreter (pip has mpich), and a command tfrecord2idx that makes its second argument.
 """
 
 import json
 import os
+import re
 import shutil
 import statistics
 import subprocess
@@ -33,6 +38,123 @@ DLIO_NEEDS = (
 )  # fmt: skip
 """Of DLIO's dependencies those that its PyTorch loader imports, beside torch itself; TensorFlow, torchaudio
 and DALI are missing, so that what is measured of its installation is a lower bound."""
+
+
+GOLDEN = ROOT / "tests/unit/iobench/emulate/dlio_counts.json"
+CELLS: dict[str, dict[str, Any]] = {
+    "npz": {},
+    "npz-8-shuffled": {"samples": 8, "reader.sample_shuffle": "seed"},
+    "npz-threads": {"files": 8, "reader.read_threads": 4},
+    "npz-tf": {"framework": "tensorflow", "reader.file_shuffle": "seed"},
+    "npz-8-tf": {"framework": "tensorflow", "samples": 8, "reader.sample_shuffle": "seed"},
+    "npz-2-ranks": {"ranks": 2},
+    "npz-8-2-ranks": {"samples": 8, "ranks": 2, "reader.sample_shuffle": "seed"},
+    "hdf5": {"format": "hdf5"},
+    "hdf5-8-shuffled": {"format": "hdf5", "samples": 8, "reader.sample_shuffle": "seed"},
+    "hdf5-8-tf": {"format": "hdf5", "framework": "tensorflow", "samples": 8},
+    "tfrecord": {"format": "tfrecord"},
+    "tfrecord-8-shuffled": {"format": "tfrecord", "samples": 8, "reader.sample_shuffle": "seed"},
+    "tfrecord-8-64k": {"format": "tfrecord", "samples": 8, "reader.transfer_size": 65536},
+    "tfrecord-8-threads": {"format": "tfrecord", "samples": 8, "reader.read_threads": 4},
+    "tfrecord-8-2-ranks": {"format": "tfrecord", "samples": 8, "ranks": 2},
+    "jpeg": {"format": "jpeg"},
+    "jpeg-tf": {"format": "jpeg", "framework": "tensorflow"},
+    "evaluations": {
+        "workflow.evaluation": True, "dataset.num_files_eval": 2, "train.epochs": 4,
+        "evaluation.epochs_between_evals": 2, "workflow.checkpoint": True,
+        "checkpoint.epochs_between_checkpoints": 2,
+    },
+    "evaluations-late": {
+        "workflow.evaluation": True, "dataset.num_files_eval": 2, "train.epochs": 4,
+        "evaluation.eval_after_epoch": 3, "workflow.checkpoint": True, "checkpoint.checkpoint_after_epoch": 3,
+    },
+    "checkpoints-by-steps": {
+        "files": 8, "train.epochs": 3, "workflow.checkpoint": True, "checkpoint.steps_between_checkpoints": 3,
+    },
+    "few-steps": {"files": 8, "train.epochs": 3, "train.total_training_steps": 3},
+}  # fmt: skip
+"""Two epochs of four files in batches of two, but for: ``files``, ``samples`` of a file, ``format``, ``framework``
+(default: TensorFlow's for TFRecord, else PyTorch's), ``ranks``, and keys of DLIO."""
+
+
+def cell_yaml(name: str) -> dict[str, Any]:
+    """DLIO's tables of a cell, without folders."""
+    cell = dict(CELLS[name])
+    kind, samples = cell.pop("format", "npz"), cell.pop("samples", 1)
+    framework = cell.pop("framework", "tensorflow" if kind == "tfrecord" else "pytorch")
+    cell.pop("ranks", 1)
+    tables: dict[str, Any] = {
+        "model": name, "framework": framework,
+        "workflow": {"generate_data": False, "train": True, "evaluation": False, "checkpoint": False},
+        "dataset": {"format": kind, "num_files_train": cell.pop("files", 4), "num_samples_per_file": samples,
+                    "record_length": 360_000 if samples == 1 else 90_000},
+        "reader": {"data_loader": framework, "batch_size": 2, "read_threads": 1},
+        "train": {"epochs": 2, "computation_time": 0.01},
+    }  # fmt: skip
+    for key, value in cell.items():
+        table, _, own = key.partition(".")
+        tables.setdefault(table, {})[own] = value
+    return tables
+
+
+def counts(folder: Path, python: str) -> None:
+    found = json.loads(GOLDEN.read_text())["cells"] if GOLDEN.exists() else {}
+    for name in (name for name in CELLS if name not in found):
+        place, tables, ranks = folder / name, cell_yaml(name), CELLS[name].get("ranks", 1)
+        shutil.rmtree(place, ignore_errors=True)
+        (place / "config/workload").mkdir(parents=True)
+        (place / "config/workload/cell.yaml").write_text(json.dumps(tables))  # which YAML contains
+        words = [python, "-m", "dlio_benchmark.main", "--config-dir", place / "config", "workload=cell",
+                 f"++workload.dataset.data_folder={place / 'data'}",
+                 f"++workload.checkpoint.checkpoint_folder={place / 'checkpoints'}"]  # fmt: skip
+        env = {**os.environ, "PATH": f"{Path(python).parent}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1",
+               "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}  # fmt: skip
+        only = [f"++workload.workflow.{each}=False" for each in ("train", "evaluation", "checkpoint")]
+        run(*words, "++workload.workflow.generate_data=True", *only, f"hydra.run.dir={place / 'made'}", env=env,
+            cwd=place)  # fmt: skip
+        (place / "data/valid").mkdir(exist_ok=True)
+        calls = ["-e", "trace=openat,read,pread64"]
+        trace = ["strace", "-ff", "--seccomp-bpf", "-ttt", "-y", "-s", "0", *calls, "-o", place / "trace"]
+        launcher = ["mpiexec", "-n", ranks] if ranks > 1 else []
+        run(*trace, *launcher, *words, f"hydra.run.dir={place / 'out'}", env=env, cwd=place)
+        epochs = json.loads((place / "out/per_epoch_stats.json").read_text())
+        steps = json.loads((place / "out/0_output.json").read_text())
+        found[name] = {
+            "tables": tables, "ranks": ranks, **traced(place, "data/train"),
+            "valid": traced(place, "data/valid"),
+            "steps": [sum(len(own) for block, own in steps[epoch]["proc"].items() if block != "eval")
+                      for epoch in epochs],
+            "evaluations": [int(epoch) for epoch, own in epochs.items() if "eval" in own],
+            "checkpoints": [sum(key.startswith("ckpt") for key in own) for own in epochs.values()],
+            "checkpoint_bytes": sum(each.stat().st_size for each in (place / "checkpoints").glob("*")),
+        }  # fmt: skip
+        print(name, {key: value for key, value in found[name].items() if key != "tables"}, flush=True)
+    GOLDEN.write_text(json.dumps({"dlio": "2.0.0", "cells": found}, indent=1) + "\n")
+
+
+def traced(place: Path, data: str) -> dict[str, Any]:
+    """Opens of the files below ``data``, reads, and the bytes that they asked for. ``whole``: the same of the
+    opens whose reads reached the end of the file."""
+    lines = [line for file in place.glob("trace.*") for line in file.read_text(errors="replace").splitlines()]
+    each: list[list[tuple[int, int]]] = []  # asked and got by the reads of an open
+    current: dict[str, list[tuple[int, int]]] = {}
+    for line in sorted(line for line in lines if f"/{data}/" in line):
+        call = re.match(r"[0-9.]+ (\w+)\((?:[^<]*<([^>]+)>)?", line)
+        ended = re.search(r"\) += (\d+)(?:<([^>]+)>)?", line)
+        if not call or not ended:
+            continue
+        if call[1] == "openat" and "O_RDONLY" in line and "O_DIRECTORY" not in line:
+            current[ended[2]] = []
+            each.append(current[ended[2]])
+        elif asked := re.search(r", (\d+)\) +=" if call[1] == "read" else r", (\d+), -?\d+\) +=", line):
+            current[call[2]].append((int(asked[1]), int(ended[1])))
+    whole = [reads for reads in each if reads and not reads[-1][1]]
+    return {**_totals(each), "whole": _totals(whole)}
+
+
+def _totals(opens: list[list[tuple[int, int]]]) -> dict[str, int]:
+    asked = sum(asked for reads in opens for asked, _ in reads)
+    return {"opens": len(opens), "reads": sum(map(len, opens)), "bytes_asked": asked}
 
 
 def run(*words: object, **options: Any) -> subprocess.CompletedProcess[str]:
@@ -177,6 +299,6 @@ if __name__ == "__main__":
         sys.exit(__doc__)
     place, dlio_python = Path(sys.argv[1]).absolute(), sys.argv[2]
     place.mkdir(parents=True, exist_ok=True)
-    for measure in (samples, first):
+    for measure in (samples, first, counts):
         if measure.__name__ in (sys.argv[3:] or [measure.__name__]):
             measure(place, dlio_python)

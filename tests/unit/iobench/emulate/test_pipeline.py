@@ -117,10 +117,10 @@ def test_an_error_in_a_thread_reaches_the_loop(layout):
 
 
 def test_the_null_storage_reads_nothing_and_serves_every_file(layout):
-    null = NullStorage.load(layout, [1, 2], budget=1)
+    null = NullStorage.load(layout, [1, 2], 1, Reader())
     assert null.numbers == [1]  # the budget holds one, and one there must be
     lines = pipeline(
-        layout, Reader(batch_size=4, threads=2), storage=NullStorage.load(layout, [1, 2], 1 << 20)
+        layout, Reader(batch_size=4, threads=2), storage=NullStorage.load(layout, [1, 2], 1 << 20, Reader())
     )
     for _ in range(6):
         assert len(lines.next_batch()) == 4
