@@ -1,9 +1,11 @@
 """One training step and one evaluation step, on a CPU or a GPU, of one rank or many."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
+import numpy as np
+import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -94,7 +96,7 @@ def make_steps(
     *,
     loss_of: Callable[[Tensor, Tensor], Tensor],
     measure: Callable[[Tensor, Tensor], Measured],
-    accumulate: int,
+    accumulate: int = 1,
 ) -> Steps[Measured]:
     """The steps of ``model`` with the run's settings, gradients averaged over ranks. Call it again after freezing
     weights."""
@@ -260,6 +262,24 @@ def preserve_state(model: nn.Module, optimizer: torch.optim.Optimizer, scaler: G
                 tensor.zero_()
     scaler.load_state_dict(scale)
     model.train(training)
+
+
+def gather_losses(losses: Sequence[Tensor], world: World) -> tuple[npt.NDArray[np.float64], float]:
+    """This rank's ``losses`` of an epoch, on the host, and their mean over all ranks, which have the same number
+    of them. Waits for the device. Called by all ranks."""
+    own = torch.stack(list(losses)).double().cpu().numpy()
+    (average,) = mean(world, own.mean(), weight=1)
+    return own, float(average)
+
+
+def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    """Set the learning rate. A rate that is a tensor is set in place, so that a captured graph sees it, without
+    waiting for the device."""
+    for group in optimizer.param_groups:
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(rate)
+        else:
+            group["lr"] = rate
 
 
 @torch.no_grad()
