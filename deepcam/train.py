@@ -24,7 +24,6 @@ from mlhpc.common.pytorch.devices import (
     place,
     wants_graphs,
 )
-from mlhpc.common.pytorch.emulation import waiting_steps
 from mlhpc.common.pytorch.feeds import prepare
 from mlhpc.common.pytorch.state import restore, save
 from mlhpc.common.pytorch.step import (
@@ -35,6 +34,7 @@ from mlhpc.common.pytorch.step import (
     make_scaler,
     make_steps,
     set_rate,
+    waiting_steps,
     warm_up,
 )
 from mlhpc.common.ranks.world import World

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,8 @@ from mlhpc.common.pytorch.devices import (
     wants_graphs,
 )
 from mlhpc.common.ranks.world import World, mean
+from mlhpc.common.training.emulation import WaitingStep
+from mlhpc.common.training.settings import Run
 from mlhpc.errors import UserError
 from mlhpc.quantities import count
 
@@ -123,6 +125,12 @@ def make_steps(
         graphs=graphs,
     )
     return Steps(train, evaluate)
+
+
+def waiting_steps(run: Run, world: World, measure: Callable[[int], Any]) -> Steps[Any]:
+    """Steps that wait for the time of ``run.emulation``: the loss is 0, an evaluation ``measure(samples)``. Ranks
+    synchronise in every training step, after ``run.backward_passes`` calls."""
+    return Steps(*WaitingStep.pair(run, world, torch.zeros(()), measure))
 
 
 def make_train_step(

@@ -23,7 +23,6 @@ from mlhpc.common.pytorch.devices import (
     place,
     wants_graphs,
 )
-from mlhpc.common.pytorch.emulation import waiting_steps
 from mlhpc.common.pytorch.loading import TensorPair, dtype_of
 from mlhpc.common.pytorch.slab_batches import Batches
 from mlhpc.common.pytorch.spatial import SpatialGroup, Traffic, spatial_group
@@ -35,6 +34,7 @@ from mlhpc.common.pytorch.step import (
     make_scaler,
     make_steps,
     set_rate,
+    waiting_steps,
     warm_up,
 )
 from mlhpc.common.ranks.mesh import mesh_of
