@@ -38,7 +38,8 @@ def main() -> None:
     expected.backward()
 
     own = (slice(None), *plan.slab(world.rank))
-    own_logits = wrap_ddp(split, world)(x[own])
+    wrapped = wrap_ddp(split, world)  # gradients are averaged as long as it lives
+    own_logits = wrapped(x[own])
     loss = voxel_loss(own_logits, y[own])
     loss.backward()
 

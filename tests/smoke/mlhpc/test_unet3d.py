@@ -64,7 +64,7 @@ def test_it_trains_staged_with_checkpoints_passes_the_check_and_is_reported(inst
 
 def test_a_run_in_slabs_learns_what_one_of_whole_volumes_learns(installed, data, tmp_path):
     for name, words in (
-        ("whole", settings()),
+        ("whole", settings("training.checkpoint_epochs=1")),
         ("slabs", ["--ranks", 2, *settings("training.spatial=[1,2,1]")]),
     ):
         done = run(installed, data, tmp_path / name, *words)
@@ -73,6 +73,8 @@ def test_a_run_in_slabs_learns_what_one_of_whole_volumes_learns(installed, data,
     assert slabs[::2] == pytest.approx(whole[::2], rel=1e-3)
     assert slabs[1::2] == pytest.approx(whole[1::2], abs=0.01)  # rounding decides voxels of near equal logits
     assert mlhpc("report", tmp_path / "slabs", env=installed).returncode == 0
+    weights = mlhpc("weights", tmp_path / "whole", "--out", tmp_path / "w.safetensors", env=installed)
+    assert weights.returncode == 0 and "after epoch 2" in weights.stdout, weights.stderr
 
 
 @pytest.mark.parametrize(
