@@ -20,8 +20,8 @@ class BatchNorm(nn.BatchNorm2d):
     the modules that get its output recompute it in their backward pass, instead of keeping it.
     """
 
-    def __init__(self, features: int, *, relu: bool = False) -> None:
-        super().__init__(features)
+    def __init__(self, features: int, *, relu: bool = False, momentum: float = 0.1) -> None:
+        super().__init__(features, momentum=momentum)
         self.relu = relu
         self.group: dist.ProcessGroup | None = None
         self.frozen = False

@@ -39,7 +39,8 @@ class Block(nn.Module):
         super().__init__()
         self.group, taps = group, {"kernel_size": 3, "padding": 0 if group else 1, "bias": False}
         self.convolutions = nn.ModuleList(nn.Conv3d(i, outputs, **taps) for i in (inputs, outputs))
-        self.norms = nn.ModuleList(BatchNorm(outputs, relu=True) for _ in self.convolutions)
+        # Momentum: Adam changes weights so much per step that statistics of the last ten steps are obsolete.
+        self.norms = nn.ModuleList(BatchNorm(outputs, relu=True, momentum=0.5) for _ in self.convolutions)
 
     def forward(self, x: Tensor) -> Tensor:
         for convolution, norm in zip(self.convolutions, self.norms, strict=True):
