@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping
 from itertools import accumulate
-from math import prod
 from typing import ClassVar, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
@@ -111,7 +110,7 @@ class Hyperparameters(schema.Hyperparameters):
         return self
 
 
-class Training(schema.HorovodTraining, schema.DdpTraining):
+class Training(schema.HorovodTraining, schema.SpatialTraining):
     cpu_kernels: bool = Field(
         True,
         description="on a CPU, use this suite's convolutions (TensorFlow) or their gradients (PyTorch) "
@@ -126,31 +125,11 @@ class Training(schema.HorovodTraining, schema.DdpTraining):
         description="initial weights: a safetensors file (mlhpc weights) from either framework; empty: "
         "random (open division)",
     )
-    device: schema.Device = Field(
-        "auto", description=schema.DEVICE, json_schema_extra=schema.only_in("pytorch")
-    )
-    channels_last: bool = Field(
-        True,
-        description="memory layout of activations and weights; same results",
-        json_schema_extra=schema.only_in("pytorch"),
-    )
-    compile: bool = Field(
-        False,
-        description="compile the network with torch.compile",
-        json_schema_extra=schema.only_in("pytorch"),
-    )
     cuda_graphs: bool = Field(
         False,
         description="replay the training step as a CUDA graph",
         json_schema_extra=schema.only_in("pytorch"),
     )
-    spatial: tuple[PositiveInt, PositiveInt, PositiveInt] = Field(
-        (1, 1, 1),
-        description="number of parts along each axis into which a group of ranks divides every sample "
-        "(Farrell et al. 2021, section 4.2.1); same results",
-        json_schema_extra=schema.only_in("pytorch"),
-    )
-
     coarse_epochs: tuple[NonNegativeInt, ...] = Field(
         (),
         description="multi-resolution training with coarser samples in the first epochs; [a, b]: a epochs "
@@ -178,11 +157,6 @@ class Training(schema.HorovodTraining, schema.DdpTraining):
                 "cuda_graphs or spatial"
             )
         return self
-
-    @property
-    def spatial_size(self) -> int:
-        """Ranks that work on one sample."""
-        return prod(self.spatial)
 
 
 class Loading(schema.Loading):
@@ -224,26 +198,9 @@ class CosmoFlow(schema.Run):
         return self
 
     def require_startable(self, ranks: int, *, staged: bool) -> None:
-        group, cut = self.training.spatial_size, list(self.training.spatial)
-        if group > 1 and (self.training.compile or self.training.cuda_graphs):
+        if self.training.spatial_size > 1 and self.loading.decode == "device":
             raise UserError(
-                f"training.spatial={cut} exchanges halos between kernels, which torch.compile and CUDA "
-                f"graphs do not support; set training.compile and training.cuda_graphs to false"
+                f"training.spatial={list(self.training.spatial)} divides decoded samples on the host; set "
+                "loading.decode=host"
             )
-        if group > 1 and self.loading.decode == "device":
-            raise UserError(
-                f"training.spatial={cut} divides decoded samples on the host; set loading.decode=host"
-            )
-        if ranks % group:
-            raise UserError(
-                f"training.spatial={cut} requires groups of {group} ranks, which {count(ranks, 'rank')} "
-                f"cannot form; start a multiple of {group} ranks"
-            )
-        groups, batch = ranks // group, self.hyperparameters.global_batch_size
-        if group > 1 and batch % groups:
-            raise UserError(
-                f"a global batch of {count(batch, 'sample')} cannot be divided equally among {groups} groups of "
-                f"{group} ranks; use a multiple of {groups} as hyperparameters.global_batch_size, or another "
-                "number of ranks"
-            )
-        super().require_startable(groups, staged=staged)
+        super().require_startable(ranks, staged=staged)

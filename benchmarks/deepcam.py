@@ -123,9 +123,6 @@ class Training(schema.DdpTraining):
     eval_steps: NonNegativeInt = Field(
         0, description="steps between evaluations within an epoch; 0: only at its end"
     )
-    device: schema.Device = Field("auto", description=schema.DEVICE)
-    channels_last: bool = Field(True, description="memory layout of activations and weights; same results")
-    compile: bool = Field(False, description="compile the network with torch.compile")
     cuda_graphs: bool = Field(False, description="replay the training step as a CUDA graph")
     freeze_below: float = Field(
         0.0,

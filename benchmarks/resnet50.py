@@ -103,9 +103,6 @@ class Training(schema.DdpTraining):
     eval_offset_epochs: NonNegativeInt = Field(
         0, description="epoch after which the first evaluation takes place; 0: after epochs_between_evals"
     )
-    device: schema.Device = Field("auto", description=schema.DEVICE)
-    channels_last: bool = Field(True, description="memory layout of activations and weights; same results")
-    compile: bool = Field(False, description="compile the network with torch.compile")
 
     @model_validator(mode="after")
     def _offset(self) -> "Training":

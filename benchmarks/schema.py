@@ -6,6 +6,7 @@ classes for ``benchmarks/cosmoflow.toml``. Every class is frozen and refuses unk
 """
 
 from collections.abc import Iterator, Mapping
+from math import prod
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, NonNegativeInt, PositiveInt, model_validator
@@ -119,6 +120,11 @@ class Training(FrozenModel):
         of = str(marks.get("framework", "")) if isinstance(marks, dict) else ""
         return of if of and self.framework and of != self.framework else ""
 
+    @property
+    def spatial_size(self) -> int:
+        """Ranks that work on one sample."""
+        return 1
+
     def exchange(self) -> dict[str, float]:
         """The settings of the gradient exchange that are set, for the log: names and values."""
         return {}
@@ -129,7 +135,19 @@ class Training(FrozenModel):
 
 
 class DdpTraining(Training):
-    """With gradients averaged over ranks by PyTorch's DistributedDataParallel."""
+    """In PyTorch, with gradients averaged over ranks by DistributedDataParallel."""
+
+    device: Device = Field("auto", description=DEVICE, json_schema_extra=only_in("pytorch"))
+    channels_last: bool = Field(
+        True,
+        description="memory layout of activations and weights; same results",
+        json_schema_extra=only_in("pytorch"),
+    )
+    compile: bool = Field(
+        False,
+        description="compile the network with torch.compile",
+        json_schema_extra=only_in("pytorch"),
+    )
 
     bucket_cap_mib: float | None = Field(
         None,
@@ -143,6 +161,41 @@ class DdpTraining(Training):
     def exchange(self) -> dict[str, float]:
         own = {} if self.bucket_cap_mib is None else {"ddp_bucket_cap_mib": self.bucket_cap_mib}
         return super().exchange() | own
+
+
+class SpatialTraining(DdpTraining):
+    """With samples that may be divided among the ranks of a group (``common.pytorch.spatial``)."""
+
+    spatial: tuple[PositiveInt, PositiveInt, PositiveInt] = Field(
+        (1, 1, 1),
+        description="number of parts along each axis into which a group of ranks divides every sample "
+        "(Farrell et al. 2021, section 4.2.1); same results",
+        json_schema_extra=only_in("pytorch"),
+    )
+
+    @property
+    def spatial_size(self) -> int:
+        return prod(self.spatial)
+
+    def require_groups(self, ranks: int, batch: int) -> None:
+        """Raise UserError unless ``ranks`` form groups of ``spatial_size`` that share a global ``batch``."""
+        group, cut = self.spatial_size, list(self.spatial)
+        if group > 1 and (self.compile or getattr(self, "cuda_graphs", False)):
+            raise UserError(
+                f"training.spatial={cut} exchanges halos between kernels, which torch.compile and CUDA "
+                f"graphs do not support; set training.compile and training.cuda_graphs to false"
+            )
+        if ranks % group:
+            raise UserError(
+                f"training.spatial={cut} requires groups of {group} ranks, which {count(ranks, 'rank')} "
+                f"cannot form; start a multiple of {group} ranks"
+            )
+        if group > 1 and batch % (ranks // group):
+            raise UserError(
+                f"a global batch of {count(batch, 'sample')} cannot be divided equally among "
+                f"{ranks // group} groups of {group} ranks; use a multiple of {ranks // group} as "
+                "hyperparameters.global_batch_size, or another number of ranks"
+            )
 
 
 class HorovodTraining(Training):
@@ -350,6 +403,9 @@ class Run(FrozenModel):
         """Raise UserError if the run cannot start with this number of ``ranks``, or requires ``staged`` data.
         Called before the output folder is created."""
         batch, passes = self.hyperparameters.global_batch_size, self.backward_passes
+        if isinstance(self.training, SpatialTraining):
+            self.training.require_groups(ranks, batch)
+            ranks //= self.training.spatial_size
         if batch % (ranks * passes):
             accumulated = f" in {passes} backward passes each" if passes > 1 else ""
             raise UserError(

@@ -11,9 +11,9 @@ decoder are never frozen.
 import torch
 from torch import Tensor, nn
 
+from mlhpc.common.pytorch.batchnorm import BatchNorm
 from mlhpc.common.ranks.world import World
 from mlhpc.common.timing.runlog import RunLog
-from mlhpc.deepcam.layers.batchnorm import BatchNorm
 from mlhpc.deepcam.model import DeepLab
 
 Weights = list[list[Tensor]]

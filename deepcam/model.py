@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from mlhpc.benchmarks.deepcam import Network
-from mlhpc.deepcam.layers.batchnorm import BatchNorm
+from mlhpc.common.pytorch.batchnorm import BatchNorm
 from mlhpc.deepcam.layers.convolution import Conv3x3, Deconvolution, Pointwise, Separable
 
 DILATIONS = (6, 12, 18)  # of the ASPP at output stride 16 (Chen et al. 2018, section 3.1)

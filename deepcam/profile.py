@@ -6,6 +6,7 @@ import torch
 
 from mlhpc.benchmarks.deepcam import DeepCam
 from mlhpc.common.host.malloc import keep_memory
+from mlhpc.common.pytorch.batchnorm import group_batchnorm
 from mlhpc.common.pytorch.devices import oom_as_user_error, pick_device, place
 from mlhpc.common.pytorch.feeds import prepare
 from mlhpc.common.pytorch.profile import modules_in_order, profile_training
@@ -14,7 +15,6 @@ from mlhpc.common.timing.profile import Feed, Profile, Request
 from mlhpc.common.training.dataset import open_loader
 from mlhpc.deepcam.cpu.kernels import use_cpu_kernels
 from mlhpc.deepcam.data.source import DeepCamSource, open_data, zeros_batch
-from mlhpc.deepcam.layers.batchnorm import group_batchnorm
 from mlhpc.deepcam.metric import weighted_cross_entropy
 from mlhpc.deepcam.model import build_model
 from mlhpc.deepcam.optim.optimizer import make_optimizer

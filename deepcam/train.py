@@ -14,6 +14,7 @@ from mlhpc.benchmarks.deepcam import DeepCam
 from mlhpc.common.data.sharding import divide_batch
 from mlhpc.common.host.malloc import keep_memory
 from mlhpc.common.host.progress import track
+from mlhpc.common.pytorch.batchnorm import group_batchnorm
 from mlhpc.common.pytorch.devices import (
     device_events,
     device_ranges,
@@ -23,18 +24,20 @@ from mlhpc.common.pytorch.devices import (
     place,
     wants_graphs,
 )
-from mlhpc.common.pytorch.emulation import waiting_steps
 from mlhpc.common.pytorch.feeds import prepare
 from mlhpc.common.pytorch.state import restore, save
 from mlhpc.common.pytorch.step import (
     Steps,
     WarmUpSizes,
     average_statistics,
+    gather_losses,
     make_scaler,
     make_steps,
+    set_rate,
+    waiting_steps,
     warm_up,
 )
-from mlhpc.common.ranks.world import World, mean
+from mlhpc.common.ranks.world import World
 from mlhpc.common.timing.runlog import RunLog
 from mlhpc.common.training.dataset import format_of, open_loader
 from mlhpc.common.training.epoch import log_epoch, log_quality, mark_warm, mean_quality, require_parameters
@@ -43,10 +46,9 @@ from mlhpc.common.training.staging import exchanging, staging
 from mlhpc.deepcam.cpu.kernels import use_cpu_kernels
 from mlhpc.deepcam.data.source import DeepCamSource, open_data, zeros_batch
 from mlhpc.deepcam.freeze import Freezer
-from mlhpc.deepcam.layers.batchnorm import group_batchnorm
 from mlhpc.deepcam.metric import summed_iou, weighted_cross_entropy
 from mlhpc.deepcam.model import DeepLab, build_model, current_name
-from mlhpc.deepcam.optim.optimizer import make_optimizer, rate_at, set_rate
+from mlhpc.deepcam.optim.optimizer import make_optimizer, rate_at
 from mlhpc.errors import UserError
 
 ADVICE = "look at them with mlhpc data show deepcam, or lower hyperparameters.opt_lr"
@@ -116,8 +118,7 @@ def train(
                             set_rate(optimizer, rate)
                             losses.append(steps.train(x, y))
                             mark_warm(run, losses, log)
-                        local_losses = torch.stack(losses).double().cpu().numpy()  # waits for the device
-                        (loss,) = mean(world, local_losses.mean(), weight=1)
+                        local_losses, loss = gather_losses(losses, world)  # waits for the device
                         span["step"] = before + stop
                     bytes_read += loader.bytes_read - bytes_before
                     require_finite(local_losses, epoch, partial(loader.files_of, epoch - 1), ADVICE, world)

@@ -23,7 +23,7 @@ def emulated(run: Run, compute: str, ranks: int) -> Run:
     Raises UserError if ``compute`` does not determine a time.
     """
     # Ranks that share a sample (training.spatial) count as one.
-    together = getattr(run.training, "spatial_size", 1)
+    together = run.training.spatial_size
     size = max(identify(os.environ).size, ranks, 1)
     sharing = max(1, size // together) * run.backward_passes
     local_batch_size = max(1, run.hyperparameters.global_batch_size // sharing)
@@ -76,7 +76,7 @@ def _measured(folder: Path, run: Run, local_batch_size: int) -> Emulation:
         raise UserError(
             f"{folder}: trained some epochs on coarser samples; choose another run, or pass seconds"
         )
-    together = getattr(config.training, "spatial_size", 1)
+    together = config.training.spatial_size
     sharing = max(1, result.ranks // together) * config.backward_passes
     batch = config.hyperparameters.global_batch_size // sharing
     if batch != local_batch_size:
@@ -112,7 +112,7 @@ def _predicted(name: str, run: Run, local_batch_size: int, ranks: int) -> float:
         )
     machine_file = machine(name)
     nodes = -(-ranks // machine_file.per_node)
-    together = getattr(run.training, "spatial_size", 1)
+    together = run.training.spatial_size
     batch = local_batch_size * run.backward_passes * (nodes * machine_file.per_node // together)
     hyperparameters = run.hyperparameters.model_copy(update={"global_batch_size": batch})
     step_s = predict(

@@ -23,7 +23,7 @@ STATE_DICT = "state_dict() of the PyTorch model"
 
 
 def main(options: argparse.Namespace) -> int:
-    """Raises UserError for a run without a checkpoint, a benchmark of another package, and an existing file."""
+    """Raises UserError for a run without a checkpoint, one that PyTorch did not write, and an existing file."""
     run, out = options.run, options.out
     if out.exists():
         raise UserError(f"{out} already exists; choose another --out, or move it away")
@@ -53,8 +53,8 @@ def _tensors(saved: checkpoint.Checkpoint, run: Run) -> tuple[Tensors, str]:
         from mlhpc.deepcam.model import current_name
 
         return {current_name(name): array for name, array in _state_dict(saved).items()}, STATE_DICT
-    if run.benchmark == "resnet50":
-        return _state_dict(saved), STATE_DICT
+    if registry.find(run.benchmark).frameworks[run.training.framework].packages[0] == "torch":
+        return _state_dict(saved), STATE_DICT  # as written by ``common.pytorch.state``
     raise UserError(f"a run of {run.benchmark}: only that benchmark's package can read its checkpoints")
 
 

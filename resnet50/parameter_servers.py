@@ -39,6 +39,7 @@ from mlhpc.common.pytorch.parameter_servers import (
     ring_all_reduce,
     unflatten,
 )
+from mlhpc.common.pytorch.step import set_rate
 from mlhpc.common.ranks import launch
 from mlhpc.common.ranks.local import program, run_local
 from mlhpc.common.ranks.torch_world import TorchWorld
@@ -52,7 +53,7 @@ from mlhpc.resnet50.data.dataset import assign_samples, select
 from mlhpc.resnet50.data.source import ResNet50Source
 from mlhpc.resnet50.metric import count_correct, cross_entropy
 from mlhpc.resnet50.model import build_model
-from mlhpc.resnet50.optim.optimizer import make_optimizer, rate_at, set_rate
+from mlhpc.resnet50.optim.optimizer import make_optimizer, rate_at
 
 
 def main(argv: Sequence[str]) -> int:

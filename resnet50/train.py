@@ -22,18 +22,20 @@ from mlhpc.common.pytorch.devices import (
     pick_device,
     place,
 )
-from mlhpc.common.pytorch.emulation import waiting_steps
 from mlhpc.common.pytorch.feeds import prepare
 from mlhpc.common.pytorch.state import restore, save
 from mlhpc.common.pytorch.step import (
     Steps,
     WarmUpSizes,
     average_statistics,
+    gather_losses,
     make_scaler,
     make_steps,
+    set_rate,
+    waiting_steps,
     warm_up,
 )
-from mlhpc.common.ranks.world import World, mean
+from mlhpc.common.ranks.world import World
 from mlhpc.common.staging.stage import StagingReport, stage
 from mlhpc.common.timing.runlog import RunLog
 from mlhpc.common.training.dataset import format_of, open_loader
@@ -43,7 +45,7 @@ from mlhpc.resnet50.data.pack import pack
 from mlhpc.resnet50.data.source import ResNet50Source, open_data, zeros_batch
 from mlhpc.resnet50.metric import count_correct, cross_entropy
 from mlhpc.resnet50.model import build_model
-from mlhpc.resnet50.optim.optimizer import make_optimizer, rate_at, set_rate
+from mlhpc.resnet50.optim.optimizer import make_optimizer, rate_at
 
 ADVICE = "look at them, or lower the base learning rate in hyperparameters"
 """Advice for a loss that is not finite."""
@@ -103,8 +105,7 @@ def train(
                         set_rate(optimizer, rate)
                         losses.append(steps.train(x, y))
                         mark_warm(run, losses, log)
-                    local_losses = torch.stack(losses).double().cpu().numpy()  # waits for the device
-                    (loss,) = mean(world, local_losses.mean(), weight=1)
+                    local_losses, loss = gather_losses(losses, world)  # waits for the device
                     span["step"] = before + epoch_steps
                 bytes_read = loader.bytes_read - bytes_before
                 require_finite(local_losses, epoch, partial(loader.files_of, epoch - 1), ADVICE, world)

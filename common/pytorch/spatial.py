@@ -185,12 +185,6 @@ def spatial_group(plan: SlabPlan, world: World) -> SpatialGroup:
     """
     assert isinstance(world, TorchWorld), "a group of several ranks is connected by torch.distributed"
     mesh = mesh_of(world.rank, world.size, plan.size)
-    own_group = None
-    for number in range(mesh.data_size):  # every rank takes part in making every group
-        members = range(number * plan.size, (number + 1) * plan.size)
-        process_group = world.group(members)
-        if number == mesh.data_rank:
-            own_group = process_group
-    assert own_group is not None
+    process_group = world.neighbours(plan.size)
     world.name_places(partial(_place, plan))
-    return SpatialGroup(plan, mesh.spatial_rank, mesh.data_rank * plan.size, own_group)
+    return SpatialGroup(plan, mesh.spatial_rank, mesh.data_rank * plan.size, process_group)

@@ -1,9 +1,11 @@
 """One training step and one evaluation step, on a CPU or a GPU, of one rank or many."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
+import numpy as np
+import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -20,6 +22,8 @@ from mlhpc.common.pytorch.devices import (
     wants_graphs,
 )
 from mlhpc.common.ranks.world import World, mean
+from mlhpc.common.training.emulation import WaitingStep
+from mlhpc.common.training.settings import Run
 from mlhpc.errors import UserError
 from mlhpc.quantities import count
 
@@ -94,7 +98,7 @@ def make_steps(
     *,
     loss_of: Callable[[Tensor, Tensor], Tensor],
     measure: Callable[[Tensor, Tensor], Measured],
-    accumulate: int,
+    accumulate: int = 1,
 ) -> Steps[Measured]:
     """The steps of ``model`` with the run's settings, gradients averaged over ranks. Call it again after freezing
     weights."""
@@ -121,6 +125,12 @@ def make_steps(
         graphs=graphs,
     )
     return Steps(train, evaluate)
+
+
+def waiting_steps(run: Run, world: World, measure: Callable[[int], Any]) -> Steps[Any]:
+    """Steps that wait for the time of ``run.emulation``: the loss is 0, an evaluation ``measure(samples)``. Ranks
+    synchronise in every training step, after ``run.backward_passes`` calls."""
+    return Steps(*WaitingStep.pair(run, world, torch.zeros(()), measure))
 
 
 def make_train_step(
@@ -258,6 +268,24 @@ def preserve_state(model: nn.Module, optimizer: torch.optim.Optimizer, scaler: G
                 tensor.zero_()
     scaler.load_state_dict(scale)
     model.train(training)
+
+
+def gather_losses(losses: Sequence[Tensor], world: World) -> tuple[npt.NDArray[np.float64], float]:
+    """This rank's ``losses`` of an epoch, on the host, and their mean over all ranks, which have the same number
+    of them. Waits for the device. Called by all ranks."""
+    own = torch.stack(list(losses)).double().cpu().numpy()
+    (average,) = mean(world, own.mean(), weight=1)
+    return own, float(average)
+
+
+def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    """Set the learning rate. A rate that is a tensor is set in place, so that a captured graph sees it, without
+    waiting for the device."""
+    for group in optimizer.param_groups:
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(rate)
+        else:
+            group["lr"] = rate
 
 
 @torch.no_grad()

@@ -117,6 +117,14 @@ class TorchWorld(BaseWorld):
         group = dist.new_group(list(ranks), timeout=PATIENCE)
         return group if self.rank in ranks else None
 
+    def neighbours(self, size: int) -> dist.ProcessGroup:
+        """The process group of this rank where every ``size`` neighbouring ranks form one. Called by all ranks of
+        the world, whose number is a multiple of ``size``."""
+        groups = [self.group(range(first, first + size)) for first in range(0, self.size, size)]
+        own = groups[self.rank // size]
+        assert own is not None
+        return own
+
     def fail(self, reason: str) -> None:
         # The errors of collectives on the other ranks after a loss are only symptoms.
         if any(library in reason for library in ("gloo", "NCCL", "XCCL", "CCL_")):

@@ -19,11 +19,6 @@ def make_optimizer(hyperparameters: Hyperparameters, parameters: Iterable[Tensor
     return KerasAdam(parameters, rate)
 
 
-def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    for group in optimizer.param_groups:
-        group["lr"] = rate
-
-
 class KerasSGD(torch.optim.Optimizer):
     """v = momentum · v - rate · g, w = w + v (Keras 3, optimizers/sgd.py).
 

@@ -23,14 +23,22 @@ from mlhpc.common.pytorch.devices import (
     place,
     wants_graphs,
 )
-from mlhpc.common.pytorch.emulation import waiting_steps
 from mlhpc.common.pytorch.loading import TensorPair, dtype_of
 from mlhpc.common.pytorch.slab_batches import Batches
 from mlhpc.common.pytorch.spatial import SpatialGroup, Traffic, spatial_group
 from mlhpc.common.pytorch.state import restore, save
-from mlhpc.common.pytorch.step import Steps, WarmUpSizes, make_scaler, make_steps, warm_up
+from mlhpc.common.pytorch.step import (
+    Steps,
+    WarmUpSizes,
+    gather_losses,
+    make_scaler,
+    make_steps,
+    set_rate,
+    waiting_steps,
+    warm_up,
+)
 from mlhpc.common.ranks.mesh import mesh_of
-from mlhpc.common.ranks.world import World, mean
+from mlhpc.common.ranks.world import World
 from mlhpc.common.timing.runlog import RunLog
 from mlhpc.common.training.dataset import format_of, open_loader
 from mlhpc.common.training.epoch import log_epoch, log_quality, mark_warm, mean_quality, require_parameters
@@ -43,7 +51,7 @@ from mlhpc.cosmoflow.data.source import CosmoFlowSource, open_data
 from mlhpc.cosmoflow.pytorch.batches import converter
 from mlhpc.cosmoflow.pytorch.metric import absolute_error, training_loss
 from mlhpc.cosmoflow.pytorch.model import ConvolveAndPool, CosmoFlowNet, convolve_and_pool
-from mlhpc.cosmoflow.pytorch.optimizer import make_optimizer, set_rate
+from mlhpc.cosmoflow.pytorch.optimizer import make_optimizer
 from mlhpc.cosmoflow.schedule import rate_at
 from mlhpc.cosmoflow.weights import load as load_weights
 from mlhpc.cosmoflow.weights import to_pytorch
@@ -110,8 +118,7 @@ def train(
                     for x, y in track(timed, loader.steps, f"epoch {epoch}", world):
                         losses.append(steps.train(x, y))
                         mark_warm(run, losses, log)
-                    local_losses = torch.stack(losses).double().cpu().numpy()  # waits for the device
-                    (loss,) = mean(world, local_losses.mean(), weight=1)
+                    local_losses, loss = gather_losses(losses, world)  # waits for the device
                     span["step"] = before + loader.steps
                 finish_staging()
                 bytes_read = loader.bytes_read - bytes_before
@@ -174,9 +181,7 @@ def _steps(
     if run.emulation.enabled:
         return waiting_steps(run, world, lambda samples: (math.nan, samples))
     loss_of = partial(training_loss, model=model, weight_decay=run.hyperparameters.opt_weight_decay)
-    steps = make_steps(
-        model, training, world, optimizer, scaler, loss_of=loss_of, measure=absolute_error, accumulate=1
-    )
+    steps = make_steps(model, training, world, optimizer, scaler, loss_of=loss_of, measure=absolute_error)
     slab = (*group.plan.shape(group.rank), shape[-1]) if group else shape
     dtype = dtype_of(run.loading.sample_dtype)
     zeros = partial(_zeros_batch, sample_shape=slab, targets=run.network.targets, dtype=dtype)

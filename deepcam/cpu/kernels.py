@@ -2,10 +2,10 @@
 
 from torch import nn
 
+from mlhpc.common.pytorch.batchnorm import BatchNorm
 from mlhpc.deepcam.cpu import convolution
 from mlhpc.deepcam.cpu.recompute import RecomputeSequential
 from mlhpc.deepcam.layers import convolution as plain
-from mlhpc.deepcam.layers.batchnorm import BatchNorm
 
 KERNELS: dict[type[nn.Module], type[nn.Module]] = {
     plain.Depthwise: convolution.CpuDepthwise,

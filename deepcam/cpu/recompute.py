@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor, nn
 
-from mlhpc.deepcam.layers.batchnorm import recompute_output
+from mlhpc.common.pytorch.batchnorm import recompute_output
 
 
 class RecomputeSequential(nn.Sequential):

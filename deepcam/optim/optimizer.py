@@ -54,9 +54,3 @@ def rate_at(hyperparameters: Hyperparameters, step: int) -> float:
         t_max=hyperparameters.scheduler_t_max,
         eta_min=hyperparameters.scheduler_eta_min,
     )
-
-
-def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """Set the learning rate in place, so that a captured graph sees it, without waiting for the device."""
-    for group in optimizer.param_groups:
-        group["lr"].fill_(rate)

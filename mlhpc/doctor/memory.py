@@ -51,7 +51,7 @@ def memory_need(run: Run, ranks: int, local_size: int) -> MemoryNeed | None:
 def rank_memory(run: Run, ranks: int) -> Memory | None:
     """Of a step of ``run`` on one of ``ranks`` ranks without accelerators; None for a network without a
     model, and if several ranks share a sample. Raises UserError if the batch cannot be divided among the ranks."""
-    if run.benchmark not in KNOWN or getattr(run.training, "spatial_size", 1) > 1:
+    if run.benchmark not in KNOWN or run.training.spatial_size > 1:
         return None
     batch = divide_batch(run.hyperparameters.global_batch_size, ranks) // run.backward_passes
     return memory_of(run, batch, gpu=False)

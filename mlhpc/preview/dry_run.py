@@ -42,7 +42,7 @@ def content(options: argparse.Namespace) -> dict[str, Any]:
     if check := registry.find(run.benchmark).check:
         registry.load_object(check)(run)
     run.require_startable(ranks, staged=paths.stage is not None)
-    together = getattr(run.training, "spatial_size", 1)
+    together = run.training.spatial_size
     local = divide_batch(run.hyperparameters.global_batch_size, ranks // together)
     if paths.resume:
         seed_of(paths.resume, run)

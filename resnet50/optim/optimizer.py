@@ -71,8 +71,3 @@ def rate_at(hyperparameters: Hyperparameters, step: int, steps_per_epoch: int) -
         decay_steps=facts.sgd_opt_learning_rate_decay_steps,
         power=facts.sgd_opt_learning_rate_decay_poly_power,
     )
-
-
-def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    for group in optimizer.param_groups:
-        group["lr"] = rate

@@ -7,10 +7,10 @@ import numpy as np
 import torch
 
 from mlhpc.benchmarks.deepcam import Network
+from mlhpc.common.pytorch.batchnorm import group_batchnorm
 from mlhpc.common.pytorch.step import average_statistics, wrap_ddp
 from mlhpc.common.ranks import launch
 from mlhpc.deepcam.cpu.kernels import use_cpu_kernels
-from mlhpc.deepcam.layers.batchnorm import group_batchnorm
 from mlhpc.deepcam.model import build_model
 
 

@@ -19,10 +19,11 @@ from mlhpc.common.pytorch.parameter_servers import (
     ring_all_reduce,
     unflatten,
 )
+from mlhpc.common.pytorch.step import set_rate
 from mlhpc.common.ranks import launch
 from mlhpc.perf.collectives import ring_bytes, server_bytes
 from mlhpc.resnet50.model import lenet
-from mlhpc.resnet50.optim.optimizer import make_optimizer, set_rate
+from mlhpc.resnet50.optim.optimizer import make_optimizer
 
 STEPS, BATCH = 4, 3
 HYPERPARAMETERS = Hyperparameters(

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,6 +14,8 @@ from typing import Any
 
 import pytest
 from helpers.warm import WarmPython, run_warm
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
 
 # What is imported once for all programs of these tests. No TensorFlow where PyTorch trains: it is blocked there.
 COMMANDS = ("mlhpc.cli", "mlhpc.run")
@@ -89,6 +92,31 @@ def mlhpc(
             command, capture_output=True, text=True, env=os.environ | (env or {}), timeout=300
         )
     return run_warm(loaded_for(words), ["-m", "mlhpc", *words], timeout=300)
+
+
+def install_example(name: str, folder: Path) -> dict[str, str]:
+    """Install ``examples/name`` into ``folder``, away from this environment; returns the variables that add it."""
+    source = folder / "source"
+    shutil.copytree(EXAMPLES / name, source)  # a build leaves files next to the sources
+    words = [
+        "--quiet",
+        "--no-deps",
+        "--no-build-isolation",
+        "--no-index",
+        "--target",
+        folder / "site",
+        source,
+    ]
+    subprocess.run([sys.executable, "-m", "pip", "install", *map(str, words)], check=True)
+    return {"PYTHONPATH": os.pathsep.join([str(folder / "site"), os.environ.get("PYTHONPATH", "")])}
+
+
+def lines_of_example(name: str) -> int:
+    """Its lines of Python and TOML."""
+    files = [
+        path for path in (EXAMPLES / name).rglob("*") if path.suffix in (".py", ".toml") and path.is_file()
+    ]
+    return sum(len(path.read_text().splitlines()) for path in files if "build" not in path.parts)
 
 
 def start_mlhpc(*words: object) -> WarmPython:

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-from mlhpc.deepcam.layers.batchnorm import BatchNorm
+from mlhpc.common.pytorch.batchnorm import BatchNorm
 
 PROGRAM = Path(__file__).parents[2] / "ranks" / "deepcam_step.py"
 LOCAL = """import sys

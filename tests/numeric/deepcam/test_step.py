@@ -19,13 +19,14 @@ from mlhpc.common.pytorch.step import (
     make_eval_step,
     make_scaler,
     make_train_step,
+    set_rate,
     warm_up,
 )
 from mlhpc.deepcam.cpu.kernels import use_cpu_kernels
 from mlhpc.deepcam.data.source import zeros_batch
 from mlhpc.deepcam.metric import iou, summed_iou, weighted_cross_entropy
 from mlhpc.deepcam.model import build_model
-from mlhpc.deepcam.optim.optimizer import make_optimizer, set_rate
+from mlhpc.deepcam.optim.optimizer import make_optimizer
 from mlhpc.errors import UserError
 
 NETWORK = Network(width=0.1, middle_blocks=1)

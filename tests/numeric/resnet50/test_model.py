@@ -22,13 +22,14 @@ from mlhpc.common.pytorch.step import (
     make_scaler,
     make_train_step,
     preserve_state,
+    set_rate,
 )
 from mlhpc.common.training.schedules import polynomial_learning_rate
 from mlhpc.errors import UserError
 from mlhpc.resnet50.metric import count_correct, cross_entropy
 from mlhpc.resnet50.model import build_model
 from mlhpc.resnet50.optim.lars import Lars
-from mlhpc.resnet50.optim.optimizer import make_optimizer, rate_at, set_rate
+from mlhpc.resnet50.optim.optimizer import make_optimizer, rate_at
 
 TINY = Network(classes=5, width=0.125, blocks=(1, 1, 1, 1))
 CPU = torch.device("cpu")

@@ -12,10 +12,11 @@ from torch import nn
 
 from mlhpc.benchmarks import load
 from mlhpc.benchmarks.resnet50 import Network
+from mlhpc.common.pytorch.step import set_rate
 from mlhpc.common.training.schedules import polynomial_learning_rate
 from mlhpc.resnet50.metric import cross_entropy
 from mlhpc.resnet50.model import build_model
-from mlhpc.resnet50.optim.optimizer import make_optimizer, rate_at, set_rate
+from mlhpc.resnet50.optim.optimizer import make_optimizer, rate_at
 
 RECORDED = json.loads(
     (Path(__file__).parents[2] / "data" / "reference" / "resnet50_training.json").read_text()

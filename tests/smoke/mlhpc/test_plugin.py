@@ -7,19 +7,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from smoke.conftest import mlhpc, result
-
-EXAMPLE = Path(__file__).parents[3] / "examples" / "blobs"
+from smoke.conftest import EXAMPLES, install_example, lines_of_example, mlhpc, result
 
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory):
-    """The folder that the example was installed into, away from this environment."""
-    source, target = tmp_path_factory.mktemp("source") / "blobs", tmp_path_factory.mktemp("site")
-    subprocess.run(["cp", "-r", EXAMPLE, source], check=True)  # a build leaves files next to the sources
-    words = ["--quiet", "--no-deps", "--no-build-isolation", "--no-index", "--target", target, source]
-    subprocess.run([sys.executable, "-m", "pip", "install", *map(str, words)], check=True)
-    return {"PYTHONPATH": os.pathsep.join([str(target), os.environ.get("PYTHONPATH", "")])}
+    return install_example("blobs", tmp_path_factory.mktemp("blobs"))
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +60,7 @@ def test_a_study_of_it_measures(installed, data, tmp_path):
 
 def test_runs_of_it_start_in_the_folder_above_a_clone(installed, data, tmp_path):
     """Where ``python -m`` finds the clone first, which is named mlhpc but is not the package."""
-    (tmp_path / "mlhpc").symlink_to(EXAMPLE.parents[1])
+    (tmp_path / "mlhpc").symlink_to(EXAMPLES.parent)
 
     def started(*words):
         command = [str(word) for word in words]
@@ -112,5 +105,4 @@ def test_without_the_package_its_name_is_unknown():
 
 
 def test_the_example_stays_short():
-    files = [path for path in EXAMPLE.rglob("*") if path.suffix in (".py", ".toml") and path.is_file()]
-    assert sum(len(path.read_text().splitlines()) for path in files if "build" not in path.parts) <= 150
+    assert lines_of_example("blobs") <= 150

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from mlhpc.benchmarks.resnet50 import Hyperparameters, Network
 from mlhpc.common.pytorch.parameter_servers import Roles, Server, flat, parts
+from mlhpc.common.pytorch.step import set_rate
 from mlhpc.resnet50.model import build_model
-from mlhpc.resnet50.optim.optimizer import make_optimizer, set_rate
+from mlhpc.resnet50.optim.optimizer import make_optimizer
 
 PROGRAM = Path(__file__).parents[3] / "ranks" / "parameter_servers.py"
 LOCAL = """import sys

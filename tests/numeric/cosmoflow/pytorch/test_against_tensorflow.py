@@ -8,11 +8,11 @@ import tensorflow as tf
 import torch
 
 from mlhpc.benchmarks.cosmoflow import Hyperparameters, Network
-from mlhpc.common.pytorch.step import make_scaler, make_train_step
+from mlhpc.common.pytorch.step import make_scaler, make_train_step, set_rate
 from mlhpc.cosmoflow import weights as neutral
 from mlhpc.cosmoflow.pytorch.metric import training_loss
 from mlhpc.cosmoflow.pytorch.model import CosmoFlowNet
-from mlhpc.cosmoflow.pytorch.optimizer import make_optimizer, set_rate
+from mlhpc.cosmoflow.pytorch.optimizer import make_optimizer
 from mlhpc.cosmoflow.tf import step as tf_step
 from mlhpc.cosmoflow.tf.model import build_model
 from mlhpc.weights import save

@@ -9,11 +9,11 @@ from helpers.cosmoflow_files import DTYPES, SHAPE, make, open_loader
 
 from mlhpc.benchmarks.cosmoflow import Hyperparameters, Network
 from mlhpc.common.pytorch.slab_batches import Batches
-from mlhpc.common.pytorch.step import make_scaler, make_train_step
+from mlhpc.common.pytorch.step import make_scaler, make_train_step, set_rate
 from mlhpc.cosmoflow.pytorch.batches import converter
 from mlhpc.cosmoflow.pytorch.metric import training_loss
 from mlhpc.cosmoflow.pytorch.model import CosmoFlowNet
-from mlhpc.cosmoflow.pytorch.optimizer import make_optimizer, set_rate
+from mlhpc.cosmoflow.pytorch.optimizer import make_optimizer
 
 CPU = torch.device("cpu")
 OTHERS = ("plain", "lut", "lut-small", "pco", "zstd", "blosc2")

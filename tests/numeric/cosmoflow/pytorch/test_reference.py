@@ -10,11 +10,11 @@ import torch
 
 from mlhpc.benchmarks import load
 from mlhpc.benchmarks.cosmoflow import Network
-from mlhpc.common.pytorch.step import make_eval_step, make_scaler, make_train_step
+from mlhpc.common.pytorch.step import make_eval_step, make_scaler, make_train_step, set_rate
 from mlhpc.cosmoflow import weights as neutral
 from mlhpc.cosmoflow.pytorch.metric import absolute_error, training_loss
 from mlhpc.cosmoflow.pytorch.model import CosmoFlowNet
-from mlhpc.cosmoflow.pytorch.optimizer import make_optimizer, set_rate
+from mlhpc.cosmoflow.pytorch.optimizer import make_optimizer
 
 RECORDED = json.loads((Path(__file__).parents[3] / "data" / "reference" / "cosmoflow.json").read_text())
 CASES = pytest.mark.parametrize(

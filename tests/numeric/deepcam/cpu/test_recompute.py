@@ -8,10 +8,10 @@ import torch
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from mlhpc.common.pytorch.batchnorm import BatchNorm
 from mlhpc.deepcam.cpu.convolution import CpuConv3x3, CpuDeconvolution, CpuSeparable
 from mlhpc.deepcam.cpu.kernels import use_cpu_kernels
 from mlhpc.deepcam.cpu.recompute import RecomputeSequential
-from mlhpc.deepcam.layers.batchnorm import BatchNorm
 from mlhpc.deepcam.model import Block
 
 

@@ -9,9 +9,10 @@ import torch
 from timm.optim.lamb import Lamb as TimmLamb
 
 from mlhpc.benchmarks.deepcam import Hyperparameters
+from mlhpc.common.pytorch.step import set_rate
 from mlhpc.deepcam.optim import lamb
 from mlhpc.deepcam.optim.lamb import Lamb
-from mlhpc.deepcam.optim.optimizer import make_optimizer, set_rate
+from mlhpc.deepcam.optim.optimizer import make_optimizer
 
 SHAPES = [(8, 4, 3, 3), (16,), (3,), (40, 30), (5,)]
 STEPS = 12

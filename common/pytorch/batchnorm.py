@@ -1,6 +1,6 @@
 """Batch norm with its activation, with statistics over one rank's batch or over those of a group of ranks."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -8,23 +8,20 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from mlhpc.common.ranks.torch_world import TorchWorld
 from mlhpc.common.ranks.world import World
-from mlhpc.errors import UserError
-
-if TYPE_CHECKING:
-    from mlhpc.common.ranks.torch_world import TorchWorld
 
 
 class BatchNorm(nn.BatchNorm2d):
-    """``BatchNorm2d``, followed by a ReLU if ``relu``.
+    """``BatchNorm2d``, also of volumes, followed by a ReLU if ``relu``.
 
     ``group``: the ranks that share statistics while training; None: each has its own. ``frozen`` keeps it
     in evaluation mode, with the running statistics, while the rest of the network is trained. With ``recompute``
     the modules that get its output recompute it in their backward pass, instead of keeping it.
     """
 
-    def __init__(self, features: int, *, relu: bool = False) -> None:
-        super().__init__(features)
+    def __init__(self, features: int, *, relu: bool = False, momentum: float = 0.1) -> None:
+        super().__init__(features, momentum=momentum)
         self.relu = relu
         self.group: dist.ProcessGroup | None = None
         self.frozen = False
@@ -33,6 +30,10 @@ class BatchNorm(nn.BatchNorm2d):
     def train(self, mode: bool = True) -> "BatchNorm":
         super().train(mode and not self.frozen)
         return self
+
+    def _check_input_dim(self, input: Tensor) -> None:
+        if input.dim() not in (4, 5):
+            raise ValueError(f"batch norm: expected 4 or 5 axes, got {input.dim()}")
 
     def forward(self, input: Tensor) -> Tensor:
         self._check_input_dim(input)
@@ -47,15 +48,15 @@ class BatchNorm(nn.BatchNorm2d):
         return F.relu(x, inplace=True) if self.relu else x
 
     def statistics(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Mean and variance [channels] of ``x`` over its pixels, and over those of all ranks of the group, whose
-        number is the third (None without a group); updates the running statistics."""
+        """Mean and variance [channels] of ``x`` over its pixels or voxels, or those of all ranks of the group,
+        whose number is the third (None without one); updates the running statistics."""
         assert self.running_mean is not None and self.running_var is not None
         assert self.momentum is not None and self.num_batches_tracked is not None
         self.num_batches_tracked.add_(1)  # torch.compile cannot assign a buffer in here
         if self.group is None:
             mean, var = torch.batch_norm_update_stats(x, self.running_mean, self.running_var, self.momentum)
             return mean, var, None
-        pixels = x.permute(0, 2, 3, 1).flatten(0, 2).to(torch.promote_types(x.dtype, torch.float32))
+        pixels = x.movedim(1, -1).flatten(0, -2).to(torch.promote_types(x.dtype, torch.float32))
         own_var, own_mean = torch.var_mean(pixels, 0, correction=0)
         own = torch.cat((own_mean, own_var, own_mean.new_full((1,), len(pixels))))
         gathered = [torch.empty_like(own) for _ in range(self.group.size())]
@@ -115,8 +116,9 @@ class _Trained(torch.autograd.Function):
         of_means = sums / count
         slope = weight * spread**2 * of_means[0]
         offset = weight * spread * of_means[1] - slope * mean
-        of_x = torch.addcmul(_per_channel(-offset), x, _per_channel(-slope))
-        of_x.addcmul_(gradient, _per_channel(weight * spread))
+        shape = (-1, *[1] * (x.dim() - 2))  # per channel
+        of_x = torch.addcmul((-offset).view(shape), x, (-slope).view(shape))
+        of_x.addcmul_(gradient, (weight * spread).view(shape))
         return of_x.to(x.dtype), of_weight, of_bias, None, None
 
 
@@ -138,30 +140,12 @@ def _normalised(
     return y.relu_() if relu else y
 
 
-def _per_channel(values: Tensor) -> Tensor:
-    return values.view(1, -1, 1, 1)
-
-
 def group_batchnorm(model: nn.Module, world: World, group_size: int) -> None:
-    """Let every ``group_size`` neighbouring ranks share batch-norm statistics. All ranks call it.
-
-    Raises ``UserError`` if the ranks cannot be divided into such groups.
-    """
-    if world.size % group_size:
-        raise UserError(
-            f"hyperparameters.batchnorm_group_size {group_size} does not divide the number of ranks, "
-            f"{world.size}; choose one that does"
-        )
+    """Let every ``group_size`` neighbouring ranks share batch-norm statistics. All ranks call it."""
     if group_size == 1:
         return
-    several: TorchWorld = world  # type: ignore[assignment]
-    for first in range(0, world.size, group_size):
-        ranks = range(first, first + group_size)
-        group = several.group(ranks)
-        if world.rank in ranks:
-            for norm in _norms(model):
-                norm.group = group
-
-
-def _norms(model: nn.Module) -> list[BatchNorm]:
-    return [module for module in model.modules() if isinstance(module, BatchNorm)]
+    assert isinstance(world, TorchWorld), "ranks that share statistics are connected by torch.distributed"
+    group = world.neighbours(group_size)
+    for module in model.modules():
+        if isinstance(module, BatchNorm):
+            module.group = group
