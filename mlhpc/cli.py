@@ -149,7 +149,7 @@ def _parser() -> Parser:
         allow_abbrev=False,
     )
     parser.add_argument("-V", "--version", action="version", version=f"mlhpc {__version__}")
-    parser.add_argument("--debug", action="store_true", help="show the traceback of errors")
+    parser.add_flag("--debug", "show the traceback of errors")
     parser.add_argument(
         "-q", "--quiet", action="store_true", help="print only results and errors, no progress"
     )

@@ -32,6 +32,26 @@ class Parser(argparse.ArgumentParser):
             what = action.dest if action.option_strings else "command"
             raise UserError(f"no {what} {value!r}; {did_you_mean(str(value), map(str, action.choices))}")
 
+    def add_flag(self, name: str, help: str) -> None:
+        """An option without a value."""
+        self.add_argument(name, action="store_true", help=help)
+
+    def add_repeatable(self, name: str, metavar: str, help: str) -> None:
+        """An option that may be given several times; its value is the list of all."""
+        self.add_argument(name, action="append", default=[], metavar=metavar, help=help)
+
+    def add_count(self, name: str, help: str, *, least: int = 1, **options: Any) -> None:
+        """An option whose value is a whole number from ``least``, 0 or 1."""
+        self.add_argument(name, type=natural if least == 0 else positive, help=help, **options)
+
+    def add_folder(self, name: str, help: str, *, metavar: str = "DIR", **options: Any) -> None:
+        """An option whose value is a folder."""
+        self.add_argument(name, type=folder, metavar=metavar, help=help, **options)
+
+    def add_out_file(self, suffix: str, help: str, **options: Any) -> None:
+        """``--out``, a file to write whose name ends in ``suffix``."""
+        self.add_argument("--out", type=file_named(suffix), metavar=f"FILE{suffix}", help=help, **options)
+
 
 NAMES = ", ".join(benchmark.name for benchmark in BUILT_IN)
 
@@ -46,11 +66,8 @@ Commands: TypeAlias = "argparse._SubParsersAction[Parser]"
 
 
 def add_command(
-    commands: Commands,
-    name: str,
-    run: Callable[[argparse.Namespace], int] | str,
-    summary: str,
-) -> argparse.ArgumentParser:
+    commands: Commands, name: str, run: Callable[[argparse.Namespace], int] | str, summary: str
+) -> Parser:
     """Add a command to ``commands``. ``run`` executes it and returns the exit status: a function, or
     ``"package.module:function"``, imported when the command runs."""
     parser = commands.add_parser(
@@ -142,8 +159,8 @@ def byte_size(text: str) -> int:
     return value
 
 
-def add_json(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="print JSON (docs/reference/json.md)")
+def add_json(parser: Parser) -> None:
+    parser.add_flag("--json", "print JSON (docs/reference/json.md)")
 
 
 def print_json(command: str, content: Mapping[str, Any]) -> None:
@@ -158,10 +175,22 @@ def print_help(options: argparse.Namespace) -> int:
     return 0
 
 
-def add_benchmark(parser: argparse.ArgumentParser) -> None:
+def add_benchmark(parser: Parser) -> None:
     parser.add_argument("benchmark", metavar="BENCHMARK", help=f"{NAMES}, or one from an installed package")
     parser.add_argument("--preset", default="smoke", help="a named size (mlhpc presets BENCHMARK)")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change one setting")
+    add_set(parser)
+
+
+def add_set(parser: Parser) -> None:
+    parser.add_repeatable("--set", "KEY=VALUE", "change one setting")
+
+
+def add_data_set(parser: Parser) -> None:
+    parser.add_folder("--data", "the data set (default: data/BENCHMARK-PRESET)")
+
+
+def add_machine(parser: Parser, help: str) -> None:
+    parser.add_argument("--machine", metavar="NAME|FILE", help=help)
 
 
 def add_hyperparameters_from(parser: argparse.ArgumentParser) -> None:
