@@ -167,20 +167,11 @@ def _folder_of_results(
         return ResultSet(
             folder, org, None, None, benchmark, metric, (*results,), (*pruned,), problems=(*problems,)
         )
-    unknown = [p.name for p in names if p not in results and p.name not in (PRUNED, "power", BYPASS, SCALING)]
     system_folder = position.tree / "results" / position.system
     bypassed = [above for above in (folder, system_folder) if (above / BYPASS).is_file()]
+    unknown = [p.name for p in names if p not in results and p.name not in (PRUNED, "power", BYPASS, SCALING)]
     if unknown:
-        problems.append(
-            Finding(
-                "set/files",
-                "warning",
-                f"{folder}/",
-                "only result_<i>.txt, no links",
-                ", ".join(unknown[:5]) + (f" and {len(unknown) - 5} more" if len(unknown) > 5 else ""),
-                "name the logs result_<i>.txt; move other files elsewhere",
-            )
-        )
+        problems.append(_unknown_files(folder, unknown))
     problems += [
         Finding(
             "set/bypass",
@@ -203,6 +194,17 @@ def _folder_of_results(
         tuple(results),
         tuple(pruned),
         problems=(*problems, *([problem] if problem else [])),
+    )
+
+
+def _unknown_files(folder: Path, names: list[str]) -> Finding:
+    return Finding(
+        "set/files",
+        "warning",
+        f"{folder}/",
+        "only result_<i>.txt, no links",
+        ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else ""),
+        "name the logs result_<i>.txt; move other files elsewhere",
     )
 
 

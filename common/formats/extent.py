@@ -45,7 +45,8 @@ def opened(path: Path) -> Iterator[int]:
 
 
 def read_into(fd: int, path: Path, offset: int, out: npt.NDArray[Any]) -> None:
-    """Fill ``out``, contiguous, with the bytes from ``offset``. Raises UserError if the file is shorter."""
+    """Fill ``out``, contiguous, with the bytes from ``offset``. Raises UserError if the file is shorter. Any
+    shape."""
     remaining = out.reshape(-1).view(np.uint8).data
     while remaining:
         count = os.preadv(fd, [remaining], offset)

@@ -113,7 +113,8 @@ def wait_for(device: torch.device) -> None:
 
 
 def mover(device: torch.device) -> Callable[[Tensor], Tensor]:
-    """Moves batches to ``device``: to an accelerator on a separate stream, during the step before."""
+    """Moves batches to ``device``: to an accelerator on a separate stream, during the step before. Tensors of
+    any shape."""
     if not _is_accelerator(device):
         return lambda batch: batch.to(device)
     copies = torch.Stream(device)

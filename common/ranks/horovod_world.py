@@ -73,9 +73,11 @@ class HorovodWorld(BaseWorld):
         self.sum(0.0)
 
     def sum(self, values: npt.ArrayLike) -> npt.NDArray[np.float64]:
+        """As of ``World``, of the shape of ``values``."""
         return self._reduce(values, hvd.Sum)
 
     def max(self, values: npt.ArrayLike) -> npt.NDArray[np.float64]:
+        """As of ``World``, of the shape of ``values``."""
         return self._reduce(values, hvd.Max)
 
     def _reduce(self, values: npt.ArrayLike, op: int) -> npt.NDArray[np.float64]:

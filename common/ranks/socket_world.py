@@ -70,11 +70,13 @@ class SocketWorld(BaseWorld):
             child.sendall(b"\0")
 
     def sum(self, values: npt.ArrayLike) -> npt.NDArray[np.float64]:
+        """As of ``World``, of the shape of ``values``."""
         own_values = np.asarray(values, dtype=np.float64)
         # In order of rank, so that the result depends on nothing but the values.
         return np.asarray(np.sum(self.gather(own_values), axis=0), dtype=np.float64)
 
     def max(self, values: npt.ArrayLike) -> npt.NDArray[np.float64]:
+        """As of ``World``, of the shape of ``values``."""
         return np.asarray(np.max(self.gather(np.asarray(values, dtype=np.float64)), axis=0))
 
     def _broadcast_bytes(self, data: bytes) -> bytes:

@@ -80,9 +80,11 @@ class TorchWorld(BaseWorld):
         self.sum(0.0)
 
     def sum(self, values: npt.ArrayLike) -> npt.NDArray[np.float64]:
+        """As of ``World``, of the shape of ``values``."""
         return self._reduce(values, dist.ReduceOp.SUM)
 
     def max(self, values: npt.ArrayLike) -> npt.NDArray[np.float64]:
+        """As of ``World``, of the shape of ``values``."""
         return self._reduce(values, dist.ReduceOp.MAX)
 
     def _reduce(self, values: npt.ArrayLike, op: Any) -> npt.NDArray[np.float64]:

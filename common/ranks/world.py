@@ -62,10 +62,10 @@ class World(Protocol):
         """Return when every rank has called it."""
 
     def sum(self, values: npt.ArrayLike) -> npt.NDArray[np.float64]:
-        """Element-wise sum over ranks, in float64; every rank gets it."""
+        """Element-wise sum over ranks, in float64; every rank gets it. Of the shape of ``values``."""
 
     def max(self, values: npt.ArrayLike) -> npt.NDArray[np.float64]:
-        """Element-wise maximum over ranks, in float64; every rank gets it."""
+        """Element-wise maximum over ranks, in float64; every rank gets it. Of the shape of ``values``."""
 
     def broadcast(self, obj: T) -> T:
         """Rank 0's ``obj``, on every rank."""
@@ -115,9 +115,11 @@ class Solo:
         pass
 
     def sum(self, values: npt.ArrayLike) -> npt.NDArray[np.float64]:
+        """``values`` themselves, of the same shape."""
         return np.array(values, dtype=np.float64)
 
     def max(self, values: npt.ArrayLike) -> npt.NDArray[np.float64]:
+        """``values`` themselves, of the same shape."""
         return np.array(values, dtype=np.float64)
 
     def broadcast(self, obj: T) -> T:

@@ -35,7 +35,7 @@ class Moves(NamedTuple):
     steps: Indices
 
     def part(self, chosen: slice | npt.NDArray[np.bool_]) -> "Moves":
-        """Those that are ``chosen``, in order."""
+        """Those that are ``chosen``, in order. A mask is [moves]."""
         return Moves(*(column[chosen] for column in self))
 
 

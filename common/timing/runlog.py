@@ -142,48 +142,51 @@ class RunLog:
         if self._heartbeat:
             self._heartbeat.enter(phase)
         self._world.enter(phase)
-        ranges = self.ranges  # one that begins in this span has no beginning of it
-        if ranges:
-            ranges.range_push(phase)
         meter = self._meter if name == "run" else None
-        if meter:
-            meter.start(self._record_energy)
-        if sync:
-            self._world.barrier()
-        started = self._event("begin", name, **tags)
-        self._ruled(name, "start", tags, started)
-        error: str | None = None
-        try:
-            yield tags
+        with self._range(phase):
+            if meter:
+                meter.start(self._record_energy)
             if sync:
                 self._world.barrier()
-        except BaseException as raised:
-            error = _reason(raised)
-            self._world.fail(error)  # here, while the phase is still the one that failed
-            raise
-        finally:
-            stopped = self.now()
-            if "epoch" in tags:
-                key = name, tags["epoch"]
-                self._span_s[key] = self._span_s.get(key, 0.0) + stopped - started
-            ending = {**tags, "seconds": stopped - started} | ({"error": error} if error else {})
-            self._event("end", name, at=stopped, **ending)
-            if name == "run" and error:
-                self._status = "aborted"  # even if the target had been met: not all ranks reached the end
-            self._ruled(name, "stop", tags, stopped)
-            self._open_spans.pop()
-            if ranges:
-                ranges.range_pop()
-            if self._heartbeat:
-                self._heartbeat.enter(self._open_spans[-1] if self._open_spans else "after the run")
-            if meter and error:
-                meter.halt()
-            if not error:
-                if name == "run":
-                    self._reduce_waits()
-                if meter:
-                    self._note_energy(meter)
-                self._world.enter(self._open_spans[-1] if self._open_spans else "after the run")
+            started = self._event("begin", name, **tags)
+            self._ruled(name, "start", tags, started)
+            error: str | None = None
+            try:
+                yield tags
+                if sync:
+                    self._world.barrier()
+            except BaseException as raised:
+                error = _reason(raised)
+                self._world.fail(error)  # here, while the phase is still the one that failed
+                raise
+            finally:
+                self._end(name, tags, started, error)
+                if meter and error:
+                    meter.halt()
+        if name == "run":
+            self._reduce_waits()
+        if meter:
+            self._note_energy(meter)
+        self._world.enter(self._phase)
+
+    @property
+    def _phase(self) -> str:
+        return self._open_spans[-1] if self._open_spans else "after the run"
+
+    def _end(self, name: str, tags: dict[str, Any], started: float, error: str | None) -> None:
+        """Record the end of a span, ``error`` if an exception ended it."""
+        stopped = self.now()
+        if "epoch" in tags:
+            key = name, tags["epoch"]
+            self._span_s[key] = self._span_s.get(key, 0.0) + stopped - started
+        ending = {**tags, "seconds": stopped - started} | ({"error": error} if error else {})
+        self._event("end", name, at=stopped, **ending)
+        if name == "run" and error:
+            self._status = "aborted"  # even if the target had been met: not all ranks reached the end
+        self._ruled(name, "stop", tags, stopped)
+        self._open_spans.pop()
+        if self._heartbeat:
+            self._heartbeat.enter(self._phase)
 
     def _record_energy(self, measured: str, joules: float, whole: bool) -> None:
         """Also called from the meter's thread: the energy counted by this rank's counters since the start of

@@ -93,7 +93,8 @@ def write_sample(
     codec: str,
     packer: Packer = "zlib",
 ) -> None:
-    """Write ``sample_bytes``; the file appears when it is complete. Raises OSError."""
+    """Write ``sample_bytes``; the file appears when it is complete. Raises OSError. ``x`` is [n, n, n,
+    redshifts], ``y`` [targets]."""
     with atomic.writing(path) as fd:
         atomic.write_all(fd, memoryview(sample_bytes(x, y, codec, packer)))
 

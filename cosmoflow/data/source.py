@@ -72,6 +72,7 @@ class CosmoFlowSource(Source[Batch]):
         return self, lambda index: (samples[index], symmetries[index])
 
     def finish(self, arrays: Sequence[npt.NDArray[Any]], results: list[Any]) -> tuple[Batch, int]:
+        """The batch ``x`` [b, n, n, n, redshifts] and ``y`` [b, targets], and the bytes of its files."""
         x, y = arrays
         if self._encoded:
             return (assemble(self.sample_shape, x, results), y), sum(sample.size for sample in results)

@@ -22,6 +22,7 @@ class NormalisedByDali:
         self._shape, self._statistics, self._gpu = reader.shape, statistics, device != "cpu"
 
     def inputs(self, batch: tuple[TensorPair, int]) -> list[npt.NDArray[np.float32]]:
+        """A field [rows, columns · channels] for each sample."""
         (x, _), _ = batch
         return [field.reshape(len(field), -1) for field in x.numpy()]  # a row is one axis
 
@@ -32,6 +33,7 @@ class NormalisedByDali:
         return ((field.gpu() if self._gpu else field) - shift) * scale
 
     def collect(self, x: Tensor, batch: tuple[TensorPair, int]) -> tuple[TensorPair, int]:
+        """``x`` [b, rows, columns · channels] as [b, rows, columns, channels], with the masks."""
         (_, y), size = batch
         return (x.view(-1, *self._shape), y.to(x.device, non_blocking=True)), size
 

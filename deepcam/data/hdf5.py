@@ -84,7 +84,8 @@ def sample_shape(path: Path) -> tuple[int, int, int]:
 
 
 def read(path: Path) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-    """Both arrays, read by the library: slower, for files without a layout (``locate``)."""
+    """Both arrays, read by the library: slower, for files without a layout (``locate``). The field is [rows,
+    columns, channels], the labels [rows, columns]."""
     with _opened(path) as file:
         return _dataset(file, path, DATA)[...], _dataset(file, path, LABELS)[...]
 

@@ -35,6 +35,7 @@ class BatchNorm(nn.BatchNorm2d):
         return self
 
     def forward(self, input: Tensor) -> Tensor:
+        """[b, channels, h, w], and the same shape."""
         self._check_input_dim(input)
         if self.training and self.group is None and input.numel() == input.shape[1]:
             raise ValueError("batch norm: one value per channel has no variance")
@@ -123,7 +124,8 @@ class _Trained(torch.autograd.Function):
 def recompute_output(node: Any) -> Tensor:
     """The output of a batch norm, recomputed bit for bit from its input. ``node`` is the output's ``grad_fn``,
     until its backward pass is over. The output is recomputed once and kept for the backward pass of the batch
-    norm itself, which follows those of the modules that use the output."""
+    norm itself, which follows those of the modules that use the output. Of the shape of the input, [b, channels,
+    h, w]."""
     if node.output is None:
         x, weight, bias, mean, var, _ = node.saved_tensors
         node.output = _normalised(x, mean, var, weight, bias, node.eps, node.relu)

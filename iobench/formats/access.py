@@ -82,7 +82,7 @@ class CountedFile:
             self._aligned.close()
 
     def read(self, offset: int, length: int) -> Bytes:
-        """``length`` bytes from ``offset``, in a separate buffer."""
+        """``length`` bytes from ``offset``, in a separate buffer. Returns uint8 [length]."""
         out = np.empty(length, np.uint8)
         self.read_into(offset, out)
         return out
@@ -191,7 +191,7 @@ class MemoryFile(CountedFile):
         pass
 
     def read(self, offset: int, length: int) -> Bytes:
-        """``length`` bytes from ``offset``: a part of the memory itself."""
+        """``length`` bytes from ``offset``: a part of the memory itself. Returns uint8 [length]."""
         if offset < 0 or offset + length > self.size:
             raise UserError(f"{self.path} has {self.size} bytes instead of {offset + length}: damaged")
         return self._data[offset : offset + length]  # no copy

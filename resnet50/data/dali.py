@@ -79,6 +79,7 @@ class DecodedByDali:
         return _render(self._reader, fn, types, pixels, where)
 
     def collect(self, x: torch.Tensor, batch: list[_Source]) -> Batch:
+        """``x`` is [b, 3, size, size]."""
         samples = [Sample(source.label, source.data.nbytes) for source in batch]
         _, y, total, _ = self._reader.finish((x,), samples)
         return x, y.to(x.device, non_blocking=True), total, ()

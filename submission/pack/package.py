@@ -83,14 +83,9 @@ def pack(
     Raises:
         UserError: a path has no run, ``out`` already contains this submission, or HPC and Training are mixed.
     """
-    _require_name(org)
+    _require_request(org, out, ruleset)
     fields = read(system_file)
     name = _system_name(fields, system_file)
-    if ruleset is not None and ruleset not in RULESETS:
-        raise UserError(f"no ruleset {ruleset!r}; choose from {', '.join(RULESETS)}")
-    for target in (out / org, out / f"{org}.tar.gz", out / f"{org}{CHECKSUMS}"):
-        if target.exists():
-            raise UserError(f"{target} already exists; choose another --out, or move it away")
     sets, left_out = _throughput_chosen(_sources(paths, weak), prune)
     _require_one_usage(sets, ruleset)
     rules = rules_of(sets[0].benchmark, ruleset)
@@ -119,6 +114,15 @@ def pack(
         for beside in (archive, part / f"{org}{CHECKSUMS}"):
             beside.replace(out / beside.name)
     return Packed(out / org, out / archive.name, findings, lines, rules)
+
+
+def _require_request(org: str, out: Path, ruleset: str | None) -> None:
+    _require_name(org)
+    if ruleset is not None and ruleset not in RULESETS:
+        raise UserError(f"no ruleset {ruleset!r}; choose from {', '.join(RULESETS)}")
+    for target in (out / org, out / f"{org}.tar.gz", out / f"{org}{CHECKSUMS}"):
+        if target.exists():
+            raise UserError(f"{target} already exists; choose another --out, or move it away")
 
 
 # What is packed ---------------------------------------------------------------------------------------------
