@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from mlhpc.benchmarks.registry import logged_name
 from mlhpc.benchmarks.toml_lines import parse_toml
+from mlhpc.common.files.filesystem import as_user_error
 from mlhpc.common.files.untrusted import printable, read_object, read_text
 from mlhpc.errors import UserError
 from mlhpc.record.mllog import TOKEN, parse
@@ -60,10 +61,8 @@ def result_sets(path: Path) -> list[ResultSet]:
 def _below(top: Path) -> Iterator[ResultSet]:
     if (top / "cell.json").is_file():
         return  # a run of a study (study.py)
-    try:
+    with as_user_error(top, "cannot be read", "make it readable, or choose another path"):
         names = sorted((Path(entry.path) for entry in os.scandir(top)), key=natural)
-    except OSError as error:
-        raise UserError(f"{top}: {error.strerror}; make it readable, or choose another path") from None
     folders = [
         p
         for p in names

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from mlhpc.common.files.filesystem import as_user_error
 from mlhpc.common.files.regular import open_regular
 from mlhpc.errors import UserError
 
@@ -31,17 +32,13 @@ class Extent:
 @contextmanager
 def opened(path: Path) -> Iterator[int]:
     """A descriptor to read ``path``. Raises UserError if it cannot be opened, or when reading fails."""
-    try:
+    with as_user_error(path, "cannot be read", "check the data set and the file system"):
         fd = open_regular(path)
         try:
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_SEQUENTIAL)  # larger readahead
             yield fd
         finally:
             os.close(fd)
-    except OSError as error:
-        raise UserError(
-            f"{path} cannot be read: {error.strerror or error}; check the data set and the file system"
-        ) from error
 
 
 def read_into(fd: int, path: Path, offset: int, out: npt.NDArray[Any]) -> None:

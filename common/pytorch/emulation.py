@@ -5,10 +5,10 @@ from typing import Any
 
 import torch
 
+from mlhpc.benchmarks.schema import Run
 from mlhpc.common.pytorch.step import Steps
 from mlhpc.common.ranks.world import World
 from mlhpc.common.training.emulation import WaitingStep
-from mlhpc.common.training.settings import Run
 
 
 def waiting_steps(run: Run, world: World, measure: Callable[[int], Any]) -> Steps[Any]:

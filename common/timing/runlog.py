@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import Any, Literal, Protocol, Self, TypeVar
 
 from mlhpc.common.files.atomic import write_all
+from mlhpc.common.files.filesystem import as_user_error
 from mlhpc.common.ranks.world import Loss, World
 from mlhpc.common.timing import data_wait
 from mlhpc.common.timing.heartbeat import Heartbeat
@@ -96,16 +97,12 @@ class RunLog:
         self._stopped = False
         self._closing = threading.Lock()
         self._writing = threading.Lock()
-        try:
+        with as_user_error(out, "cannot be written", "choose another --out"):
             # Unbuffered: a record that could not be written must not be written again on close.
             self._events = open(out / f"events.rank{world.rank}.jsonl", "ab", buffering=0)
             with suppress(OSError):  # this lock distinguishes an active run from a dead one for readers
                 fcntl.flock(self._events, fcntl.LOCK_SH | fcntl.LOCK_NB)
             self._mllog = open_mllog(out / "run.log") if world.rank == 0 else None
-        except OSError as error:
-            raise UserError(
-                f"cannot write the log in {out}: {error.strerror}; choose another --out"
-            ) from None
         self._heartbeat = Heartbeat(self._report) if world.rank == 0 else None
         world.on_loss(self.lost)
 
@@ -367,16 +364,11 @@ class RunLog:
             write_all(self._events.fileno(), memoryview(line.encode()))
         return t
 
-    @contextmanager
-    def _fatal_if_unwritable(self) -> Iterator[None]:
+    def _fatal_if_unwritable(self) -> AbstractContextManager[None]:
         """A record with gaps would be wrong: the run ends when an event cannot be written."""
-        try:
-            yield
-        except OSError as error:
-            raise UserError(
-                f"cannot write the log in {self.out}: {error.strerror}; free some space, and start again "
-                "with another --out"
-            ) from None
+        return as_user_error(
+            self.out, "cannot be written", "free some space, and start again with another --out"
+        )
 
     def _ruled(self, name: str, edge: Literal["start", "stop"], tags: dict[str, Any], at: float) -> None:
         if name == "run" and edge == "stop":

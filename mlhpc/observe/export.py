@@ -13,6 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from mlhpc.common.files.filesystem import as_user_error
 from mlhpc.common.pages.blocks import spreadsheet
 from mlhpc.errors import UserError, install
 from mlhpc.record.energy import in_order
@@ -33,10 +34,8 @@ def export(folder: Path, to: str, out: Path) -> Path:
     package, writer = _WRITERS[to]
     if find_spec(package) is None:
         raise UserError(f"--to {to} needs the package {package}: {install(to)}")
-    try:
+    with as_user_error(out, "cannot be created", "choose another --out"):
         out.mkdir(parents=True)
-    except OSError as error:
-        raise UserError(f"{out} cannot be created ({error.strerror}); choose another --out") from None
     try:
         writer(run, run.result, out)
     except BaseException as error:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from mlhpc.common.files import atomic
+from mlhpc.common.files.filesystem import as_user_error
 from mlhpc.common.files.untrusted import clean, parse_json, printable, read_text
 from mlhpc.errors import UserError, did_you_mean
 
@@ -133,8 +134,6 @@ def write(description: Description, path: Path) -> None:
     """Write the JSON. Raises UserError if ``path`` cannot be written, or exists."""
     if path.exists():
         raise UserError(f"{path} already exists; choose another --out, or move it away")
-    try:
+    with as_user_error(path, "cannot be written", "choose another --out"):
         path.parent.mkdir(parents=True, exist_ok=True)
         atomic.write_bytes(path, description.to_json().encode())
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror}; choose another --out") from None
