@@ -12,7 +12,7 @@ from mlhpc.benchmarks import registry
 from mlhpc.benchmarks.cosmoflow import CosmoFlow
 from mlhpc.benchmarks.schema import Run
 from mlhpc.common.files import atomic
-from mlhpc.common.files.filesystem import as_user_error
+from mlhpc.common.files.filesystem import as_user_error, require_new
 from mlhpc.common.training import checkpoint
 from mlhpc.cosmoflow import weights
 from mlhpc.errors import UserError, missing_package
@@ -26,8 +26,7 @@ STATE_DICT = "state_dict() of the PyTorch model"
 def main(options: argparse.Namespace) -> int:
     """Raises UserError for a run without a checkpoint, a benchmark of another package, and an existing file."""
     run, out = options.run, options.out
-    if out.exists():
-        raise UserError(f"{out} already exists; choose another --out, or move it away")
+    require_new(out)
     saved, settings = saved_in(run)
     try:
         with checkpoint.reading(run / "checkpoint.npz"):

@@ -108,6 +108,12 @@ def _memory_left() -> list[int]:
     return left
 
 
+def require_new(path: Path) -> None:
+    """Raise UserError if there is something at ``path``, where a command is going to write."""
+    if path.exists():
+        raise UserError(f"{path} already exists; choose another --out, or move it away")
+
+
 @contextmanager
 def as_user_error(path: Path, what: str, remedy: str) -> Iterator[None]:
     """Raise an OSError as a UserError: ``path``, ``what`` it cannot be, why, and the file system if it is full."""

@@ -3,10 +3,11 @@
 All formats read only through ``CountedFile``, so the counts are the application's requests to its storage.
 """
 
+import io
 import mmap
 import os
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -201,37 +202,11 @@ class MemoryFile(CountedFile):
         out[:] = self.read(offset, len(out))
 
 
-class FileObject:
-    """A counted file with a position, for libraries."""
+class FileObject(io.RawIOBase):
+    """A counted file with a position, for libraries. Closing it leaves the counted file open."""
 
     def __init__(self, file: CountedFile) -> None:
         self._file, self._at = file, 0
-        self.closed = False
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        """As of a raw file (io.RawIOBase)."""
-        self._at = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._file.size}[whence]
-        return self._at
-
-    def tell(self) -> int:
-        """The position."""
-        return self._at
-
-    def readinto(self, buffer: memoryview) -> int:
-        """Fill ``buffer`` as far as the file goes; returns the number of bytes."""
-        out = np.frombuffer(buffer, np.uint8)[: max(0, self._file.size - self._at)]
-        if len(out):
-            self._file.read_into(self._at, out)
-            self._at += len(out)
-        return len(out)
-
-    def read(self, length: int = -1) -> bytes:
-        """``length`` bytes; negative: all that are left."""
-        left = max(0, self._file.size - self._at)
-        length = left if length < 0 else min(length, left)
-        data = self._file.read(self._at, length).tobytes() if length else b""
-        self._at += length
-        return data
 
     def readable(self) -> bool:
         """Yes."""
@@ -241,14 +216,15 @@ class FileObject:
         """Yes."""
         return True
 
-    def writable(self) -> bool:
-        """No."""
-        return False
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        """As of a raw file (io.RawIOBase)."""
+        self._at = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._file.size}[whence]
+        return self._at
 
-    def flush(self) -> None:
-        """Nothing."""
-        pass
-
-    def close(self) -> None:
-        """Leaves the counted file open."""
-        self.closed = True
+    def readinto(self, buffer: Any) -> int:
+        """Fill ``buffer`` as far as the file goes; returns the number of bytes."""
+        out = np.frombuffer(buffer, np.uint8)[: max(0, self._file.size - self._at)]
+        if len(out):
+            self._file.read_into(self._at, out)
+            self._at += len(out)
+        return len(out)

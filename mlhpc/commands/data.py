@@ -249,8 +249,9 @@ def _data_show(options: argparse.Namespace) -> int:
     show = registry.find(options.benchmark).show
     if show is None:
         raise UserError(f"{options.benchmark} has no pictures of its samples")
-    if options.out.exists():
-        raise UserError(f"{options.out} already exists; choose another --out, or remove it first")
+    from mlhpc.common.files.filesystem import require_new
+
+    require_new(options.out)
     registry.load_object(show)(options.sample, options.out)
     print(options.out)
     return 0

@@ -176,8 +176,9 @@ def _sweep(options: argparse.Namespace) -> int:
         axes[key] = values.split(",")
     if not axes:
         raise UserError("nothing to vary; add --vary KEY=A,B, such as --vary reader.threads=1,4")
-    if options.out.exists():
-        raise UserError(f"{options.out} exists; choose another --out")
+    from mlhpc.common.files.filesystem import require_new
+
+    require_new(options.out)
     sweep = Sweep(options.workload, tuple(options.set), axes, options.out, options.repeats, options.ranks)
     if options.confirm:
         require_counterparts(sweep, options.confirm)  # before the sweep, which takes long

@@ -13,7 +13,7 @@ import tomli_w
 from rich.console import Console
 
 from mlhpc.common.files.atomic import write_bytes
-from mlhpc.common.files.filesystem import as_user_error
+from mlhpc.common.files.filesystem import as_user_error, require_new
 from mlhpc.common.host import speed
 from mlhpc.errors import UserError
 from mlhpc.perf.machines import parse, written
@@ -24,8 +24,7 @@ def calibrate(out: Path | None, folder: Path | None, console: Console) -> int:
     if PyTorch finds one, and writes the machine file ``out``. Raises UserError if it cannot be written."""
     if out is None:
         raise UserError("--calibrate writes a machine file: add --out FILE.toml")
-    if out.exists():
-        raise UserError(f"{out} exists; choose another --out, or move it away")
+    require_new(out)
     place = folder or Path(tempfile.gettempdir())
     console.print(
         "measuring the speed of matrix products, memory, disk and loopback for about ten seconds; leave the "

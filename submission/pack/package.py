@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from mlhpc.benchmarks import registry
+from mlhpc.common.files.filesystem import require_new
 from mlhpc.errors import UserError, shown
 from mlhpc.quantities import count
 from mlhpc.submission.check import official
@@ -121,8 +122,7 @@ def _require_request(org: str, out: Path, ruleset: str | None) -> None:
     if ruleset is not None and ruleset not in RULESETS:
         raise UserError(f"no ruleset {ruleset!r}; choose from {', '.join(RULESETS)}")
     for target in (out / org, out / f"{org}.tar.gz", out / f"{org}{CHECKSUMS}"):
-        if target.exists():
-            raise UserError(f"{target} already exists; choose another --out, or move it away")
+        require_new(target)
 
 
 # What is packed ---------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ from pathlib import Path
 from rich.console import Console
 
 from mlhpc.benchmarks import registry
+from mlhpc.common.files.filesystem import require_new
 from mlhpc.common.pages.html import write
 from mlhpc.common.pages.terminal import print_facts, print_table
 from mlhpc.errors import UserError
@@ -68,8 +69,7 @@ def report_on(
         raise UserError("--machine is only for the report of a single run: pass its folder")
     if out:
         _refuse_inside(out, paths)
-        if out.exists():
-            raise UserError(f"{out} already exists; choose another --out FILE.html, or remove it first")
+        require_new(out)
     comparison = compare(paths, configurations)
     if out:
         write(out, comparison_page(comparison))
