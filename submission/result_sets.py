@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from mlhpc.benchmarks.findings import Finding
 from mlhpc.benchmarks.registry import logged_name
 from mlhpc.benchmarks.toml_lines import parse_toml
 from mlhpc.common.files.filesystem import as_user_error
@@ -22,7 +23,6 @@ from mlhpc.errors import UserError
 from mlhpc.record.mllog import TOKEN, parse
 from mlhpc.record.result import Target
 from mlhpc.record.series import CampaignRecord
-from mlhpc.submission.findings import Finding
 from mlhpc.submission.result_set import BYPASS, METRICS, PRUNED, SCALING, Metric, ResultSet, natural
 
 RESULT = re.compile(r"result_.*\.txt")

@@ -21,13 +21,14 @@ from pathlib import Path
 from typing import Any
 
 from mlhpc.benchmarks import registry
+from mlhpc.benchmarks.findings import Finding
 from mlhpc.common.files.filesystem import require_new
 from mlhpc.errors import UserError, shown
 from mlhpc.quantities import count
 from mlhpc.submission.check import official
 from mlhpc.submission.check.check import check_set
 from mlhpc.submission.check.rulesets import RULESETS, exist, rules_of
-from mlhpc.submission.findings import Finding, passes
+from mlhpc.submission.findings import passes
 from mlhpc.submission.pack import implementation
 from mlhpc.submission.pack.archive import CHECKSUMS, NAME, aside, write_archive
 from mlhpc.submission.pack.leaks import leaks

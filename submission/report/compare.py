@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mlhpc.benchmarks import load, registry
+from mlhpc.benchmarks.findings import Finding
 from mlhpc.common.host.progress import progress
 from mlhpc.errors import UserError
 from mlhpc.perf.scaling import Measured, Point, Prediction, neighbours, predict
 from mlhpc.submission.check.rulesets import rules_of
-from mlhpc.submission.findings import Finding
 from mlhpc.submission.report.entry import Entry
 from mlhpc.submission.report.measure import entries_of
 from mlhpc.submission.report.spread import Spread

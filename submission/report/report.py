@@ -6,6 +6,7 @@ from pathlib import Path
 from rich.console import Console
 
 from mlhpc.benchmarks import registry
+from mlhpc.benchmarks.findings import Finding
 from mlhpc.common.files.filesystem import require_new
 from mlhpc.common.pages.html import write
 from mlhpc.common.pages.terminal import print_facts, print_table
@@ -16,7 +17,7 @@ from mlhpc.record.energy import energy_line
 from mlhpc.record.progress import Follower
 from mlhpc.record.run_directory import RunDirectory, read, running
 from mlhpc.submission.check.check import check_run
-from mlhpc.submission.findings import Finding, passes, verdict
+from mlhpc.submission.findings import passes, verdict
 from mlhpc.submission.report.compare import compare
 from mlhpc.submission.report.compare_page import page as comparison_page
 from mlhpc.submission.report.compare_table import print_comparison, text
