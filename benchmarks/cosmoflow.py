@@ -88,6 +88,7 @@ class Hyperparameters(schema.Hyperparameters):
 
     @classmethod
     def unclear(cls, logged: Mapping[str, object]) -> Iterator[tuple[str, str]]:
+        """As of ``schema.Hyperparameters``: the factor of warm-up."""
         factor = logged.get("opt_learning_rate_warmup_factor")
         if isinstance(factor, int | float) and factor < 1:
             why = "below 1, it may be the fraction of the rate at which warm-up starts instead of the divisor"
@@ -224,6 +225,7 @@ class CosmoFlow(schema.Run):
         return self
 
     def require_startable(self, ranks: int, *, staged: bool) -> None:
+        """As of ``schema.Run``; a sample is cut over ranks only where they and the settings allow it."""
         group, cut = self.training.spatial_size, list(self.training.spatial)
         if group > 1 and (self.training.compile or self.training.cuda_graphs):
             raise UserError(

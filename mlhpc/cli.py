@@ -138,6 +138,7 @@ class Overview(Parser):
     """The parser of ``mlhpc`` without a command, whose help shows the commands by ``STAGES``."""
 
     def format_help(self) -> str:
+        """The commands by stage, then those of ``MORE`` by name, then the options."""
         (commands,) = (a for a in self._actions if isinstance(a, argparse._SubParsersAction))
         summaries = {choice.dest: choice.help for choice in commands._choices_actions}
         lines = [self.format_usage(), self.description or ""]

@@ -61,6 +61,7 @@ class Interval:
 
     @property
     def seconds(self) -> float:
+        """The duration in seconds."""
         return (self.stop_ms - self.start_ms) / 1e3
 
 
@@ -99,9 +100,11 @@ class Log:
     unreadable: str = ""
 
     def all(self, key: str) -> tuple[Record, ...]:
+        """The records of ``key`` in their order."""
         return self._by_key.get(key, ())
 
     def first(self, key: str) -> Record | None:
+        """The first record of ``key``; None without one."""
         return next(iter(self.all(key)), None)
 
     def value(self, key: str) -> Any:

@@ -60,6 +60,7 @@ class Phases:
 
     @property
     def total(self) -> float:
+        """The sum of the parts in seconds."""
         return sum(self.parts().values())
 
     def parts(self) -> dict[str, float]:

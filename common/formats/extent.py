@@ -26,6 +26,7 @@ class Extent:
 
     @property
     def end(self) -> int:
+        """Offset of the first byte after the array."""
         return self.offset + self.dtype.itemsize * math.prod(self.shape)
 
 

@@ -87,9 +87,11 @@ class StreamEvent:
         self._event.record(torch.accelerator.current_stream(device))
 
     def wait(self) -> None:
+        """Return when the device has reached the event."""
         self._event.synchronize()
 
     def seconds_since(self, earlier: Self) -> float:
+        """Seconds from ``earlier`` to this event on the device; waits for this event."""
         self._event.synchronize()
         return float(earlier._event.elapsed_time(self._event)) / 1e3  # milliseconds
 

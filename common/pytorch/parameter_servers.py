@@ -24,10 +24,12 @@ class Roles:
 
     @property
     def size(self) -> int:
+        """The number of workers and servers."""
         return self.workers + self.servers
 
     @property
     def server_ranks(self) -> range:
+        """The ranks of the servers, which follow the workers."""
         return range(self.workers, self.size)
 
     def place(self, rank: int) -> str:

@@ -103,6 +103,7 @@ class Connection:
         return bool(self._queued)
 
     def close(self) -> None:
+        """Close the socket."""
         self.sock.close()
 
 
@@ -119,6 +120,7 @@ class Secret:
     kind: Kind = "MLHPC_TOKEN"
 
     def fresh(self) -> "Secret":
+        """The secret itself: it does not change during a launch."""
         return self
 
     def prove(self, words: bytes) -> str:
@@ -126,6 +128,7 @@ class Secret:
         return hmac.new(self.key, words, "sha256").hexdigest()
 
     def proves(self, proof: str, words: bytes) -> bool:
+        """Whether ``proof`` is what ``prove`` says about ``words``; compared in constant time."""
         return hmac.compare_digest(proof.encode(), self.prove(words).encode())
 
 
@@ -175,6 +178,7 @@ class Munge:
             return None
 
     def fresh(self) -> "Munge":
+        """Itself: the daemon makes each credential anew."""
         return self
 
     def prove(self, words: bytes) -> str:
@@ -187,6 +191,7 @@ class Munge:
         return text
 
     def proves(self, proof: str, words: bytes) -> bool:
+        """Whether ``proof`` is a valid credential of this user for ``words``."""
         payload, length, uid, gid = ctypes.c_void_p(), ctypes.c_int(), ctypes.c_uint(), ctypes.c_uint()
         where = [ctypes.byref(each) for each in (payload, length, uid, gid)]
         error = self.library.munge_decode(proof.encode(), None, *where)

@@ -61,6 +61,7 @@ class SocketWorld(BaseWorld):
         return world
 
     def barrier(self) -> None:
+        """Return when every rank has called it: a byte goes up the tree of ranks, and one down."""
         for child in self.children:
             receive_exactly(child, 1)
         if self.parent is not None:
@@ -98,11 +99,13 @@ class SocketWorld(BaseWorld):
         return [everything[rank] for rank in range(self.size)]
 
     def fail(self, reason: str) -> None:
+        """As of ``World``; a broken connection may be a symptom of a lost rank, which is waited for."""
         if reason.startswith(("ConnectionResetError", "BrokenPipeError", "EOFError")):
             self.roll_call.wait_for_loss(SYMPTOM_S)  # a symptom: the roll call identifies the lost rank
         self.roll_call.fail(reason)
 
     def close(self) -> None:
+        """As of ``World``; waits for all ranks."""
         self.barrier()  # no rank leaves while another still needs it
         self.roll_call.close()
         for connection in (self.parent, *self.children):

@@ -120,12 +120,14 @@ class TorchWorld(BaseWorld):
         return group if self.rank in ranks else None
 
     def fail(self, reason: str) -> None:
+        """As of ``World``; an error of a collective may be a symptom of a lost rank, which is waited for."""
         # The errors of collectives on the other ranks after a loss are only symptoms.
         if any(library in reason for library in ("gloo", "NCCL", "XCCL", "CCL_")):
             self.roll_call.wait_for_loss(SYMPTOM_S)
         self.roll_call.fail(reason)
 
     def close(self) -> None:
+        """As of ``World``; waits for all ranks."""
         self.barrier()  # no rank leaves while another still needs it
         self.roll_call.close()
         dist.destroy_process_group()

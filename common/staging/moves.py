@@ -145,6 +145,7 @@ def extra_space(moves: Moves, nodes: int, most: int) -> Indices:
 
 
 def sizes_of(files: Sequence[File]) -> Indices:
+    """The sizes of ``files`` in bytes, of shape (files,)."""
     return np.fromiter((file.size for file in files), np.int64, len(files))
 
 

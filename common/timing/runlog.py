@@ -42,16 +42,24 @@ class EnergyMeter(Protocol):
 
     nodes: int
 
-    def start(self, record: Callable[[str, float, bool], None]) -> None: ...
-    def halt(self) -> None: ...
-    def stop(self) -> tuple[Mapping[Any, Any], Sequence[str]]: ...
+    def start(self, record: Callable[[str, float, bool], None]) -> None:
+        """Start measuring; ``record`` gets what this rank's counters of a kind count."""
+
+    def halt(self) -> None:
+        """Stop measuring, without figures."""
+
+    def stop(self) -> tuple[Mapping[Any, Any], Sequence[str]]:
+        """Stop measuring, and return the figures and what went wrong."""
 
 
 class Ranges(Protocol):
     """What marks spans for the profiler of a vendor's device, such as ``torch.cuda.nvtx``."""
 
-    def range_push(self, msg: str, /) -> object: ...
-    def range_pop(self) -> object: ...
+    def range_push(self, msg: str, /) -> object:
+        """Open a range named ``msg`` within the open ones."""
+
+    def range_pop(self) -> object:
+        """Close the range opened last."""
 
 
 _NO_RANGE = nullcontext()
@@ -355,6 +363,7 @@ class RunLog:
 
     @property
     def status(self) -> Status:
+        """The status of ``run_stop``, as far as it is known."""
         return self._status
 
     def _event(self, event: str, name: str, at: float | None = None, **tags: Any) -> float:

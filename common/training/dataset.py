@@ -26,7 +26,8 @@ class Simulation(Protocol):
 
     generator: ClassVar[int]
 
-    def model_dump(self, *, mode: Literal["json"]) -> dict[str, Any]: ...
+    def model_dump(self, *, mode: Literal["json"]) -> dict[str, Any]:
+        """The settings as JSON types."""
 
 
 AnyRun = TypeVar("AnyRun", bound=Run)

@@ -27,6 +27,7 @@ class NormalisedByDali:
         return [field.reshape(len(field), -1) for field in x.numpy()]  # a row is one axis
 
     def outputs(self, fn: Any, types: Any, feed: Callable[[], Any], key: Any) -> Any:
+        """The pipeline's output: fields normalised by channel, of shape (rows, columns · channels)."""
         field = fn.external_source(source=feed, batch=True, dtype=types.FLOAT, ndim=2, no_copy=True)
         rows = shift_and_scale(self._statistics, self._shape[1])
         shift, scale = (types.Constant(row[None], device="gpu" if self._gpu else "cpu") for row in rows)
@@ -38,4 +39,5 @@ class NormalisedByDali:
         return (x.view(-1, *self._shape), y.to(x.device, non_blocking=True)), size
 
     def errors(self, in_use: Sequence[Any]) -> AbstractContextManager[None]:
+        """The pipeline decodes nothing, so that none of its errors is of a sample."""
         return nullcontext()

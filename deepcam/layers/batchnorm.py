@@ -31,6 +31,7 @@ class BatchNorm(nn.BatchNorm2d):
         self.recompute = False
 
     def train(self, mode: bool = True) -> "BatchNorm":
+        """As of ``nn.Module``; a frozen one stays in evaluation mode."""
         super().train(mode and not self.frozen)
         return self
 

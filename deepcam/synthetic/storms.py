@@ -71,6 +71,7 @@ class Cyclone:
         return wind
 
     def plant(self, grid: Grid, into: Disturbance) -> None:
+        """Add the cyclone to ``into``, near its centre."""
         rows = grid.reach(self.latitude, 12 * self.radius)
         east, north = grid.offsets(self.latitude, self.longitude, rows)
         distance = np.maximum(np.hypot(east, north), 0.02 * self.radius)

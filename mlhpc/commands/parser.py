@@ -21,9 +21,11 @@ class Parser(argparse.ArgumentParser):
     """Reports errors in one line, with the nearest valid word and the help command."""
 
     def error(self, message: str) -> NoReturn:
+        """Raise UserError with ``message`` and the help command."""
         raise UserError(f"{message}; see: {self.prog} --help")
 
     def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
+        """As of ``ArgumentParser``."""
         sys.stdout.flush()  # of --help, here, where main knows what a closed pipe means
         super().exit(status, message)
 
@@ -160,6 +162,7 @@ def byte_size(text: str) -> int:
 
 
 def add_json(parser: Parser) -> None:
+    """Add ``--json``."""
     parser.add_flag("--json", "print JSON (docs/reference/json.md)")
 
 
@@ -171,29 +174,35 @@ def print_json(command: str, content: Mapping[str, Any]) -> None:
 
 
 def print_help(options: argparse.Namespace) -> int:
+    """The action of a command that requires another one."""
     options.parser.print_help()
     return 0
 
 
 def add_benchmark(parser: Parser) -> None:
+    """Add the benchmark, ``--preset`` and ``--set``."""
     parser.add_argument("benchmark", metavar="BENCHMARK", help=f"{NAMES}, or one from an installed package")
     parser.add_argument("--preset", default="smoke", help="a named size (mlhpc presets BENCHMARK)")
     add_set(parser)
 
 
 def add_set(parser: Parser) -> None:
+    """Add ``--set``."""
     parser.add_repeatable("--set", "KEY=VALUE", "change one setting")
 
 
 def add_data_set(parser: Parser) -> None:
+    """Add ``--data``."""
     parser.add_folder("--data", "the data set (default: data/BENCHMARK-PRESET)")
 
 
 def add_machine(parser: Parser, help: str) -> None:
+    """Add ``--machine``."""
     parser.add_argument("--machine", metavar="NAME|FILE", help=help)
 
 
 def add_hyperparameters_from(parser: argparse.ArgumentParser) -> None:
+    """Add ``--hyperparameters-from``."""
     parser.add_argument(
         "--hyperparameters-from",
         type=Path,
@@ -204,11 +213,13 @@ def add_hyperparameters_from(parser: argparse.ArgumentParser) -> None:
 
 
 def add_results(parser: argparse.ArgumentParser) -> None:
+    """Add the path of results, and ``--ruleset``."""
     parser.add_argument("path", type=Path, help="a run, a log, a folder of runs, or a submission tree")
     add_ruleset(parser)
 
 
 def add_ruleset(parser: argparse.ArgumentParser) -> None:
+    """Add ``--ruleset``."""
     parser.add_argument(
         "--ruleset",
         metavar="VERSION",

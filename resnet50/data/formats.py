@@ -62,6 +62,7 @@ class Files:
         return data, self.labels[index]
 
     def name(self, index: int) -> str:
+        """The path of image ``index``."""
         return self.paths[index]
 
 
@@ -103,6 +104,7 @@ class Shards:
         return np.frombuffer(encoded, np.uint8), label[0] - 1
 
     def name(self, index: int) -> str:
+        """The file and record of image ``index``, for messages."""
         return f"{self._file(index)}: record {self._records[index]}"
 
     def _file(self, index: int) -> Path:
@@ -138,6 +140,7 @@ class Lmdb:
         return data, label
 
     def name(self, index: int) -> str:
+        """The file and key of image ``index``, for messages."""
         return f"{self.path}: {self._file.key(index).decode('ascii', 'replace')}"
 
 
@@ -179,6 +182,7 @@ class Raw:
             raise UserError(f"{self.name(index)} cannot be read ({error}); {_REMEDY}") from error
 
     def name(self, index: int) -> str:
+        """The file and number of image ``index``, for messages."""
         return f"{self.path}: image {index}"
 
 

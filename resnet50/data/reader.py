@@ -64,6 +64,7 @@ class Reader:
 
     @property
     def parts(self) -> Parts:
+        """An image in float32, of shape (size, size, 3)."""
         return (((self.size, self.size, 3), "float32"),)
 
     def finish(self, arrays: Sequence[torch.Tensor], results: Sequence[Sample]) -> Batch:

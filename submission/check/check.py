@@ -43,6 +43,7 @@ class SetCheck:
 
     @property
     def passes(self) -> bool:
+        """Whether no finding is an error."""
         return passes(self.findings)
 
 

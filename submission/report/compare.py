@@ -54,6 +54,7 @@ class Comparison:
 
     @property
     def by_problem(self) -> list[list[Entry]]:
+        """The entries in groups of the same problem, official data sets first."""
         groups: dict[tuple[object, ...], list[Entry]] = {}
         for entry in self.entries:
             groups.setdefault(entry.problem, []).append(entry)

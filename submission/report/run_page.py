@@ -96,6 +96,7 @@ def _breakdown(parts: Sequence[Part]) -> list[Block] | None:
 
 
 def breakdown_table(parts: Sequence[Part]) -> Table:
+    """The parts of the time with their shares."""
     total = sum(part.seconds or 0.0 for part in parts)
     return table(
         "breakdown",

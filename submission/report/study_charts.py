@@ -116,6 +116,7 @@ def accuracy(study: Study) -> list[Figure]:
 
 
 def title(axis: str) -> str:
+    """Title of a chart over ``axis``."""
     return TITLE.get(axis, axis)
 
 

@@ -196,6 +196,7 @@ def quality(target: Target) -> str:
 
 
 def target_sign(target: Target) -> str:
+    """The sign between the metric and its target."""
     return "≥" if target.metric == "eval_accuracy" else "≤"
 
 

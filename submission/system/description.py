@@ -67,6 +67,7 @@ class Description:
     open: tuple[str, ...]
 
     def to_json(self) -> str:
+        """The fields as a system description file."""
         return json.dumps(self.fields, indent=2, ensure_ascii=False) + "\n"
 
 

@@ -1,4 +1,5 @@
-"""Functions of arrays say the shapes that they take and return, and keep to them."""
+"""Public functions have docstrings; functions of arrays state the shapes that they take and return, and keep to
+them."""
 
 import ast
 import re
@@ -73,11 +74,35 @@ def array_functions(path: Path) -> Iterator[tuple[str, str]]:
                     yield place + node.name, " ".join((ast.get_docstring(node) or "").split())
 
 
-def all_array_functions() -> dict[str, str]:
-    """Every array function of the rooms, each file once: some folders of ``mlhpc`` are links to rooms."""
+def modules() -> list[Path]:
+    """The modules of the rooms, each once: some folders of ``mlhpc`` are links to rooms."""
     files = (path for room in ROOMS for path in (ROOT / room).rglob("*.py"))
-    own = [path for path in files if not any(parent.is_symlink() for parent in path.parents)]
-    return dict(function for path in own for function in array_functions(path))
+    return [path for path in files if not any(parent.is_symlink() for parent in path.parents)]
+
+
+def all_array_functions() -> dict[str, str]:
+    """Every array function of the rooms."""
+    return dict(function for path in modules() for function in array_functions(path))
+
+
+def public_functions(owner: ast.Module | ast.ClassDef) -> Iterator[ast.FunctionDef]:
+    """The public functions of a module or class, and of its public classes."""
+    for node in owner.body:
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+            yield from public_functions(node)
+        elif isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
+            yield node
+
+
+def test_public_functions_have_docstrings() -> None:
+    functions = [
+        (f"{path.relative_to(ROOT)}:{node.lineno} {node.name}", ast.get_docstring(node))
+        for path in modules()
+        for node in public_functions(ast.parse(path.read_text()))
+    ]
+    without = [place for place, docstring in functions if not docstring]
+    assert len(functions) > 1500
+    assert len(without) <= 0.05 * len(functions), "no docstring:\n" + "\n".join(without)
 
 
 def test_nine_in_ten_array_functions_state_shapes() -> None:
