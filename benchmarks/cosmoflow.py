@@ -87,6 +87,7 @@ class Hyperparameters(schema.Hyperparameters):
 
     @classmethod
     def unclear(cls, logged: Mapping[str, object]) -> Iterator[tuple[str, str]]:
+        """As of ``schema.Hyperparameters``: the factor of warm-up."""
         factor = logged.get("opt_learning_rate_warmup_factor")
         if isinstance(factor, int | float) and factor < 1:
             why = "below 1, it may be the fraction of the rate at which warm-up starts instead of the divisor"

@@ -125,10 +125,12 @@ class Benchmark:
 
     @property
     def default_framework(self) -> str:
+        """The framework of presets: the first one."""
         return next(iter(self.frameworks))
 
     @property
     def default_extra(self) -> str:
+        """The optional dependencies (``pip install mlhpc[…]``) of the default framework."""
         return self.frameworks[self.default_framework].extra
 
 

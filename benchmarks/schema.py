@@ -159,6 +159,7 @@ class DdpTraining(Training):
     )
 
     def exchange(self) -> dict[str, float]:
+        """The size of the gradient buckets, if set."""
         own = {} if self.bucket_cap_mib is None else {"ddp_bucket_cap_mib": self.bucket_cap_mib}
         return super().exchange() | own
 
@@ -225,6 +226,7 @@ class HorovodTraining(Training):
     )
 
     def exchange(self) -> dict[str, float]:
+        """The settings of Horovod that are set."""
         names = ("fusion_threshold_mib", "cycle_time_ms", "hierarchical_allreduce")
         chosen = {name: getattr(self, name) for name in names}
         own = {f"horovod_{name}": value for name, value in chosen.items() if value is not None}
@@ -233,6 +235,7 @@ class HorovodTraining(Training):
         return super().exchange() | own
 
     def variables(self) -> dict[str, str]:
+        """Horovod's environment variables for the settings that are set."""
         own = {}
         if self.fusion_threshold_mib is not None:
             own["HOROVOD_FUSION_THRESHOLD"] = str(round(self.fusion_threshold_mib * 2**20))  # bytes
@@ -343,6 +346,7 @@ class Emulation(FrozenModel):
 
     @property
     def enabled(self) -> bool:
+        """Whether steps wait instead of computing."""
         return self.step_s is not None
 
 

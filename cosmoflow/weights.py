@@ -42,13 +42,15 @@ def pytorch_names(network: Network) -> list[str]:
 
 
 def to_pytorch(weights: Sequence[Array], network: Network) -> dict[str, Array]:
-    """The neutral ``weights`` by PyTorch's names and in PyTorch's layouts."""
+    """The neutral ``weights`` by PyTorch's names and in PyTorch's layouts. Kernels become [out, in, depth,
+    height, width] and [out, in]."""
     named = zip(pytorch_names(network), weights, strict=True)
     return {name: np.ascontiguousarray(w.transpose(_TO_PYTORCH[w.ndim])) for name, w in named}
 
 
 def from_pytorch(state: Mapping[str, Array], network: Network) -> list[Array]:
-    """The inverse of ``to_pytorch``. Raises KeyError if a weight is missing."""
+    """The inverse of ``to_pytorch``. Raises KeyError if a weight is missing. Kernels become [depth, height,
+    width, in, out] and [in, out]."""
     weights = [np.asarray(state[name]) for name in pytorch_names(network)]
     return [np.ascontiguousarray(w.transpose(_FROM_PYTORCH[w.ndim])) for w in weights]
 
@@ -87,7 +89,8 @@ def shapes(network: Network, sample_shape: Sequence[int]) -> dict[str, tuple[int
 
 
 def load(path: Path, network: Network) -> list[Array]:
-    """The neutral weights of a safetensors file. Raises UserError if it is damaged or of another network."""
+    """The neutral weights of a safetensors file. Raises UserError if it is damaged or of another network.
+    Kernels are [depth, height, width, in, out] and [in, out]."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -118,7 +121,8 @@ def load(path: Path, network: Network) -> list[Array]:
 
 
 def checksum(tensors: Mapping[str, Array]) -> str:
-    """CRC-32 of names, types, shapes and values, stored in the metadata of weight files as ``crc32``."""
+    """CRC-32 of names, types, shapes and values, stored in the metadata of weight files as ``crc32``. Tensors of
+    any shape."""
     crc = 0
     for name, tensor in sorted(tensors.items()):
         crc = zlib.crc32(f"{name} {tensor.dtype.str} {tensor.shape}".encode(), crc)

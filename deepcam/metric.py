@@ -49,5 +49,6 @@ def iou(prediction: Tensor, y: Tensor, classes: int = 3) -> Tensor:
 
 
 def summed_iou(logits: Tensor, y: Tensor) -> tuple[Tensor, int]:
-    """The sum of the samples' IoU, float64 on their device, and the number of samples."""
+    """The sum of the samples' IoU, float64 on their device, and the number of samples. ``logits`` are [b,
+    classes, h, w], ``y`` [b, h, w]; the sum is a scalar."""
     return iou(logits, y, logits.shape[1]).sum(), len(y)

@@ -63,6 +63,7 @@ class DeepLab(nn.Module):
         self.decoder = Decoder(filters(256), filters(128), filters(48), network.classes)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Fields [b, channels, h, w] to logits [b, classes, h, w]."""
         low_level = self.entry_block1(self.stem(x))
         logits: Tensor = self.decoder(self.aspp(self.encoder(low_level)), low_level)
         return logits
@@ -110,6 +111,7 @@ class Block(nn.Module):
         self.relu = relu
 
     def forward(self, x: Tensor) -> Tensor:
+        """[b, inputs, h, w] to [b, widths[-1], h / stride, w / stride]."""
         y: Tensor = self.layers(x)
         y += self.shortcut(x)
         return y.relu_() if self.relu else y
@@ -125,6 +127,7 @@ class Affine(nn.Module):
         self.bias = nn.Parameter(torch.zeros(features, 1, 1))
 
     def forward(self, x: Tensor) -> Tensor:
+        """[b, features, h, w], and the same shape."""
         return self.weight * x + self.bias
 
 
@@ -149,6 +152,7 @@ class ASPP(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
+        """[b, inputs, h, w] to [b, filters, h, w]."""
         levels = [level(x) for level in self.levels]
         # The mean is taken with channels last, so that its gradient is laid out like the others'.
         mean = x.permute(0, 2, 3, 1).mean((1, 2))[:, :, None, None]
@@ -179,6 +183,7 @@ class Decoder(nn.Module):
         )
 
     def forward(self, x: Tensor, low_level: Tensor) -> Tensor:
+        """[b, filters, h / 16, w / 16], and ``low_level`` [b, features, h / 4, w / 4], to [b, classes, h, w]."""
         y: Tensor = self.head(self.fuse(torch.cat((self.upsample(x), self.reduce(low_level)), 1)))
         return y
 

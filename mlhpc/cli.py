@@ -21,72 +21,90 @@ def main(argv: Sequence[str] | None = None) -> int:
     error, 128 plus its number after a signal."""
     is_program = argv is None  # not a call from Python, whose process is not ours
     argv = list(sys.argv[1:] if argv is None else argv)
-    debug = False  # the traceback of a command-line error is not useful
     quiet_before = os.environ.get(QUIET)
+    options = argparse.Namespace()
     if is_program:
         _prepare_output()
     try:
-        parser = _parser()
-        options, unknown = parser.parse_known_args([word for word in argv if word != "--debug"])
-        if unknown and hasattr(options, "parse_rest"):
-            unknown = options.parse_rest(options, unknown)
-        if unknown:
-            flags = [flag for action in options.parser._actions for flag in action.option_strings]
-            hint = (
-                f"; {did_you_mean(unknown[0].partition('=')[0], flags)}" if unknown[0].startswith("-") else ""
-            )
-            raise UserError(f"unknown argument {unknown[0]!r}{hint}")
+        _parse(argv, options)
         options.argv, options.is_program = argv, is_program
-        debug = "--debug" in argv
         if options.quiet:
             os.environ[QUIET] = "1"  # in the environment, so that it reaches all ranks
         command = options.command
         status: int = (load_object(command) if isinstance(command, str) else command)(options)
         sys.stdout.flush()  # here, where a closed pipe causes no traceback
         return status
-    except UserError as error:
-        if debug:
+    except (Exception, KeyboardInterrupt, Terminated) as error:
+        known = _reported(error, options)
+        if known is None:
             raise
-        if not isinstance(error, AlreadyReported):
-            sys.stderr.write(f"mlhpc: {_message(error)}\n")
-        return 2
-    except (MemoryError, RecursionError) as error:
-        if debug:
-            raise
-        what = "not enough memory" if isinstance(error, MemoryError) else "an input is nested too deeply"
-        detail = f" ({_message(error)})" if isinstance(error, MemoryError) and str(error) else ""
-        sys.stderr.write(f"mlhpc: {what}{detail}; check the inputs, or see the place with --debug\n")
-        return 2
-    except ModuleNotFoundError as error:
-        if debug or (error.name or "mlhpc").partition(".")[0] == "mlhpc":
-            raise
-        what, benchmark = options.parser.prog.removeprefix("mlhpc "), getattr(options, "benchmark", None)
-        extra = next((b.default_extra for b in BUILT_IN if b.name == benchmark), "")
-        sys.stderr.write(f"mlhpc: {missing_package(error, what, extra)}\n")
-        return 2
-    except Terminated as end:
-        sys.stderr.write(f"mlhpc: {end}\n")
-        return end.status
-    except KeyboardInterrupt as interrupt:
-        from mlhpc.common.ranks.local import status_of
-
-        sys.stderr.write("mlhpc: interrupted\n")
-        return status_of(interrupt)
-    except OSError as error:
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        if debug or not (full or error.errno == errno.EPIPE or error.filename):
-            raise
-        # Its reader may have closed our output, or the disk may be full; Python flushes the buffer again when
-        # it exits.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        if error.errno == errno.EPIPE:
-            return 1
-        remedy = "free some space, or write elsewhere" if full else "--debug shows where it was needed"
-        sys.stderr.write(f"mlhpc: {_message(error)}; {remedy}\n")
-        return 2
+        return known
     finally:
         if quiet_before is None:
             os.environ.pop(QUIET, None)  # --quiet is for this call, not for the next one of the same process
+
+
+def _parse(argv: Sequence[str], options: argparse.Namespace) -> None:
+    """Add the options of the command line to ``options``. Raises UserError."""
+    _, unknown = _parser().parse_known_args([word for word in argv if word != "--debug"], options)
+    if unknown and hasattr(options, "parse_rest"):
+        unknown = options.parse_rest(options, unknown)
+    if unknown:
+        flags = [flag for action in options.parser._actions for flag in action.option_strings]
+        near = did_you_mean(unknown[0].partition("=")[0], flags)
+        hint = f"; {near}" if unknown[0].startswith("-") else ""
+        raise UserError(f"unknown argument {unknown[0]!r}{hint}")
+
+
+def _reported(error: BaseException, options: argparse.Namespace) -> int | None:
+    """The exit status of a command after a message about ``error``; None if it is to end with a traceback, as
+    unexpected errors do, and with --debug those of the user."""
+    status = 2
+    debug = "--debug" in getattr(options, "argv", ())  # the traceback of a command-line error is not useful
+    match error:
+        case Terminated():
+            message, status = str(error), error.status
+        case KeyboardInterrupt():
+            from mlhpc.common.ranks.local import status_of
+
+            message, status = "interrupted", status_of(error)
+        case _ if debug:
+            return None
+        case AlreadyReported():
+            return 2
+        case UserError():
+            message = _message(error)
+        case MemoryError():
+            detail = f" ({_message(error)})" if str(error) else ""
+            message = f"not enough memory{detail}; {_INPUTS}"
+        case RecursionError():
+            message = f"an input is nested too deeply; {_INPUTS}"
+        case ModuleNotFoundError() if (error.name or "mlhpc").partition(".")[0] != "mlhpc":
+            what, benchmark = options.parser.prog.removeprefix("mlhpc "), getattr(options, "benchmark", None)
+            extra = next((b.default_extra for b in BUILT_IN if b.name == benchmark), "")
+            message = missing_package(error, what, extra)
+        case OSError():
+            return _reported_os_error(error)
+        case _:
+            return None
+    sys.stderr.write(f"mlhpc: {message}\n")
+    return status
+
+
+_INPUTS = "check the inputs, or see the place with --debug"
+
+
+def _reported_os_error(error: OSError) -> int | None:
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    if not (full or error.errno == errno.EPIPE or error.filename):
+        return None
+    # Its reader may have closed our output, or the disk may be full; Python flushes the buffer again at exit.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if error.errno == errno.EPIPE:
+        return 1
+    remedy = "free some space, or write elsewhere" if full else "--debug shows where it was needed"
+    sys.stderr.write(f"mlhpc: {_message(error)}; {remedy}\n")
+    return 2
 
 
 def _prepare_output() -> None:
@@ -120,6 +138,7 @@ class Overview(Parser):
     """The parser of ``mlhpc`` without a command, whose help shows the commands by ``STAGES``."""
 
     def format_help(self) -> str:
+        """The commands by stage, then those of ``MORE`` by name, then the options."""
         (commands,) = (a for a in self._actions if isinstance(a, argparse._SubParsersAction))
         summaries = {choice.dest: choice.help for choice in commands._choices_actions}
         lines = [self.format_usage(), self.description or ""]
@@ -149,7 +168,7 @@ def _parser() -> Parser:
         allow_abbrev=False,
     )
     parser.add_argument("-V", "--version", action="version", version=f"mlhpc {__version__}")
-    parser.add_argument("--debug", action="store_true", help="show the traceback of errors")
+    parser.add_flag("--debug", "show the traceback of errors")
     parser.add_argument(
         "-q", "--quiet", action="store_true", help="print only results and errors, no progress"
     )

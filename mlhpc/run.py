@@ -24,7 +24,7 @@ from mlhpc.common.data import manifest
 from mlhpc.common.energy.meter import meter_of
 from mlhpc.common.files import pagecache
 from mlhpc.common.files.checksum import sha256
-from mlhpc.common.files.filesystem import filesystem_of
+from mlhpc.common.files.filesystem import as_user_error, filesystem_of
 from mlhpc.common.host.accelerators import accelerators
 from mlhpc.common.host.binding import asked, cores_of_ranks, describe_binding
 from mlhpc.common.pages.text import printable
@@ -34,7 +34,7 @@ from mlhpc.common.ranks.environment import set_variables
 from mlhpc.common.ranks.local import program, run_local
 from mlhpc.common.ranks.world import World
 from mlhpc.common.staging.stage import remove, remove_after_abort
-from mlhpc.common.staging.target import as_user_error, in_use, require_own
+from mlhpc.common.staging.target import in_use, require_own
 from mlhpc.common.timing.heartbeat import FIRST_S
 from mlhpc.common.timing.runlog import RunLog
 from mlhpc.common.training import checkpoint

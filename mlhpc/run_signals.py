@@ -71,6 +71,7 @@ def closing_in_order(world: World, out: Path) -> Iterator[None]:
 
 
 def reason(number: int) -> str:
+    """The signal ``number`` as the reason of a run's end."""
     if number == signal.SIGINT:
         return "interrupted"
     return f"terminated by {signal.Signals(number).name} (job time limit?)"

@@ -161,42 +161,22 @@ def _check_servers(sweep: Sweep) -> None:
 
 
 def _cell(sweep: Sweep, chosen: dict[str, Value]) -> PlannedCell:
+    ranks = _ranks_of(chosen)
     settings = [*sweep.settings, "division=open", f"study.steps={sweep.steps}"]
     settings.append(f"study.warmup_steps={sweep.warmup_steps}")
     settings += [f"{key}={load.toml_value(value)}" for key, value in chosen.items() if key not in NO_SETTINGS]
-    tasks = int(os.environ.get("SLURM_NTASKS", 1)) if in_slurm(os.environ) else None
-    ranks = int(chosen.get("ranks", tasks or 1))
-    if tasks and ranks > tasks:
-        raise UserError(
-            f"--vary ranks={ranks}: this job has {count(tasks, 'task')}; request more from sbatch"
-        )
     if "batch" in chosen:
         settings.append(f"hyperparameters.global_batch_size={int(chosen['batch']) * ranks}")
     run = load.load(sweep.benchmark, sweep.preset, settings)
-    require_supported(run)
-    if SERVERS in chosen:
-        refuse(run, f"a study of {SERVERS}")
-        if run.study.earlier_epochs:
-            raise UserError(f"study.earlier_epochs: is only for studies without {SERVERS}; omit it")
     benchmark = registry.find(sweep.benchmark)
-    for check in (benchmark.check, benchmark.servers_check if SERVERS in chosen else ""):
-        if check:
-            registry.load_object(check)(run)
-    if not run.study.steps:
-        raise UserError("study.steps=0 means a run to the target; must be at least 1")
-    batch = divide_batch(run.hyperparameters.global_batch_size, ranks)
-    run.study.cut(run.data.train_samples // run.hyperparameters.global_batch_size)
-    storage = str(chosen.get("storage", "staged" if sweep.stage else "shared"))
-    if storage == "staged" and sweep.stage is None:
-        raise UserError("--vary storage=staged requires a node-local folder; pass --stage")
-    folder = {"shared": None, "staged": sweep.stage}.get(storage, storage)
-    stage = _absolute(folder) if folder else None
+    _require_cell(run, benchmark, chosen)
+    stage = _stage_of(sweep, chosen)
     data = Path(_absolute(chosen.get("data", sweep.data)))
     if codec := str(chosen.get("codec", "")):
         data = _encoded(data, codec, benchmark)
     places: dict[str, Value] = {
         **({"codec": codec} if codec else {}),
-        "batch": batch,
+        "batch": divide_batch(run.hyperparameters.global_batch_size, ranks),
         "ranks": ranks,
         "data": Path(family(str(data), codec)).name,
         "storage": "staged" if stage else "shared",
@@ -207,20 +187,59 @@ def _cell(sweep: Sweep, chosen: dict[str, Value]) -> PlannedCell:
         places[SERVERS] = chosen[SERVERS]
         places[UPDATES] = chosen.get(UPDATES, KINDS_OF_UPDATES[0]) if chosen[SERVERS] else KINDS_OF_UPDATES[0]
     facts = {**places, **flat(run)}
-    identity = json.dumps([facts, str(data), stage], sort_keys=True)
-    digest = hashlib.sha256(identity.encode()).hexdigest()[:8]
-    existing = next((path.parent.name for path in sweep.out.glob(f"*{digest}/{CELL}")), None)
-    labels = [
-        re.sub(r"[^\w.=+-]+", "_", f"{key.rpartition('.')[2]}={facts[key]}", flags=re.A) for key in sweep.axes
-    ]
-    name = existing or f"{'-'.join(labels or [sweep.preset])[:MAX_NAME]}-{digest}"
     arguments = [*([] if SERVERS in facts else [sweep.benchmark]), "--preset", sweep.preset]
     for setting in settings:
         arguments += ["--set", setting]
     if SERVERS in facts:
         arguments += ["--workers", str(ranks), "--servers", str(facts[SERVERS])]
         arguments += ["--asynchronous"] if facts[UPDATES] == "asynchronous" else []
+    name = _folder_name(sweep, facts, data, stage)
     return PlannedCell(run, tuple(arguments), data, stage, ranks, facts, name)
+
+
+def _ranks_of(chosen: Mapping[str, Value]) -> int:
+    tasks = int(os.environ.get("SLURM_NTASKS", 1)) if in_slurm(os.environ) else None
+    ranks = int(chosen.get("ranks", tasks or 1))
+    if tasks and ranks > tasks:
+        raise UserError(
+            f"--vary ranks={ranks}: this job has {count(tasks, 'task')}; request more from sbatch"
+        )
+    return ranks
+
+
+def _require_cell(run: Run, benchmark: registry.Benchmark, chosen: Mapping[str, Value]) -> None:
+    """Raise UserError if a cell cannot be measured with the settings of ``run``."""
+    require_supported(run)
+    if SERVERS in chosen:
+        refuse(run, f"a study of {SERVERS}")
+        if run.study.earlier_epochs:
+            raise UserError(f"study.earlier_epochs: is only for studies without {SERVERS}; omit it")
+    for check in (benchmark.check, benchmark.servers_check if SERVERS in chosen else ""):
+        if check:
+            registry.load_object(check)(run)
+    if not run.study.steps:
+        raise UserError("study.steps=0 means a run to the target; must be at least 1")
+    run.study.cut(run.data.train_samples // run.hyperparameters.global_batch_size)
+
+
+def _stage_of(sweep: Sweep, chosen: Mapping[str, Value]) -> str | None:
+    """The folder to stage to; None to read in place."""
+    storage = str(chosen.get("storage", "staged" if sweep.stage else "shared"))
+    if storage == "staged" and sweep.stage is None:
+        raise UserError("--vary storage=staged requires a node-local folder; pass --stage")
+    folder = {"shared": None, "staged": sweep.stage}.get(storage, storage)
+    return _absolute(folder) if folder else None
+
+
+def _folder_name(sweep: Sweep, facts: Mapping[str, Value], data: Path, stage: str | None) -> str:
+    """The folder of a cell: the one that it already has, or one named by its varied settings."""
+    identity = json.dumps([facts, str(data), stage], sort_keys=True)
+    digest = hashlib.sha256(identity.encode()).hexdigest()[:8]
+    existing = next((path.parent.name for path in sweep.out.glob(f"*{digest}/{CELL}")), None)
+    labels = [
+        re.sub(r"[^\w.=+-]+", "_", f"{key.rpartition('.')[2]}={facts[key]}", flags=re.A) for key in sweep.axes
+    ]
+    return existing or f"{'-'.join(labels or [sweep.preset])[:MAX_NAME]}-{digest}"
 
 
 def _absolute(folder: object) -> str:

@@ -12,6 +12,7 @@ from mlhpc.benchmarks import registry
 from mlhpc.benchmarks.cosmoflow import CosmoFlow
 from mlhpc.benchmarks.schema import Run
 from mlhpc.common.files import atomic
+from mlhpc.common.files.filesystem import as_user_error, require_new
 from mlhpc.common.training import checkpoint
 from mlhpc.cosmoflow import weights
 from mlhpc.errors import UserError, missing_package
@@ -25,8 +26,7 @@ STATE_DICT = "state_dict() of the PyTorch model"
 def main(options: argparse.Namespace) -> int:
     """Raises UserError for a run without a checkpoint, one that PyTorch did not write, and an existing file."""
     run, out = options.run, options.out
-    if out.exists():
-        raise UserError(f"{out} already exists; choose another --out, or move it away")
+    require_new(out)
     saved, settings = saved_in(run)
     try:
         with checkpoint.reading(run / "checkpoint.npz"):
@@ -71,7 +71,5 @@ def save(path: Path, tensors: Tensors, facts: Mapping[str, str]) -> None:
     # Not ascontiguousarray, which converts the scalar counters of batch norm to vectors.
     tensors = {name: np.asarray(array, order="C") for name, array in tensors.items()}
     encoded = encode(tensors, metadata={**facts, "crc32": weights.checksum(tensors)})
-    try:
+    with as_user_error(path, "cannot be written", "choose another --out"):
         atomic.write_bytes(path, encoded)
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror or error}; choose another --out") from None

@@ -31,6 +31,7 @@ class EpochTimes:
 
     @property
     def step_s(self) -> float:
+        """Training time without waiting for data."""
         return self.train_s - self.data_wait_s
 
 
@@ -49,11 +50,13 @@ class Breakdown:
 
     @property
     def rest(self) -> float:
+        """What is in none of the parts."""
         parts = self.staging + (self.first_epoch_excess or 0.0) + self.data_wait + self.step + self.evaluation
         return self.total - parts - self.exchange
 
     @property
     def without_staging(self) -> float:
+        """The total without staging."""
         return self.total - self.staging
 
     def parts(self) -> dict[str, float | None]:

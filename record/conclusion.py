@@ -50,14 +50,12 @@ class Conclusion:
 def summarize(run: Run, events: list[Event]) -> Result:
     """The result of ``run`` from the events of rank 0."""
     notes: dict[str, Any] = {e["name"]: _tags(e) for e in events if e["event"] == "note"}
+    measured = [e for e in events if e["event"] == "metric" and e["value"] == e["value"]]  # not NaN
     metrics: dict[int, dict[str, Any]] = {}
-    values = []  # of the target's metric
-    for event in events:
-        if event["event"] == "metric" and event["value"] == event["value"]:  # not NaN
-            if "epoch" in event:
-                metrics.setdefault(event["epoch"], {})[event["name"]] = event["value"]
-            if event["name"] == run.target.metric:
-                values.append(event["value"])
+    for event in measured:
+        if "epoch" in event:
+            metrics.setdefault(event["epoch"], {})[event["name"]] = event["value"]
+    values = [event["value"] for event in measured if event["name"] == run.target.metric]
     best = (max if run.target.higher_is_better else min)(values) if values else None
     finished = any(e["event"] == "end" and e["name"] == "run" and "error" not in e for e in events)
     status = notes["finish"]["status"] if "finish" in notes and finished else "aborted"
@@ -84,11 +82,7 @@ def summarize(run: Run, events: list[Event]) -> Result:
         time_to_train_s=timed.total if timed else None,
         time_to_train_without_staging_s=timed.without_staging if timed else None,
         breakdown_s=whole.parts() | nothing_staged if whole else None,
-        epochs=tuple(
-            _epoch(epoch, metrics[epoch.epoch])
-            for epoch in epochs
-            if "samples" in metrics.get(epoch.epoch, {})
-        ),
+        epochs=tuple(_epoch(e, metrics[e.epoch]) for e in epochs if "samples" in metrics.get(e.epoch, {})),
         data_wait=_data_wait(events, epochs),
         samples=Samples(
             train=run.data.train_samples, eval=run.data.eval_samples, shape=tuple(run.data.sample_shape)

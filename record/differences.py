@@ -42,9 +42,12 @@ class Entry(Protocol):
     """A set of a comparison: its letter, and the path of its runs."""
 
     @property
-    def letter(self) -> str: ...
+    def letter(self) -> str:
+        """The letter that stands for the set."""
+
     @property
-    def path(self) -> Path: ...
+    def path(self) -> Path:
+        """The path of its runs."""
 
 
 class Difference(NamedTuple):

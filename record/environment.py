@@ -164,6 +164,7 @@ def shared_cores(bindings: Sequence[RankBinding]) -> str:
 
 
 def bindings_table(bindings: Sequence[RankBinding]) -> Table:
+    """CPU cores, memory and devices of the ranks, a row for those bound alike."""
     return table(
         "bindings",
         binding_rows(bindings),

@@ -9,8 +9,8 @@ from typing import Annotated, Any, Self
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from mlhpc.common.files import atomic
+from mlhpc.common.files.filesystem import as_user_error
 from mlhpc.common.files.untrusted import finite, printable, read_object
-from mlhpc.errors import UserError
 
 MOST_RANKS = 1_000_000
 
@@ -51,10 +51,8 @@ class Fields(BaseModel):
 
 def write_text(path: Path, text: str) -> None:
     """Write the file atomically. Raises UserError."""
-    try:
+    with as_user_error(path, "cannot be written", "free some space"):
         atomic.write_bytes(path, text.encode())
-    except OSError as error:
-        raise UserError(f"{path} cannot be written: {error.strerror}; free some space") from None
 
 
 def first_problem(error: ValidationError) -> str:

@@ -15,6 +15,7 @@ from typing import Any, Literal, get_args, get_origin
 from mlhpc.benchmarks import load, registry
 from mlhpc.benchmarks.schema import Hyperparameters, Run
 from mlhpc.common.files.checksum import sha256
+from mlhpc.common.files.filesystem import as_user_error
 from mlhpc.common.pages.text import printable
 from mlhpc.errors import UserError
 from mlhpc.record.mllog import Log, parse
@@ -64,10 +65,8 @@ def load_run(
 
 def _taken(path: Path, benchmark: str, given: Collection[str]) -> tuple[dict[str, str], dict[str, Any]]:
     """The source of the hyperparameters and their values, without those replaced by ``given``."""
-    try:
+    with as_user_error(path, "cannot be read", "pass the log of a submission (result_N.txt)"):
         digest = sha256(path)
-    except OSError as error:
-        raise UserError(f"{path}: {error.strerror}; pass the log of a submission (result_N.txt)") from None
     log = parse(path)
     name, expected = log.value("submission_benchmark"), registry.logged_name(benchmark)
     if name != expected:

@@ -17,9 +17,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TextIO
 
+from mlhpc.common.files.filesystem import as_user_error
 from mlhpc.common.files.regular import open_regular
 from mlhpc.common.files.untrusted import MOST_VALUES, clean, count_values, parse_json, printable
-from mlhpc.errors import UserError
 from mlhpc.quantities import binary_text, count
 
 TOKEN = ":::MLLOG "
@@ -61,6 +61,7 @@ class Interval:
 
     @property
     def seconds(self) -> float:
+        """The duration in seconds."""
         return (self.stop_ms - self.start_ms) / 1e3
 
 
@@ -99,9 +100,11 @@ class Log:
     unreadable: str = ""
 
     def all(self, key: str) -> tuple[Record, ...]:
+        """The records of ``key`` in their order."""
         return self._by_key.get(key, ())
 
     def first(self, key: str) -> Record | None:
+        """The first record of ``key``; None without one."""
         return next(iter(self.all(key)), None)
 
     def value(self, key: str) -> Any:
@@ -206,35 +209,35 @@ def parse(path: Path, flags: int = 0) -> Log:
     repeated: list[int] = []
     older = ""
     longest = parsing_cost = 0
-    try:
-        left_values = MOST_VALUES
-        with os.fdopen(open_regular(path, flags), encoding="utf-8", errors="replace") as file:
-            for number, text in enumerate(_lines(file), 1):
-                if not text:
-                    problems.append(Problem(number, f"not read from here: beyond {binary_text(LARGEST)}"))
-                    break
-                if len(text) == _LONGEST_READ:
-                    longest = max(longest, _LONGEST_READ)
-                # Like the official parser, use the text after the last token on a line.
-                _, token, payload = text.rpartition(TOKEN)
-                if token or ":::ML" in text:  # the official parser reads one of the older formats too
-                    length = len(text.encode("utf-8", "replace"))
-                    longest, parsing_cost = max(longest, length), parsing_cost + length**2
-                if not token:
-                    older = older or next((each for each in _OLDER if each in text), "")
-                    continue
-                mllog_lines.append(number)
-                left_values -= count_values(payload)
-                if left_values < 0:
-                    problems.append(Problem(number, f"not read from here: more than {MOST_VALUES} values"))
-                    break
-                record = _record(payload, number, repeated, cut=not text.endswith("\n"))
-                if isinstance(record, Record):
-                    records.append(record)
-                else:
-                    problems.append(record)
-    except OSError as error:
-        raise UserError(f"{path}: {error.strerror}; pass a log file or a run folder") from None
+    left_values = MOST_VALUES
+    with (
+        as_user_error(path, "cannot be read", "pass a log file or a run folder"),
+        os.fdopen(open_regular(path, flags), encoding="utf-8", errors="replace") as file,
+    ):
+        for number, text in enumerate(_lines(file), 1):
+            if not text:
+                problems.append(Problem(number, f"not read from here: beyond {binary_text(LARGEST)}"))
+                break
+            if len(text) == _LONGEST_READ:
+                longest = max(longest, _LONGEST_READ)
+            # Like the official parser, use the text after the last token on a line.
+            _, token, payload = text.rpartition(TOKEN)
+            if token or ":::ML" in text:  # the official parser reads one of the older formats too
+                length = len(text.encode("utf-8", "replace"))
+                longest, parsing_cost = max(longest, length), parsing_cost + length**2
+            if not token:
+                older = older or next((each for each in _OLDER if each in text), "")
+                continue
+            mllog_lines.append(number)
+            left_values -= count_values(payload)
+            if left_values < 0:
+                problems.append(Problem(number, f"not read from here: more than {MOST_VALUES} values"))
+                break
+            record = _record(payload, number, repeated, cut=not text.endswith("\n"))
+            if isinstance(record, Record):
+                records.append(record)
+            else:
+                problems.append(record)
     return Log(
         path,
         tuple(records),

@@ -29,7 +29,7 @@ PARTS = {
 }
 
 # Time belongs to the innermost open interval.
-_OWNERS = (("eval", "evaluation"), ("save", "rest"), ("staging", "staging"), ("epoch", "training"))
+_OWNERS = {"eval": "evaluation", "save": "rest", "staging": "staging", "epoch": "training"}
 
 
 @dataclass(frozen=True)
@@ -60,6 +60,7 @@ class Phases:
 
     @property
     def total(self) -> float:
+        """The sum of the parts in seconds."""
         return sum(self.parts().values())
 
     def parts(self) -> dict[str, float]:
@@ -94,49 +95,26 @@ def phases(log: Log) -> Phases | None:
         return None
     start, stop = log.first("run_start"), log.first("run_stop")
     assert start and stop
-    spent = dict.fromkeys(("staging", "training", "evaluation", "rest"), 0.0)
-    open_: dict[str, int] = {}
-    epochs: list[_Open] = []
-    evaluations: list[float] = []
+    # All staging has ended with the last record of an end, whatever else is logged.
+    staged = log.all("staging_stop")[-1:]
+    intervals = _Intervals()
     now = start.time_ms
-    staged = next(
-        iter(log.all("staging_stop")[-1:]), None
-    )  # all staging has ended at this point, logged or not
     for record in log.records:
-        if record.line <= start.line:
-            continue
         name, _, edge = record.key.rpartition("_")
-        last = record.line >= stop.line
-        if not last and (edge not in ("start", "stop") or name not in ("eval", "save", "staging", "epoch")):
+        if not start.line < record.line <= stop.line:
+            continue
+        if record.line < stop.line and not (edge in ("start", "stop") and name in _OWNERS):
             continue
         # Clocks of several ranks in one file go back by milliseconds: do not count time twice.
         passed, now = max(0.0, record.time_ms - now) / 1e3, max(now, record.time_ms)
-        owner = next((part for key, part in _OWNERS if open_.get(key)), "rest")
-        spent[owner] += passed
-        if owner == "training":
-            epochs[-1].train_s += passed
-        elif owner == "evaluation":
-            evaluations[-1] += passed
-            if epochs:
-                epochs[-1].eval_s += passed
-        elif open_.get("save") and epochs:
-            epochs[-1].save_s += passed
-        if last:
-            break
+        intervals.spend(passed)
         if edge == "start":
-            if name == "epoch":
-                epochs.append(_Open(record))
-            if name == "eval" and not open_.get("eval"):
-                evaluations.append(0.0)
-            # Every rank may log its staging; the start of an epoch or evaluation ends the previous one.
-            open_[name] = open_.get(name, 0) + 1 if name == "staging" else 1
+            intervals.begin(name, record)
         else:
-            if name == "epoch" and open_.get("epoch"):
-                epochs[-1].stop = record
-            left = name == "staging" and record is not staged
-            open_[name] = max(0, open_.get(name, 0) - 1) if left else 0
+            intervals.end(name, record, all_ranks=record in staged)
+    spent, evaluations = intervals.spent, intervals.evaluations
     spent["rest"] += run.seconds - sum(spent.values())
-    finished = tuple(Epoch(e.train_s, e.eval_s, e.save_s, _samples(e, log)) for e in epochs)
+    finished = tuple(Epoch(e.train_s, e.eval_s, e.save_s, _samples(e, log)) for e in intervals.epochs)
     whole = finished[: whole_epochs([epoch.samples for epoch in finished])]
     excess = first_epoch_excess([epoch.train_s for epoch in whole], evaluations)
     if excess:
@@ -148,6 +126,47 @@ def phases(log: Log) -> Phases | None:
         epochs=finished,
         evaluations=tuple(evaluations),
     )
+
+
+class _Intervals:
+    """The intervals of a log that are open at a point in it, and the seconds spent in each kind so far."""
+
+    def __init__(self) -> None:
+        self.spent = dict.fromkeys(("staging", "training", "evaluation", "rest"), 0.0)
+        self.epochs: list[_Open] = []
+        self.evaluations: list[float] = []
+        self._open: dict[str, int] = {}
+
+    def spend(self, seconds: float) -> None:
+        """Time passes."""
+        owner = next((part for key, part in _OWNERS.items() if self._open.get(key)), "rest")
+        self.spent[owner] += seconds
+        if owner == "evaluation":
+            self.evaluations[-1] += seconds
+        if not self.epochs:
+            return
+        if owner == "training":
+            self.epochs[-1].train_s += seconds
+        elif owner == "evaluation":
+            self.epochs[-1].eval_s += seconds
+        elif self._open.get("save"):
+            self.epochs[-1].save_s += seconds
+
+    def begin(self, name: str, record: Record) -> None:
+        """An interval begins. The start of an epoch or evaluation ends the previous one; of staging every rank may
+        log one."""
+        if name == "epoch":
+            self.epochs.append(_Open(record))
+        if name == "eval" and not self._open.get("eval"):
+            self.evaluations.append(0.0)
+        self._open[name] = self._open.get(name, 0) + 1 if name == "staging" else 1
+
+    def end(self, name: str, record: Record, *, all_ranks: bool) -> None:
+        """An interval ends; staging when it has ended on ``all_ranks``."""
+        if name == "epoch" and self._open.get("epoch"):
+            self.epochs[-1].stop = record
+        ranks_left = max(0, self._open.get(name, 0) - 1)
+        self._open[name] = ranks_left if name == "staging" and not all_ranks else 0
 
 
 @dataclass

@@ -26,6 +26,7 @@ class Target(Fields):
 
     @property
     def higher_is_better(self) -> bool:
+        """Whether a higher value of the metric is better: only of accuracy."""
         return self.metric == "eval_accuracy"
 
     def met_by(self, value: float) -> bool:
@@ -55,6 +56,7 @@ class Epoch(Fields):
     exchange_bytes: Count | None = None
 
     def quality(self, metric: str) -> float | None:
+        """The value of ``metric`` after the epoch; None if it is missing or not a usable number."""
         value = (self.model_extra or {}).get(metric)
         if isinstance(value, bool) or not isinstance(value, int | float) or not -1e300 < value < 1e300:
             return None

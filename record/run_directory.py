@@ -46,6 +46,7 @@ class RunDirectory:
 
     @property
     def benchmark(self) -> str:
+        """From the result, the configuration or the log; ``run`` if none has it."""
         source = self.result or self.config
         if source:
             return source.benchmark
@@ -53,6 +54,7 @@ class RunDirectory:
 
     @property
     def preset(self) -> str | None:
+        """From the result or the configuration; None if neither is there."""
         source = self.result or self.config
         return source.preset if source else None
 
@@ -65,6 +67,7 @@ class RunDirectory:
 
     @property
     def target(self) -> Target | None:
+        """From the result, or the configuration of a run without one; None if neither is there."""
         if self.result:
             return self.result.target
         return Target.of(self.config) if self.config else None

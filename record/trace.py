@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mlhpc.common.files.atomic import write_bytes
+from mlhpc.common.files.filesystem import require_new
 from mlhpc.common.files.untrusted import finite
 from mlhpc.errors import UserError
 from mlhpc.record.events import event_files, read_events
@@ -31,8 +32,7 @@ def write_trace(folder: Path, out: Path) -> Path:
     files = event_files(folder)
     if not files:
         raise UserError(f"{folder}: no events.rankN.jsonl, from which a trace is made")
-    if out.exists():
-        raise UserError(f"{out} already exists; choose another --out, or remove it first")
+    require_new(out)
     try:
         events = [event for rank, path in files.items() for event in trace_of_rank(rank, read_events(path))]
     except OSError as error:

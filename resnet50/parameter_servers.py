@@ -57,6 +57,7 @@ from mlhpc.resnet50.optim.optimizer import make_optimizer, rate_at
 
 
 def main(argv: Sequence[str]) -> int:
+    """Run one worker or server of the job, as ``argv`` says; the exit status."""
     options = _options(argv)
     try:
         run = load.load("resnet50", options.preset, options.set)

@@ -15,18 +15,6 @@ from mlhpc.common.pages.terminal import print_texts, say
 from mlhpc.errors import few
 from mlhpc.quantities import count
 
-__all__ = [
-    "STYLES",
-    "Finding",
-    "Severity",
-    "allowed_value",
-    "findings_table",
-    "grouped",
-    "passes",
-    "print_findings",
-    "verdict",
-]
-
 STYLES: dict[Severity, str] = {"error": "bold red", "expected": "cyan", "warning": "yellow"}
 
 

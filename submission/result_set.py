@@ -6,9 +6,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
+from mlhpc.benchmarks.findings import Finding
 from mlhpc.record.mllog import Log, parse
 from mlhpc.record.result import Target
-from mlhpc.submission.findings import Finding
 
 Metric = Literal["strong", "weak"]
 METRICS: tuple[Metric, Metric] = ("strong", "weak")

@@ -14,14 +14,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from mlhpc.benchmarks.findings import Finding
 from mlhpc.benchmarks.registry import logged_name
 from mlhpc.benchmarks.toml_lines import parse_toml
+from mlhpc.common.files.filesystem import as_user_error
 from mlhpc.common.files.untrusted import printable, read_object, read_text
 from mlhpc.errors import UserError
 from mlhpc.record.mllog import TOKEN, parse
 from mlhpc.record.result import Target
 from mlhpc.record.series import CampaignRecord
-from mlhpc.submission.findings import Finding
 from mlhpc.submission.result_set import BYPASS, METRICS, PRUNED, SCALING, Metric, ResultSet, natural
 
 RESULT = re.compile(r"result_.*\.txt")
@@ -60,10 +61,8 @@ def result_sets(path: Path) -> list[ResultSet]:
 def _below(top: Path) -> Iterator[ResultSet]:
     if (top / "cell.json").is_file():
         return  # a run of a study (study.py)
-    try:
+    with as_user_error(top, "cannot be read", "make it readable, or choose another path"):
         names = sorted((Path(entry.path) for entry in os.scandir(top)), key=natural)
-    except OSError as error:
-        raise UserError(f"{top}: {error.strerror}; make it readable, or choose another path") from None
     folders = [
         p
         for p in names
@@ -167,20 +166,11 @@ def _folder_of_results(
         return ResultSet(
             folder, org, None, None, benchmark, metric, (*results,), (*pruned,), problems=(*problems,)
         )
-    unknown = [p.name for p in names if p not in results and p.name not in (PRUNED, "power", BYPASS, SCALING)]
     system_folder = position.tree / "results" / position.system
     bypassed = [above for above in (folder, system_folder) if (above / BYPASS).is_file()]
+    unknown = [p.name for p in names if p not in results and p.name not in (PRUNED, "power", BYPASS, SCALING)]
     if unknown:
-        problems.append(
-            Finding(
-                "set/files",
-                "warning",
-                f"{folder}/",
-                "only result_<i>.txt, no links",
-                ", ".join(unknown[:5]) + (f" and {len(unknown) - 5} more" if len(unknown) > 5 else ""),
-                "name the logs result_<i>.txt; move other files elsewhere",
-            )
-        )
+        problems.append(_unknown_files(folder, unknown))
     problems += [
         Finding(
             "set/bypass",
@@ -203,6 +193,17 @@ def _folder_of_results(
         tuple(results),
         tuple(pruned),
         problems=(*problems, *([problem] if problem else [])),
+    )
+
+
+def _unknown_files(folder: Path, names: list[str]) -> Finding:
+    return Finding(
+        "set/files",
+        "warning",
+        f"{folder}/",
+        "only result_<i>.txt, no links",
+        ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else ""),
+        "name the logs result_<i>.txt; move other files elsewhere",
     )
 
 

@@ -58,9 +58,12 @@ class Loading(Protocol):
     """How many threads or processes of a rank read, and how many batches ahead."""
 
     @property
-    def workers(self) -> int: ...
+    def workers(self) -> int:
+        """Number of threads or processes."""
+
     @property
-    def prefetch(self) -> int: ...
+    def prefetch(self) -> int:
+        """Number of batches read ahead."""
 
 
 def by_threads(

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from mlhpc.common.files import atomic
 from mlhpc.common.files.checksum import checksum
+from mlhpc.common.files.filesystem import as_user_error
 from mlhpc.common.files.regular import open_regular
 from mlhpc.common.files.untrusted import MOST_VALUES, parse_json
 from mlhpc.common.ranks.collectives import on_all_ranks, on_each_rank, on_rank0
@@ -203,13 +204,8 @@ def index(
     manifest = Manifest(root, tuple(sorted(chain.from_iterable(parts))), facts)
 
     def write() -> None:
-        try:
+        with as_user_error(root / NAME, "cannot be written", "check free space and permissions"):
             save(manifest)
-        except OSError as error:
-            raise UserError(
-                f"{root / NAME} cannot be written: {error.strerror or error}; check free space and "
-                "permissions"
-            ) from error
 
     on_rank0(world, write)
     return manifest

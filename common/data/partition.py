@@ -28,7 +28,7 @@ def shuffle_scope(mode: Mode, nodes: int, exchange: bool = False) -> ShuffleScop
 
 def balance(sizes: npt.ArrayLike, bins: int) -> npt.NDArray[np.int64]:
     """The bin, 0 to ``bins - 1``, of each of the sizes. Bins differ by at most one in count, and in sum by at
-    most the largest size.
+    most the largest size. Sizes and bins are [n].
 
     Largest first, in rounds; in each round the bin with the smallest sum takes the largest remaining size. After a
     round, the spread of the sums is at most the larger of the spread before and the range of the round's sizes.
@@ -67,8 +67,9 @@ def files_of_node(files: Sequence[File], node: int, nodes: int, mode: Mode) -> l
 def files_of_ring(
     files: Sequence[File], ring: int, rings: int, nodes: int
 ) -> tuple[list[File], npt.NDArray[np.int64]]:
-    """The files that nodes forward in ``ring`` of ``rings``, in the order of ``files``, and for each the
-    node, 0 to ``nodes - 1``, that reads it from the source. Balanced in bytes over rings and nodes."""
+    """The files that nodes forward in ``ring`` of ``rings``, in the order of ``files``, and for each the node, 0
+    to ``nodes - 1``, that reads it from the source. Balanced in bytes over rings and nodes. The nodes are
+    [files]."""
     bin_of = balance([file.size for file in files], rings * nodes)
     chosen = np.flatnonzero(bin_of // nodes == ring)
     return [files[i] for i in chosen], bin_of[chosen] % nodes
@@ -88,12 +89,12 @@ class Shards:
         self._first_slots = np.argsort(np.argsort(at_first, kind="stable"), kind="stable")
 
     def nodes(self, epoch: int) -> Indices:
-        """The node of each file in ``epoch``, from 0."""
+        """The node of each file in ``epoch``, from 0, [files]."""
         node_of: Indices = self._node_of_slot[self._slots(epoch)]
         return node_of
 
     def moves(self, before: int, after: int) -> Indices:
-        """The numbers of the files that change nodes from epoch ``before`` to ``after``."""
+        """The numbers of the files that change nodes from epoch ``before`` to ``after``, [moves]."""
         return np.flatnonzero(self.nodes(before) != self.nodes(after))
 
     def _slots(self, epoch: int) -> Indices:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from mlhpc.common.data.manifest import NAME, File, in_threads, load, walk
 from mlhpc.common.files.checksum import checksum
+from mlhpc.common.files.filesystem import as_user_error
 from mlhpc.common.ranks.collectives import on_all_ranks, on_rank0
 from mlhpc.common.ranks.world import World
 from mlhpc.errors import UserError
@@ -97,10 +98,8 @@ def require_checksum(path: Path, expected: Mapping[Path, int]) -> None:
     without checksums, whose damage would otherwise be sealed by those of the converted files."""
     if path not in expected:
         return
-    try:
+    with as_user_error(path, "cannot be read", "copy or regenerate the file"):
         _, crc = checksum(path)
-    except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror}; copy or regenerate the file") from error
     if crc != expected[path]:
         raise UserError(
             f"{path}: checksum {crc:08x}, expected {expected[path]:08x} from the manifest; copy or regenerate the "

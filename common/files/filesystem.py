@@ -1,9 +1,15 @@
 """The type and free space of the file system of a path. Linux; does not require root."""
 
+import errno
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+from mlhpc.errors import UserError
+from mlhpc.quantities import bytes_text
 
 RAM_TYPES = frozenset({"tmpfs", "ramfs", "devtmpfs"})
 SHARED_TYPES = frozenset(
@@ -100,3 +106,23 @@ def _memory_left() -> list[int]:
             pass
         group = group.parent
     return left
+
+
+def require_new(path: Path) -> None:
+    """Raise UserError if there is something at ``path``, where a command is going to write."""
+    if path.exists():
+        raise UserError(f"{path} already exists; choose another --out, or move it away")
+
+
+@contextmanager
+def as_user_error(path: Path, what: str, remedy: str) -> Iterator[None]:
+    """Raise an OSError as a UserError: ``path``, ``what`` it cannot be, why, and the file system if it is full."""
+    try:
+        yield
+    except OSError as error:
+        where = ""
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            filesystem = filesystem_of(path)
+            free = bytes_text(filesystem.free_bytes)
+            where = f" ({filesystem.type} on {filesystem.mount_point}, {free} free)"
+        raise UserError(f"{path} {what}: {error.strerror or error}{where}; {remedy}") from error

@@ -16,6 +16,7 @@ import numpy as np
 from isal import isal_zlib
 
 from mlhpc.common.files import atomic
+from mlhpc.common.files.filesystem import as_user_error
 from mlhpc.common.files.regular import open_regular, size_to_read
 from mlhpc.common.formats.extent import opened, read_into
 from mlhpc.errors import UserError
@@ -97,14 +98,12 @@ def read(sample: Sample) -> memoryview:
     """The bytes of a sample, in a separate buffer. Raises UserError if its file cannot be read; for a member also
     like ``members``, and when the archive has no such member or its content is damaged."""
     if not isinstance(sample, Member):
-        try:
-            with open(open_regular(sample), "rb", buffering=0) as file:
-                size_to_read(file.fileno())
-                return memoryview(file.readall())
-        except OSError as error:
-            raise UserError(
-                f"{sample} cannot be read: {error.strerror or error}; check the data set"
-            ) from error
+        with (
+            as_user_error(sample, "cannot be read", "check the data set"),
+            open(open_regular(sample), "rb", buffering=0) as file,
+        ):
+            size_to_read(file.fileno())
+            return memoryview(file.readall())
     path, member = sample.archive, sample
     entries = _index(path, *_version(path))
     if not 0 <= member.number < len(entries):

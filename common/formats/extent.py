@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from mlhpc.common.files.filesystem import as_user_error
 from mlhpc.common.files.regular import open_regular
 from mlhpc.errors import UserError
 
@@ -25,27 +26,25 @@ class Extent:
 
     @property
     def end(self) -> int:
+        """Offset of the first byte after the array."""
         return self.offset + self.dtype.itemsize * math.prod(self.shape)
 
 
 @contextmanager
 def opened(path: Path) -> Iterator[int]:
     """A descriptor to read ``path``. Raises UserError if it cannot be opened, or when reading fails."""
-    try:
+    with as_user_error(path, "cannot be read", "check the data set and the file system"):
         fd = open_regular(path)
         try:
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_SEQUENTIAL)  # larger readahead
             yield fd
         finally:
             os.close(fd)
-    except OSError as error:
-        raise UserError(
-            f"{path} cannot be read: {error.strerror or error}; check the data set and the file system"
-        ) from error
 
 
 def read_into(fd: int, path: Path, offset: int, out: npt.NDArray[Any]) -> None:
-    """Fill ``out``, contiguous, with the bytes from ``offset``. Raises UserError if the file is shorter."""
+    """Fill ``out``, contiguous, with the bytes from ``offset``. Raises UserError if the file is shorter. Any
+    shape."""
     remaining = out.reshape(-1).view(np.uint8).data
     while remaining:
         count = os.preadv(fd, [remaining], offset)

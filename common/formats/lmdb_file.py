@@ -72,7 +72,8 @@ class LmdbFile:
         return self._read(offset, length).tobytes()
 
     def value(self, index: int) -> npt.NDArray[np.uint8]:
-        """The value of entry ``index``, in a separate writable buffer. Raises UserError if it cannot be read."""
+        """The value of entry ``index``, in a separate writable buffer. Raises UserError if it cannot be read.
+        uint8 [bytes]."""
         offset, length, page = map(int, self._extents[index, 2:])
         if not page:
             return self._read(offset, length)

@@ -49,7 +49,8 @@ def locate(fd: int, path: Path) -> Extent:
 
 
 def write(path: Path, array: npt.NDArray[Any], modified_ns: int | None = None) -> None:
-    """Write an array in C order atomically, with ``modified_ns`` as the file's modification time if given.
+    """Write an array in C order atomically, with ``modified_ns`` as the file's modification time if given. Any
+    shape.
 
     Raises OSError.
     """

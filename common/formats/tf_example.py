@@ -20,7 +20,7 @@ from mlhpc.errors import UserError
 def read_examples(
     path: Sample, max_bytes: int = MAX_BYTES, raw: bytes | memoryview | None = None
 ) -> Iterator[tuple[memoryview, npt.NDArray[np.float32]]]:
-    """``x`` and ``y`` of every example of a file: ``decode_example`` over ``read_records``.
+    """``x`` and ``y`` of every example of a file: ``decode_example`` over ``read_records``. ``y`` is [values].
 
     Raises UserError naming the file, like those two.
     """
@@ -41,7 +41,8 @@ def encode_example(x: npt.NDArray[np.int16], y: npt.NDArray[np.float32]) -> byte
 
 
 def decode_example(record: bytes | memoryview) -> tuple[memoryview, npt.NDArray[np.float32]]:
-    """The bytes of ``x`` as a view of ``record``, and ``y`` as float32, of a serialised tf.train.Example.
+    """The bytes of ``x`` as a view of ``record``, and ``y`` as float32, of a serialised tf.train.Example. ``y``
+    is [values].
 
     Other features are skipped. Raises UserError if the message is malformed or a feature is missing.
     """

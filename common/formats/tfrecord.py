@@ -18,6 +18,7 @@ import numpy.typing as npt
 from isal import igzip, isal_zlib
 
 from mlhpc.common.files import atomic
+from mlhpc.common.files.filesystem import as_user_error
 from mlhpc.common.formats import archive
 from mlhpc.common.formats.archive import Sample
 from mlhpc.errors import UserError
@@ -208,10 +209,8 @@ def read_record(path: Path, offset: int, length: int) -> memoryview:
 
 
 def _opened(path: Path) -> BinaryIO:
-    try:
+    with as_user_error(path, "cannot be read", "check the data set"):
         return path.open("rb", buffering=0)
-    except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror or error}; check the data set") from error
 
 
 def _masked(crc: int) -> bytes:

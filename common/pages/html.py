@@ -19,6 +19,7 @@ from markupsafe import Markup
 
 from mlhpc import __version__, quantities
 from mlhpc.common.files.atomic import write_bytes
+from mlhpc.common.files.filesystem import as_user_error
 from mlhpc.common.files.regular import open_regular
 from mlhpc.common.pages import charts
 from mlhpc.common.pages.text import printable, slug
@@ -40,15 +41,11 @@ def render(template: str = "mlhpc.common.pages:page.html", **content: Any) -> st
 
 def write(path: Path, html: str) -> None:
     """Writes a page to a file; overwrites only pages. Raises UserError if it cannot, or another file is there."""
-    try:
+    with as_user_error(path, "cannot be written", "choose another --out FILE.html"):
         # What is there may be another's: a link to a FIFO or to a device.
         if path.exists() and not (path.is_file() and _begins(path) == html[:15].encode()):
             raise UserError(f"{path} exists and is not an HTML page; choose another --out FILE.html")
         write_bytes(path, html.encode())
-    except OSError as error:
-        raise UserError(
-            f"{path} cannot be written ({error.strerror}); choose another --out FILE.html"
-        ) from None
 
 
 def _begins(path: Path) -> bytes:

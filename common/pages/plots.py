@@ -176,34 +176,40 @@ class Bar(NamedTuple):
     about: str = ""
 
 
+class Measure(NamedTuple):
+    """What the sizes of bars are: the title of their axis, how a size is written, and the unit that the axis
+    divides them by."""
+
+    title: str
+    write: Callable[[float], str] = lambda size: ""
+    unit: float = 1.0
+
+
 def stacked_bars(
     bars: Sequence[Bar],
     what: str,
     *,
     parts: Mapping[str, str],
-    value_title: str,
-    write: Callable[[float], str] = lambda size: "",
-    unit: float = 1.0,
+    measure: Measure,
     relative: bool = False,
     bar_height: int = 26,
     **caption: Any,
 ) -> Figure:
     """Horizontal bars of stacked ``parts`` (key to label); parts without a size are left out.
 
-    ``what`` the bars show: the alternative text has the share of each part after it. ``write`` formats
-    a size; the axis divides it by ``unit``. ``relative``: all bars span 100%. Shares are written on the parts
-    of such bars, and of a single bar.
+    ``what`` the bars show: the alternative text has the share of each part after it. ``relative``: all bars span
+    100%. Shares are written on the parts of such bars, and of a single bar.
     """
     rows, alt_texts = [], []
     for n, bar in enumerate(bars):
-        shown = _parts_of(bar, parts, write, unit, labelled=relative or len(bars) == 1)
+        shown = _parts_of(bar, parts, measure, labelled=relative or len(bars) == 1)
         rows += [row | {"bar": n} for row in shown]
         listed = ", ".join(f"{row['part']} {row['share']}" for row in shown)
         alt_texts.append(": ".join(filter(None, (" ".join(bar.name.split()), listed))))
     named = any(bar.name for bar in bars)
     offset = 10 if named else 0
     picked, opacity = charts.pickable("part")
-    size = alt.X("value:Q", title=value_title, stack="normalize" if relative else "zero")
+    size = alt.X("value:Q", title=measure.title, stack="normalize" if relative else "zero")
     axis: Any = {"format": "%"} if relative else {}
     y = alt.Y("bar:N", sort=None, axis=None)
     base = chart_of(rows, x=size.axis(grid=True, **axis), y=y, order="order:Q")
@@ -225,16 +231,16 @@ def stacked_bars(
 
 
 def _parts_of(
-    bar: Bar, parts: Mapping[str, str], write: Callable[[float], str], unit: float, *, labelled: bool
+    bar: Bar, parts: Mapping[str, str], measure: Measure, *, labelled: bool
 ) -> list[dict[str, Any]]:
     """The rows of a bar. ``labelled``: large parts have their share written on them."""
     rows, whole = [], sum(bar.sizes.values())
     for order, key in enumerate(key for key in parts if bar.sizes.get(key, 0.0) > 0):
         share = bar.sizes[key] / whole
-        said = (bar.about or bar.name, parts[key], f"{share:.1%}", write(bar.sizes[key]))
+        said = (bar.about or bar.name, parts[key], f"{share:.1%}", measure.write(bar.sizes[key]))
         label = f"{share:.0%}" if share >= _LABELLED and labelled else ""
         rows.append(
-            {"part": parts[key], "value": bar.sizes[key] / unit, "order": order, "label": label,
+            {"part": parts[key], "value": bar.sizes[key] / measure.unit, "order": order, "label": label,
              "share": f"{share:.1%}", "ink": TEXT_ON[key][0], "says": ", ".join(filter(None, said))}
         )  # fmt: skip
     return rows

@@ -28,6 +28,7 @@ class BatchNorm(nn.BatchNorm2d):
         self.recompute = False
 
     def train(self, mode: bool = True) -> "BatchNorm":
+        """As of ``nn.Module``; a frozen one stays in evaluation mode."""
         super().train(mode and not self.frozen)
         return self
 
@@ -36,6 +37,7 @@ class BatchNorm(nn.BatchNorm2d):
             raise ValueError(f"batch norm: expected 4 or 5 axes, got {input.dim()}")
 
     def forward(self, input: Tensor) -> Tensor:
+        """[b, channels, h, w], and the same shape."""
         self._check_input_dim(input)
         if self.training and self.group is None and input.numel() == input.shape[1]:
             raise ValueError("batch norm: one value per channel has no variance")
@@ -125,7 +127,8 @@ class _Trained(torch.autograd.Function):
 def recompute_output(node: Any) -> Tensor:
     """The output of a batch norm, recomputed bit for bit from its input. ``node`` is the output's ``grad_fn``,
     until its backward pass is over. The output is recomputed once and kept for the backward pass of the batch
-    norm itself, which follows those of the modules that use the output."""
+    norm itself, which follows those of the modules that use the output. Of the shape of the input, [b, channels,
+    h, w]."""
     if node.output is None:
         x, weight, bias, mean, var, _ = node.saved_tensors
         node.output = _normalised(x, mean, var, weight, bias, node.eps, node.relu)

@@ -21,7 +21,7 @@ class Buffers:
         self._memory = buffers.Buffers()
 
     def take(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """An uninitialised tensor on the host."""
+        """An uninitialised tensor on the host. Of the given shape."""
         if self._pinned:  # PyTorch caches pinned memory itself, and tracks copies from it
             return torch.empty(shape, dtype=dtype, pin_memory=True)
         size = prod(shape) * dtype.itemsize

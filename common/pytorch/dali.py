@@ -42,7 +42,7 @@ class Pipeline(Reader, Protocol):
         sample."""
 
     def collect(self, x: Tensor, batch: Any) -> Any:
-        """The finished batch, whose output is ``x``."""
+        """The finished batch, whose output is ``x``. ``x`` is [batch, ...]."""
 
     def errors(self, in_use: Sequence[Any]) -> AbstractContextManager[None]:
         """Raises errors of the pipeline as UserError naming a sample of the batches ``in_use``."""

@@ -87,9 +87,11 @@ class StreamEvent:
         self._event.record(torch.accelerator.current_stream(device))
 
     def wait(self) -> None:
+        """Return when the device has reached the event."""
         self._event.synchronize()
 
     def seconds_since(self, earlier: Self) -> float:
+        """Seconds from ``earlier`` to this event on the device; waits for this event."""
         self._event.synchronize()
         return float(earlier._event.elapsed_time(self._event)) / 1e3  # milliseconds
 
@@ -113,8 +115,8 @@ def wait_for(device: torch.device) -> None:
 
 
 def mover(device: torch.device) -> Callable[[Tensor], Tensor]:
-    """Moves batches to ``device``: to an accelerator on a separate stream, during the step before. A batch that is
-    there already is returned."""
+    """Moves batches, tensors of any shape, to ``device``: to an accelerator on a separate stream, during the step
+    before. A batch that is there already is returned."""
     if not _is_accelerator(device):
         return lambda batch: batch.to(device)
     copies = torch.Stream(device)

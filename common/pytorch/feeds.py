@@ -18,7 +18,8 @@ class Loading(loader.Loading, Protocol):
     """The settings ``loading``."""
 
     @property
-    def loader(self) -> str: ...
+    def loader(self) -> str:
+        """The name of the loader, such as ``threads`` or ``dali``."""
 
 
 def prepare(name: str, module: str) -> None:

@@ -16,15 +16,16 @@ def dtype_of(sample_dtype: str) -> torch.dtype:
 
 
 def as_tensor(array: npt.NDArray[Any], sample_dtype: str) -> Tensor:
-    """An array of samples as a tensor in the same memory. NumPy has no bfloat16: arrays hold its bits."""
+    """An array of samples as a tensor in the same memory. NumPy has no bfloat16: arrays hold its bits. Of the
+    same shape."""
     return torch.from_numpy(array).view(dtype_of(sample_dtype))
 
 
 def as_array(tensor: Tensor) -> npt.NDArray[Any]:
-    """A tensor on the host as an array in the same memory, of bits for bfloat16."""
+    """A tensor on the host as an array in the same memory, of bits for bfloat16. Of the same shape."""
     return tensor.view(torch.uint16).numpy() if tensor.dtype == torch.bfloat16 else tensor.numpy()
 
 
 def pinned(tensor: Tensor, device: torch.device) -> Tensor:
-    """The tensor, or a page-locked copy for asynchronous transfers to a GPU."""
+    """The tensor, or a page-locked copy for asynchronous transfers to a GPU. Of the same shape."""
     return tensor if device.type == "cpu" else tensor.pin_memory()

@@ -24,10 +24,12 @@ class Roles:
 
     @property
     def size(self) -> int:
+        """The number of workers and servers."""
         return self.workers + self.servers
 
     @property
     def server_ranks(self) -> range:
+        """The ranks of the servers, which follow the workers."""
         return range(self.workers, self.size)
 
     def place(self, rank: int) -> str:
@@ -43,7 +45,8 @@ class Traffic:
     received: int = 0
 
     def exchange(self, sends: Sequence[tuple[int, Tensor]], receives: Sequence[tuple[int, Tensor]]) -> None:
-        """Send to and receive from other ranks at the same time; returns when all transfers are complete."""
+        """Send to and receive from other ranks at the same time; returns when all transfers are complete.
+        Tensors of any shape."""
         works = [dist.irecv(tensor, rank) for rank, tensor in receives]
         works += [dist.isend(tensor, rank) for rank, tensor in sends]
         for work in works:
@@ -60,20 +63,21 @@ def parts(elements: int, number: int) -> list[slice]:
 
 
 def flat(tensors: Sequence[Tensor]) -> Tensor:
-    """The tensors as one float32 vector on the host, waiting for the device."""
+    """The tensors as one float32 vector on the host, waiting for the device. Tensors of any shape; the vector is
+    [elements]."""
     return torch.cat([tensor.detach().flatten() for tensor in tensors]).float().cpu()
 
 
 @torch.no_grad()
 def unflatten(vector: Tensor, tensors: Sequence[Tensor]) -> None:
-    """Write ``vector`` into the tensors."""
+    """Write ``vector`` into the tensors. ``vector`` is [elements], tensors of any shape."""
     for tensor, part in zip(tensors, vector.split([t.numel() for t in tensors]), strict=True):
         tensor.copy_(part.view_as(tensor))
 
 
 def ring_all_reduce(vector: Tensor, rank: int, ranks: int, traffic: Traffic) -> None:
-    """Replace ``vector`` by its mean over ``ranks``: reduce-scatter, then all-gather, around a ring (Thakur et al.
-    2005, section 4.3). A rank sends 2·(ranks - 1) parts."""
+    """Replace ``vector`` by its mean over ``ranks``: reduce-scatter, then all-gather, around a ring (Thakur et
+    al. 2005, section 4.3). A rank sends 2·(ranks - 1) parts. ``vector`` is [elements]."""
     pieces = [vector[part] for part in parts(len(vector), ranks)]
     following, previous = (rank + 1) % ranks, (rank - 1) % ranks
     for turn in range(ranks - 1):
@@ -89,7 +93,8 @@ def ring_all_reduce(vector: Tensor, rank: int, ranks: int, traffic: Traffic) -> 
 
 
 def push_and_pull(gradient: Tensor, weights: Tensor, roles: Roles, traffic: Traffic) -> None:
-    """Called by a worker: send ``gradient`` to the servers and receive the updated ``weights``."""
+    """Called by a worker: send ``gradient`` to the servers and receive the updated ``weights``. Both are
+    [elements]."""
     slices = list(zip(roles.server_ranks, parts(len(weights), roles.servers), strict=True))
     traffic.exchange(
         [(server, gradient[part]) for server, part in slices],
@@ -98,7 +103,8 @@ def push_and_pull(gradient: Tensor, weights: Tensor, roles: Roles, traffic: Traf
 
 
 def pull(weights: Tensor, roles: Roles) -> None:
-    """Called by a worker: the weights after all updates, which servers send at the end."""
+    """Called by a worker: the weights after all updates, which servers send at the end. ``weights`` are
+    [elements]."""
     slices = zip(roles.server_ranks, parts(len(weights), roles.servers), strict=True)
     Traffic().exchange([], [(server, weights[part]) for server, part in slices])
 

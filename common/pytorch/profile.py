@@ -34,7 +34,8 @@ def profile_training(
     world: World,
 ) -> Profile:
     """``request.steps`` training steps of ``model``, not compiled, on batches of ``feed``, after one that warms
-    up. ``modules``: the result of ``modules_in_order``. Called by all ranks.
+    up. ``modules``: the result of ``modules_in_order``. Called by all ranks. Batches are as ``loss_of`` takes
+    them: [batch, ...].
 
     A forward operation belongs to the innermost module that was called around it; a backward one to that of the
     forward operation with its sequence number. On a GPU an operation's time is that of its kernels.
@@ -64,32 +65,37 @@ def profile_training(
     if buckets:
         buckets.start()
     feed.start()
-    with _named(model), warnings.catch_warnings():
+    with _named(model):
+        profiler, wall = _profiled(update, device, steps)
+    if trace:
+        trace.parent.mkdir(parents=True, exist_ok=True)
+        profiler.export_chrome_trace(str(trace))
+    exchange = buckets.exchange(steps) if buckets else None
+    return Profile(
+        device=name_of(device),
+        batch=request.batch,
+        steps=steps,
+        wall=wall,
+        modules=tuple(modules),
+        work=tuple(_exposed(_work(profiler.events() or (), steps, gpu), exchange)),
+        exchange=exchange,
+        reading=feed.reading(steps, request.passes),
+        plain=plain,
+        passes=request.passes,
+        gpu=gpu,
+    )
+
+
+def _profiled(update: Callable[[], None], device: torch.device, steps: int) -> tuple[profile, float]:
+    """The profiler that has watched ``steps`` calls of ``update``, and the seconds of one."""
+    with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*Profiler clears events.*")
         with profile(activities=activities(device)) as profiler:
             begin = time.perf_counter()
             for _ in range(steps):
                 update()
             wait_for(device)
-            wall = (time.perf_counter() - begin) / steps
-    if trace:
-        trace.parent.mkdir(parents=True, exist_ok=True)
-        profiler.export_chrome_trace(str(trace))
-    exchange = buckets.exchange(steps) if buckets else None
-    work = tuple(_exposed(_work(profiler.events() or (), steps, gpu), exchange))
-    return Profile(
-        name_of(device),
-        request.batch,
-        steps,
-        wall,
-        tuple(modules),
-        work,
-        exchange,
-        feed.reading(steps, request.passes),
-        plain,
-        request.passes,
-        gpu,
-    )
+            return profiler, (time.perf_counter() - begin) / steps
 
 
 def _exposed(work: Iterator[Work], exchange: Exchange | None) -> Iterator[Work]:
@@ -104,7 +110,8 @@ def _exposed(work: Iterator[Work], exchange: Exchange | None) -> Iterator[Work]:
 
 
 def modules_in_order(model: nn.Module, x: torch.Tensor) -> list[str]:
-    """Names of the modules that have weights of their own, in the order in which ``model`` calls them."""
+    """Names of the modules that have weights of their own, in the order in which ``model`` calls them. ``x`` is
+    a batch [batch, ...]."""
     names: list[str] = []
     handles = []
     for name, module in model.named_modules():

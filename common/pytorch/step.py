@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 from torch.nn.parallel import DistributedDataParallel
 
+from mlhpc.benchmarks.schema import Run
 from mlhpc.common.host.compiler import require_compiler
 from mlhpc.common.pytorch.devices import (
     has_graphs,
@@ -23,7 +24,6 @@ from mlhpc.common.pytorch.devices import (
 )
 from mlhpc.common.ranks.world import World, mean
 from mlhpc.common.training.emulation import WaitingStep
-from mlhpc.common.training.settings import Run
 from mlhpc.errors import UserError
 from mlhpc.quantities import count
 

@@ -81,18 +81,21 @@ def batches(
     sample_bytes = sum(math.prod(shape) * dtype_of(dtype).itemsize for shape, dtype in reader.parts)
     _require_shared_memory(max(map(len, batches)) * sample_bytes, shown)
     started = time.time()
-    iterator: Any = iter(
-        DataLoader(
-            _Batches(reader),
-            batch_size=None,
-            sampler=batches,
-            num_workers=workers,
-            prefetch_factor=prefetch_factor,
-            multiprocessing_context=_context(type(reader).__module__),
-            pin_memory=device != "cpu",
-            worker_init_fn=_end_with_run,
-        )
+    loader = DataLoader(
+        _Batches(reader),
+        batch_size=None,
+        sampler=batches,
+        num_workers=workers,
+        prefetch_factor=prefetch_factor,
+        multiprocessing_context=_context(type(reader).__module__),
+        pin_memory=device != "cpu",
+        worker_init_fn=_end_with_run,
     )
+    yield from _read(iter(loader), started)
+
+
+def _read(iterator: Any, started: float) -> Generator[Any, None, None]:
+    """The batches of a loader's ``iterator``, whose workers have been ``started``: seconds since 1970."""
     try:
         for item in iterator:
             if isinstance(item, str):
@@ -126,7 +129,7 @@ def _remove_names(pid: int, since: float) -> None:
 
 def in_shared_memory(shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> torch.Tensor:
     """An empty tensor that is passed on without a copy. (A tensor that is first filled and then shared is
-    copied.)"""
+    copied.) Of the given shape."""
     kind: Any = torch.UntypedStorage
     storage = kind._new_shared(math.prod(shape) * dtype.itemsize)
     return torch.empty(0, dtype=dtype).set_(storage, 0, shape)  # type: ignore[call-overload, no-any-return]

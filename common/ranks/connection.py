@@ -19,7 +19,7 @@ import stat
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -103,6 +103,7 @@ class Connection:
         return bool(self._queued)
 
     def close(self) -> None:
+        """Close the socket."""
         self.sock.close()
 
 
@@ -119,6 +120,7 @@ class Secret:
     kind: Kind = "MLHPC_TOKEN"
 
     def fresh(self) -> "Secret":
+        """The secret itself: it does not change during a launch."""
         return self
 
     def prove(self, words: bytes) -> str:
@@ -126,6 +128,7 @@ class Secret:
         return hmac.new(self.key, words, "sha256").hexdigest()
 
     def proves(self, proof: str, words: bytes) -> bool:
+        """Whether ``proof`` is what ``prove`` says about ``words``; compared in constant time."""
         return hmac.compare_digest(proof.encode(), self.prove(words).encode())
 
 
@@ -175,6 +178,7 @@ class Munge:
             return None
 
     def fresh(self) -> "Munge":
+        """Itself: the daemon makes each credential anew."""
         return self
 
     def prove(self, words: bytes) -> str:
@@ -187,6 +191,7 @@ class Munge:
         return text
 
     def proves(self, proof: str, words: bytes) -> bool:
+        """Whether ``proof`` is a valid credential of this user for ``words``."""
         payload, length, uid, gid = ctypes.c_void_p(), ctypes.c_int(), ctypes.c_uint(), ctypes.c_uint()
         where = [ctypes.byref(each) for each in (payload, length, uid, gid)]
         error = self.library.munge_decode(proof.encode(), None, *where)
@@ -283,6 +288,51 @@ class _Stranger:
         return hello
 
 
+class _Strangers:
+    """The connections to ``listener`` that have not yet proved to belong to this launch, at most ``most``."""
+
+    def __init__(self, listener: socket.socket, kind: Kind, most: int) -> None:
+        self._listener, self._kind, self._most = listener, kind, most
+        self._pending: dict[socket.socket, _Stranger] = {}
+        self._selector = selectors.DefaultSelector()
+        listener.setblocking(False)
+        self._selector.register(listener, selectors.EVENT_READ)
+
+    def close(self) -> None:
+        self._selector.close()
+        for sock in self._pending:
+            sock.close()
+
+    def forget(self, sock: socket.socket) -> socket.socket:
+        del self._pending[sock]
+        self._selector.unregister(sock)
+        return sock
+
+    def heard(self, deadline: float) -> Iterator[_Stranger]:
+        """Wait until some have sent something, or ``deadline``. New ones get a challenge; those whose time is up
+        are closed."""
+        now = time.monotonic()
+        for sock in [late for late, stranger in self._pending.items() if stranger.limit <= now]:
+            self.forget(sock).close()
+        limits = (stranger.limit for stranger in self._pending.values())
+        for key, _ in self._selector.select(max(0.0, min([deadline, *limits]) - now)):
+            if key.fileobj is self._listener:
+                self._welcome()
+            elif stranger := self._pending.get(key.data):
+                yield stranger
+
+    def _welcome(self) -> None:
+        if len(self._pending) >= self._most:
+            self.forget(next(iter(self._pending))).close()
+        if new := _accept(self._listener):
+            try:
+                self._pending[new] = _Stranger(new, self._kind)
+                self._selector.register(new, selectors.EVENT_READ, new)
+            except OSError:
+                self._pending.pop(new, None)
+                new.close()
+
+
 def admit(
     listener: socket.socket, proof: Proof, deadline: float, ranks: int
 ) -> Iterator[tuple[socket.socket, dict[str, Any]]]:
@@ -290,44 +340,17 @@ def admit(
     others are closed. At most ``ranks`` and ``MAX_STRANGERS`` wait for their turn. Raises UserError if this
     process has no file descriptors left."""
     port = listener.getsockname()[1]
-    pending: dict[socket.socket, _Stranger] = {}
-    listener.setblocking(False)
-    with selectors.DefaultSelector() as selector:
-
-        def forget(sock: socket.socket) -> socket.socket:
-            del pending[sock]
-            selector.unregister(sock)
-            return sock
-
-        selector.register(listener, selectors.EVENT_READ)
-        try:
-            while (now := time.monotonic()) < deadline:
-                for sock in [late for late, stranger in pending.items() if stranger.limit <= now]:
-                    forget(sock).close()
-                limits = (stranger.limit for stranger in pending.values())
-                for key, _ in selector.select(max(0.0, min([deadline, *limits]) - now)):
-                    if key.fileobj is listener:
-                        if len(pending) >= ranks + MAX_STRANGERS:
-                            forget(next(iter(pending))).close()
-                        if new := _accept(listener):
-                            try:
-                                pending[new] = _Stranger(new, proof.kind)
-                                selector.register(new, selectors.EVENT_READ, new)
-                            except OSError:
-                                pending.pop(new, None)
-                                new.close()
-                    elif stranger := pending.get(key.data):
-                        try:
-                            hello = stranger.answer(proof, port)
-                        except TimeoutError:
-                            continue  # the answer is not complete
-                        except (OSError, EOFError, ValueError, KeyError, TypeError):
-                            forget(key.data).close()
-                            continue
-                        yield forget(key.data), hello
-        finally:
-            for sock in pending:
-                sock.close()
+    with closing(_Strangers(listener, proof.kind, ranks + MAX_STRANGERS)) as strangers:
+        while time.monotonic() < deadline:
+            for stranger in strangers.heard(deadline):
+                try:
+                    hello = stranger.answer(proof, port)
+                except TimeoutError:
+                    continue  # the answer is not complete
+                except (OSError, EOFError, ValueError, KeyError, TypeError):
+                    strangers.forget(stranger.sock).close()
+                    continue
+                yield strangers.forget(stranger.sock), hello
 
 
 def _accept(listener: socket.socket) -> socket.socket | None:

@@ -87,6 +87,17 @@ def _mlhpc(env: Mapping[str, str]) -> RankInfo | None:
     return RankInfo("mlhpc", rank, size, rank, size, leader="127.0.0.1", ports=_ports(token), token=token)
 
 
+_TORCH = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE")
+
+
+def _read(launcher: Launcher, env: Mapping[str, str], *names: str) -> RankInfo:
+    """From the variables ``names``: rank and number of ranks, of the launch and on the node, then the node and the
+    number of nodes if the launcher has them."""
+    rank, size, local_rank, local_size, *place = (_number(env, name) for name in names)
+    node, nodes = place or (None, None)
+    return RankInfo(launcher, rank, size, local_rank, local_size, node, nodes)
+
+
 def _torchrun(env: Mapping[str, str]) -> RankInfo | None:
     """https://docs.pytorch.org/docs/stable/elastic/run.html, Environment Variables"""
     return _torch_variables(env) if "TORCHELASTIC_RUN_ID" in env else None
@@ -95,16 +106,7 @@ def _torchrun(env: Mapping[str, str]) -> RankInfo | None:
 def _by_hand(env: Mapping[str, str]) -> RankInfo | None:
     """RANK or WORLD_SIZE set by hand means several ranks: running as one rank would be wrong."""
     present = [name for name in ("RANK", "WORLD_SIZE") if name in env]
-    required = (
-        "RANK",
-        "WORLD_SIZE",
-        "LOCAL_RANK",
-        "LOCAL_WORLD_SIZE",
-        "GROUP_RANK",
-        "GROUP_WORLD_SIZE",
-        "MASTER_ADDR",
-    )
-    missing = [name for name in (*required, "MASTER_PORT") if not env.get(name)]
+    missing = [name for name in (*_TORCH, "MASTER_ADDR", "MASTER_PORT") if not env.get(name)]
     if present and missing:
         raise UserError(
             f"the environment has {' and '.join(present)} but not {', '.join(missing)}: start with "
@@ -117,33 +119,15 @@ def _torch_variables(env: Mapping[str, str]) -> RankInfo:
     leader = _text(env, "MASTER_ADDR")
     start = [_text(env, "MASTER_PORT"), env.get("TORCHELASTIC_RUN_ID"), env.get("TORCHELASTIC_RESTART_COUNT")]
     token = f"torchrun {leader} {start}"
-    return RankInfo(
-        "torchrun",
-        rank=_number(env, "RANK"),
-        size=_number(env, "WORLD_SIZE"),
-        local_rank=_number(env, "LOCAL_RANK"),
-        local_size=_number(env, "LOCAL_WORLD_SIZE"),
-        node=_number(env, "GROUP_RANK"),
-        nodes=_number(env, "GROUP_WORLD_SIZE"),
-        leader=leader,
-        ports=_ports(token),
-        token=token,
-    )
+    return replace(_read("torchrun", env, *_TORCH), leader=leader, ports=_ports(token), token=token)
 
 
 def _horovodrun(env: Mapping[str, str]) -> RankInfo | None:
     """horovodrun with Gloo. With MPI it calls mpirun, and the ranks see mpirun's variables."""
-    if "HOROVOD_RANK" not in env:
-        return None
-    return RankInfo(
-        "horovodrun",
-        rank=_number(env, "HOROVOD_RANK"),
-        size=_number(env, "HOROVOD_SIZE"),
-        local_rank=_number(env, "HOROVOD_LOCAL_RANK"),
-        local_size=_number(env, "HOROVOD_LOCAL_SIZE"),
-        node=_number(env, "HOROVOD_CROSS_RANK"),
-        nodes=_number(env, "HOROVOD_CROSS_SIZE"),
+    names = (
+        f"HOROVOD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")
     )
+    return _read("horovodrun", env, *names) if "HOROVOD_RANK" in env else None
 
 
 def _open_mpi(env: Mapping[str, str]) -> RankInfo | None:
@@ -164,15 +148,7 @@ def _pmi(env: Mapping[str, str]) -> RankInfo | None:
 
 
 def _mpirun(env: Mapping[str, str], prefix: str, local_rank: str, local_size: str) -> RankInfo:
-    return RankInfo(
-        "mpirun",
-        rank=_number(env, prefix + "RANK"),
-        size=_number(env, prefix + "SIZE"),
-        local_rank=_number(env, local_rank),
-        local_size=_number(env, local_size),
-        node=None,
-        nodes=None,
-    )
+    return _read("mpirun", env, f"{prefix}RANK", f"{prefix}SIZE", local_rank, local_size)
 
 
 def _srun(env: Mapping[str, str]) -> RankInfo | None:

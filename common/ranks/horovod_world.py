@@ -73,9 +73,11 @@ class HorovodWorld(BaseWorld):
         self.sum(0.0)
 
     def sum(self, values: npt.ArrayLike) -> npt.NDArray[np.float64]:
+        """As of ``World``, of the shape of ``values``."""
         return self._reduce(values, hvd.Sum)
 
     def max(self, values: npt.ArrayLike) -> npt.NDArray[np.float64]:
+        """As of ``World``, of the shape of ``values``."""
         return self._reduce(values, hvd.Max)
 
     def _reduce(self, values: npt.ArrayLike, op: int) -> npt.NDArray[np.float64]:
@@ -93,11 +95,13 @@ class HorovodWorld(BaseWorld):
         return [part.tobytes() for part in np.split(everything, np.cumsum(lengths)[:-1])]
 
     def fail(self, reason: str) -> None:
+        """As of ``World``; an error of Horovod may be a symptom of a lost rank, which is waited for."""
         if any(symptom in reason for symptom in SYMPTOMS):
             self.roll_call.wait_for_loss(SYMPTOM_S)
         self.roll_call.fail(reason)
 
     def close(self) -> None:
+        """As of ``World``; waits for all ranks."""
         self.barrier()  # no rank leaves while another still needs it
         self.roll_call.close()
         hvd.shutdown()

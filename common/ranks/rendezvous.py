@@ -84,11 +84,9 @@ def gather_peers(
                 f"pid {peer.pid} on {peer.hostname}; start each rank once"
             )
         if hello["size"] != size or not 0 < peer.rank < size:
-            refuse(
-                f"rank {peer.rank} on {peer.hostname} was launched with world size {hello['size']}, rank 0 "
-                f"on "
-                f"{me.hostname} with {size}; use the same launcher variables for all ranks"
-            )
+            here = f"rank {peer.rank} on {peer.hostname} was launched with world size {hello['size']}"
+            at_0 = f"rank 0 on {me.hostname} with {size}"
+            refuse(f"{here}, {at_0}; use the same launcher variables for all ranks")
         peers[peer.rank] = peer
         if len(peers) == size:
             break

@@ -61,6 +61,7 @@ class SocketWorld(BaseWorld):
         return world
 
     def barrier(self) -> None:
+        """Return when every rank has called it: a byte goes up the tree of ranks, and one down."""
         for child in self.children:
             receive_exactly(child, 1)
         if self.parent is not None:
@@ -70,11 +71,13 @@ class SocketWorld(BaseWorld):
             child.sendall(b"\0")
 
     def sum(self, values: npt.ArrayLike) -> npt.NDArray[np.float64]:
+        """As of ``World``, of the shape of ``values``."""
         own_values = np.asarray(values, dtype=np.float64)
         # In order of rank, so that the result depends on nothing but the values.
         return np.asarray(np.sum(self.gather(own_values), axis=0), dtype=np.float64)
 
     def max(self, values: npt.ArrayLike) -> npt.NDArray[np.float64]:
+        """As of ``World``, of the shape of ``values``."""
         return np.asarray(np.max(self.gather(np.asarray(values, dtype=np.float64)), axis=0))
 
     def _broadcast_bytes(self, data: bytes) -> bytes:
@@ -96,11 +99,13 @@ class SocketWorld(BaseWorld):
         return [everything[rank] for rank in range(self.size)]
 
     def fail(self, reason: str) -> None:
+        """As of ``World``; a broken connection may be a symptom of a lost rank, which is waited for."""
         if reason.startswith(("ConnectionResetError", "BrokenPipeError", "EOFError")):
             self.roll_call.wait_for_loss(SYMPTOM_S)  # a symptom: the roll call identifies the lost rank
         self.roll_call.fail(reason)
 
     def close(self) -> None:
+        """As of ``World``; waits for all ranks."""
         self.barrier()  # no rank leaves while another still needs it
         self.roll_call.close()
         for connection in (self.parent, *self.children):

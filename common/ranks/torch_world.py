@@ -80,9 +80,11 @@ class TorchWorld(BaseWorld):
         self.sum(0.0)
 
     def sum(self, values: npt.ArrayLike) -> npt.NDArray[np.float64]:
+        """As of ``World``, of the shape of ``values``."""
         return self._reduce(values, dist.ReduceOp.SUM)
 
     def max(self, values: npt.ArrayLike) -> npt.NDArray[np.float64]:
+        """As of ``World``, of the shape of ``values``."""
         return self._reduce(values, dist.ReduceOp.MAX)
 
     def _reduce(self, values: npt.ArrayLike, op: Any) -> npt.NDArray[np.float64]:
@@ -126,12 +128,14 @@ class TorchWorld(BaseWorld):
         return own
 
     def fail(self, reason: str) -> None:
+        """As of ``World``; an error of a collective may be a symptom of a lost rank, which is waited for."""
         # The errors of collectives on the other ranks after a loss are only symptoms.
         if any(library in reason for library in ("gloo", "NCCL", "XCCL", "CCL_")):
             self.roll_call.wait_for_loss(SYMPTOM_S)
         self.roll_call.fail(reason)
 
     def close(self) -> None:
+        """As of ``World``; waits for all ranks."""
         self.barrier()  # no rank leaves while another still needs it
         self.roll_call.close()
         dist.destroy_process_group()

@@ -37,19 +37,33 @@ class World(Protocol):
     """
 
     @property
-    def rank(self) -> int: ...
+    def rank(self) -> int:
+        """This rank, from 0 to ``size - 1``."""
+
     @property
-    def size(self) -> int: ...
+    def size(self) -> int:
+        """The number of ranks."""
+
     @property
-    def local_rank(self) -> int: ...
+    def local_rank(self) -> int:
+        """This rank among those of its node."""
+
     @property
-    def local_size(self) -> int: ...
+    def local_size(self) -> int:
+        """The number of ranks on this node."""
+
     @property
-    def node(self) -> int: ...
+    def node(self) -> int:
+        """The number of this node."""
+
     @property
-    def nodes(self) -> int: ...
+    def nodes(self) -> int:
+        """The number of nodes."""
+
     @property
-    def launcher(self) -> str: ...
+    def launcher(self) -> str:
+        """What started the ranks, such as ``slurm`` or ``mpirun``; ``none`` for one process."""
+
     @property
     def address(self) -> str:
         """The IP address at which other nodes reach this rank; loopback where it is only known on its node."""
@@ -62,10 +76,10 @@ class World(Protocol):
         """Return when every rank has called it."""
 
     def sum(self, values: npt.ArrayLike) -> npt.NDArray[np.float64]:
-        """Element-wise sum over ranks, in float64; every rank gets it."""
+        """Element-wise sum over ranks, in float64; every rank gets it. Of the shape of ``values``."""
 
     def max(self, values: npt.ArrayLike) -> npt.NDArray[np.float64]:
-        """Element-wise maximum over ranks, in float64; every rank gets it."""
+        """Element-wise maximum over ranks, in float64; every rank gets it. Of the shape of ``values``."""
 
     def broadcast(self, obj: T) -> T:
         """Rank 0's ``obj``, on every rank."""
@@ -115,9 +129,11 @@ class Solo:
         pass
 
     def sum(self, values: npt.ArrayLike) -> npt.NDArray[np.float64]:
+        """``values`` themselves, of the same shape."""
         return np.array(values, dtype=np.float64)
 
     def max(self, values: npt.ArrayLike) -> npt.NDArray[np.float64]:
+        """``values`` themselves, of the same shape."""
         return np.array(values, dtype=np.float64)
 
     def broadcast(self, obj: T) -> T:

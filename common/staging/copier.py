@@ -19,9 +19,10 @@ from isal import isal_zlib
 
 from mlhpc.common.data.manifest import File
 from mlhpc.common.files import atomic
+from mlhpc.common.files.filesystem import as_user_error
 from mlhpc.common.files.regular import open_regular
 from mlhpc.common.staging.streams import Streams
-from mlhpc.common.staging.target import as_user_error, make_folders
+from mlhpc.common.staging.target import make_folders
 from mlhpc.errors import UserError
 
 BLOCK = 256 << 10
@@ -145,10 +146,8 @@ def write_verified(
 
 
 def _read(reader: RawIOBase, block: memoryview, origin: Path, remedy: str) -> int:
-    try:
+    with as_user_error(origin, "cannot be read", remedy):
         return reader.readinto(block) or 0
-    except OSError as error:
-        raise UserError(f"{origin} cannot be read: {error.strerror}; {remedy}") from error
 
 
 def _is_intact(file: File, target: Path, block: memoryview, failures: Sequence[object]) -> bool:

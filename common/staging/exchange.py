@@ -28,7 +28,7 @@ import numpy as np
 from mlhpc.common.data import manifest as manifests
 from mlhpc.common.data.manifest import File, Manifest
 from mlhpc.common.data.partition import Indices, Shards
-from mlhpc.common.files.filesystem import filesystem_of
+from mlhpc.common.files.filesystem import as_user_error, filesystem_of
 from mlhpc.common.ranks.collectives import attempt, gather_or_raise, on_all_ranks, on_each_rank
 from mlhpc.common.ranks.links import listening, require_descriptors
 from mlhpc.common.ranks.world import World
@@ -42,13 +42,7 @@ from mlhpc.common.staging.moves import (
     sizes_of,
 )
 from mlhpc.common.staging.record import mark_exchanging
-from mlhpc.common.staging.target import (
-    StagingGroup,
-    as_user_error,
-    exclusive,
-    make_folders,
-    unlink,
-)
+from mlhpc.common.staging.target import StagingGroup, exclusive, make_folders, unlink
 from mlhpc.common.staging.transfer import Activity, LinkBroken, Receiver, cause_of, send_file
 from mlhpc.errors import UserError
 from mlhpc.quantities import bytes_text

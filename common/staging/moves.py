@@ -35,7 +35,7 @@ class Moves(NamedTuple):
     steps: Indices
 
     def part(self, chosen: slice | npt.NDArray[np.bool_]) -> "Moves":
-        """Those that are ``chosen``, in order."""
+        """Those that are ``chosen``, in order. A mask is [moves]."""
         return Moves(*(column[chosen] for column in self))
 
 
@@ -145,6 +145,7 @@ def extra_space(moves: Moves, nodes: int, most: int) -> Indices:
 
 
 def sizes_of(files: Sequence[File]) -> Indices:
+    """The sizes of ``files`` in bytes, of shape (files,)."""
     return np.fromiter((file.size for file in files), np.int64, len(files))
 
 

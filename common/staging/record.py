@@ -9,7 +9,8 @@ from mlhpc.common.data import manifest as manifests
 from mlhpc.common.data.manifest import File, Manifest
 from mlhpc.common.data.partition import Mode
 from mlhpc.common.files import atomic
-from mlhpc.common.staging.target import StagingGroup, as_user_error, unlink
+from mlhpc.common.files.filesystem import as_user_error
+from mlhpc.common.staging.target import StagingGroup, unlink
 from mlhpc.errors import UserError
 
 

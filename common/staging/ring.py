@@ -60,6 +60,7 @@ class Ring:
 
     @property
     def size(self) -> int:
+        """The number of ranks in the ring."""
         return len(self.ranks)
 
     @property

@@ -1,7 +1,6 @@
 """The target folder of staging: ownership, sharing by ranks and runs, and free space."""
 
 import contextlib
-import errno
 import grp
 import os
 import pwd
@@ -18,7 +17,7 @@ from typing import NamedTuple
 
 from mlhpc.common.data.partition import Mode
 from mlhpc.common.files import atomic, locks
-from mlhpc.common.files.filesystem import FileSystem, filesystem_of
+from mlhpc.common.files.filesystem import FileSystem, as_user_error
 from mlhpc.common.ranks.collectives import attempt, gather_or_raise, on_all_ranks
 from mlhpc.common.ranks.world import World
 from mlhpc.errors import UserError
@@ -280,17 +279,3 @@ def _user(uid: int) -> str:
 def in_use(target: Path) -> bool:
     """Whether another run uses the data staged in ``target``."""
     return locks.in_use(target)
-
-
-@contextlib.contextmanager
-def as_user_error(path: Path, what: str, remedy: str) -> Iterator[None]:
-    """Raise an OSError as a UserError that names ``path``, and the file system if it is full."""
-    try:
-        yield
-    except OSError as error:
-        where = ""
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            filesystem = filesystem_of(path)
-            free = bytes_text(filesystem.free_bytes)
-            where = f" ({filesystem.type} on {filesystem.mount_point}, {free} free)"
-        raise UserError(f"{path} {what}: {error.strerror}{where}; {remedy}") from error

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from mlhpc.common.data.manifest import File
+from mlhpc.common.files.filesystem import as_user_error
 from mlhpc.common.files.regular import open_regular
 from mlhpc.common.ranks.links import receive_exactly
 from mlhpc.common.ranks.world import World
 from mlhpc.common.staging.copier import BLOCK, write_verified
-from mlhpc.common.staging.target import as_user_error
 from mlhpc.errors import UserError
 
 _HEADER = struct.Struct("<Iq")  # the file's number, and its modification time in ns

@@ -49,9 +49,9 @@ class DataWait:
 
 
 def by_interval(waits: Sequence[float], passes: int | None, last: float = 0.0) -> Seconds:
-    """Seconds by interval, from the ``waits`` for each batch. An interval has ``passes`` batches, or all of
-    the loop's if that is None. ``last``, the wait until the loop learned that there are no more, is an interval of
-    its own if there are several."""
+    """Seconds by interval, from the ``waits`` for each batch. An interval has ``passes`` batches, or all of the
+    loop's if that is None. ``last``, the wait until the loop learned that there are no more, is an interval of
+    its own if there are several. Returns [intervals]."""
     if passes is None:
         return np.array([sum(waits) + last], np.float32)
     sums = [sum(waits[begin : begin + passes]) for begin in range(0, len(waits), passes)]
@@ -59,7 +59,7 @@ def by_interval(waits: Sequence[float], passes: int | None, last: float = 0.0) -
 
 
 def seconds_of(ranks: Sequence[Seconds]) -> float:
-    """The data wait of ranks whose waits by interval are all known here."""
+    """The data wait of ranks whose waits by interval are all known here. Each is [intervals]."""
     return float(np.max(ranks, axis=0).sum())
 
 

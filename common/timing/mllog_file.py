@@ -24,6 +24,7 @@ def open_mllog(path: Path) -> MLLogger:
 
 
 def close_mllog(mllog: MLLogger) -> None:
+    """Close the log's file."""
     for handler in list(mllog.logger.handlers):
         with suppress(OSError):  # a failed write was already reported
             handler.close()

@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import Any, Literal, Protocol, Self, TypeVar
 
 from mlhpc.common.files.atomic import write_all
+from mlhpc.common.files.filesystem import as_user_error
 from mlhpc.common.ranks.world import Loss, World
 from mlhpc.common.timing import data_wait
 from mlhpc.common.timing.heartbeat import Heartbeat
@@ -41,16 +42,24 @@ class EnergyMeter(Protocol):
 
     nodes: int
 
-    def start(self, record: Callable[[str, float, bool], None]) -> None: ...
-    def halt(self) -> None: ...
-    def stop(self) -> tuple[Mapping[Any, Any], Sequence[str]]: ...
+    def start(self, record: Callable[[str, float, bool], None]) -> None:
+        """Start measuring; ``record`` gets what this rank's counters of a kind count."""
+
+    def halt(self) -> None:
+        """Stop measuring, without figures."""
+
+    def stop(self) -> tuple[Mapping[Any, Any], Sequence[str]]:
+        """Stop measuring, and return the figures and what went wrong."""
 
 
 class Ranges(Protocol):
     """What marks spans for the profiler of a vendor's device, such as ``torch.cuda.nvtx``."""
 
-    def range_push(self, msg: str, /) -> object: ...
-    def range_pop(self) -> object: ...
+    def range_push(self, msg: str, /) -> object:
+        """Open a range named ``msg`` within the open ones."""
+
+    def range_pop(self) -> object:
+        """Close the range opened last."""
 
 
 _NO_RANGE = nullcontext()
@@ -96,16 +105,12 @@ class RunLog:
         self._stopped = False
         self._closing = threading.Lock()
         self._writing = threading.Lock()
-        try:
+        with as_user_error(out, "cannot be written", "choose another --out"):
             # Unbuffered: a record that could not be written must not be written again on close.
             self._events = open(out / f"events.rank{world.rank}.jsonl", "ab", buffering=0)
             with suppress(OSError):  # this lock distinguishes an active run from a dead one for readers
                 fcntl.flock(self._events, fcntl.LOCK_SH | fcntl.LOCK_NB)
             self._mllog = open_mllog(out / "run.log") if world.rank == 0 else None
-        except OSError as error:
-            raise UserError(
-                f"cannot write the log in {out}: {error.strerror}; choose another --out"
-            ) from None
         self._heartbeat = Heartbeat(self._report) if world.rank == 0 else None
         world.on_loss(self.lost)
 
@@ -142,48 +147,51 @@ class RunLog:
         if self._heartbeat:
             self._heartbeat.enter(phase)
         self._world.enter(phase)
-        ranges = self.ranges  # one that begins in this span has no beginning of it
-        if ranges:
-            ranges.range_push(phase)
         meter = self._meter if name == "run" else None
-        if meter:
-            meter.start(self._record_energy)
-        if sync:
-            self._world.barrier()
-        started = self._event("begin", name, **tags)
-        self._ruled(name, "start", tags, started)
-        error: str | None = None
-        try:
-            yield tags
+        with self._range(phase):
+            if meter:
+                meter.start(self._record_energy)
             if sync:
                 self._world.barrier()
-        except BaseException as raised:
-            error = _reason(raised)
-            self._world.fail(error)  # here, while the phase is still the one that failed
-            raise
-        finally:
-            stopped = self.now()
-            if "epoch" in tags:
-                key = name, tags["epoch"]
-                self._span_s[key] = self._span_s.get(key, 0.0) + stopped - started
-            ending = {**tags, "seconds": stopped - started} | ({"error": error} if error else {})
-            self._event("end", name, at=stopped, **ending)
-            if name == "run" and error:
-                self._status = "aborted"  # even if the target had been met: not all ranks reached the end
-            self._ruled(name, "stop", tags, stopped)
-            self._open_spans.pop()
-            if ranges:
-                ranges.range_pop()
-            if self._heartbeat:
-                self._heartbeat.enter(self._open_spans[-1] if self._open_spans else "after the run")
-            if meter and error:
-                meter.halt()
-            if not error:
-                if name == "run":
-                    self._reduce_waits()
-                if meter:
-                    self._note_energy(meter)
-                self._world.enter(self._open_spans[-1] if self._open_spans else "after the run")
+            started = self._event("begin", name, **tags)
+            self._ruled(name, "start", tags, started)
+            error: str | None = None
+            try:
+                yield tags
+                if sync:
+                    self._world.barrier()
+            except BaseException as raised:
+                error = _reason(raised)
+                self._world.fail(error)  # here, while the phase is still the one that failed
+                raise
+            finally:
+                self._end(name, tags, started, error)
+                if meter and error:
+                    meter.halt()
+        if name == "run":
+            self._reduce_waits()
+        if meter:
+            self._note_energy(meter)
+        self._world.enter(self._phase)
+
+    @property
+    def _phase(self) -> str:
+        return self._open_spans[-1] if self._open_spans else "after the run"
+
+    def _end(self, name: str, tags: dict[str, Any], started: float, error: str | None) -> None:
+        """Record the end of a span, ``error`` if an exception ended it."""
+        stopped = self.now()
+        if "epoch" in tags:
+            key = name, tags["epoch"]
+            self._span_s[key] = self._span_s.get(key, 0.0) + stopped - started
+        ending = {**tags, "seconds": stopped - started} | ({"error": error} if error else {})
+        self._event("end", name, at=stopped, **ending)
+        if name == "run" and error:
+            self._status = "aborted"  # even if the target had been met: not all ranks reached the end
+        self._ruled(name, "stop", tags, stopped)
+        self._open_spans.pop()
+        if self._heartbeat:
+            self._heartbeat.enter(self._phase)
 
     def _record_energy(self, measured: str, joules: float, whole: bool) -> None:
         """Also called from the meter's thread: the energy counted by this rank's counters since the start of
@@ -355,6 +363,7 @@ class RunLog:
 
     @property
     def status(self) -> Status:
+        """The status of ``run_stop``, as far as it is known."""
         return self._status
 
     def _event(self, event: str, name: str, at: float | None = None, **tags: Any) -> float:
@@ -364,16 +373,11 @@ class RunLog:
             write_all(self._events.fileno(), memoryview(line.encode()))
         return t
 
-    @contextmanager
-    def _fatal_if_unwritable(self) -> Iterator[None]:
+    def _fatal_if_unwritable(self) -> AbstractContextManager[None]:
         """A record with gaps would be wrong: the run ends when an event cannot be written."""
-        try:
-            yield
-        except OSError as error:
-            raise UserError(
-                f"cannot write the log in {self.out}: {error.strerror}; free some space, and start again "
-                "with another --out"
-            ) from None
+        return as_user_error(
+            self.out, "cannot be written", "free some space, and start again with another --out"
+        )
 
     def _ruled(self, name: str, edge: Literal["start", "stop"], tags: dict[str, Any], at: float) -> None:
         if name == "run" and edge == "stop":

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol, TypeVar
 
+from mlhpc.benchmarks.schema import Data, Run
 from mlhpc.common.data import archives
 from mlhpc.common.data.codecs import native
 from mlhpc.common.data.loader import Loader, Source
@@ -17,7 +18,6 @@ from mlhpc.common.ranks.collectives import on_each_rank
 from mlhpc.common.ranks.environment import identify, threads_per_rank
 from mlhpc.common.ranks.world import World
 from mlhpc.common.training.epoch import read_earlier_epochs
-from mlhpc.common.training.settings import Data, Run
 from mlhpc.errors import UserError, shown
 
 
@@ -26,7 +26,8 @@ class Simulation(Protocol):
 
     generator: ClassVar[int]
 
-    def model_dump(self, *, mode: Literal["json"]) -> dict[str, Any]: ...
+    def model_dump(self, *, mode: Literal["json"]) -> dict[str, Any]:
+        """The settings as JSON types."""
 
 
 AnyRun = TypeVar("AnyRun", bound=Run)

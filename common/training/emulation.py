@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from typing import Any, Generic, Self, TypeVar
 
+from mlhpc.benchmarks.schema import Run
 from mlhpc.common.ranks.world import World
 from mlhpc.common.timing.waiting import occupy, sharpen_timers
-from mlhpc.common.training.settings import Run
 
 T = TypeVar("T")
 

@@ -4,11 +4,11 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from typing import Any, SupportsFloat
 
+from mlhpc.benchmarks.schema import Run
 from mlhpc.common.data.loader import Loader
 from mlhpc.common.host.progress import track
 from mlhpc.common.ranks.world import World
 from mlhpc.common.timing.runlog import RunLog
-from mlhpc.common.training.settings import Run
 from mlhpc.errors import UserError
 from mlhpc.quantities import digits, duration_text
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 
@@ -45,20 +46,10 @@ def learning_rate(
     return peak * factor
 
 
-def step_learning_rate(
-    step: int,
-    *,
-    base: float,
-    warmup_steps: int = 0,
-    warmup_factor: float = 1.0,
-    schedule: Literal["multistep", "cosine_annealing"] = "multistep",
-    milestones: Sequence[int] = (),
-    decay_rate: float = 1.0,
-    t_max: int = 1,
-    eta_min: float = 0.0,
-) -> float:
-    """The rate of step ``step``, counted from 0, by the schedules of the MLPerf HPC reference that counts in
-    steps (mlcommons/hpc, utils/schedulers.py as train.py drives it, rounds 2.0 and 3.0).
+@dataclass(frozen=True, kw_only=True)
+class StepSchedule:
+    """The schedules of the MLPerf HPC reference that counts in steps (mlcommons/hpc, utils/schedulers.py as
+    train.py drives it, rounds 2.0 and 3.0).
 
     Equal to it step by step; the rates of a run of the reference are recorded in tests/data/reference.
 
@@ -70,26 +61,38 @@ def step_learning_rate(
     rate by ``decay_rate`` from step ``warmup_steps`` + m on. Without warm-up it does so from step m - 1 on.
     ``cosine_annealing``: half a cosine from the plateau to ``eta_min`` in ``t_max`` steps, then up and down
     between ``eta_min`` and ``base`` (Loshchilov and Hutter 2017, without restarts).
-
-    Raises ``ValueError`` for a negative step.
     """
-    if step < 0:
-        raise ValueError(f"steps count from 0, got {step}")
-    # The reference starts its schedulers one step late: step 0 has the rate of step 1. Cosine annealing
-    # without warm-up is the exception.
-    top, after = base, step
-    if warmup_steps:
-        after = step + 1 - warmup_steps
-        if warmup_steps > 1:
-            share = min(step + 1, warmup_steps - 1) / warmup_steps
-            top = base * (share if warmup_factor == 1 else 1 + (warmup_factor - 1) * share)
-        if after <= 0:
-            return top
-    if schedule == "multistep":
-        first = warmup_steps or -1
-        return float(top * decay_rate ** sum(0 < milestone <= step - first for milestone in milestones))
-    height = top if after <= t_max else base
-    return eta_min + (height - eta_min) * (1 + math.cos(math.pi * after / t_max)) / 2
+
+    base: float
+    warmup_steps: int = 0
+    warmup_factor: float = 1.0
+    schedule: Literal["multistep", "cosine_annealing"] = "multistep"
+    milestones: Sequence[int] = ()
+    decay_rate: float = 1.0
+    t_max: int = 1
+    eta_min: float = 0.0
+
+    def rate(self, step: int) -> float:
+        """The rate of step ``step``, counted from 0. Raises ``ValueError`` for a negative step."""
+        if step < 0:
+            raise ValueError(f"steps count from 0, got {step}")
+        # The reference starts its schedulers one step late: step 0 has the rate of step 1. Cosine annealing
+        # without warm-up is the exception.
+        top, after = self.base, step
+        if self.warmup_steps:
+            after = step + 1 - self.warmup_steps
+            if self.warmup_steps > 1:
+                share = min(step + 1, self.warmup_steps - 1) / self.warmup_steps
+                top *= share if self.warmup_factor == 1 else 1 + (self.warmup_factor - 1) * share
+            if after <= 0:
+                return top
+        if self.schedule == "multistep":
+            since = step - (self.warmup_steps or -1)
+            return float(
+                top * self.decay_rate ** sum(0 < milestone <= since for milestone in self.milestones)
+            )
+        height = top if after <= self.t_max else self.base
+        return self.eta_min + (height - self.eta_min) * (1 + math.cos(math.pi * after / self.t_max)) / 2
 
 
 def polynomial_learning_rate(

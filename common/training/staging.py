@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from mlhpc.benchmarks.schema import Run
 from mlhpc.common.data.assign import RankSamples, exchangeable, samples_of
 from mlhpc.common.data.manifest import Manifest
 from mlhpc.common.data.partition import Shards, balance, shuffle_scope
@@ -15,7 +16,6 @@ from mlhpc.common.staging.beside import stage_beside
 from mlhpc.common.staging.exchange import exchange, reserve
 from mlhpc.common.staging.stage import stage
 from mlhpc.common.timing.runlog import RunLog
-from mlhpc.common.training.settings import Run
 
 
 @contextmanager

@@ -29,6 +29,7 @@ class MinimalConv3D(keras.layers.Conv3D):  # type: ignore[misc]
     """
 
     def convolution_op(self, inputs: Tensor, kernel: Tensor) -> Tensor:
+        """``inputs`` are [b, d, h, w, channels], ``kernel`` [3, 3, 3, channels, filters]."""
         # With the few channels of the network's input the sums cost more than they save.
         if self.kernel_size != (3, 3, 3) or inputs.shape[-1] < MIN_CHANNELS:
             return super().convolution_op(inputs, kernel)

@@ -23,7 +23,7 @@ def apply_symmetry(sample: npt.NDArray[Any], symmetry: int) -> npt.NDArray[Any]:
 
 
 def draw(samples: int, seed: int, epoch: int) -> npt.NDArray[np.int8]:
-    """A symmetry for each of ``samples`` samples in an epoch, by sample index.
+    """A symmetry for each of ``samples`` samples in an epoch, by sample index. Returns [samples].
 
     Drawn per sample and not per rank or step, so that a run with another number of ranks trains on the same data.
     """

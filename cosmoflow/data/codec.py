@@ -51,8 +51,9 @@ class LookupTable:
 
     def encode(self, array: npt.NDArray[np.int16]) -> Sections:
         """Sections ``blocks`` (voxels and groups of each, uint32), ``tables`` (int16, one after the other) and
-        ``keys8``, ``keys16`` (of the blocks with up to 256 groups, and of the others). Compressed, the tables are
-        stored by value (all first values of all groups, then the second) in ``tables0``, ``tables1``…"""
+        ``keys8``, ``keys16`` (of the blocks with up to 256 groups, and of the others). Compressed, the tables
+        are stored by value (all first values of all groups, then the second) in ``tables0``, ``tables1``…
+        ``array`` is [..., values], with up to four values."""
         values = array.shape[-1]
         groups = np.ascontiguousarray(array, "<i2").reshape(-1, values)
         blocks = list(_blocks(groups, by_frequency=self._small))
@@ -75,7 +76,8 @@ class LookupTable:
 
     def decode(self, frame: Frame, out: npt.NDArray[Any], transform: Transform | None = None) -> None:
         """Fill ``out`` with the counts, or with ``transform`` of them, which is computed for the tables only.
-        Raises UserError for a malformed frame, ValueError for an array of another order."""
+        Raises UserError for a malformed frame, ValueError for an array of another order. ``out`` is of the
+        frame's shape, [..., values]."""
         require_order(out)
         # Also of no voxels, where -1 is ambiguous.
         flat = out.reshape(math.prod(out.shape[:-1]), out.shape[-1])

@@ -23,6 +23,7 @@ import numpy.typing as npt
 from mlhpc.common.data import generate, manifest
 from mlhpc.common.data.codecs import frame
 from mlhpc.common.data.verify import checksums, require_checksum, require_listed
+from mlhpc.common.files.filesystem import as_user_error
 from mlhpc.common.files.regular import open_regular
 from mlhpc.common.formats.hdf5 import require_own_values
 from mlhpc.common.formats.tf_example import encode_example
@@ -286,13 +287,11 @@ def _holds_samples(source: Path) -> bool:
     for folder in FOLDERS:
         files = sorted(path for path in (source / folder).glob("*") if not path.name.startswith("."))
         if files:
-            try:
-                with open(open_regular(files[0]), "rb") as file:
-                    return file.read(8) != _HDF5_MAGIC
-            except OSError as error:
-                raise UserError(
-                    f"{files[0]} cannot be read: {error.strerror}; pass the folder of a CosmoFlow data set"
-                ) from error
+            with (
+                as_user_error(files[0], "cannot be read", "pass the folder of a CosmoFlow data set"),
+                open(open_regular(files[0]), "rb") as file,
+            ):
+                return file.read(8) != _HDF5_MAGIC
     return False
 
 

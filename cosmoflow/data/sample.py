@@ -15,6 +15,7 @@ from mlhpc.common.data.codecs.codec import Codec, facts, find, find_stated, requ
 from mlhpc.common.data.codecs.frame import Frame
 from mlhpc.common.data.manifest import NAME, Manifest
 from mlhpc.common.files import atomic
+from mlhpc.common.files.filesystem import as_user_error
 from mlhpc.common.files.regular import open_regular
 from mlhpc.common.formats import archive
 from mlhpc.common.formats.archive import Sample
@@ -58,11 +59,11 @@ def facts_of(codec: str, packer: Packer = "zlib") -> dict[str, Any]:
 
 def format_of(path: Path) -> str:
     """The format of a file from its first bytes, one of ``NAMES``. Raises UserError."""
-    try:
-        with open(open_regular(path), "rb", buffering=0) as file:
-            head = file.read(frame.HEAD_BYTES)
-    except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror or error}; check the data set") from error
+    with (
+        as_user_error(path, "cannot be read", "check the data set"),
+        open(open_regular(path), "rb", buffering=0) as file,
+    ):
+        head = file.read(frame.HEAD_BYTES)
     if header := frame.peek(head):
         return find(header[0], CODECS, path).name
     return "gzip" if head[:2] == GZIP_MAGIC else "plain"
@@ -93,7 +94,8 @@ def write_sample(
     codec: str,
     packer: Packer = "zlib",
 ) -> None:
-    """Write ``sample_bytes``; the file appears when it is complete. Raises OSError."""
+    """Write ``sample_bytes``; the file appears when it is complete. Raises OSError. ``x`` is [n, n, n,
+    redshifts], ``y`` [targets]."""
     with atomic.writing(path) as fd:
         atomic.write_all(fd, memoryview(sample_bytes(x, y, codec, packer)))
 

@@ -65,6 +65,7 @@ class CosmoFlowSource(Source[Batch]):
     def for_epoch(
         self, samples: Sequence[Sample], draw: Draw | None
     ) -> tuple[Self, Callable[[int], tuple[Sample, int]]]:
+        """As of ``loader.Source``; a key has the number of the sample's symmetry, 0 without augmentation."""
         if draw is None or not self.augment:
             return self, lambda index: (samples[index], 0)
         seed, _, epoch = draw
@@ -72,6 +73,7 @@ class CosmoFlowSource(Source[Batch]):
         return self, lambda index: (samples[index], symmetries[index])
 
     def finish(self, arrays: Sequence[npt.NDArray[Any]], results: list[Any]) -> tuple[Batch, int]:
+        """The batch ``x`` [b, n, n, n, redshifts] and ``y`` [b, targets], and the bytes of its files."""
         x, y = arrays
         if self._encoded:
             return (assemble(self.sample_shape, x, results), y), sum(sample.size for sample in results)

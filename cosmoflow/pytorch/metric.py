@@ -16,6 +16,7 @@ def training_loss(predicted: Tensor, y: Tensor, *, model: CosmoFlowNet, weight_d
 
 
 def absolute_error(predicted: Tensor, y: Tensor) -> tuple[Tensor, int]:
-    """The sum of absolute errors over batch and targets, in float64 on the device, and the number of values: sums
-    over batches and ranks divided by each other are the exact mean absolute error, whatever the batch sizes."""
+    """The sum of absolute errors over batch and targets, in float64 on the device, and the number of values:
+    sums over batches and ranks divided by each other are the exact mean absolute error, whatever the batch
+    sizes. Both are [b, targets]; the sum is a scalar."""
     return (predicted - y).abs().double().sum(), y.numel()

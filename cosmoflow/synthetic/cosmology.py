@@ -31,7 +31,8 @@ T_CMB = 2.7255
 
 @lru_cache
 def gauss_legendre(count: int) -> tuple[Array, Array]:
-    """Nodes in (-1, 1) and weights of Gauss-Legendre quadrature. numpy takes a millisecond to find them."""
+    """Nodes in (-1, 1) and weights of Gauss-Legendre quadrature. numpy takes a millisecond to find them. Each is
+    [count]."""
     nodes, weights = np.polynomial.legendre.leggauss(count)  # type: ignore[no-untyped-call]
     return nodes, weights
 
@@ -53,12 +54,13 @@ class Cosmology:
         return cls(float(omega_m), float(sigma_8), float(n_s), float(hubble) / 100)
 
     def expansion(self, a: npt.ArrayLike) -> Array:
-        """H(a)/H_0, without radiation (which matters only before z = 10)."""
+        """H(a)/H_0, without radiation (which matters only before z = 10). Of the shape of ``a``."""
         squared: Array = self.omega_m * np.asarray(a, np.float64) ** -3 + 1 - self.omega_m
         return squared**0.5
 
     def growth(self, a: npt.ArrayLike) -> Array:
-        """Linear growth D(a), 1 today: E(a) ∫ da'/(a' E(a'))³ (Heath 1977, MNRAS 179, 351), to 1e-6.
+        """Linear growth D(a), 1 today: E(a) ∫ da'/(a' E(a'))³ (Heath 1977, MNRAS 179, 351), to 1e-6. Of the
+        shape of ``a``.
 
         With a' = u^(2/5) the integrand is smooth and nearly constant, so that Gauss-Legendre nodes do.
         """
@@ -71,14 +73,16 @@ class Cosmology:
         return relative.reshape(np.shape(a))
 
     def second_growth(self, a: npt.ArrayLike) -> Array:
-        """Growth of the second-order displacement, -3/7 D² Ω_M(a)^(-1/143) (Bouchet 1995)."""
+        """Growth of the second-order displacement, -3/7 D² Ω_M(a)^(-1/143) (Bouchet 1995). Of the shape of
+        ``a``."""
         a = np.asarray(a, np.float64)
         omega_at_a = self.omega_m * a**-3 / self.expansion(a) ** 2
         grown: Array = -3 / 7 * self.growth(a) ** 2 * omega_at_a ** (-1 / 143)
         return grown
 
     def transfer(self, k: npt.ArrayLike) -> Array:
-        """Matter transfer function T(k > 0), 1 on the largest scales: EH98, equations 2 to 24."""
+        """Matter transfer function T(k > 0), 1 on the largest scales: EH98, equations 2 to 24. Of the shape of
+        ``k``."""
         k = np.asarray(k, np.float64) * self.h  # EH98 counts in 1/Mpc
         theta = T_CMB / 2.7
         om, ob = self.omega_m * self.h**2, self.omega_b_h2
@@ -126,7 +130,8 @@ class Cosmology:
         return both
 
     def power(self, k: npt.ArrayLike) -> Array:
-        """Linear matter power spectrum P(k > 0) today in (Mpc/h)³, normalised to ``sigma_8``."""
+        """Linear matter power spectrum P(k > 0) today in (Mpc/h)³, normalised to ``sigma_8``. Of the shape of
+        ``k``."""
         k = np.asarray(k, np.float64)
         lnk = np.linspace(np.log(1e-4), np.log(20), 512)
         # Both shapes in one call of the transfer function, whose cost is per call, not per k.
@@ -138,6 +143,7 @@ class Cosmology:
 
 def variance(k: Array, power: Array, radius: float) -> float:
     """Variance of the density in spheres of ``radius`` Mpc/h: ∫ dlnk k³P/2π² W², W the top hat's transform.
+    ``k`` and ``power`` are [wave numbers].
 
     ``k`` are in h/Mpc, equally spaced in the logarithm, and must span the spectrum.
     """

@@ -136,7 +136,8 @@ def paths(cosmology: Cosmology, modes: Modes, scales: Sequence[float], steps: in
 
 
 def attraction(moved: list[Field]) -> list[Field]:
-    """-∇∇⁻²δ at particles that ``moved`` from their lattice, by cloud-in-cell on a finer mesh."""
+    """-∇∇⁻²δ at particles that ``moved`` from their lattice, by cloud-in-cell on a finer mesh. ``moved`` and the
+    result are three fields [n, n, n]."""
     n = moved[0].shape[0]
     fine = FORCE_MESH * n
     k, inverse, _ = wave_numbers(fine)

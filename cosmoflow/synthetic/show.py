@@ -1,8 +1,10 @@
 """An image of one sample, the input of the network."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from mlhpc.common.formats.tf_example import read_examples
 from mlhpc.common.host import picture
@@ -62,7 +64,12 @@ def show(sample_file: Path, out_png: Path) -> None:
     words = "     ".join(f"{name} = {value:.4g}  ({u:+.2f})" for name, value, u in each)
     figure.suptitle(f"{sample_file.name}\n{words}", fontsize=12)
 
-    axis = below.subplots()
+    _draw_counts(below.subplots(), voxels)
+    picture.save(figure, out_png, dpi=130)
+
+
+def _draw_counts(axis: Any, voxels: npt.NDArray[np.int16]) -> None:
+    """How many of ``voxels`` [n, n, n, redshifts] have how many particles, at each redshift."""
     for channel, redshift in enumerate(REDSHIFTS):
         number = np.bincount(voxels[..., channel].ravel())
         held = np.flatnonzero(number)
@@ -72,4 +79,3 @@ def show(sample_file: Path, out_png: Path) -> None:
     axis.legend(frameon=False, ncols=2)
     for side in ("top", "right"):
         axis.spines[side].set_visible(False)
-    picture.save(figure, out_png, dpi=130)

@@ -38,9 +38,11 @@ class NvtxRanges:
         self._nvtx = nvtx
 
     def range_push(self, msg: str, /) -> object:
+        """Open a range named ``msg``."""
         return self._nvtx.push_range(msg)
 
     def range_pop(self) -> object:
+        """Close the range opened last."""
         return self._nvtx.pop_range()
 
 

@@ -32,7 +32,7 @@ class HorovodTimes:
         self.messages: list[FusedMessage] = []
 
     def average(self, gradients: list[Tensor]) -> list[Tensor]:
-        """The mean over ranks of each tensor. For use inside ``tf.function``."""
+        """The mean over ranks of each tensor. For use inside ``tf.function``. Of any shape."""
         self.bytes = sum(gradient.shape.num_elements() * gradient.dtype.size for gradient in gradients)
         if not self.on_host:
             return average_gradients(gradients)

@@ -43,9 +43,7 @@ def build_model(
 
     voxels = x = keras.Input(sample_shape, name="log_counts")
     if network.input_mean:
-        scale = [1 / spread for spread in network.input_spread]
-        offset = [-mean * factor for mean, factor in zip(network.input_mean, scale, strict=True)]
-        x = layers.Rescaling(scale, offset, dtype="float32")(x)
+        x = _standardized(x, network)
     for block in range(network.conv_layers):
         x = convolution(block)(x)
         # The reference adds the bias and activates, then pools. Both are monotonic, so the largest of eight
@@ -67,6 +65,13 @@ def build_model(
     last = keras.initializers.GlorotUniform(next(seeds))
     x = layers.Dense(network.targets, activation="tanh", kernel_initializer=last, dtype="float32")(x)
     return keras.Model(voxels, layers.Rescaling(SCALE, dtype="float32")(x), name="cosmoflow")
+
+
+def _standardized(x: Any, network: Network) -> Any:
+    """``x`` ``[b, n, n, n, channels]`` with the mean and spread of ``network`` taken out of each channel."""
+    scale = [1 / spread for spread in network.input_spread]
+    offset = [-mean * factor for mean, factor in zip(network.input_mean, scale, strict=True)]
+    return layers.Rescaling(scale, offset, dtype="float32")(x)
 
 
 def require_precision(precision: str) -> None:

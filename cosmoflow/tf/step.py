@@ -29,7 +29,7 @@ class Steps(NamedTuple):
 
 def log_counts(x: Tensor) -> Tensor:
     """log(x + 1) in float32 of int16 particle counts (the reference's preprocessing, rounds 1.0 on); ``x`` of
-    another type already is that logarithm (``loading.sample_dtype``)."""
+    another type already is that logarithm (``loading.sample_dtype``). Of the same shape."""
     return tf.math.log(tf.cast(x, tf.float32) + 1.0) if x.dtype == tf.int16 else tf.cast(x, tf.float32)
 
 

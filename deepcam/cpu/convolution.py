@@ -24,6 +24,7 @@ Gradients = tuple[Tensor | None, Tensor | None]
 
 class CpuDepthwise(Depthwise):
     def forward(self, input: Tensor) -> Tensor:
+        """[b, channels, h, w] to [b, channels, h / stride, w / stride]."""
         if self.stride == self.dilation == (1, 1):
             return super().forward(input)
         x, weight = _cast(input), _cast(self.weight)
@@ -39,6 +40,7 @@ class CpuSeparable(Separable):
     recomputed, which takes about as long as allocating fresh memory for it."""
 
     def forward(self, input: Tensor) -> Tensor:
+        """[b, inputs, h, w] to [b, outputs, h / stride, w / stride]."""
         if self.stride > 1 or torch.compiler.is_compiling():
             return super().forward(input)  # type: ignore[no-any-return]
         of_depth, of_point = (_cast(weight) for weight in self.parameters())
@@ -47,6 +49,7 @@ class CpuSeparable(Separable):
 
 class CpuConv3x3(Conv3x3):
     def forward(self, input: Tensor) -> Tensor:
+        """[b, inputs, h, w] to [b, outputs, h, w]."""
         if torch.compiler.is_compiling():
             return super().forward(input)
         x, weight = _cast(input), _cast(self.weight)
@@ -59,6 +62,7 @@ class CpuConv3x3(Conv3x3):
 
 class CpuPointwise(Pointwise):
     def forward(self, input: Tensor) -> Tensor:
+        """[b, inputs, h, w] to [b, outputs, h / stride, w / stride]."""
         if self.stride == (1, 1):
             return super().forward(input)
         # Sliced with channels last, so that the gradient has that layout too; and copied, since a view kept for
@@ -69,6 +73,7 @@ class CpuPointwise(Pointwise):
 
 class CpuDeconvolution(Deconvolution):
     def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:
+        """[b, inputs, h, w] to [b, outputs, 2·h, 2·w]."""
         if self.out_channels < 16:
             return super().forward(input, output_size)
         return _Upsampled.apply(_cast(input), _cast(self.weight))  # type: ignore[no-any-return]

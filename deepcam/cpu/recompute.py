@@ -14,6 +14,7 @@ class RecomputeSequential(nn.Sequential):
     one tensor is kept instead of two."""
 
     def forward(self, input: Tensor) -> Tensor:
+        """``input`` is [b, channels, h, w]."""
         if torch.compiler.is_compiling():
             return super().forward(input)  # type: ignore[no-any-return]
         for module in self:

@@ -44,7 +44,8 @@ class Bound:
         return {"max_error": self.error, "max_error_of": self.of}
 
     def allowed(self, values: npt.NDArray[Any], channels: npt.NDArray[np.intp]) -> npt.NDArray[np.float64]:
-        """The largest error of each of ``values``, whose first axis is lines of the given channels."""
+        """The largest error of each of ``values``, whose first axis is lines of the given channels. ``values``
+        are [lines, ...], ``channels`` [lines]; returns the same shape as ``values``."""
         per_line = self.error * self.ranges[channels]
         if self.of == "range":
             return np.broadcast_to(per_line.reshape(-1, *[1] * (values.ndim - 1)), values.shape)
@@ -61,11 +62,12 @@ class Delta:
         self.name, self.bound = name, bound
 
     def facts(self) -> dict[str, Any]:
+        """Facts of the manifest: those of the error bound, if there is one."""
         return self.bound.facts() if self.bound else {}
 
     def encode(self, array: npt.NDArray[np.float32]) -> Sections:
         """The sections of ``delta.parse``; for delta-small ``codes`` and ``raw`` are compressed by zstd. What
-        leaves here has been decoded, and found to keep the bound."""
+        leaves here has been decoded, and found to keep the bound. ``array`` is [rows, columns, channels]."""
         array = as_stored(array)
         bound, rows = self.bound, array.shape[0]
         if bound is None:
@@ -89,6 +91,7 @@ class Delta:
         return sections
 
     def decode(self, frame: Frame, out: npt.NDArray[np.float32]) -> None:
+        """``out`` is [rows, columns, channels]."""
         require_order(out)
         delta.decode(self.lines(frame), out)
 
@@ -145,12 +148,13 @@ class Planes:
         self._compress, self._decompress = compress, decompress
 
     def facts(self) -> dict[str, Any]:
+        """Facts of the manifest: those of the error bound, if there is one."""
         return self.bound.facts() if self.bound else {}
 
     def encode(self, array: npt.NDArray[np.float32]) -> Sections:
-        """``limits`` (float64, the bound of each channel) and ``plane0``, ``plane1``… Raises UserError for values
-        that the library does not support, and where it does not keep the bound: what leaves here has been
-        decoded."""
+        """``limits`` (float64, the bound of each channel) and ``plane0``, ``plane1``… Raises UserError for
+        values that the library does not support, and where it does not keep the bound: what leaves here has been
+        decoded. ``array`` is [rows, columns, channels]."""
         assert self.bound
         array = as_stored(array)
         limits = self.bound.error * self.bound.ranges
@@ -169,6 +173,7 @@ class Planes:
         return sections
 
     def decode(self, frame: Frame, out: npt.NDArray[np.float32]) -> None:
+        """``out`` is [rows, columns, channels]."""
         frame.require(self.name, np.float32, out.shape)
         limits = frame.array("limits", "<f8", out.shape[2])
         for i, limit in enumerate(limits.tolist()):
@@ -205,8 +210,8 @@ def encoder(
     minimum: npt.NDArray[Any],
     maximum: npt.NDArray[Any],
 ) -> Codec:
-    """The codec ``name`` with a bound relative to the channels' ranges from ``minimum`` to ``maximum``, or to the
-    values. Raises UserError for a bound that this codec cannot have."""
+    """The codec ``name`` with a bound relative to the channels' ranges from ``minimum`` to ``maximum``, or to
+    the values. Raises UserError for a bound that this codec cannot have. Both are [channels]."""
     if name not in _BOUNDED:
         if max_error is not None or error_of is not None:
             raise UserError(f"--max-error: {name} has no bound (supported: {', '.join(_BOUNDED)})")

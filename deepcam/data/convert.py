@@ -20,6 +20,7 @@ from mlhpc.common.data.codecs import frame
 from mlhpc.common.data.codecs.codec import Codec, facts
 from mlhpc.common.data.verify import checksums, require_checksum, require_listed
 from mlhpc.common.files import atomic
+from mlhpc.common.files.filesystem import as_user_error
 from mlhpc.common.formats import npy
 from mlhpc.common.formats.archive import read as read_sample
 from mlhpc.common.host.progress import progress
@@ -32,6 +33,7 @@ from mlhpc.errors import UserError
 from mlhpc.quantities import bytes_text, count
 
 FOLDERS = ("train", "validation", "test")
+_REMEDY = "free some space or choose another folder"
 SETTINGS = ".conversion.json"
 """Records how the files in its folder were converted, so that a restart never mixes formats. Hidden: not
 staged."""
@@ -211,13 +213,9 @@ def _convert_sample(
     files = (data, npy.size(dtype, reader.shape)), (mask, npy.size(np.uint8, reader.shape[:2]))
     if not all(_is_kept(file, size, modified_ns) for file, size in files):
         x, y = _read(path, reader, sums)
-        try:
+        with as_user_error(data, "cannot be written", _REMEDY):
             npy.write(data, x.astype(dtype, copy=False), modified_ns)
             npy.write(mask, y, modified_ns)
-        except OSError as error:
-            raise UserError(
-                f"{data} cannot be written: {error.strerror}; free some space or choose another folder"
-            ) from error
     advance(1)
 
 
@@ -234,14 +232,9 @@ def _encode_sample(
     modified_ns = path.stat().st_mtime_ns  # read before the file, so that a change in between is detected
     if not _is_kept(written, None, modified_ns):
         content = _encoded(path, reader, sums, codec)
-        try:
-            with atomic.writing(written) as fd:
-                atomic.write_all(fd, memoryview(content))
-                os.utime(fd, ns=(modified_ns, modified_ns))
-        except OSError as error:
-            raise UserError(
-                f"{written} cannot be written: {error.strerror}; free some space or choose another folder"
-            ) from error
+        with as_user_error(written, "cannot be written", _REMEDY), atomic.writing(written) as fd:
+            atomic.write_all(fd, memoryview(content))
+            os.utime(fd, ns=(modified_ns, modified_ns))
     advance(1)
 
 

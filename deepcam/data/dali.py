@@ -22,18 +22,22 @@ class NormalisedByDali:
         self._shape, self._statistics, self._gpu = reader.shape, statistics, device != "cpu"
 
     def inputs(self, batch: tuple[TensorPair, int]) -> list[npt.NDArray[np.float32]]:
+        """A field [rows, columns · channels] for each sample."""
         (x, _), _ = batch
         return [field.reshape(len(field), -1) for field in x.numpy()]  # a row is one axis
 
     def outputs(self, fn: Any, types: Any, feed: Callable[[], Any], key: Any) -> Any:
+        """The pipeline's output: fields normalised by channel, of shape (rows, columns · channels)."""
         field = fn.external_source(source=feed, batch=True, dtype=types.FLOAT, ndim=2, no_copy=True)
         rows = shift_and_scale(self._statistics, self._shape[1])
         shift, scale = (types.Constant(row[None], device="gpu" if self._gpu else "cpu") for row in rows)
         return ((field.gpu() if self._gpu else field) - shift) * scale
 
     def collect(self, x: Tensor, batch: tuple[TensorPair, int]) -> tuple[TensorPair, int]:
+        """``x`` [b, rows, columns · channels] as [b, rows, columns, channels], with the masks."""
         (_, y), size = batch
         return (x.view(-1, *self._shape), y.to(x.device, non_blocking=True)), size
 
     def errors(self, in_use: Sequence[Any]) -> AbstractContextManager[None]:
+        """The pipeline decodes nothing, so that none of its errors is of a sample."""
         return nullcontext()

@@ -75,7 +75,7 @@ def kind_name(kind: int) -> str:
 
 
 def segments_of(kinds: npt.NDArray[np.uint8], columns: int) -> npt.NDArray[np.int64]:
-    """How many pivots lines of these kinds have."""
+    """How many pivots lines of these kinds have. Both are [lines]."""
     lengths = np.int64(1) << (kinds >> 1).astype(np.int64)
     return np.where(kinds == CONSTANT, 1, np.where(kinds == RAW, 0, -(-columns // lengths)))
 

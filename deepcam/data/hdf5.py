@@ -45,6 +45,7 @@ class Layout:
     metadata: tuple[tuple[int, bytes], ...]
 
     def is_that_of(self, fd: int) -> bool:
+        """Whether the open file ``fd`` has this layout: the same size and metadata."""
         return os.fstat(fd).st_size == self.size and all(
             os.pread(fd, len(content), offset) == content for offset, content in self.metadata
         )
@@ -84,7 +85,8 @@ def sample_shape(path: Path) -> tuple[int, int, int]:
 
 
 def read(path: Path) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-    """Both arrays, read by the library: slower, for files without a layout (``locate``)."""
+    """Both arrays, read by the library: slower, for files without a layout (``locate``). The field is [rows,
+    columns, channels], the labels [rows, columns]."""
     with _opened(path) as file:
         return _dataset(file, path, DATA)[...], _dataset(file, path, LABELS)[...]
 

@@ -112,7 +112,8 @@ class CachedReader:
         self._cache: dict[Sample, tuple[npt.NDArray[Any], npt.NDArray[np.uint8]]] = {}
 
     def read(self, path: Sample, x: npt.NDArray[Any], y: npt.NDArray[np.uint8]) -> int:
-        """Like ``Reader.read``; 0 bytes when the sample comes from memory."""
+        """Like ``Reader.read``; 0 bytes when the sample comes from memory. ``x`` is [rows, columns, channels],
+        ``y`` [rows, columns]."""
         if path in self._cache:
             x[...], y[...] = self._cache[path]
             return 0
@@ -190,8 +191,8 @@ class Reader:
         return (x, y), sum(results)
 
     def read_lines(self, path: Sample, y: npt.NDArray[np.uint8]) -> tuple[Lines, int]:
-        """Read a sample of the differential codec without decoding its field: the lines, and the size of its file
-        in bytes; ``y`` as in ``read``. Raises UserError as ``read`` does."""
+        """Read a sample of the differential codec without decoding its field: the lines, and the size of its
+        file in bytes; ``y`` as in ``read``. Raises UserError as ``read`` does. ``y`` is [rows, columns]."""
         encoded, codec, size = self._unpack(archive.read(path), path, y)
         assert isinstance(codec, Delta)
         return codec.finite_lines(encoded), size

@@ -62,6 +62,7 @@ class Lamb(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """One update of the parameters; the loss, if there is a ``closure``."""
         result = None
         if closure is not None:
             with torch.enable_grad():
@@ -116,6 +117,7 @@ class Lamb(torch.optim.Optimizer):
             )
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """As of ``Optimizer``; step and rate go to the device of the parameters."""
         super().load_state_dict(state_dict)
         for group in self.param_groups:
             device = group["params"][0].device

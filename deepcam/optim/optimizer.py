@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from mlhpc.benchmarks.deepcam import Hyperparameters
-from mlhpc.common.training.schedules import step_learning_rate
+from mlhpc.common.training.schedules import StepSchedule
 from mlhpc.deepcam.optim.lamb import Lamb
 
 
@@ -43,8 +43,7 @@ def make_optimizer(
 
 def rate_at(hyperparameters: Hyperparameters, step: int) -> float:
     """The learning rate of ``step``, counted from 0."""
-    return step_learning_rate(
-        step,
+    schedule = StepSchedule(
         base=hyperparameters.opt_lr,
         warmup_steps=hyperparameters.scheduler_lr_warmup_steps,
         warmup_factor=hyperparameters.scheduler_lr_warmup_factor,
@@ -54,3 +53,4 @@ def rate_at(hyperparameters: Hyperparameters, step: int) -> float:
         t_max=hyperparameters.scheduler_t_max,
         eta_min=hyperparameters.scheduler_eta_min,
     )
+    return schedule.rate(step)

@@ -69,7 +69,8 @@ def show(sample_file: Path, out_png: Path) -> None:
 
 
 def range_of(field: npt.NDArray[np.float32]) -> str:
-    """``least 0.8764, mean 19.4, largest 71.54``; a mean within the rounding errors of the values is 0."""
+    """``least 0.8764, mean 19.4, largest 71.54``; a mean within the rounding errors of the values is 0. Any
+    shape."""
     low, mean, high = float(field.min()), field.mean(dtype=np.float64), float(field.max())
     if abs(mean) < np.finfo(np.float32).eps * max(abs(low), abs(high)):
         mean = 0.0

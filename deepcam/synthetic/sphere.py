@@ -44,7 +44,7 @@ class Grid:
         return weight
 
     def gradient(self, field: Field) -> tuple[Field, Field]:
-        """The eastward and the northward derivative, per metre, by central differences."""
+        """The eastward and the northward derivative, per metre, by central differences; all [rows, columns]."""
         east = np.empty_like(field)
         np.subtract(field[:, 2:], field[:, :-2], out=east[:, 1:-1])
         np.subtract(field[:, 1], field[:, -1], out=east[:, 0])
@@ -59,7 +59,8 @@ class Grid:
         return east, north
 
     def vorticity(self, u: Field, v: Field) -> Field:
-        """The vertical component of the curl of the wind ``u`` eastward, ``v`` northward; 1/s."""
+        """The vertical component of the curl of the wind ``u`` eastward, ``v`` northward; 1/s. All are [rows,
+        columns]."""
         cosine = np.cos(self.latitude)
         east, _ = self.gradient(v)
         _, north = self.gradient(u * cosine)
@@ -68,7 +69,7 @@ class Grid:
 
     def offsets(self, latitude: float, longitude: float, rows: slice) -> tuple[Field, Field]:
         """How far east and north of a place the cells of ``rows`` are: great-circle distance and bearing from
-        it, as components; metres."""
+        it, as components; metres. Each is [len(rows), columns]."""
         row_latitude = self.latitude[rows]
         turn = self.longitude - np.float32(longitude)
         # The unit vector of the cell in the frame east, north, up of the place.

@@ -71,6 +71,7 @@ class Cyclone:
         return wind
 
     def plant(self, grid: Grid, into: Disturbance) -> None:
+        """Add the cyclone to ``into``, near its centre."""
         rows = grid.reach(self.latitude, 12 * self.radius)
         east, north = grid.offsets(self.latitude, self.longitude, rows)
         distance = np.maximum(np.hypot(east, north), 0.02 * self.radius)
@@ -151,19 +152,7 @@ def plant(
     """
     into = Disturbance(*(np.zeros((grid.rows, grid.columns), np.float32) for _ in fields(Disturbance)))
     for _ in range(_number(simulation.rivers, rng)):
-        # More in the winter hemisphere, where the storm tracks are stronger.
-        side = 1 if rng.uniform() < 0.5 - 0.2 * season else -1
-        start, end = np.deg2rad((rng.uniform(15, 25), rng.uniform(42, 60)))
-        River(
-            start=side * start,
-            end=side * end,
-            longitude=rng.uniform(0, 2 * np.pi),
-            eastward=np.deg2rad(rng.uniform(20, 65)),
-            bow=np.deg2rad(rng.uniform(-8, 14)),
-            width=float(np.hypot(simulation.storm_size * rng.uniform(160e3, 260e3), 0.6 * grid.spacing)),
-            wind=rng.uniform(12, 30),
-            moisture=rng.uniform(0.6, 1),
-        ).plant(grid, ruffle, into)
+        _river(grid, simulation, season, rng).plant(grid, ruffle, into)
     for _ in range(rng.poisson(simulation.decoys)):
         _near_river(grid, simulation, rng).plant(grid, ruffle, into)
     degrees = np.abs(np.rad2deg(grid.latitude))
@@ -187,6 +176,22 @@ def plant(
     for _ in range(rng.poisson(simulation.decoys)):
         _near_cyclone(grid, simulation, rng).plant(grid, into)
     return into
+
+
+def _river(grid: Grid, simulation: Simulation, season: float, rng: np.random.Generator) -> River:
+    # More in the winter hemisphere, where the storm tracks are stronger.
+    side = 1 if rng.uniform() < 0.5 - 0.2 * season else -1
+    start, end = np.deg2rad((rng.uniform(15, 25), rng.uniform(42, 60)))
+    return River(
+        start=side * start,
+        end=side * end,
+        longitude=rng.uniform(0, 2 * np.pi),
+        eastward=np.deg2rad(rng.uniform(20, 65)),
+        bow=np.deg2rad(rng.uniform(-8, 14)),
+        width=float(np.hypot(simulation.storm_size * rng.uniform(160e3, 260e3), 0.6 * grid.spacing)),
+        wind=rng.uniform(12, 30),
+        moisture=rng.uniform(0.6, 1),
+    )
 
 
 def _near_cyclone(grid: Grid, simulation: Simulation, rng: np.random.Generator) -> Cyclone:

@@ -57,7 +57,7 @@ class Spectrum:
     fine: float = 0
 
     def shares(self, degrees: int) -> npt.NDArray[np.float64]:
-        """Variances of the degrees below ``degrees``; 1 in all."""
+        """Variances of the degrees below ``degrees``; 1 in all, [degrees]."""
         n = np.arange(degrees)
         shares: npt.NDArray[np.float64] = n / self.peak / (1 + (n / self.peak) ** (self.tail + 1))
         if math.isfinite(self.bend):

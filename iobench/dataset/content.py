@@ -32,7 +32,7 @@ class Content:
         self._kept = PAGE if compressibility == 1 else max(1, round(PAGE * max(0.0, kept)))
 
     def sample(self, file: int, number: int, size: int) -> Bytes:
-        """``size`` bytes, uint8: sample ``number`` of file ``file``."""
+        """``size`` bytes, uint8: sample ``number`` of file ``file``. Returns uint8 [size]."""
         out = np.empty(-(-size // 8), np.uint64)
         for block in range(-(-len(out) // _WORDS)):
             word = _mix(self._seed, file, number, block)

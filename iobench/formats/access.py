@@ -88,7 +88,7 @@ class CountedFile:
             self._aligned.close()
 
     def read(self, offset: int, length: int) -> Bytes:
-        """``length`` bytes from ``offset``, in a separate buffer."""
+        """``length`` bytes from ``offset``, in a separate buffer. Returns uint8 [length]."""
         out = np.empty(length, np.uint8)
         self.read_into(offset, out)
         return out
@@ -219,7 +219,7 @@ class MemoryFile(CountedFile):
         pass
 
     def read(self, offset: int, length: int) -> Bytes:
-        """``length`` bytes from ``offset``: a part of the memory itself."""
+        """``length`` bytes from ``offset``: a part of the memory itself. Returns uint8 [length]."""
         if offset < 0 or offset + length > self.size:
             raise UserError(f"{self.path} has {self.size} bytes instead of {offset + length}: damaged")
         return self._data[offset : offset + length]  # no copy
@@ -235,23 +235,26 @@ class MemoryFile(CountedFile):
         out[:] = self.read(offset, len(out))
 
 
-class FileObject:
-    """A counted file with a position, for libraries."""
+class FileObject(io.RawIOBase):
+    """A counted file with a position, for libraries. Closing it leaves the counted file open."""
 
     def __init__(self, file: CountedFile) -> None:
         self._file, self._at = file, 0
-        self.closed = False
+
+    def readable(self) -> bool:
+        """Yes."""
+        return True
+
+    def seekable(self) -> bool:
+        """Yes."""
+        return True
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
         """As of a raw file (io.RawIOBase)."""
         self._at = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._file.size}[whence]
         return self._at
 
-    def tell(self) -> int:
-        """The position."""
-        return self._at
-
-    def readinto(self, buffer: memoryview) -> int:
+    def readinto(self, buffer: Any) -> int:
         """Fill ``buffer`` as far as the file goes; returns the number of bytes."""
         out = np.frombuffer(buffer, np.uint8)
         if self._file.block_bytes:
@@ -266,43 +269,14 @@ class FileObject:
 
     def readall(self) -> bytes:
         """All bytes that are left, and a look for more, as Python's files do."""
-        data = self.read(-1)
-        self.readinto(memoryview(bytearray(1)))
-        return data
-
-    def read(self, length: int = -1) -> bytes:
-        """``length`` bytes; negative: all that are left."""
-        left = max(0, self._file.size - self._at)
-        length = left if length < 0 else min(length, left)
-        data = self._file.read(self._at, length).tobytes() if length else b""
-        self._at += length
-        return data
-
-    def readable(self) -> bool:
-        """Yes."""
-        return True
-
-    def seekable(self) -> bool:
-        """Yes."""
-        return True
-
-    def writable(self) -> bool:
-        """No."""
-        return False
-
-    def flush(self) -> None:
-        """Nothing."""
-        pass
-
-    def close(self) -> None:
-        """Leaves the counted file open."""
-        self.closed = True
+        data = bytearray(max(0, self._file.size - self._at) + 1)
+        done = 0
+        while count := self.readinto(memoryview(data)[done:]):
+            done += count
+        return bytes(data[:done])
 
 
 def buffered(file: CountedFile) -> io.BufferedReader | None:
     """``file`` as Python's ``open`` gives it to a library, with a buffer of the file system's block; None where
     the workload or the storage determines the reads."""
-    if not file.block_bytes:
-        return None
-    raw: Any = FileObject(file)
-    return io.BufferedReader(raw, file.block_bytes)
+    return io.BufferedReader(FileObject(file), file.block_bytes) if file.block_bytes else None

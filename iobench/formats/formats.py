@@ -69,7 +69,7 @@ class Format:
         return import_module(f"mlhpc.iobench.formats.{self.module}")
 
     def write(self, fd: int, sizes: Sizes, make_sample: MakeSample, dataset: Dataset) -> None:
-        """Write the samples to an empty file. Raises OSError as the file system does."""
+        """Write the samples to an empty file. Raises OSError as the file system does. ``sizes`` are [samples]."""
         self.load().write(fd, sizes, make_sample, dataset)
 
     def is_whole(self, path: Path, sizes: Sizes, dataset: Dataset) -> bool:
@@ -94,7 +94,8 @@ class Format:
         return length == int(lengths.get(self.name, sizes.sum)())
 
     def open_samples(self, file: CountedFile, sizes: Sizes, dataset: Dataset) -> Samples:
-        """A reader of the samples of ``file``, which has samples of these ``sizes``. Raises UserError."""
+        """A reader of the samples of ``file``, which has samples of these ``sizes``. Raises UserError. They are
+        [samples]."""
         reader: Samples = self.load().Samples(file, sizes, dataset)
         return reader
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from mlhpc.common.files.filesystem import as_user_error
 from mlhpc.errors import UserError
 from mlhpc.iobench.formats.access import Bytes, CountedFile
 from mlhpc.iobench.formats.counting import ReadStatistics, clock
@@ -46,10 +47,8 @@ class MpiFile(CountedFile):
     def __init__(self, path: Path, statistics: ReadStatistics, shared: bool) -> None:
         self._begin(path, statistics, 0, False)
         self._shared = shared
-        try:
+        with as_user_error(path, "cannot be opened", "check the data folder"):
             self.size = os.stat(path).st_size
-        except OSError as error:
-            raise UserError(f"{path} cannot be opened: {error.strerror}; check the data folder") from error
 
     def open(self) -> Any:
         """The ``h5py.File``. Raises OSError."""

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from mlhpc.common.files import atomic
+from mlhpc.common.files.filesystem import require_new
 from mlhpc.common.files.untrusted import read_object
 from mlhpc.errors import UserError
 from mlhpc.iobench.formats.counting import union
@@ -85,8 +86,7 @@ def observe(command: Sequence[str], below: Path, out: Path) -> int:
     Raises UserError, also if nothing was read."""
     if not command:
         raise UserError("no command to observe; write it after --")
-    if out.exists():
-        raise UserError(f"{out} exists; choose another --out")
+    require_new(out)
     strace = shutil.which("strace")
     if strace is None:
         raise UserError(

@@ -9,7 +9,7 @@ from typing import Any
 from mlhpc.common.pages.blocks import Cell, Facts, Table, number, table
 from mlhpc.common.pages.charts import Figure
 from mlhpc.common.pages.html import render
-from mlhpc.common.pages.plots import Bar, columns, stacked_bars
+from mlhpc.common.pages.plots import Bar, Measure, columns, stacked_bars
 from mlhpc.iobench.report.console import epochs_table, evaluations_table, figure, summary_lines
 from mlhpc.quantities import binary_text, bytes_text, count, plain
 
@@ -61,7 +61,7 @@ def _utilisation(bound: Mapping[str, float]) -> Figure:
         [Bar("", {colour: shares[part] for part, (colour, _) in _PARTS.items()})],
         "Share of the running time",
         parts=dict(_PARTS.values()),
-        value_title="share of the running time",
+        measure=Measure("share of the running time"),
         relative=True,
         bar_height=44,
         static_width=820,

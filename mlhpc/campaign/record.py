@@ -44,10 +44,12 @@ class Campaign:
 
     @property
     def metric(self) -> Literal["strong", "weak"]:
+        """``weak`` with concurrent instances, else ``strong``."""
         return "strong" if self.instances == 1 else "weak"
 
     @property
     def names(self) -> list[str]:
+        """The folders of the runs, from ``run_01``."""
         return [f"run_{number:02}" for number in range(1, self.runs + 1)]
 
 

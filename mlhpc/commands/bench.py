@@ -8,7 +8,7 @@ from itertools import product
 from pathlib import Path
 
 from mlhpc.benchmarks import registry
-from mlhpc.commands.parser import Commands, add_command, add_json, positive, positives, print_json, quantity
+from mlhpc.commands.parser import Commands, add_command, add_json, positives, print_json, quantity
 from mlhpc.errors import UserError, did_you_mean
 from mlhpc.quantities import count
 
@@ -22,7 +22,7 @@ def add(actions: Commands) -> None:
     batches = ", ".join(f"{name} {size.batch}" for name, size in sizes.items())
     bench.add_argument("benchmark", metavar="BENCHMARK", help=", ".join(sizes))
     bench.add_argument("data", type=Path, nargs="+", help="data sets, for example one in several formats")
-    bench.add_argument("--samples", type=positive, help=f"training samples to read (default: {samples})")
+    bench.add_count("--samples", f"training samples to read (default: {samples})")
     bench.add_argument(
         "--batch", type=positives, help=f"local batch size, a list such as 1,4 (default: {batches})"
     )
@@ -31,7 +31,7 @@ def add(actions: Commands) -> None:
     )
     bench.add_argument("--loader", help="a list such as threads,workers (default: all of the benchmark)")
     bench.add_argument("--sample-dtype", help="a list such as float32,float16 (default: the benchmark's)")
-    bench.add_argument("--rounds", type=positive, default=3, help="rounds per combination (default: 3)")
+    bench.add_count("--rounds", "rounds per combination (default: 3)", default=3)
     bench.add_argument(
         "--step-ms", type=quantity, help="time of a training step, to name the bottleneck of each combination"
     )

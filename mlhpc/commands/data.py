@@ -14,8 +14,6 @@ from mlhpc.commands.parser import (
     add_benchmark,
     add_command,
     byte_size,
-    file_named,
-    folder,
     number,
     positive,
     print_help,
@@ -37,12 +35,8 @@ def add(commands: Commands) -> None:
         actions, "make", _data_make, "generate the data set of a preset in its official layout"
     )
     add_benchmark(make)
-    make.add_argument(
-        "--out", type=folder, metavar="DIR", help="output folder (default: data/BENCHMARK-PRESET)"
-    )
-    make.add_argument(
-        "--workers", type=positive, default=CORES, help="processes per rank (default: %(default)s)"
-    )
+    make.add_folder("--out", "output folder (default: data/BENCHMARK-PRESET)")
+    make.add_count("--workers", "processes per rank (default: %(default)s)", default=CORES)
     _add_options(make, "make_data")
     convert = add_command(actions, "convert", _data_convert, "convert a data set to another format")
     tools = (f"{b.name}: {b.convert.help}" for b in registry.BUILT_IN if b.convert)
@@ -59,37 +53,29 @@ def add(commands: Commands) -> None:
         help=f"pack this number of samples into each file ({packing}); without --codec they are packed "
         f"unchanged",
     )
-    convert.add_argument(
-        "--workers", type=positive, default=CORES, help="threads per rank (default: %(default)s)"
-    )
+    convert.add_count("--workers", "threads per rank (default: %(default)s)", default=CORES)
     _add_options(convert, "convert")
     bench.add(actions)
     index = add_command(
         actions, "index", _data_index, "write the manifest of a data set: sizes and checksums"
     )
     index.add_argument("data", type=Path)
-    index.add_argument("--workers", type=positive, default=CORES, help="threads (default: %(default)s)")
+    index.add_count("--workers", "threads (default: %(default)s)", default=CORES)
     verify = add_command(actions, "verify", _data_verify, "compare a data set with its manifest")
     verify.add_argument("data", type=Path)
-    verify.add_argument("--workers", type=positive, default=CORES, help="threads (default: %(default)s)")
+    verify.add_count("--workers", "threads (default: %(default)s)", default=CORES)
     plan = add_command(
         actions, "plan", _data_plan, "show the reads, opens and network transfers of staging to many nodes"
     )
     plan.add_argument("data", type=Path, nargs="?", help="a data set; or pass --files and --file-bytes")
-    plan.add_argument("--files", type=positive, help="number of files in train/, instead of a data set")
+    plan.add_count("--files", "number of files in train/, instead of a data set")
     plan.add_argument("--file-bytes", type=byte_size, metavar="SIZE", help="of each of them, such as 16MB")
     plan.add_argument("--nodes", type=positive, required=True)
-    plan.add_argument("--ranks-per-node", type=positive, default=1, help="default: %(default)s")
+    plan.add_count("--ranks-per-node", "default: %(default)s", default=1)
     show = add_command(actions, "show", _data_show, "draw a sample as an image")
     show.add_argument("benchmark", metavar="BENCHMARK", help=NAMES)
     show.add_argument("sample", type=Path, help="a file; for resnet50 the data set, to show many images")
-    show.add_argument(
-        "--out",
-        type=file_named(".png"),
-        default=Path("sample.png"),
-        metavar="FILE.png",
-        help="the picture (default: %(default)s)",
-    )
+    show.add_out_file(".png", "the picture (default: %(default)s)", default=Path("sample.png"))
 
 
 def _add_options(command: argparse.ArgumentParser, tool: str) -> None:
@@ -263,8 +249,9 @@ def _data_show(options: argparse.Namespace) -> int:
     show = registry.find(options.benchmark).show
     if show is None:
         raise UserError(f"{options.benchmark} has no pictures of its samples")
-    if options.out.exists():
-        raise UserError(f"{options.out} already exists; choose another --out, or remove it first")
+    from mlhpc.common.files.filesystem import require_new
+
+    require_new(options.out)
     registry.load_object(show)(options.sample, options.out)
     print(options.out)
     return 0

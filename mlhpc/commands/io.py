@@ -9,16 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlhpc.commands import io_results
-from mlhpc.commands.parser import (
-    Commands,
-    Parser,
-    add_command,
-    folder,
-    natural,
-    positive,
-    positives,
-    print_help,
-)
+from mlhpc.commands.parser import Commands, Parser, add_command, add_set, folder, positives, print_help
 from mlhpc.errors import UserError
 from mlhpc.quantities import bytes_text
 
@@ -36,16 +27,9 @@ def add(commands: Commands) -> None:
     run.add_argument(
         "--data", type=_place, help="folder or s3://... with its data (default: data/io-WORKLOAD)"
     )
-    run.add_argument(
-        "--out",
-        type=folder,
-        metavar="DIR",
-        help="folder for the result (default: results/io-WORKLOAD-NUMBER)",
-    )
-    run.add_argument(
-        "--checkpoints", type=folder, help="where checkpoints are written (default: OUT/checkpoints)"
-    )
-    run.add_argument("--ranks", type=positive, default=0, help="number of local ranks")
+    run.add_folder("--out", "folder for the result (default: results/io-WORKLOAD-NUMBER)")
+    run.add_folder("--checkpoints", "where checkpoints are written (default: OUT/checkpoints)")
+    run.add_count("--ranks", "number of local ranks", default=0)
     run.add_argument(
         "--cache",
         choices=("each", "first", "warm", "keep"),
@@ -53,44 +37,31 @@ def add(commands: Commands) -> None:
         help="page cache: drop the data before each epoch or before the first, fill it (warm), or leave it "
         "(keep) (default: each)",
     )
-    run.add_argument(
-        "--null-steps",
-        type=natural,
-        default=50,
-        help="steps to repeat with the data in memory (default: 50; 0: none)",
+    run.add_count(
+        "--null-steps", "steps to repeat with the data in memory (default: 50; 0: none)", default=50, least=0
     )
-    run.add_argument(
-        "--trace", action="store_true", help="write trace.json, for Perfetto or chrome://tracing"
-    )
-    run.add_argument("--json", action="store_true", help="print the result as JSON")
+    run.add_flag("--trace", "write trace.json, for Perfetto or chrome://tracing")
+    run.add_flag("--json", "print the result as JSON")
     generate = add_command(actions, "generate", _generate, "generate the data of a workload")
     _add_workload(generate)
     generate.add_argument("--data", type=_place, help="output folder or s3://... (default: data/io-WORKLOAD)")
-    generate.add_argument("--ranks", type=positive, default=0, help="number of local ranks")
-    generate.add_argument(
-        "--workers", type=positive, default=CORES, help="processes per rank (default: %(default)s)"
-    )
+    generate.add_count("--ranks", "number of local ranks", default=0)
+    generate.add_count("--workers", "processes per rank (default: %(default)s)", default=CORES)
     sweep = add_command(actions, "sweep", _sweep, "find the fastest settings for a workload on this machine")
     _add_workload(sweep)
-    sweep.add_argument(
-        "--vary",
-        action="append",
-        default=[],
-        metavar="KEY=A,B",
-        help="a setting and its values; all combinations",
-    )
-    sweep.add_argument(
-        "--out", type=folder, required=True, metavar="DIR", help="folder for the runs and their data"
-    )
-    sweep.add_argument("--ranks", type=positive, default=1, help="number of local ranks")
-    sweep.add_argument("--repeats", type=positive, default=3, help="runs of each combination (default: 3)")
-    sweep.add_argument(
-        "--confirm",
-        type=folder,
-        metavar="DATA",
-        help="also measure in mlhpc run, on this data set of the benchmark",
+    sweep.add_repeatable("--vary", "KEY=A,B", "a setting and its values; all combinations")
+    sweep.add_folder("--out", "folder for the runs and their data", required=True)
+    sweep.add_count("--ranks", "number of local ranks", default=1)
+    sweep.add_count("--repeats", "runs of each combination (default: 3)", default=3)
+    sweep.add_folder(
+        "--confirm", "also measure in mlhpc run, on this data set of the benchmark", metavar="DATA"
     )
     sweep.add_argument("--preset", default="smoke", help="for --confirm (default: smoke)")
+    _add_simulate(actions)
+    io_results.add(actions)
+
+
+def _add_simulate(actions: Commands) -> None:
     simulate = add_command(actions, "simulate", _simulate, "simulate a workload on many ranks")
     _add_workload(simulate)
     simulate.add_argument(
@@ -104,24 +75,18 @@ def add(commands: Commands) -> None:
         metavar="N,...",
         help="default: %(default)s",
     )
-    simulate.add_argument(
-        "--targets",
-        type=positive,
-        default=1,
-        help="number of storage targets like the measured one (default: 1)",
-    )
-    simulate.add_argument("--metadata", type=positive, default=1, help="metadata servers (default: 1)")
-    simulate.add_argument("--ranks-per-node", type=positive, default=2, help="default: 2")
-    simulate.add_argument("--steps", type=positive, default=20, help="steps per rank (default: 20)")
-    simulate.add_argument("--json", action="store_true", help="print JSON")
-    io_results.add(actions)
+    simulate.add_count("--targets", "number of storage targets like the measured one (default: 1)", default=1)
+    simulate.add_count("--metadata", "metadata servers (default: 1)", default=1)
+    simulate.add_count("--ranks-per-node", "default: 2", default=2)
+    simulate.add_count("--steps", "steps per rank (default: 20)", default=20)
+    simulate.add_flag("--json", "print JSON")
 
 
-def _add_workload(parser: argparse.ArgumentParser) -> None:
+def _add_workload(parser: Parser) -> None:
     parser.add_argument(
         "workload", metavar="WORKLOAD", help="a name (mlhpc io list), or a .toml or DLIO .yaml file"
     )
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change one setting")
+    add_set(parser)
     parser.set_defaults(parse_rest=_overrides)
 
 
@@ -234,8 +199,9 @@ def _sweep(options: argparse.Namespace) -> int:
         axes[key] = values.split(",")
     if not axes:
         raise UserError("nothing to vary; add --vary KEY=A,B, such as --vary reader.threads=1,4")
-    if options.out.exists():
-        raise UserError(f"{options.out} exists; choose another --out")
+    from mlhpc.common.files.filesystem import require_new
+
+    require_new(options.out)
     sweep = Sweep(options.workload, tuple(options.set), axes, options.out, options.repeats, options.ranks)
     if options.confirm:
         require_counterparts(sweep, options.confirm)  # before the sweep, which takes long

@@ -4,7 +4,7 @@ import argparse
 import json
 from pathlib import Path
 
-from mlhpc.commands.parser import Commands, add_command, byte_size, file_named, folder, positive
+from mlhpc.commands.parser import Commands, add_command, byte_size
 from mlhpc.quantities import count
 
 
@@ -18,9 +18,9 @@ def add(actions: Commands) -> None:
     sizes.add_argument(
         "--memory", type=byte_size, required=True, metavar="SIZE", help="of a client, such as 512G or 512GiB"
     )
-    sizes.add_argument("--accelerators", type=positive, required=True, help="of all clients together")
-    sizes.add_argument("--clients", type=positive, default=1, help="nodes (default: 1)")
-    sizes.add_argument("--json", action="store_true", help="print JSON")
+    sizes.add_count("--accelerators", "of all clients together", required=True)
+    sizes.add_count("--clients", "nodes (default: 1)", default=1)
+    sizes.add_flag("--json", "print JSON")
     check = add_command(
         actions, "check", _check, "check runs of a workload against the rules of MLPerf Storage"
     )
@@ -30,18 +30,14 @@ def add(actions: Commands) -> None:
     )
     report = add_command(actions, "report", _report, "write the page of a run")
     report.add_argument("run", type=Path, metavar="RUN", help="an output folder of io run")
-    report.add_argument(
-        "--out", type=file_named(".html"), metavar="FILE.html", help="the page (default: RUN/report.html)"
-    )
+    report.add_out_file(".html", "the page (default: RUN/report.html)")
     similarity = add_command(
         actions, "similarity", _similarity, "compare the I/O of two commands recorded by io observe"
     )
     similarity.add_argument("observations", type=Path, nargs=2, metavar="FOLDER", help="of mlhpc io observe")
     observe = add_command(actions, "observe", _observe, "run a command under strace and record its reads")
-    observe.add_argument(
-        "--out", type=folder, required=True, metavar="DIR", help="folder for the observation"
-    )
-    observe.add_argument("--below", type=folder, required=True, help="count only files below this folder")
+    observe.add_folder("--out", "folder for the observation", required=True)
+    observe.add_folder("--below", "count only files below this folder", required=True)
     observe.add_argument("words", nargs=argparse.REMAINDER, metavar="COMMAND", help="after --")
     listing = add_command(actions, "list", _list, "list the workloads of the suite")
     listing.add_argument(

@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from mlhpc.commands.parser import Commands, add_command, add_json, file_named, folder, print_json, quantity
+from mlhpc.commands.parser import Commands, add_command, add_json, print_json, quantity
 from mlhpc.errors import UserError, install
 
 DAY_S = 86_400.0
@@ -19,8 +19,8 @@ def add(commands: Commands) -> None:
         metavar="SECONDS",
         help="seconds between updates (default: 2)",
     )
-    watch.add_argument("--once", action="store_true", help="print the current state and exit")
-    watch.add_argument("--json", action="store_true", help="with --once: print JSON (docs/reference/json.md)")
+    watch.add_flag("--once", "print the current state and exit")
+    watch.add_flag("--json", "with --once: print JSON (docs/reference/json.md)")
     diff = add_command(
         commands,
         "diff",
@@ -32,13 +32,11 @@ def add(commands: Commands) -> None:
     add_json(diff)
     trace = add_command(commands, "trace", _trace, "write the spans of all ranks as a trace for Perfetto")
     trace.add_argument("run", type=Path, metavar="RUN", help="the --out folder of the run")
-    trace.add_argument(
-        "--out", type=file_named(".json"), required=True, metavar="FILE.json", help="the trace"
-    )
+    trace.add_out_file(".json", "the trace", required=True)
     export = add_command(commands, "export", _export, "export a run's metrics for other tools")
     export.add_argument("run", type=Path, metavar="RUN", help="the --out folder of the run")
     export.add_argument("--to", required=True, choices=("csv", "tensorboard", "mlflow"), help="the tool")
-    export.add_argument("--out", type=folder, required=True, metavar="DIR", help="a new folder")
+    export.add_folder("--out", "a new folder", required=True)
     completion = add_command(commands, "completion", _completion, "print the completion script for a shell")
     completion.add_argument(
         "shell", choices=("bash", "zsh", "fish"), metavar="SHELL", help="bash, zsh or fish"

@@ -21,9 +21,11 @@ class Parser(argparse.ArgumentParser):
     """Reports errors in one line, with the nearest valid word and the help command."""
 
     def error(self, message: str) -> NoReturn:
+        """Raise UserError with ``message`` and the help command."""
         raise UserError(f"{message}; see: {self.prog} --help")
 
     def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
+        """As of ``ArgumentParser``."""
         sys.stdout.flush()  # of --help, here, where main knows what a closed pipe means
         super().exit(status, message)
 
@@ -31,6 +33,26 @@ class Parser(argparse.ArgumentParser):
         if action.choices is not None and value not in action.choices:
             what = action.dest if action.option_strings else "command"
             raise UserError(f"no {what} {value!r}; {did_you_mean(str(value), map(str, action.choices))}")
+
+    def add_flag(self, name: str, help: str) -> None:
+        """An option without a value."""
+        self.add_argument(name, action="store_true", help=help)
+
+    def add_repeatable(self, name: str, metavar: str, help: str) -> None:
+        """An option that may be given several times; its value is the list of all."""
+        self.add_argument(name, action="append", default=[], metavar=metavar, help=help)
+
+    def add_count(self, name: str, help: str, *, least: int = 1, **options: Any) -> None:
+        """An option whose value is a whole number from ``least``, 0 or 1."""
+        self.add_argument(name, type=natural if least == 0 else positive, help=help, **options)
+
+    def add_folder(self, name: str, help: str, *, metavar: str = "DIR", **options: Any) -> None:
+        """An option whose value is a folder."""
+        self.add_argument(name, type=folder, metavar=metavar, help=help, **options)
+
+    def add_out_file(self, suffix: str, help: str, **options: Any) -> None:
+        """``--out``, a file to write whose name ends in ``suffix``."""
+        self.add_argument("--out", type=file_named(suffix), metavar=f"FILE{suffix}", help=help, **options)
 
 
 NAMES = ", ".join(benchmark.name for benchmark in BUILT_IN)
@@ -46,11 +68,8 @@ Commands: TypeAlias = "argparse._SubParsersAction[Parser]"
 
 
 def add_command(
-    commands: Commands,
-    name: str,
-    run: Callable[[argparse.Namespace], int] | str,
-    summary: str,
-) -> argparse.ArgumentParser:
+    commands: Commands, name: str, run: Callable[[argparse.Namespace], int] | str, summary: str
+) -> Parser:
     """Add a command to ``commands``. ``run`` executes it and returns the exit status: a function, or
     ``"package.module:function"``, imported when the command runs."""
     parser = commands.add_parser(
@@ -142,8 +161,9 @@ def byte_size(text: str) -> int:
     return value
 
 
-def add_json(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="print JSON (docs/reference/json.md)")
+def add_json(parser: Parser) -> None:
+    """Add ``--json``."""
+    parser.add_flag("--json", "print JSON (docs/reference/json.md)")
 
 
 def print_json(command: str, content: Mapping[str, Any]) -> None:
@@ -154,17 +174,35 @@ def print_json(command: str, content: Mapping[str, Any]) -> None:
 
 
 def print_help(options: argparse.Namespace) -> int:
+    """The action of a command that requires another one."""
     options.parser.print_help()
     return 0
 
 
-def add_benchmark(parser: argparse.ArgumentParser) -> None:
+def add_benchmark(parser: Parser) -> None:
+    """Add the benchmark, ``--preset`` and ``--set``."""
     parser.add_argument("benchmark", metavar="BENCHMARK", help=f"{NAMES}, or one from an installed package")
     parser.add_argument("--preset", default="smoke", help="a named size (mlhpc presets BENCHMARK)")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change one setting")
+    add_set(parser)
+
+
+def add_set(parser: Parser) -> None:
+    """Add ``--set``."""
+    parser.add_repeatable("--set", "KEY=VALUE", "change one setting")
+
+
+def add_data_set(parser: Parser) -> None:
+    """Add ``--data``."""
+    parser.add_folder("--data", "the data set (default: data/BENCHMARK-PRESET)")
+
+
+def add_machine(parser: Parser, help: str) -> None:
+    """Add ``--machine``."""
+    parser.add_argument("--machine", metavar="NAME|FILE", help=help)
 
 
 def add_hyperparameters_from(parser: argparse.ArgumentParser) -> None:
+    """Add ``--hyperparameters-from``."""
     parser.add_argument(
         "--hyperparameters-from",
         type=Path,
@@ -175,11 +213,13 @@ def add_hyperparameters_from(parser: argparse.ArgumentParser) -> None:
 
 
 def add_results(parser: argparse.ArgumentParser) -> None:
+    """Add the path of results, and ``--ruleset``."""
     parser.add_argument("path", type=Path, help="a run, a log, a folder of runs, or a submission tree")
     add_ruleset(parser)
 
 
 def add_ruleset(parser: argparse.ArgumentParser) -> None:
+    """Add ``--ruleset``."""
     parser.add_argument(
         "--ruleset",
         metavar="VERSION",

@@ -12,8 +12,7 @@ from mlhpc.commands.parser import (
     add_command,
     add_hyperparameters_from,
     add_json,
-    folder,
-    positive,
+    add_set,
     print_json,
 )
 from mlhpc.errors import UserError
@@ -21,66 +20,51 @@ from mlhpc.errors import UserError
 
 def add(commands: Commands) -> None:
     listing = add_command(
-        commands,
-        "list",
-        _list,
-        "list benchmarks, presets, installed frameworks, codecs, sites and machines",
+        commands, "list", _list, "list benchmarks, presets, installed frameworks, codecs, sites and machines"
     )
     add_json(listing)
     scripts = add_command(
         commands, "scripts", _scripts, "copy batch scripts, site files and documentation into a new folder"
     )
-    scripts.add_argument("--out", type=folder, required=True, metavar="DIR", help="a new folder")
+    scripts.add_folder("--out", "a new folder", required=True)
     presets = add_command(
         commands, "presets", _presets, "list the presets of a benchmark, or show all settings of one"
     )
     presets.add_argument("benchmark", metavar="BENCHMARK", nargs="?", help=f"{NAMES} (default: all)")
     presets.add_argument("preset", metavar="PRESET", nargs="?", help="show all settings of this preset")
-    presets.add_argument(
-        "--explain", action="store_true", help="add meaning, unit, source and closed-division bounds"
-    )
-    presets.add_argument("--json", action="store_true", help="print JSON (docs/reference/json.md)")
+    presets.add_flag("--explain", "add meaning, unit, source and closed-division bounds")
+    presets.add_flag("--json", "print JSON (docs/reference/json.md)")
     rules = add_command(
         commands, "rules", _rules, "show the rules of the closed division, or check a preset against them"
     )
     rules.add_argument("benchmark", metavar="BENCHMARK", nargs="?")
     rules.add_argument("--ruleset", help="1.0.0, 2.0.0 or 3.0.0 (default: the newest that times staging)")
     rules.add_argument("--preset", help="list rule violations of this preset")
-    rules.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change one setting")
+    add_set(rules)
     add_hyperparameters_from(rules)
     rules.add_argument("--data", type=Path, help="the data set of the run")
     rules.add_argument("--stage", type=Path, help="the folder to stage it to")
     add_json(rules)
     doctor = add_command(
-        commands,
-        "doctor",
-        _doctor,
-        "check this machine before a run, or describe it for a submission",
+        commands, "doctor", _doctor, "check this machine before a run, or describe it for a submission"
     )
     doctor.add_argument("benchmark", metavar="BENCHMARK", nargs="?", help="also start its framework")
-    doctor.add_argument("--data", type=folder, help="the data set of the planned run")
-    doctor.add_argument("--stage", type=folder, help="the folder to stage it to (default: $TMPDIR, /tmp)")
-    doctor.add_argument(
+    doctor.add_folder("--data", "the data set of the planned run")
+    doctor.add_folder("--stage", "the folder to stage it to (default: $TMPDIR, /tmp)")
+    doctor.add_folder(
         "--out",
-        type=folder,
-        metavar="DIR|FILE",
-        help="the folder for results that is checked; with --site (.sh), --calibrate (.toml) or --system "
+        "the folder for results that is checked; with --site (.sh), --calibrate (.toml) or --system "
         "(.json): the file to write",
+        metavar="DIR|FILE",
     )
-    doctor.add_argument("--ranks", type=positive, default=0, help="number of local ranks")
+    doctor.add_count("--ranks", "number of local ranks", default=0)
     add_json(doctor)
     doctor.add_argument(
         "--site", metavar="NAME", help="write a site file for this machine, run_scripts/sites/NAME.sh"
     )
-    doctor.add_argument(
-        "--calibrate",
-        action="store_true",
-        help="measure this machine and write a machine file, --out FILE.toml",
-    )
-    doctor.add_argument("--system", action="store_true", help="the official system description, as JSON")
-    doctor.add_argument(
-        "--set", action="append", default=[], metavar="FIELD=VALUE", help="set a field of --system"
-    )
+    doctor.add_flag("--calibrate", "measure this machine and write a machine file, --out FILE.toml")
+    doctor.add_flag("--system", "the official system description, as JSON")
+    doctor.add_repeatable("--set", "FIELD=VALUE", "set a field of --system")
 
 
 def _list(options: argparse.Namespace) -> int:

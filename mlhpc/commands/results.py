@@ -8,10 +8,9 @@ from mlhpc.commands.parser import (
     Commands,
     add_command,
     add_json,
+    add_machine,
     add_results,
     add_ruleset,
-    file_named,
-    folder,
     print_json,
 )
 from mlhpc.errors import UserError
@@ -32,25 +31,19 @@ def add(commands: Commands) -> None:
     report.add_argument(
         "path", type=Path, nargs="+", help="a run, a folder of runs, a log or a submission tree"
     )
-    report.add_argument(
-        "--out",
-        type=file_named(".html"),
-        metavar="FILE.html",
-        help="the page to write (default: RUN/report.html for one run, none for several)",
+    report.add_out_file(".html", "the page to write (default: RUN/report.html for one run, none for several)")
+    report.add_repeatable(
+        "--predict", "UNITS[:BATCH]", "predict the time of a configuration that was not run"
     )
-    report.add_argument(
-        "--predict",
-        action="append",
-        default=[],
-        metavar="UNITS[:BATCH]",
-        help="predict the time of a configuration that was not run",
-    )
-    report.add_argument(
-        "--machine",
-        metavar="NAME|FILE",
-        help="show the breakdown predicted for this machine next to that of the run",
-    )
+    add_machine(report, "show the breakdown predicted for this machine next to that of the run")
     add_json(report)
+    _add_pack(commands)
+    unpack = add_command(commands, "unpack", _unpack, "unpack a packed submission, verifying checksums")
+    unpack.add_argument("archive", type=Path)
+    unpack.add_argument("out", type=Path)
+
+
+def _add_pack(commands: Commands) -> None:
     pack = add_command(commands, "pack", _pack, "pack runs into the official submission tree, and check it")
     pack.add_argument("runs", type=Path, nargs="*", help="folders of runs, campaigns, logs")
     pack.add_argument("--org", required=True, help="submitting organization")
@@ -60,12 +53,10 @@ def add(commands: Commands) -> None:
         required=True,
         help="system description, written by mlhpc doctor --system --out FILE",
     )
-    pack.add_argument(
+    pack.add_folder(
         "--out",
-        type=folder,
-        metavar="DIR",
+        "folder for the tree and its archive (default: results/submission)",
         default=Path("results/submission"),
-        help="folder for the tree and its archive (default: results/submission)",
     )
     add_ruleset(pack)
     pack.add_argument(
@@ -79,10 +70,7 @@ def add(commands: Commands) -> None:
         metavar="RUN",
         help="instances to put into pruned_results",
     )
-    pack.add_argument("--despite-errors", action="store_true", help="pack even if there are errors")
-    unpack = add_command(commands, "unpack", _unpack, "unpack a packed submission, verifying checksums")
-    unpack.add_argument("archive", type=Path)
-    unpack.add_argument("out", type=Path)
+    pack.add_flag("--despite-errors", "pack even if there are errors")
 
 
 def _check(options: argparse.Namespace) -> int:

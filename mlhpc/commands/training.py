@@ -9,12 +9,9 @@ from mlhpc.commands.parser import (
     Commands,
     add_benchmark,
     add_command,
+    add_data_set,
     add_hyperparameters_from,
     add_json,
-    file_named,
-    folder,
-    natural,
-    positive,
     print_json,
     seed,
 )
@@ -22,62 +19,7 @@ from mlhpc.errors import UserError
 
 
 def add(commands: Commands) -> None:
-    run = add_command(commands, "run", _run, "train a benchmark to its target, including staging")
-    add_benchmark(run)
-    add_hyperparameters_from(run)
-    run.add_argument(
-        "--data", type=folder, metavar="DIR", help="the data set (default: data/BENCHMARK-PRESET)"
-    )
-    run.add_argument(
-        "--stage",
-        type=folder,
-        metavar="DIR",
-        help="node-local folder to copy the data set to, inside the timed region",
-    )
-    run.add_argument(
-        "--out",
-        type=folder,
-        metavar="DIR",
-        help="folder for the results (default: results/BENCHMARK-PRESET-NUMBER)",
-    )
-    run.add_argument(
-        "--config",
-        type=Path,
-        metavar="FILE",
-        help="the config.toml of a run, instead of a preset",
-    )
-    run.add_argument("--ranks", type=positive, default=0, help="number of local ranks")
-    run.add_argument(
-        "--bind",
-        metavar="CORES",
-        help="an equal share of cores for each local rank (cores), a list of cores per rank such as "
-        "0-3:4-7, or none (default: $MLHPC_BIND, none)",
-    )
-    run.add_argument("--seed", type=seed, help="random seed (default: random per run, and logged)")
-    run.add_argument(
-        "--evict", action="store_true", help="drop the data set from the page cache before the run"
-    )
-    run.add_argument(
-        "--compute",
-        metavar="SECONDS|RUN|MACHINE",
-        help="emulate: steps wait for this time instead of computing; or for the step time of a run, or "
-        "the one predicted for a machine",
-    )
-    run.add_argument(
-        "--resume",
-        type=folder,
-        metavar="DIR",
-        help="continue from the checkpoint of another run; a larger training.max_epochs extends it",
-    )
-    run.add_argument(
-        "--dry-run",
-        action="store_true",
-        help="print steps, files, memory, rules and settings without starting the run",
-    )
-    run.add_argument(
-        "--json", action="store_true", help="with --dry-run: print JSON (docs/reference/json.md)"
-    )
-
+    _add_run(commands)
     weights = add_command(
         commands,
         "weights",
@@ -85,77 +27,78 @@ def add(commands: Commands) -> None:
         "write the weights of a run's last checkpoint as safetensors",
     )
     weights.add_argument("run", type=Path, metavar="RUN", help="a run with a checkpoint")
-    weights.add_argument(
-        "--out",
-        type=file_named(".safetensors"),
-        required=True,
-        metavar="FILE.safetensors",
-        help="the file to write",
-    )
+    weights.add_out_file(".safetensors", "the file to write", required=True)
+    _add_campaign(commands)
+    _add_study(commands)
 
+
+def _add_run(commands: Commands) -> None:
+    run = add_command(commands, "run", _run, "train a benchmark to its target, including staging")
+    add_benchmark(run)
+    add_hyperparameters_from(run)
+    add_data_set(run)
+    run.add_folder("--stage", "node-local folder to copy the data set to, inside the timed region")
+    run.add_folder("--out", "folder for the results (default: results/BENCHMARK-PRESET-NUMBER)")
+    run.add_argument(
+        "--config", type=Path, metavar="FILE", help="the config.toml of a run, instead of a preset"
+    )
+    run.add_count("--ranks", "number of local ranks", default=0)
+    run.add_argument(
+        "--bind",
+        metavar="CORES",
+        help="an equal share of cores for each local rank (cores), a list of cores per rank such as "
+        "0-3:4-7, or none (default: $MLHPC_BIND, none)",
+    )
+    run.add_argument("--seed", type=seed, help="random seed (default: random per run, and logged)")
+    run.add_flag("--evict", "drop the data set from the page cache before the run")
+    run.add_argument(
+        "--compute",
+        metavar="SECONDS|RUN|MACHINE",
+        help="emulate: steps wait for this time instead of computing; or for the step time of a run, or "
+        "the one predicted for a machine",
+    )
+    run.add_folder(
+        "--resume", "continue from the checkpoint of another run; a larger training.max_epochs extends it"
+    )
+    run.add_flag("--dry-run", "print steps, files, memory, rules and settings without starting the run")
+    run.add_flag("--json", "with --dry-run: print JSON (docs/reference/json.md)")
+
+
+def _add_campaign(commands: Commands) -> None:
     campaign = add_command(commands, "campaign", _campaign, "run all repeats needed for a score")
     add_benchmark(campaign)
     add_hyperparameters_from(campaign)
-    campaign.add_argument(
-        "--data", type=folder, metavar="DIR", help="the data set (default: data/BENCHMARK-PRESET)"
+    add_data_set(campaign)
+    campaign.add_folder("--stage", "node-local folder to copy the data set to; concurrent runs share it")
+    campaign.add_folder("--out", "folder for the runs (default: results/BENCHMARK-PRESET-campaign)")
+    campaign.add_count("--ranks", "ranks of each run", default=0)
+    campaign.add_count("--runs", "number of runs (default: as many as a score requires)")
+    campaign.add_count(
+        "--instances", "number of concurrent runs: measures throughput instead of time to solution", default=1
     )
-    campaign.add_argument(
-        "--stage",
-        type=folder,
-        metavar="DIR",
-        help="node-local folder to copy the data set to; concurrent runs share it",
-    )
-    campaign.add_argument(
-        "--out",
-        type=folder,
-        metavar="DIR",
-        help="folder for the runs (default: results/BENCHMARK-PRESET-campaign)",
-    )
-    campaign.add_argument("--ranks", type=positive, default=0, help="ranks of each run")
-    campaign.add_argument(
-        "--runs", type=positive, help="number of runs (default: as many as a score requires)"
-    )
-    campaign.add_argument(
-        "--instances",
-        type=positive,
-        default=1,
-        help="number of concurrent runs: measures throughput instead of time to solution",
-    )
-    campaign.add_argument("--number", type=positive, help="start only this run, for tasks of a job array")
+    campaign.add_count("--number", "start only this run, for tasks of a job array")
 
+
+def _add_study(commands: Commands) -> None:
     study = add_command(
         commands, "study", _study, "measure throughput for combinations of settings, repeatedly"
     )
     add_benchmark(study)
-    study.add_argument(
+    study.add_repeatable(
         "--vary",
-        action="append",
-        default=[],
-        metavar="KEY=A,B",
-        help="codec, batch (local), ranks, data (folders), storage (shared, staged, or folders to stage "
+        "KEY=A,B",
+        "codec, batch (local), ranks, data (folders), storage (shared, staged, or folders to stage "
         "to), or a setting, with its values; all combinations are run",
     )
-    study.add_argument(
-        "--data", type=folder, metavar="DIR", help="the data set (default: data/BENCHMARK-PRESET)"
+    add_data_set(study)
+    study.add_folder("--stage", "node-local folder to copy the data set to before the steps")
+    study.add_folder(
+        "--out", "folder of the study, new or to be extended (default: results/BENCHMARK-PRESET-study)"
     )
-    study.add_argument(
-        "--stage",
-        type=folder,
-        metavar="DIR",
-        help="node-local folder to copy the data set to before the steps",
-    )
-    study.add_argument(
-        "--out",
-        type=folder,
-        metavar="DIR",
-        help="folder of the study, new or to be extended (default: results/BENCHMARK-PRESET-study)",
-    )
-    study.add_argument("--repeats", type=positive, default=5, help="runs of each combination (default: 5)")
-    study.add_argument("--steps", type=positive, default=20, help="measured steps (default: 20)")
-    study.add_argument(
-        "--warmup", type=natural, default=5, help="warm-up steps before the measured ones (default: 5)"
-    )
-    study.add_argument("--number", type=positive, help="start only this run, for tasks of a job array")
+    study.add_count("--repeats", "runs of each combination (default: 5)", default=5)
+    study.add_count("--steps", "measured steps (default: 20)", default=20)
+    study.add_count("--warmup", "warm-up steps before the measured ones (default: 5)", default=5, least=0)
+    study.add_count("--number", "start only this run, for tasks of a job array")
     add_json(study)
 
 

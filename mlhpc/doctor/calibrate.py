@@ -13,6 +13,7 @@ import tomli_w
 from rich.console import Console
 
 from mlhpc.common.files.atomic import write_bytes
+from mlhpc.common.files.filesystem import as_user_error, require_new
 from mlhpc.common.host import speed
 from mlhpc.errors import UserError
 from mlhpc.perf.machines import parse, written
@@ -23,26 +24,17 @@ def calibrate(out: Path | None, folder: Path | None, console: Console) -> int:
     if PyTorch finds one, and writes the machine file ``out``. Raises UserError if it cannot be written."""
     if out is None:
         raise UserError("--calibrate writes a machine file: add --out FILE.toml")
-    if out.exists():
-        raise UserError(f"{out} exists; choose another --out, or move it away")
+    require_new(out)
     place = folder or Path(tempfile.gettempdir())
     console.print(
         "measuring the speed of matrix products, memory, disk and loopback for about ten seconds; leave the "
         "machine idle"
     )
-    try:
+    with as_user_error(place, "cannot be written or read", "choose another --stage"):
         text = tomli_w.dumps(_measured(place))
-    except OSError as error:
-        raise UserError(
-            f"{place} cannot be written or read ({error.strerror}); choose another --stage"
-        ) from None
     machine = parse(text, str(out), out.stem)  # verifies that the file is valid
-    try:
+    with as_user_error(out, "cannot be written", "choose another --out FILE.toml"):
         write_bytes(out, text.encode())
-    except OSError as error:
-        raise UserError(
-            f"{out} cannot be written ({error.strerror}); choose another --out FILE.toml"
-        ) from None
     for key, value in machine.figures.items():
         console.print(f"  {key:26} {written(key, value)}", markup=False, highlight=False)
     console.print(f"{out}: use it with mlhpc predict --machine and mlhpc report --machine", markup=False)

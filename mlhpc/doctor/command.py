@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from mlhpc.benchmarks import registry
+from mlhpc.common.files.filesystem import require_new
 from mlhpc.common.host.binding import asked, bind_this_rank, cores_of_ranks
 from mlhpc.common.pages.terminal import say
 from mlhpc.common.ranks import launch
@@ -90,8 +91,8 @@ def describe_system(settings: Sequence[str], out: Path | None, console: Console)
     standard output. Returns 1 when required fields are missing; ``out`` is then not written, since the official
     checker would reject it."""
     given = system_description.given_fields(settings)
-    if out and out.exists():
-        raise UserError(f"{out} exists; choose another --out, or move it away")
+    if out:
+        require_new(out)
     rank_info = find_rank_info(os.environ)
     if rank_info.size > 1 and not rank_info.leader:
         raise UserError(

@@ -25,10 +25,12 @@ class MemoryNeed(NamedTuple):
 
     @property
     def fits(self) -> bool:
+        """Whether a step of all ranks fits in the node's memory."""
         return self.step_bytes * self.local_size <= self.node_bytes
 
     @property
     def is_small(self) -> bool:
+        """Whether it needs less than half of the node's memory."""
         return 2 * self.step_bytes * self.local_size < self.node_bytes
 
     def __str__(self) -> str:

@@ -14,7 +14,7 @@ from pathlib import Path
 from rich.console import Console
 
 from mlhpc.common.files import atomic
-from mlhpc.common.files.filesystem import SHARED_TYPES, filesystem_of
+from mlhpc.common.files.filesystem import SHARED_TYPES, as_user_error, filesystem_of
 from mlhpc.common.host.accelerators import accelerators
 from mlhpc.common.host.binding import Cores, beside, numa_nodes, ranges
 from mlhpc.common.pages.terminal import say
@@ -77,10 +77,8 @@ def write_site(name: str, out: Path | None, console: Console) -> int:
     if path.exists():
         raise UserError(f"{path} exists; choose another name, or move it away")
     facts = find_site_facts()
-    try:
+    with as_user_error(path, "cannot be written", "choose another --out"):
         atomic.write_bytes(path, site_file(name, facts).encode())
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror}; choose another --out") from None
     say(console, f"{path} written; check it, especially the lines marked CHECK")
     if not facts.in_job:
         hint = (

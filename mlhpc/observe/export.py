@@ -13,6 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from mlhpc.common.files.filesystem import as_user_error, require_new
 from mlhpc.common.pages.blocks import spreadsheet
 from mlhpc.errors import UserError, install
 from mlhpc.record.energy import in_order
@@ -28,15 +29,12 @@ def export(folder: Path, to: str, out: Path) -> Path:
     run = read(folder)
     if run.result is None:
         raise UserError(f"{folder}: no readable result.json; only completed runs can be exported")
-    if out.exists():
-        raise UserError(f"{out} already exists; choose another --out, or remove it first")
+    require_new(out)
     package, writer = _WRITERS[to]
     if find_spec(package) is None:
         raise UserError(f"--to {to} needs the package {package}: {install(to)}")
-    try:
+    with as_user_error(out, "cannot be created", "choose another --out"):
         out.mkdir(parents=True)
-    except OSError as error:
-        raise UserError(f"{out} cannot be created ({error.strerror}); choose another --out") from None
     try:
         writer(run, run.result, out)
     except BaseException as error:

@@ -53,6 +53,7 @@ def _sites() -> list[str]:
 
 
 def print_list(console: Console) -> None:
+    """Print ``content`` as a table."""
     everything = content()
     rows: list[tuple[Text, str]] = []
     for benchmark in everything["benchmarks"]:

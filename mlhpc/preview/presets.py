@@ -36,6 +36,7 @@ def presets_of(benchmark: str | None) -> dict[str, dict[str, str]]:
 
 
 def print_presets(benchmark: str | None, console: Console) -> None:
+    """Print the presets of ``benchmark``, or of all benchmarks."""
     for name, presets in presets_of(benchmark).items():
         if benchmark is None:
             console.print(Text(name, style="bold"))

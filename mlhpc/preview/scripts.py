@@ -4,6 +4,7 @@ import shutil
 from pathlib import Path
 
 import mlhpc
+from mlhpc.common.files.filesystem import require_new
 from mlhpc.errors import UserError
 
 FOLDERS = ("run_scripts", "docs")
@@ -23,8 +24,7 @@ def copy_scripts(out: Path) -> Path:
     The scripts work from there as from the top of a checkout. Raises UserError if ``out`` exists or cannot be
     written.
     """
-    if out.exists():
-        raise UserError(f"{out} already exists; choose another --out, or remove it first")
+    require_new(out)
     try:
         for folder in FOLDERS:
             shutil.copytree(shipped(folder), out / folder, ignore=shutil.ignore_patterns(*NOT_SHIPPED))

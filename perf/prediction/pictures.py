@@ -8,7 +8,7 @@ from mlhpc.benchmarks.schema import Run
 from mlhpc.common.pages import plots
 from mlhpc.common.pages.blocks import Grid, Section, Table, number, table
 from mlhpc.common.pages.charts import Figure
-from mlhpc.common.pages.plots import Bar, stacked_bars
+from mlhpc.common.pages.plots import Bar, Measure, stacked_bars
 from mlhpc.errors import few
 from mlhpc.perf.accelerator.ibrahim2021 import STRONG_SCALING, TABLE_II
 from mlhpc.perf.machines import Machine
@@ -42,9 +42,7 @@ def time_to_train(predictions: Sequence[Prediction]) -> Section | None:
         bars,
         "Predicted time to train",
         parts={key: name for key, name in _PARTS.items() if any(bar.sizes[key] for bar in bars)},
-        value_title="minutes",
-        write=seconds_text,
-        unit=60.0,
+        measure=Measure("minutes", seconds_text, 60.0),
         title="Time to train by part",
     )
     sets = [(row, _beside(row, timed)) for row in _like(timed[0]) if row.total_s]

@@ -49,6 +49,7 @@ class DecodedByDali:
             raise self._reader.named(index, error) from error
 
     def finish(self, arrays: Sequence[Any], results: list[_Source]) -> list[_Source]:
+        """The sources themselves: DALI decodes them."""
         return results
 
     def inputs(self, batch: list[_Source]) -> tuple[list[Any], ...]:
@@ -63,6 +64,7 @@ class DecodedByDali:
         )
 
     def outputs(self, fn: Any, types: Any, feed: Callable[[], Any], key: int) -> Any:
+        """As of ``dali.Pipeline``: the decoded and resized images."""
         encoded = self._reader.images.read(key)[0].ndim == 1
         data, start, shape, *where = fn.external_source(
             source=feed,
@@ -79,6 +81,7 @@ class DecodedByDali:
         return _render(self._reader, fn, types, pixels, where)
 
     def collect(self, x: torch.Tensor, batch: list[_Source]) -> Batch:
+        """``x`` is [b, 3, size, size]."""
         samples = [Sample(source.label, source.data.nbytes) for source in batch]
         _, y, total, _ = self._reader.finish((x,), samples)
         return x, y.to(x.device, non_blocking=True), total, ()

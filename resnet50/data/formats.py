@@ -37,7 +37,8 @@ class Images(Protocol):
     def __len__(self) -> int: ...
 
     def read(self, index: int) -> tuple[Bytes, int]:
-        """An image, in a separate writable buffer, and its label. Raises UserError naming it."""
+        """An image, in a separate writable buffer, and its label. Raises UserError naming it. uint8 [bytes] as
+        encoded, or [rows, columns, 3] decoded."""
 
     def name(self, index: int) -> str:
         """The file and the position in it, for messages."""
@@ -53,6 +54,7 @@ class Files:
         return len(self.paths)
 
     def read(self, index: int) -> tuple[Bytes, int]:
+        """The file, uint8 [bytes], and its label."""
         path = Path(self.paths[index])
         with opened(path) as fd:  # in one read: np.fromfile first seeks to the end, and reads twice
             data = np.empty(size_to_read(fd), np.uint8)
@@ -60,6 +62,7 @@ class Files:
         return data, self.labels[index]
 
     def name(self, index: int) -> str:
+        """The path of image ``index``."""
         return self.paths[index]
 
 
@@ -84,6 +87,7 @@ class Shards:
         return len(self._extents)
 
     def read(self, index: int) -> tuple[Bytes, int]:
+        """The file, uint8 [bytes], and its label."""
         offset, length = map(int, self._extents[index])
         record = tfrecord.read_record(self._file(index), offset, length)
         try:
@@ -100,6 +104,7 @@ class Shards:
         return np.frombuffer(encoded, np.uint8), label[0] - 1
 
     def name(self, index: int) -> str:
+        """The file and record of image ``index``, for messages."""
         return f"{self._file(index)}: record {self._records[index]}"
 
     def _file(self, index: int) -> Path:
@@ -120,6 +125,7 @@ class Lmdb:
         return len(self._file)
 
     def read(self, index: int) -> tuple[Bytes, int]:
+        """The record, uint8 [bytes], and its label."""
         value = self._file.value(index)
         datum: dict[int, memoryview] = {}
         try:
@@ -134,6 +140,7 @@ class Lmdb:
         return data, label
 
     def name(self, index: int) -> str:
+        """The file and key of image ``index``, for messages."""
         return f"{self.path}: {self._file.key(index).decode('ascii', 'replace')}"
 
 
@@ -166,6 +173,7 @@ class Raw:
         return len(self.index)
 
     def read(self, index: int) -> tuple[Bytes, int]:
+        """The pixels, uint8 [rows, columns, 3], and its label."""
         offset, height, width, label = map(int, self.index[index])
         try:
             pixels = np.fromfile(self.path, np.uint8, 3 * height * width, offset=offset)
@@ -174,6 +182,7 @@ class Raw:
             raise UserError(f"{self.name(index)} cannot be read ({error}); {_REMEDY}") from error
 
     def name(self, index: int) -> str:
+        """The file and number of image ``index``, for messages."""
         return f"{self.path}: image {index}"
 
 

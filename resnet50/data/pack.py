@@ -19,7 +19,7 @@ from isal import isal_zlib
 from mlhpc.common.data import generate
 from mlhpc.common.data import manifest as manifests
 from mlhpc.common.data.manifest import File, Manifest
-from mlhpc.common.files.filesystem import filesystem_of
+from mlhpc.common.files.filesystem import as_user_error, filesystem_of
 from mlhpc.common.host.progress import progress
 from mlhpc.common.ranks.collectives import attempt, gather_or_raise, on_all_ranks, on_rank0
 from mlhpc.common.ranks.world import World
@@ -28,7 +28,6 @@ from mlhpc.common.staging.stage import RankReport, StagingReport, remove, report
 from mlhpc.common.staging.target import (
     Need,
     StagingGroup,
-    as_user_error,
     check_room,
     exclusive,
     make_folders,

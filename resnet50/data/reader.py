@@ -64,10 +64,11 @@ class Reader:
 
     @property
     def parts(self) -> Parts:
+        """An image in float32, of shape (size, size, 3)."""
         return (((self.size, self.size, 3), "float32"),)
 
     def finish(self, arrays: Sequence[torch.Tensor], results: Sequence[Sample]) -> Batch:
-        """The batch whose images are ``arrays``."""
+        """The batch whose images are ``arrays``. They are [b, size, size, 3]."""
         y = torch.tensor([sample.label for sample in results], dtype=torch.int64, pin_memory=self.pinned)
         broken = tuple(message for sample in results for message in sample.broken)
         return arrays[0], y, sum(sample.size for sample in results), broken

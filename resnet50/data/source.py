@@ -74,6 +74,7 @@ class ResNet50Source(Source[TensorPair]):
         )
 
     def for_epoch(self, samples: Images, draw: Draw | None) -> tuple[loader.Reader, Callable[[int], int]]:
+        """As of ``loader.Source``; DALI's reader decodes the images itself."""
         gpu, loading = self.device != "cpu", self.loading
         pinned = gpu and loading.loader != "workers"
         reader = Reader(samples, self.side, draw, loading.broken_images, self.preprocessing, pinned)
@@ -91,6 +92,7 @@ class ResNet50Source(Source[TensorPair]):
         return (x.permute(0, 3, 1, 2), y), size
 
     def name(self, samples: Images, index: int) -> str:
+        """The name of an image in messages."""
         return samples.name(index)
 
 

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from mlhpc.benchmarks.findings import Finding
 from mlhpc.common.host.progress import progress
 from mlhpc.errors import UserError
 from mlhpc.record.mllog import parse
@@ -18,24 +19,11 @@ from mlhpc.submission.check.official import (
 )
 from mlhpc.submission.check.rulesets import RULESETS, exist, rules_of, rules_of_run
 from mlhpc.submission.check.run_rules import run_rules
-from mlhpc.submission.findings import Finding, passes, print_findings, verdict
+from mlhpc.submission.findings import passes
 from mlhpc.submission.result_set import PRUNED, Metric, ResultSet
 from mlhpc.submission.result_sets import result_sets
 from mlhpc.submission.score.score import Strong, Weak
 from mlhpc.submission.score.set_score import compare_set, division_of, has_own_target, score_set, set_findings
-
-__all__ = [
-    "RULESETS",
-    "Finding",
-    "SetCheck",
-    "check",
-    "check_run",
-    "check_set",
-    "check_sets",
-    "passes",
-    "print_findings",
-    "verdict",
-]
 
 
 @dataclass(frozen=True)
@@ -55,6 +43,7 @@ class SetCheck:
 
     @property
     def passes(self) -> bool:
+        """Whether no finding is an error."""
         return passes(self.findings)
 
 

@@ -4,10 +4,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from mlhpc.benchmarks.findings import Finding
 from mlhpc.record.result import energies_of
 from mlhpc.submission.check.check import SetCheck, check_sets
 from mlhpc.submission.check.rulesets import exist
-from mlhpc.submission.findings import Finding, grouped, verdict
+from mlhpc.submission.findings import grouped, verdict
 from mlhpc.submission.score.score import RunScore, Weak
 from mlhpc.submission.score.set_score import division_of, has_own_target, target_of
 

@@ -5,10 +5,10 @@ import math
 from collections.abc import Iterator
 from itertools import pairwise
 
+from mlhpc.benchmarks.findings import Finding, Severity
 from mlhpc.errors import shown
 from mlhpc.quantities import count, seconds_text
 from mlhpc.record.mllog import Log
-from mlhpc.submission.findings import Finding, Severity
 
 
 def log_rules(log: Log) -> Iterator[Finding]:

@@ -18,6 +18,7 @@ from typing import Any
 
 from mlperf_logging.compliance_checker import mlp_compliance, mlp_parser
 
+from mlhpc.benchmarks.findings import Finding
 from mlhpc.common.files.untrusted import read_object
 from mlhpc.errors import shown
 from mlhpc.record.mllog import Log
@@ -32,7 +33,6 @@ from mlhpc.submission.check.official_messages import (
     too_long,
 )
 from mlhpc.submission.check.rulesets import exist
-from mlhpc.submission.findings import Finding
 from mlhpc.submission.result_set import BYPASS, PRUNED, SCALING, ResultSet
 
 __all__ = [

@@ -10,12 +10,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from mlhpc.benchmarks.findings import Finding, Severity
 from mlhpc.errors import few, shown
 from mlhpc.quantities import duration_text
 from mlhpc.record.mllog import TOKEN, Log, Record
 from mlhpc.submission.check.official_guard import RuleFileRefused
 from mlhpc.submission.check.rulesets import HPC, TRAINING, without_rules
-from mlhpc.submission.findings import Finding, Severity, allowed_value
+from mlhpc.submission.findings import allowed_value
 
 RULE_FOLDERS = (*(f"hpc_{each}" for each in HPC), *(f"training_{each}" for each in TRAINING))
 """Those of the official rule files that can be chosen here."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from mlhpc.benchmarks.findings import Finding
 from mlhpc.benchmarks.load import load
 from mlhpc.benchmarks.registry import logged_name
 from mlhpc.benchmarks.schema import Run
@@ -10,7 +11,6 @@ from mlhpc.quantities import count
 from mlhpc.record.mllog import Log
 from mlhpc.record.result import Result
 from mlhpc.record.run_directory import RunDirectory
-from mlhpc.submission.findings import Finding
 from mlhpc.submission.result_set import Metric
 
 

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 
 from mlhpc.common.files.checksum import sha256
+from mlhpc.common.files.filesystem import as_user_error
 from mlhpc.errors import UserError, shown
 from mlhpc.quantities import binary_text, count
 
@@ -40,11 +41,9 @@ def aside(out: Path) -> Iterator[Path]:
     """A temporary folder on the file system of ``out``, removed at the end, together with ``out`` if that was
     created for it and is empty."""
     created = [p for p in (out, *out.parents) if not p.exists()]
-    try:
+    with as_user_error(out, "cannot be written", "choose another folder"):
         out.mkdir(parents=True, exist_ok=True)
         part = Path(tempfile.mkdtemp(prefix=".part-", dir=out))
-    except OSError as error:
-        raise UserError(f"cannot write in {out}: {error.strerror}; choose another folder") from None
     try:
         yield part
     finally:

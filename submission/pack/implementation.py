@@ -24,6 +24,7 @@ LEFT_OUT = ("tests", "build", "dist")
 
 
 def name() -> str:
+    """Name of the implementation's folder: the suite and its version."""
     return f"mlhpc-{mlhpc.__version__}"
 
 

@@ -15,8 +15,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from mlhpc.benchmarks.findings import Finding
 from mlhpc.common.files.untrusted import printable
-from mlhpc.submission.findings import Finding
 
 _VALUE = r"[^\s\"'$<{(\[]"
 _WITH_DIGIT = rf"(?={_VALUE}{{0,200}}\d)"

@@ -9,10 +9,10 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+from mlhpc.benchmarks.findings import Finding, Severity
 from mlhpc.common.host.provenance import commit
 from mlhpc.errors import shown
 from mlhpc.record.run_directory import RunDirectory, read
-from mlhpc.submission.findings import Finding, Severity
 from mlhpc.submission.pack import implementation
 from mlhpc.submission.pack.leaks import Names
 from mlhpc.submission.result_set import ResultSet

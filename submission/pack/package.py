@@ -21,12 +21,14 @@ from pathlib import Path
 from typing import Any
 
 from mlhpc.benchmarks import registry
+from mlhpc.benchmarks.findings import Finding
+from mlhpc.common.files.filesystem import require_new
 from mlhpc.errors import UserError, shown
 from mlhpc.quantities import count
 from mlhpc.submission.check import official
 from mlhpc.submission.check.check import check_set
 from mlhpc.submission.check.rulesets import RULESETS, exist, rules_of
-from mlhpc.submission.findings import Finding, passes
+from mlhpc.submission.findings import passes
 from mlhpc.submission.pack import implementation
 from mlhpc.submission.pack.archive import CHECKSUMS, NAME, aside, write_archive
 from mlhpc.submission.pack.leaks import leaks
@@ -83,14 +85,9 @@ def pack(
     Raises:
         UserError: a path has no run, ``out`` already contains this submission, or HPC and Training are mixed.
     """
-    _require_name(org)
+    _require_request(org, out, ruleset)
     fields = read(system_file)
     name = _system_name(fields, system_file)
-    if ruleset is not None and ruleset not in RULESETS:
-        raise UserError(f"no ruleset {ruleset!r}; choose from {', '.join(RULESETS)}")
-    for target in (out / org, out / f"{org}.tar.gz", out / f"{org}{CHECKSUMS}"):
-        if target.exists():
-            raise UserError(f"{target} already exists; choose another --out, or move it away")
     sets, left_out = _throughput_chosen(_sources(paths, weak), prune)
     _require_one_usage(sets, ruleset)
     rules = rules_of(sets[0].benchmark, ruleset)
@@ -119,6 +116,14 @@ def pack(
         for beside in (archive, part / f"{org}{CHECKSUMS}"):
             beside.replace(out / beside.name)
     return Packed(out / org, out / archive.name, findings, lines, rules)
+
+
+def _require_request(org: str, out: Path, ruleset: str | None) -> None:
+    _require_name(org)
+    if ruleset is not None and ruleset not in RULESETS:
+        raise UserError(f"no ruleset {ruleset!r}; choose from {', '.join(RULESETS)}")
+    for target in (out / org, out / f"{org}.tar.gz", out / f"{org}{CHECKSUMS}"):
+        require_new(target)
 
 
 # What is packed ---------------------------------------------------------------------------------------------

@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mlhpc.benchmarks import load, registry
+from mlhpc.benchmarks.findings import Finding
 from mlhpc.common.host.progress import progress
 from mlhpc.errors import UserError
 from mlhpc.perf.scaling import Measured, Point, Prediction, neighbours, predict
 from mlhpc.submission.check.rulesets import rules_of
-from mlhpc.submission.findings import Finding
 from mlhpc.submission.report.entry import Entry
 from mlhpc.submission.report.measure import entries_of
 from mlhpc.submission.report.spread import Spread
@@ -54,6 +54,7 @@ class Comparison:
 
     @property
     def by_problem(self) -> list[list[Entry]]:
+        """The entries in groups of the same problem, official data sets first."""
         groups: dict[tuple[object, ...], list[Entry]] = {}
         for entry in self.entries:
             groups.setdefault(entry.problem, []).append(entry)

@@ -44,10 +44,11 @@ def breakdown(shown: Sequence[Entry]) -> tuple[Grid, Details]:
         )
         for e in drawn
     ]
-    draw = partial(plots.stacked_bars, sets, parts=_LABELS, write=duration_text, unit=scale, static_width=480)
-    absolute = draw("Time by part", value_title=f"mean time to solution, {unit}", title="Absolute")
-    shares = "share of the time to solution"
-    relative = draw("Share of the time by part", value_title=shares, relative=True, title="Relative")
+    time = plots.Measure(f"mean time to solution, {unit}", duration_text, scale)
+    share = time._replace(title="share of the time to solution")
+    draw = partial(plots.stacked_bars, sets, parts=_LABELS, static_width=480)
+    absolute = draw("Time by part", measure=time, title="Absolute")
+    relative = draw("Share of the time by part", measure=share, relative=True, title="Relative")
     return (Grid((absolute, relative)), Details("In numbers", (_table(shown),)))
 
 

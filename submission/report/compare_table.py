@@ -64,6 +64,7 @@ def text(value: object, style: str = "") -> Text:
 
 
 def print_comparison(comparison: Comparison, console: Console) -> None:
+    """Print a table for each problem, then predictions and problems."""
     for group in comparison.by_problem:
         console.print(text(group[0].title, "bold"))
         if group[0].official is False:

@@ -82,6 +82,7 @@ class Entry:
 
     @property
     def name(self) -> str:
+        """Submitter and system."""
         return f"{self.org} · {self.system}"
 
     @property
@@ -111,6 +112,7 @@ class Entry:
 
     @property
     def is_closed_score(self) -> bool:
+        """Closed, and with a score."""
         return self.is_closed and self.score is not None and self.score.minutes is not None
 
     @property
@@ -126,6 +128,7 @@ class Entry:
 
     @cached_property
     def time_s(self) -> Spread | None:
+        """Time of the runs in seconds."""
         return spread(r.phases.total for r in self.runs)
 
     @property
@@ -141,6 +144,7 @@ class Entry:
 
     @property
     def epochs(self) -> Spread | None:
+        """Number of epochs of the runs."""
         return spread(r.epochs for r in self.runs if r.epochs)
 
     @property
@@ -158,10 +162,12 @@ class Entry:
 
     @property
     def staging_s(self) -> Spread | None:
+        """Staging time of the runs in seconds."""
         return spread(r.phases.staging for r in self.runs)
 
     @property
     def excess_s(self) -> Spread | None:
+        """By how many seconds the first epoch took longer than later ones."""
         return spread(r.phases.first_epoch_excess for r in self.runs)
 
     @property

@@ -56,8 +56,18 @@ def entries_of(results: ResultSet) -> list[Entry]:
     return [_entry(results, logs, split) for logs in groups.values()]
 
 
+_SPLIT = "part of a folder whose logs differ in configuration, shown separately"
+_NOT_OFFICIAL = "the log says closed, but its sample counts are not those of the official data set"
+_OVERLAP = "staging overlapped the first epoch: T_staging is only the part not hidden by training"
+
+
+def _of_resumed(score: Strong | Weak) -> Strong | Weak:
+    why = "resumed from a checkpoint: the clock did not cover the first part"
+    return replace(score, minutes=None, without_staging_minutes=None, why=why)
+
+
 def _entry(results: ResultSet, logs: list[Log], split: bool) -> Entry:
-    description, notes = results.system_json or {}, []
+    description = results.system_json or {}
     own_files = _own_run(logs[0])
     value = logs[0].value
     logged = str(value("submission_benchmark") or "")
@@ -67,55 +77,56 @@ def _entry(results: ResultSet, logs: list[Log], split: bool) -> Entry:
     division, doubt = _division(value("submission_division"), description.get("division"))
     official, data_set = _official_data(benchmark, train, evaluate, batch)
     aborted = [log for log in logs if _is_aborted(log)]
-    if doubt:
-        notes.append(doubt)
-    if split:
-        notes.append("part of a folder whose logs differ in configuration, shown separately")
-    if division == "closed" and official is False:
-        notes.append("the log says closed, but its sample counts are not those of the official data set")
-    if official and train != data_set[0]:
-        notes.append(
-            f"{whole(train)} training samples logged: {whole(data_set[0])} without the last, incomplete batch"
-        )
-    if aborted:
-        notes.append(
-            f"{len(aborted)} of {len(logs)} runs aborted or without run_stop, excluded from all means"
-        )
-    target, runs_needed = target_of(replace(results, benchmark=benchmark)) or (None, 0)
-    score: Strong | Weak | None = None
-    if target and results.metric == "weak":
-        score = score_weak(logs, target, runs_needed, None if split else results.total_scale, results.pruned)
-    elif target:
-        score = score_strong(logs, target, runs_needed)
-    runs, over = _measured_runs(logs, target, score)
-    if score and value("resumed"):
-        why = "resumed from a checkpoint: the clock did not cover the first part"
-        score = replace(score, minutes=None, without_staging_minutes=None, why=why)
-        over = OVER_RESUMED
-    if any(log.first("staging_overlap") for log in logs):
-        notes.append("staging overlapped the first epoch: T_staging is only the part not hidden by training")
     coarse = any(log.first("coarse_epochs") for log in logs)
-    if coarse:
-        notes.append("some epochs trained on coarser samples")
     unit, machine, scale, nodes = _units(logs[0], description, own_files)
+    shared = ""
     if results.metric == "weak" and not split:
         scale, nodes, shared = _shared(results, logs, scale, nodes)
-        notes += [shared] if shared else []
+    stated = (
+        f"{whole(train)} training samples logged: {whole(data_set[0])} without the last, incomplete batch"
+    )
+    ended = f"{len(aborted)} of {len(logs)} runs aborted or without run_stop, excluded from all means"
+    overlap = any(log.first("staging_overlap") for log in logs)
+    notes = (
+        doubt,
+        _SPLIT if split else "",
+        _NOT_OFFICIAL if division == "closed" and official is False else "",
+        stated if official and train != data_set[0] else "",
+        ended if aborted else "",
+        _OVERLAP if overlap else "",
+        "some epochs trained on coarser samples" if coarse else "",
+        shared,
+    )
+    target, score = _scored(results, benchmark, logs, split)
+    runs, over = _measured_runs(logs, target, score)
+    if score and value("resumed"):
+        score, over = _of_resumed(score), OVER_RESUMED
     logged_org = _named(value("submission_org"))
     org = (results.org if results.is_tree else logged_org) or logged_org or "unnamed"
     system = results.system or _named(value("submission_platform")) or own_files.hostname or results.path.name
-    preset = results.preset
-    if preset:
-        system = f"{system}, preset {preset}"
+    system += f", preset {results.preset}" if results.preset else ""
     return Entry(
         letter="", path=results.path, org=org, system=system, benchmark=benchmark, metric=results.metric,
-        division=division, preset=preset, when=_month(logs[0]), unit=unit, machine=machine,
+        division=division, preset=results.preset, when=_month(logs[0]), unit=unit, machine=machine,
         software=str(description.get("framework") or own_files.software), scale=scale, nodes=nodes,
         batch=batch, train_samples=train, eval_samples=evaluate, data_set=data_set,
         official=official, target=target, logs=len(logs), runs=runs, over=over, score=score,
-        notes=tuple(notes), aborted=len(aborted), staged=_staged(logs[0]), coarse=coarse,
+        notes=tuple(filter(None, notes)), aborted=len(aborted), staged=_staged(logs[0]), coarse=coarse,
         log_ids=frozenset(filter(None, map(_log_id, logs))),
     )  # fmt: skip
+
+
+def _scored(
+    results: ResultSet, benchmark: str, logs: list[Log], split: bool
+) -> tuple[Target | None, Strong | Weak | None]:
+    """The target of the benchmark, and the score of ``logs``; None where there is none."""
+    target, runs_needed = target_of(replace(results, benchmark=benchmark)) or (None, 0)
+    if target is None:
+        return None, None
+    if results.metric == "weak":
+        scale = None if split else results.total_scale
+        return target, score_weak(logs, target, runs_needed, scale, results.pruned)
+    return target, score_strong(logs, target, runs_needed)
 
 
 def _is_aborted(log: Log) -> bool:

@@ -50,6 +50,7 @@ class Beside:
 
     @property
     def words(self) -> str:
+        """The measured and the predicted total as text."""
         return f"Measured: {self.measured}. Predicted: {self.predicted}."
 
 
@@ -127,6 +128,8 @@ def _measured_words(run: RunDirectory) -> str:
 
 
 def predicted_table(comparison: Beside) -> Table:
+    """The parts of the time, measured and predicted."""
+
     def interval(part: PredictedPart) -> str:
         if not part.predicted:
             return ""

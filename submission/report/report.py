@@ -6,6 +6,8 @@ from pathlib import Path
 from rich.console import Console
 
 from mlhpc.benchmarks import registry
+from mlhpc.benchmarks.findings import Finding
+from mlhpc.common.files.filesystem import require_new
 from mlhpc.common.pages.html import write
 from mlhpc.common.pages.terminal import print_facts, print_table
 from mlhpc.errors import UserError
@@ -15,7 +17,7 @@ from mlhpc.record.energy import energy_line
 from mlhpc.record.progress import Follower
 from mlhpc.record.run_directory import RunDirectory, read, running
 from mlhpc.submission.check.check import check_run
-from mlhpc.submission.findings import Finding, passes, verdict
+from mlhpc.submission.findings import passes, verdict
 from mlhpc.submission.report.compare import compare
 from mlhpc.submission.report.compare_page import page as comparison_page
 from mlhpc.submission.report.compare_table import print_comparison, text
@@ -68,8 +70,7 @@ def report_on(
         raise UserError("--machine is only for the report of a single run: pass its folder")
     if out:
         _refuse_inside(out, paths)
-        if out.exists():
-            raise UserError(f"{out} already exists; choose another --out FILE.html, or remove it first")
+        require_new(out)
     comparison = compare(paths, configurations)
     if out:
         write(out, comparison_page(comparison))

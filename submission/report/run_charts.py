@@ -40,9 +40,7 @@ def breakdown(parts: Sequence[Part]) -> Figure:
         [plots.Bar("", seconds)],
         "Breakdown of time to train",
         parts={part.key: part.label for part in parts},
-        value_title=f"time since run_start, {unit}",
-        write=duration_text,
-        unit=scale,
+        measure=plots.Measure(f"time since run_start, {unit}", duration_text, scale),
         bar_height=44,
         static_width=820,
     )

@@ -7,6 +7,7 @@ from functools import partial
 from statistics import median
 
 from mlhpc.benchmarks import load, registry
+from mlhpc.benchmarks.findings import Finding
 from mlhpc.common.pages.blocks import Banner, Block, Cell, Details, Facts, Grid, Table, number, table
 from mlhpc.common.pages.html import render
 from mlhpc.quantities import bytes_text, count, duration_text, four_digits, whole
@@ -15,7 +16,7 @@ from mlhpc.record.environment import Machine, bindings_table, shared_cores
 from mlhpc.record.events import RankTimes, read_ranks
 from mlhpc.record.result import Epoch, Result
 from mlhpc.record.run_directory import RunDirectory, running
-from mlhpc.submission.findings import Finding, findings_table, passes, verdict
+from mlhpc.submission.findings import findings_table, passes, verdict
 from mlhpc.submission.report import run_charts, summary
 from mlhpc.submission.report.predicted import Beside, predicted_table
 from mlhpc.submission.report.summary import Part
@@ -95,6 +96,7 @@ def _breakdown(parts: Sequence[Part]) -> list[Block] | None:
 
 
 def breakdown_table(parts: Sequence[Part]) -> Table:
+    """The parts of the time with their shares."""
     total = sum(part.seconds or 0.0 for part in parts)
     return table(
         "breakdown",

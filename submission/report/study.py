@@ -59,14 +59,17 @@ class Measured:
 
     @property
     def samples_per_s(self) -> float:
+        """Throughput of the run."""
         return self.samples / self.seconds
 
     @property
     def step_s(self) -> float:
+        """Mean seconds of a step."""
         return self.seconds / self.steps
 
     @property
     def wait_share(self) -> float:
+        """Share of the time spent waiting for data."""
         return self.wait_s / self.seconds
 
 
@@ -83,6 +86,7 @@ class Cell:
 
     @property
     def samples_per_s(self) -> Spread | None:
+        """Throughput of the measured runs."""
         return spread(run.samples_per_s for run in self.runs)
 
     @property

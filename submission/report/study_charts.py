@@ -98,9 +98,7 @@ def sample_times(study: Study) -> tuple[Figure | None, int]:
         rows[:BARS],
         "Time per sample",
         parts={"data_wait": "waiting for data", "step": "rest of the step"},
-        value_title="milliseconds per sample",
-        write=lambda seconds: f"{plain(1e3 * seconds)} ms",
-        unit=1e-3,
+        measure=plots.Measure("milliseconds per sample", lambda seconds: f"{plain(1e3 * seconds)} ms", 1e-3),
         bar_height=18,
     )
     return shown, len(rows) - len(rows[:BARS])
@@ -116,6 +114,7 @@ def accuracy(study: Study) -> list[Figure]:
 
 
 def title(axis: str) -> str:
+    """Title of a chart over ``axis``."""
     return TITLE.get(axis, axis)
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from mlhpc.benchmarks import registry
+from mlhpc.benchmarks.findings import Finding
 from mlhpc.quantities import bytes_text, count, digits, duration_text, joules_text, seconds_text, watts_text
 from mlhpc.record.energy import NAMES as MEASURED
 from mlhpc.record.environment import Environment
@@ -15,7 +16,6 @@ from mlhpc.record.progress import Progress
 from mlhpc.record.result import Epoch, Target
 from mlhpc.record.run_directory import RunDirectory, running
 from mlhpc.submission.check.rulesets import rules_of_run
-from mlhpc.submission.findings import Finding
 
 PARTS = {
     "staging": ("Staging", "copying the data set to node-local storage"),
@@ -196,6 +196,7 @@ def quality(target: Target) -> str:
 
 
 def target_sign(target: Target) -> str:
+    """The sign between the metric and its target."""
     return "≥" if target.metric == "eval_accuracy" else "≤"
 
 

@@ -6,13 +6,14 @@ from collections.abc import Iterator
 from typing import Any
 
 from mlhpc.benchmarks import registry
+from mlhpc.benchmarks.findings import Finding, Severity
 from mlhpc.benchmarks.load import load, presets
 from mlhpc.common.files.untrusted import printable
 from mlhpc.errors import shown
 from mlhpc.quantities import count
 from mlhpc.record.mllog import Log
 from mlhpc.record.result import Target
-from mlhpc.submission.findings import Finding, Severity, allowed_value
+from mlhpc.submission.findings import allowed_value
 from mlhpc.submission.result_set import SETTINGS, SIZES, ResultSet
 from mlhpc.submission.score.rcp import Comparison, compare, reference_points
 from mlhpc.submission.score.score import (

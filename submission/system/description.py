@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from mlhpc.common.files import atomic
+from mlhpc.common.files.filesystem import as_user_error, require_new
 from mlhpc.common.files.untrusted import clean, parse_json, printable, read_text
 from mlhpc.errors import UserError, did_you_mean
 
@@ -66,6 +67,7 @@ class Description:
     open: tuple[str, ...]
 
     def to_json(self) -> str:
+        """The fields as a system description file."""
         return json.dumps(self.fields, indent=2, ensure_ascii=False) + "\n"
 
 
@@ -131,10 +133,7 @@ def read(path: Path) -> dict[str, Any]:
 
 def write(description: Description, path: Path) -> None:
     """Write the JSON. Raises UserError if ``path`` cannot be written, or exists."""
-    if path.exists():
-        raise UserError(f"{path} already exists; choose another --out, or move it away")
-    try:
+    require_new(path)
+    with as_user_error(path, "cannot be written", "choose another --out"):
         path.parent.mkdir(parents=True, exist_ok=True)
         atomic.write_bytes(path, description.to_json().encode())
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror}; choose another --out") from None

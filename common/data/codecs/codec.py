@@ -24,7 +24,7 @@ class Codec(Protocol):
     lossy: bool
 
     def encode(self, array: npt.NDArray[Any]) -> Sections:
-        """The sections that encode ``array``, of any order of axes and bytes."""
+        """The sections that encode ``array``, of any order of axes and bytes. Any shape of up to four axes."""
         ...
 
     def decode(self, frame: Frame, out: npt.NDArray[Any]) -> None:
@@ -34,13 +34,14 @@ class Codec(Protocol):
 
 
 def as_stored(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """``array`` in the order of frames: axes in C order, bytes little-endian. Codecs encode this, since they take
-    the bytes as they lie in memory."""
+    """``array`` in the order of frames: axes in C order, bytes little-endian. Codecs encode this, since they
+    take the bytes as they lie in memory. Any shape."""
     return np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
 
 
 def require_order(out: npt.NDArray[Any]) -> None:
-    """Raise ValueError unless ``out`` has the order of frames. A decoder would fill a copy of another."""
+    """Raise ValueError unless ``out`` has the order of frames. A decoder would fill a copy of another. Any
+    shape."""
     if not out.flags.c_contiguous or out.dtype != out.dtype.newbyteorder("<"):
         raise ValueError("samples are decoded into C-contiguous little-endian arrays")
 

@@ -25,7 +25,7 @@ anything is allocated.
 
 import os
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -69,8 +69,8 @@ class Frame:
         return UserError(f"{self.where}: {name}{problem}; {_REMEDY}")
 
     def array(self, section: str, dtype: npt.DTypeLike, length: int | None = None) -> npt.NDArray[np.generic]:
-        """A section as an array without copying, of ``length`` items if given. Raises UserError if the size
-        does not match."""
+        """A section as an array without copying, of ``length`` items if given. Raises UserError if the size does
+        not match. One-dimensional."""
         kind = np.dtype(dtype)
         if section not in self.sections:
             raise self.error(f"section {section!r} is missing")
@@ -141,9 +141,17 @@ def unpack(data: bytes | memoryview, where: object = "encoded sample", checksums
     kind, shape = dtype.rstrip(b"\0").decode("latin-1"), tuple(extents[:axes])
     if kind not in _DTYPES or not 1 <= axes <= 4 or prod(shape) * 4 > _MOST_BYTES:
         raise refuse(f"impossible array {kind!r} {list(shape)}", 28)
+    sections, offsets = _sections(view, count, checksums, refuse)
+    return Frame(codec.rstrip(b"\0").decode("latin-1"), np.dtype(kind), shape, sections, name, offsets)
+
+
+def _sections(
+    view: memoryview, count: int, checksums: bool, refuse: Callable[[str, int], UserError]
+) -> tuple[dict[str, memoryview], dict[str, int]]:
+    """The ``count`` sections of a frame by name, and the byte at which each begins."""
     sections: dict[str, memoryview] = {}
     offsets: dict[str, int] = {}
-    at = end
+    at = HEAD_BYTES + _SECTION.size * count
     for number in range(count):
         row = HEAD_BYTES + _SECTION.size * number
         raw, offset, length, crc = _SECTION.unpack_from(view, row)
@@ -159,7 +167,7 @@ def unpack(data: bytes | memoryview, where: object = "encoded sample", checksums
         sections[section], offsets[section] = content, offset
     if at != len(view):
         raise refuse("extra bytes after the last section", at)
-    return Frame(codec.rstrip(b"\0").decode("latin-1"), np.dtype(kind), shape, sections, name, offsets)
+    return sections, offsets
 
 
 def peek(head: bytes) -> tuple[str, tuple[int, ...]] | None:

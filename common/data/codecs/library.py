@@ -43,7 +43,7 @@ def pco_compress(array: npt.NDArray[Any]) -> bytes:
 
 
 def pco_decompress(frame: Frame, section: str, dtype: npt.DTypeLike, length: int) -> npt.NDArray[Any]:
-    """The ``length`` values of ``section``. Raises UserError if it contains another number."""
+    """The ``length`` values of ``section``. Raises UserError if it contains another number. They are [length]."""
     out = np.empty(length, dtype)
     pco_decompress_into(frame, section, out)
     return out
@@ -94,9 +94,11 @@ class Compressed:
         self._compress, self._fill = compress, fill
 
     def encode(self, array: npt.NDArray[Any]) -> Sections:
+        """One section of all the bytes; any shape."""
         return {"data": self._compress(as_stored(array).reshape(-1)) if array.size else b""}
 
     def decode(self, frame: Frame, out: npt.NDArray[Any]) -> None:
+        """``out`` of the frame's shape."""
         require_order(out)
         frame.require(self.name, out.dtype, out.shape)
         _content(frame, "data", empty=not out.size)
@@ -147,7 +149,8 @@ def inflated(frame: Frame, sections: Sequence[str]) -> Frame:
 
 def zfp_compress(plane: npt.NDArray[np.float32], tolerance: float) -> bytes:
     """Two axes of float32, finite, for an error of at most ``tolerance``; at 0, in zfp's lossless mode. Not all
-    tolerances are kept (values of 1e-29 lose more): the caller proves them. Raises UserError for other values."""
+    tolerances are kept (values of 1e-29 lose more): the caller proves them. Raises UserError for other values.
+    ``plane`` is [rows, columns]."""
     if not np.isfinite(plane).all():
         raise UserError("zfp supports only finite values; use another codec")
     zfp = load("zfpy", "zfpy")
@@ -160,7 +163,8 @@ def zfp_decompress(
     frame: Frame, section: str, shape: tuple[int, ...], tolerance: float
 ) -> npt.NDArray[np.float32]:
     """Inverse of ``zfp_compress``. Raises UserError if the section is missing or empty. zfp itself does not
-    validate: a damaged stream gives wrong values, and it reads beyond the end of a short one."""
+    validate: a damaged stream gives wrong values, and it reads beyond the end of a short one. Returns ``shape``,
+    [rows, columns]."""
     if not 0 <= tolerance < np.inf:
         raise frame.error("contains an invalid tolerance", "limits")
     data = _content(frame, section, empty=False)
@@ -177,7 +181,7 @@ def zfp_decompress(
 
 def sz3_compress(plane: npt.NDArray[np.float32], tolerance: float) -> bytes:
     """Two axes of float32, finite, for an error of at most ``tolerance``, which the caller proves. Raises
-    UserError for other values."""
+    UserError for other values. ``plane`` is [rows, columns]."""
     if not np.isfinite(plane).all():
         raise UserError("sz3 keeps finite values only; take another codec")
     pysz = load("pysz", "pysz")
@@ -192,7 +196,7 @@ def sz3_decompress(
     frame: Frame, section: str, shape: tuple[int, ...], tolerance: float
 ) -> npt.NDArray[np.float32]:
     """Inverse of ``sz3_compress``. The stream itself has the ``tolerance``, which therefore is not used. Raises
-    UserError if the section is missing, or SZ3 refuses it."""
+    UserError if the section is missing, or SZ3 refuses it. Returns ``shape``, [rows, columns]."""
     data = np.frombuffer(_content(frame, section, empty=False), np.uint8)
     pysz = load("pysz", "pysz")
     try:

@@ -69,7 +69,8 @@ def gather(keys: npt.NDArray[Any], table: npt.NDArray[Any], out: npt.NDArray[Any
 
 
 def gather_numpy(keys: npt.NDArray[Any], table: npt.NDArray[Any], out: npt.NDArray[Any]) -> int | None:
-    """``gather`` in NumPy, the reference for the compiled version."""
+    """``gather`` in NumPy, the reference for the compiled version. ``keys`` are [n], ``table`` [groups, values],
+    ``out`` [n, values]."""
     if len(keys) and int(keys.max()) >= len(table):
         return int(np.argmax(keys >= len(table)))
     out[...] = table[keys]

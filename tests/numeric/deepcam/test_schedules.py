@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from mlhpc.benchmarks.load import load, presets
-from mlhpc.common.training.schedules import step_learning_rate
+from mlhpc.common.training.schedules import StepSchedule
 
 DATA = Path(__file__).parents[2] / "data" / "reference"
 RECORDED = json.loads((DATA / "deepcam_schedules.json").read_text())
@@ -25,7 +25,7 @@ def rate(update, settings):
         "scheduler_lr_warmup_factor": "warmup_factor",
     }
     options = {names.get(key, key.removeprefix("scheduler_")): value for key, value in settings.items()}
-    return step_learning_rate(update, **options)
+    return StepSchedule(**options).rate(update)
 
 
 @pytest.mark.parametrize("case", RECORDED["cases"], ids=lambda case: case["case"])
@@ -78,16 +78,16 @@ def test_published_logs_decay_at_our_updates_and_warm_up_within_two_steps(publis
 def test_cosine_annealing_without_warm_up_equals_pytorchs_even_after_its_end():
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.004)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 17, 1e-4)
+    schedule = StepSchedule(base=0.004, schedule="cosine_annealing", t_max=17, eta_min=1e-4)
     for update in range(60):
-        ours = step_learning_rate(update, base=0.004, schedule="cosine_annealing", t_max=17, eta_min=1e-4)
-        assert ours == pytest.approx(optimizer.param_groups[0]["lr"], rel=1e-9)
+        assert schedule.rate(update) == pytest.approx(optimizer.param_groups[0]["lr"], rel=1e-9)
         optimizer.step()
         scheduler.step()
 
 
 def test_steps_count_from_zero():
     with pytest.raises(ValueError, match="from 0"):
-        step_learning_rate(-1, base=0.1)
+        StepSchedule(base=0.1).rate(-1)
 
 
 def test_the_closed_presets_are_the_published_convergence_points():

@@ -190,7 +190,7 @@ def test_the_command_line_has_exactly_these_options():
         (["data", "make", "cosmoflow", "--workers", "0"], "--workers: 0 is not a whole number of 1 or more"),
         (["data", "convert", "cosmoflow", "here", "there", "--workers", "-3"], "-3 is not a whole number"),
         (["data", "verify", "here", "--workers", "two"], "two is not a whole number"),
-        (["run", "cosmoflow", "--hyperparameters-from", "nowhere"], "nowhere: No such file"),
+        (["run", "cosmoflow", "--hyperparameters-from", "nowhere"], "nowhere cannot be read: No such file"),
         (["run", "cosmoflow", "--ranks", "2", "--bind", "0"], "cores for 1 rank, and 2 ranks"),
         (["run", "cosmoflow", "--bind", "near"], "'near' is not a core"),
         (["--debug", "run"], "BENCHMARK"),

@@ -142,7 +142,7 @@ def test_empty_file_gives_an_empty_log(tmp_path: Path) -> None:
 
 
 def test_an_unreadable_path_is_a_one_line_error(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"no-such\.log: No such file"):
+    with pytest.raises(UserError, match=r"no-such\.log cannot be read: No such file"):
         parse(tmp_path / "no-such.log")
 
 

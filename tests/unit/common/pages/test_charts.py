@@ -4,7 +4,7 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import altair as alt
@@ -158,14 +158,18 @@ def test_a_lone_surrogate_does_not_reach_the_renderer() -> None:
     assert figure_of([{"x": 1, "y": 1.0, "says": "\ud800"}]).svg.startswith("<svg")
 
 
-def drawn_bars(**options: Any) -> charts.Figure:
+def drawn_bars(write: Callable[[float], str] = str, **options: Any) -> charts.Figure:
     """Of two bars: a quarter and three quarters of 8 s; all of 2 s."""
     two = [
         plots.Bar("A  one", {"staging": 2.0, "rest": 6.0}),
         plots.Bar("B", {"staging": 0.0, "rest": 2.0}, "B two"),
     ]
     return plots.stacked_bars(
-        two, "Time", parts={"staging": "Staging", "rest": "Rest"}, value_title="min", unit=2.0, **options
+        two,
+        "Time",
+        parts={"staging": "Staging", "rest": "Rest"},
+        measure=plots.Measure("min", write, 2.0),
+        **options,
     )
 
 
@@ -185,7 +189,7 @@ def test_the_text_of_a_comparison_names_each_of_its_bars() -> None:
     named = [f"Some Site, system dgx-a100-{n}, 2 048 accelerators, median of ten runs" for n in range(24)]
     parts = {"staging": "Staging", "step": "Training steps", "data_wait": "Waiting", "rest": "Rest"}
     all_bars = [plots.Bar(name, dict.fromkeys(parts, 1.0)) for name in named]
-    text = plots.stacked_bars(all_bars, "Time", parts=parts, value_title="s").alt_text
+    text = plots.stacked_bars(all_bars, "Time", parts=parts, measure=plots.Measure("s")).alt_text
     assert all(f"{name}: Staging 25.0%, " in text for name in named)
 
 
@@ -199,7 +203,7 @@ def test_shares_are_written_on_bars_that_show_shares() -> None:
         [plots.Bar("", {"rest": 97.0, "step": 3.0})],
         "T",
         parts={"step": "Step", "rest": "Rest"},
-        value_title="s",
+        measure=plots.Measure("s"),
     )
     assert labels(alone) == ["", "97%"], "3% of a bar has no room for a number"
 

@@ -9,8 +9,9 @@ import pytest
 from golden.make_run import make_run
 from helpers.golden_log import GOOD, Lines, changed, line_of, official_verdict, written
 
-from mlhpc.submission.check.check import check, passes, verdict
+from mlhpc.submission.check.check import check
 from mlhpc.submission.check.rulesets import HPC
+from mlhpc.submission.findings import passes, verdict
 
 
 def without(key: str) -> Callable[[Lines], Lines]:

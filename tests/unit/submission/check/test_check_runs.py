@@ -12,9 +12,10 @@ from rich.console import Console
 
 from mlhpc.errors import UserError
 from mlhpc.record.mllog import parse
-from mlhpc.submission.check.check import check, passes, print_findings
+from mlhpc.submission.check.check import check
 from mlhpc.submission.check.official import official_findings
 from mlhpc.submission.check.rulesets import HPC
+from mlhpc.submission.findings import passes, print_findings
 
 
 @pytest.mark.parametrize("ruleset", HPC)

@@ -158,5 +158,5 @@ def test_the_sources_of_the_suite_contain_no_secret(packed):
 
 def test_pack_reports_an_unwritable_folder(closed_set, system_file, tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match="cannot write"):
+    with pytest.raises(UserError, match="cannot be written"):
         pack([closed_set], org="Lab", system_file=system_file(), out=Path(tmp_path / "file" / "out"))
