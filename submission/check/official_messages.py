@@ -303,7 +303,9 @@ def _package_finding(message: str, where: str) -> Finding | None:
         return finding("seed", _log_name(match[1], where), "a readable log", match[2], _remedy("line"))
     if match := re.match(r"RCP Test Failed: (.*)", message):
         remedy = "see the comparison with the reference (mlhpc score); a review may request reference runs"
-        return finding("rcp", where, "at least as many epochs as the reference", match[1].strip(), remedy)
+        how = match[1].strip()
+        actual = f"fewer ({how})" if how in ("RCP found", "RCP Interpolation") else how
+        return finding("rcp", where, "at least as many epochs as the reference", actual, remedy)
     if match := re.search(r"Field (\w+) contains a non valid value: (.*), must be one of \[(.*)\]", message):
         allowed = [a or b for a, b in re.findall(r"'([^']*)'|\"([^\"]*)\"", match[3])]
         expected, remedy = allowed_value(match[1], match[2], allowed)

@@ -204,6 +204,12 @@ def test_whatever_the_official_tools_raise_is_one_line(
     assert message and "\n" not in message and "()" not in message and "KeyError" not in message
 
 
+def test_logs_without_a_benchmark_are_not_said_to_have_an_unknown_one(tmp_path: Path) -> None:
+    made = [record for record in records("deepcam") if record["key"] != "submission_benchmark"]
+    write_log(tmp_path / "result_1.txt", made)
+    assert "no score: no log names its benchmark" in printed(tmp_path, print_score)[1]
+
+
 def test_copies_of_a_set_count_once(tmp_path: Path) -> None:
     for name in ("a", "b", "c"):
         make_set(tmp_path / name, "deepcam")
