@@ -97,7 +97,8 @@ class Entry:
     def made_from(self) -> str:
         """Division, and number and kind of the measured runs, shown with every figure."""
         runs = count(len(self.runs), "run" if self.metric == "strong" else "throughput instance")
-        return f"{self.division}, {runs}" + ("" if self.over == OVER_SCORED else f": {self.over}")
+        over = "" if self.over == OVER_SCORED or not self.runs else f": {self.over}"
+        return f"{self.division}, {runs}{over}"
 
     @property
     def missed(self) -> int:

@@ -66,7 +66,8 @@ def _entry(results: ResultSet, logs: list[Log], split: bool) -> Entry:
     batch = _count(value("global_batch_size"))
     division, doubt = _division(value("submission_division"), description.get("division"))
     official, data_set = _official_data(benchmark, train, evaluate, batch)
-    aborted = [log for log in logs if _is_aborted(log)]
+    unread = sum(bool(log.unreadable) for log in logs)
+    aborted = [log for log in logs if not log.unreadable and _is_aborted(log)]
     if doubt:
         notes.append(doubt)
     if split:
@@ -81,6 +82,8 @@ def _entry(results: ResultSet, logs: list[Log], split: bool) -> Entry:
         notes.append(
             f"{len(aborted)} of {len(logs)} runs aborted or without run_stop, excluded from all means"
         )
+    if unread:
+        notes.append(f"{unread} of {len(logs)} logs not readable, excluded from all means")
     target, runs_needed = target_of(replace(results, benchmark=benchmark)) or (None, 0)
     score: Strong | Weak | None = None
     if target and results.metric == "weak":

@@ -216,6 +216,16 @@ def test_an_aborted_run_is_excluded_from_all_means(tmp_path: Path) -> None:
     assert "1 of 3 runs aborted or without run_stop, excluded from all means" in Page(page(comparison)).text
 
 
+def test_logs_that_cannot_be_read_are_not_called_aborted(tmp_path: Path) -> None:
+    """The published sets of round 0.6, all of whose runs ended."""
+    folder = make_set(tmp_path / "org", "deepcam")
+    for log in folder.glob("result_*.txt"):
+        log.write_text(':::MLL 1.5 run_stop: {"value": null, "metadata": {"status": "success"}}\n')
+    (entry,) = compare([tmp_path]).entries
+    assert entry.aborted == 0 and entry.made_from == "closed, 0 runs"
+    assert "5 of 5 logs not readable, excluded from all means" in entry.notes
+
+
 def test_whole_batches_of_the_official_samples_are_the_official_data(tmp_path: Path) -> None:
     def fewer(number: int, made: Records) -> None:
         for record in made:
