@@ -25,6 +25,7 @@ from mlhpc.submission.report.entry import (
     OVER_ENDED,
     OVER_RESUMED,
     OVER_SCORED,
+    OVER_UNKNOWN,
     Entry,
     RunFacts,
 )
@@ -151,7 +152,7 @@ def _measured_runs(
     if over == OVER_SCORED:
         chosen = [log for log in chosen if not scored[log.path].dropped]
     if not chosen:
-        chosen, over = [log for log in logs if not _is_aborted(log)], OVER_ENDED
+        chosen, over = [log for log in logs if not _is_aborted(log)], OVER_ENDED if target else OVER_UNKNOWN
     measured = [(log, parts) for log in chosen if (parts := phases(log)) and 0 < parts.total < math.inf]
     facts = (
         RunFacts(parts, _epochs_to_target(log, parts, target), energies_of(log.path))
