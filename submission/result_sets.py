@@ -7,6 +7,7 @@ A campaign is a folder of run folders. Nothing is written, and the content of fi
 """
 
 import contextlib
+import json
 import os
 import re
 from collections.abc import Callable, Iterator
@@ -212,6 +213,8 @@ def _system(path: Path) -> tuple[dict[str, Any] | None, Finding | None]:
         return read_object(path, os.O_NOFOLLOW), None
     except FileNotFoundError:
         problem = "is missing"
+    except json.JSONDecodeError as error:
+        problem = f"is not JSON: line {error.lineno}, column {error.colno}"
     except (OSError, ValueError, RecursionError) as error:
         problem = printable(f"cannot be read: {error}")
     remedy = "write it with mlhpc doctor --system"

@@ -70,20 +70,25 @@ def memory_left() -> int:
     return min(_memory_left(), default=0)
 
 
-def _mount(path: Path) -> tuple[Path, str, frozenset[str]]:
-    """Mount point, type and options of the deepest mount above ``path``; of several on one mount point, the
-    last."""
-    deepest = (Path("/"), "unknown", frozenset[str]())
+def mounts(root: Path = Path("/")) -> Iterator[tuple[Path, str, frozenset[str]]]:
+    """Mount point, type and options of every mount; none where there is no table of them."""
     try:
-        lines = os.fsdecode(Path("/proc/self/mounts").read_bytes()).splitlines()
+        table = os.fsdecode((root / "proc/self/mounts").read_bytes())
     except OSError:
-        return deepest
-    for line in lines:
-        _, point, kind, options, *_ = line.split(" ")
+        return
+    # Only these two characters separate: names may contain others that Python takes for a line's end.
+    for point, kind, options in re.findall(r"^[^ \n]* ([^ \n]+) ([^ \n]+) ([^ \n]+)", table, re.MULTILINE):
         # proc(5): blanks in names are octal escapes.
-        mount = Path(re.sub(r"\\([0-7]{3})", lambda m: chr(int(m[1], 8)), point))
-        if path.is_relative_to(mount) and len(mount.parts) >= len(deepest[0].parts):
-            deepest = (mount, kind, frozenset(options.split(",")))
+        name = re.sub(r"\\([0-7]{3})", lambda m: chr(int(m[1], 8)), point)
+        yield Path(name), kind, frozenset(options.split(","))
+
+
+def _mount(path: Path) -> tuple[Path, str, frozenset[str]]:
+    """The deepest mount above ``path``, as from ``mounts``; of several on one mount point, the last."""
+    deepest = (Path("/"), "unknown", frozenset[str]())
+    for mount in mounts():
+        if path.is_relative_to(mount[0]) and len(mount[0].parts) >= len(deepest[0].parts):
+            deepest = mount
     return deepest
 
 
@@ -92,7 +97,8 @@ def _memory_left() -> list[int]:
     available = re.search(r"^MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text(), re.MULTILINE)
     if available:
         left.append(int(available[1]) * 1024)
-    own = re.search(r"^0::/(.*)$", Path("/proc/self/cgroup").read_text(), re.MULTILINE)
+    groups = os.fsdecode(Path("/proc/self/cgroup").read_bytes())
+    own = re.search(r"^0::/(.*)$", groups, re.MULTILINE)
     group = Path("/sys/fs/cgroup") / (own[1] if own else "")
     while group != group.parent:
         try:

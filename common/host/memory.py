@@ -1,6 +1,7 @@
 """The memory available to the processes of a node."""
 
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,11 +16,10 @@ def usable_bytes(root: Path = Path("/")) -> int:
 def _limits(root: Path) -> Iterator[int]:
     """memory.max of version 2 and memory.limit_in_bytes of version 1 (cgroups(7)), of this group and all above."""
     try:
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
+        groups = os.fsdecode((root / "proc/self/cgroup").read_bytes())
     except OSError:
         return
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
+    for controllers, path in re.findall(r"^\d+:([^:\n]*):(.*)$", groups, re.MULTILINE):
         if controllers == "":
             top, name = root / "sys/fs/cgroup", "memory.max"
         elif controllers == "memory":

@@ -136,7 +136,7 @@ def _on_whole_samples(log: Log) -> Iterator[Finding]:
 
 def _has_seed(log: Log) -> Iterator[Finding]:
     if log.value("seed") is None:
-        remedy = "log the seed; the package checker rejects sets without seeds"
+        remedy = "log the seed; from round 1.0 on the package checker rejects closed sets without seeds"
         yield _finding("seed", "warning", log, "", "a seed", "none", remedy)
 
 

@@ -31,6 +31,7 @@ from mlhpc.submission.check.official_messages import (
     package_message_findings,
     target_in,
     too_long,
+    why_it_stopped,
 )
 from mlhpc.submission.check.rulesets import exist
 from mlhpc.submission.result_set import BYPASS, PRUNED, SCALING, ResultSet
@@ -156,8 +157,8 @@ def rcp_verdict(results: ResultSet, rules: str) -> tuple[bool, str]:
             passes, message, _ = rcp_checker.check_directory(
                 str(folder), *rules.split("_"), False, False, rcp_pass="pruned_rcps", set_scaling=True
             )
-        except Exception as error:
-            return False, f"it stopped with {type(error).__name__}: {error}"
+        except (Exception, SystemExit) as error:
+            return False, why_it_stopped(error)
     return bool(passes), str(message).strip()
 
 

@@ -75,7 +75,7 @@ def crash_finding(error: Exception, log: Log, rules: str) -> Finding:
         "error",
         log.path.name,
         "a log that the official checker can read to the end",
-        f"it stopped with {type(error).__name__}: {error}",
+        why_it_stopped(error),
         "fix the other findings first; the rules after this point were not checked",
     )
 
@@ -243,19 +243,23 @@ def package_message_findings(records: Sequence[logging.LogRecord], where: str) -
 
 def package_crash(where: str, error: BaseException) -> Finding:
     """package_checker stopped with ``error``."""
-    text = str(error).splitlines()[0] if str(error) else ""
-    what = f"it stopped with {type(error).__name__}: {text}"
-    if isinstance(error, KeyError):
-        missing = f"no {error.args[0]}" if error.args[0] else "no value for it to look up"
-        what = f"{missing} in the system description or the logs"
     return Finding(
         "package/crash",
         "error",
         where,
         "a set that package_checker can read to the end",
-        what,
+        why_it_stopped(error),
         "fix the other findings first; the rules after this point were not checked",
     )
+
+
+def why_it_stopped(error: BaseException) -> str:
+    """In one line. The official tools look up values without asking whether there are any: KeyError."""
+    text = str(error.args[0] if isinstance(error, KeyError) and error.args else error).partition("\n")[0]
+    if isinstance(error, KeyError):
+        missing = text if text not in ("", "None") else "value that it looks up"
+        return f"no {missing} in the system description or the logs"
+    return f"it stopped with {type(error).__name__}: {text}".removesuffix(": ")
 
 
 def _messages(message: str, level: int) -> list[str]:
@@ -300,7 +304,9 @@ def _package_finding(message: str, where: str) -> Finding | None:
         return finding("seed", _log_name(match[1], where), "a readable log", match[2], _remedy("line"))
     if match := re.match(r"RCP Test Failed: (.*)", message):
         remedy = "see the comparison with the reference (mlhpc score); a review may request reference runs"
-        return finding("rcp", where, "at least as many epochs as the reference", match[1].strip(), remedy)
+        how = match[1].strip()
+        actual = f"fewer ({how})" if how in ("RCP found", "RCP Interpolation") else how
+        return finding("rcp", where, "at least as many epochs as the reference", actual, remedy)
     if match := re.search(r"Field (\w+) contains a non valid value: (.*), must be one of \[(.*)\]", message):
         allowed = [a or b for a, b in re.findall(r"'([^']*)'|\"([^\"]*)\"", match[3])]
         expected, remedy = allowed_value(match[1], match[2], allowed)

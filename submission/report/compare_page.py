@@ -16,7 +16,7 @@ from mlhpc.record.energy import NAMES
 from mlhpc.submission.findings import findings_table
 from mlhpc.submission.report.compare import DETAILED, Comparison, Predicted
 from mlhpc.submission.report.compare_figures import BARS, breakdown, planes
-from mlhpc.submission.report.entry import BEFORE_CLOCK, IN_CLOCK, OVER_ENDED, Entry
+from mlhpc.submission.report.entry import BEFORE_CLOCK, IN_CLOCK, OVER_ENDED, OVER_UNKNOWN, Entry
 from mlhpc.submission.report.spread import Spread
 from mlhpc.submission.score.score import Weak
 
@@ -184,7 +184,8 @@ def _energy(shown: Sequence[Entry]) -> Table:
 def _speedup(entry: Entry, shown: Sequence[Entry]) -> tuple[Cell, Cell]:
     """Speed-up and efficiency relative to the smallest set of the same machine, division and metric."""
     of = entry.line, entry.division, entry.metric
-    alike = [e for e in shown if (e.line, e.division, e.metric) == of and e.over != OVER_ENDED]
+    off_target = (OVER_ENDED, OVER_UNKNOWN)
+    alike = [e for e in shown if (e.line, e.division, e.metric) == of and e.over not in off_target]
     line = {e.letter: (e.scale, e.time_s.mean) for e in alike if e.scale and e.time_s}
     if entry.letter not in line or len({scale for scale, _ in line.values()}) < 2:
         return Cell(), Cell()

@@ -19,6 +19,7 @@ from mlhpc.submission.score.score import Strong, Weak
 OVER_SCORED = "the runs in the score"
 OVER_CONVERGED = "all runs that converged"
 OVER_ENDED = "all runs that ended normally; none converged"
+OVER_UNKNOWN = "all runs that ended normally; their target is not known"
 OVER_RESUMED = "resumed runs, which do not count"
 
 IN_CLOCK, BEFORE_CLOCK, NOT_LOGGED = "in the score", "before the clock", "no record"
@@ -98,7 +99,8 @@ class Entry:
     def made_from(self) -> str:
         """Division, and number and kind of the measured runs, shown with every figure."""
         runs = count(len(self.runs), "run" if self.metric == "strong" else "throughput instance")
-        return f"{self.division}, {runs}" + ("" if self.over == OVER_SCORED else f": {self.over}")
+        over = "" if self.over == OVER_SCORED or not self.runs else f": {self.over}"
+        return f"{self.division}, {runs}{over}"
 
     @property
     def missed(self) -> int:
@@ -223,7 +225,7 @@ class Entry:
         rest = spread(r.phases.rest for r in self.runs)
         if not (self.scale and self.batch and epochs and epoch_s and staging and rest):
             return None
-        if self.over in (OVER_ENDED, OVER_RESUMED) or epoch_s.mean <= 0:
+        if self.over in (OVER_ENDED, OVER_UNKNOWN, OVER_RESUMED) or epoch_s.mean <= 0:
             return None
         return Measured(
             self.letter,

@@ -25,6 +25,7 @@ from mlhpc.submission.report.entry import (
     OVER_ENDED,
     OVER_RESUMED,
     OVER_SCORED,
+    OVER_UNKNOWN,
     Entry,
     RunFacts,
 )
@@ -76,7 +77,8 @@ def _entry(results: ResultSet, logs: list[Log], split: bool) -> Entry:
     batch = _count(value("global_batch_size"))
     division, doubt = _division(value("submission_division"), description.get("division"))
     official, data_set = _official_data(benchmark, train, evaluate, batch)
-    aborted = [log for log in logs if _is_aborted(log)]
+    unread = sum(bool(log.unreadable) for log in logs)
+    aborted = [log for log in logs if not log.unreadable and _is_aborted(log)]
     coarse = any(log.first("coarse_epochs") for log in logs)
     unit, machine, scale, nodes = _units(logs[0], description, own_files)
     shared = ""
@@ -93,6 +95,7 @@ def _entry(results: ResultSet, logs: list[Log], split: bool) -> Entry:
         _NOT_OFFICIAL if division == "closed" and official is False else "",
         stated if official and train != data_set[0] else "",
         ended if aborted else "",
+        f"{unread} of {len(logs)} logs not readable, excluded from all means" if unread else "",
         _OVERLAP if overlap else "",
         "some epochs trained on coarser samples" if coarse else "",
         shared,
@@ -159,7 +162,7 @@ def _measured_runs(
     if over == OVER_SCORED:
         chosen = [log for log in chosen if not scored[log.path].dropped]
     if not chosen:
-        chosen, over = [log for log in logs if not _is_aborted(log)], OVER_ENDED
+        chosen, over = [log for log in logs if not _is_aborted(log)], OVER_ENDED if target else OVER_UNKNOWN
     measured = [(log, parts) for log in chosen if (parts := phases(log)) and 0 < parts.total < math.inf]
     facts = (
         RunFacts(parts, _epochs_to_target(log, parts, target), energies_of(log.path))

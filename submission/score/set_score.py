@@ -53,7 +53,8 @@ def score_set(results: ResultSet) -> Strong | Weak:
     """The score of a set by its metric."""
     rules = target_of(results)
     if rules is None:
-        why = f"unknown benchmark {shown(results.benchmark)}: no target"
+        named = f"unknown benchmark {shown(results.benchmark)}"
+        why = f"{named if results.benchmark else 'no log names its benchmark'}: no target"
         if results.metric == "weak":
             return Weak(results.total_scale, None, 0, None, None, (), why)
         return Strong(None, None, (), None, None, None, why)

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mlhpc.common.files.filesystem import SHARED_TYPES
+from mlhpc.common.files.filesystem import SHARED_TYPES, mounts
 from mlhpc.common.host import accelerators
 from mlhpc.common.host.accelerators import Accelerator
 from mlhpc.submission.system import software
@@ -176,8 +176,7 @@ def _storage(root: Path) -> dict[str, str]:
         fields["host_storage_capacity"] = " + ".join(f"{n} x {size}" for (_, size), n in disks.items())
     elif (root / "sys/block").is_dir():
         fields |= {"host_storage_type": "none", "host_storage_capacity": "none"}
-    mounts = [line.split() for line in text(root / "proc/self/mounts").splitlines()]
-    shared = sorted({mount[2] for mount in mounts if len(mount) > 2 and mount[2] in SHARED_TYPES})
+    shared = sorted(SHARED_TYPES & {kind for _, kind, _ in mounts(root)})
     if shared:
         fields["hw_notes"] = f"shared file systems: {', '.join(shared)}"
     return fields

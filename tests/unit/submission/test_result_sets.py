@@ -1,6 +1,7 @@
 """Which sets are found below a path, for any layout and names."""
 
 import json
+import re
 import tracemalloc
 from pathlib import Path
 
@@ -131,7 +132,7 @@ def test_an_empty_folder_in_a_tree_is_a_finding(place: str, tmp_path: Path) -> N
     assert ("set/empty", "error") in problems(sets)
 
 
-@pytest.mark.parametrize("text", [None, "", "{", "[]", "[" * 100_000, '"x"', "\udcff"])
+@pytest.mark.parametrize("text", [None, "", "{", "division: {}", "[]", "[" * 100_000, '"x"', "\udcff"])
 def test_a_system_description_that_cannot_be_read_is_a_finding(text: str | None, tmp_path: Path) -> None:
     make_set(tmp_path / "org")
     path = tmp_path / "org" / "systems" / "machine.json"
@@ -141,6 +142,7 @@ def test_a_system_description_that_cannot_be_read_is_a_finding(text: str | None,
     sets = result_sets(tmp_path)
     assert told(sets) == [("org", "machine", "cosmoflow", "strong", 10)]
     assert problems(sets) == [("set/system", "error")] and sets[0].system_json is None
+    assert not re.search("Expecting|char", sets[0].problems[0].actual)  # words of Python's json
 
 
 def test_other_files_among_the_results_are_reported(tmp_path: Path) -> None:

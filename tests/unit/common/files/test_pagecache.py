@@ -1,6 +1,8 @@
 import os
+import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -75,3 +77,34 @@ def test_without_a_mount_of_the_root_the_type_is_unknown(
     monkeypatch.setattr(Path, "read_bytes", lambda self: b"proc /proc proc rw,nosuid 0 0\n")
     filesystem = filesystem_of(tmp_path)
     assert (filesystem.type, filesystem.mount_point, filesystem.is_ram) == ("unknown", Path("/"), False)
+
+
+NAMES = (b"a b", b"tab\tand\nline", rb"back\slash\040", "Z\u00fcrich".encode(), b"\xff\x85", "\x85\u2028".encode(),
+         b"\v\f\r\x1c")  # fmt: skip
+LOOKS_THEM_UP = """
+import sys
+from pathlib import Path
+from mlhpc.common.files.filesystem import filesystem_of
+
+table, *folders = map(Path, sys.argv[1:])
+read = Path.read_bytes
+Path.read_bytes = lambda path: read(table if path == Path("/proc/self/mounts") else path)
+for folder in folders:
+    found = filesystem_of(folder / "later")
+    print(found.type, found.mount_point == folder)
+"""
+
+
+@pytest.mark.parametrize("locale", [{}, {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}])
+def test_mount_points_have_any_name_in_any_locale(tmp_path: Path, locale: dict[str, str]) -> None:
+    """Names that contain what Python takes for the end of a line ended there: ValueError."""
+    table, lines = tmp_path / "mounts", b"/dev/sda1 / ext4 rw 0 0\n"
+    folders = [os.fsencode(tmp_path.resolve()) + b"/" + name for name in NAMES]
+    for folder in folders:
+        os.mkdir(folder)
+        escaped = re.sub(rb"[ \t\n\\#]", lambda m: b"\\%03o" % ord(m[0]), folder)
+        lines += b"a@o2ib:/x " + escaped + b" lustre rw,flock 0 0\n"
+    table.write_bytes(lines)
+    command = [sys.executable, "-c", LOOKS_THEM_UP, str(table), *map(os.fsdecode, folders)]
+    ran = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=os.environ | locale, check=True)
+    assert ran.stdout.splitlines() == ["lustre True"] * len(folders)

@@ -19,6 +19,7 @@ PHYSICAL = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         ("3:cpuset:/\n2:memory:/slurm", {"memory/slurm/memory.limit_in_bytes": "2000000"}, 2_000_000),
         ("2:memory:/", {"memory/memory.limit_in_bytes": str(2**63 - 4096)}, PHYSICAL),  # no limit
         ("0::/", {}, PHYSICAL),
+        ("0::/job\udcff/\x85:\v", {"job\udcff/\x85:\v/memory.max": "1000000"}, 1_000_000),
     ],
 )
 def test_the_smallest_limit_of_the_control_groups_counts(
@@ -27,5 +28,5 @@ def test_the_smallest_limit_of_the_control_groups_counts(
     files = {"proc/self/cgroup": groups} | {f"sys/fs/cgroup/{name}": text for name, text in limits.items()}
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text + "\n")
+        (tmp_path / name).write_bytes(os.fsencode(text + "\n"))
     assert usable_bytes(tmp_path) == expected

@@ -7,16 +7,20 @@ import sys
 from collections.abc import Callable
 from io import StringIO
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from golden.make_tree import EPOCHS, Records, describe, make_set, records, write_log
 from helpers.checked_sets import only, package_checker, printed, rules
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from mlperf_logging.package_checker import package_checker as package_checker_module
+from mlperf_logging.rcp_checker import rcp_checker
 from rich.console import Console
 
 from mlhpc.submission.check.check import check, check_set
 from mlhpc.submission.check.console import print_check, print_score
+from mlhpc.submission.check.official import package_findings, rcp_verdict
 from mlhpc.submission.findings import grouped
 from mlhpc.submission.result_sets import result_sets
 
@@ -143,6 +147,67 @@ def test_a_set_of_only_pruned_logs_gives_findings_not_a_crash(tmp_path: Path) ->
     assert status == 1 and "set/empty" in text
     status, text = printed(tmp_path, print_score)
     assert status == 1 and "KeyError" not in text
+
+
+def without(benchmark: str, key: str, part: str) -> Callable[[Path], object]:
+    """A set whose logs lack a record, or its metadata."""
+
+    def edit(number: int, made: Records) -> None:
+        made[:] = [r for r in made if part == "metadata" or r["key"] != key]
+        for record in made:
+            if record["key"] == key:
+                record["metadata"] = {}
+
+    return lambda tree: make_set(
+        tree, benchmark, level=None if benchmark == "resnet" else "strong", edit=edit
+    )
+
+
+@pytest.mark.parametrize(
+    ("make", "missing"),
+    [
+        (lambda tree: (make_set(tree, "deepcam"), describe(tree, "machine", division=None)), "division"),
+        (without("deepcam", "eval_accuracy", "metadata"), "epoch_num"),
+        (without("resnet", "eval_accuracy", "metadata"), "epoch_num"),
+        (without("deepcam", "run_stop", "metadata"), "status"),
+        (without("deepcam", "submission_benchmark", "record"), "value that it looks up"),
+    ],
+)
+def test_a_value_that_the_official_tools_miss_is_named(
+    make: Callable[[Path], object], missing: str, tmp_path: Path
+) -> None:
+    """They stop with a bare KeyError, the command lines with its traceback."""
+    make(tmp_path / "org")
+    status, text = printed(tmp_path, print_check)
+    expected = f"no {missing} in the system description or the logs"
+    assert status == 1 and expected in " ".join(text.split()) and "KeyError" not in text
+    status, text = printed(tmp_path, print_score)
+    assert status == 1 and "KeyError" not in text and (missing == "division" or expected in text)
+
+
+@pytest.mark.parametrize(
+    "error", [KeyError(), KeyError("a\nb"), ValueError("a\nb"), AssertionError(), SystemExit(2)]
+)
+def test_whatever_the_official_tools_raise_is_one_line(
+    error: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_set(tmp_path, "deepcam")
+    (results,) = result_sets(tmp_path)
+    for module, name in (
+        (package_checker_module, "check_training_package"),
+        (rcp_checker, "check_directory"),
+    ):
+        monkeypatch.setattr(module, name, Mock(side_effect=error))
+    (found,) = package_findings(results, "hpc_2.0.0")
+    passes, message = rcp_verdict(results, "hpc_2.0.0")
+    assert found.rule == "package/crash" and not passes and message == found.actual
+    assert message and "\n" not in message and "()" not in message and "KeyError" not in message
+
+
+def test_logs_without_a_benchmark_are_not_said_to_have_an_unknown_one(tmp_path: Path) -> None:
+    made = [record for record in records("deepcam") if record["key"] != "submission_benchmark"]
+    write_log(tmp_path / "result_1.txt", made)
+    assert "no score: no log names its benchmark" in printed(tmp_path, print_score)[1]
 
 
 def test_copies_of_a_set_count_once(tmp_path: Path) -> None:

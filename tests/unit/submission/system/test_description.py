@@ -139,7 +139,7 @@ def test_disks_of_the_node_and_shared_file_systems_are_listed(machine):
     }
     files |= {"sys/block/sda/size": 1875385008, "sys/block/sda/queue/rotational": 1,
               "sys/block/loop0/size": 8, "sys/block/dm-0/size": 99, "sys/block/zram0/size": 99,
-              "proc/self/mounts": "a@o2ib:/x /scratch lustre rw 0 0\n/dev/sda1 / ext4 rw 0 0\n"
+              "proc/self/mounts": "a@o2ib:/x /scratch\x85 lustre rw 0 0\n/dev/sda1 / ext4 rw 0 0\n"
                                   "s:/h /home nfs4 rw 0 0"}  # fmt: skip
     described = fields(machine(files))
     assert described["host_storage_type"] == "NVMe SSD + HDD"
