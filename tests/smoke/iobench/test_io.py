@@ -291,3 +291,21 @@ def test_sizes_and_workloads_are_listed():
     assert sizes["mlperf_unet3d"]["files"] == 64 * 7 * 500
     assert "cosmic_tagger" in mlhpc("io", "list").stdout
     assert 'name = "ffn"' in mlhpc("io", "list", "ffn").stdout
+
+
+def test_a_workload_that_generates_data_runs_in_an_empty_folder(tmp_path):
+    """As DLIO does with workflow.generate_data; what has no effect is one line."""
+    (tmp_path / "w.yaml").write_text(
+        "model: tiny\nframework: pytorch\nworkflow: {generate_data: True, train: True}\n"
+        "dataset: {format: npz, num_files_train: 4, record_length: 10000}\n"
+        "reader: {data_loader: pytorch, batchsize: 2}\ntrain: {epochs: 1}\n"
+    )
+    words = ("io", "run", "w.yaml", "++workload.dataset.num_files_train=6", "--null-steps", 0)
+    for number, generated in enumerate((True, False)):
+        done = mlhpc(*words, "--out", f"out{number}", cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        assert ("data/io-tiny: generating 6 files, about" in done.stderr) is generated
+        assert (
+            done.stderr.count("without effect here: framework, reader.batchsize (DLIO has no such key") == 1
+        )
+        assert json.loads((tmp_path / f"out{number}/result.json").read_text())["samples"] == 6

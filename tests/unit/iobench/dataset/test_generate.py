@@ -64,6 +64,32 @@ def test_a_folder_of_another_workload_is_refused(tmp_path):
         generate(other, tmp_path, Solo(), 1)
 
 
+def test_a_data_set_with_more_files_serves_as_a_smaller_one(tmp_path):
+    larger = Dataset(format="binary", files=5, sample_bytes=1000, sample_bytes_stdev=100)
+    generate(larger, tmp_path, Solo(), 1)
+    require_data(larger.model_copy(update={"files": 3}), tmp_path)
+    # The sizes of evaluation files follow from how many training files are before them.
+    evaluated = larger.model_copy(update={"files": 3, "eval_files": 2})
+    generate(evaluated, tmp_path / "evaluated", Solo(), 1)
+    require_data(evaluated.model_copy(update={"eval_files": 1}), tmp_path / "evaluated")
+    for other in ({"files": 2, "eval_files": 2}, {"files": 4}, {"sample_bytes": 999}):
+        with pytest.raises(UserError, match="the data of another workload"):
+            require_data(evaluated.model_copy(update=other), tmp_path / "evaluated")
+
+
+@pytest.mark.parametrize("format", ["npz", "npy", "tfrecord", "hdf5", "csv", "jpeg", "binary", "parquet"])
+def test_a_truncated_or_empty_file_is_written_again_and_no_other(tmp_path, format):
+    columns = {"columns": 10} if format == "csv" else {}
+    dataset = Dataset(format=format, files=3, sample_bytes=5000, sample_bytes_stdev=500, **columns)
+    generate(dataset, tmp_path, Solo(), 1)
+    before, files = digests(tmp_path), sorted((tmp_path / "train").iterdir())
+    files[0].write_bytes(files[0].read_bytes()[: files[0].stat().st_size // 2])
+    files[2].write_bytes(b"")
+    again = generate(dataset, tmp_path, Solo(), 1)
+    assert (again.made, again.damaged) == (2, 2) and digests(tmp_path) == before
+    assert generate(dataset, tmp_path, Solo(), 1).made == 0
+
+
 def test_a_folder_without_all_files_is_refused(tmp_path):
     with pytest.raises(UserError, match="not a data set of mlhpc io"):
         require_data(SMALL, tmp_path)

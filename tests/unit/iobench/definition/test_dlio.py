@@ -175,3 +175,52 @@ def test_what_is_wrong_is_one_line_with_its_place(tmp_path, old, new, message):
     with pytest.raises(UserError, match=message) as caught:
         read(tmp_path, UNET3D.replace(old, new))
     assert "\n" not in str(caught.value)
+
+
+def test_keys_that_dlio_ignores_are_named_with_what_may_be_meant(tmp_path):
+    text = UNET3D.replace("read_threads: 4", "read_thread: 4").replace("metric:", "metrics:")
+    workload = read(tmp_path, text)
+    assert workload.reader.threads == 1  # DLIO's default
+    assert {name for name in workload.without_effect if "has no such key" in name} == {
+        "reader.read_thread (DLIO has no such key; did you mean 'read_threads'?)",
+        "metrics (DLIO has no such key; did you mean 'metric'?)",
+    }
+
+
+@pytest.mark.parametrize(
+    "setting", ["++workload.reader.read_threads=8", "reader.read_threads=8", "++reader.read_threads=8"]
+)
+def test_overrides_of_dlio_are_settings(tmp_path, setting):
+    path = tmp_path / "w.yaml"
+    path.write_text(UNET3D)
+    workload = load.load(str(path), [setting, "++workload.workflow.generate_data=True", "train.epochs=2"])
+    assert (workload.reader.threads, workload.reader.prefetch) == (8, 8)  # a batch of each worker
+    assert (workload.generate_data, workload.train.epochs) == (True, 2)
+
+
+def test_overrides_of_dlio_are_refused_for_other_workloads():
+    with pytest.raises(UserError, match="is a key of DLIO's YAML"):
+        load.load("mlperf_unet3d", ["++workload.reader.read_threads=8"])
+
+
+def test_records_may_be_arrays(tmp_path):
+    """``record_dims`` of the releases after 2.0.0: the review of e1919d7 has 1 048 576 bytes for these."""
+    text = UNET3D.replace(
+        "record_length_bytes: 146600628", "record_dims: [512, 512]\n  record_element_type: float32"
+    )
+    text = "\n".join(line for line in text.splitlines() if "_stdev" not in line)
+    assert read(tmp_path, text).dataset.sample_bytes == 1_048_576
+    with pytest.raises(UserError, match=r"w\.yaml:\d+: dataset\.record_dims"):
+        read(tmp_path, text.replace("[512, 512]", "[wide, 512]"))
+
+
+def test_checkpoints_have_the_files_of_2_0_0(tmp_path):
+    """megatron_deepspeed.yaml: a model, an optimizer (two values of each group, and all together), and layers."""
+    text = UNET3D.replace(
+        "checkpoint:\n",
+        "checkpoint:\n  optimization_groups: [1009254400, 865075200, 793600]\n  num_layers: 44\n"
+        "  layer_parameters: [129761280, 20971520]\n",
+    )
+    files = read(tmp_path, text).checkpoint.files
+    assert len(files) == 46 and files[1] == 3 * (1009254400 + 865075200 + 793600)
+    assert set(files[2:]) == {129761280 + 20971520}
