@@ -8,10 +8,13 @@ from itertools import starmap
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 import mlhpc
 from mlhpc.benchmarks.schema import Run
 from mlhpc.common.ranks.world import Loss, World
 from mlhpc.common.timing.data_wait import NAMED
+from mlhpc.errors import UserError
 from mlhpc.quantities import duration_text, seconds_text
 from mlhpc.record.breakdown import EpochTimes, breakdown, epoch_times, waits_are_of_all_ranks
 from mlhpc.record.events import read_events
@@ -22,11 +25,18 @@ Event = dict[str, Any]
 
 class Conclusion:
     """Writes ``result.json`` once: at the end of training, or when another rank is lost. ``close_log`` closes the
-    log of a run that has lost a rank."""
+    log of a run that has lost a rank. Raises UserError at once for a run, such as a plug-in's, whose settings no
+    result can hold: after the training it would be lost."""
 
     def __init__(self, run: Run, out: Path, world: World, close_log: Callable[[Loss], None]) -> None:
         self._run, self._out, self._world, self._close_log = run, out, world, close_log
         self._turn = threading.Lock()
+        try:
+            summarize(run, self._events())
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(map(str, first["loc"]))
+            raise UserError(f"result.json cannot hold {where} {first['input']!r}: {first['msg']}") from None
         world.on_loss(self._lost)
 
     def write(self) -> tuple[list[Event], Result]:
@@ -40,11 +50,14 @@ class Conclusion:
         self._write()
 
     def _write(self) -> tuple[list[Event], Result]:
-        events = read_events(self._out / f"events.rank{self._world.rank}.jsonl")
+        events = self._events()
         result = summarize(self._run, events)
         if self._world.rank == 0:
             result.write(self._out / "result.json")
         return events, result
+
+    def _events(self) -> list[Event]:
+        return read_events(self._out / f"events.rank{self._world.rank}.jsonl")
 
 
 def summarize(run: Run, events: list[Event]) -> Result:

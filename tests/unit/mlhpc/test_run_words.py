@@ -1,5 +1,6 @@
 """Messages of ``mlhpc run``: its last line, and why a run cannot be resumed."""
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +14,7 @@ from mlhpc.benchmarks.registry import Framework
 from mlhpc.common.ranks.world import Solo
 from mlhpc.common.training.checkpoint import Checkpoint, save
 from mlhpc.errors import UserError
-from mlhpc.record.conclusion import last_line, summarize
+from mlhpc.record.conclusion import Conclusion, last_line, summarize
 from mlhpc.record.result import Result
 
 
@@ -113,3 +114,13 @@ def test_a_resumed_run_has_no_time_to_train() -> None:
     assert resumed.time_to_train_s is None and resumed.time_to_train_without_staging_s is None
     assert "no time to train" in last_line(resumed, Path("out"))
     assert summarize(run, [{**facts, "resumed": False}, finish, span]).time_to_train_s == 9.0
+
+
+def test_settings_that_no_result_can_hold_end_the_run_before_it_trains(tmp_path: Path) -> None:
+    """Those of a plug-in: found after the training, they would lose its result."""
+    facts = {"t": 0.1, "event": "note", "name": "facts", "resumed": False, "ranks": 1}
+    (tmp_path / "events.rank0.jsonl").write_text(json.dumps(facts) + "\n")
+    run = load.load("deepcam", "smoke")
+    Conclusion(run, tmp_path, Solo(), lambda loss: None)
+    with pytest.raises(UserError, match=r"result\.json cannot hold benchmark 'two words'"):
+        Conclusion(run.model_copy(update={"benchmark": "two words"}), tmp_path, Solo(), lambda loss: None)
