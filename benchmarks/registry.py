@@ -130,7 +130,7 @@ class Benchmark:
 
     @property
     def default_extra(self) -> str:
-        """The optional dependencies (``pip install mlhpc[…]``) of the default framework."""
+        """The extra (docs/reference/dependencies.md) of the default framework."""
         return self.frameworks[self.default_framework].extra
 
 

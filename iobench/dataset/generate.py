@@ -137,7 +137,7 @@ def _is_part(keys: Sequence[str], layout: Layout, recorded: Mapping[str, Any]) -
     dataset, stored = layout.dataset, {key: recorded.get(key) for key in keys}
     if not set(keys) <= {"files", "eval_files"} or not all(isinstance(n, int) for n in stored.values()):
         return False
-    if any(count < getattr(dataset, key) for key, count in stored.items()):
+    if any(files < getattr(dataset, key) for key, files in stored.items()):
         return False
     numbered_alike = not dataset.eval_files or not dataset.sample_bytes_stdev or "files" not in keys
     return numbered_alike and Layout(layout.root, dataset.model_copy(update=stored)).digits == layout.digits

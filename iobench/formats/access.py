@@ -37,6 +37,9 @@ class CountedFile:
     """
 
     block_bytes = 0
+    whole_buffers = False
+    """Of a stream: whether a whole buffer is asked for at the end of the file too, then what it lacked once more,
+    as by TensorFlow's PosixRandomAccessFile."""
 
     def __init__(
         self,
@@ -108,11 +111,15 @@ class CountedFile:
             done += whole
         if done < len(out):
             self._window_at = at = offset + done
-            self._window = np.empty(self._transfer, np.uint8)
-            count = self.read_some(at, self._window)
-            if 0 < count < self._transfer:  # TensorFlow's PosixRandomAccessFile asks for the rest
-                self.read_some(at + count, self._window[count:])
-            self._window = self._window[:count]
+            if self.whole_buffers:
+                self._window = np.empty(self._transfer, np.uint8)
+                count = self.read_some(at, self._window)
+                if 0 < count < self._transfer:
+                    self.read_some(at + count, self._window[count:])
+                self._window = self._window[:count]
+            else:
+                self._window = np.empty(min(self._transfer, self.size - at), np.uint8)
+                self._fetch(at, self._window)
             self._from_window(at, out[done:])
 
     def read_some(self, offset: int, out: Bytes) -> int:

@@ -70,6 +70,7 @@ class Samples(formats.Samples):
 
     def __init__(self, file: CountedFile, sizes: Sizes, dataset: Dataset) -> None:
         super().__init__(file, record_sizes(sizes) + tfrecord.RECORD_OVERHEAD, dataset)
+        file.whole_buffers = True
 
     def read(self, number: int) -> memoryview:
         """The content of record ``number``, checksums verified."""
