@@ -50,8 +50,8 @@ class BatchNorm(nn.BatchNorm2d):
         return F.relu(x, inplace=True) if self.relu else x
 
     def statistics(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Mean and variance [channels] of ``x`` over its pixels or voxels, or those of all ranks of the group,
-        whose number is the third (None without one); updates the running statistics."""
+        """Mean and variance [channels] of ``x`` over its pixels or voxels; updates the running statistics. In a
+        group they cover all its ranks, and the third value is the number of elements; without one it is None."""
         assert self.running_mean is not None and self.running_var is not None
         assert self.momentum is not None and self.num_batches_tracked is not None
         self.num_batches_tracked.add_(1)  # torch.compile cannot assign a buffer in here
@@ -126,9 +126,8 @@ class _Trained(torch.autograd.Function):
 
 def recompute_output(node: Any) -> Tensor:
     """The output of a batch norm, recomputed bit for bit from its input. ``node`` is the output's ``grad_fn``,
-    until its backward pass is over. The output is recomputed once and kept for the backward pass of the batch
-    norm itself, which follows those of the modules that use the output. Of the shape of the input, [b, channels,
-    h, w]."""
+    until its backward pass is over. The output, [b, channels, h, w] like the input, is recomputed once and kept
+    until the backward pass of the batch norm itself, which runs after that of the modules using the output."""
     if node.output is None:
         x, weight, bias, mean, var, _ = node.saved_tensors
         node.output = _normalised(x, mean, var, weight, bias, node.eps, node.relu)

@@ -178,7 +178,7 @@ class Munge:
             return None
 
     def fresh(self) -> "Munge":
-        """Itself: the daemon makes each credential anew."""
+        """No copy is needed: the daemon issues a new credential for each proof."""
         return self
 
     def prove(self, words: bytes) -> str:

@@ -46,7 +46,7 @@ class World(Protocol):
 
     @property
     def local_rank(self) -> int:
-        """This rank among those of its node."""
+        """The index of this rank on its node, from 0."""
 
     @property
     def local_size(self) -> int:

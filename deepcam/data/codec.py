@@ -62,7 +62,7 @@ class Delta:
         self.name, self.bound = name, bound
 
     def facts(self) -> dict[str, Any]:
-        """Facts of the manifest: those of the error bound, if there is one."""
+        """Manifest entries that describe the error bound; empty for a lossless codec."""
         return self.bound.facts() if self.bound else {}
 
     def encode(self, array: npt.NDArray[np.float32]) -> Sections:
@@ -148,7 +148,7 @@ class Planes:
         self._compress, self._decompress = compress, decompress
 
     def facts(self) -> dict[str, Any]:
-        """Facts of the manifest: those of the error bound, if there is one."""
+        """Manifest entries that describe the error bound; empty for a lossless codec."""
         return self.bound.facts() if self.bound else {}
 
     def encode(self, array: npt.NDArray[np.float32]) -> Sections:

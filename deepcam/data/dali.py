@@ -39,5 +39,5 @@ class NormalisedByDali:
         return (x.view(-1, *self._shape), y.to(x.device, non_blocking=True)), size
 
     def errors(self, in_use: Sequence[Any]) -> AbstractContextManager[None]:
-        """The pipeline decodes nothing, so that none of its errors is of a sample."""
+        """Samples are decoded before they enter the pipeline, so its errors never name one."""
         return nullcontext()

@@ -12,6 +12,7 @@ does. ``driver_ms`` is for simulated devices, whose driver's charge is known.
 """
 
 import argparse
+import itertools
 import json
 import statistics
 import sys
@@ -28,10 +29,11 @@ from torch.profiler import ProfilerActivity, profile
 
 from mlhpc.benchmarks.load import load
 from mlhpc.common.pytorch.devices import mover, name_of, pick_device, place
-from mlhpc.common.pytorch.step import make_scaler, make_steps
+from mlhpc.common.pytorch.step import make_scaler, make_steps, set_rate
 from mlhpc.common.ranks.world import World
 
 BATCHES = {"cosmoflow": (1, 4), "deepcam": (1, 2, 8), "resnet50": (64, 256)}
+MODES = ("eager", "graph")  # a capture that fails ends the program: PyTorch cannot go on in that process
 PRECISIONS = ("float32", "mixed_bfloat16", "mixed_float16")
 
 
@@ -52,7 +54,7 @@ def subject(benchmark: str, batch: int, precision: str, device: torch.device, *s
     if benchmark == "deepcam":
         from mlhpc.deepcam.metric import summed_iou, weighted_cross_entropy
         from mlhpc.deepcam.model import build_model
-        from mlhpc.deepcam.optim.optimizer import make_optimizer, set_rate
+        from mlhpc.deepcam.optim.optimizer import make_optimizer
 
         model = build_model(run.network, channels=shape[-1])
         place(model, device, channels_last=training.channels_last)
@@ -64,7 +66,6 @@ def subject(benchmark: str, batch: int, precision: str, device: torch.device, *s
         from mlhpc.resnet50.metric import count_correct, cross_entropy
         from mlhpc.resnet50.model import build_model as build_resnet
         from mlhpc.resnet50.optim.optimizer import make_optimizer as make_lars
-        from mlhpc.resnet50.optim.optimizer import set_rate
 
         model = build_resnet(run.network)
         place(model, device, channels_last=training.channels_last)
@@ -76,7 +77,6 @@ def subject(benchmark: str, batch: int, precision: str, device: torch.device, *s
         from mlhpc.cosmoflow.pytorch.metric import absolute_error, training_loss
         from mlhpc.cosmoflow.pytorch.model import CosmoFlowNet
         from mlhpc.cosmoflow.pytorch.optimizer import make_optimizer as make_sgd
-        from mlhpc.cosmoflow.pytorch.optimizer import set_rate
 
         last = training.channels_last
         model = CosmoFlowNet(run.network, shape, dropout=hparams.dropout, channels_last=last)
@@ -178,7 +178,7 @@ def main() -> int:
     parser.add_argument("--benchmark", nargs="+", choices=BATCHES, default=list(BATCHES))
     parser.add_argument("--batch", nargs="+", type=int, help="local batch sizes (default: by benchmark)")
     parser.add_argument("--precision", nargs="+", choices=PRECISIONS, default=list(PRECISIONS))
-    parser.add_argument("--mode", nargs="+", choices=("eager", "graph"), default=["eager", "graph"])
+    parser.add_argument("--mode", nargs="+", choices=MODES, default=list(MODES))
     parser.add_argument("--seconds", type=float, default=1.0, help="of timed steps for each row")
     parser.add_argument(
         "--set", nargs="+", default=[], help="settings of the runs, such as training.compile=true"
@@ -189,29 +189,25 @@ def main() -> int:
         print("no GPU: PyTorch sees none on this node; nothing was measured", file=sys.stderr)
         return 2
     device, rows = pick_device("cuda", 0), []
-    for benchmark in options.benchmark:
+    cells = itertools.product(options.mode, options.benchmark, options.precision)
+    for mode, benchmark, precision in cells:
+        if (mode, precision) == ("graph", "mixed_float16"):
+            continue  # the loss scaler asks the device, which ends a capture
         for batch in options.batch or BATCHES[benchmark]:
-            for precision in options.precision:
-                for mode in options.mode:
-                    if (mode, precision) == ("graph", "mixed_float16"):
-                        continue  # the loss scaler asks the device, which ends a capture and the context with it
-                    row = {"benchmark": benchmark, "batch": batch, "precision": precision, "mode": mode}
-                    try:
-                        of = subject(benchmark, batch, precision, device, *options.set)
-                        of = captured(of, device) if mode == "graph" else of
-                        rows.append(row | measure(of, options.seconds))
-                    except Exception as error:  # one that cannot be captured must not end the table
-                        rows.append(row | {"error": " ".join(str(error).split())[:200]})
-                    of = None
-                    torch.cuda.empty_cache()
-                    print(rows[-1], file=sys.stderr, flush=True)
+            of = subject(benchmark, batch, precision, device, *options.set)
+            of = captured(of, device) if mode == "graph" else of
+            row = {"benchmark": benchmark, "batch": batch, "precision": precision, "mode": mode}
+            rows.append(row | measure(of, options.seconds))
+            del of  # its memory, before the next one is built
+            torch.cuda.empty_cache()
+            print(rows[-1], file=sys.stderr, flush=True)
     if options.json:
         print(json.dumps({"device": name_of(device), "torch": torch.__version__, "rows": rows}))
         return 0
-    columns = [key for key in rows[0] if key not in ("host_min_ms", "driver_ms", "loss", "error")]
+    columns = [key for key in rows[0] if key not in ("host_min_ms", "driver_ms", "loss")]
     table = Table(*columns, title=f"{name_of(device)}, PyTorch {torch.__version__}")
     for row in rows:
-        table.add_row(*(str(row.get(column, "")) for column in columns))
+        table.add_row(*(str(row[column]) for column in columns))
     Console().print(table)
     return 0
 

@@ -249,3 +249,27 @@ def test_importing_a_module_does_not_import_unrelated_packages(statement, absent
     code = f"{statement}\nimport sys\nprint(sorted(set({sorted(absent)!r}) & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip().splitlines()[-1] == "[]"
+
+
+def names_of(module: str) -> set[str]:
+    """What can be imported from a module of the suite: its names, at any depth, and its submodules."""
+    path = ROOT.joinpath("src", *module.split("."))
+    source = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    names = {each.stem for each in path.glob("*") if each.suffix in ("", ".py")} if path.is_dir() else set()
+    for node in ast.walk(ast.parse(source.read_text())):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            names |= {each.asname or each.name for each in node.names}
+    return names
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "tests/perf").glob("*.py")), ids=lambda path: path.name)
+def test_measurements_import_what_there_is(path: Path) -> None:
+    """They run by hand only, so a name that moved is not noticed otherwise."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "mlhpc":
+            missing = {each.name for each in node.names} - names_of(str(node.module))
+            assert not missing, f"{path.name}:{node.lineno}: {node.module} has no {missing}"

@@ -29,18 +29,7 @@ from mlhpc.iobench.formats.access import CountedFile, MemoryFile
 from mlhpc.iobench.formats.counting import Activity, ReadStatistics
 
 ROOT = Path(__file__).resolve().parents[2]
-ROOMS = (
-    "benchmarks",
-    "common",
-    "cosmoflow",
-    "deepcam",
-    "iobench",
-    "mlhpc",
-    "perf",
-    "record",
-    "resnet50",
-    "submission",
-)
+ROOMS = ("mlhpc", *sorted(link.name for link in (ROOT / "mlhpc").iterdir() if link.is_symlink()))
 ARRAY = re.compile(r"\b(NDArray|ndarray|Tensor)\b")
 SHAPE = re.compile(
     r"\[[^\[\]]*[a-z][^\[\]]*\]|\b(any|given|one|same|its|whose|frame's) shapes?\b|\bof the shape of\b|\bscalar"

@@ -66,7 +66,9 @@ def test_runs_side_by_side_are_verified_when_all_have_ended(tmp_path, monkeypatc
         def verify(work):
             assert (work / needs).exists(), needs
 
-        command = lambda gpus, work: [sys.executable, "-c", code, "run", str(work / name), delay]  # noqa: E731
+        def command(gpus, work):
+            return [sys.executable, "-c", code, "run", str(work / name), delay]
+
         return module.Check(name, "what", command, verify)
 
     checks = (check("data-first", "0", "quick"), check("quick", "0", "slow"), check("slow", "1", "lost"))
