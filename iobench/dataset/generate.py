@@ -5,24 +5,27 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from mlhpc.common.data.generate import in_processes, write_on_all_ranks
+from mlhpc.common.files.atomic import write_all
 from mlhpc.common.files.filesystem import filesystem_of
 from mlhpc.common.host.progress import progress
 from mlhpc.common.ranks.collectives import on_each_rank, on_rank0
 from mlhpc.common.ranks.world import World
 from mlhpc.errors import UserError
 from mlhpc.iobench.dataset.content import Content
-from mlhpc.iobench.dataset.layout import Layout, Root, Split
+from mlhpc.iobench.dataset.layout import SPLITS, Layout, Root, Split
 from mlhpc.iobench.definition.schema import Dataset
+from mlhpc.iobench.formats.counting import ReadStatistics
 from mlhpc.iobench.formats.formats import find
 from mlhpc.quantities import bytes_text, count
 
 FRAMING = 1.02
 """Free space reserved for the overhead of formats."""
-SPLITS: tuple[Split, ...] = ("train", "validation")
 _content: dict[tuple[int, float], Content] = {}  # of this process: generated once, 8 MiB
 
 
@@ -41,6 +44,7 @@ class _Task:
     layout: Layout
     split: Split
     file: int
+    name: str
 
 
 def generate(dataset: Dataset, root: Root, world: World, workers: int) -> Generated:
@@ -52,11 +56,12 @@ def generate(dataset: Dataset, root: Root, world: World, workers: int) -> Genera
     """
     layout = Layout(root, dataset)
     on_each_rank(world, find(dataset.format).load)
-    on_rank0(world, lambda: _claim(layout))
+    on_rank0(world, lambda: _require_dlios_own(layout) if layout.is_dlio else _claim(layout))
     names = {
-        layout.name(split, file): _Task(layout, split, file)
+        name: _Task(layout, split, file, name)
         for split in SPLITS
         for file in range(layout.files(split))
+        for name in (layout.name(split, file),)
     }
 
     def is_whole(path: Path, name: str) -> bool:
@@ -80,7 +85,7 @@ def generate(dataset: Dataset, root: Root, world: World, workers: int) -> Genera
 
 def _present(layout: Layout, split: Split) -> set[str]:
     try:
-        return layout.place.present(split)
+        return layout.place.present(layout.folder(split))
     except FileNotFoundError:
         return set()
 
@@ -93,10 +98,76 @@ def _claim(layout: Layout) -> None:
     layout.place.claim(layout.record())
 
 
+def _require_dlios_own(layout: Layout) -> None:
+    """Make the folders of DLIO. Raises UserError if the root has other files, or those of other data: nothing of
+    these is overwritten."""
+    place, root = layout.place, layout.root
+    if place.record() is not None:
+        raise UserError(f"{place}: {_OWN_LAYOUT}; choose another folder, or --set dataset.layout=mlhpc")
+    if isinstance(root, Path):
+        if root.exists() and any(root.iterdir()) and not (root / "train").exists():
+            raise UserError(f"{root}: not empty and without a folder train; choose another folder")
+        place.require_space(0 if root.exists() else _stored_bytes(layout.dataset, layout.dataset.files))
+        for split in SPLITS:
+            (root / layout.folder(split)).mkdir(parents=True, exist_ok=True)
+    for split in SPLITS:
+        there = layout.dlio_files(split)
+        if len(there) < layout.files(split):
+            other = sorted(set(there) - set(layout.new_dlio_names(split)))
+            if other:
+                raise UserError(
+                    f"{place}: has {other[0]}, which is not of {count(layout.files(split), 'file')}; choose "
+                    "another folder"
+                )
+        present = (file for file in range(layout.files(split)) if layout.name(split, file) in there)
+        for file in islice(present, 1):
+            _require_same(layout, split, file, damaged=True)
+
+
+_OWN_LAYOUT = "contains a data set in the layout of mlhpc io, not of DLIO"
+
+
+def _require_same(layout: Layout, split: Split, file: int, *, damaged: bool = False) -> None:
+    """Raise UserError if the samples of a file of DLIO are those of another workload, or, unless files may be
+    ``damaged``, if they cannot be read."""
+    dataset, name, sizes = layout.dataset, layout.name(split, file), layout.sizes(split, file)
+    opened = layout.place.open(name, ReadStatistics(), transfer=0, direct=False, streaming=False)
+    last = dataset.samples_per_file - 1
+    try:
+        samples = find(dataset.format).open_samples(opened, sizes, dataset)
+        samples.read(last)
+        size = samples.size(last)
+    except UserError:
+        if damaged:
+            return
+        raise
+    finally:
+        opened.close()
+    if not dataset.sample_bytes_stdev and size != sizes[0]:
+        raise UserError(
+            f"{layout.place}/{name}: its samples have {size} bytes, not {sizes[0]}: the data of another workload; "
+            "choose another folder with --data"
+        )
+
+
+def _require_dlio_data(layout: Layout) -> None:
+    """Raise UserError unless DLIO's files are there, the first of each split as the workload has it."""
+    command = f"generate them with 'mlhpc io generate WORKLOAD --data {layout.root}'"
+    for split in SPLITS:
+        files, there = layout.files(split), len(layout.dlio_files(split))
+        where = f"{layout.place}/{layout.folder(split)}"
+        if there < files:
+            raise UserError(f"{where}: has {there} of {files} files .{layout.suffix}; {command}")
+        if files and there > files:
+            print(f"{where}: of {there} files the first {files} are used", file=sys.stderr)
+        if files:
+            _require_same(layout, split, 0)
+
+
 def generate_if_new(dataset: Dataset, root: Root, world: World, workers: int) -> None:
     """``generate``, said before, where there is no data set yet. Called by all ranks."""
     layout = Layout(root, dataset)
-    if on_rank0(world, layout.place.record) is None:
+    if not on_rank0(world, lambda: _is_there(layout)):
         if world.rank == 0:
             files = layout.files("train") + layout.files("validation")
             need = bytes_text(_stored_bytes(dataset, files))
@@ -105,12 +176,22 @@ def generate_if_new(dataset: Dataset, root: Root, world: World, workers: int) ->
         generate(dataset, root, world, workers)
 
 
+def _is_there(layout: Layout) -> bool:
+    if layout.is_dlio:
+        return bool(layout.dlio_files("train"))
+    return layout.place.record() is not None
+
+
 def require_data(dataset: Dataset, root: Root) -> None:
     """Raise UserError unless ``root`` contains the complete data set generated for ``dataset``, or one of more
     files."""
     layout = Layout(root, dataset)
     command = f"generate it with 'mlhpc io generate WORKLOAD --data {root}'"
     recorded = layout.place.record()
+    if layout.is_dlio:
+        if recorded is not None:
+            raise UserError(f"{root}: {_OWN_LAYOUT}; choose another folder, or --set dataset.layout=mlhpc")
+        return _require_dlio_data(layout)
     if recorded is None:
         raise UserError(f"{root}: not a data set of mlhpc io; {command}")
     wanted = layout.record()
@@ -161,15 +242,20 @@ def _write_file(task: _Task) -> int:
     content, number = _content[key], layout.number(task.split, task.file)
     begin_writeback = _Writeback()
 
+    sizes = layout.sizes(task.split, task.file)
+    if layout.is_dlio and dataset.format == "binary":
+        for suffix, index in find("binary").load().index(sizes).items():
+            layout.place.write(task.name + suffix, partial(write_all, data=memoryview(index)))
+
     def fill(fd: int) -> None:
         def make(sample: int, size: int) -> Any:
             begin_writeback(fd)
             return content.sample(number, sample, size)
 
-        find(dataset.format).write(fd, layout.sizes(task.split, task.file), make, dataset)
+        find(dataset.format).write(fd, sizes, make, dataset)
         begin_writeback(fd, least=0)
 
-    return layout.place.write(layout.name(task.split, task.file), fill)
+    return layout.place.write(task.name, fill)
 
 
 class _Writeback:

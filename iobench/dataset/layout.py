@@ -1,5 +1,12 @@
-"""The files of a data set and the sizes of their samples, without opening files."""
+"""The files of a data set and the sizes of their samples, without opening files.
 
+In DLIO's layout (data_generator/data_generator.py of release 2.0.0) files are ``train/img_0_of_8.npz`` and so on,
+and in ``valid``; no record describes the data set, and the files that are there count, in order of their names.
+"""
+
+import math
+import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -11,9 +18,10 @@ import numpy.typing as npt
 from mlhpc.iobench.dataset.objects import ObjectStore
 from mlhpc.iobench.dataset.places import Folder
 from mlhpc.iobench.definition.schema import Dataset, Storage
-from mlhpc.iobench.formats.formats import find
+from mlhpc.iobench.formats.formats import find, rows_and_columns
 
 Split = Literal["train", "validation"]
+SPLITS: tuple[Split, ...] = ("train", "validation")
 Sizes = npt.NDArray[np.int64]
 
 Root = Path | ObjectStore
@@ -45,6 +53,18 @@ class Layout:
         """Access to the files."""
         return Folder(self.root) if isinstance(self.root, Path) else self.root
 
+    def __reduce__(self) -> tuple[type["Layout"], tuple[Root, Dataset]]:
+        return Layout, (self.root, self.dataset)  # without the names of all files
+
+    @property
+    def is_dlio(self) -> bool:
+        """Whether the files are DLIO's."""
+        return self.dataset.layout == "dlio"
+
+    def folder(self, split: Split) -> str:
+        """The folder of a split below the root."""
+        return "valid" if self.is_dlio and split == "validation" else split
+
     def files(self, split: Split) -> int:
         """Number of files of ``split``."""
         return self.dataset.files if split == "train" else self.dataset.eval_files
@@ -56,7 +76,45 @@ class Layout:
 
     def name(self, split: Split, file: int) -> str:
         """Path of a file below the root."""
+        if self.is_dlio:
+            return self._dlio_names[split][file]
         return f"{split}/{file:0{self.digits}}.{find(self.dataset.format).suffix}"
+
+    @property
+    def suffix(self) -> str:
+        """Of the names of DLIO's files."""
+        return find(self.dataset.format).dlio_suffix or self.dataset.format
+
+    def dlio_files(self, split: Split) -> list[str]:
+        """The files of DLIO that are there, in its order: by name, in whatever folder."""
+        try:
+            there = self.place.present(self.folder(split))
+        except FileNotFoundError:
+            return []
+        return sorted((name for name in there if name.endswith(self.suffix)), key=os.path.basename)
+
+    @cached_property
+    def _dlio_names(self) -> Mapping[Split, list[str]]:
+        """Of each split those that are there if they are enough, or else those that DLIO would write."""
+        names: dict[Split, list[str]] = {}
+        for split in SPLITS:
+            there = self.dlio_files(split) if self.files(split) else []
+            enough = len(there) >= self.files(split)
+            names[split] = there[: self.files(split)] if enough else self.new_dlio_names(split)
+        return names
+
+    def new_dlio_names(self, split: Split) -> list[str]:
+        """The names that DLIO gives the files of a split."""
+        dataset, files = self.dataset, self.files(split)
+        folders = dataset.subfolders if split == "train" else dataset.eval_subfolders
+
+        def below(file: int) -> str:
+            return f"{file % folders:0{len(str(folders))}}/" if folders > 1 else ""
+
+        return [
+            f"{self.folder(split)}/{below(file)}{dataset.file_prefix}_{file:0{len(str(files))}}_of_{files}.{self.suffix}"
+            for file in range(files)
+        ]
 
     def path(self, split: Split, file: int) -> Path:
         """Of a data set in a folder."""
@@ -69,7 +127,10 @@ class Layout:
 
     def sizes(self, split: Split, file: int) -> Sizes:
         """Bytes of content of each sample of a file, ``[samples_per_file]``: normal around the mean, none
-        smaller than a hundredth of it."""
+        smaller than a hundredth of it. In DLIO's layout a file's samples are equal rectangles with sides
+        that are drawn; files that it wrote may have others."""
+        if self.is_dlio:
+            return self._dlio_sizes(split, file)
         mean, stdev, count = (
             self.dataset.sample_bytes,
             self.dataset.sample_bytes_stdev,
@@ -82,6 +143,17 @@ class Layout:
         drawn = np.random.Generator(np.random.Philox(key=np.array(key, np.uint64))).normal(mean, stdev, count)
         return np.maximum(np.rint(drawn), max(1, mean // SMALLEST)).astype(np.int64)
 
+    def _dlio_sizes(self, split: Split, file: int) -> Sizes:
+        mean, stdev = self.dataset.sample_bytes, self.dataset.sample_bytes_stdev
+        size = math.isqrt(mean) ** 2
+        if stdev:
+            key = [self.dataset.seed, self.number(split, file)]
+            random = np.random.Generator(np.random.Philox(key=np.array(key, np.uint64)))
+            sides = random.normal(math.isqrt(mean), stdev / 2 / math.sqrt(mean), 2)
+            size = math.prod(max(1, int(side)) for side in sides)
+        return np.full(self.dataset.samples_per_file, math.prod(rows_and_columns(size)), np.int64)
+
     def record(self) -> dict[str, Any]:
         """The identity of the data set: all parameters that determine its bytes."""
-        return {"iobench": 1, **self.dataset.model_dump(mode="json", exclude={"total_bytes"})}
+        without = {"total_bytes", "layout", "file_prefix", "subfolders", "eval_subfolders"}
+        return {"iobench": 1, **self.dataset.model_dump(mode="json", exclude=without)}

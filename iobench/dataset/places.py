@@ -70,8 +70,13 @@ class Folder:
         return missing(self.root, names, lambda name: is_whole(self.root / name, name))
 
     def present(self, split: str) -> set[str]:
-        """The names of the files of a split."""
-        return {f"{split}/{name}" for name in os.listdir(self.root / split)}
+        """The names of the files of a split. Raises FileNotFoundError without its folder."""
+        names: set[str] = set()
+        os.stat(self.root / split)  # which os.walk does not need
+        for folder, _, files in os.walk(self.root / split):
+            below = os.path.relpath(folder, self.root)
+            names.update(f"{below}/{file}" for file in files)
+        return names
 
     def require_space(self, needed: int) -> None:
         """Raise UserError if the file system has fewer free bytes."""

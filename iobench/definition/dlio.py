@@ -15,6 +15,7 @@ from mlhpc.iobench.definition.dlio_keys import (
     NO_EFFECT,
     NUMBERS,
     ORIGIN,
+    OWN_LAYOUT,
     TABLES,
     USED,
     WORDS,
@@ -42,7 +43,7 @@ def convert(tables: Mapping[str, Any], name: str) -> tuple[dict[str, Any], dict[
     """
     if isinstance(tables.get("model"), str):  # DLIO's plugins have only a name there
         tables = {**tables, "model": {"name": tables["model"]}}
-    without_effect = _checked(tables)
+    without_effect = _checked(tables) | _ignored(tables)
     model, workflow = _table(tables, "model"), _table(tables, "workflow")
     reader = "data_reader" if "data_reader" in tables else "reader"
     workload: dict[str, Any] = {
@@ -78,6 +79,14 @@ def convert(tables: Mapping[str, Any], name: str) -> tuple[dict[str, Any], dict[
         )
     return workload, {keys: (reader, *origin[1:]) if origin[0] == "reader" else origin
                       for keys, origin in ORIGIN.items()}  # fmt: skip
+
+
+def _ignored(tables: Mapping[str, Any]) -> set[str]:
+    """Keys that release 2.0.0 ignores in this format."""
+    dataset, reader = _table(tables, "dataset"), "data_reader" if "data_reader" in tables else "reader"
+    if dataset.get("format", "tfrecord") == "tfrecord":
+        return {"dataset.compression"} & {f"dataset.{key}" for key in dataset}
+    return {f"{reader}.transfer_size"} & {f"{reader}.{key}" for key in _table(tables, reader)}
 
 
 def _checked(tables: Mapping[str, Any]) -> set[str]:
@@ -161,9 +170,16 @@ def _dataset(table: dict[str, Any], reader: dict[str, Any]) -> dict[str, Any]:
         "samples_per_file": table.get("num_samples_per_file", 1),
         "sample_bytes": _sample_bytes(table),
         "sample_bytes_stdev": _either(table, "record_length_bytes_stdev", "record_length_stdev", 0),
-        "compression": table.get("compression", "none"),
+        "compression": "none" if kind == "tfrecord" else table.get("compression", "none"),
         "compression_level": table.get("compression_level", 4),
     }
+    if kind in OWN_LAYOUT and not table.get("record_dims"):
+        dataset |= {
+            "layout": "dlio",
+            "file_prefix": table.get("file_prefix", "img"),
+            "subfolders": table.get("num_subfolders_train", 0),
+            "eval_subfolders": table.get("num_subfolders_eval", 0),
+        }
     if table.get("enable_chunking"):
         dataset["chunk_bytes"] = table.get("chunk_size", 0)
     return dataset
@@ -209,7 +225,7 @@ def _reader(table: dict[str, Any], kind: str) -> dict[str, Any]:
         "eval_batch_size": table.get("batch_size_eval", 1),
         "threads": threads,
         "prefetch": max(1, prefetch),
-        "transfer_bytes": table.get("transfer_size") or (TENSORFLOW_BUFFER if kind == "tfrecord" else 0),
+        "transfer_bytes": (table.get("transfer_size") or TENSORFLOW_BUFFER) if kind == "tfrecord" else 0,
         "direct": table.get("odirect", False),
         "load_all": in_memory,
         "preprocess": _time(table, "preprocess_time"),

@@ -13,7 +13,8 @@ USED = {
     "workflow": {"train", "generate_data", "evaluation", "checkpoint"},
     "dataset": {"format", "num_files_train", "num_files_eval", "num_samples_per_file", "record_length",
                 "record_length_bytes", "record_length_stdev", "record_length_bytes_stdev", "enable_chunking",
-                "chunk_size", "compression", "compression_level", "hdf5", "record_dims", "record_element_type"},
+                "chunk_size", "compression", "compression_level", "hdf5", "record_dims", "record_element_type",
+                "file_prefix", "num_subfolders_train", "num_subfolders_eval"},
     "reader": {"data_loader", "read_threads", "batch_size", "batch_size_eval", "prefetch_size", "file_shuffle",
                "sample_shuffle", "read_type", "transfer_size", "odirect", "preprocess_time",
                "preprocess_time_stdev"},
@@ -33,9 +34,8 @@ USED = {
 NO_EFFECT = {
     "": {"framework", "logging"},
     "workflow": {"profiling", "debug"},
-    "dataset": {"data_folder", "file_prefix", "keep_files", "num_subfolders_train", "num_subfolders_eval",
-                "generation_buffer_size", "record_length_bytes_resize", "record_length_resize",
-                "record_element_bytes"},
+    "dataset": {"data_folder", "keep_files", "generation_buffer_size", "record_length_bytes_resize",
+                "record_length_resize", "record_element_bytes"},
     "dataset.hdf5": {"chunk_dims", "num_dset_per_record", "max_shape"},
     "reader": {"data_loader_classname", "data_loader_sampler", "reader_classname",
                "multiprocessing_context", "dont_use_mmap", "computation_threads", "shuffle_size", "file_access",
@@ -57,6 +57,8 @@ TABLES = {"model", "workflow", "dataset", "reader", "data_reader", "train", "eva
 FORMATS = {"tfrecord": "tfrecord", "hdf5": "hdf5", "hdf5_opt": "hdf5", "csv": "csv", "npz": "npz", "npy": "npy",
             "jpeg": "jpeg", "indexed_binary": "binary", "mmap_indexed_binary": "binary",
             "parquet": "parquet"}  # fmt: skip
+OWN_LAYOUT = {"npz", "npy", "hdf5", "tfrecord", "csv", "jpeg", "indexed_binary"}
+"""Formats whose files are those of release 2.0.0 here."""
 # Types of values used in the conversion; all other values are validated by the workload.
 NUMBERS = {"train.total_training_steps", "reader.prefetch_size", "reader.read_threads", "checkpoint.num_layers",
            "checkpoint.tensor_parallelism", "metric.au", "checkpoint.steps_between_checkpoints",
@@ -82,6 +84,8 @@ ORIGIN: dict[Keys, Keys] = {
     ("dataset", "sample_bytes"): ("dataset", "record_length_bytes"),
     ("dataset", "sample_bytes_stdev"): ("dataset", "record_length_bytes_stdev"),
     ("dataset", "chunk_bytes"): ("dataset", "chunk_size"),
+    ("dataset", "subfolders"): ("dataset", "num_subfolders_train"),
+    ("dataset", "eval_subfolders"): ("dataset", "num_subfolders_eval"),
     ("reader", "threads"): ("reader", "read_threads"),
     ("reader", "prefetch"): ("reader", "prefetch_size"),
     ("reader", "eval_batch_size"): ("reader", "batch_size_eval"),

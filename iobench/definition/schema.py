@@ -21,6 +21,12 @@ class Dataset(FrozenModel):
     """The files. ``files`` of 1 is one file shared by all ranks."""
 
     format: FormatName
+    layout: Literal["mlhpc", "dlio"] = Field(
+        "mlhpc", description="names and content of the files: the suite's own, or those of DLIO 2.0.0"
+    )
+    file_prefix: str = Field("img", pattern=r"^[A-Za-z0-9_.-]+$", description="of the names of DLIO's files")
+    subfolders: CountOrNone = Field(0, description="of DLIO's train; from 2 on")
+    eval_subfolders: CountOrNone = Field(0, description="of DLIO's valid")
     files: Count
     samples_per_file: Count = 1
     sample_bytes: Bytes = Field(description="mean size of a sample, without the overhead of the format")
@@ -71,12 +77,15 @@ class Dataset(FrozenModel):
             raise ValueError("compression 'lzf' is for hdf5")
         if self.chunk_bytes and self.format != "hdf5":
             raise ValueError(f"chunk_bytes is for hdf5, not {self.format}")
-        if self.format == "csv" and self.sample_bytes < 2 * self.columns:
+        if self.layout == "dlio" and self.format == "parquet":
+            raise ValueError("DLIO 2.0.0 has no parquet files: dataset.layout must be mlhpc")
+        if self.format == "csv" and self.layout == "mlhpc" and self.sample_bytes < 2 * self.columns:
             raise ValueError(
                 f"contradictory sizes: a row of {self.columns} numbers needs {2 * self.columns} bytes, "
                 f"sample_bytes is {self.sample_bytes}"
             )
-        if self.format in ("npy", "jpeg") and self.samples_per_file > 1:
+        single = ("jpeg",) if self.layout == "dlio" else ("npy", "jpeg")
+        if self.format in single and self.samples_per_file > 1:
             raise ValueError(
                 f"a {self.format} file holds one sample, samples_per_file is {self.samples_per_file}"
             )

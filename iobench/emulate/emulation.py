@@ -12,15 +12,16 @@ import numpy as np
 from mlhpc.common.files import pagecache
 from mlhpc.common.ranks.world import World
 from mlhpc.common.timing.waiting import clock, sharpen_timers
-from mlhpc.iobench.dataset.layout import Layout, Split
+from mlhpc.iobench.dataset.layout import SPLITS, Layout, Split
 from mlhpc.iobench.definition.fields import Duration
 from mlhpc.iobench.definition.schema import Workload
 from mlhpc.iobench.emulate.checkpoints import Checkpoints
 from mlhpc.iobench.emulate.counters import ProcessIo, cpu_seconds, device_io
 from mlhpc.iobench.emulate.pipeline import NullStorage, OpenFile, Pipeline, Storage
-from mlhpc.iobench.emulate.plan import pieces
+from mlhpc.iobench.emulate.plan import files_of_rank, pieces
 from mlhpc.iobench.emulate.record import Run
 from mlhpc.iobench.emulate.steps import EpochTimes, run_steps
+from mlhpc.iobench.formats.counting import ReadStatistics
 
 Cache = Literal["each", "first", "warm", "keep"]
 """Treatment of the page cache: drop the data before each epoch, before the first one, fill it before the
@@ -50,6 +51,7 @@ class _Rank:
         self.process = ProcessIo(counted=layout is None or self.folder is not None)
         self.random = np.random.default_rng([7, world.rank])  # of the waits
         self.run = Run()
+        self._indexed: set[Split] = set()
 
     def pipeline(
         self, split: Split, epoch: int, steps: int, batch: int, open_file: OpenFile | None = None
@@ -57,9 +59,21 @@ class _Rank:
         """``open_file`` None: from the real storage."""
         assert self.layout
         dataset, reader, world = self.layout.dataset, self.workload.reader, self.world
-        open_file = open_file or Storage(self.layout, reader).open
-        work = pieces(dataset, self.layout.files(split), reader, world.rank, world.size, epoch, steps * batch)
-        return Pipeline(dataset, reader, split, work, batch, open_file, self.settings.trace)
+        storage, files = Storage(self.layout, reader), self.layout.files(split)
+        work = pieces(dataset, files, reader, world.rank, world.size, epoch, steps * batch)
+        own = files_of_rank(dataset, files, reader, world.rank, world.size)
+
+        def begin(statistics: ReadStatistics) -> None:
+            # DLIO's workers live through all epochs, and each reads the index of all files of its rank once.
+            for file in own:
+                storage.read_index(split, file, statistics)
+
+        if open_file or not storage.has_index or not reader.reopen or split in self._indexed:
+            own = range(0)
+        self._indexed.add(split)
+        return Pipeline(
+            dataset, reader, split, work, batch, open_file or storage.open, self.settings.trace, begin
+        )
 
     def steps(
         self,
@@ -221,9 +235,8 @@ def _evaluate(rank: _Rank, layout: Layout, epoch: int) -> None:
 
 def _prepare_cache(rank: _Rank, layout: Layout, epoch: int) -> None:
     """Prepare the page cache of each node as set, and note the share of the data in it."""
-    splits: tuple[Split, ...] = ("train", "validation")
     world, cache = rank.world, rank.settings.cache
-    paths = [layout.path(split, file) for split in splits for file in range(layout.files(split))]
+    paths = [layout.path(split, file) for split in SPLITS for file in range(layout.files(split))]
     own_paths = paths[world.local_rank :: world.local_size]
     if cache == "each" or (cache == "first" and epoch == 0):
         pagecache.evict(own_paths)

@@ -11,11 +11,12 @@ from typing import Any, Self
 import numpy as np
 
 from mlhpc.common.timing.waiting import clock, give_way, occupy
+from mlhpc.errors import UserError
 from mlhpc.iobench.dataset.layout import Layout, Split
 from mlhpc.iobench.definition.schema import Dataset, Reader
 from mlhpc.iobench.emulate.plan import Piece
 from mlhpc.iobench.formats.access import CountedFile, MemoryFile
-from mlhpc.iobench.formats.binary import ExtentReader
+from mlhpc.iobench.formats.binary import INDEX, ExtentReader, read_index
 from mlhpc.iobench.formats.counting import Activity, ReadStatistics
 from mlhpc.iobench.formats.formats import Samples, Sizes, find
 from mlhpc.iobench.formats.mpi_io import MpiFile
@@ -54,6 +55,8 @@ class Storage:
     def open(self, split: Split, file: int, statistics: ReadStatistics) -> tuple[CountedFile, Sizes]:
         """A file, and the bytes of content of its samples, [samples]."""
         opened: CountedFile
+        if self.has_index and not self.reader.reopen:
+            self.read_index(split, file, statistics)
         if self.reader.mpi_io:
             shared = self.layout.files(split) == 1
             opened = MpiFile(self.layout.path(split, file), statistics, shared)
@@ -68,6 +71,23 @@ class Storage:
         if self.reader.advice != "normal":
             opened.advise(self.reader.advice)
         return opened, self.layout.sizes(split, file)
+
+    @property
+    def has_index(self) -> bool:
+        """Whether DLIO's files say beside them where their samples are."""
+        return self.layout.is_dlio and self.layout.dataset.format == "binary"
+
+    def read_index(self, split: Split, file: int, statistics: ReadStatistics) -> None:
+        """Read the places of samples beside one of DLIO's files. Raises UserError if it is shorter."""
+        name, place = self.layout.name(split, file), self.layout.place
+        for suffix in INDEX:
+            opened = place.open(name + suffix, statistics, transfer=0, direct=False, streaming=False)
+            try:
+                values = read_index(opened, self.layout.dataset.samples_per_file)
+            finally:
+                opened.close()
+        if values.sum() != place.size(name):
+            raise UserError(f"{place}/{name}: not as long as its index says: damaged; regenerate it")
 
 
 @dataclass
@@ -123,9 +143,11 @@ class Pipeline:
         batch_size: int,
         open_file: OpenFile,
         trace: bool,
+        begin: Callable[[ReadStatistics], None] = lambda statistics: None,
     ) -> None:
+        """``begin``: what each reader thread does first."""
         self._dataset, self._reader, self._split = dataset, reader, split
-        self._open_file, self._batch = open_file, batch_size
+        self._open_file, self._batch, self._begin = open_file, batch_size, begin
         self._work, self._work_lock = work, threading.Lock()
         self._read: deque[Any] = deque()  # and to be preprocessed by other threads
         self._ready: deque[Any] = deque()
@@ -253,6 +275,9 @@ class Pipeline:
         times = self.times[number]
         statistics, reader = times.statistics, self._reader
         files: OrderedDict[int, tuple[Samples, CountedFile, Sizes]] = OrderedDict()
+        start = clock()
+        self._begin(statistics)
+        times.sample_s += clock() - start
         try:
             while True:
                 with self._work_lock:
@@ -278,7 +303,7 @@ class Pipeline:
                     if not reader.preprocess_threads:
                         self._preprocess(number)
                     times.samples += 1
-                    times.content_bytes += int(sizes[sample])
+                    times.content_bytes += samples.size(sample)
                     yield value
         finally:
             for samples, _, _ in files.values():

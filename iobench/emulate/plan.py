@@ -46,6 +46,21 @@ def require_enough(workload: Workload, ranks: int) -> None:
             )
 
 
+def _part(samples: int, reader: Reader, rank: int, ranks: int) -> tuple[int, int]:
+    """First sample of a rank and the number of its samples."""
+    share = samples // (ranks if reader.partition else 1)
+    return rank * share if reader.partition else 0, share
+
+
+def files_of_rank(dataset: Dataset, files: int, reader: Reader, rank: int, ranks: int) -> range:
+    """The files of a rank's samples, in sequential order."""
+    first, share = _part(files * dataset.samples_per_file, reader, rank, ranks)
+    return range(
+        first // dataset.samples_per_file,
+        -(-(first + share) // dataset.samples_per_file),
+    )
+
+
 def pieces(
     dataset: Dataset, files: int, reader: Reader, rank: int, ranks: int, epoch: int, samples: int
 ) -> Iterator[Piece]:
@@ -60,8 +75,7 @@ def pieces(
     order = np.arange(files)
     if reader.file_order != "sequential":
         order = np.random.default_rng([dataset.seed, epoch]).permutation(files)
-    share = files * per_file // (ranks if reader.partition else 1)
-    first = rank * share if reader.partition else 0
+    first, share = _part(files * per_file, reader, rank, ranks)
     if reader.sample_order == "sequential":
         at, end = first, first + samples
         while at < end:

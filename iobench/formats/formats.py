@@ -1,5 +1,6 @@
 """The formats by name. A format writes a file and reads its samples; libraries are imported on use."""
 
+import math
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -31,6 +32,10 @@ class Samples:
         self._file, self._sizes, self._dataset = file, sizes, dataset
         self._offsets = np.cumsum(sizes) - sizes
 
+    def size(self, number: int) -> int:
+        """Bytes of content of a sample that was read."""
+        return int(self._sizes[number])
+
     def read(self, number: int) -> Any:
         """Sample ``number`` of the file, decoded. Raises UserError if it is damaged."""
         return self._file.read(int(self._offsets[number]), int(self._sizes[number]))
@@ -44,7 +49,8 @@ class Samples:
 class Format:
     """``module`` has ``write(fd, sizes, make_sample, dataset)`` and ``Samples(file, sizes, dataset)``.
     ``package``: its requirement in addition to NumPy, ``import_name``: the name to import, ``extra``: the
-    extra that installs it."""
+    extra that installs it. ``dlio_suffix``: of DLIO's files, if it is not the name.
+    """
 
     name: str
     suffix: str
@@ -52,6 +58,7 @@ class Format:
     package: str = ""
     import_name: str = ""
     extra: str = "io"
+    dlio_suffix: str = ""
 
     def load(self) -> ModuleType:
         """Its code. Raises UserError if its library is not installed, or cannot be loaded, as where a library of
@@ -76,16 +83,24 @@ class Format:
         """Whether a file written by ``write`` is complete: by its length where the sizes determine it, else by
         what is at its end. Raises OSError."""
         lengths = {
-            "npy": lambda: len(self.load().header(int(sizes.sum()))) + sizes.sum(),
+            "npy": lambda: len(self.load().header(sizes, dataset)) + sizes.sum(),
             "tfrecord": lambda: self.load().record_sizes(sizes).sum() + RECORD_OVERHEAD * len(sizes),
         }
         length = path.stat().st_size
+        if self.name == "binary" and dataset.layout == "dlio":
+            beside = [path.with_name(path.name + suffix) for suffix in self.load().INDEX]
+            if not all(other.exists() and other.stat().st_size == 8 * len(sizes) for other in beside):
+                return False
+            return length == int(np.fromfile(beside[1], np.int64).sum())
         if self.name == "npz":
             return zipfile.is_zipfile(path)
-        if self.name in ("hdf5", "parquet") or dataset.compression != "none":
+        opened = self.name in ("hdf5", "parquet") or dataset.compression != "none"
+        if opened or (dataset.layout == "dlio" and self.name != "npy"):
             file = CountedFile(path, ReadStatistics())
             try:
-                self.open_samples(file, sizes, dataset)
+                samples = self.open_samples(file, sizes, dataset)
+                if not opened:
+                    samples.read(dataset.samples_per_file - 1)
             except UserError:
                 return False
             finally:
@@ -106,13 +121,26 @@ _FORMATS = {
         Format("tfrecord", "tfrecord", "tfrecord"),
         Format("npz", "npz", "npz"),
         Format("npy", "npy", "npy"),
-        Format("binary", "bin", "binary"),
+        Format("binary", "bin", "binary", dlio_suffix="indexed_binary"),
         Format("csv", "csv", "text"),
         Format("hdf5", "h5", "hdf5", "h5py", "h5py"),
         Format("jpeg", "jpg", "jpeg", "pillow", "PIL"),
         Format("parquet", "parquet", "parquet", "pyarrow", "pyarrow", "parquet"),
     )
 }
+
+
+def equal_sizes(file: CountedFile, samples: int) -> Sizes:
+    """Bytes of each part of a file that consists of ``samples`` equal ones, [samples]. Raises UserError."""
+    if not file.size or file.size % samples:
+        raise UserError(f"{file.path}: {file.size} bytes are not {samples} equal samples; regenerate it")
+    return np.full(samples, file.size // samples, np.int64)
+
+
+def rows_and_columns(size: int) -> tuple[int, int]:
+    """Of the picture that a sample of ``size`` bytes is in DLIO's layout; their product is at most ``size``."""
+    rows = math.isqrt(size)
+    return rows, size // rows
 
 
 def find(name: str) -> Format:

@@ -1,9 +1,11 @@
-"""HDF5: the samples of a file in one dataset ``samples`` of bytes, contiguous or in chunks with a filter.
+"""HDF5: the samples of a file in one dataset ``samples`` of bytes, contiguous or in chunks with a filter; in
+DLIO's layout ``records``, [samples, rows, columns], beside ``labels``.
 
 HDF5 itself determines the reads, and performs them through the counted file: chunks and its metadata. The
 library is not thread-safe: h5py's lock admits one thread of a process at a time.
 """
 
+import math
 import os
 from typing import Any
 
@@ -15,17 +17,22 @@ from mlhpc.errors import UserError
 from mlhpc.iobench.definition.schema import Dataset
 from mlhpc.iobench.formats import formats
 from mlhpc.iobench.formats.access import CountedFile, FileObject
-from mlhpc.iobench.formats.formats import Bytes, MakeSample, Sizes
+from mlhpc.iobench.formats.formats import Bytes, MakeSample, Sizes, rows_and_columns
 from mlhpc.iobench.formats.mpi_io import MpiFile
 
-NAME = "samples"
+NAME, DLIO_NAME = "samples", "records"
 
 
 def write(fd: int, sizes: Sizes, make_sample: MakeSample, dataset: Dataset) -> None:
     """Write the dataset. Raises the first error of the file system."""
     total = int(sizes.sum())
     options: dict[str, Any] = {}
-    if dataset.chunk_bytes or dataset.compression != "none":
+    images: tuple[int, ...] = ()  # the size of each
+    if dataset.layout == "dlio":
+        images = rows_and_columns(int(sizes[0]))
+    if images and dataset.chunk_bytes:  # squares, as DLIO has them
+        options["chunks"] = (1, *(min(math.ceil(math.sqrt(dataset.chunk_bytes)), side) for side in images))
+    elif not images and (dataset.chunk_bytes or dataset.compression != "none"):
         options["chunks"] = (min(dataset.chunk_bytes or dataset.sample_bytes, total),)
     if dataset.compression != "none":
         options["compression"] = dataset.compression
@@ -35,11 +42,18 @@ def write(fd: int, sizes: Sizes, make_sample: MakeSample, dataset: Dataset) -> N
     try:
         with h5py.File(output, "w") as file:
             # Without times of creation the same samples give the same bytes (h5py's default).
-            written = file.create_dataset(NAME, (total,), np.uint8, **options)
+            shape = (len(sizes), *images) if images else (total,)
+            written = file.create_dataset(DLIO_NAME if images else NAME, shape, np.uint8, **options)
             at = 0
             for number, size in enumerate(sizes.tolist()):
-                written[at : at + size] = make_sample(number, size)
+                sample = make_sample(number, size)
+                if images:
+                    written[number] = sample.reshape(images)
+                else:
+                    written[at : at + size] = sample
                 at += size
+            if images:
+                file["labels"] = np.zeros(len(sizes), np.int64)
     except Exception:
         # HDF5 continues after a failed write and fails again elsewhere: the first error is reported.
         if output.error:
@@ -98,8 +112,12 @@ class Samples(formats.Samples):
         super().__init__(file, sizes, dataset)
         try:
             self._opened = file.open() if isinstance(file, MpiFile) else h5py.File(FileObject(file), "r")
-            self._bytes = self._opened[NAME]
-            if self._bytes.shape != (sizes.sum(),):
+            self._images = dataset.layout == "dlio"
+            self._bytes = self._opened[DLIO_NAME if self._images else NAME]
+            shape = self._bytes.shape
+            if self._images and len(shape) == 3 and shape[0] == len(sizes) and self._bytes.dtype == np.uint8:
+                self._sizes = np.full(len(sizes), math.prod(shape[1:]))
+            elif self._images or shape != (sizes.sum(),):
                 raise UserError(
                     f"{file.path} has {self._bytes.shape} bytes of samples instead of {sizes.sum()}; "
                     "regenerate the data set"
@@ -111,13 +129,16 @@ class Samples(formats.Samples):
 
     def read(self, number: int) -> Bytes:
         """The bytes of sample ``number``."""
-        start = int(self._offsets[number])
-        out = np.empty(int(self._sizes[number]), np.uint8)
+        start = number * self.size(0) if self._images else int(self._offsets[number])
+        out = np.empty(self.size(number), np.uint8)
+        part: Any = np.s_[start : start + len(out)]
+        if self._images:
+            part, out = number, out.reshape(self._bytes.shape[1:])
         try:
             if isinstance(self._file, MpiFile):
-                self._file.read_dataset(self._bytes, start, out)
+                self._file.read_dataset(self._bytes, part, start, out)
             else:
-                self._bytes.read_direct(out, np.s_[start : start + len(out)])
+                self._bytes.read_direct(out, part)
         except OSError as error:
             raise UserError(f"{self._file.path}: sample {number}: {error}; regenerate it") from error
         return out

@@ -2,7 +2,7 @@
 
 A noisy image is encoded once per process, as large as fits into the sample's bytes; an application segment
 (APP15) of random bytes fills the rest, so that all files have exactly the requested size and differ from each
-other.
+other. In DLIO's layout the sample's bytes are the pixels of a grey image, whatever size its file then has.
 """
 
 import io
@@ -19,7 +19,7 @@ from mlhpc.errors import UserError
 from mlhpc.iobench.definition.schema import Dataset
 from mlhpc.iobench.formats import formats
 from mlhpc.iobench.formats.access import buffered
-from mlhpc.iobench.formats.formats import Bytes, MakeSample, Sizes
+from mlhpc.iobench.formats.formats import Bytes, MakeSample, Sizes, rows_and_columns
 
 QUALITY = 75
 SEGMENT = 65535  # largest length field of a segment (ITU-T T.81, B.2.4.6)
@@ -29,6 +29,10 @@ SMALLEST = 1024
 def write(fd: int, sizes: Sizes, make_sample: MakeSample, dataset: Dataset) -> None:
     """Write the one image. Raises UserError if it cannot be as small."""
     (size,) = sizes.tolist()
+    if dataset.layout == "dlio":
+        out = io.BytesIO()
+        Image.fromarray(make_sample(0, size).reshape(rows_and_columns(size))).save(out, "JPEG")
+        return write_all(fd, out.getbuffer())
     write_all(fd, memoryview(picture(make_sample(0, size))))
 
 
@@ -71,12 +75,16 @@ class Samples(formats.Samples):
     """Decodes the image."""
 
     def read(self, number: int) -> Any:
-        """The pixels, uint8 [rows, columns, 3]. Raises UserError if they cannot be decoded."""
+        """The pixels, uint8 [rows, columns, 3], in DLIO's layout [rows, columns]. Raises UserError if they cannot
+        be decoded."""
         source = buffered(self._file) or io.BytesIO(self._file.read(0, self._file.size).data)
         try:
             with Image.open(source) as image:
-                return np.asarray(image.convert("RGB"))
+                pixels = np.asarray(image)
         except (OSError, SyntaxError) as error:
             raise UserError(
                 f"{self._file.path}: not a readable JPEG file ({error}); regenerate it"
             ) from error
+        if self._dataset.layout == "dlio":
+            self._sizes = np.array([pixels.size])
+        return pixels

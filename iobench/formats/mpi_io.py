@@ -7,8 +7,6 @@ import os
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from mlhpc.common.files.filesystem import as_user_error
 from mlhpc.errors import UserError
 from mlhpc.iobench.formats.access import Bytes, CountedFile
@@ -62,12 +60,12 @@ class MpiFile(CountedFile):
         self._statistics.open_s += clock() - start
         return opened
 
-    def read_dataset(self, dataset: Any, offset: int, out: Bytes) -> None:
-        """``out`` from byte ``offset`` of a dataset of bytes; one read. Raises OSError."""
+    def read_dataset(self, dataset: Any, part: Any, offset: int, out: Bytes) -> None:
+        """``out`` from ``part`` of a dataset of bytes, which begins at ``offset``; one read. Raises OSError."""
         begin = clock()
-        dataset.read_direct(out, np.s_[offset : offset + len(out)])
-        self._statistics.add(begin, clock(), offset, len(out), self._previous_end)
-        self._previous_end = offset + len(out)
+        dataset.read_direct(out, part)
+        self._statistics.add(begin, clock(), offset, out.size, self._previous_end)
+        self._previous_end = offset + out.size
 
     def close(self) -> None:
         """Nothing: HDF5 closes it."""

@@ -1,6 +1,13 @@
-"""NumPy's ``.npy``: a header and the bytes of one array. The sample's bytes are its uint8 values."""
+"""NumPy's ``.npy``: a header and the bytes of one array, uint8: of the one sample, or as DLIO writes it, [rows,
+columns, samples].
+
+Without a transfer size NumPy itself reads, in a few calls; with one, the file is read in reads of that size.
+"""
 
 import io
+import math
+import zipfile
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -9,36 +16,88 @@ from mlhpc.common.files.atomic import write_all
 from mlhpc.errors import UserError
 from mlhpc.iobench.definition.schema import Dataset
 from mlhpc.iobench.formats import formats
-from mlhpc.iobench.formats.formats import Bytes, MakeSample, Sizes
+from mlhpc.iobench.formats.formats import Bytes, MakeSample, Sizes, rows_and_columns
 
 _format: Any = np.lib.format
+LARGEST_HEADER = 1024
+"""Bytes in which a header is looked for; NumPy's have 128."""
 
 
-def header(size: int) -> bytes:
-    """The header of an array of ``size`` bytes."""
+def header(sizes: Sizes, dataset: Dataset) -> bytes:
+    """The header of the array of samples of ``sizes`` bytes, [samples]. In Fortran's order the samples of DLIO's
+    array lie one behind the other."""
+    shape: tuple[int, ...] = (int(sizes.sum()),)
+    if dataset.layout == "dlio":
+        shape = (*rows_and_columns(int(sizes[0])), len(sizes))
     out = io.BytesIO()
-    facts = {"descr": "|u1", "fortran_order": False, "shape": (size,)}
-    _format.write_array_header_1_0(out, facts)
+    _format.write_array_header_1_0(out, {"descr": "|u1", "fortran_order": len(shape) > 1, "shape": shape})
     return out.getvalue()
 
 
 def write(fd: int, sizes: Sizes, make_sample: MakeSample, dataset: Dataset) -> None:
-    """Write the one sample."""
-    (size,) = sizes.tolist()
-    write_all(fd, memoryview(header(size)))
-    write_all(fd, make_sample(0, size).data)
+    """Write the samples as one array."""
+    write_all(fd, memoryview(header(sizes, dataset)))
+    for number, size in enumerate(sizes.tolist()):
+        write_all(fd, make_sample(number, size).data)
+
+
+def parse(data: Bytes) -> Bytes:
+    """The array in the bytes of an ``.npy`` file, uint8 [bytes]; not copied. Raises ValueError."""
+    shape, fortran, kind, start = _read_header(data[:LARGEST_HEADER])
+    values = data[start:]
+    if kind != np.uint8 or len(values) != math.prod(shape):
+        raise ValueError(f"{len(values)} bytes for {kind}{list(shape)}")
+    return values.reshape(shape, order="F" if fortran else "C")
+
+
+def _read_header(data: Bytes) -> tuple[tuple[int, ...], bool, Any, int]:
+    """Shape, order, type and position of the values."""
+    stream = io.BytesIO(data.tobytes())
+    _format.read_magic(stream)
+    return *_format.read_array_header_1_0(stream), stream.tell()
 
 
 class Samples(formats.Samples):
-    """Reads the array of a file."""
+    """The array is read with the first requested sample; the others are then in memory."""
 
     def read(self, number: int) -> Bytes:
-        """The array's values. Raises UserError for another header."""
-        size = int(self._sizes[0])
-        expected = header(size)
-        data = self._file.read(0, len(expected) + size)
-        if data[: len(expected)].tobytes() != expected:
+        """The part of the array that is sample ``number``. Raises UserError if the file has another array."""
+        if self._array.ndim > 1:
+            part: Bytes = self._array[..., number]
+            return part
+        start = int(self._offsets[number])
+        return self._array[start : start + int(self._sizes[number])]
+
+    @cached_property
+    def _array(self) -> Bytes:
+        path = self._file.path
+        try:
+            array = self._loaded() if self._file.block_bytes else self._transferred()
+        except (zipfile.BadZipFile, KeyError, ValueError, EOFError) as error:
+            raise UserError(f"{path}: damaged, or not the file expected ({error}); regenerate it") from error
+        if array.dtype != np.uint8:
+            raise UserError(f"{path}: its array is of {array.dtype}, not uint8; regenerate it")
+        if array.ndim == 3 and array.shape[-1] == len(self._sizes):
+            self._sizes = np.full(len(self._sizes), array[..., 0].size)
+        elif array.ndim != 1 or array.size != self._sizes.sum():
             raise UserError(
-                f"{self._file.path}: not the .npy file of an array of {size} bytes; regenerate it"
+                f"{path}: its array has {array.nbytes} bytes, {self._sizes.sum()} are expected; regenerate it"
             )
-        return data[len(expected) :]
+        return array
+
+    def _loaded(self) -> Bytes:
+        """As ``np.load`` of a file: a block for the header, then ``np.fromfile``, which positions C's stream,
+        fills its buffer of a block, reads whole blocks, and the rest through the buffer again (glibc 2.36)."""
+        file, block = self._file, self._file.block_bytes
+        data = np.empty((file.size // block + 2) * block, np.uint8)
+        file.read_some(0, data[:block])
+        *_, start = _read_header(data[:block])
+        for size in (start, block):
+            file.read_some(0, data[:size])
+        if whole := (file.size - block) // block * block:
+            file.read_some(block, data[block : block + whole])
+        file.read_some(block + whole, data[block + whole :][:block])
+        return parse(data[: file.size])
+
+    def _transferred(self) -> Bytes:
+        return parse(self._file.read(0, self._file.size))

@@ -1,4 +1,7 @@
-"""CSV: a sample is a row of ``columns`` numbers, with enough digits to fill its bytes."""
+"""CSV: a sample is a row of ``columns`` numbers, with enough digits to fill its bytes; in DLIO's layout a row of
+as many numbers below 256 as the sample has bytes, after its number, below a row of names, as pandas writes."""
+
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -7,14 +10,24 @@ from mlhpc.common.files.atomic import write_all
 from mlhpc.errors import UserError
 from mlhpc.iobench.definition.schema import Dataset
 from mlhpc.iobench.formats import formats
+from mlhpc.iobench.formats.access import buffered
 from mlhpc.iobench.formats.formats import Bytes, MakeSample, Sizes
 
+PANDAS_CHUNK = 262_144
+"""Bytes that pandas asks for at once (parsers/tokenizer.c, chunksize)."""
 DIGITS = 17
 """Maximum number of digits: more than a float has (IEEE 754 binary64)."""
 
 
 def write(fd: int, sizes: Sizes, make_sample: MakeSample, dataset: Dataset) -> None:
     """Write a row for each sample."""
+    if dataset.layout == "dlio":
+        names = ",".join(["", *map(str, range(int(sizes[0])))])
+        write_all(fd, memoryview(names.encode() + b"\n"))
+        for number, size in enumerate(sizes.tolist()):
+            values = ",".join(map(str, [number, *make_sample(number, size).tolist()]))
+            write_all(fd, memoryview(values.encode() + b"\n"))
+        return
     for number, size in enumerate(sizes.tolist()):
         write_all(fd, row(make_sample(number, size), dataset.columns).data)
 
@@ -39,6 +52,8 @@ class Samples(formats.Samples):
 
     def read(self, number: int) -> npt.NDArray[np.float32]:
         """The numbers of row ``number``, [columns]. Raises UserError if it has others."""
+        if self._dataset.layout == "dlio":
+            return self._table[number, 1:]
         text = super().read(number).tobytes()
         where = f"{self._file.path}: row {number}"
         try:
@@ -48,3 +63,25 @@ class Samples(formats.Samples):
         if len(values) != self._dataset.columns or text[-1:] != b"\n":
             raise UserError(f"{where}: not a row of {self._dataset.columns} numbers; regenerate the data set")
         return values
+
+    @cached_property
+    def _table(self) -> npt.NDArray[np.float32]:
+        """All rows, [rows, 1 + columns], read in the chunks of pandas.read_csv (its C parser)."""
+        source, parts = buffered(self._file), []
+        if source:
+            while part := source.read(PANDAS_CHUNK):
+                parts.append(part)
+        else:
+            parts.append(self._file.read(0, self._file.size).tobytes())
+        names, *rows = b"".join(parts).splitlines() or [b""]
+        try:
+            table = np.array([row.split(b",") for row in rows], dtype=np.float32)
+        except ValueError as error:
+            raise UserError(f"{self._file.path}: {error}; regenerate the data set") from error
+        if table.shape != (len(self._sizes), names.count(b",") + 1):
+            raise UserError(
+                f"{self._file.path}: {len(rows)} rows, not {len(self._sizes)}, of as many numbers as names; "
+                "regenerate the data set"
+            )
+        self._sizes = np.full(len(table), table.shape[1] - 1)
+        return table

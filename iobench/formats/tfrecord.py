@@ -1,8 +1,11 @@
 """TFRecord files of ``tf.train.Example`` with one bytes feature, ``sample``; plain, or one gzip stream per file.
+In DLIO's layout the feature is ``image``, beside a number ``size``.
 
-The positions of records follow from the sizes of the samples, so any record can be read without an index.
+The positions of records follow from the sizes of the samples, or in DLIO's layout from the size of the file, whose
+records are equally long, so any record can be read without an index.
 """
 
+import math
 import struct
 from functools import cached_property
 from typing import Any
@@ -16,9 +19,9 @@ from mlhpc.errors import UserError
 from mlhpc.iobench.definition.schema import Dataset
 from mlhpc.iobench.formats import formats
 from mlhpc.iobench.formats.access import CountedFile
-from mlhpc.iobench.formats.formats import Bytes, MakeSample, Sizes
+from mlhpc.iobench.formats.formats import Bytes, MakeSample, Sizes, equal_sizes
 
-FEATURE = "sample"
+FEATURE, DLIO_FEATURE = "sample", "image"
 HEADER = 12  # bytes of length and its checksum, before a record
 
 
@@ -27,7 +30,11 @@ def write(fd: int, sizes: Sizes, make_sample: MakeSample, dataset: Dataset) -> N
     if dataset.compression == "gzip":
         return _write_gzip(fd, sizes, make_sample, dataset.compression_level)
     for number, size in enumerate(sizes.tolist()):
-        tfrecord.write_record(fd, tf_example.feature_pieces({FEATURE: make_sample(number, size).data}))
+        content = make_sample(number, size).data
+        features: dict[str, Any] = {FEATURE: content}
+        if dataset.layout == "dlio":
+            features = {DLIO_FEATURE: content, "size": [math.isqrt(size)]}
+        tfrecord.write_record(fd, tf_example.feature_pieces(features))
 
 
 def _write_gzip(fd: int, sizes: Sizes, make_sample: MakeSample, level: int) -> None:
@@ -69,8 +76,16 @@ class Samples(formats.Samples):
     """Reads records by their positions; a gzip stream is inflated with the first that is requested."""
 
     def __init__(self, file: CountedFile, sizes: Sizes, dataset: Dataset) -> None:
-        super().__init__(file, record_sizes(sizes) + tfrecord.RECORD_OVERHEAD, dataset)
+        dlio = dataset.layout == "dlio"
+        records = equal_sizes(file, len(sizes)) if dlio else record_sizes(sizes) + tfrecord.RECORD_OVERHEAD
+        super().__init__(file, records, dataset)
+        self._feature = DLIO_FEATURE if dlio else FEATURE
+        self._content = sizes.copy()
         file.whole_buffers = True
+
+    def size(self, number: int) -> int:
+        """Bytes of content of a sample that was read."""
+        return int(self._content[number])
 
     def read(self, number: int) -> memoryview:
         """The content of record ``number``, checksums verified."""
@@ -79,7 +94,9 @@ class Samples(formats.Samples):
             framed = self._inflated[start : start + int(self._sizes[number])]
         else:
             framed = super().read(number)
-        return decode(framed, f"{self._file.path}: record {number}")
+        content = decode(framed, f"{self._file.path}: record {number}", self._feature)
+        self._content[number] = len(content)
+        return content
 
     @cached_property
     def _inflated(self) -> Bytes:
@@ -95,15 +112,15 @@ class Samples(formats.Samples):
         return data
 
 
-def decode(framed: Bytes, where: str) -> memoryview:
-    """The content of a framed record, checksums verified. Raises UserError."""
+def decode(framed: Bytes, where: str, feature: str = FEATURE) -> memoryview:
+    """The content of a framed record, checksums verified. ``framed`` is [bytes]. Raises UserError."""
     length = int.from_bytes(framed[:8], "little")
     body = framed[HEADER:-4]
     if length != len(body) or masked_crc(framed[:8]) != framed[8:HEADER].tobytes():
         raise UserError(f"{where}: not at the expected position; regenerate the data set")
     if masked_crc(body) != framed[-4:].tobytes():
         raise UserError(f"{where}: wrong checksum; regenerate the data set")
-    content = tf_example.decode_features(body.data, (FEATURE,)).get(FEATURE)
+    content = tf_example.decode_features(body.data, (feature,)).get(feature)
     if not isinstance(content, memoryview):
-        raise UserError(f"{where} has no feature {FEATURE!r}; regenerate the data set")
+        raise UserError(f"{where} has no feature {feature!r}; regenerate the data set")
     return content

@@ -59,6 +59,18 @@ CELLS: dict[str, dict[str, Any]] = {
     "tfrecord-8-2-ranks": {"format": "tfrecord", "samples": 8, "ranks": 2},
     "jpeg": {"format": "jpeg"},
     "jpeg-tf": {"format": "jpeg", "framework": "tensorflow"},
+    "npy": {"format": "npy"},
+    "npy-8-shuffled": {"format": "npy", "samples": 8, "reader.sample_shuffle": "seed"},
+    "csv": {"format": "csv", "dataset.record_length": 10_000},
+    "csv-8-shuffled": {
+        "format": "csv", "samples": 8, "dataset.record_length": 10_000, "reader.sample_shuffle": "seed",
+    },
+    "csv-tf": {"format": "csv", "framework": "tensorflow", "samples": 8, "dataset.record_length": 10_000},
+    "binary": {"format": "indexed_binary"},
+    "binary-8-shuffled": {"format": "indexed_binary", "samples": 8, "reader.sample_shuffle": "seed"},
+    "binary-8-threads": {"format": "indexed_binary", "files": 8, "samples": 8, "reader.read_threads": 4},
+    "binary-8-tf": {"format": "indexed_binary", "framework": "tensorflow", "samples": 8},
+    "binary-8-2-ranks": {"format": "indexed_binary", "samples": 8, "ranks": 2},
     "evaluations": {
         "workflow.evaluation": True, "dataset.num_files_eval": 2, "train.epochs": 4,
         "evaluation.epochs_between_evals": 2, "workflow.checkpoint": True,
