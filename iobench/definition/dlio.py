@@ -23,6 +23,8 @@ from mlhpc.iobench.definition.dlio_keys import (
 )
 from mlhpc.iobench.definition.fields import LARGEST
 
+LOADERS = ("pytorch", "tensorflow")
+"""Those whose cost is measured."""
 TENSORFLOW_BUFFER = 256 * 1024
 """Bytes of a read of a TFRecord file, unless ``transfer_size`` is given (TFRecordDataset, buffer_size)."""
 
@@ -63,7 +65,7 @@ def convert(tables: Mapping[str, Any], name: str) -> tuple[dict[str, Any], dict[
     if workflow.get("train", True) or (workflow.get("generate_data") and "dataset" in tables):
         workload |= {
             "dataset": _dataset(_table(tables, "dataset"), _table(tables, "reader") | _table(tables, reader)),
-            "reader": _reader(_table(tables, reader), _table(tables, "dataset").get("format", "tfrecord")),
+            "reader": _reader(_table(tables, reader), _table(tables, "dataset")),
             "train": _train(_table(tables, "train")),
         }
     if workflow.get("evaluation"):
@@ -203,9 +205,13 @@ def _either(table: dict[str, Any], new: str, old: str, default: int) -> Any:
     return table.get(new, table.get(old, default))
 
 
-def _reader(table: dict[str, Any], kind: str) -> dict[str, Any]:
-    """How the loader reads files of this ``kind``: PyTorch's draws samples and opens the file of each;
+def _reader(table: dict[str, Any], dataset: dict[str, Any]) -> dict[str, Any]:
+    """How the loader reads: PyTorch's draws samples and opens the file of each;
     TensorFlow's goes through the files one by one and shuffles samples in memory."""
+    kind, resized = (
+        dataset.get("format", "tfrecord"),
+        _either(dataset, "record_length_bytes_resize", "record_length_resize", 0),
+    )
     shuffled = {}
     for key in ("file_shuffle", "sample_shuffle"):
         value = table.get(key, "off")
@@ -225,7 +231,9 @@ def _reader(table: dict[str, Any], kind: str) -> dict[str, Any]:
         "eval_batch_size": table.get("batch_size_eval", 1),
         "threads": threads,
         "prefetch": max(1, prefetch),
+        "loader": loader if (loader := table.get("data_loader", "tensorflow")) in LOADERS else "none",
         "transfer_bytes": (table.get("transfer_size") or TENSORFLOW_BUFFER) if kind == "tfrecord" else 0,
+        "handed_bytes": 0 if kind == "tfrecord" else max(0, resized),  # records are handed to Python whole
         "direct": table.get("odirect", False),
         "load_all": in_memory,
         "preprocess": _time(table, "preprocess_time"),

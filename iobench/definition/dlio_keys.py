@@ -14,7 +14,8 @@ USED = {
     "dataset": {"format", "num_files_train", "num_files_eval", "num_samples_per_file", "record_length",
                 "record_length_bytes", "record_length_stdev", "record_length_bytes_stdev", "enable_chunking",
                 "chunk_size", "compression", "compression_level", "hdf5", "record_dims", "record_element_type",
-                "file_prefix", "num_subfolders_train", "num_subfolders_eval"},
+                "file_prefix", "num_subfolders_train", "num_subfolders_eval", "record_length_resize",
+                "record_length_bytes_resize"},
     "reader": {"data_loader", "read_threads", "batch_size", "batch_size_eval", "prefetch_size", "file_shuffle",
                "sample_shuffle", "read_type", "transfer_size", "odirect", "preprocess_time",
                "preprocess_time_stdev"},
@@ -34,8 +35,7 @@ USED = {
 NO_EFFECT = {
     "": {"framework", "logging"},
     "workflow": {"profiling", "debug"},
-    "dataset": {"data_folder", "keep_files", "generation_buffer_size", "record_length_bytes_resize",
-                "record_length_resize", "record_element_bytes"},
+    "dataset": {"data_folder", "keep_files", "generation_buffer_size", "record_element_bytes"},
     "dataset.hdf5": {"chunk_dims", "num_dset_per_record", "max_shape"},
     "reader": {"data_loader_classname", "data_loader_sampler", "reader_classname",
                "multiprocessing_context", "dont_use_mmap", "computation_threads", "shuffle_size", "file_access",
@@ -60,7 +60,8 @@ FORMATS = {"tfrecord": "tfrecord", "hdf5": "hdf5", "hdf5_opt": "hdf5", "csv": "c
 OWN_LAYOUT = {"npz", "npy", "hdf5", "tfrecord", "csv", "jpeg", "indexed_binary"}
 """Formats whose files are those of release 2.0.0 here."""
 # Types of values used in the conversion; all other values are validated by the workload.
-NUMBERS = {"train.total_training_steps", "reader.prefetch_size", "reader.read_threads", "checkpoint.num_layers",
+NUMBERS = {"dataset.record_length_resize", "dataset.record_length_bytes_resize",
+           "train.total_training_steps", "reader.prefetch_size", "reader.read_threads", "checkpoint.num_layers",
            "checkpoint.tensor_parallelism", "metric.au", "checkpoint.steps_between_checkpoints",
            "checkpoint.num_checkpoints_write", "checkpoint.num_checkpoints_read",
            "output.metric.exclude_start_steps", "output.metric.exclude_end_steps", "model.num_layers",

@@ -64,6 +64,8 @@ _FREE = {
     # these tables.
     "dataset.files", "dataset.total_bytes", "reader.threads", "reader.preprocess_threads", "reader.prefetch",
     "reader.transfer_bytes", "reader.direct",
+    # What is measured on the machine.
+    "reader.loader_cost",
     # Settings without effect on the measurement: no round evaluates, and contents are random.
     "dataset.eval_files", "reader.eval_batch_size", "dataset.seed",
     # Settings checked separately against the round's numbers.
@@ -117,10 +119,15 @@ def required(workload: Workload, memory_bytes: int, accelerators: int, clients: 
 
 
 def findings(
-    workload: Workload, memory_bytes: int, accelerators: int, clients: int, runs: Sequence[float | None] = ()
+    workload: Workload,
+    memory_bytes: int,
+    accelerators: int,
+    clients: int,
+    runs: Sequence[float | None] = (),
+    without_loader: Sequence[float | None] = (),
 ) -> list[str]:
     """Rule violations of a result of this workload, one sentence each; ``runs``: the utilisations of the runs
-    in order, in per cent, empty before the first."""
+    in order, in per cent, empty before the first; ``without_loader``: the same without the cost of the loader."""
     dataset = workload.dataset
     if dataset is None:
         return ["it reads no data"]
@@ -149,7 +156,9 @@ def findings(
     for number, utilisation in enumerate(runs[warm_ups:], 1 + warm_ups):
         if utilisation is None or (threshold is not None and utilisation < threshold):
             reached = "none" if utilisation is None else f"{utilisation:.1f}%"
-            violations.append(f"run {number}: utilisation {reached}, {threshold:g}% is required")
+            more = dict(enumerate(without_loader, 1)).get(number)
+            other = "" if more is None else f" ({more:.1f}% without the cost of the loader)"
+            violations.append(f"run {number}: utilisation {reached}{other}, {threshold:g}% is required")
     return violations
 
 

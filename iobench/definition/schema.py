@@ -6,7 +6,8 @@ A workload is a TOML file with these tables. Every class is frozen and refuses u
 from collections.abc import Iterable
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, PositiveFloat, PrivateAttr, model_validator
+import numpy as np
+from pydantic import BeforeValidator, Field, NonNegativeFloat, PositiveFloat, PrivateAttr, model_validator
 
 from mlhpc.benchmarks.schema import FrozenModel
 from mlhpc.iobench.definition.fields import Bytes, BytesOrNone, Count, CountOrNone, Duration
@@ -139,6 +140,21 @@ class Storage(FrozenModel):
         return self
 
 
+Loader = Literal["none", "pytorch", "tensorflow"]
+
+
+class LoaderCost(FrozenModel):
+    """What a loader with Python workers costs beyond reading (``mlhpc io calibrate``), in seconds of a core."""
+
+    batch: NonNegativeFloat = Field(0.0, description="of a worker, per batch")
+    sample: NonNegativeFloat = Field(0.0, description="of a worker, per sample")
+    per_mb: NonNegativeFloat = Field(0.0, description="of a worker, per MB that it hands over")
+    steps: tuple[tuple[NonNegativeFloat, NonNegativeFloat], ...] = Field(
+        (),
+        description="of the training loop, per step: pairs of MB of a batch and seconds; between them on a line",
+    )
+
+
 class Reader(FrozenModel):
     """How each rank reads."""
 
@@ -167,6 +183,11 @@ class Reader(FrozenModel):
     extents: tuple[Extent, ...] = Field(
         (), description="parts of a sample to read, in this order (binary); none: the whole sample once"
     )
+    loader: Loader = Field("none", description="the Python loader whose cost is added to reading")
+    loader_cost: LoaderCost | None = Field(None, description="none: measured before the run")
+    handed_bytes: BytesOrNone = Field(
+        0, description="of a sample, as a worker hands it over; 0: sample_bytes"
+    )
     preprocess: Duration = Field(Duration(mean=0.0), description="seconds of preprocessing per sample")
     preprocess_threads: CountOrNone = Field(0, description="threads for preprocessing; 0: the reader threads")
 
@@ -175,6 +196,25 @@ class Reader(FrozenModel):
         if self.preprocess_threads and not self.threads:
             raise ValueError("reader.preprocess_threads needs reader.threads of at least 1")
         return self
+
+    def worker_s(self, dataset: Dataset, batch: int) -> float:
+        """Seconds that a loader's worker takes for a sample of a batch of this many, beyond reading it."""
+        own = self.loader_cost
+        return own.batch / batch + own.sample + own.per_mb * self._handed_mb(dataset) if own else 0.0
+
+    def step_s(self, dataset: Dataset, batch: int) -> float:
+        """Seconds that the loop takes for a step with such a batch, beyond waiting for it and computation."""
+        points = self.loader_cost.steps if self.loader_cost else ()
+        if not points:
+            return 0.0
+        size, (sizes, seconds) = batch * self._handed_mb(dataset), zip(*points, strict=True)
+        if size <= sizes[-1] or len(sizes) == 1:
+            return float(np.interp(size, sizes, seconds))
+        slope = (seconds[-1] - seconds[-2]) / (sizes[-1] - sizes[-2])
+        return float(seconds[-1] + max(0.0, slope) * (size - sizes[-1]))
+
+    def _handed_mb(self, dataset: Dataset) -> float:
+        return (self.handed_bytes or dataset.sample_bytes) / 1e6
 
 
 class Train(FrozenModel):

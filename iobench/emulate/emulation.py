@@ -34,11 +34,13 @@ NULL_MEMORY = 256 << 20
 
 @dataclass(frozen=True)
 class Settings:
-    """Of one emulation. ``null_steps``: steps with the data in memory; ``trace``: keep the times of all reads."""
+    """Of one emulation. ``null_steps``: steps with the data in memory; ``trace``: keep the times of all reads;
+    ``like_dlio``: read ahead beyond the last step of an epoch, as its loaders do."""
 
     cache: Cache = "each"
     null_steps: int = 50
     trace: bool = False
+    like_dlio: bool = False
 
 
 class _Rank:
@@ -60,7 +62,11 @@ class _Rank:
         assert self.layout
         dataset, reader, world = self.layout.dataset, self.workload.reader, self.world
         storage, files = Storage(self.layout, reader), self.layout.files(split)
-        work = pieces(dataset, files, reader, world.rank, world.size, epoch, steps * batch)
+        samples = steps * batch
+        if self.settings.like_dlio:  # the epoch's end is TensorFlow's only at the end of all of them
+            streams, own_samples = not reader.reopen, files * dataset.samples_per_file // self.sharing()
+            samples = own_samples + batch * (reader.prefetch + 1) if streams else own_samples
+        work = pieces(dataset, files, reader, world.rank, world.size, epoch, samples)
         own = files_of_rank(dataset, files, reader, world.rank, world.size)
 
         def begin(statistics: ReadStatistics) -> None:

@@ -128,7 +128,7 @@ class Pipeline:
     threads are delivered when ready, as in a pipeline without a fixed order. With
     ``reader.preprocess_threads`` samples are preprocessed by one of these threads. ``next_batch`` raises the
     exceptions of threads. ``times``: of the reader threads, then of the preprocessing threads; ``activity``:
-    when any of them read.
+    when any of them read; ``step_s``: seconds that the loop spends on a batch that is ready.
 
     As a context it stops its threads at the end, also after an error: HDF5 crashes if the interpreter ends while
     they read.
@@ -148,6 +148,7 @@ class Pipeline:
         """``begin``: what each reader thread does first."""
         self._dataset, self._reader, self._split = dataset, reader, split
         self._open_file, self._batch, self._begin = open_file, batch_size, begin
+        self._worker_s, self.step_s = reader.worker_s(dataset, batch_size), reader.step_s(dataset, batch_size)
         self._work, self._work_lock = work, threading.Lock()
         self._read: deque[Any] = deque()  # and to be preprocessed by other threads
         self._ready: deque[Any] = deque()
@@ -256,9 +257,9 @@ class Pipeline:
             self._fail(error)
 
     def _preprocess(self, number: int) -> None:
-        preprocess = self._reader.preprocess
-        if not preprocess.constant or preprocess.expected:
-            self.times[number].preprocess_s += occupy(preprocess.draw(self._random[number]))
+        seconds = self._reader.preprocess.draw(self._random[number]) + self._worker_s
+        if seconds:
+            self.times[number].preprocess_s += occupy(seconds)
 
     def _put(self, sample: Any) -> None:
         self._ready.append(sample)

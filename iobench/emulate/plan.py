@@ -69,7 +69,7 @@ def pieces(
     The files are ordered, identically on all ranks; each rank gets an equal contiguous part of all samples,
     or all of them. With ``sample_order`` sequential, a piece contains the samples of one file in this part, or one
     sample if ``reopen``; with shuffled, all samples of the part are permuted, and a piece is one sample; with
-    random, they are drawn with replacement.
+    random, they are drawn with replacement. More ``samples`` than the part has begin again.
     """
     per_file = dataset.samples_per_file
     order = np.arange(files)
@@ -79,7 +79,7 @@ def pieces(
     if reader.sample_order == "sequential":
         at, end = first, first + samples
         while at < end:
-            slot, start = divmod(at, per_file)
+            slot, start = divmod(first + (at - first) % share, per_file)
             stop = min(per_file, start + (1 if reader.reopen else end - at))
             yield Piece(int(order[slot]), np.arange(start, stop))
             at += stop - start

@@ -25,7 +25,7 @@ COLUMNS = (
 )
 """Times and reads of a step. ``compute_s`` is the time to emulate; ``oversleep_s`` the additional time it
 took. The last three count the reads of the rank's threads during the step, including those for later steps;
-device bytes are -1 if not counted."""
+device bytes are -1 if not counted. The wait includes what the loader costs the loop."""
 
 
 @dataclass
@@ -69,6 +69,8 @@ def run_steps(
             pipeline.activity.waiting(True)
             batch = pipeline.next_batch()
             pipeline.activity.waiting(False)
+            if pipeline.step_s:
+                occupy(pipeline.step_s)
         ready = clock()
         target = computation.draw(random)
         took = occupy(target) if target else 0.0

@@ -32,18 +32,32 @@ def read_result(run: Path) -> dict[str, Any]:
     return result | {"workload": Workload(**result["workload"]).model_dump(mode="json", exclude_none=True)}
 
 
+def _compared(result: dict[str, Any]) -> dict[str, Any]:
+    """Without the cost of the loader, which each run may measure."""
+    workload = result["workload"]
+    return {**result, "workload": {**workload, "reader": {**workload["reader"], "loader_cost": None}}}
+
+
 def check_runs(runs: Sequence[Path], memory_bytes: int) -> list[str]:
     """Findings about runs of one result. Raises UserError if they are of different workloads."""
     results = [read_result(run) for run in runs]
     first = results[0]
     for run, other in zip(runs, results, strict=True):
-        if any(other[key] != first[key] for key in ("workload", "ranks", "nodes")):
+        if any(_compared(other)[key] != _compared(first)[key] for key in ("workload", "ranks", "nodes")):
             raise UserError(
                 f"{run}: different workload or number of ranks than {runs[0]}; check the runs of one result"
             )
     utilisations = [result["au_dlio_percent"] for result in results]  # the tool's verdict counts
     workload = Workload(**first["workload"])
-    violations = mlperf_storage.findings(workload, memory_bytes, first["ranks"], first["nodes"], utilisations)
+    without = [result.get("au_without_loader_percent") for result in results]
+    violations = mlperf_storage.findings(
+        workload, memory_bytes, first["ranks"], first["nodes"], utilisations, without
+    )
+    if workload.reader.loader != "none" and workload.reader.loader_cost is None:
+        violations.append(
+            f"the utilisation is without the cost of the loader {workload.reader.loader}, which the tool's "
+            "includes: mlhpc io calibrate"
+        )
     official = mlperf_storage.official(workload)
     for run, result in zip(runs, results, strict=True):
         if len(set(Counter(rank["host"] for rank in result["rank_results"]).values())) > 1:

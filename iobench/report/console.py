@@ -19,7 +19,7 @@ FITS = 0.1
 _RESOURCES = {
     "compute": "compute",
     "storage": "storage",
-    "decode": "decoding and preprocessing in the reader threads",
+    "decode": "decoding, preprocessing and the loader's own cost",
     "cpu": "the processor",
     "barrier": "the barrier between ranks",
 }
@@ -93,6 +93,10 @@ def summary_lines(result: Mapping[str, Any]) -> list[str]:
             threshold = result["workload"]["metric"].get("au_percent")
             line += f", {result['au_dlio_percent']:.1f}% as its tool computes it"
             line += f" ({threshold:g}% required)" if threshold is not None else ""
+        if (without := result.get("au_without_loader_percent")) is not None:
+            line += f", {without:.1f}% without the cost of the loader"
+        elif (loader := result["workload"]["reader"].get("loader", "none")) != "none":
+            line += f"; the cost of the loader, {loader}, is not included"
         if result["au_null_percent"] is not None:
             steps = count(result["null_steps"], "step")
             line += f"; {result['au_null_percent']:.1f}% with the data in memory ({steps})"
@@ -153,6 +157,23 @@ def print_sizes(sizes: Mapping[str, Size], console: Console) -> None:
 def figure(value: float | None) -> Cell:
     """About four digits, never in powers of ten."""
     return Cell("-" if value is None else plain(value), value=value)
+
+
+def print_costs(costs: Mapping[str, Mapping[str, Any]], console: Console) -> None:
+    """Print what loaders cost, in milliseconds: the median, and the smallest and the largest measured."""
+    rows = []
+    for loader, own in costs.items():
+        worker = {"per batch": "batch", "per sample": "sample", "per MB": "per_mb"}
+        rows += [(loader, f"worker, {name}", own[key]) for name, key in worker.items()]
+        rows += [(loader, f"loop, step of {bytes_text(1e6 * size)}", each) for size, each in own["steps"]]
+    columns: dict[str, Callable[[Any], str]] = {
+        "loader": lambda row: row[0],
+        "cost": lambda row: row[1],
+        "ms": lambda row: plain(1e3 * row[2][0]),
+        "from": lambda row: plain(1e3 * row[2][1]),
+        "to": lambda row: plain(1e3 * row[2][2]),
+    }
+    print_table(table("loaders", rows, columns, text_columns=2), console)
 
 
 def print_similarity(similarity: Similarity, console: Console) -> None:

@@ -34,6 +34,7 @@ class Epoch(Part):
     barrier_s: Amount
     au_percent: Percent | None
     au_dlio_percent: Percent | None = None
+    au_without_loader_percent: Percent | None = None
 
 
 class ThreadSeconds(Part):
@@ -103,7 +104,8 @@ class CheckpointTimes(Part):
 
 class Result(Part):
     """``au_percent``: accelerator utilisation by the text of MLPerf Storage's rules, ``au_dlio_percent`` by its
-    tool, ``au_null_percent`` with the data in memory. ``reading``: of all ranks; ``rank_results``: of each."""
+    tool, ``au_without_loader_percent`` the same without the cost of the loader, ``au_null_percent`` with the data
+    in memory. ``reading``: of all ranks; ``rank_results``: of each."""
 
     mlhpc: str = ""
     kind: Literal["io"]
@@ -117,6 +119,7 @@ class Result(Part):
     samples_per_s: Amount | None
     au_percent: Percent | None
     au_dlio_percent: Percent | None
+    au_without_loader_percent: Percent | None = None
     au_null_percent: Percent | None
     null_steps: Count
     null_cpu_busy_percent: Percent | None = None

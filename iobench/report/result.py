@@ -62,7 +62,16 @@ def _epoch(epoch: EpochTimes, workload: Workload) -> dict[str, Any]:
         },
         "au_percent": shares([epoch], workload.metric).utilisation,
         "au_dlio_percent": dlio_percent(epoch, workload.metric),
+        "au_without_loader_percent": _without_loader(epoch, workload),
     }
+
+
+def _without_loader(epoch: EpochTimes, workload: Workload) -> float | None:
+    """DLIO's utilisation as if the loop spent nothing on the loader; None where it does not."""
+    dataset, reader = workload.dataset, workload.reader
+    if dataset is None or reader.loader_cost is None:
+        return None
+    return dlio_percent(epoch, workload.metric, reader.step_s(dataset, reader.batch_size))
 
 
 def _step_times(epochs: Sequence[EpochTimes]) -> dict[str, dict[str, float]]:
@@ -108,7 +117,10 @@ def result(
         "samples": samples,
         "samples_per_s": samples / training_s if samples else None,
         "au_percent": real.utilisation,
-        "au_dlio_percent": _mean(epoch["au_dlio_percent"] for epoch in epochs),
+        **{
+            name: _mean(epoch[name] for epoch in epochs)
+            for name in ("au_dlio_percent", "au_without_loader_percent")
+        },
         "au_null_percent": null.utilisation if null else None,
         "null_steps": ranks[0]["null"]["steps"] if null else 0,
         "null_cpu_busy_percent": busy,
@@ -164,7 +176,10 @@ def _over_ranks(parts: Sequence[Mapping[str, Any]], batch: int) -> dict[str, Any
             for name in ("wait_s", "compute_s", "oversleep_s", "barrier_s")
         },
         "au_percent": _mean(part["au_percent"] for part in parts),
-        "au_dlio_percent": _mean(part["au_dlio_percent"] for part in parts),
+        **{
+            name: _mean(part[name] for part in parts)
+            for name in ("au_dlio_percent", "au_without_loader_percent")
+        },
     }
 
 

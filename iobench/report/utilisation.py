@@ -57,12 +57,12 @@ def shares(epochs: Sequence[EpochTimes], metric: Metric) -> Shares:
     return Shares(*sums)
 
 
-def dlio_percent(epoch: EpochTimes, metric: Metric) -> float | None:
+def dlio_percent(epoch: EpochTimes, metric: Metric, less_s: float = 0.0) -> float | None:
     """The utilisation of an epoch of one rank as DLIO computes it (dlio_benchmark, utils/statscounter.py,
     ``compute_metrics_train`` and ``end_train``). Its mean over ranks and then epochs is what MLPerf Storage
     compares with the threshold. Compute is measured, with its oversleep. An epoch is divided at its checkpoints;
-    each part excludes its first steps, but not their barriers, and counts by its steps. None without compute in
-    the steps that count."""
+    each part excludes its first steps, but not their barriers, and counts by its steps. ``less_s``: seconds that
+    each step is taken to be shorter. None without compute in the steps that count."""
     steps = len(epoch.steps)
     excluded_steps = metric.exclude_start_steps + metric.exclude_end_steps
     if steps <= excluded_steps or not float(epoch.column("compute_s").sum()):
@@ -79,8 +79,9 @@ def dlio_percent(epoch: EpochTimes, metric: Metric) -> float | None:
         after = starts[end] if end < steps else starts[0] + epoch.seconds
         first, last = begin + metric.exclude_start_steps, begin + steps - metric.exclude_end_steps
         excluded = float(busy[begin:end][: first - begin].sum() + busy[begin:end][last - begin :].sum())
-        running = float(after - starts[begin]) - checkpoint_s - excluded
-        counted = float(computed[begin:end][first - begin : last - begin].sum())
+        inner = computed[begin:end][first - begin : last - begin]
+        running = float(after - starts[begin]) - checkpoint_s - excluded - less_s * len(inner)
+        counted = float(inner.sum())
         total += (end - begin) * (counted / running if counted and running > 0 else 0.0)
     return 100 * total / steps
 

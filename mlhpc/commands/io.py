@@ -40,6 +40,12 @@ def add(commands: Commands) -> None:
     run.add_count(
         "--null-steps", "steps to repeat with the data in memory (default: 50; 0: none)", default=50, least=0
     )
+    run.add_argument(
+        "--loader-cost", type=Path, help="what the workload's loader costs (default: measured before the run)"
+    )
+    run.add_argument(
+        "--like", choices=("dlio",), help="read beyond the last step as DLIO does (see docs/guide/io.md)"
+    )
     run.add_flag("--trace", "write trace.json, for Perfetto or chrome://tracing")
     run.add_flag("--json", "print the result as JSON")
     generate = add_command(actions, "generate", _generate, "generate the data of a workload")
@@ -47,6 +53,11 @@ def add(commands: Commands) -> None:
     generate.add_argument("--data", type=_place, help="output folder or s3://... (default: data/io-WORKLOAD)")
     generate.add_count("--ranks", "number of local ranks", default=0)
     generate.add_count("--workers", "processes per rank (default: %(default)s)", default=CORES)
+    calibrate = add_command(
+        actions, "calibrate", _calibrate, "measure what the loaders of PyTorch and TensorFlow cost"
+    )
+    calibrate.add_argument("--out", type=Path, help="file for io run --loader-cost")
+    calibrate.add_flag("--json", "print the costs as JSON")
     sweep = add_command(actions, "sweep", _sweep, "find the fastest settings for a workload on this machine")
     _add_workload(sweep)
     sweep.add_repeatable("--vary", "KEY=A,B", "a setting and its values; all combinations")
@@ -135,18 +146,49 @@ def _run(options: argparse.Namespace) -> int:
     from mlhpc.common.ranks.local import signals_as_ctrl_c
     from mlhpc.iobench.dataset.generate import generate_if_new
     from mlhpc.iobench.emulate.emulation import Settings
+    from mlhpc.iobench.emulate.loader_cost import with_cost
     from mlhpc.iobench.run import Paths, data_of, default_out, run
 
-    settings = Settings(options.cache, options.null_steps, options.trace)
+    settings = Settings(options.cache, options.null_steps, options.trace, options.like == "dlio")
     with signals_as_ctrl_c(), launch.joined("sockets") as world:
         out = options.out or on_rank0(world, lambda: default_out(workload))
         data = data_of(options.data, workload, world.rank)
         if workload.generate_data and workload.dataset:
             generate_if_new(workload.dataset, data, world, CORES)
         checkpoints = options.checkpoints or out / "checkpoints"
+        workload = with_cost(workload, options.loader_cost, world)
         result = run(workload, Paths(data, out, checkpoints), settings, ["mlhpc", *options.argv], world)
         if world.rank == 0:
             _print_result(result, out, options.json)
+    return 0
+
+
+def _calibrate(options: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from mlhpc.common.files import atomic
+    from mlhpc.common.host.progress import progress
+    from mlhpc.iobench.emulate.loader_cost import FRAMEWORKS, calibrate
+    from mlhpc.iobench.report.console import print_costs
+
+    costs, reasons = {}, []
+    with progress(len(FRAMEWORKS), "measuring loaders", "loaders") as advance:
+        for kind in FRAMEWORKS:
+            try:
+                costs[kind] = calibrate(kind)
+            except UserError as error:
+                reasons.append(str(error))
+            advance(1)
+    if not costs:
+        raise UserError("; ".join(reasons))
+    if options.out:
+        atomic.write_bytes(options.out, (json.dumps(costs, indent=1) + "\n").encode())
+    if options.json:
+        print(json.dumps(costs))
+        return 0
+    print_costs(costs, Console())
+    for reason in reasons:
+        print(reason)
     return 0
 
 

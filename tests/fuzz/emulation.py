@@ -136,7 +136,7 @@ def results() -> tuple[dict[str, object], ...]:
         settings = [
             "dataset.files=4", "dataset.eval_files=0", "dataset.sample_bytes=4096", "dataset.sample_bytes_stdev=0",
             "train.epochs=1",
-            "train.computation=0.001", "reader.batch_size=1",
+            "train.computation=0.001", "reader.batch_size=1", "reader.loader_cost.sample=0.0001",
         ]  # fmt: skip
         words = [word for setting in settings for word in ("--set", setting)]
         words += ["--data", f"{folder}/data"]

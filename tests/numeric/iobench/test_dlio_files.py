@@ -74,7 +74,8 @@ def dlio_set(root, kind, samples, files=FILES, side=SIDE):
 
 
 def run(path, data, out):
-    return main(["io", "run", path, "--data", str(data), "--out", str(out), "--null-steps", "0"])
+    words = ["--data", str(data), "--out", str(out), "--null-steps", "0", "--set", "reader.loader=none"]
+    return main(["io", "run", path, *words])
 
 
 @pytest.mark.parametrize("kind", FORMATS)

@@ -1,0 +1,236 @@
+"""``mlhpc io calibrate``: what a framework's loader costs beyond reading. Its workers are Python: they take time
+for a batch and its samples, and the training loop takes time for a step whose batch is ready.
+
+Measured with the framework's own loader, set up as DLIO 2.0.0 does (data_loader/, reader/tf_reader.py), on data in
+memory, in a process of its own. A step is DLIO's too: it sleeps for the computation, and writes a line to its log.
+"""
+
+import logging
+import math
+import os
+import statistics
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from mlhpc.common.files.untrusted import read_object
+from mlhpc.common.formats.tf_example import encode_features
+from mlhpc.common.ranks.collectives import on_rank0
+from mlhpc.common.ranks.world import World
+from mlhpc.common.timing.waiting import clock
+from mlhpc.errors import UserError, install
+from mlhpc.iobench.definition.schema import Loader, LoaderCost, Workload
+
+FRAMEWORKS = {"pytorch": "torch", "tensorflow": "tensorflow", "tfrecord": "tensorflow"}
+"""The package of each kind of loader; ``tfrecord``: TensorFlow's, which parses records in a Python function."""
+REPEATS, STEPS, AHEAD = 7, 20, 3
+"""Measurements of each figure; steps of one; steps before, in which the loader gets ahead."""
+COMPUTATION_S = 0.015
+"""Of a step: longer than a worker takes for the large batch, which is then ready."""
+FILES, READERS = 16, 4
+"""Of records in files."""
+SMALL, MEDIUM, MANY, LARGE = (1, 4096), (1, 1 << 18), (33, 4096), (2, 2 << 20)
+"""Samples of a batch and bytes of each: for what is constant, and what grows with samples and with bytes."""
+
+
+class Estimate(NamedTuple):
+    """Seconds: the median of ``REPEATS`` measurements, with the smallest and the largest."""
+
+    median: float
+    low: float
+    high: float
+
+
+def kind_of(workload: Workload) -> str | None:
+    """The kind of loader of a workload; None without."""
+    loader: Loader = workload.reader.loader
+    if loader == "none" or workload.dataset is None:
+        return None
+    return "tfrecord" if (loader, workload.dataset.format) == ("tensorflow", "tfrecord") else loader
+
+
+def with_cost(workload: Workload, given: Path | None, world: World) -> Workload:
+    """The workload with the cost of its loader: its own, that of the file ``given``, or what is measured now.
+    Without the framework it stays unknown, which is said. Called by all ranks. Raises UserError."""
+    kind = kind_of(workload)
+    if kind is None or workload.reader.loader_cost is not None:
+        return workload
+
+    def find() -> LoaderCost | None:
+        if given:
+            return _read(given, kind)
+        try:
+            print(
+                f"measuring what the loader {kind} costs (io calibrate writes it to a file)", file=sys.stderr
+            )
+            return _cost(calibrate(kind))
+        except UserError as error:
+            print(f"utilisation will be without the cost of the loader: {error}", file=sys.stderr)
+            return None
+
+    found = on_rank0(world, find)
+    return workload.model_copy(update={"reader": workload.reader.model_copy(update={"loader_cost": found})})
+
+
+def _read(path: Path, kind: str) -> LoaderCost:
+    try:
+        return _cost(read_object(path)[kind])
+    except (OSError, ValueError, RecursionError, KeyError, TypeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else f"has no costs of the loader {kind}"
+        raise UserError(f"{path}: {reason}; write it with 'mlhpc io calibrate --out {path}'") from None
+
+
+def _cost(costs: Mapping[str, Any]) -> LoaderCost:
+    worker = {name: costs[name][0] for name in ("batch", "sample", "per_mb")}
+    return LoaderCost(**worker, steps=tuple((size, seconds[0]) for size, seconds in costs["steps"]))
+
+
+def calibrate(kind: str) -> dict[str, Any]:
+    """``measure`` in a process of its own, as JSON has it. Raises UserError without the framework."""
+    import multiprocessing
+    from concurrent.futures import ProcessPoolExecutor
+    from importlib.util import find_spec
+
+    package = FRAMEWORKS[kind]
+    if find_spec(package) is None:
+        extra = "pytorch" if package == "torch" else "tensorflow"
+        raise UserError(
+            f"the loader {kind} needs the package {package}, which is not installed; {install(extra)}"
+        )
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(measure, kind).result()
+
+
+def measure(kind: str) -> dict[str, Any]:
+    """The fields of ``LoaderCost`` of this kind of loader, in seconds."""
+    warnings.simplefilter("ignore")  # of memory that is not pinned where there is no accelerator
+    os.environ |= {"TF_CPP_MIN_LOG_LEVEL": "3", "OMP_NUM_THREADS": "1"}
+    load = {"pytorch": _pytorch, "tensorflow": _tensorflow, "tfrecord": _tfrecord}[kind]
+    small, many, large = (_worker(load(*batch)) for batch in (SMALL, MANY, LARGE))
+    with tempfile.TemporaryDirectory(prefix="mlhpc-") as folder:
+        # A TFRecordDataset reads them: its threads are part of what disturbs the loop.
+        stepping = partial(_tfrecord, folder=Path(folder)) if kind == "tfrecord" else load
+        steps = {math.prod(batch) / 1e6: _steps(stepping(*batch)) for batch in (SMALL, MEDIUM, LARGE)}
+    more_mb = (math.prod(LARGE) - math.prod(SMALL)) / 1e6
+    return {
+        "batch": _estimate(small),
+        "sample": _growth(small, many, MANY[0] - SMALL[0]),
+        "per_mb": _growth(small, large, more_mb),
+        "steps": [(size, _estimate(seconds)) for size, seconds in steps.items()],
+    }
+
+
+def _estimate(seconds: list[float]) -> Estimate:
+    return Estimate(statistics.median(seconds), min(seconds), max(seconds))
+
+
+def _growth(less: list[float], more: list[float], by: float) -> Estimate:
+    """Seconds per unit of what grew ``by`` so many."""
+    return _estimate([max(0.0, each - statistics.median(less)) / by for each in more])
+
+
+def _steps(loader: Iterable[Any]) -> list[float]:
+    """Seconds of a step beyond its computation, of each repeat."""
+    batches = iter(loader)
+    with tempfile.NamedTemporaryFile("w") as file, open(os.devnull, "w") as terminal:
+        log = logging.getLogger("mlhpc.loader_cost")
+        log.propagate, log.handlers = False, [logging.StreamHandler(file), logging.StreamHandler(terminal)]
+        log.setLevel(logging.INFO)
+        beyond = []
+        for repeat in range(REPEATS):
+            for step in range(AHEAD + STEPS):
+                if step == AHEAD:
+                    start = clock()
+                batch = next(batches)
+                time.sleep(COMPUTATION_S)
+                log.info("repeat %d step %d: %d samples", repeat, step, len(batch))
+            beyond.append((clock() - start) / STEPS - COMPUTATION_S)
+    return [max(0.0, each) for each in beyond]
+
+
+def _worker(loader: Iterable[Any]) -> list[float]:
+    """Seconds per batch of one worker, of each repeat: batches are taken as soon as there are any."""
+    batches: Iterator[Any] = iter(loader)
+    seconds = []
+    for _ in range(REPEATS):
+        for _ in range(AHEAD):
+            next(batches)
+        start = clock()
+        for _ in range(STEPS):
+            next(batches)
+        seconds.append((clock() - start) / STEPS)
+    return seconds
+
+
+_BATCHES = REPEATS * (AHEAD + STEPS)
+
+
+def _picture(size: int) -> Any:
+    return np.zeros((math.isqrt(size),) * 2, np.uint8)
+
+
+class _Pictures:
+    """As DLIO's TorchDataset: each sample is the same picture."""
+
+    def __init__(self, count: int, size: int) -> None:
+        self._count, self._picture = count, _picture(size)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, number: int) -> Any:
+        return self._picture
+
+
+def _pytorch(batch: int, size: int) -> Any:
+    from torch.utils.data import DataLoader
+
+    pictures: Any = _Pictures(batch * (_BATCHES + 2), size)
+    return DataLoader(
+        pictures, batch_size=batch, num_workers=1, pin_memory=True, drop_last=True, prefetch_factor=2,
+        multiprocessing_context="fork", persistent_workers=True,
+    )  # fmt: skip
+
+
+def _tensorflow(batch: int, size: int) -> Any:
+    import tensorflow as tf
+
+    def pictures() -> Iterator[Any]:
+        while True:
+            yield np.array([picture] * batch)
+
+    picture = _picture(size)
+    shape = tf.TensorSpec((batch, *picture.shape), tf.uint8)
+    return tf.data.Dataset.from_generator(pictures, output_signature=shape).prefetch(2)
+
+
+def _tfrecord(batch: int, size: int, folder: Path | None = None) -> Any:
+    """Of one record in memory, or of files made in ``folder``."""
+    import tensorflow as tf
+
+    record = encode_features({"image": bytes(size), "size": [math.isqrt(size)]})
+    picture = tf.constant(_picture(size))
+    features = {"image": tf.io.FixedLenFeature([], tf.string), "size": tf.io.FixedLenFeature([], tf.int64)}
+
+    def parse(records: Any) -> Any:
+        tf.io.parse_example(records, features)
+        return picture
+
+    records = tf.data.Dataset.from_tensors(record)
+    if folder:
+        paths = [str(folder / f"{size}-{number}") for number in range(FILES)]
+        for path in paths:
+            with tf.io.TFRecordWriter(path) as writer:
+                writer.write(record)
+        records = tf.data.TFRecordDataset(
+            tf.data.Dataset.from_tensor_slices(paths), num_parallel_reads=READERS
+        )
+    call: Callable[[Any], Any] = lambda batch: tf.py_function(parse, [batch], [tf.uint8])  # noqa: E731
+    return records.repeat().batch(batch, drop_remainder=True).map(call, num_parallel_calls=1).prefetch(2)

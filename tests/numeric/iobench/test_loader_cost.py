@@ -1,0 +1,34 @@
+"""The loaders of the frameworks themselves are measured; their own bounds hold."""
+
+import time
+
+import pytest
+
+from mlhpc.iobench.emulate import loader_cost
+
+
+@pytest.mark.parametrize("kind", loader_cost.FRAMEWORKS)
+def test_every_kind_of_loader_is_measured(monkeypatch, kind):
+    for name, value in (("REPEATS", 2), ("STEPS", 3), ("COMPUTATION_S", 0.002)):
+        monkeypatch.setattr(loader_cost, name, value)
+    start = time.perf_counter()
+    costs = loader_cost.measure(kind)
+    elapsed = time.perf_counter() - start
+    assert [size for size, _ in costs["steps"]] == [0.004096, 0.262144, 4.194304]
+    for low, median, high in ((each.low, each.median, each.high) for _, each in costs["steps"]):
+        assert 0 <= low <= median <= high < elapsed
+    assert 0 < costs["batch"].median < elapsed
+    used = loader_cost._cost(costs)
+    assert used.steps[0] == (0.004096, costs["steps"][0][1].median)
+
+
+def test_a_worker_that_takes_time_is_seen_by_the_loaders_of_pytorch(monkeypatch):
+    for name, value in (("REPEATS", 2), ("STEPS", 3)):
+        monkeypatch.setattr(loader_cost, name, value)
+
+    def slow(self, number):
+        time.sleep(0.01)
+        return self._picture
+
+    monkeypatch.setattr(loader_cost._Pictures, "__getitem__", slow)
+    assert min(loader_cost._worker(loader_cost._pytorch(2, 4096))) >= 0.02
