@@ -30,10 +30,10 @@ from mlhpc.iobench.definition.schema import Loader, LoaderCost, Workload
 
 FRAMEWORKS = {"pytorch": "torch", "tensorflow": "tensorflow", "tfrecord": "tensorflow"}
 """The package of each kind of loader; ``tfrecord``: TensorFlow's, which parses records in a Python function."""
-REPEATS, STEPS, AHEAD = 7, 20, 3
+REPEATS, STEPS, AHEAD = 5, 12, 3
 """Measurements of each figure; steps of one; steps before, in which the loader gets ahead."""
-COMPUTATION_S = 0.015
-"""Of a step: longer than a worker takes for the large batch, which is then ready."""
+COMPUTATION_S = 0.04
+"""Of a step: a worker has the large batch ready by then. After shorter sleeps, caches are warmer and steps cheaper."""
 FILES, READERS = 16, 4
 """Of records in files."""
 SMALL, MEDIUM, MANY, LARGE = (1, 4096), (1, 1 << 18), (33, 4096), (2, 2 << 20)

@@ -105,9 +105,8 @@ def _share(rate: Callable[[int, float], float], measured: float) -> float:
 
 def _reads(stated: Mapping[str, Any]) -> object:
     """The settings of a workload that determine the duration of a read."""
-    reader = {
-        key: value for key, value in stated.get("reader", {}).items() if key not in ("threads", "prefetch")
-    }
+    other = ("threads", "prefetch", "loader_cost")
+    reader = {key: value for key, value in stated.get("reader", {}).items() if key not in other}
     return stated.get("dataset"), stated.get("storage"), reader
 
 

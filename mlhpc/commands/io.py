@@ -269,6 +269,7 @@ def _simulate(options: argparse.Namespace) -> int:
     from rich.console import Console
 
     from mlhpc.iobench.definition import load
+    from mlhpc.iobench.definition.schema import Workload
     from mlhpc.iobench.report.check import read_result
     from mlhpc.iobench.report.console import FITS, print_simulated
     from mlhpc.iobench.simulate.measured import fit
@@ -281,7 +282,12 @@ def _simulate(options: argparse.Namespace) -> int:
         raise UserError(
             "reader.preprocess_threads is not simulated; simulate without it, from runs without it"
         )
-    fitted = fit(workload, [read_result(path) for path in options.runs])
+    results = [read_result(path) for path in options.runs]
+    fitted = fit(workload, results)
+    cost = Workload(**results[0]["workload"]).reader.loader_cost  # the runs may have measured it
+    workload = workload.model_copy(
+        update={"reader": workload.reader.model_copy(update={"loader_cost": cost})}
+    )
     service = fitted.service
     system = replace(
         fitted.system,

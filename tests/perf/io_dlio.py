@@ -1,7 +1,7 @@
 """The I/O emulation beside DLIO on one machine: samples/s on the same workload, size installed, time to a
 first result; and what DLIO asks of the storage, against which ``make test`` holds the emulation.
 
-    python tests/perf/io_dlio.py FOLDER DLIO_PYTHON [samples] [first] [counts]
+    python tests/perf/io_dlio.py FOLDER DLIO_PYTHON [samples] [first] [counts] [au] [WORKLOAD ...]
 
 DLIO_PYTHON is an interpreter that imports dlio_benchmark 2.0.0 and torch (see docs/evidence/io.md for one);
 FOLDER is on the disk to measure. Samples/s: both generate their own data of the same sizes, read it twice to fill
@@ -12,6 +12,9 @@ time; an epoch's duration is its own log's, from beginning to end. First result:
 Counts: DLIO trains on each of ``CELLS``, small sets that it generates, under strace; opens, reads and bytes asked
 of its data files, steps, evaluations and checkpoints with their epochs are written to ``GOLDEN``. DLIO needs
 mpiexec beside its interpreter (pip has mpich), and a command tfrecord2idx that makes its second argument.
+
+AU: utilisation and samples/s of the four ``APPLICATIONS`` (or those named), DLIO's own workload files with fewer
+and smaller samples, in turns, both on the files that ``mlhpc io generate`` wrote, in the page cache.
 """
 
 import json
@@ -176,6 +179,76 @@ def run(*words: object, **options: Any) -> subprocess.CompletedProcess[str]:
     return done
 
 
+APPLICATIONS: dict[str, dict[str, Any]] = {
+    "unet3d": {
+        "dataset": {"format": "npz", "num_files_train": 64, "num_samples_per_file": 1, "record_length": 1_466_006,
+                    "record_length_stdev": 683_418, "record_length_resize": 2_097_152},
+        "reader": {"data_loader": "pytorch", "batch_size": 2, "read_threads": 4, "file_shuffle": "seed",
+                   "sample_shuffle": "seed"},
+        "train": {"epochs": 5, "computation_time": 0.05}, "metric": {"au": 0.9},
+    },
+    "resnet50": {
+        "dataset": {"format": "tfrecord", "num_files_train": 8, "num_samples_per_file": 100,
+                    "record_length": 114_660, "record_length_resize": 150_528},
+        "reader": {"data_loader": "tensorflow", "read_threads": 8, "computation_threads": 8, "batch_size": 40},
+        "train": {"epochs": 5, "computation_time": 0.2}, "metric": {"au": 0.9},
+    },
+    "cosmoflow": {
+        "dataset": {"format": "tfrecord", "num_files_train": 128, "num_samples_per_file": 1,
+                    "record_length": 282_848, "record_length_stdev": 7131},
+        "reader": {"data_loader": "tensorflow", "read_threads": 4, "batch_size": 1, "file_shuffle": "seed",
+                   "sample_shuffle": "seed", "shuffle_size": 2},
+        "train": {"epochs": 5, "computation_time": 0.02}, "metric": {"au": 0.7},
+    },
+    "bert": {
+        "dataset": {"format": "tfrecord", "num_files_train": 4, "num_samples_per_file": 5000,
+                    "record_length": 2500, "file_prefix": "part"},
+        "reader": {"data_loader": "tensorflow", "read_threads": 1, "computation_threads": 1,
+                   "transfer_size": 262_144, "batch_size": 48, "file_shuffle": "seed", "sample_shuffle": "seed"},
+        "train": {"epochs": 5, "computation_time": 0.02, "total_training_steps": 100},
+    },
+}  # fmt: skip
+"""Of unet3d_a100, resnet50_a100, cosmoflow_a100 and bert_v100 (release 2.0.0)."""
+
+
+def au(folder: Path, python: str, names: list[str]) -> None:
+    own, config, costs = [sys.executable, "-m", "mlhpc", "io"], folder / "config", folder / "costs.json"
+    (config / "workload").mkdir(parents=True, exist_ok=True)
+    print(run(*own, "calibrate", "--out", costs, cwd=folder).stdout, flush=True)
+    env = {**os.environ, "PATH": f"{Path(python).parent}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1",
+           "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}  # fmt: skip
+    for name in names or APPLICATIONS:
+        tables = {"model": name, "workflow": {"train": True}, **APPLICATIONS[name]}
+        tables["framework"] = tables["reader"]["data_loader"]
+        workload, data, out = config / f"workload/{name}.yaml", folder / f"data-{name}", folder / "out"
+        workload.write_text(json.dumps(tables))  # which YAML contains
+        run(*own, "generate", workload, "--data", data, cwd=folder)
+        theirs, mine = [], []
+        for _ in range(TURNS + 1):  # the first fills the page cache
+            shutil.rmtree(out, ignore_errors=True)
+            run(python, "-m", "dlio_benchmark.main", "--config-dir", config, f"workload={name}",
+                f"++workload.dataset.data_folder={data}", f"hydra.run.dir={out}", env=env, cwd=folder)  # fmt: skip
+            metric = json.loads((out / "summary.json").read_text())["metric"]
+            theirs.append(
+                (metric["train_au_mean_percentage"], metric["train_throughput_mean_samples_per_second"])
+            )
+            shutil.rmtree(out)
+            run(*own, "run", workload, "--data", data, "--out", out, "--cache", "keep", "--null-steps", 0,
+                "--loader-cost", costs, cwd=folder)  # fmt: skip
+            result = json.loads((out / "result.json").read_text())
+            rate = statistics.mean(epoch["samples_per_s"] for epoch in result["epochs"])
+            mine.append((result["au_dlio_percent"], rate, result["au_without_loader_percent"]))
+        shutil.rmtree(out)
+
+        def interval(runs: list[Any], column: int) -> str:
+            values = [each[column] for each in runs[1:]]
+            return f"{statistics.median(values):.1f} [{min(values):.1f} to {max(values):.1f}]"
+
+        au_of = f"AU % {interval(theirs, 0)} of DLIO, {interval(mine, 0)} of mlhpc io"
+        rates = f"samples/s {interval(theirs, 1)}, {interval(mine, 1)}"
+        print(f"{name}: {au_of}, {interval(mine, 2)} without the cost of the loader; {rates}", flush=True)
+
+
 def workload_file(folder: Path, name: str, files: int, size: int, batch: int, threads: int) -> Path:
     path = folder / f"{name.replace(' ', '-')}.toml"
     path.write_text(
@@ -311,6 +384,9 @@ if __name__ == "__main__":
         sys.exit(__doc__)
     place, dlio_python = Path(sys.argv[1]).absolute(), sys.argv[2]
     place.mkdir(parents=True, exist_ok=True)
+    if "au" in sys.argv[3:]:
+        au(place, dlio_python, [word for word in sys.argv[3:] if word in APPLICATIONS])
+        sys.exit()
     for measure in (samples, first, counts):
         if measure.__name__ in (sys.argv[3:] or [measure.__name__]):
             measure(place, dlio_python)
