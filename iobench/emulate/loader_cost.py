@@ -33,7 +33,7 @@ FRAMEWORKS = {"pytorch": "torch", "tensorflow": "tensorflow", "tfrecord": "tenso
 REPEATS, STEPS, AHEAD = 5, 12, 3
 """Measurements of each figure; steps of one; steps before, in which the loader gets ahead."""
 COMPUTATION_S = 0.04
-"""Of a step: a worker has the large batch ready by then. After shorter sleeps, caches are warmer and steps cheaper."""
+"""Of a step: a worker has the large batch ready by then. After a shorter sleep, steps are cheaper."""
 FILES, READERS = 16, 4
 """Of records in files."""
 SMALL, MEDIUM, MANY, LARGE = (1, 4096), (1, 1 << 18), (33, 4096), (2, 2 << 20)
