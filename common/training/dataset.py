@@ -94,8 +94,9 @@ def open_loader(
         train_samples=run.data.train_samples,
         eval_samples=run.data.eval_samples,
         spatial_size=spatial_size,
-        has_arrived=Path.exists if run.staging.overlap else None,
     )
+    if staged and run.staging.overlap:
+        samples = samples.arriving(staged, dataset.root)
     passes = run.backward_passes
     steps = steps_per_epoch(world.gather(samples.train_pool), local_batch_size * passes)
     loader = Loader(

@@ -70,7 +70,6 @@ def log_quality(run: Run, quality: float, log: RunLog, epoch: int) -> None:
 def log_epoch(
     run: Run,
     log: RunLog,
-    world: World,
     epoch: int,
     samples: int,
     bytes_read: int,
@@ -86,7 +85,7 @@ def log_epoch(
     evaluation. An emulated run has neither loss nor quality: only samples, bytes and rate are recorded.
     """
     log.metric("samples", samples, epoch=epoch)
-    log.metric("bytes", int(world.sum(bytes_read)), epoch=epoch)
+    log.metric("bytes", int(log.world.sum(bytes_read)), epoch=epoch)
     log.metric("learning_rate", rate, epoch=epoch)
     if run.emulation.enabled:
         log.say(f"epoch {epoch}: {samples:,} samples read, not computed")

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypedDict, Unpack
 
 import h5py
 import numpy as np
@@ -49,6 +50,14 @@ class Universe:
     folder: str
 
 
+class Division(TypedDict, total=False):
+    """How raw universes are divided: voxels along a side of a ``sample`` (default: 128), and the fraction of the
+    universes held out for ``validation`` (default: 1/9)."""
+
+    sample: int
+    validation: float
+
+
 def convert(
     source: Path,
     out: Path,
@@ -56,14 +65,13 @@ def convert(
     workers: int,
     *,
     codec: str | None = None,
-    sample: int = 128,
     packer: Packer | None = None,
-    validation: float = 1 / 9,
     archive: int | None = None,
+    **division: Unpack[Division],
 ) -> None:
-    """Divide the universes under ``source`` into samples of ``sample``³ voxels under ``out``, with a
-    manifest, in the format ``codec`` (one of ``sample.NAMES``; None: gzip). If ``source`` contains samples,
-    these are converted (``recode``). ``archive``: the number of samples to pack into each file; without
+    """Divide the universes under ``source`` into samples under ``out`` as by ``division``, with a manifest, in the
+    format ``codec`` (one of ``sample.NAMES``; None: gzip). If ``source`` contains samples, these are converted
+    (``recode``). ``archive``: the number of samples to pack into each file; without
     ``codec`` they are packed unchanged.
 
     Files of ``gzip`` are compressed by ``packer`` (``tfrecord.compress``; None: zlib).
@@ -90,6 +98,7 @@ def convert(
             "convert universes without it first"
         )
     codec = codec or "gzip"
+    sample, validation = division.get("sample", 128), division.get("validation", 1 / 9)
     require_listed(source, world, workers, lambda name: name.endswith(_SUFFIXES))
     universes = on_rank0(world, lambda: find_universes(source, validation))
     sums = checksums(source, world)
