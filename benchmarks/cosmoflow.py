@@ -8,7 +8,6 @@ from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_va
 
 from mlhpc.benchmarks import schema
 from mlhpc.errors import UserError
-from mlhpc.quantities import count
 
 
 class Simulation(schema.FrozenModel):
@@ -31,9 +30,7 @@ class Simulation(schema.FrozenModel):
 
 
 class Data(schema.Data):
-    gzip: bool = Field(
-        True, description="format written by `data make` and `convert`; readers detect it from the content"
-    )
+    gzip: bool = Field(True, description="format written by `data make` and `convert`; readers detect it")
     packer: Literal["zlib", "isal"] = Field(
         "zlib",
         description="compressor of `data make`: zlib level 6 as in the official preparation, or isal level "
@@ -55,7 +52,7 @@ class Network(schema.Network):
         description="mean of log(1 + counts) per redshift, subtracted before the first block (open division)",
     )
     input_spread: tuple[PositiveFloat, ...] = Field(
-        (), description="standard deviation per redshift, by which it is divided"
+        (), description="standard deviation per redshift, a divisor"
     )
 
     @model_validator(mode="after")
@@ -101,8 +98,8 @@ class Hyperparameters(schema.Hyperparameters):
         )
         if len(boundaries) != len(factors):
             raise ValueError(
-                f"opt_learning_rate_decay_boundary_epochs {list(boundaries)} and opt_learning_rate_decay_factor "
-                f"{list(factors)} needs one factor per boundary"
+                f"opt_learning_rate_decay_factor {list(factors)} must have a factor for each "
+                f"boundary, {list(boundaries)}"
             )
         if list(boundaries) != sorted(set(boundaries)):
             raise ValueError(f"opt_learning_rate_decay_boundary_epochs {list(boundaries)} must be increasing")
@@ -148,15 +145,9 @@ class Training(schema.HorovodTraining, schema.SpatialTraining):
     @model_validator(mode="after")
     def _some_epochs_are_whole(self) -> "Training":
         if self.coarse_epochs and sum(self.coarse_epochs) >= self.max_epochs:
-            raise ValueError(
-                f"coarse_epochs {list(self.coarse_epochs)} leave none of max_epochs={self.max_epochs} for "
-                f"full resolution; use fewer"
-            )
+            raise ValueError(f"coarse_epochs {list(self.coarse_epochs)} must be fewer than {self.max_epochs}")
         if self.coarse_epochs and (self.compile or self.cuda_graphs or self.spatial_size > 1):
-            raise ValueError(
-                "coarse_epochs change the sizes inside the network and cannot be combined with compile, "
-                "cuda_graphs or spatial"
-            )
+            raise ValueError("coarse_epochs cannot be combined with compile, cuda_graphs or spatial")
         return self
 
 
@@ -187,21 +178,15 @@ class CosmoFlow(schema.Run):
     def _coarse_samples_are_counts(self) -> "CosmoFlow":
         stages = len(self.training.coarse_epochs)
         if stages and self.loading.sample_dtype != "int16":
-            raise ValueError(
-                "training.coarse_epochs averages particle counts, but loading.sample_dtype="
-                f"{self.loading.sample_dtype} delivers logarithms; set loading.sample_dtype=int16"
-            )
+            raise ValueError("training.coarse_epochs averages counts: set loading.sample_dtype=int16")
         if stages >= self.network.conv_layers:
             raise ValueError(
-                f"training.coarse_epochs has {count(stages, 'stage')}, more than a network of "
-                f"{self.network.conv_layers} blocks allows; use at most {self.network.conv_layers - 1}"
+                f"training.coarse_epochs: at most {self.network.conv_layers - 1} stages with this "
+                f"network, not {stages}"
             )
         return self
 
     def require_startable(self, ranks: int, *, staged: bool) -> None:
         if self.training.spatial_size > 1 and self.loading.decode == "device":
-            raise UserError(
-                f"training.spatial={list(self.training.spatial)} divides decoded samples on the host; set "
-                "loading.decode=host"
-            )
+            raise UserError("training.spatial divides samples on the host; set loading.decode=host")
         super().require_startable(ranks, staged=staged)

@@ -29,9 +29,7 @@ class Simulation(schema.FrozenModel):
         ge=0,
         description="mean number of lows like cyclones that the air flows through instead of around",
     )
-    storm_size: PositiveFloat = Field(
-        1.0, description="factor on the size of storms, for grids too coarse for real ones"
-    )
+    storm_size: PositiveFloat = Field(1.0, description="factor on the size of storms, for coarse grids")
 
 
 class Data(schema.Data):
@@ -43,10 +41,7 @@ class Data(schema.Data):
     @model_validator(mode="after")
     def _sides(self) -> "Data":
         if any(side % 16 or side < 32 for side in self.sample_shape[:2]):
-            raise ValueError(
-                f"sample_shape {list(self.sample_shape)} must be rows, columns, channels; rows and columns "
-                "divisible by 16, at least 32"
-            )
+            raise ValueError(f"sample_shape {list(self.sample_shape)}: sides must be multiples of 16 from 32")
         return self
 
 
@@ -76,12 +71,8 @@ class Hyperparameters(schema.Hyperparameters):
     scheduler_lr_warmup_factor: float = Field(
         1.0, ge=1, description="1: warm-up from zero to opt_lr; above 1: from opt_lr to opt_lr times this"
     )
-    scheduler_milestones: tuple[PositiveInt, ...] = Field(
-        (), description="steps after warm-up, for multistep"
-    )
-    scheduler_decay_rate: float = Field(
-        0.1, gt=0, le=1, description="factor at each milestone, for multistep"
-    )
+    scheduler_milestones: tuple[PositiveInt, ...] = Field((), description="steps after warm-up (multistep)")
+    scheduler_decay_rate: float = Field(0.1, gt=0, le=1, description="factor at each milestone (multistep)")
     scheduler_t_max: PositiveInt = Field(1, description="steps after warm-up, for cosine_annealing")
     scheduler_eta_min: float = Field(0.0, ge=0, description="final learning rate, for cosine_annealing")
 
@@ -121,9 +112,7 @@ class Training(schema.DdpTraining):
     cpu_kernels: bool = Field(
         True, description="on a CPU, use this suite's convolutions instead of the framework's; same function"
     )
-    eval_steps: NonNegativeInt = Field(
-        0, description="steps between evaluations within an epoch; 0: only at its end"
-    )
+    eval_steps: NonNegativeInt = Field(0, description="steps between evaluations; 0: only after each epoch")
     cuda_graphs: bool = Field(False, description="replay the training step as a CUDA graph")
     freeze_below: float = Field(
         0.0,
@@ -155,20 +144,14 @@ class Loading(schema.Loading):
     @model_validator(mode="after")
     def _cache_needs_threads(self) -> "Loading":
         if self.cache and self.loader != "threads":
-            raise ValueError(
-                f"cache keeps samples in the memory of the rank, but loader={self.loader} reads them in "
-                f"other processes; set loading.loader=threads"
-            )
+            raise ValueError("cache keeps samples in the memory of the rank: set loading.loader=threads")
         return self
 
     @model_validator(mode="after")
     def _decoding_on_a_device_needs_threads(self) -> "Loading":
         if self.decode == "device" and (self.cache or self.loader != "threads"):
             other = "cache=true" if self.cache else f"loader={self.loader}"
-            raise ValueError(
-                f"decode=device decodes samples on a GPU, but {other} requires decoded samples on the "
-                f"host; set loading.decode=host, or loading.loader=threads and loading.cache=false"
-            )
+            raise ValueError(f"decode=device and {other} cannot be combined; set loading.decode=host")
         return self
 
 
@@ -197,8 +180,7 @@ class DeepCam(schema.Run):
         batch, passes = self.hyperparameters.global_batch_size, self.backward_passes
         if batch % passes:
             raise ValueError(
-                f"a global batch of {batch} samples cannot be divided into {passes} equal backward passes; choose "
-                "another hyperparameters.gradient_accumulation_frequency"
+                f"hyperparameters.gradient_accumulation_frequency={passes} must divide the global batch of {batch}"
             )
         return self
 
@@ -208,15 +190,14 @@ class DeepCam(schema.Run):
         if self.training.cuda_graphs and hparams.gradient_accumulation_frequency > 1:
             # Replayed graphs write gradients where those of the earlier passes are (PyTorch issue 96693).
             raise ValueError(
-                f"training.cuda_graphs would discard all but the last of "
-                f"{hparams.gradient_accumulation_frequency} backward passes per step; set it to false, "
-                f"or hyperparameters.gradient_accumulation_frequency to 1"
+                "training.cuda_graphs would discard all but the last backward pass of a step; set "
+                "it to false, or hyperparameters.gradient_accumulation_frequency to 1"
             )
         if self.training.cuda_graphs and hparams.batchnorm_group_size > 1:
             # Graphs would hold NCCL communicators, whose shutdown waits for the graphs' (PyTorch issue 115388).
             raise ValueError(
-                "training.cuda_graphs would capture the exchange of batch-norm statistics, and the run would "
-                "hang at its end; set it to false, or hyperparameters.batchnorm_group_size to 1"
+                "training.cuda_graphs would capture the exchange of batch-norm statistics and "
+                "hang; set it to false, or hyperparameters.batchnorm_group_size to 1"
             )
         return self
 
@@ -224,13 +205,7 @@ class DeepCam(schema.Run):
         """As of ``schema.Run``; a cache and an exchange of samples exclude each other."""
         super().require_startable(ranks, staged=staged)
         if self.staging.exchange and self.loading.cache:
-            raise UserError(
-                "loading.cache keeps the samples of one shard in memory, but staging.exchange changes the "
-                "shard every epoch; set one of them to false"
-            )
+            raise UserError("loading.cache and staging.exchange cannot be combined; omit one of them")
         group = self.hyperparameters.batchnorm_group_size
         if ranks % group:
-            raise UserError(
-                f"hyperparameters.batchnorm_group_size {group} does not divide the number of ranks, {ranks}; "
-                "choose one that does"
-            )
+            raise UserError(f"hyperparameters.batchnorm_group_size {group} must divide the {ranks} ranks")

@@ -310,8 +310,7 @@ def benchmarks() -> dict[str, Benchmark]:
         except Exception as error:  # importing another package may raise any exception
             problem = f"{type(error).__name__}: {error}"
             raise UserError(
-                f"the benchmark {entry.name!r} of package {package} cannot be loaded ({problem}); fix or "
-                "uninstall that package"
+                f"benchmark {entry.name!r} cannot be loaded ({problem}); fix or uninstall package {package}"
             ) from error
         if not isinstance(benchmark, Benchmark) or benchmark.name in by_name:
             problem = (

@@ -28,9 +28,7 @@ class Data(schema.Data):
     def _colours(self) -> "Data":
         shape = self.sample_shape
         if len(shape) != 3 or shape[0] != shape[1] or shape[2] != 3 or shape[0] < 32:
-            raise ValueError(
-                f"sample_shape {list(shape)} must be [side, side, 3], with a side of at least 32"
-            )
+            raise ValueError(f"sample_shape {list(shape)} must be [side, side, 3], side at least 32")
         return self
 
 
@@ -39,12 +37,8 @@ class Network(schema.Network):
 
     name: Literal["resnet50", "resnet101", "alexnet", "lenet"] = "resnet50"
     classes: PositiveInt = 1000
-    width: PositiveFloat = Field(
-        1.0, le=2, description="ResNets: factor on the number of filters inside blocks"
-    )
-    blocks: tuple[PositiveInt, ...] = Field(
-        (), description="ResNets: number of blocks in each stage; []: the standard numbers"
-    )
+    width: PositiveFloat = Field(1.0, le=2, description="ResNets: factor on the filters inside blocks")
+    blocks: tuple[PositiveInt, ...] = Field((), description="ResNets: blocks in each stage; []: the standard")
 
     @model_validator(mode="after")
     def _stages(self) -> "Network":
@@ -108,8 +102,7 @@ class Training(schema.DdpTraining):
     def _offset(self) -> "Training":
         if self.eval_offset_epochs >= self.epochs_between_evals:
             raise ValueError(
-                f"eval_offset_epochs {self.eval_offset_epochs} must be less than epochs_between_evals "
-                f"{self.epochs_between_evals}"
+                f"eval_offset_epochs must be below epochs_between_evals {self.epochs_between_evals}"
             )
         return self
 
@@ -128,15 +121,9 @@ class Staging(schema.Staging):
     @model_validator(mode="after")
     def _pack_needs_replicas(self) -> "Staging":
         if self.pack and self.mode == "shard":
-            raise ValueError(
-                "pack cannot be combined with mode=shard, since each node packs all images; drop one, or "
-                "convert the data set beforehand"
-            )
+            raise ValueError("pack requires mode=replicate; set that, or convert the data before")
         if self.pack and self.read_once:
-            raise ValueError(
-                "pack cannot be combined with read_once, since each node packs the images it reads; drop "
-                "one, or convert the data set beforehand"
-            )
+            raise ValueError("pack and read_once cannot be combined; omit one, or convert the data before")
         return self
 
 
@@ -153,10 +140,7 @@ class Loading(schema.Loading):
     @model_validator(mode="after")
     def _skipping_needs_own_decoder(self) -> "Loading":
         if self.broken_images == "skip" and self.loader == "dali":
-            raise ValueError(
-                "broken_images=skip does not work with DALI, which stops at an image that it cannot "
-                "decode; set loading.loader=threads or workers"
-            )
+            raise ValueError("broken_images=skip does not work with DALI; set loading.loader=threads")
         return self
 
 
@@ -173,8 +157,7 @@ class ResNet50(schema.Run):
         drawn = self.data.simulation.classes if self.data.simulation else self.network.classes
         if drawn != self.network.classes:
             raise ValueError(
-                f"network.classes {self.network.classes} and data.simulation.classes {drawn} differ; set "
-                f"both to the number of classes in the data set"
+                f"network.classes {self.network.classes} must be data.simulation.classes {drawn}"
             )
         return self
 
@@ -202,6 +185,4 @@ def require_servers(run: ResNet50) -> None:
     ):
         if value != needed:
             chosen, only = (str(word).lower() for word in (value, needed))  # as --set writes them
-            raise UserError(
-                f"{setting}={chosen}: parameter servers support only {only}; set {setting}={only}"
-            )
+            raise UserError(f"{setting}={chosen}: parameter servers require {setting}={only}")

@@ -60,9 +60,7 @@ class Data(FrozenModel):
 
 
 class Network(FrozenModel):
-    parameters: PositiveInt | None = Field(
-        None, description="number of trainable parameters, checked before a run"
-    )
+    parameters: PositiveInt | None = Field(None, description="trainable parameters, checked before a run")
 
 
 class Hyperparameters(FrozenModel):
@@ -91,9 +89,7 @@ class Training(FrozenModel):
 
     framework: str = Field("", description="the framework; empty: the benchmark's default")
     max_epochs: PositiveInt
-    eval_batch_size: PositiveInt = Field(
-        description="samples per rank and evaluation step; no effect on the metric"
-    )
+    eval_batch_size: PositiveInt = Field(description="samples per rank and evaluation step")
     precision: Literal["float32", "mixed_bfloat16", "mixed_float16"] = "float32"
     checkpoint_epochs: int = Field(
         0, ge=0, description="epochs between checkpoints, which are written inside the timed region; 0: none"
@@ -109,9 +105,7 @@ class Training(FrozenModel):
     def _settings_suit_the_framework(self) -> Self:
         for name, field in type(self).model_fields.items():
             if (other := self._of_another_framework(name)) and getattr(self, name) != field.default:
-                raise ValueError(
-                    f"{name} is a setting of {other}; set training.framework={other} as well, or omit it"
-                )
+                raise ValueError(f"{name} requires training.framework={other}; set that as well, or omit it")
         return self
 
     def _of_another_framework(self, name: str) -> str:
@@ -182,20 +176,13 @@ class SpatialTraining(DdpTraining):
         """Raise UserError unless ``ranks`` form groups of ``spatial_size`` that share a global ``batch``."""
         group, cut = self.spatial_size, list(self.spatial)
         if group > 1 and (self.compile or getattr(self, "cuda_graphs", False)):
-            raise UserError(
-                f"training.spatial={cut} exchanges halos between kernels, which torch.compile and CUDA "
-                f"graphs do not support; set training.compile and training.cuda_graphs to false"
-            )
+            raise UserError(f"training.spatial={cut} requires compile=false and cuda_graphs=false")
         if ranks % group:
-            raise UserError(
-                f"training.spatial={cut} requires groups of {group} ranks, which {count(ranks, 'rank')} "
-                f"cannot form; start a multiple of {group} ranks"
-            )
+            raise UserError(f"training.spatial={cut} requires a multiple of {group} ranks, not {ranks}")
         if group > 1 and batch % (ranks // group):
             raise UserError(
-                f"a global batch of {count(batch, 'sample')} cannot be divided equally among "
-                f"{ranks // group} groups of {group} ranks; use a multiple of {ranks // group} as "
-                "hyperparameters.global_batch_size, or another number of ranks"
+                f"hyperparameters.global_batch_size {batch} must be a multiple of the {ranks // group} groups of "
+                f"{group} ranks"
             )
 
 
@@ -273,24 +260,15 @@ class Staging(FrozenModel):
     @model_validator(mode="after")
     def _exchange(self) -> Self:
         if self.exchange and self.mode != "shard":
-            raise ValueError(
-                "exchange=true exchanges shards, but with mode=replicate every node has all files; set "
-                "staging.mode=shard or staging.exchange=false"
-            )
+            raise ValueError("exchange=true requires staging.mode=shard; set that, or exchange=false")
         if self.exchange and self.overlap:
-            raise ValueError(
-                "overlap=true trains before staging is complete, but exchange=true requires complete "
-                "shards; set staging.overlap or staging.exchange to false"
-            )
+            raise ValueError("exchange=true cannot overlap; set it or staging.overlap to false")
         return self
 
     @model_validator(mode="after")
     def _overlap(self) -> Self:
         if self.overlap and self.read_once:
-            raise ValueError(
-                "overlap=true copies while training communicates, so nodes cannot forward files to each "
-                "other; set staging.overlap or staging.read_once to false"
-            )
+            raise ValueError("overlap=true cannot forward files; set it or staging.read_once to false")
         return self
 
 
@@ -328,8 +306,8 @@ class Study(FrozenModel):
             return steps
         if requested > steps:
             raise UserError(
-                f"{count(self.warmup_steps, 'step')} of warm-up and {self.steps} to measure exceed the "
-                f"{steps} of an epoch; use fewer, a smaller batch, or more training samples"
+                f"{self.warmup_steps} + {self.steps} steps exceed the {steps} of an epoch; use "
+                "fewer, or a smaller batch"
             )
         return requested
 
@@ -411,18 +389,13 @@ class Run(FrozenModel):
             self.training.require_groups(ranks, batch)
             ranks //= self.training.spatial_size
         if batch % (ranks * passes):
-            accumulated = f" in {passes} backward passes each" if passes > 1 else ""
+            accumulated = f" with {passes} backward passes" if passes > 1 else ""
             raise UserError(
-                f"a global batch of {count(batch, 'sample')} cannot be divided equally among "
-                f"{count(ranks, 'rank')}"
-                f"{accumulated}; use a multiple of {ranks * passes} as hyperparameters.global_batch_size, or "
-                "another number of ranks"
+                f"hyperparameters.global_batch_size {batch} must be a multiple of {ranks * passes}, for "
+                f"{count(ranks, 'rank')}{accumulated}"
             )
         if self.study.earlier_epochs and not self.study.steps:
-            raise UserError(
-                "study.earlier_epochs is only for mlhpc study, whose runs measure steps: a run to the "
-                "target must read the data set while its clock is running; omit it"
-            )
+            raise UserError("study.earlier_epochs requires mlhpc study; omit it in other runs")
         if self.staging.overlap:
             self._require_overlap(staged)
         if self.staging.exchange:
@@ -436,9 +409,7 @@ class Run(FrozenModel):
         if not staged:
             raise UserError(f"staging.overlap requires --stage; pass it, or {remedy}")
         if self.study.steps:
-            raise UserError(
-                f"a study measures steps, and staging.overlap would copy files at the same time; {remedy}"
-            )
+            raise UserError(f"staging.overlap would copy files while a study measures steps; {remedy}")
 
     def _require_exchange(self, staged: bool) -> None:
         """Raise UserError unless nodes have separate training files that they can exchange."""
@@ -448,9 +419,7 @@ class Run(FrozenModel):
         if not staged:
             raise UserError(f"staging.exchange requires --stage; pass it, or {remedy}")
         if self.study.steps:
-            raise UserError(
-                f"a study measures steps within an epoch, but shards are exchanged between epochs; {remedy}"
-            )
+            raise UserError(f"a study ends before shards would be exchanged; {remedy}")
 
     @classmethod
     def hyperparameter_keys(cls) -> tuple[str, ...]:

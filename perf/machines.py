@@ -184,9 +184,7 @@ def machine(name: str) -> Machine:
         return parse(text, f"systems/{name}.toml", name)
     path = Path(name)
     if not (path.suffix == ".toml" or path.exists()):
-        raise UserError(
-            f"no machine {name!r}; {did_you_mean(name, names)}, or pass the path of a machine file"
-        )
+        raise UserError(f"no machine {name!r}; {did_you_mean(name, names)}, or pass a machine file")
     try:
         return parse(read_text(path), str(path), path.stem)
     except (OSError, ValueError) as error:

@@ -108,9 +108,7 @@ def _notes(staging: Staging, nodes: int) -> tuple[str, ...]:
             "one network card, a lower bound"
         )
     if staging.overlap:
-        notes.append(
-            "staging.overlap hides part of T_staging behind the first epoch, but all of it is counted"
-        )
+        notes.append("staging.overlap hides part of T_staging in the first epoch, but all of it is counted")
     return tuple(notes)
 
 

@@ -107,10 +107,7 @@ def pool_of(world: World, mode: Mode, spatial_size: int = 1) -> tuple[Mesh, int]
     if mode == "replicate":
         return mesh_of(world.rank, world.size, spatial_size), 0
     if len(set(world.gather(world.local_size))) > 1:
-        raise UserError(
-            "staging.mode=shard gives nodes equal numbers of samples, but they have different numbers of "
-            "ranks: start the same number on each, or set staging.mode=replicate"
-        )
+        raise UserError("staging.mode=shard requires as many ranks on each node; set mode=replicate")
     return mesh_of(world.local_rank, world.local_size, spatial_size), world.node
 
 
@@ -120,12 +117,9 @@ def _require_samples(
     files = dataset.folder(folder)
     samples = [file for file in files if is_sample(Path(file.path))]
     if mode == "shard" and len(samples) < len(files):
-        raise UserError(
-            f"{dataset.root / folder}: each sample has several files, which staging.mode=shard could place "
-            f"on different nodes; set staging.mode=replicate"
-        )
+        raise UserError(f"{dataset.root / folder}: samples have several files; set staging.mode=replicate")
     if len(samples) < needed or (len(samples) != needed and len(samples) == len(files)):
         raise UserError(
-            f"{dataset.root / folder}: {count(len(samples), 'sample file')}, but by its manifest this run has "
-            f"{count(needed, 'sample')}, one per file; see: mlhpc data verify {dataset.root}"
+            f"{dataset.root / folder}: {count(len(samples), 'sample file')}, expected {needed} by "
+            f"the manifest; see: mlhpc data verify {dataset.root}"
         )

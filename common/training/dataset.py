@@ -133,8 +133,8 @@ def require_codec(dataset: Manifest, codecs: Sequence[str], *, without: str) -> 
     preferred one first. ``without``: the format of a data set without a codec."""
     if (codec := dataset.facts.get("codec", without)) not in codecs:
         raise UserError(
-            f"{dataset.root}: loading.decode=device decodes {', '.join(codecs)}, but this data set is "
-            f"{codec}; convert it with --codec {codecs[0]}, or set loading.decode=host"
+            f"{dataset.root} is {codec}, and loading.decode=device requires {' or '.join(codecs)}; "
+            f"convert it with --codec {codecs[0]}, or set loading.decode=host"
         )
 
 

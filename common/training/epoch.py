@@ -38,10 +38,7 @@ def read_earlier_epochs(
 def require_parameters(parameters: int, expected: int | None) -> None:
     """Raise UserError if the network that was built does not have the ``expected`` number of parameters."""
     if expected not in (None, parameters):
-        raise UserError(
-            f"the network has {parameters} parameters, not {expected}; keep the preset's network settings, or "
-            "set network.parameters to match"
-        )
+        raise UserError(f"the network has {parameters} parameters, not {expected}; set network.parameters")
 
 
 def mark_warm(run: Run, losses: Sequence[SupportsFloat], log: RunLog) -> None:

@@ -93,10 +93,7 @@ def convert(
         return
     if archive:
         on_rank0(world, lambda: manifest.require_folder(source))
-        raise UserError(
-            f"{source} has no samples in {' or '.join(f'{name}/' for name in FOLDERS)}, which --archive packs; "
-            "convert universes without it first"
-        )
+        raise UserError(f"--archive packs samples, but {source} has universes; convert them without it first")
     codec = codec or "gzip"
     sample, validation = division.get("sample", 128), division.get("validation", 1 / 9)
     require_listed(source, world, workers, lambda name: name.endswith(_SUFFIXES))
@@ -151,16 +148,12 @@ def find_universes(source: Path, validation_fraction: float) -> list[Universe]:
         raise UserError(f"{source}: no such folder; pass the folder of the raw universes")
     paths = sorted(path for path in source.rglob("*") if path.suffix in _SUFFIXES and path.is_file())
     if not paths:
-        raise UserError(
-            f"{source}: no universe (*.hdf5) in it or below; pass the folder of the raw universes"
-        )
+        raise UserError(f"{source} has no universe (*.hdf5); pass the folder of the raw universes")
     # <folder>_<file> with the folder's whole path below the source; files at the top have no folder.
     names = ["_".join(path.relative_to(source).with_suffix("").parts) for path in paths]
     twice = {name for name in names if names.count(name) > 1} if len(set(names)) < len(names) else set()
     if twice:
-        raise UserError(
-            f"{source}: two universes have samples of the same name, {min(twice)}; rename one of them"
-        )
+        raise UserError(f"{source}: two universes are named {min(twice)}; rename one of them")
     held_out = round(validation_fraction * len(paths))
     if validation_fraction and len(paths) > 1:
         held_out = max(1, min(held_out, len(paths) - 1))
@@ -179,26 +172,20 @@ def _shape(universe: Universe, sample: int) -> tuple[int, ...]:
             data = file.get(name)
             if not isinstance(data, h5py.Dataset) or data.dtype != kind or data.ndim != axes:
                 raise UserError(
-                    f"{universe.path} has no dataset {name!r} of {np.dtype(kind)} with {axes} axes; "
-                    "pass the folder of the raw universes"
+                    f"{universe.path} has no dataset {name!r} of {axes} axes ({np.dtype(kind)}); "
+                    "pass raw universes"
                 )
             require_own_values(data, universe.path)
         shape: tuple[int, ...] = file["full"].shape + file["unitPar"].shape
     if len(set(shape[:3])) > 1 or sample < 1 or shape[0] == 0 or shape[0] % sample:
-        raise UserError(
-            f"{universe.path}: {' × '.join(map(str, shape[:3]))} voxels do not divide into samples of "
-            f"{sample}³; choose a --sample that divides {shape[0]}"
-        )
+        raise UserError(f"{universe.path}: --sample {sample} must divide {list(shape[:3])} voxels")
     return shape
 
 
 def _require_one_kind(universes: list[Universe], shapes: list[tuple[int, ...]]) -> None:
     for universe, shape in zip(universes, shapes, strict=True):
         if shape != shapes[0]:
-            raise UserError(
-                f"{universe.path} has shape {shape}, but {universes[0].path.name} has {shapes[0]}; "
-                "convert universes of one shape at a time"
-            )
+            raise UserError(f"{universe.path} is {shape}, not {shapes[0]}; convert one shape at a time")
 
 
 def _convert_slabs(
@@ -284,11 +271,7 @@ class _Alike:
             else:
                 same = frame.peek(head) == (self.codec, self._shape)
         if not same:
-            raise UserError(
-                f"{path}: truncated, or written with another --sample, --codec or --packer; remove it, or "
-                f"convert "
-                "into an empty folder"
-            )
+            raise UserError(f"{path}: truncated, or of another --sample, --codec or --packer; remove it")
 
 
 def _holds_samples(source: Path) -> bool:

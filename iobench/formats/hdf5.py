@@ -101,8 +101,7 @@ class Samples(formats.Samples):
             self._bytes = self._opened[NAME]
             if self._bytes.shape != (sizes.sum(),):
                 raise UserError(
-                    f"{file.path} has {self._bytes.shape} bytes of samples instead of {sizes.sum()}; "
-                    "regenerate the data set"
+                    f"{file.path} has {self._bytes.shape} bytes, not {sizes.sum()}; regenerate it"
                 )
             if self._bytes.external or self._bytes.is_virtual:
                 raise UserError(f"{file.path}: its samples are in other files; regenerate the data set")

@@ -70,13 +70,9 @@ class Samples(formats.Samples):
             with np.load(source) as arrays:
                 array: Bytes = arrays["x"]
         except (zipfile.BadZipFile, KeyError, ValueError, EOFError) as error:
-            raise UserError(
-                f"{path}: damaged, or not the .npz file expected ({error}); regenerate it"
-            ) from error
+            raise UserError(f"{path} is no .npz file, or is damaged ({error}); regenerate it") from error
         if array.dtype != np.uint8 or array.size != total:
-            raise UserError(
-                f"{path}: its array has {array.nbytes} bytes, {total} are expected; regenerate it"
-            )
+            raise UserError(f"{path}: an array of {array.nbytes} bytes, not {total}; regenerate it")
         return array.reshape(-1)
 
     def _transferred(self) -> Bytes:

@@ -56,9 +56,7 @@ def _launcher(rank_info: RankInfo, hosts: Sequence[str], env: Mapping[str, str])
     tasks = env.get("SLURM_NTASKS", "1")
     if rank_info.launcher == "none" and tasks.isdigit() and int(tasks) > 1:
         detail = f"a single process in a Slurm job of {tasks} tasks"
-        return CheckResult(
-            "warn", "launcher", detail, "start it with srun; otherwise it runs as a single rank"
-        )
+        return CheckResult("warn", "launcher", detail, "start it with srun; otherwise it is a single rank")
     nodes = f"{len(hosts)} nodes: " if len(hosts) > 1 else ""
     ranks = count(rank_info.size, "rank")
     if rank_info.size > 1 and not rank_info.leader:
@@ -163,9 +161,7 @@ def _gpus(node: Node, framework: Framework) -> Iterator[CheckResult]:
         return
     detail = f"{len(gpus)} ({gpus[0]}), {count(ranks, 'rank')} on the node"
     if ranks > len(gpus) == 1:
-        remedy = (
-            "fine if each rank has its own GPU; otherwise start one rank per GPU with srun --gpu-bind=none"
-        )
+        remedy = "fine with one GPU per rank; otherwise start one rank per GPU with srun --gpu-bind=none"
         yield CheckResult("warn", "GPUs", f"{detail}, each sees one GPU", remedy)
     elif ranks > len(gpus):
         status: Status = "fail" if framework == "torch" else "warn"

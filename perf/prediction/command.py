@@ -84,9 +84,7 @@ def _against(options: argparse.Namespace, given: Machine | None) -> None:
     if options.benchmark:
         names = sorted({c.row.benchmark for c in compared})
         if options.benchmark not in names:
-            raise UserError(
-                f"{path}: no set of {options.benchmark!r}; {did_you_mean(options.benchmark, names)}"
-            )
+            raise UserError(f"no set of {options.benchmark!r}; {did_you_mean(options.benchmark, names)}")
         compared = [c for c in compared if c.row.benchmark == options.benchmark]
     _print(options.json, errors.records(compared), lambda: errors.show(compared))
 

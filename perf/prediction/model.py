@@ -142,9 +142,7 @@ class Model:
         """Raises UserError if the machine has fewer."""
         machine = self.machine
         if machine.nodes is not None and nodes > machine.nodes:
-            raise UserError(
-                f"{machine.at('nodes')}: {nodes} nodes requested, but {machine.name} has {machine.nodes}"
-            )
+            raise UserError(f"{machine.at('nodes')}: {nodes} of {machine.nodes} nodes requested")
 
     # A step
 
@@ -154,8 +152,7 @@ class Model:
         passes = self.run.backward_passes
         if local % passes:
             raise UserError(
-                f"a local batch of {local} cannot be divided into {passes} equal backward passes; use fewer nodes "
-                "or less gradient accumulation"
+                f"{passes} backward passes must divide the local batch of {local}; use fewer nodes"
             )
         return local // passes
 

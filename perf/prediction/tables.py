@@ -91,13 +91,9 @@ def facts_of(p: Prediction) -> dict[str, str]:
         else "none published for this preset, network and data, so no time to train",
     }
     if p.spatial:
-        facts["halos"] = (
-            f"{bytes_text(p.spatial.halo_bytes)} sent by all ranks in an epoch and its evaluation"
-        )
+        facts["halos"] = f"{bytes_text(p.spatial.halo_bytes)} sent by all ranks in an epoch with evaluation"
         kept = bytes_text(p.spatial.saved_bytes)
-        facts["activations"] = (
-            f"{kept} kept by a rank for the backward pass of {count(p.local_batch_size, 'sample')}"
-        )
+        facts["activations"] = f"{kept} kept by a rank for {count(p.local_batch_size, 'sample')}"
     return facts | {f"note {n}": note for n, note in enumerate(p.notes, 1)}
 
 

@@ -84,9 +84,7 @@ def _entry(results: ResultSet, logs: list[Log], split: bool) -> Entry:
     shared = ""
     if results.metric == "weak" and not split:
         scale, nodes, shared = _shared(results, logs, scale, nodes)
-    stated = (
-        f"{whole(train)} training samples logged: {whole(data_set[0])} without the last, incomplete batch"
-    )
+    stated = f"{whole(train)} training samples logged: {whole(data_set[0])} without the last batch"
     ended = f"{len(aborted)} of {len(logs)} runs aborted or without run_stop, excluded from all means"
     overlap = any(log.first("staging_overlap") for log in logs)
     notes = (

@@ -263,9 +263,7 @@ def progress_facts(now: Progress) -> dict[str, str]:
     if now.left_s is not None:
         facts["time left"] = f"at most {duration_text(now.left_s)}"
     if now.status == "gone":
-        facts["last event"] = (
-            f"{duration_text(now.quiet_s)} ago: the run's processes have ended without a result"
-        )
+        facts["last event"] = f"{duration_text(now.quiet_s)} ago: the processes ended without a result"
     elif now.quiet_s > 30 and now.status == "running":
         facts["last event"] = f"{duration_text(now.quiet_s)} ago"
     return facts

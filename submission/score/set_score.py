@@ -173,9 +173,7 @@ def _readable(results: ResultSet) -> Iterator[Finding]:
     """Whether such a run converged is not known."""
     for log in results.condensed:
         if log.unreadable:
-            remedy = (
-                "pass the log that the run wrote; logs of older formats get official checks, but no score"
-            )
+            remedy = "pass the log that the run wrote; older formats get official checks, but no score"
             yield _finding("readable", "warning", label(log), "MLLOG lines", log.unreadable, remedy)
 
 
@@ -268,9 +266,8 @@ def _system_fields(results: ResultSet) -> Iterator[Finding]:
     fields = results.system_json or {}
     if (division := fields.get("division")) and division not in DIVISIONS:
         expected, remedy = allowed_value("division", str(division), DIVISIONS)
-        yield _finding(
-            "system", "error", f"{results.system}.json", expected, printable(str(division)), remedy
-        )
+        actual = printable(str(division))
+        yield _finding("system", "error", f"{results.system}.json", expected, actual, remedy)
     numbers = [key for key in TEXTS if key in fields and not isinstance(fields[key], str)]
     if numbers:
         actual = ", ".join(f"{key}: {shown(fields[key])}" for key in numbers)
@@ -289,14 +286,10 @@ def _scale(results: ResultSet) -> Iterator[Finding]:
     actual = f"number_of_nodes × accelerators_per_node = {total}"
     logs = (*results.condensed, *results.condensed_pruned)
     if results.metric == "weak" and (at_once := most_at_once(logs)) > 1 and scale * at_once > total:
-        yield _finding(
-            "scale",
-            "error",
-            f"{results.path.name}/",
-            f"at most {total // at_once} units per instance: {at_once} ran concurrently on {total}",
-            f"number_of_nodes × accelerators_per_node = {scale} in the logs",
-            "log the units of one instance (S), not of the whole system (T)",
-        )
+        remedy = "log the units of one instance (S), not of the whole system (T)"
+        expected = f"at most {total // at_once} units per instance: {at_once} ran concurrently on {total}"
+        actual = f"number_of_nodes × accelerators_per_node = {scale} in the logs"
+        yield _finding("scale", "error", f"{results.path.name}/", expected, actual, remedy)
         return
     expected = ""
     if results.metric == "weak" and not scale <= total <= scale * len(logs):

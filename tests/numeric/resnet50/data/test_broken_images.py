@@ -62,7 +62,7 @@ def test_broken_images_are_skipped_on_request(own, sets, loader, capsys):
 
 def test_dali_refuses_to_skip_broken_images():
     settings = ["loading.loader=dali", "loading.broken_images=skip"]
-    with pytest.raises(UserError, match=r"loading\.loader=threads or workers"):
+    with pytest.raises(UserError, match=r"loading\.loader=threads"):
         load("resnet50", "smoke", settings)
 
 

@@ -113,7 +113,7 @@ def test_a_prefix_of_another_workload_is_refused(store):
     other = SMALL.model_copy(update={"sample_bytes": 6000})
     with pytest.raises(UserError, match=r"another workload: sample_bytes is 5000, not 6000"):
         require_data(other, store)
-    with pytest.raises(UserError, match="made with another sample_bytes"):
+    with pytest.raises(UserError, match="with another sample_bytes"):
         generate(other, store, Solo(), 1)
 
 

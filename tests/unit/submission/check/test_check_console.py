@@ -70,7 +70,7 @@ def test_the_command_line_returns_the_verdict(tmp_path: Path, capsys: pytest.Cap
     (tmp_path / "a b.c/results/machine/strong/deepcam/result_1.txt").unlink()
     assert main(["check", str(tmp_path)]) == main(["score", str(tmp_path)]) == 1
     assert main(["score", str(tmp_path / "nothing")]) == 2
-    assert "No such file" in capsys.readouterr().err
+    assert "nothing does not exist" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", ["check", "score", "report"])
@@ -81,7 +81,7 @@ def test_a_file_that_is_no_log_is_one_line(
     assert main([command, str(tmp_path / "passwd")]) == 2
     printed = capsys.readouterr()
     assert printed.err.count("\n") == 1 and not printed.out
-    assert "passwd is not a log: no line has :::MLLOG" in printed.err
+    assert "passwd is no log: no line has :::MLLOG" in printed.err
 
 
 def test_runs_of_two_divisions_have_no_score(tmp_path: Path) -> None:
