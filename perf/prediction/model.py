@@ -7,6 +7,9 @@ Staged, each node keeps the whole data set or its share (``staging.mode``) in th
 capacity; not staged, a node reads samples from the shared file system, or from memory if cached.
 """
 
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from functools import cache
 from typing import Any
 
@@ -28,9 +31,11 @@ from mlhpc.perf.scaling import Estimate, Triple, added, multiplied, scaled
 from mlhpc.perf.spatial import divide, halo_seconds, slab_plan
 from mlhpc.perf.staging import Placement, exchange_seconds, place, staging_seconds, unstaged
 from mlhpc.perf.tiers import FILE_SYSTEM, Scope, Tier, tiers
-from mlhpc.quantities import bytes_text, seconds_text
+from mlhpc.quantities import bytes_text, count, seconds_text
 
 _NOTHING: Triple = (0.0, 0.0, 0.0)
+MOST_NODES = 2**17
+"""Where a machine file does not say how many there are."""
 
 
 def predict(machine: Machine, run: Run, nodes: int) -> Prediction:
@@ -137,6 +142,27 @@ class Model:
             memory=self.fits.needed(one_pass, together),
             largest_batch=self.fits.largest(together),
         )
+
+    def over_nodes(self) -> Iterator[Prediction]:
+        """Predictions at 1, 2, 4, … nodes, up to the size of the machine, if the batch can be divided; impossible
+        ones are omitted."""
+        nodes = 1
+        while nodes <= (self.machine.nodes or MOST_NODES):
+            with suppress(UserError):
+                yield self.at(nodes)
+            nodes *= 2
+
+    def limits(self, predictions: Sequence[Prediction]) -> list[str]:
+        """Why :meth:`over_nodes`, which returned ``predictions``, has none for half of its fewest nodes and for
+        twice its most, in sentences. Says nothing where the machine has no more nodes."""
+        reasons = []
+        for nodes in (predictions[0].nodes // 2, predictions[-1].nodes * 2):
+            if 1 <= nodes <= (self.machine.nodes or MOST_NODES):
+                try:
+                    self.at(nodes)
+                except UserError as error:
+                    reasons.append(f"not on {count(nodes, 'node')}: {error}")
+        return reasons
 
     def require(self, nodes: int) -> None:
         """Raises UserError if the machine has fewer."""
@@ -269,6 +295,26 @@ class Model:
                     "one node does, and with staging.mode=shard each node reads its part"
                 )
         return lines
+
+
+def weak(machine: Machine, run: Run, local_batch_size: int, nodes: Iterable[int]) -> Iterator[Prediction]:
+    """Weak scaling: the same local batch size on increasing numbers of nodes."""
+    for each in nodes:
+        with suppress(UserError):
+            yield predict(machine, with_batch(run, local_batch_size * each * machine.per_node), each)
+
+
+def with_batch(run: Run, batch: int) -> Run:
+    """``run`` with another global batch size."""
+    hyperparameters = run.hyperparameters.model_copy(update={"global_batch_size": batch})
+    return run.model_copy(update={"hyperparameters": hyperparameters})
+
+
+def best(models: Iterable[Model]) -> Prediction | None:
+    """The shortest time to train over ``models`` (of runs with several batch sizes) and node counts in powers of
+    two, one accelerator a sample at most. None if none of them can be."""
+    predictions = (p for model in models for p in model.over_nodes() if p.total_s and p.parts == 1)
+    return min(predictions, key=lambda p: p.total_s[0] if p.total_s else math.inf, default=None)
 
 
 def _without(a: Triple, seconds: float) -> Triple:
