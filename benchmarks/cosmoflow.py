@@ -22,8 +22,7 @@ class Simulation(schema.FrozenModel):
     cola_steps: int = Field(
         0,
         ge=0,
-        description="COLA particle-mesh steps after 2LPT; 0: only 2LPT; 10 lose a tenth of the power at 1 "
-        "h/Mpc",
+        description="COLA particle-mesh steps after 2LPT; 10 lose a tenth of the power at 1 h/Mpc",
     )
     spread: float = Field(0.3, gt=0, lt=1, description="parameters are within ±spread of the mean cosmology")
     seed: int = Field(2019, ge=0)
@@ -33,8 +32,7 @@ class Data(schema.Data):
     gzip: bool = Field(True, description="format written by `data make` and `convert`; readers detect it")
     packer: Literal["zlib", "isal"] = Field(
         "zlib",
-        description="compressor of `data make`: zlib level 6 as in the official preparation, or isal level "
-        "2, 25 times faster with files a quarter larger",
+        description="compressor of `data make`: zlib as in the official preparation, or isal, 25 times faster",
     )
     simulation: Simulation | None = None
 
@@ -111,8 +109,7 @@ class Hyperparameters(schema.Hyperparameters):
 class Training(schema.HorovodTraining, schema.SpatialTraining):
     cpu_kernels: bool = Field(
         True,
-        description="on a CPU, use this suite's convolutions (TensorFlow) or their gradients (PyTorch) "
-        "instead of the framework's; same function",
+        description="on a CPU, use this suite's convolutions (TensorFlow) or their gradients (PyTorch)",
     )
     augment: bool = Field(
         False,
@@ -120,8 +117,7 @@ class Training(schema.HorovodTraining, schema.SpatialTraining):
     )
     weights: str = Field(
         "",
-        description="initial weights: a safetensors file (mlhpc weights) from either framework; empty: "
-        "random (open division)",
+        description="initial weights (open division): a file of mlhpc weights from either framework",
     )
     cuda_graphs: bool = Field(
         False,
@@ -154,13 +150,11 @@ class Training(schema.HorovodTraining, schema.SpatialTraining):
 class Loading(schema.Loading):
     sample_dtype: Literal["int16", "float32", "float16", "bfloat16"] = Field(
         "int16",
-        description="type of samples sent to the device: int16: counts, and the device computes the "
-        "logarithm; otherwise log(1 + counts), computed in float32 and rounded once",
+        description="type of samples sent to the device: int16 counts, or log(1 + counts) rounded once",
     )
     decode: Literal["host", "device"] = Field(
         "host",
-        description="device: transfer keys and tables of lut and lut-small, and look up the voxels on the "
-        "device",
+        description="device: look up the voxels of lut and lut-small on the device",
     )
 
 

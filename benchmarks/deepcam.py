@@ -117,9 +117,8 @@ class Training(schema.DdpTraining):
     freeze_below: float = Field(
         0.0,
         ge=0,
-        description="gradient skipping (open division, Farrell et al. 2021, section 4.2.2): stop updating the "
-        "leading blocks whose weights changed by less than this fraction of their norm in an "
-        "epoch; 0: never",
+        description="freeze leading blocks whose weights changed by less than this fraction of their norm in "
+        "an epoch (open division, Farrell et al. 2021, section 4.2.2); 0: never",
     )
 
 
@@ -137,8 +136,7 @@ class Loading(schema.Loading):
     )
     decode: Literal["host", "device"] = Field(
         "host",
-        description="device: transfer samples of delta, delta-small and delta-paper encoded, and decode "
-        "and normalise them on the GPU",
+        description="device: decode samples of delta, delta-small and delta-paper on the GPU",
     )
 
     @model_validator(mode="after")

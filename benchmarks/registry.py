@@ -170,8 +170,7 @@ COSMOFLOW = Benchmark(
             Option("plain", "the same as --codec plain", bool, codec="plain"),
             Option(
                 "packer",
-                "compressor of gzip files; zlib: as in the official preparation (default); isal: 25 times "
-                "faster, files a quarter larger",
+                "of gzip files: zlib as in the official preparation (default), or isal, 25 times faster",
                 choices=("zlib", "isal"),
             ),
             Option("validation", "fraction of the raw universes held out (default: 1/9)", float),

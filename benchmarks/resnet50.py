@@ -84,13 +84,11 @@ class Hyperparameters(schema.Hyperparameters):
 class Training(schema.DdpTraining):
     preprocessing: Literal["mlperf", "torchvision"] = Field(
         "mlperf",
-        description="mlperf: crop, resizing and mean subtraction of the MLPerf reference; torchvision: random "
-        "resized crops with antialiasing, normalised by mean and standard deviation",
+        description="mlperf: as in the MLPerf reference; torchvision: antialiased, by mean and standard deviation",
     )
     sgd: Literal["mlperf", "pytorch"] = Field(
         "mlperf",
-        description="mlperf: as in the reference, weight decay is the gradient of decay · w², also for the "
-        "bias of the dense layer; pytorch: torch.optim.SGD, without decay of biases",
+        description="mlperf: weight decay of biases too, as in the reference; pytorch: torch.optim.SGD",
     )
     label_smoothing: float = Field(0.1, ge=0, lt=1)
     epochs_between_evals: PositiveInt = Field(4, description="epochs between evaluations")
@@ -133,8 +131,7 @@ class Loading(schema.Loading):
     )
     broken_images: Literal["stop", "skip"] = Field(
         "stop",
-        description="skip: an image that cannot be decoded is replaced by the next one in training, and left "
-        "out of evaluation",
+        description="skip: replace a damaged image by the next one in training, omit it in evaluation",
     )
 
     @model_validator(mode="after")

@@ -15,10 +15,7 @@ from mlhpc.errors import UserError
 from mlhpc.quantities import count
 
 Device = Literal["auto", "cpu", "cuda", "rocm", "xpu"]
-DEVICE = (
-    "cpu, cuda (NVIDIA), rocm (AMD), xpu (Intel), or auto: the accelerator that PyTorch finds, otherwise "
-    "the CPU"
-)
+DEVICE = "cpu, cuda (NVIDIA), rocm (AMD), xpu (Intel), or auto: what PyTorch finds, else cpu"
 """Description of ``training.device`` for benchmarks in PyTorch."""
 
 
@@ -147,8 +144,7 @@ class DdpTraining(Training):
         None,
         gt=0,
         le=1024 * 1024,
-        description="maximum gradient size of one all-reduce of DistributedDataParallel; none: PyTorch's "
-        "default of 25, and 1 for the first",
+        description="maximum size of an all-reduce of DistributedDataParallel; none: 1, then 25",
         json_schema_extra=only_in("pytorch"),
     )
 
@@ -163,8 +159,7 @@ class SpatialTraining(DdpTraining):
 
     spatial: tuple[PositiveInt, PositiveInt, PositiveInt] = Field(
         (1, 1, 1),
-        description="number of parts along each axis into which a group of ranks divides every sample "
-        "(Farrell et al. 2021, section 4.2.1); same results",
+        description="parts along each axis of a sample, one per rank of a group (Farrell et al. 2021, 4.2.1)",
         json_schema_extra=only_in("pytorch"),
     )
 
@@ -194,16 +189,14 @@ class HorovodTraining(Training):
         None,
         ge=0,
         le=1024 * 1024,
-        description="fusion threshold: total size of gradients that Horovod fuses into one all-reduce, at most; "
-        "0: no fusion; none: from the environment, or Horovod's default of 128",
+        description="gradients that Horovod fuses into an all-reduce, at most; none: as it is set, or 128",
         json_schema_extra=only_in("tensorflow"),
     )
     cycle_time_ms: float | None = Field(
         None,
         ge=0,
         le=60_000,
-        description="interval in which Horovod checks for gradients to send; none: from the environment, "
-        "or Horovod's default of 1",
+        description="interval of Horovod's checks for gradients to send; none: as it is set, or 1",
         json_schema_extra=only_in("tensorflow"),
     )
     hierarchical_allreduce: bool = Field(
@@ -242,19 +235,16 @@ class Staging(FrozenModel):
     workers: PositiveInt = Field(8, description="maximum number of files that a rank copies concurrently")
     read_once: bool = Field(
         False,
-        description="files needed by several nodes are read from the shared file system by one of them, "
-        "and forwarded over the network",
+        description="a file that several nodes need is read by one of them, and forwarded over the network",
     )
     overlap: bool = Field(
         False,
-        description="training starts immediately, and reads files from the source until they are copied; "
-        "after the first epoch it waits for the remaining files",
+        description="training starts immediately, and reads files at their source until they are copied",
     )
 
     exchange: bool = Field(
         False,
-        description="mode shard: nodes exchange training files over the network between epochs, so that "
-        "each node has a new random share in every epoch",
+        description="mode shard: nodes exchange files before every epoch, for new random shares",
     )
 
     @model_validator(mode="after")
@@ -277,8 +267,7 @@ class Loading(FrozenModel):
 
     workers: NonNegativeInt = Field(
         0,
-        description="threads or processes per rank that read ahead of the training loop; 0: with a GPU, "
-        "one per core of the rank, at most 16; otherwise 2",
+        description="threads or processes per rank that read ahead; 0: per core with a GPU, at most 16, else 2",
     )
     prefetch: PositiveInt = Field(4, description="maximum number of batches read ahead")
 

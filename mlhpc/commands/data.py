@@ -46,8 +46,7 @@ def add(commands: Commands) -> None:
         "--archive",
         metavar="SAMPLES",
         type=positive,
-        help=f"pack this number of samples into each file ({packing}); without --codec they are packed "
-        f"unchanged",
+        help=f"pack so many samples into each file ({packing}); without --codec unchanged",
     )
     convert.add_count("--workers", "threads per rank (default: %(default)s)", default=CORES)
     _add_options(convert, "convert")

@@ -208,8 +208,7 @@ def add_hyperparameters_from(parser: argparse.ArgumentParser) -> None:
         "--hyperparameters-from",
         type=Path,
         metavar="LOG",
-        help="use the hyperparameters of another submission, from its log or run folder; --set overrides "
-        "them",
+        help="hyperparameters of another submission's log or run; --set overrides them",
     )
 
 

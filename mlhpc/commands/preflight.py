@@ -45,8 +45,7 @@ def add(commands: Commands) -> None:
     doctor.add_folder("--stage", "the folder to stage it to (default: $TMPDIR, /tmp)")
     doctor.add_folder(
         "--out",
-        "the folder for results that is checked; with --site (.sh), --calibrate (.toml) or --system "
-        "(.json): the file to write",
+        "the folder for results; of --site (.sh), --calibrate (.toml) and --system (.json) the file",
         metavar="DIR|FILE",
     )
     doctor.add_count("--ranks", "number of local ranks", default=0)

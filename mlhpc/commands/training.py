@@ -44,16 +44,14 @@ def _add_run(commands: Commands) -> None:
     run.add_argument(
         "--bind",
         metavar="CORES",
-        help="an equal share of cores for each local rank (cores), a list of cores per rank such as "
-        "0-3:4-7, or none (default: $MLHPC_BIND, none)",
+        help="cores (an equal share per local rank), a list such as 0-3:4-7, or none (default: $MLHPC_BIND)",
     )
     run.add_argument("--seed", type=seed, help="random seed (default: random per run, and logged)")
     run.add_flag("--evict", "drop the data set from the page cache before the run")
     run.add_argument(
         "--compute",
         metavar="SECONDS|RUN|MACHINE",
-        help="emulate: steps wait for this time instead of computing; or for the step time of a run, or "
-        "the one predicted for a machine",
+        help="emulate: each step waits SECONDS, or the step time of RUN or predicted for MACHINE",
     )
     run.add_folder("--resume", "continue from another run's checkpoint; more training.max_epochs extend it")
     run.add_flag("--dry-run", "print steps, files, memory, rules and settings without starting the run")

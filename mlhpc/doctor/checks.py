@@ -89,10 +89,7 @@ def _check_node(
     yield from folder_checks.out(node["out"])
     yield from folder_checks.shm(node["shm"])
     if node["clock_synchronised"] is False:
-        remedy = (
-            "start chronyd, ntpd or systemd-timesyncd: comparing logs of several nodes requires "
-            "synchronised clocks"
-        )
+        remedy = "start chronyd, ntpd or systemd-timesyncd, to compare logs of several nodes"
         yield CheckResult("warn", "clock", "not synchronised (NTP, PTP)", remedy)
     for name, interface in node["no_interface"].items():
         yield CheckResult("fail", "network", f"{name}={interface}: no such interface", "see: ip -br link")
@@ -146,10 +143,7 @@ def _threads(node: Node) -> Iterator[CheckResult]:
     ranks = node["local_size"]
     for variable, threads in node["threads"].items():
         if threads > node["cores"] or threads * ranks > node["machine_cores"]:
-            detail = (
-                f"{count(ranks, 'rank')} x {variable}={threads} on {node['machine_cores']} cores, "
-                f"{node['cores']} per rank"
-            )
+            detail = f"{count(ranks, 'rank')} x {variable}={threads} on {node['machine_cores']} cores"
             remedy = f"unset {variable}: a run then uses one thread per core"
             yield CheckResult("warn", "threads", detail, remedy)
 

@@ -85,8 +85,7 @@ def _framework(
     if facts["gpus"] < gpus:
         detail = f"{facts['version']} sees {facts['gpus']} of {gpus} GPUs"
         remedy = (
-            f"{other_build}; in a container: --nv or --rocm; check CUDA_VISIBLE_DEVICES, ROCR_VISIBLE_DEVICES, "
-            "ZE_AFFINITY_MASK"
+            f"{other_build}; check --nv or --rocm of a container, and variables such as CUDA_VISIBLE_DEVICES"
         )
         yield CheckResult(bad, name, detail, remedy)
     else:

@@ -51,10 +51,7 @@ def _result_rules(result: Result) -> Iterator[Finding]:
         expected = "lossless data in the closed division"
         yield Finding("run/codec", "error", "result.json", expected, f"data by {result.data}", remedy)
     if result.resumed:
-        remedy = (
-            "a resumed run cannot be scored, since its clock does not include the first part: run without "
-            "--resume"
-        )
+        remedy = "run without --resume: the clock of a resumed run does not include its first part"
         expected = "a run from start to target"
         yield Finding("run/resumed", "error", "result.json", expected, "resumed from a checkpoint", remedy)
     if result.seed is None:

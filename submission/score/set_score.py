@@ -77,10 +77,7 @@ def compare_set(results: ResultSet, score: Strong | Weak, rules: str) -> Compari
     if rule is None or has_own_target(results):
         return None
     if (samples := _other_problem(results)) is not None and reference_points(results.benchmark, rules):
-        why = (
-            f"not comparable: {samples[0]} training samples, but the reference has {samples[1]} (rounds "
-            f"before 1.0 used a different problem)"
-        )
+        why = f"not comparable: {samples[0]} training samples, not the reference's {samples[1]}"
         return Comparison(False, "", why=why, applies=False)
     sizes = [log.value("global_batch_size") for log in results.condensed]
     same = all(size == sizes[0] and isinstance(size, int) for size in sizes)

@@ -156,7 +156,7 @@ def test_a_truncated_object_is_a_line(store):
         "train/00001.tfrecord", ReadStatistics(), transfer=0, direct=False, streaming=False
     )
     reader = find("tfrecord").open_samples(opened, layout.sizes("train", 1), SMALL)
-    with pytest.raises(UserError, match=r"00001\.tfrecord has 6000 bytes instead of \d+: damaged"):
+    with pytest.raises(UserError, match=r"00001\.tfrecord has 6000 of \d+ bytes"):
         for number in range(3):
             reader.read(number)
 
