@@ -60,7 +60,9 @@ class CountedFile:
             status = os.fstat(self._fd)
         except OSError as error:
             hint = "; this file system does not support direct reads" if direct and error.errno == 22 else ""
-            raise UserError(f"{path} cannot be opened: {error.strerror}{hint}; check --data") from error
+            raise UserError(
+                f"{path} cannot be opened: {error.strerror}{hint}; check the data folder"
+            ) from error
         self.size = status.st_size
         self.block_bytes = 0 if transfer or direct else status.st_blksize
         statistics.opens += 1
@@ -97,7 +99,9 @@ class CountedFile:
     def read_into(self, offset: int, out: Bytes) -> None:
         """Fill ``out``, uint8 [length], with the bytes from ``offset`` on."""
         if offset < 0 or offset + len(out) > self.size:
-            raise UserError(f"{self.path} has {self.size} of {offset + len(out)} bytes; regenerate it")
+            raise UserError(
+                f"{self.path} has {self.size} bytes instead of {offset + len(out)}: damaged; regenerate it"
+            )
         if not self._streaming:
             return self._fetch(offset, out)
         done = self._from_window(offset, out)
@@ -136,7 +140,9 @@ class CountedFile:
         return count
 
     def _unreadable(self, error: OSError) -> UserError:
-        return UserError(f"{self.path} cannot be read: {error.strerror}; check its file system")
+        return UserError(
+            f"{self.path} cannot be read: {error.strerror}; check the data folder and its file system"
+        )
 
     def _from_window(self, offset: int, out: Bytes) -> int:
         """Copy the window's bytes from ``offset`` on; returns their number."""
