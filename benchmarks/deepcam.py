@@ -27,7 +27,7 @@ class Simulation(schema.FrozenModel):
     strains: float = Field(
         0.0,
         ge=0,
-        description="mean number of lows like cyclones that the air flows through instead of around",
+        description="mean number of lows that look like cyclones but have no circulation",
     )
     storm_size: PositiveFloat = Field(1.0, description="factor on the size of storms, for coarse grids")
 
@@ -41,7 +41,9 @@ class Data(schema.Data):
     @model_validator(mode="after")
     def _sides(self) -> "Data":
         if any(side % 16 or side < 32 for side in self.sample_shape[:2]):
-            raise ValueError(f"sample_shape {list(self.sample_shape)}: sides must be multiples of 16 from 32")
+            raise ValueError(
+                f"sample_shape {list(self.sample_shape)}: rows and columns must be multiples of 16, at least 32"
+            )
         return self
 
 

@@ -209,7 +209,7 @@ def _require_cell(run: Run, benchmark: registry.Benchmark, chosen: Mapping[str, 
     if SERVERS in chosen:
         refuse(run, f"a study of {SERVERS}")
         if run.study.earlier_epochs:
-            raise UserError(f"study.earlier_epochs: is only for studies without {SERVERS}; omit it")
+            raise UserError(f"study.earlier_epochs cannot be combined with {SERVERS}; omit it")
     for check in (benchmark.check, benchmark.servers_check if SERVERS in chosen else ""):
         if check:
             registry.load_object(check)(run)

@@ -133,5 +133,5 @@ def _shape(path: Path) -> list[int]:
     if x.ndim == 4:
         return list(x.shape)
     if 4 * side**3 != x.size:
-        raise UserError(f"{path}: {x.size} counts are no cube at four redshifts; index the data set first")
+        raise UserError(f"{path}: {x.size} counts are not n³ at four redshifts; index the data set first")
     return [side, side, side, 4]

@@ -174,7 +174,7 @@ def _samples(source: Path, known: dict[str, Any], as_stored: bool) -> list[tuple
     ]
     if not as_stored and (known.get("lossy", False) or known.get("dtype", "float32") != "float32"):
         raise UserError(
-            f"{source} is lossy already ({known.get('codec', known.get('dtype'))}); pass the HDF5 samples"
+            f"{source} is already lossy ({known.get('codec', known.get('dtype'))}); pass the HDF5 samples"
         )
     return samples
 

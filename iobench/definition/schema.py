@@ -54,11 +54,11 @@ class Dataset(FrozenModel):
         if self.sample_bytes_stdev >= self.sample_bytes:
             raise ValueError(f"sample_bytes_stdev must be less than sample_bytes {self.sample_bytes}")
         if self.compression != "none" and self.format not in ("hdf5", "tfrecord"):
-            raise ValueError(f"compression {self.compression!r} is for hdf5 and tfrecord, not {self.format}")
+            raise ValueError(f"compression {self.compression!r} requires hdf5 or tfrecord, not {self.format}")
         if self.compression == "lzf" and self.format != "hdf5":
-            raise ValueError("compression 'lzf' is for hdf5")
+            raise ValueError("compression 'lzf' requires hdf5")
         if self.chunk_bytes and self.format != "hdf5":
-            raise ValueError(f"chunk_bytes is for hdf5, not {self.format}")
+            raise ValueError(f"chunk_bytes requires hdf5, not {self.format}")
         if self.format == "csv" and self.sample_bytes < 2 * self.columns:
             raise ValueError(f"sample_bytes must be at least {2 * self.columns} for {self.columns} columns")
         if self.format in ("npy", "jpeg") and self.samples_per_file > 1:
@@ -252,7 +252,7 @@ class Workload(FrozenModel):
     def _require_mpi_io(self, dataset: Dataset) -> None:
         reader = self.reader
         if dataset.format != "hdf5":
-            raise ValueError(f"reader.mpi_io is for hdf5, not {dataset.format}")
+            raise ValueError(f"reader.mpi_io requires hdf5, not {dataset.format}")
         if reader.direct or reader.transfer_bytes or reader.metadata_bytes:
             raise ValueError("reader.mpi_io does not support direct, transfer_bytes and metadata_bytes")
         if reader.threads > 1 and 1 in (dataset.files, dataset.eval_files):

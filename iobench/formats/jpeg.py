@@ -75,4 +75,4 @@ class Samples(formats.Samples):
             with Image.open(source) as image:
                 return np.asarray(image.convert("RGB"))
         except (OSError, SyntaxError) as error:
-            raise UserError(f"{self._file.path} is no JPEG file ({error}); regenerate it") from error
+            raise UserError(f"{self._file.path} is not a JPEG file ({error}); regenerate it") from error

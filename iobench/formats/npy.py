@@ -38,5 +38,5 @@ class Samples(formats.Samples):
         expected = header(size)
         data = self._file.read(0, len(expected) + size)
         if data[: len(expected)].tobytes() != expected:
-            raise UserError(f"{self._file.path} is no .npy file of {size} bytes; regenerate it")
+            raise UserError(f"{self._file.path} is not a .npy file of {size} bytes; regenerate it")
         return data[len(expected) :]

@@ -70,7 +70,7 @@ class Samples(formats.Samples):
             with np.load(source) as arrays:
                 array: Bytes = arrays["x"]
         except (zipfile.BadZipFile, KeyError, ValueError, EOFError) as error:
-            raise UserError(f"{path} is no .npz file, or is damaged ({error}); regenerate it") from error
+            raise UserError(f"{path} is damaged, or not a .npz file ({error}); regenerate it") from error
         if array.dtype != np.uint8 or array.size != total:
             raise UserError(f"{path}: an array of {array.nbytes} bytes, not {total}; regenerate it")
         return array.reshape(-1)

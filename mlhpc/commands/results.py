@@ -103,7 +103,7 @@ def _report(options: argparse.Namespace) -> int:
         from mlhpc.observe.report_content import report_content
 
         if options.out or options.machine:
-            raise UserError("--json writes no page and shows no prediction: leave --out and --machine out")
+            raise UserError("--json cannot be combined with --out or --machine")
         print_json("report", report_content(options.path, configurations))
         return 0
     page = report_on(options.path, Console(), options.out, configurations, options.machine)

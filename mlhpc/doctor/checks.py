@@ -185,7 +185,7 @@ def _slurms_energy(node: Node) -> Iterator[CheckResult]:
     if counts_nodes(sampled_by):
         yield CheckResult("pass", f"energy of {NAMES['node']}", f"Slurm, {sampled_by}")
     elif sampled_by:
-        detail = f"Slurm's ({sampled_by}) is not used: it does not cover whole nodes"
+        detail = f"Slurm's energy ({sampled_by}) is not used, since it does not cover whole nodes"
         yield CheckResult("pass", f"energy of {NAMES['node']}", detail)
 
 

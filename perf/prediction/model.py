@@ -361,7 +361,7 @@ class Fits:
 
     def require(self, local: int, together: int) -> None:
         """Raises UserError if a backward pass of ``local`` samples needs more than the accelerator's memory
-        without what libraries take."""
+        excluding that of libraries."""
         if self.needed(local, together) <= self.capacity - RESERVED:
             return
         fits = self.largest(together)

@@ -83,7 +83,7 @@ def format_of(dataset: Manifest, names: Sequence[str]) -> Format:
         return _require_no_others(dataset, names, {PIXELS, INDEX}, "raw")
     matches = [match for name in strangers if (match := SHARD.fullmatch(_base(name)))]
     if not matches:
-        raise UserError(f"{dataset.root / strangers[0]}: no {', '.join(SUFFIXES)} of a class; remove it")
+        raise UserError(f"{dataset.root / strangers[0]}: not an image ({', '.join(SUFFIXES)}); remove it")
     for name in names:
         if not SHARD.fullmatch(_base(name)):
             raise UserError(f"{dataset.root / name}: not a TFRecord shard; remove it")

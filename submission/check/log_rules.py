@@ -81,7 +81,7 @@ def _unique_keys(log: Log) -> Iterator[Finding]:
     if log.repeated:
         lines = ", ".join(map(str, log.repeated[:4]))
         actual = f"{len(log.repeated)} with repeated keys"
-        remedy = "readers differ in the value they use: fix the program that writes the log, repeat the run"
+        remedy = "readers differ in the value they use: fix the program that writes the log"
         yield _finding("repeated", "error", log, lines, "unique keys in each record", actual, remedy)
 
 

@@ -190,7 +190,7 @@ def _throughput_chosen(
         )
         findings += [
             Finding("pack/left-out", "warning", str(path), "an instance that converged", dropped[path].why,
-                    "not packed: it cannot count, and pruned logs must comply")
+                    "not packed, because pruned logs must comply too")
             for path in failed
         ]  # fmt: skip
         # The time of such an instance is unknown: excluding it must be the submitter's decision.

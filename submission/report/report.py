@@ -65,7 +65,7 @@ def report_on(
             raise UserError("--predict requires several runs: pass their folder, or several paths")
         return report(first, console, out=out, machine=machine)
     if machine:
-        raise UserError("--machine is only for the report of a single run: pass its folder")
+        raise UserError("--machine requires a single run: pass its folder")
     if out:
         _refuse_inside(out, paths)
         require_new(out)

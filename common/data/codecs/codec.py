@@ -56,7 +56,7 @@ def facts(codec: Codec) -> dict[str, Any]:
 def find(name: str, codecs: Mapping[str, Codec], where: object) -> Codec:
     """The codec called ``name`` in ``where``. Raises UserError if it is not one of ``codecs``."""
     if name not in codecs:
-        raise UserError(f"{where}: encoded by {name!r}, which is no codec here; {did_you_mean(name, codecs)}")
+        raise UserError(f"{where}: encoded by {name!r}, an unknown codec; {did_you_mean(name, codecs)}")
     return codecs[name]
 
 

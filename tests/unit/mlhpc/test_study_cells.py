@@ -161,7 +161,7 @@ def test_storage_may_be_several_folders_to_stage_to(site, capsys):
     assert site.study(*words, f"storage={disk}", benchmark="resnet50") == 2
     assert "omit --stage and storage" in capsys.readouterr().err
     assert site.study(*words, "study.earlier_epochs=1", benchmark="resnet50") == 2
-    assert "is only for studies without parameter_servers" in capsys.readouterr().err
+    assert "cannot be combined with parameter_servers" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

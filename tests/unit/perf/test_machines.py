@@ -53,11 +53,11 @@ def test_cori_gpu_is_the_machine_of_ibrahim_2021():
 @pytest.mark.parametrize(
     ("text", "line", "says"),
     [
-        (GOOD.replace('"16 GB"', '"16 GB/s"'), 8, "no unit of bytes"),
+        (GOOD.replace('"16 GB"', '"16 GB/s"'), 8, "not a unit of bytes"),
         (GOOD.replace('"16 GB"', '"-16 GB"'), 8, "is impossible: expected 100 MB to 10 TB"),
         (GOOD.replace('"16 GB"', '"0 GB"'), 8, "is impossible: expected 100 MB to 10 TB"),
         (GOOD.replace('"16 GB"', '"16"'), 8, "not a number with a unit"),
-        (GOOD.replace('"16 GB"', '"16 Gbit"'), 8, "no unit of bytes"),
+        (GOOD.replace('"16 GB"', '"16 Gbit"'), 8, "not a unit of bytes"),
         (GOOD.replace('"16 GB"', '"nan GB"'), 8, "not a number with a unit"),
         (GOOD.replace('"900 GB/s"', '"900 PB/s"'), 9, "impossible"),
         (GOOD.replace('"900 GB/s"', '"900 B/s"'), 9, "impossible"),
@@ -72,13 +72,13 @@ def test_cori_gpu_is_the_machine_of_ibrahim_2021():
         (GOOD.replace("per_node = 8", "per_node = true"), 6, "whole number above 0"),
         (GOOD.replace('model = "X"', 'model = ""'), 4, "not a text"),
         (GOOD.replace("per_node = 8", 'per_node = 8\nis_cpu = "yes"'), 7, "'yes' is not true or false"),
-        (GOOD.replace("local =", "local_read ="), 12, "no unit of bytes/s"),
+        (GOOD.replace("local =", "local_read ="), 12, "not a unit of bytes/s"),
         (GOOD.replace("per_node = 8", "per_node = 8\nfloat16 = 5"), 7, "a figure is written as"),
         (GOOD + "shared = 1\n", 13, "a figure is written as"),
         (GOOD.replace('"X"', "X"), 4, "invalid TOML"),
         (GOOD[GOOD.index("[storage]"):], 2, "accelerator.bandwidth is missing"),
         (GOOD.replace('title = "a node"\n', ""), 11, "title is missing"),
-        ('network.latency = { value = "4 m", source = "x" }\n' + GOOD, 1, "no unit of s"),
+        ('network.latency = { value = "4 m", source = "x" }\n' + GOOD, 1, "not a unit of s"),
     ],
 )  # fmt: skip
 def test_a_wrong_file_is_one_line_that_names_its_line(text, line, says):

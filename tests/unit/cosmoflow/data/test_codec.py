@@ -213,8 +213,8 @@ def test_a_file_is_read_by_its_bytes(tmp_path, name: str, symmetry: int) -> None
     [
         ({"codec": "lut", "lossy": True}, "says lossy True of lut, which is False"),
         ({"codec": "lut"}, "says lossy None of lut"),
-        ({"codec": "mystery", "lossy": False}, "encoded by 'mystery', which is no codec here"),
-        ({"codec": ["lut"]}, "no codec here"),
+        ({"codec": "mystery", "lossy": False}, "encoded by 'mystery', an unknown codec"),
+        ({"codec": ["lut"]}, "an unknown codec"),
     ],
 )
 def test_a_manifest_that_is_not_true_of_a_codec_is_refused(facts: dict[str, object], words: str) -> None:

@@ -268,7 +268,7 @@ def test_an_impossible_conversion_is_a_one_line_error(source, tmp_path):
         convert(source, source / "train" / "npy", Solo(), 1)
     convert(source, out, Solo(), 1)
     convert(source, tmp_path / "half", Solo(), 1, "npy-float16")
-    with pytest.raises(UserError, match=r"is lossy already \(npy-float16\)"):
+    with pytest.raises(UserError, match=r"is already lossy \(npy-float16\)"):
         convert(tmp_path / "half", tmp_path / "again", Solo(), 1)
     before = contents(out)
     with pytest.raises(UserError, match="with another codec, dtype, lossy, statistics; remove it, or choose"):

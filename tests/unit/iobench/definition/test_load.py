@@ -52,10 +52,10 @@ def test_settings_lie_over_the_file(tmp_path):
     [
         ("files = 4", "fils = 4", r"w\.toml:5: unknown key 'dataset\.fils'; did you mean 'dataset\.files'\?"),
         ("files = 4", "files = 0", r"w\.toml:5: dataset\.files: .*greater than 0; got 0"),
-        ('"1 KiB"', '"1 kilo"', r"w\.toml:6: dataset\.sample_bytes: '1 kilo': 'kilo' is no unit"),
+        ('"1 KiB"', '"1 kilo"', r"w\.toml:6: dataset\.sample_bytes: '1 kilo': 'kilo' is not a unit"),
         ('format = "npz"', 'format = "bmp"', r"w\.toml:4: dataset\.format: .*got 'bmp'"),
-        ("files = 4", "files = 4\ntotal_bytes = '1 MB'", r"w\.toml:3: dataset: contradictory sizes: files × samples_per_file × "
-         r"sample_bytes is 4\.1 kB, total_bytes 1 MB"),
+        ("files = 4", "files = 4\ntotal_bytes = '1 MB'",
+         r"w\.toml:3: dataset: contradictory sizes: .* sample_bytes is 4\.1 kB, total_bytes 1 MB"),
         ("batch_size = 2", "batch_size = 5", r"w\.toml: a batch of 5 from 4 samples"),
         ("files = 4", "files = 4\nsample_bytes_stdev = 2000", r"w\.toml:3: dataset: sample_bytes_stdev must be"),
         ("stdev = 0.01", "typ = 1", r"w\.toml:12: unknown key 'train\.computation\.typ'"),

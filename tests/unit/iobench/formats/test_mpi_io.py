@@ -34,7 +34,7 @@ def test_a_shared_file_needs_as_many_ranks_of_mpi(monkeypatch):
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ("dataset.format=npz", "reader.mpi_io is for hdf5, not npz"),
+        ("dataset.format=npz", "reader.mpi_io requires hdf5, not npz"),
         ("reader.direct=true", "does not support direct"),
         ("reader.threads=2", "reader.mpi_io requires reader.threads of 0 or 1"),
     ],
