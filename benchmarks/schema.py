@@ -144,7 +144,7 @@ class DdpTraining(Training):
         None,
         gt=0,
         le=1024 * 1024,
-        description="maximum size of an all-reduce of DistributedDataParallel; none: 1, then 25",
+        description="maximum all-reduce of DistributedDataParallel; none: PyTorch's default",
         json_schema_extra=only_in("pytorch"),
     )
 

@@ -46,7 +46,7 @@ def add(commands: Commands) -> None:
         "--archive",
         metavar="SAMPLES",
         type=positive,
-        help=f"pack so many samples into each file ({packing}); without --codec unchanged",
+        help=f"samples to pack into each file ({packing}); unchanged without --codec",
     )
     convert.add_count("--workers", "threads per rank (default: %(default)s)", default=CORES)
     _add_options(convert, "convert")
