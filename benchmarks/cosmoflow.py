@@ -49,9 +49,7 @@ class Network(schema.Network):
         (),
         description="mean of log(1 + counts) per redshift, subtracted before the first block (open division)",
     )
-    input_spread: tuple[PositiveFloat, ...] = Field(
-        (), description="standard deviation per redshift, a divisor"
-    )
+    input_spread: tuple[PositiveFloat, ...] = Field((), description="standard deviation per redshift")
 
     @model_validator(mode="after")
     def _input_lists_match(self) -> "Network":

@@ -100,7 +100,7 @@ class Training(schema.DdpTraining):
     def _offset(self) -> "Training":
         if self.eval_offset_epochs >= self.epochs_between_evals:
             raise ValueError(
-                f"eval_offset_epochs must be below epochs_between_evals {self.epochs_between_evals}"
+                f"eval_offset_epochs must be below {self.epochs_between_evals}, epochs_between_evals"
             )
         return self
 
@@ -153,9 +153,7 @@ class ResNet50(schema.Run):
     def _classes(self) -> "ResNet50":
         drawn = self.data.simulation.classes if self.data.simulation else self.network.classes
         if drawn != self.network.classes:
-            raise ValueError(
-                f"network.classes {self.network.classes} must be data.simulation.classes {drawn}"
-            )
+            raise ValueError(f"network.classes must equal data.simulation.classes {drawn}")
         return self
 
     @property

@@ -107,9 +107,7 @@ def locked(out: Path, name: str | None, command: str) -> Iterator[list[int]]:
                 fcntl.flock(fds[-1], kind | fcntl.LOCK_NB)
             except BlockingIOError:
                 which = f" on {name}" if name and kind == fcntl.LOCK_EX else ""
-                raise UserError(
-                    f"{out}: another {command} is running here{which}; choose another --out"
-                ) from None
+                raise UserError(f"{out}: another {command} is running here{which}; choose another") from None
             except OSError:  # the file system has no locks
                 pass
         yield fds

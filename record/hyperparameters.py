@@ -101,9 +101,7 @@ def _values(log: Log, keys: Sequence[str], path: Path) -> Iterator[tuple[str, An
         values = [record.value for record in log.all(key) if record.value is not None]
         if any(value != values[0] for value in values):
             other = next(value for value in values if value != values[0])
-            raise UserError(
-                f"{path}: {key} is {_short(values[0])} and {_short(other)}; pass the log of one run"
-            )
+            raise UserError(f"{path}: {key} is {_short(values[0])} and {_short(other)}; pass a single log")
         if values and isinstance(values[0], float) and not math.isfinite(values[0]):
             raise UserError(f"{path}: {key} {values[0]}: not a finite number")
         if values:

@@ -97,9 +97,7 @@ def _is_above(folder: Path, top: Path) -> bool:
 def _one_log(path: Path) -> ResultSet:
     log = parse(path)
     if not log.mllog_lines and not re.fullmatch(r"result_\d+\.txt|run\.log", path.name):
-        raise UserError(
-            f"{path} is not a log: no line has {TOKEN.strip()}; pass a log, run or submission tree"
-        )
+        raise UserError(f"{path} is not a log: no line has {TOKEN.strip()}; pass a log, run or tree")
     org = str(value) if (value := log.value("submission_org")) else None
     return ResultSet(path, org, None, None, str(log.value("submission_benchmark") or ""), "strong", (path,))
 

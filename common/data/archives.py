@@ -70,9 +70,7 @@ def members(dataset: Manifest, folder: str, files: Sequence[File], root: Path, s
             f"convert the data set again"
         )
     if available < samples:
-        raise UserError(
-            f"{dataset.root / folder}: {available} samples, not {samples}; choose a smaller preset"
-        )
+        raise UserError(f"{dataset.root / folder}: {available} of {samples} samples; use a smaller preset")
     first = {file.path: number * each for number, file in enumerate(archives)}
     listed = []
     for file in files:

@@ -114,9 +114,7 @@ def write_manifest_of_converted(
     more or fewer files than the converted ``files``."""
     converted = write_manifest(out, facts, files, world, workers)
     if len(converted.files) != files:
-        raise UserError(
-            f"{out} contains {len(converted.files) - files} other files; convert into an empty folder"
-        )
+        raise UserError(f"{out} contains {len(converted.files) - files} other files; choose an empty folder")
     return converted
 
 

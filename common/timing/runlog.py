@@ -375,9 +375,7 @@ class RunLog:
 
     def _fatal_if_unwritable(self) -> AbstractContextManager[None]:
         """A record with gaps would be wrong: the run ends when an event cannot be written."""
-        return as_user_error(
-            self.out, "cannot be written", "free some space, and start again with another --out"
-        )
+        return as_user_error(self.out, "cannot be written", "free some space, or choose another --out")
 
     def _ruled(self, name: str, edge: Literal["start", "stop"], tags: dict[str, Any], at: float) -> None:
         if name == "run" and edge == "stop":

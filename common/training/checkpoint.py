@@ -61,9 +61,7 @@ def save(folder: Path, checkpoint: Checkpoint) -> None:
         half.replace(folder / "checkpoint.npz")
     except OSError as error:
         half.unlink(missing_ok=True)
-        raise UserError(
-            f"cannot write a checkpoint in {folder}: {error.strerror}; free some space there"
-        ) from None
+        raise UserError(f"cannot write a checkpoint in {folder}: {error.strerror}; free some space") from None
 
 
 def load(folder: Path) -> Checkpoint:
@@ -145,9 +143,7 @@ def reading(path: Path) -> Iterator[None]:
         raise UserError(f"{path.parent} has no {path.name}; see training.checkpoint_epochs") from None
     except Exception as error:
         reason = " ".join(str(error).split())[:200] or type(error).__name__
-        raise UserError(
-            f"{path} is damaged, or of another network ({reason}); resume from another"
-        ) from error
+        raise UserError(f"{path} is damaged or of another network ({reason}); choose another") from error
 
 
 def _counts(names: set[str], prefixes: Sequence[str]) -> list[int]:

@@ -100,9 +100,7 @@ class Samples(formats.Samples):
             self._opened = file.open() if isinstance(file, MpiFile) else h5py.File(FileObject(file), "r")
             self._bytes = self._opened[NAME]
             if self._bytes.shape != (sizes.sum(),):
-                raise UserError(
-                    f"{file.path} has {self._bytes.shape} bytes, not {sizes.sum()}; regenerate it"
-                )
+                raise UserError(f"{file.path} must have {sizes.sum()} bytes of samples; regenerate it")
             if self._bytes.external or self._bytes.is_virtual:
                 raise UserError(f"{file.path}: its samples are in other files; regenerate the data set")
         except (OSError, KeyError) as error:

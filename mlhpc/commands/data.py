@@ -57,9 +57,7 @@ def add(commands: Commands) -> None:
     verify = add_command(actions, "verify", _data_verify, "compare a data set with its manifest")
     verify.add_argument("data", type=Path)
     verify.add_count("--workers", "threads (default: %(default)s)", default=CORES)
-    plan = add_command(
-        actions, "plan", _data_plan, "show reads, opens and transfers of staging to many nodes"
-    )
+    plan = add_command(actions, "plan", _data_plan, "show the reads and transfers of staging to many nodes")
     plan.add_argument("data", type=Path, nargs="?", help="a data set; or pass --files and --file-bytes")
     plan.add_count("--files", "number of files in train/, instead of a data set")
     plan.add_argument("--file-bytes", type=byte_size, metavar="SIZE", help="of each of them, such as 16MB")

@@ -77,9 +77,7 @@ def _add_simulate(actions: Commands) -> None:
 
 
 def _add_workload(parser: Parser) -> None:
-    parser.add_argument(
-        "workload", metavar="WORKLOAD", help="a name (mlhpc io list), a .toml or a DLIO .yaml"
-    )
+    parser.add_argument("workload", metavar="WORKLOAD", help="a name (mlhpc io list), .toml or DLIO .yaml")
     add_set(parser)
     parser.set_defaults(parse_rest=_overrides)
 

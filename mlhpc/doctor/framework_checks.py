@@ -84,9 +84,7 @@ def _framework(
     yield from _driver(name, facts, node, bad)
     if facts["gpus"] < gpus:
         detail = f"{facts['version']} sees {facts['gpus']} of {gpus} GPUs"
-        remedy = (
-            f"{other_build}; check --nv or --rocm of a container, and variables such as CUDA_VISIBLE_DEVICES"
-        )
+        remedy = f"{other_build}; check the container (--nv, --rocm) and CUDA_VISIBLE_DEVICES"
         yield CheckResult(bad, name, detail, remedy)
     else:
         backend = f" over {facts['backend']}" if facts.get("backend") else ""

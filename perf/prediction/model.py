@@ -226,9 +226,7 @@ class Model:
             low = max(min(low, step.busy * change / half), bound)
             high = max(high, step.busy * change * half)
         if self.efficiency.sets and "2-D" in self.kind and self.run.benchmark == "resnet50":
-            notes.append(
-                "no published set of ResNet-50 available: the efficiency of 2-D convolutions is that of DeepCAM"
-            )
+            notes.append("no published set of ResNet-50: the efficiency is DeepCAM's")
         floor = step.input
         value = Estimate(max(step.busy, floor), max(low, floor), max(high, floor), self.efficiency.how)
         return value, notes

@@ -144,9 +144,7 @@ def _extract(tar: tarfile.TarFile, archive: Path, part: Path) -> str:
         path = PurePosixPath(member.name)
         foreign = not member.isfile() or member.issparse() or path.is_absolute() or ".." in path.parts
         if foreign or len(path.parts) > MOST_PARTS or not member.name.isprintable():
-            raise UserError(
-                f"{archive} contains {shown(member.name)}, not part of a submission; do not use it"
-            )
+            raise UserError(f"{archive} has {shown(member.name)}, not part of a submission; do not use it")
         if not sums:
             org, sums = _checksums(tar, member, archive)
             (part / member.name).write_text("".join(f"{v}  {n}\n" for n, v in sums.items()), "utf-8")

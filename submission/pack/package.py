@@ -212,9 +212,7 @@ def _throughput_chosen(
 
 def _require_name(org: str) -> None:
     if not NAME.fullmatch(org) or len(org.encode()) > LONGEST_NAME:
-        raise UserError(
-            f"--org {shown(org)} must be up to {LONGEST_NAME} letters, digits, spaces and . _ + -"
-        )
+        raise UserError(f"--org {shown(org)} must be up to {LONGEST_NAME} letters, digits, spaces, . _ + -")
 
 
 def _system_name(fields: dict[str, Any], path: Path) -> str:
