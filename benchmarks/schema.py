@@ -7,7 +7,7 @@ classes for ``benchmarks/cosmoflow.toml``. Every class is frozen and refuses unk
 
 from collections.abc import Iterator, Mapping
 from math import prod
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, NonNegativeInt, PositiveInt, model_validator
 
@@ -21,6 +21,13 @@ DEVICE = "cpu, cuda (NVIDIA), rocm (AMD), xpu (Intel), or auto: what PyTorch fin
 
 class FrozenModel(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+def setting(default: Any, meaning: str, *, only_in: str = "", **bounds: Any) -> Any:
+    """A field with its meaning and pydantic's ``bounds``, such as ``ge=0``. ``only_in``: the one framework of the
+    benchmark that has this setting."""
+    extra: dict[str, JsonValue] | None = {"framework": only_in} if only_in else None
+    return Field(default, description=meaning, json_schema_extra=extra, **bounds)
 
 
 class Target(FrozenModel):
@@ -53,11 +60,11 @@ class Data(FrozenModel):
     train_samples: PositiveInt
     eval_samples: PositiveInt
     sample_shape: tuple[int, ...] = Field(description="shape of one sample as stored, channels last")
-    official: bool = Field(False, description="the published data set, which `data make` cannot generate")
+    official: bool = setting(False, "the published data set, which `data make` cannot generate")
 
 
 class Network(FrozenModel):
-    parameters: PositiveInt | None = Field(None, description="trainable parameters, checked before a run")
+    parameters: PositiveInt | None = setting(None, "trainable parameters, checked before a run")
 
 
 class Hyperparameters(FrozenModel):
@@ -76,20 +83,15 @@ class Hyperparameters(FrozenModel):
         yield from ()
 
 
-def only_in(framework: str) -> dict[str, JsonValue]:
-    """Marks a field of ``Training`` (``json_schema_extra``) as a setting of one framework of the benchmark."""
-    return {"framework": framework}
-
-
 class Training(FrozenModel):
     """Choices that are neither the rules' hyperparameters nor the network."""
 
-    framework: str = Field("", description="the framework; empty: the benchmark's default")
+    framework: str = setting("", "the framework; empty: the benchmark's default")
     max_epochs: PositiveInt
     eval_batch_size: PositiveInt = Field(description="samples per rank and evaluation step")
     precision: Literal["float32", "mixed_bfloat16", "mixed_float16"] = "float32"
-    checkpoint_epochs: int = Field(
-        0, ge=0, description="epochs between checkpoints, which are written inside the timed region; 0: none"
+    checkpoint_epochs: int = setting(
+        0, "epochs between checkpoints, which are written inside the timed region; 0: none", ge=0
     )
 
     def applicable(self) -> dict[str, object]:
@@ -128,24 +130,18 @@ class Training(FrozenModel):
 class DdpTraining(Training):
     """In PyTorch, with gradients averaged over ranks by DistributedDataParallel."""
 
-    device: Device = Field("auto", description=DEVICE, json_schema_extra=only_in("pytorch"))
-    channels_last: bool = Field(
-        True,
-        description="memory layout of activations and weights; same results",
-        json_schema_extra=only_in("pytorch"),
+    device: Device = setting("auto", DEVICE, only_in="pytorch")
+    channels_last: bool = setting(
+        True, "memory layout of activations and weights; same results", only_in="pytorch"
     )
-    compile: bool = Field(
-        False,
-        description="compile the network with torch.compile",
-        json_schema_extra=only_in("pytorch"),
-    )
+    compile: bool = setting(False, "compile the network with torch.compile", only_in="pytorch")
 
-    bucket_cap_mib: float | None = Field(
+    bucket_cap_mib: float | None = setting(
         None,
+        "maximum all-reduce of DistributedDataParallel; none: PyTorch's default",
         gt=0,
         le=1024 * 1024,
-        description="maximum all-reduce of DistributedDataParallel; none: PyTorch's default",
-        json_schema_extra=only_in("pytorch"),
+        only_in="pytorch",
     )
 
     def exchange(self) -> dict[str, float]:
@@ -157,10 +153,10 @@ class DdpTraining(Training):
 class SpatialTraining(DdpTraining):
     """With samples that may be divided among the ranks of a group (``common.pytorch.spatial``)."""
 
-    spatial: tuple[PositiveInt, PositiveInt, PositiveInt] = Field(
+    spatial: tuple[PositiveInt, PositiveInt, PositiveInt] = setting(
         (1, 1, 1),
-        description="parts along each axis of a sample, one per rank of a group (Farrell et al. 2021, 4.2.1)",
-        json_schema_extra=only_in("pytorch"),
+        "parts along each axis of a sample, one per rank of a group (Farrell et al. 2021, 4.2.1)",
+        only_in="pytorch",
     )
 
     @property
@@ -185,24 +181,24 @@ class HorovodTraining(Training):
     """With gradients averaged over ranks by Horovod. A setting given here overrides the site's environment
     variable for the same purpose (horovod/common/operations.cc, 0.28.1)."""
 
-    fusion_threshold_mib: float | None = Field(
+    fusion_threshold_mib: float | None = setting(
         None,
+        "gradients that Horovod fuses into an all-reduce, at most; none: as it is set, or 128",
         ge=0,
         le=1024 * 1024,
-        description="gradients that Horovod fuses into an all-reduce, at most; none: as it is set, or 128",
-        json_schema_extra=only_in("tensorflow"),
+        only_in="tensorflow",
     )
-    cycle_time_ms: float | None = Field(
+    cycle_time_ms: float | None = setting(
         None,
+        "interval of Horovod's checks for gradients to send; none: as it is set, or 1",
         ge=0,
         le=60_000,
-        description="interval of Horovod's checks for gradients to send; none: as it is set, or 1",
-        json_schema_extra=only_in("tensorflow"),
+        only_in="tensorflow",
     )
-    hierarchical_allreduce: bool = Field(
+    hierarchical_allreduce: bool = setting(
         False,
-        description="reduce within each node first (NCCL), then between nodes; no effect on a single node",
-        json_schema_extra=only_in("tensorflow"),
+        "reduce within each node first (NCCL), then between nodes; no effect on a single node",
+        only_in="tensorflow",
     )
 
     def exchange(self) -> dict[str, float]:
@@ -229,22 +225,19 @@ class HorovodTraining(Training):
 class Staging(FrozenModel):
     """How the data set is copied to node-local storage with ``--stage``."""
 
-    mode: Literal["replicate", "shard"] = Field(
-        "replicate", description="shard: each node stores only its part of the data set, for the whole run"
+    mode: Literal["replicate", "shard"] = setting(
+        "replicate", "shard: each node stores only its part of the data set, for the whole run"
     )
-    workers: PositiveInt = Field(8, description="maximum number of files that a rank copies concurrently")
-    read_once: bool = Field(
-        False,
-        description="a file that several nodes need is read by one of them, and forwarded over the network",
+    workers: PositiveInt = setting(8, "maximum number of files that a rank copies concurrently")
+    read_once: bool = setting(
+        False, "a file that several nodes need is read by one of them, and forwarded over the network"
     )
-    overlap: bool = Field(
-        False,
-        description="training starts immediately, and reads files at their source until they are copied",
+    overlap: bool = setting(
+        False, "training starts immediately, and reads files at their source until they are copied"
     )
 
-    exchange: bool = Field(
-        False,
-        description="mode shard: nodes exchange files before every epoch, for new random shares",
+    exchange: bool = setting(
+        False, "mode shard: nodes exchange files before every epoch, for new random shares"
     )
 
     @model_validator(mode="after")
@@ -265,11 +258,10 @@ class Staging(FrozenModel):
 class Loading(FrozenModel):
     """How a rank reads its samples during training."""
 
-    workers: NonNegativeInt = Field(
-        0,
-        description="threads or processes per rank that read ahead; 0: per core with a GPU, at most 16, else 2",
+    workers: NonNegativeInt = setting(
+        0, "threads or processes per rank that read ahead; 0: per core with a GPU, at most 16, else 2"
     )
-    prefetch: PositiveInt = Field(4, description="maximum number of batches read ahead")
+    prefetch: PositiveInt = setting(4, "maximum number of batches read ahead")
 
     def resolved(self, *, gpu: bool, cores: int) -> Self:
         """These settings with the number of workers filled in for a rank with ``cores`` cores."""
@@ -280,11 +272,10 @@ class Loading(FrozenModel):
 class Study(FrozenModel):
     """A run of ``mlhpc study``: it ends after some steps of its first epoch, without an evaluation."""
 
-    warmup_steps: NonNegativeInt = Field(0, description="steps before the measured ones")
-    steps: NonNegativeInt = Field(0, description="steps to measure; 0: train to the target")
-    earlier_epochs: NonNegativeInt = Field(
-        0,
-        description="epochs that are read but not computed before the steps, to fill caches",
+    warmup_steps: NonNegativeInt = setting(0, "steps before the measured ones")
+    steps: NonNegativeInt = setting(0, "steps to measure; 0: train to the target")
+    earlier_epochs: NonNegativeInt = setting(
+        0, "epochs that are read but not computed before the steps, to fill caches"
     )
 
     def cut(self, steps: int) -> int:
@@ -308,8 +299,8 @@ class Emulation(FrozenModel):
     """Steps that wait instead of computing, to run the input pipeline without an accelerator (``mlhpc run
     --compute``). Such a run does not train and is never a result."""
 
-    step_s: Seconds | None = Field(None, description="seconds of a training step; none: steps are computed")
-    eval_step_s: Seconds = Field(0.0, description="duration of an evaluation step in seconds")
+    step_s: Seconds | None = setting(None, "seconds of a training step; none: steps are computed")
+    eval_step_s: Seconds = setting(0.0, "duration of an evaluation step in seconds")
 
     @property
     def enabled(self) -> bool:
