@@ -74,9 +74,7 @@ def encode_features(features: Mapping[str, bytes | Sequence[int]]) -> bytes:
     return b"".join(feature_pieces(features))
 
 
-def feature_pieces(
-    features: Mapping[str, bytes | memoryview | Sequence[int]],
-) -> list[bytes | memoryview]:
+def feature_pieces(features: Mapping[str, bytes | memoryview | Sequence[int]]) -> list[bytes | memoryview]:
     """``encode_features`` in pieces, which include the bytes values without a copy."""
     pieces: list[bytes | memoryview] = []
     for name, value in sorted(features.items()):

@@ -118,12 +118,7 @@ def make_steps(
         compile_mode=mode,
     )
     evaluate = make_eval_step(
-        model,
-        measure,
-        training.precision,
-        batch=training.eval_batch_size,
-        layout=layout,
-        compile_mode=mode,
+        model, measure, training.precision, batch=training.eval_batch_size, layout=layout, compile_mode=mode
     )
     return Steps(train, evaluate)
 

@@ -88,11 +88,7 @@ def sample_bytes(
 
 
 def write_sample(
-    path: Path,
-    x: npt.NDArray[np.int16],
-    y: npt.NDArray[np.float32],
-    codec: str,
-    packer: Packer = "zlib",
+    path: Path, x: npt.NDArray[np.int16], y: npt.NDArray[np.float32], codec: str, packer: Packer = "zlib"
 ) -> None:
     """Write ``sample_bytes``; the file appears when it is complete. Raises OSError. ``x`` is [n, n, n,
     redshifts], ``y`` [targets]."""

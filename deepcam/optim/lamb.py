@@ -83,11 +83,7 @@ class Lamb(torch.optim.Optimizer):
         return result
 
     def _step_group(
-        self,
-        group: dict[str, Any],
-        parameters: list[Tensor],
-        scale: Tensor | None,
-        found_inf: Tensor | None,
+        self, group: dict[str, Any], parameters: list[Tensor], scale: Tensor | None, found_inf: Tensor | None
     ) -> None:
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         beta1, beta2 = group["betas"]

@@ -243,11 +243,7 @@ def _module_lines(facts: SiteFacts) -> Sequence[str]:
         return ["# No environment modules were found."]
     if not facts.modules:
         return ["# CHECK: no modules were loaded when this was written.", "module purge"]
-    return [
-        "# CHECK: the loaded modules.",
-        "module purge",
-        f"module load {shlex.join(facts.modules)}",
-    ]
+    return ["# CHECK: the loaded modules.", "module purge", f"module load {shlex.join(facts.modules)}"]
 
 
 def _numa_lines(facts: SiteFacts) -> Sequence[str]:

@@ -89,13 +89,7 @@ class Builder:
     # Matrix products
 
     def convolution(
-        self,
-        name: str,
-        x: Tensor,
-        filters: int,
-        window: Window | int,
-        *,
-        bias: bool = False,
+        self, name: str, x: Tensor, filters: int, window: Window | int, *, bias: bool = False
     ) -> Tensor:
         """Over all sides; an integer is the kernel of a window that keeps them."""
         window = Window(window) if isinstance(window, int) else window

@@ -11,12 +11,7 @@ from mlhpc.record.mllog import parse
 from mlhpc.record.result import Result
 from mlhpc.record.run_directory import RunDirectory, read
 from mlhpc.submission.check.log_rules import bare_log_rules, log_rules
-from mlhpc.submission.check.official import (
-    official_findings,
-    package_findings,
-    seed_findings,
-    target_in,
-)
+from mlhpc.submission.check.official import official_findings, package_findings, seed_findings, target_in
 from mlhpc.submission.check.rulesets import RULESETS, exist, rules_of, rules_of_run
 from mlhpc.submission.check.run_rules import run_rules
 from mlhpc.submission.findings import passes

@@ -31,14 +31,7 @@ from mlhpc.submission.report.entry import (
 )
 from mlhpc.submission.report.summary import framework_of
 from mlhpc.submission.result_set import ResultSet
-from mlhpc.submission.score.score import (
-    Strong,
-    Weak,
-    instance_scale,
-    score_strong,
-    score_weak,
-    shared_scale,
-)
+from mlhpc.submission.score.score import Strong, Weak, instance_scale, score_strong, score_weak, shared_scale
 from mlhpc.submission.score.set_score import target_of
 
 

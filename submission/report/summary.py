@@ -73,10 +73,7 @@ def rules_text(run: RunDirectory, ruleset: str | None) -> str:
     return rules_of_run(run, ruleset).replace("_", " ") or "no rules of MLPerf"
 
 
-_FRAMEWORKS = {
-    "tensorflow": ("tensorflow", "keras", "horovod"),
-    "torch": ("torch", "nvidia-dali"),
-}
+_FRAMEWORKS = {"tensorflow": ("tensorflow", "keras", "horovod"), "torch": ("torch", "nvidia-dali")}
 
 
 def packages_of(benchmark: str | None, framework: str | None, installed: Mapping[str, str]) -> dict[str, str]:
