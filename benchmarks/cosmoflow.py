@@ -7,8 +7,8 @@ from typing import ClassVar, Literal
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from mlhpc.benchmarks import schema
+from mlhpc.benchmarks.schema import setting
 from mlhpc.errors import UserError
-from mlhpc.quantities import count
 
 
 class Simulation(schema.FrozenModel):
@@ -20,24 +20,17 @@ class Simulation(schema.FrozenModel):
     box_mpc_h: PositiveFloat = Field(description="side of the simulated box, Mpc/h")
     grid: PositiveInt = Field(description="voxels along a side of the box")
     particles: PositiveInt = Field(description="particles along a side of the box")
-    cola_steps: int = Field(
-        0,
-        ge=0,
-        description="COLA particle-mesh steps after 2LPT; 0: only 2LPT; 10 lose a tenth of the power at 1 "
-        "h/Mpc",
+    cola_steps: int = setting(
+        0, "COLA particle-mesh steps after 2LPT; 10 lose a tenth of the power at 1 h/Mpc", ge=0
     )
-    spread: float = Field(0.3, gt=0, lt=1, description="parameters are within ±spread of the mean cosmology")
+    spread: float = setting(0.3, "parameters are within ±spread of the mean cosmology", gt=0, lt=1)
     seed: int = Field(2019, ge=0)
 
 
 class Data(schema.Data):
-    gzip: bool = Field(
-        True, description="format written by `data make` and `convert`; readers detect it from the content"
-    )
-    packer: Literal["zlib", "isal"] = Field(
-        "zlib",
-        description="compressor of `data make`: zlib level 6 as in the official preparation, or isal level "
-        "2, 25 times faster with files a quarter larger",
+    gzip: bool = setting(True, "format written by `data make` and `convert`; readers detect it")
+    packer: Literal["zlib", "isal"] = setting(
+        "zlib", "compressor of `data make`: zlib as in the official preparation, or isal, 25 times faster"
     )
     simulation: Simulation | None = None
 
@@ -46,17 +39,14 @@ class Network(schema.Network):
     """The CosmoFlow network: blocks of convolution, leaky ReLU and max pooling, then three dense layers."""
 
     conv_layers: PositiveInt = 5
-    conv_filters: PositiveInt = Field(32, description="filters of the first block; doubled in every block")
+    conv_filters: PositiveInt = setting(32, "filters of the first block; doubled in every block")
     conv_kernel: PositiveInt = 3
     dense_units: tuple[int, ...] = (128, 64)
     targets: PositiveInt = 4
-    input_mean: tuple[float, ...] = Field(
-        (),
-        description="mean of log(1 + counts) per redshift, subtracted before the first block (open division)",
+    input_mean: tuple[float, ...] = setting(
+        (), "mean of log(1 + counts) per redshift, subtracted before the first block (open division)"
     )
-    input_spread: tuple[PositiveFloat, ...] = Field(
-        (), description="standard deviation per redshift, by which it is divided"
-    )
+    input_spread: tuple[PositiveFloat, ...] = setting((), "standard deviation per redshift")
 
     @model_validator(mode="after")
     def _input_lists_match(self) -> "Network":
@@ -72,18 +62,18 @@ class Hyperparameters(schema.Hyperparameters):
     opt_momentum: float = Field(0.9, ge=0, lt=1)
     opt_base_learning_rate: float = Field(gt=0, description="the peak rate, after warm-up")
     opt_learning_rate_warmup_epochs: int = Field(0, ge=0)
-    opt_learning_rate_warmup_factor: float = Field(
-        1.0, gt=0, description="warm-up starts at the base rate divided by this; below 1 the rate falls"
+    opt_learning_rate_warmup_factor: float = setting(
+        1.0, "warm-up starts at the base rate divided by this; below 1 the rate falls", gt=0
     )
     opt_learning_rate_decay_boundary_epochs: tuple[PositiveInt, ...] = ()
-    opt_learning_rate_decay_factor: tuple[float, ...] = Field(
-        (), description="one per boundary: the fraction of the base rate after it"
+    opt_learning_rate_decay_factor: tuple[float, ...] = setting(
+        (), "one per boundary: the fraction of the base rate after it"
     )
-    opt_learning_rate_schedule: Literal["multistep", "linear"] = Field(
-        "multistep", description="linear: down to zero over max_epochs (open division, Farrell et al. 2021)"
+    opt_learning_rate_schedule: Literal["multistep", "linear"] = setting(
+        "multistep", "linear: down to zero over max_epochs (open division, Farrell et al. 2021)"
     )
     dropout: float = Field(0.5, ge=0, lt=1)
-    opt_weight_decay: float = Field(0.0, ge=0, description="L2 on the dense layers")
+    opt_weight_decay: float = setting(0.0, "L2 on the dense layers", ge=0)
 
     @classmethod
     def unclear(cls, logged: Mapping[str, object]) -> Iterator[tuple[str, str]]:
@@ -101,8 +91,8 @@ class Hyperparameters(schema.Hyperparameters):
         )
         if len(boundaries) != len(factors):
             raise ValueError(
-                f"opt_learning_rate_decay_boundary_epochs {list(boundaries)} and opt_learning_rate_decay_factor "
-                f"{list(factors)} needs one factor per boundary"
+                f"opt_learning_rate_decay_factor {list(factors)} must have a factor for each "
+                f"boundary, {list(boundaries)}"
             )
         if list(boundaries) != sorted(set(boundaries)):
             raise ValueError(f"opt_learning_rate_decay_boundary_epochs {list(boundaries)} must be increasing")
@@ -112,30 +102,21 @@ class Hyperparameters(schema.Hyperparameters):
 
 
 class Training(schema.HorovodTraining, schema.SpatialTraining):
-    cpu_kernels: bool = Field(
-        True,
-        description="on a CPU, use this suite's convolutions (TensorFlow) or their gradients (PyTorch) "
-        "instead of the framework's; same function",
+    cpu_kernels: bool = setting(
+        True, "on a CPU, use this suite's convolutions (TensorFlow) or their gradients (PyTorch)"
     )
-    augment: bool = Field(
-        False,
-        description="augment samples by the 48 symmetries of the cube (open division, Farrell et al. 2021)",
+    augment: bool = setting(
+        False, "augment samples by the 48 symmetries of the cube (open division, Farrell et al. 2021)"
     )
-    weights: str = Field(
-        "",
-        description="initial weights: a safetensors file (mlhpc weights) from either framework; empty: "
-        "random (open division)",
+    weights: str = setting(
+        "", "initial weights (open division): a file of mlhpc weights from either framework"
     )
-    cuda_graphs: bool = Field(
-        False,
-        description="replay the training step as a CUDA graph",
-        json_schema_extra=schema.only_in("pytorch"),
-    )
-    coarse_epochs: tuple[NonNegativeInt, ...] = Field(
+    cuda_graphs: bool = setting(False, "replay the training step as a CUDA graph", only_in="pytorch")
+    coarse_epochs: tuple[NonNegativeInt, ...] = setting(
         (),
-        description="multi-resolution training with coarser samples in the first epochs; [a, b]: a epochs "
+        "multi-resolution training with coarser samples in the first epochs; [a, b]: a epochs "
         "at a quarter of the resolution, then b at half (open division, arXiv 2510.25170)",
-        json_schema_extra=schema.only_in("pytorch"),
+        only_in="pytorch",
     )
 
     def halvings(self, epoch: int) -> int:
@@ -148,28 +129,18 @@ class Training(schema.HorovodTraining, schema.SpatialTraining):
     @model_validator(mode="after")
     def _some_epochs_are_whole(self) -> "Training":
         if self.coarse_epochs and sum(self.coarse_epochs) >= self.max_epochs:
-            raise ValueError(
-                f"coarse_epochs {list(self.coarse_epochs)} leave none of max_epochs={self.max_epochs} for "
-                f"full resolution; use fewer"
-            )
+            raise ValueError(f"coarse_epochs {list(self.coarse_epochs)} must be fewer than {self.max_epochs}")
         if self.coarse_epochs and (self.compile or self.cuda_graphs or self.spatial_size > 1):
-            raise ValueError(
-                "coarse_epochs change the sizes inside the network and cannot be combined with compile, "
-                "cuda_graphs or spatial"
-            )
+            raise ValueError("coarse_epochs cannot be combined with compile, cuda_graphs or spatial")
         return self
 
 
 class Loading(schema.Loading):
-    sample_dtype: Literal["int16", "float32", "float16", "bfloat16"] = Field(
-        "int16",
-        description="type of samples sent to the device: int16: counts, and the device computes the "
-        "logarithm; otherwise log(1 + counts), computed in float32 and rounded once",
+    sample_dtype: Literal["int16", "float32", "float16", "bfloat16"] = setting(
+        "int16", "type of samples sent to the device: int16 counts, or log(1 + counts) rounded once"
     )
-    decode: Literal["host", "device"] = Field(
-        "host",
-        description="device: transfer keys and tables of lut and lut-small, and look up the voxels on the "
-        "device",
+    decode: Literal["host", "device"] = setting(
+        "host", "device: look up the voxels of lut and lut-small on the device"
     )
 
 
@@ -187,21 +158,15 @@ class CosmoFlow(schema.Run):
     def _coarse_samples_are_counts(self) -> "CosmoFlow":
         stages = len(self.training.coarse_epochs)
         if stages and self.loading.sample_dtype != "int16":
-            raise ValueError(
-                "training.coarse_epochs averages particle counts, but loading.sample_dtype="
-                f"{self.loading.sample_dtype} delivers logarithms; set loading.sample_dtype=int16"
-            )
+            raise ValueError("training.coarse_epochs averages counts: set loading.sample_dtype=int16")
         if stages >= self.network.conv_layers:
             raise ValueError(
-                f"training.coarse_epochs has {count(stages, 'stage')}, more than a network of "
-                f"{self.network.conv_layers} blocks allows; use at most {self.network.conv_layers - 1}"
+                f"training.coarse_epochs: at most {self.network.conv_layers - 1} stages with this "
+                f"network, not {stages}"
             )
         return self
 
     def require_startable(self, ranks: int, *, staged: bool) -> None:
         if self.training.spatial_size > 1 and self.loading.decode == "device":
-            raise UserError(
-                f"training.spatial={list(self.training.spatial)} divides decoded samples on the host; set "
-                "loading.decode=host"
-            )
+            raise UserError("training.spatial divides samples on the host; set loading.decode=host")
         super().require_startable(ranks, staged=staged)

@@ -6,6 +6,7 @@ from typing import ClassVar, Literal
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from mlhpc.benchmarks import schema
+from mlhpc.benchmarks.schema import setting
 from mlhpc.errors import UserError
 
 
@@ -16,22 +17,14 @@ class Simulation(schema.FrozenModel):
     """Version of the simulation, incremented whenever a seed gives different weather."""
 
     seed: NonNegativeInt = 2021
-    test_samples: NonNegativeInt = Field(0, description="samples in test/, which is not used by runs")
-    cyclones: float = Field(2.5, ge=0, description="mean number of tropical cyclones placed in a sample")
-    rivers: float = Field(5.0, ge=0, description="mean number of atmospheric rivers placed in a sample")
-    decoys: float = Field(
-        6.0,
-        ge=0,
-        description="mean number of near misses (excluded from the masks) for each type of storm",
+    test_samples: NonNegativeInt = setting(0, "samples in test/, which is not used by runs")
+    cyclones: float = setting(2.5, "mean number of tropical cyclones placed in a sample", ge=0)
+    rivers: float = setting(5.0, "mean number of atmospheric rivers placed in a sample", ge=0)
+    decoys: float = setting(
+        6.0, "mean number of near misses (excluded from the masks) for each type of storm", ge=0
     )
-    strains: float = Field(
-        0.0,
-        ge=0,
-        description="mean number of lows like cyclones that the air flows through instead of around",
-    )
-    storm_size: PositiveFloat = Field(
-        1.0, description="factor on the size of storms, for grids too coarse for real ones"
-    )
+    strains: float = setting(0.0, "mean number of lows that look like cyclones but have no circulation", ge=0)
+    storm_size: PositiveFloat = setting(1.0, "factor on the size of storms, for coarse grids")
 
 
 class Data(schema.Data):
@@ -44,8 +37,7 @@ class Data(schema.Data):
     def _sides(self) -> "Data":
         if any(side % 16 or side < 32 for side in self.sample_shape[:2]):
             raise ValueError(
-                f"sample_shape {list(self.sample_shape)} must be rows, columns, channels; rows and columns "
-                "divisible by 16, at least 32"
+                f"sample_shape {list(self.sample_shape)}: rows and columns must be multiples of 16, at least 32"
             )
         return self
 
@@ -53,16 +45,16 @@ class Data(schema.Data):
 class Network(schema.Network):
     """DeepLabv3+ with an Xception encoder at output stride 16."""
 
-    width: PositiveFloat = Field(1.0, le=1, description="fraction of the reference's filters in every layer")
-    middle_blocks: PositiveInt = Field(16, description="residual blocks of the middle flow")
+    width: PositiveFloat = setting(1.0, "fraction of the reference's filters in every layer", le=1)
+    middle_blocks: PositiveInt = setting(16, "residual blocks of the middle flow")
     classes: Literal[3] = 3
 
 
 class Hyperparameters(schema.Hyperparameters):
     """The names are those of the MLPerf logging rules (mlperf-logging, hpc_*/closed_deepcam*.yaml)."""
 
-    batchnorm_group_size: PositiveInt = Field(1, description="ranks that share batch-norm statistics")
-    gradient_accumulation_frequency: PositiveInt = Field(1, description="backward passes per step")
+    batchnorm_group_size: PositiveInt = setting(1, "ranks that share batch-norm statistics")
+    gradient_accumulation_frequency: PositiveInt = setting(1, "backward passes per step")
     opt_name: Literal["LAMB", "Adam", "AdamW"] = "LAMB"
     opt_lr: PositiveFloat
     opt_betas: tuple[float, float] = (0.9, 0.999)
@@ -72,18 +64,14 @@ class Hyperparameters(schema.Hyperparameters):
     opt_grad_averaging: bool = True
     opt_max_grad_norm: PositiveFloat = 1.0
     scheduler_type: Literal["multistep", "cosine_annealing"] = "multistep"
-    scheduler_lr_warmup_steps: NonNegativeInt = Field(0, description="steps until the end of warm-up")
-    scheduler_lr_warmup_factor: float = Field(
-        1.0, ge=1, description="1: warm-up from zero to opt_lr; above 1: from opt_lr to opt_lr times this"
+    scheduler_lr_warmup_steps: NonNegativeInt = setting(0, "steps until the end of warm-up")
+    scheduler_lr_warmup_factor: float = setting(
+        1.0, "1: warm-up from zero to opt_lr; above 1: from opt_lr to opt_lr times this", ge=1
     )
-    scheduler_milestones: tuple[PositiveInt, ...] = Field(
-        (), description="steps after warm-up, for multistep"
-    )
-    scheduler_decay_rate: float = Field(
-        0.1, gt=0, le=1, description="factor at each milestone, for multistep"
-    )
-    scheduler_t_max: PositiveInt = Field(1, description="steps after warm-up, for cosine_annealing")
-    scheduler_eta_min: float = Field(0.0, ge=0, description="final learning rate, for cosine_annealing")
+    scheduler_milestones: tuple[PositiveInt, ...] = setting((), "steps after warm-up (multistep)")
+    scheduler_decay_rate: float = setting(0.1, "factor at each milestone (multistep)", gt=0, le=1)
+    scheduler_t_max: PositiveInt = setting(1, "steps after warm-up, for cosine_annealing")
+    scheduler_eta_min: float = setting(0.0, "final learning rate, for cosine_annealing", ge=0)
 
     @model_validator(mode="after")
     def _possible(self) -> "Hyperparameters":
@@ -118,57 +106,44 @@ class Hyperparameters(schema.Hyperparameters):
 
 
 class Training(schema.DdpTraining):
-    cpu_kernels: bool = Field(
-        True, description="on a CPU, use this suite's convolutions instead of the framework's; same function"
+    cpu_kernels: bool = setting(
+        True, "on a CPU, use this suite's convolutions instead of the framework's; same function"
     )
-    eval_steps: NonNegativeInt = Field(
-        0, description="steps between evaluations within an epoch; 0: only at its end"
-    )
-    cuda_graphs: bool = Field(False, description="replay the training step as a CUDA graph")
-    freeze_below: float = Field(
+    eval_steps: NonNegativeInt = setting(0, "steps between evaluations; 0: only after each epoch")
+    cuda_graphs: bool = setting(False, "replay the training step as a CUDA graph")
+    freeze_below: float = setting(
         0.0,
+        "freeze leading blocks whose weights changed by less than this fraction of their norm in "
+        "an epoch (open division, Farrell et al. 2021, section 4.2.2); 0: never",
         ge=0,
-        description="gradient skipping (open division, Farrell et al. 2021, section 4.2.2): stop updating the "
-        "leading blocks whose weights changed by less than this fraction of their norm in an "
-        "epoch; 0: never",
     )
 
 
 class Loading(schema.Loading):
-    loader: Literal["threads", "workers", "dali"] = Field(
-        "threads", description="threads of this process, PyTorch worker processes, or NVIDIA DALI"
+    loader: Literal["threads", "workers", "dali"] = setting(
+        "threads", "threads of this process, PyTorch worker processes, or NVIDIA DALI"
     )
-    cache: bool = Field(
-        False,
-        description="keep the rank's samples in memory, so that only the first epoch reads files",
+    cache: bool = setting(
+        False, "keep the rank's samples in memory, so that only the first epoch reads files"
     )
-    sample_dtype: Literal["float32", "float16", "bfloat16"] = Field(
-        "float32",
-        description="type of the normalised field sent to the device; normalised in float32, rounded once",
+    sample_dtype: Literal["float32", "float16", "bfloat16"] = setting(
+        "float32", "type of the normalised field sent to the device; normalised in float32, rounded once"
     )
-    decode: Literal["host", "device"] = Field(
-        "host",
-        description="device: transfer samples of delta, delta-small and delta-paper encoded, and decode "
-        "and normalise them on the GPU",
+    decode: Literal["host", "device"] = setting(
+        "host", "device: decode samples of delta, delta-small and delta-paper on the GPU"
     )
 
     @model_validator(mode="after")
     def _cache_needs_threads(self) -> "Loading":
         if self.cache and self.loader != "threads":
-            raise ValueError(
-                f"cache keeps samples in the memory of the rank, but loader={self.loader} reads them in "
-                f"other processes; set loading.loader=threads"
-            )
+            raise ValueError("cache keeps samples in the memory of the rank: set loading.loader=threads")
         return self
 
     @model_validator(mode="after")
     def _decoding_on_a_device_needs_threads(self) -> "Loading":
         if self.decode == "device" and (self.cache or self.loader != "threads"):
             other = "cache=true" if self.cache else f"loader={self.loader}"
-            raise ValueError(
-                f"decode=device decodes samples on a GPU, but {other} requires decoded samples on the "
-                f"host; set loading.decode=host, or loading.loader=threads and loading.cache=false"
-            )
+            raise ValueError(f"decode=device and {other} cannot be combined; set loading.decode=host")
         return self
 
 
@@ -197,8 +172,7 @@ class DeepCam(schema.Run):
         batch, passes = self.hyperparameters.global_batch_size, self.backward_passes
         if batch % passes:
             raise ValueError(
-                f"a global batch of {batch} samples cannot be divided into {passes} equal backward passes; choose "
-                "another hyperparameters.gradient_accumulation_frequency"
+                f"hyperparameters.gradient_accumulation_frequency={passes} must divide the global batch of {batch}"
             )
         return self
 
@@ -208,15 +182,14 @@ class DeepCam(schema.Run):
         if self.training.cuda_graphs and hparams.gradient_accumulation_frequency > 1:
             # Replayed graphs write gradients where those of the earlier passes are (PyTorch issue 96693).
             raise ValueError(
-                f"training.cuda_graphs would discard all but the last of "
-                f"{hparams.gradient_accumulation_frequency} backward passes per step; set it to false, "
-                f"or hyperparameters.gradient_accumulation_frequency to 1"
+                "training.cuda_graphs would discard all but the last backward pass of a step; set "
+                "it to false, or hyperparameters.gradient_accumulation_frequency to 1"
             )
         if self.training.cuda_graphs and hparams.batchnorm_group_size > 1:
             # Graphs would hold NCCL communicators, whose shutdown waits for the graphs' (PyTorch issue 115388).
             raise ValueError(
-                "training.cuda_graphs would capture the exchange of batch-norm statistics, and the run would "
-                "hang at its end; set it to false, or hyperparameters.batchnorm_group_size to 1"
+                "training.cuda_graphs would capture the exchange of batch-norm statistics and "
+                "hang; set it to false, or hyperparameters.batchnorm_group_size to 1"
             )
         return self
 
@@ -224,13 +197,7 @@ class DeepCam(schema.Run):
         """As of ``schema.Run``; a cache and an exchange of samples exclude each other."""
         super().require_startable(ranks, staged=staged)
         if self.staging.exchange and self.loading.cache:
-            raise UserError(
-                "loading.cache keeps the samples of one shard in memory, but staging.exchange changes the "
-                "shard every epoch; set one of them to false"
-            )
+            raise UserError("loading.cache and staging.exchange cannot be combined; omit one of them")
         group = self.hyperparameters.batchnorm_group_size
         if ranks % group:
-            raise UserError(
-                f"hyperparameters.batchnorm_group_size {group} does not divide the number of ranks, {ranks}; "
-                "choose one that does"
-            )
+            raise UserError(f"hyperparameters.batchnorm_group_size {group} must divide the {ranks} ranks")

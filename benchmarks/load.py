@@ -46,9 +46,7 @@ def load(
     """
     definition = definition_of(benchmark)
     if preset not in definition["presets"]:
-        raise UserError(
-            f"{benchmark} has no preset {preset!r}; {did_you_mean(preset, definition['presets'])}"
-        )
+        raise UserError(f"no preset {preset!r}; {did_you_mean(preset, definition['presets'])}")
     own = _over(definition["defaults"], definition["presets"][preset])
     named = {**own, "benchmark": benchmark, "preset": preset}
     return _validated(_over(named, dict(tables or {})), settings)
@@ -72,9 +70,7 @@ def load_file(
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}; --config requires the config.toml of a run") from None
     except ValueError as error:
-        raise UserError(
-            f"{path}: invalid TOML ({error}); --config requires the config.toml of a run"
-        ) from None
+        raise UserError(f"{path}: invalid TOML ({error}); pass the config.toml of a run") from None
     if own.get("benchmark") != benchmark:
         where = _at(path, text, "benchmark")
         raise UserError(f"{where} is a configuration of {shown(own.get('benchmark'))}, not of {benchmark}")
@@ -213,9 +209,7 @@ def _over(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
 def _parse(setting: str) -> dict[str, Any]:
     key, equals, text = setting.partition("=")
     if not equals or not key.strip() or not text.strip():
-        raise UserError(
-            f"--set {setting!r} does not have the form table.key=value, such as training.max_epochs=3"
-        )
+        raise UserError(f"--set {setting!r} must be table.key=value, such as training.max_epochs=3")
     try:
         value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:

@@ -170,8 +170,7 @@ COSMOFLOW = Benchmark(
             Option("plain", "the same as --codec plain", bool, codec="plain"),
             Option(
                 "packer",
-                "compressor of gzip files; zlib: as in the official preparation (default); isal: 25 times "
-                "faster, files a quarter larger",
+                "of gzip files: zlib as in the official preparation (default), or isal, 25 times faster",
                 choices=("zlib", "isal"),
             ),
             Option("validation", "fraction of the raw universes held out (default: 1/9)", float),
@@ -310,8 +309,7 @@ def benchmarks() -> dict[str, Benchmark]:
         except Exception as error:  # importing another package may raise any exception
             problem = f"{type(error).__name__}: {error}"
             raise UserError(
-                f"the benchmark {entry.name!r} of package {package} cannot be loaded ({problem}); fix or "
-                "uninstall that package"
+                f"benchmark {entry.name!r} cannot be loaded ({problem}); fix or uninstall package {package}"
             ) from error
         if not isinstance(benchmark, Benchmark) or benchmark.name in by_name:
             problem = (

@@ -5,6 +5,7 @@ from typing import ClassVar, Literal
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from mlhpc.benchmarks import schema
+from mlhpc.benchmarks.schema import setting
 from mlhpc.errors import UserError
 
 
@@ -15,8 +16,8 @@ class Simulation(schema.FrozenModel):
     """Version of the drawing, incremented whenever a seed gives different images."""
 
     seed: NonNegativeInt = 2021
-    classes: PositiveInt = Field(1000, description="number of classes, equal to network.classes")
-    side: PositiveInt = Field(500, ge=32, description="longer side of most images in pixels")
+    classes: PositiveInt = setting(1000, "number of classes, equal to network.classes")
+    side: PositiveInt = setting(500, "longer side of most images in pixels", ge=32)
 
 
 class Data(schema.Data):
@@ -28,9 +29,7 @@ class Data(schema.Data):
     def _colours(self) -> "Data":
         shape = self.sample_shape
         if len(shape) != 3 or shape[0] != shape[1] or shape[2] != 3 or shape[0] < 32:
-            raise ValueError(
-                f"sample_shape {list(shape)} must be [side, side, 3], with a side of at least 32"
-            )
+            raise ValueError(f"sample_shape {list(shape)} must be [side, side, 3], side at least 32")
         return self
 
 
@@ -39,12 +38,8 @@ class Network(schema.Network):
 
     name: Literal["resnet50", "resnet101", "alexnet", "lenet"] = "resnet50"
     classes: PositiveInt = 1000
-    width: PositiveFloat = Field(
-        1.0, le=2, description="ResNets: factor on the number of filters inside blocks"
-    )
-    blocks: tuple[PositiveInt, ...] = Field(
-        (), description="ResNets: number of blocks in each stage; []: the standard numbers"
-    )
+    width: PositiveFloat = setting(1.0, "ResNets: factor on the filters inside blocks", le=2)
+    blocks: tuple[PositiveInt, ...] = setting((), "ResNets: blocks in each stage; []: the standard")
 
     @model_validator(mode="after")
     def _stages(self) -> "Network":
@@ -61,9 +56,9 @@ class Hyperparameters(schema.Hyperparameters):
     base rate in the warm-up epochs, and falls to the end rate in the ``decay_steps`` steps that follow.
     """
 
-    gradient_accumulation_steps: PositiveInt = Field(1, description="backward passes per step")
+    gradient_accumulation_steps: PositiveInt = setting(1, "backward passes per step")
     opt_name: Literal["sgd", "lars"] = "sgd"
-    opt_learning_rate_warmup_epochs: NonNegativeInt = Field(5, description="warm-up of sgd")
+    opt_learning_rate_warmup_epochs: NonNegativeInt = setting(5, "warm-up of sgd")
     sgd_opt_base_learning_rate: PositiveFloat = 0.1
     sgd_opt_end_learning_rate: float = Field(0.0001, ge=0)
     sgd_opt_learning_rate_decay_poly_power: PositiveFloat = 2
@@ -77,7 +72,7 @@ class Hyperparameters(schema.Hyperparameters):
     lars_opt_learning_rate_warmup_epochs: NonNegativeInt = 5
     lars_opt_weight_decay: float = Field(0.0002, ge=0)
     lars_opt_momentum: float = Field(0.9, ge=0, lt=1)
-    lars_epsilon: float = Field(0.0, ge=0, description="added to the denominator of the trust ratio")
+    lars_epsilon: float = setting(0.0, "added to the denominator of the trust ratio", ge=0)
 
     def logged(self) -> dict[str, object]:
         """What the rules require in the log: the keys of this optimizer only."""
@@ -88,28 +83,24 @@ class Hyperparameters(schema.Hyperparameters):
 
 
 class Training(schema.DdpTraining):
-    preprocessing: Literal["mlperf", "torchvision"] = Field(
+    preprocessing: Literal["mlperf", "torchvision"] = setting(
         "mlperf",
-        description="mlperf: crop, resizing and mean subtraction of the MLPerf reference; torchvision: random "
-        "resized crops with antialiasing, normalised by mean and standard deviation",
+        "mlperf: as in the MLPerf reference; torchvision: antialiased, by mean and standard deviation",
     )
-    sgd: Literal["mlperf", "pytorch"] = Field(
-        "mlperf",
-        description="mlperf: as in the reference, weight decay is the gradient of decay · w², also for the "
-        "bias of the dense layer; pytorch: torch.optim.SGD, without decay of biases",
+    sgd: Literal["mlperf", "pytorch"] = setting(
+        "mlperf", "mlperf: weight decay of biases too, as in the reference; pytorch: torch.optim.SGD"
     )
     label_smoothing: float = Field(0.1, ge=0, lt=1)
-    epochs_between_evals: PositiveInt = Field(4, description="epochs between evaluations")
-    eval_offset_epochs: NonNegativeInt = Field(
-        0, description="epoch after which the first evaluation takes place; 0: after epochs_between_evals"
+    epochs_between_evals: PositiveInt = setting(4, "epochs between evaluations")
+    eval_offset_epochs: NonNegativeInt = setting(
+        0, "epoch after which the first evaluation takes place; 0: after epochs_between_evals"
     )
 
     @model_validator(mode="after")
     def _offset(self) -> "Training":
         if self.eval_offset_epochs >= self.epochs_between_evals:
             raise ValueError(
-                f"eval_offset_epochs {self.eval_offset_epochs} must be less than epochs_between_evals "
-                f"{self.epochs_between_evals}"
+                f"eval_offset_epochs must be below {self.epochs_between_evals}, epochs_between_evals"
             )
         return self
 
@@ -120,43 +111,31 @@ class Training(schema.DdpTraining):
 
 
 class Staging(schema.Staging):
-    pack: bool = Field(
-        False,
-        description="pack the JPEG files into TFRecord shards during the copy; requires mode replicate",
+    pack: bool = setting(
+        False, "pack the JPEG files into TFRecord shards during the copy; requires mode replicate"
     )
 
     @model_validator(mode="after")
     def _pack_needs_replicas(self) -> "Staging":
         if self.pack and self.mode == "shard":
-            raise ValueError(
-                "pack cannot be combined with mode=shard, since each node packs all images; drop one, or "
-                "convert the data set beforehand"
-            )
+            raise ValueError("pack requires mode=replicate; set that, or convert the data before")
         if self.pack and self.read_once:
-            raise ValueError(
-                "pack cannot be combined with read_once, since each node packs the images it reads; drop "
-                "one, or convert the data set beforehand"
-            )
+            raise ValueError("pack and read_once cannot be combined; omit one, or convert the data before")
         return self
 
 
 class Loading(schema.Loading):
-    loader: Literal["threads", "workers", "dali"] = Field(
-        "threads", description="threads of this process, PyTorch worker processes, or NVIDIA DALI"
+    loader: Literal["threads", "workers", "dali"] = setting(
+        "threads", "threads of this process, PyTorch worker processes, or NVIDIA DALI"
     )
-    broken_images: Literal["stop", "skip"] = Field(
-        "stop",
-        description="skip: an image that cannot be decoded is replaced by the next one in training, and left "
-        "out of evaluation",
+    broken_images: Literal["stop", "skip"] = setting(
+        "stop", "skip: replace a damaged image by the next one in training, omit it in evaluation"
     )
 
     @model_validator(mode="after")
     def _skipping_needs_own_decoder(self) -> "Loading":
         if self.broken_images == "skip" and self.loader == "dali":
-            raise ValueError(
-                "broken_images=skip does not work with DALI, which stops at an image that it cannot "
-                "decode; set loading.loader=threads or workers"
-            )
+            raise ValueError("broken_images=skip does not work with DALI; set loading.loader=threads")
         return self
 
 
@@ -172,10 +151,7 @@ class ResNet50(schema.Run):
     def _classes(self) -> "ResNet50":
         drawn = self.data.simulation.classes if self.data.simulation else self.network.classes
         if drawn != self.network.classes:
-            raise ValueError(
-                f"network.classes {self.network.classes} and data.simulation.classes {drawn} differ; set "
-                f"both to the number of classes in the data set"
-            )
+            raise ValueError(f"network.classes must equal data.simulation.classes {drawn}")
         return self
 
     @property
@@ -194,7 +170,7 @@ def require_servers(run: ResNet50) -> None:
     """Raise UserError for settings that a study with parameter servers does not support: they own parts of the
     weights, and its loop is its own."""
     hparams = run.hyperparameters
-    for setting, value, needed in (
+    for key, value, needed in (
         ("hyperparameters.opt_name", hparams.opt_name, "sgd"),
         ("hyperparameters.gradient_accumulation_steps", hparams.gradient_accumulation_steps, 1),
         ("training.precision", run.training.precision, "float32"),
@@ -202,6 +178,4 @@ def require_servers(run: ResNet50) -> None:
     ):
         if value != needed:
             chosen, only = (str(word).lower() for word in (value, needed))  # as --set writes them
-            raise UserError(
-                f"{setting}={chosen}: parameter servers support only {only}; set {setting}={only}"
-            )
+            raise UserError(f"{key}={chosen}: parameter servers require {key}={only}")

@@ -7,7 +7,7 @@ classes for ``benchmarks/cosmoflow.toml``. Every class is frozen and refuses unk
 
 from collections.abc import Iterator, Mapping
 from math import prod
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, NonNegativeInt, PositiveInt, model_validator
 
@@ -15,15 +15,19 @@ from mlhpc.errors import UserError
 from mlhpc.quantities import count
 
 Device = Literal["auto", "cpu", "cuda", "rocm", "xpu"]
-DEVICE = (
-    "cpu, cuda (NVIDIA), rocm (AMD), xpu (Intel), or auto: the accelerator that PyTorch finds, otherwise "
-    "the CPU"
-)
+DEVICE = "cpu, cuda (NVIDIA), rocm (AMD), xpu (Intel), or auto: what PyTorch finds, else cpu"
 """Description of ``training.device`` for benchmarks in PyTorch."""
 
 
 class FrozenModel(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+def setting(default: Any, meaning: str, *, only_in: str = "", **bounds: Any) -> Any:
+    """A field with its meaning and pydantic's ``bounds``, such as ``ge=0``. ``only_in``: the one framework of the
+    benchmark that has this setting."""
+    extra: dict[str, JsonValue] | None = {"framework": only_in} if only_in else None
+    return Field(default, description=meaning, json_schema_extra=extra, **bounds)
 
 
 class Target(FrozenModel):
@@ -56,13 +60,11 @@ class Data(FrozenModel):
     train_samples: PositiveInt
     eval_samples: PositiveInt
     sample_shape: tuple[int, ...] = Field(description="shape of one sample as stored, channels last")
-    official: bool = Field(False, description="the published data set, which `data make` cannot generate")
+    official: bool = setting(False, "the published data set, which `data make` cannot generate")
 
 
 class Network(FrozenModel):
-    parameters: PositiveInt | None = Field(
-        None, description="number of trainable parameters, checked before a run"
-    )
+    parameters: PositiveInt | None = setting(None, "trainable parameters, checked before a run")
 
 
 class Hyperparameters(FrozenModel):
@@ -81,22 +83,15 @@ class Hyperparameters(FrozenModel):
         yield from ()
 
 
-def only_in(framework: str) -> dict[str, JsonValue]:
-    """Marks a field of ``Training`` (``json_schema_extra``) as a setting of one framework of the benchmark."""
-    return {"framework": framework}
-
-
 class Training(FrozenModel):
     """Choices that are neither the rules' hyperparameters nor the network."""
 
-    framework: str = Field("", description="the framework; empty: the benchmark's default")
+    framework: str = setting("", "the framework; empty: the benchmark's default")
     max_epochs: PositiveInt
-    eval_batch_size: PositiveInt = Field(
-        description="samples per rank and evaluation step; no effect on the metric"
-    )
+    eval_batch_size: PositiveInt = Field(description="samples per rank and evaluation step")
     precision: Literal["float32", "mixed_bfloat16", "mixed_float16"] = "float32"
-    checkpoint_epochs: int = Field(
-        0, ge=0, description="epochs between checkpoints, which are written inside the timed region; 0: none"
+    checkpoint_epochs: int = setting(
+        0, "epochs between checkpoints, which are written inside the timed region; 0: none", ge=0
     )
 
     def applicable(self) -> dict[str, object]:
@@ -109,9 +104,7 @@ class Training(FrozenModel):
     def _settings_suit_the_framework(self) -> Self:
         for name, field in type(self).model_fields.items():
             if (other := self._of_another_framework(name)) and getattr(self, name) != field.default:
-                raise ValueError(
-                    f"{name} is a setting of {other}; set training.framework={other} as well, or omit it"
-                )
+                raise ValueError(f"{name} requires training.framework={other}; set that as well, or omit it")
         return self
 
     def _of_another_framework(self, name: str) -> str:
@@ -137,25 +130,18 @@ class Training(FrozenModel):
 class DdpTraining(Training):
     """In PyTorch, with gradients averaged over ranks by DistributedDataParallel."""
 
-    device: Device = Field("auto", description=DEVICE, json_schema_extra=only_in("pytorch"))
-    channels_last: bool = Field(
-        True,
-        description="memory layout of activations and weights; same results",
-        json_schema_extra=only_in("pytorch"),
+    device: Device = setting("auto", DEVICE, only_in="pytorch")
+    channels_last: bool = setting(
+        True, "memory layout of activations and weights; same results", only_in="pytorch"
     )
-    compile: bool = Field(
-        False,
-        description="compile the network with torch.compile",
-        json_schema_extra=only_in("pytorch"),
-    )
+    compile: bool = setting(False, "compile the network with torch.compile", only_in="pytorch")
 
-    bucket_cap_mib: float | None = Field(
+    bucket_cap_mib: float | None = setting(
         None,
+        "maximum all-reduce of DistributedDataParallel; none: PyTorch's default",
         gt=0,
         le=1024 * 1024,
-        description="maximum gradient size of one all-reduce of DistributedDataParallel; none: PyTorch's "
-        "default of 25, and 1 for the first",
-        json_schema_extra=only_in("pytorch"),
+        only_in="pytorch",
     )
 
     def exchange(self) -> dict[str, float]:
@@ -167,11 +153,10 @@ class DdpTraining(Training):
 class SpatialTraining(DdpTraining):
     """With samples that may be divided among the ranks of a group (``common.pytorch.spatial``)."""
 
-    spatial: tuple[PositiveInt, PositiveInt, PositiveInt] = Field(
+    spatial: tuple[PositiveInt, PositiveInt, PositiveInt] = setting(
         (1, 1, 1),
-        description="number of parts along each axis into which a group of ranks divides every sample "
-        "(Farrell et al. 2021, section 4.2.1); same results",
-        json_schema_extra=only_in("pytorch"),
+        "parts along each axis of a sample, one per rank of a group (Farrell et al. 2021, 4.2.1)",
+        only_in="pytorch",
     )
 
     @property
@@ -182,20 +167,13 @@ class SpatialTraining(DdpTraining):
         """Raise UserError unless ``ranks`` form groups of ``spatial_size`` that share a global ``batch``."""
         group, cut = self.spatial_size, list(self.spatial)
         if group > 1 and (self.compile or getattr(self, "cuda_graphs", False)):
-            raise UserError(
-                f"training.spatial={cut} exchanges halos between kernels, which torch.compile and CUDA "
-                f"graphs do not support; set training.compile and training.cuda_graphs to false"
-            )
+            raise UserError(f"training.spatial={cut} requires compile=false and cuda_graphs=false")
         if ranks % group:
-            raise UserError(
-                f"training.spatial={cut} requires groups of {group} ranks, which {count(ranks, 'rank')} "
-                f"cannot form; start a multiple of {group} ranks"
-            )
+            raise UserError(f"training.spatial={cut} requires a multiple of {group} ranks, not {ranks}")
         if group > 1 and batch % (ranks // group):
             raise UserError(
-                f"a global batch of {count(batch, 'sample')} cannot be divided equally among "
-                f"{ranks // group} groups of {group} ranks; use a multiple of {ranks // group} as "
-                "hyperparameters.global_batch_size, or another number of ranks"
+                f"hyperparameters.global_batch_size {batch} must be a multiple of the {ranks // group} groups of "
+                f"{group} ranks"
             )
 
 
@@ -203,26 +181,24 @@ class HorovodTraining(Training):
     """With gradients averaged over ranks by Horovod. A setting given here overrides the site's environment
     variable for the same purpose (horovod/common/operations.cc, 0.28.1)."""
 
-    fusion_threshold_mib: float | None = Field(
+    fusion_threshold_mib: float | None = setting(
         None,
+        "gradients that Horovod fuses into an all-reduce, at most; none: as it is set, or 128",
         ge=0,
         le=1024 * 1024,
-        description="fusion threshold: total size of gradients that Horovod fuses into one all-reduce, at most; "
-        "0: no fusion; none: from the environment, or Horovod's default of 128",
-        json_schema_extra=only_in("tensorflow"),
+        only_in="tensorflow",
     )
-    cycle_time_ms: float | None = Field(
+    cycle_time_ms: float | None = setting(
         None,
+        "interval of Horovod's checks for gradients to send; none: as it is set, or 1",
         ge=0,
         le=60_000,
-        description="interval in which Horovod checks for gradients to send; none: from the environment, "
-        "or Horovod's default of 1",
-        json_schema_extra=only_in("tensorflow"),
+        only_in="tensorflow",
     )
-    hierarchical_allreduce: bool = Field(
+    hierarchical_allreduce: bool = setting(
         False,
-        description="reduce within each node first (NCCL), then between nodes; no effect on a single node",
-        json_schema_extra=only_in("tensorflow"),
+        "reduce within each node first (NCCL), then between nodes; no effect on a single node",
+        only_in="tensorflow",
     )
 
     def exchange(self) -> dict[str, float]:
@@ -249,60 +225,43 @@ class HorovodTraining(Training):
 class Staging(FrozenModel):
     """How the data set is copied to node-local storage with ``--stage``."""
 
-    mode: Literal["replicate", "shard"] = Field(
-        "replicate", description="shard: each node stores only its part of the data set, for the whole run"
+    mode: Literal["replicate", "shard"] = setting(
+        "replicate", "shard: each node stores only its part of the data set, for the whole run"
     )
-    workers: PositiveInt = Field(8, description="maximum number of files that a rank copies concurrently")
-    read_once: bool = Field(
-        False,
-        description="files needed by several nodes are read from the shared file system by one of them, "
-        "and forwarded over the network",
+    workers: PositiveInt = setting(8, "maximum number of files that a rank copies concurrently")
+    read_once: bool = setting(
+        False, "a file that several nodes need is read by one of them, and forwarded over the network"
     )
-    overlap: bool = Field(
-        False,
-        description="training starts immediately, and reads files from the source until they are copied; "
-        "after the first epoch it waits for the remaining files",
+    overlap: bool = setting(
+        False, "training starts immediately, and reads files at their source until they are copied"
     )
 
-    exchange: bool = Field(
-        False,
-        description="mode shard: nodes exchange training files over the network between epochs, so that "
-        "each node has a new random share in every epoch",
+    exchange: bool = setting(
+        False, "mode shard: nodes exchange files before every epoch, for new random shares"
     )
 
     @model_validator(mode="after")
     def _exchange(self) -> Self:
         if self.exchange and self.mode != "shard":
-            raise ValueError(
-                "exchange=true exchanges shards, but with mode=replicate every node has all files; set "
-                "staging.mode=shard or staging.exchange=false"
-            )
+            raise ValueError("exchange=true requires staging.mode=shard; set that, or exchange=false")
         if self.exchange and self.overlap:
-            raise ValueError(
-                "overlap=true trains before staging is complete, but exchange=true requires complete "
-                "shards; set staging.overlap or staging.exchange to false"
-            )
+            raise ValueError("exchange=true cannot overlap; set it or staging.overlap to false")
         return self
 
     @model_validator(mode="after")
     def _overlap(self) -> Self:
         if self.overlap and self.read_once:
-            raise ValueError(
-                "overlap=true copies while training communicates, so nodes cannot forward files to each "
-                "other; set staging.overlap or staging.read_once to false"
-            )
+            raise ValueError("overlap=true cannot forward files; set it or staging.read_once to false")
         return self
 
 
 class Loading(FrozenModel):
     """How a rank reads its samples during training."""
 
-    workers: NonNegativeInt = Field(
-        0,
-        description="threads or processes per rank that read ahead of the training loop; 0: with a GPU, "
-        "one per core of the rank, at most 16; otherwise 2",
+    workers: NonNegativeInt = setting(
+        0, "threads or processes per rank that read ahead; 0: per core with a GPU, at most 16, else 2"
     )
-    prefetch: PositiveInt = Field(4, description="maximum number of batches read ahead")
+    prefetch: PositiveInt = setting(4, "maximum number of batches read ahead")
 
     def resolved(self, *, gpu: bool, cores: int) -> Self:
         """These settings with the number of workers filled in for a rank with ``cores`` cores."""
@@ -313,11 +272,10 @@ class Loading(FrozenModel):
 class Study(FrozenModel):
     """A run of ``mlhpc study``: it ends after some steps of its first epoch, without an evaluation."""
 
-    warmup_steps: NonNegativeInt = Field(0, description="steps before the measured ones")
-    steps: NonNegativeInt = Field(0, description="steps to measure; 0: train to the target")
-    earlier_epochs: NonNegativeInt = Field(
-        0,
-        description="epochs that are read but not computed before the steps, to fill caches",
+    warmup_steps: NonNegativeInt = setting(0, "steps before the measured ones")
+    steps: NonNegativeInt = setting(0, "steps to measure; 0: train to the target")
+    earlier_epochs: NonNegativeInt = setting(
+        0, "epochs that are read but not computed before the steps, to fill caches"
     )
 
     def cut(self, steps: int) -> int:
@@ -328,8 +286,8 @@ class Study(FrozenModel):
             return steps
         if requested > steps:
             raise UserError(
-                f"{count(self.warmup_steps, 'step')} of warm-up and {self.steps} to measure exceed the "
-                f"{steps} of an epoch; use fewer, a smaller batch, or more training samples"
+                f"{self.warmup_steps} + {self.steps} steps exceed the {steps} of an epoch; use "
+                "fewer, or a smaller batch"
             )
         return requested
 
@@ -341,8 +299,8 @@ class Emulation(FrozenModel):
     """Steps that wait instead of computing, to run the input pipeline without an accelerator (``mlhpc run
     --compute``). Such a run does not train and is never a result."""
 
-    step_s: Seconds | None = Field(None, description="seconds of a training step; none: steps are computed")
-    eval_step_s: Seconds = Field(0.0, description="duration of an evaluation step in seconds")
+    step_s: Seconds | None = setting(None, "seconds of a training step; none: steps are computed")
+    eval_step_s: Seconds = setting(0.0, "duration of an evaluation step in seconds")
 
     @property
     def enabled(self) -> bool:
@@ -411,18 +369,13 @@ class Run(FrozenModel):
             self.training.require_groups(ranks, batch)
             ranks //= self.training.spatial_size
         if batch % (ranks * passes):
-            accumulated = f" in {passes} backward passes each" if passes > 1 else ""
+            accumulated = f" with {passes} backward passes" if passes > 1 else ""
             raise UserError(
-                f"a global batch of {count(batch, 'sample')} cannot be divided equally among "
-                f"{count(ranks, 'rank')}"
-                f"{accumulated}; use a multiple of {ranks * passes} as hyperparameters.global_batch_size, or "
-                "another number of ranks"
+                f"hyperparameters.global_batch_size {batch} must be a multiple of {ranks * passes}, for "
+                f"{count(ranks, 'rank')}{accumulated}"
             )
         if self.study.earlier_epochs and not self.study.steps:
-            raise UserError(
-                "study.earlier_epochs is only for mlhpc study, whose runs measure steps: a run to the "
-                "target must read the data set while its clock is running; omit it"
-            )
+            raise UserError("study.earlier_epochs requires mlhpc study; omit it in other runs")
         if self.staging.overlap:
             self._require_overlap(staged)
         if self.staging.exchange:
@@ -436,9 +389,7 @@ class Run(FrozenModel):
         if not staged:
             raise UserError(f"staging.overlap requires --stage; pass it, or {remedy}")
         if self.study.steps:
-            raise UserError(
-                f"a study measures steps, and staging.overlap would copy files at the same time; {remedy}"
-            )
+            raise UserError(f"staging.overlap would copy files while a study measures steps; {remedy}")
 
     def _require_exchange(self, staged: bool) -> None:
         """Raise UserError unless nodes have separate training files that they can exchange."""
@@ -448,9 +399,7 @@ class Run(FrozenModel):
         if not staged:
             raise UserError(f"staging.exchange requires --stage; pass it, or {remedy}")
         if self.study.steps:
-            raise UserError(
-                f"a study measures steps within an epoch, but shards are exchanged between epochs; {remedy}"
-            )
+            raise UserError(f"a study ends before shards would be exchanged; {remedy}")
 
     @classmethod
     def hyperparameter_keys(cls) -> tuple[str, ...]:

@@ -12,6 +12,6 @@ def require_divisible(network: Network, sample_shape: tuple[int, ...]) -> None:
     *sides, _channels = sample_shape
     if len(sides) != 3 or any(side % 2**network.conv_layers for side in sides):
         raise UserError(
-            f"sample shape {list(sample_shape)} does not suit a network of {network.conv_layers} blocks: "
-            f"it requires three sides that are multiples of {2**network.conv_layers}, then channels"
+            f"sample shape {list(sample_shape)}: three sides must be multiples of "
+            f"{2**network.conv_layers} with {network.conv_layers} blocks, followed by the channels"
         )

@@ -61,15 +61,13 @@ def require_weights(run: CosmoFlow) -> None:
         return
     path = Path(run.training.weights)
     if not path.is_file():
-        raise UserError(
-            f"training.weights={path}: no such file; mlhpc weights RUN --out FILE.safetensors writes one"
-        )
+        raise UserError(f"training.weights={path} does not exist; write it with mlhpc weights RUN --out FILE")
     wanted = shapes(run.network, run.data.sample_shape)
     actual = {name: w.shape for name, w in zip(wanted, load(path, run.network), strict=True)}
     if odd := [name for name, shape in wanted.items() if actual[name] != shape]:
         raise UserError(
-            f"training.weights={path}: {odd[0]} has shape {list(actual[odd[0]])}, this network needs "
-            f"{list(wanted[odd[0]])}; use weights from a run with the same network and sample_shape"
+            f"training.weights={path}: {odd[0]} has shape {list(actual[odd[0]])}, not "
+            f"{list(wanted[odd[0]])}; use weights of the same network and sample_shape"
         )
 
 
@@ -98,21 +96,14 @@ def load(path: Path, network: Network) -> list[Array]:
             weights: dict[str, Array] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             facts = file.metadata() or {}
     except (OSError, SafetensorError, TypeError, AttributeError) as error:  # the last two: types NumPy lacks
-        raise UserError(
-            f"{path} cannot be read as a safetensors file ({error}); export the weights again"
-        ) from None
+        raise UserError(f"{path} cannot be read as safetensors ({error}); export the weights again") from None
     # The format has no checksums. Other tools write none, but may write other metadata.
     if facts.keys() & {"benchmark", "layout", "crc32"} and facts.get("crc32") != checksum(weights):
-        raise UserError(
-            f"{path} is damaged (its arrays do not match the checksum in its metadata); export the weights "
-            "again"
-        )
+        raise UserError(f"{path} is damaged: its checksum does not match; export the weights again")
     wanted = names(network)
     if sorted(weights) != sorted(wanted):
         odd = sorted(set(weights) ^ set(wanted))
-        raise UserError(
-            f"{path} contains weights of another network ({', '.join(odd[:3])}); use one of this preset"
-        )
+        raise UserError(f"{path} has weights of another network ({', '.join(odd[:3])}); use this preset's")
     if odd := [
         name for name in wanted if weights[name].dtype != np.float32 or not np.isfinite(weights[name]).all()
     ]:

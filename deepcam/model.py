@@ -177,10 +177,7 @@ class Decoder(nn.Module):
             BatchNorm(filters, relu=True),
             nn.Conv2d(filters, filters, 1),
         )
-        self.head = nn.Sequential(
-            *upsample_block(filters),
-            Deconvolution(filters, classes),
-        )
+        self.head = nn.Sequential(*upsample_block(filters), Deconvolution(filters, classes))
 
     def forward(self, x: Tensor, low_level: Tensor) -> Tensor:
         """[b, filters, h / 16, w / 16], and ``low_level`` [b, features, h / 4, w / 4], to [b, classes, h, w]."""

@@ -135,7 +135,7 @@ def train(
             if run.study.steps:
                 break
             trained = len(losses) * local_batch_size * world.size
-            log_epoch(run, log, world, epoch, trained, bytes_read, rate=rate, loss=loss, quality=iou)
+            log_epoch(run, log, epoch, trained, bytes_read, rate=rate, loss=loss, quality=iou)
             if met:
                 break
             steps = make() if freezer.after_epoch(world, log, epoch) else steps

@@ -18,7 +18,7 @@ from mlhpc.common.host.provenance import describe_environment
 from mlhpc.common.ranks.collectives import on_all_ranks, on_each_rank, on_rank0
 from mlhpc.common.ranks.world import World
 from mlhpc.common.timing.waiting import clock
-from mlhpc.errors import UserError, shown
+from mlhpc.errors import UserError
 from mlhpc.iobench.dataset.generate import require_data
 from mlhpc.iobench.dataset.layout import Layout, Root, root_of
 from mlhpc.iobench.definition import load
@@ -74,9 +74,7 @@ def _require_access(workload: Workload, layout: Layout, settings: Settings, worl
     if layout.place.folder is None:
         if reader.direct or reader.mpi_io:
             key = "reader.direct" if reader.direct else "reader.mpi_io"
-            raise UserError(
-                f"{layout.place}: {key} applies to file systems only; omit it, or choose a folder with --data"
-            )
+            raise UserError(f"{layout.place}: {key} requires a folder; omit it, or choose another --data")
         if settings.cache == "warm":
             raise UserError(f"{layout.place}: there is no page cache to fill; omit --cache warm")
     elif reader.mpi_io:
@@ -161,8 +159,7 @@ def data_of(given: str | None, workload: Workload, rank: int) -> Root:
     storage = workload.storage
     if not given and "url" in workload.proposed:
         raise UserError(
-            f"the workload proposes {shown(storage.url)} for its data; if you agree, add --data "
-            f"{quote(storage.url)}"
+            f"the workload proposes a place for its data; if you agree, add --data {quote(storage.url)}"
         )
     data = given or storage.url or f"data/io-{workload.name}"
     if "://" in data and "endpoints" in workload.proposed:

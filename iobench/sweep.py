@@ -169,16 +169,10 @@ def require_counterparts(sweep: Sweep, data: Path) -> None:
         # The published files are compressed, but have no manifest.
         if facts.get("gzip", facts.get("codec", "gzip") == "gzip") is not compressed:
             kind = "GZIP" if compressed else "plain"
-            raise UserError(
-                f"{data}: its files are not {kind} TFRecord like those of the workload; convert it "
-                "(mlhpc data convert), or omit --confirm"
-            )
+            raise UserError(f"{data} must have {kind} TFRecord files; convert it, or omit --confirm")
         places = [filesystem_of(path).mount_point for path in (data, sweep.folder)]
         if places[0] != places[1]:
-            raise UserError(
-                f"{data} and {sweep.folder} are on different file systems, so different storage would be "
-                f"compared; choose an --out next to the data, or omit --confirm"
-            )
+            raise UserError(f"{data} is on another file system than {sweep.folder}; choose another --out")
 
 
 def in_a_run(sweep: Sweep, settings: Sequence[str], data: Path, preset: str) -> Comparison:

@@ -169,9 +169,7 @@ def _parser() -> Parser:
     )
     parser.add_argument("-V", "--version", action="version", version=f"mlhpc {__version__}")
     parser.add_flag("--debug", "show the traceback of errors")
-    parser.add_argument(
-        "-q", "--quiet", action="store_true", help="print only results and errors, no progress"
-    )
+    parser.add_argument("-q", "--quiet", action="store_true", help="print only results and errors")
     parser.set_defaults(parser=parser, root=parser, command=print_help)
     commands = parser.add_subparsers(metavar="COMMAND", prog=parser.prog, parser_class=Parser)
     for group in (training, observe, data, io, preflight, models, results):

@@ -35,10 +35,7 @@ def require_supported(run: Run) -> None:
     """Raise UserError if ``run`` is emulated, and its framework always trains."""
     framework = registry.find(run.benchmark).frameworks[run.training.framework]
     if run.emulation.enabled and not framework.emulates:
-        raise UserError(
-            f"{run.benchmark} in {run.training.framework} does not support emulated steps; omit --compute "
-            f"and emulation.step_s"
-        )
+        raise UserError(f"{run.benchmark} in {run.training.framework} does not support emulation")
 
 
 def refuse(run: Run, what: str) -> None:
@@ -73,16 +70,14 @@ def _measured(folder: Path, run: Run, local_batch_size: int) -> Emulation:
         kind = "an emulated run" if config.emulation.enabled else f"a run of {config.benchmark}"
         raise UserError(f"{folder} is {kind}; choose a training run of {run.benchmark}, or pass seconds")
     if getattr(config.training, "coarse_epochs", ()):
-        raise UserError(
-            f"{folder}: trained some epochs on coarser samples; choose another run, or pass seconds"
-        )
+        raise UserError(f"{folder} trained on coarser samples; choose another run, or pass seconds")
     together = config.training.spatial_size
     sharing = max(1, result.ranks // together) * config.backward_passes
     batch = config.hyperparameters.global_batch_size // sharing
     if batch != local_batch_size:
         raise UserError(
-            f"{folder}: measured steps of {batch} samples per rank, not {local_batch_size}; choose a run "
-            f"with the same batch size, or pass seconds"
+            f"{folder} measured {batch} samples per rank, not {local_batch_size}; choose another "
+            "run, or pass seconds"
         )
     medians: dict[str, list[float]] = {"train": [], "eval": []}
     try:
@@ -107,9 +102,7 @@ def _predicted(name: str, run: Run, local_batch_size: int, ranks: int) -> float:
     from mlhpc.perf.prediction.model import predict
 
     if name not in known() and not Path(name).is_file():
-        raise UserError(
-            f"--compute {name}: not seconds, the folder of a run or a machine; machines: {', '.join(known())}"
-        )
+        raise UserError(f"--compute {name} must be seconds, a run or a machine: {', '.join(known())}")
     machine_file = machine(name)
     nodes = -(-ranks // machine_file.per_node)
     together = run.training.spatial_size

@@ -57,9 +57,7 @@ def parse_quantity(text: str, dimension: Dimension, bare: str = "") -> float:
     if unit not in units and dimension != "s":
         unit = unit[0].swapcase() + unit[1:]
     if unit not in units:
-        raise ValueError(
-            f"{text!r} has the unit {match[2]!r}, which is not a unit of {dimension}; write it as {example!r}"
-        )
+        raise ValueError(f"{text!r}: {match[2]!r} is not a unit of {dimension}; write it as {example!r}")
     try:
         value = float(match[1]) * units[unit]
     except ValueError:

@@ -34,10 +34,7 @@ def require_one_process(command: str) -> None:
     """Raises UserError if a launcher started this command on several ranks."""
     rank_info = identify(os.environ)
     if rank_info.size > 1:
-        raise UserError(
-            f"{rank_info.launcher} started {rank_info.size} processes of mlhpc {command}; start a single "
-            f"process, which starts the ranks itself"
-        )
+        raise UserError(f"{rank_info.launcher} started {rank_info.size} of mlhpc {command}; start one")
 
 
 def start_run(
@@ -110,10 +107,7 @@ def locked(out: Path, name: str | None, command: str) -> Iterator[list[int]]:
                 fcntl.flock(fds[-1], kind | fcntl.LOCK_NB)
             except BlockingIOError:
                 which = f" on {name}" if name and kind == fcntl.LOCK_EX else ""
-                raise UserError(
-                    f"{out}: another {command} is running in this folder{which}; wait for it, or choose "
-                    f"another --out"
-                ) from None
+                raise UserError(f"{out}: another {command} is running here{which}; choose another") from None
             except OSError:  # the file system has no locks
                 pass
         yield fds

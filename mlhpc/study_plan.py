@@ -119,9 +119,7 @@ def plan(sweep: Sweep) -> list[PlannedCell]:
             continue
         benchmark = dataset.facts.get("benchmark")
         if benchmark not in (None, sweep.benchmark):
-            raise UserError(
-                f"{cell.data} is a data set of {benchmark}, not {sweep.benchmark}; choose another"
-            )
+            raise UserError(f"{cell.data} is of {benchmark}, not {sweep.benchmark}; choose another data set")
         if select:
             registry.load_object(select)(dataset, cell.run.data)
     return list({cell.name: cell for cell in cells}.values())  # 1 and 1.0 are one value
@@ -201,9 +199,7 @@ def _ranks_of(chosen: Mapping[str, Value]) -> int:
     tasks = int(os.environ.get("SLURM_NTASKS", 1)) if in_slurm(os.environ) else None
     ranks = int(chosen.get("ranks", tasks or 1))
     if tasks and ranks > tasks:
-        raise UserError(
-            f"--vary ranks={ranks}: this job has {count(tasks, 'task')}; request more from sbatch"
-        )
+        raise UserError(f"--vary ranks={ranks} exceeds the {count(tasks, 'task')} of this job")
     return ranks
 
 
@@ -213,7 +209,7 @@ def _require_cell(run: Run, benchmark: registry.Benchmark, chosen: Mapping[str, 
     if SERVERS in chosen:
         refuse(run, f"a study of {SERVERS}")
         if run.study.earlier_epochs:
-            raise UserError(f"study.earlier_epochs: is only for studies without {SERVERS}; omit it")
+            raise UserError(f"study.earlier_epochs cannot be combined with {SERVERS}; omit it")
     for check in (benchmark.check, benchmark.servers_check if SERVERS in chosen else ""):
         if check:
             registry.load_object(check)(run)
@@ -260,9 +256,7 @@ def _encoded(data: Path, codec: str, benchmark: registry.Benchmark) -> Path:
         if path.is_dir() and _codec_of(path, benchmark) == codec:
             return path
     if other.is_dir():
-        raise UserError(
-            f"{other} is in {_codec_of(other, benchmark)}; move it elsewhere, and convert {data} again"
-        )
+        raise UserError(f"{other} is in {_codec_of(other, benchmark)}; move it, and convert {data} again")
     if codec == benchmark.published_codec and codec not in makes:
         raise UserError(f"{origin} is not in {codec}; pass its original data set as --data")
     make = f"mlhpc data convert {benchmark.name} {data} {other} --codec {codec}"

@@ -132,15 +132,12 @@ def kind_of(network: Network) -> Kind:
             flops[kind] = flops.get(kind, 0) + layer.training_flops
             largest[kind] = max(largest.get(kind, layer), layer, key=lambda one: one.training_flops)
     if not flops:
-        raise UserError(
-            f"network {network.name}: no layer is a matrix product or a convolution, so it has no model"
-        )
+        raise UserError(f"network {network.name}: no layer is a product or convolution, so it has no model")
     dominant = max(flops, key=lambda kind: flops[kind])
     if dominant not in CALIBRATED:
         raise UserError(
-            f"network {network.name}, layer {largest[dominant].name!r}: most of the work is in layers of the kind "
-            f"{dominant!r}, whose efficiency is not known from published sets; it is known for "
-            f"{' and '.join(CALIBRATED)}s"
+            f"network {network.name}, layer {largest[dominant].name!r}: the efficiency of most of "
+            f"the work ({dominant!r}) is not known; it is known for {' and '.join(CALIBRATED)}s"
         )
     return dominant
 

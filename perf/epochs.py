@@ -108,8 +108,10 @@ def epochs_to_target(
         return _round_07(batch, published() if sets is None else sets)
     points = convergence_points(benchmark)
     if not points or not (preset.startswith("closed") or preset == "open"):
-        raise UserError(f"{benchmark}, preset {preset}: no convergence is published, so the number of "
-                        f"epochs is unknown; use a closed preset")  # fmt: skip
+        raise UserError(
+            f"{benchmark}, preset {preset}: no convergence is published; use a closed "
+            "preset"
+        )  # fmt: skip
     middle = carried(points, batch, "batch size", 0.5, (0.0, 1.0))
     scatter = spread(benchmark) if sets is None else _spread(benchmark, sets)
     down, up = scatter.factors

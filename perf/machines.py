@@ -5,6 +5,7 @@ Unknown figures are omitted. Bandwidths are for one direction. docs/reference/pe
 the fields.
 """
 
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import resources
@@ -27,48 +28,14 @@ class _Field(NamedTuple):
     of zeros."""
 
     dimension: Dimension
-    required: bool
     low: float
     high: float
+    required: bool = False
 
 
 _FIGURES: dict[str, dict[str, _Field]] = {
-    "accelerator": {
-        "float32": _Field("FLOP/s", True, 1e9, 1e16),
-        "tf32": _Field("FLOP/s", False, 1e10, 1e17),
-        "bfloat16": _Field("FLOP/s", False, 1e9, 1e17),
-        "float16": _Field("FLOP/s", False, 1e9, 1e17),
-        "memory": _Field("bytes", True, 1e8, 1e13),
-        "bandwidth": _Field("bytes/s", True, 1e8, 1e14),
-    },
-    "host": {
-        "memory": _Field("bytes", False, 1e8, 1e15),
-        "memory_bandwidth": _Field("bytes/s", False, 1e8, 1e14),
-    },
-    "links": {"host": _Field("bytes/s", False, 1e7, 1e13), "peers": _Field("bytes/s", False, 1e7, 1e14)},
-    "network": {
-        "bandwidth": _Field("bytes/s", False, 1e6, 1e12),
-        "latency": _Field("s", False, 1e-8, 1e-1),
-        "allreduce": _Field("bytes/s", False, 1e6, 1e13),
-    },
-    "efficiency": {
-        "convolution_2d": _Field("a share", False, 1e-4, 1.0),
-        "convolution_3d": _Field("a share", False, 1e-4, 1.0),
-    },
-    "preparation": {
-        "cosmoflow": _Field("bytes/s", False, 1e4, 1e12),
-        "deepcam": _Field("bytes/s", False, 1e4, 1e12),
-        "resnet50": _Field("bytes/s", False, 1e4, 1e12),
-    },
-    "storage": {
-        "local": _Field("bytes", False, 1e8, 1e16),
-        "local_read": _Field("bytes/s", False, 1e5, 1e13),
-        "local_write": _Field("bytes/s", False, 1e5, 1e13),
-        "shared": _Field("bytes", False, 1e8, 1e19),
-        "shared_read": _Field("bytes/s", False, 1e5, 1e15),
-        "shared_read_node": _Field("bytes/s", False, 1e5, 1e13),
-        "shared_open": _Field("s", False, 1e-6, 10.0),
-    },
+    table: {key: _Field(**field) for key, field in fields.items()}
+    for table, fields in tomllib.loads(Path(__file__).with_name("figures.toml").read_text("utf-8")).items()
 }
 _PLAIN: dict[str, dict[str, type]] = {
     "": {"title": str, "nodes": int, "systems": list},
@@ -184,9 +151,7 @@ def machine(name: str) -> Machine:
         return parse(text, f"systems/{name}.toml", name)
     path = Path(name)
     if not (path.suffix == ".toml" or path.exists()):
-        raise UserError(
-            f"no machine {name!r}; {did_you_mean(name, names)}, or pass the path of a machine file"
-        )
+        raise UserError(f"no machine {name!r}; {did_you_mean(name, names)}, or pass a machine file")
     try:
         return parse(read_text(path), str(path), path.stem)
     except (OSError, ValueError) as error:

@@ -53,9 +53,7 @@ def of_sets(sets: Sequence[Published]) -> Parts:
 
 def _triple(values: Sequence[float]) -> Triple:
     if not values:
-        raise UserError(
-            "no strong-scaling set is marked fit from which staging, evaluation and the rest are known"
-        )
+        raise UserError("no set is marked fit whose staging, evaluation and rest are known")
     return statistics.median(values), min(values), max(values)
 
 

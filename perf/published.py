@@ -123,8 +123,7 @@ def parse(text: str, where: str) -> Iterable[Published]:
     """Raises UserError with the invalid line."""
     reader = csv.DictReader(io.StringIO(text))
     if missing := sorted(_WANTED - set(reader.fieldnames or ())):
-        raise UserError(f"{where}, line 1: the column {missing[0]!r} is missing; --against requires the "
-                        f"columns of published results")  # fmt: skip
+        raise UserError(f"{where}, line 1: --against requires the column {missing[0]!r}")  # fmt: skip
     try:
         rows = [_row(row, f"{where}, line {reader.line_num}") for row in reader]
     except csv.Error as error:
@@ -169,9 +168,7 @@ class _Cells:
 def _row(row: dict[str, Any], where: str) -> Published:
     cells = _Cells(row, where)
     if row["benchmark"] not in KNOWN:
-        raise UserError(
-            f"{where}: benchmark is {row['benchmark']!r}; there are models for {', '.join(KNOWN)}"
-        )
+        raise UserError(f"{where}: benchmark {row['benchmark']!r} has no model; choose {', '.join(KNOWN)}")
     if row.get("use") not in USES:
         raise UserError(f"{where}: use is {row.get('use')!r}; expected {few(USES[:-1], 9)} or {USES[-1]}")
     mean, rate = cells.number("epochs_to_converge_mean"), cells.number("train_samples_per_s_per_accel")

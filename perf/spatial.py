@@ -67,22 +67,19 @@ def divide(batch: int, accelerators: int, plan: SlabPlan | None = None) -> tuple
         groups = accelerators // plan.size
         if accelerators % plan.size or batch % groups:
             raise UserError(
-                f"training.spatial={list(plan.parts)}: {accelerators} accelerators and a global batch of "
-                f"{batch} cannot form groups of {plan.size} with equal shares; use another number of nodes"
+                f"training.spatial={list(plan.parts)}: {accelerators} accelerators cannot form "
+                f"groups of {plan.size} with equal shares of {batch} samples; use another number of nodes"
             )
         return plan.size, batch // groups
     if batch >= accelerators:
         if batch % accelerators:
-            raise UserError(
-                f"a global batch of {batch} cannot be divided equally among {accelerators} accelerators; use a "
-                f"multiple of {accelerators}, or another number of nodes"
-            )
+            raise UserError(f"a global batch of {batch} must be a multiple of {accelerators} accelerators")
         return 1, batch // accelerators
     together = accelerators // batch
     if accelerators % batch or together > _MOST_PARTS or together & (together - 1):
         raise UserError(
-            f"a global batch of {batch} on {accelerators} accelerators: a sample can be divided among 2, 4, 8 or "
-            f"{_MOST_PARTS} of them; use fewer nodes or a larger batch"
+            f"a global batch of {batch} on {accelerators} accelerators: at most {_MOST_PARTS} "
+            "share a sample; use fewer nodes or a larger batch"
         )
     return together, 1
 

@@ -103,14 +103,9 @@ def _rate_of_file_system(tier: Tier) -> str:
 def _notes(staging: Staging, nodes: int) -> tuple[str, ...]:
     notes = []
     if staging.read_once and staging.mode == "replicate" and nodes > 1:
-        notes.append(
-            "nodes forward files read by one of them (staging.read_once): counted at the full bandwidth of "
-            "one network card, a lower bound"
-        )
+        notes.append("staging.read_once: forwarding is counted at the full bandwidth of one network card")
     if staging.overlap:
-        notes.append(
-            "staging.overlap hides part of T_staging behind the first epoch, but all of it is counted"
-        )
+        notes.append("staging.overlap hides part of T_staging in the first epoch, but all of it is counted")
     return tuple(notes)
 
 

@@ -117,10 +117,7 @@ def _refusal(
     """Why none of ``options`` can hold the data: ``part`` bytes on each node, or ``share`` of it in the file
     system."""
     if not options:
-        return UserError(
-            f"{machine.at('storage')}: no place for the data set; add host.memory, storage.local or "
-            "storage.shared_read"
-        )
+        return UserError(f"{machine.at('storage')}: add host.memory, storage.local or storage.shared_read")
     largest, capacity = max(options, key=lambda option: option[1])
     shared = largest.name == FILE_SYSTEM
     smaller = shared or scope == "sample" or machine.nodes == 1

@@ -126,9 +126,7 @@ def differences_table(entries: Sequence[Entry]) -> Table:
 def _readable(path: Path) -> RunDirectory:
     run = read(path)
     if run.config is None and run.env == Environment():
-        raise UserError(
-            f"{path}: neither config.toml nor env.json can be read; pass the --out folder of a run"
-        )
+        raise UserError(f"{path} has neither config.toml nor env.json; pass the --out folder of a run")
     return run
 
 

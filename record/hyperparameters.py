@@ -71,9 +71,7 @@ def _taken(path: Path, benchmark: str, given: Collection[str]) -> tuple[dict[str
     name, expected = log.value("submission_benchmark"), registry.logged_name(benchmark)
     if name != expected:
         logged_benchmark = f"submission_benchmark {_short(name)}" if name else "no submission_benchmark"
-        raise UserError(
-            f"{path}: {logged_benchmark}, not {expected}; pass the log of a {expected} submission (result_N.txt)"
-        )
+        raise UserError(f"{path} is of {logged_benchmark}; pass the log of a {expected} submission")
     fields = _class_of(benchmark).model_fields
     values = {}
     for key, value in _values(log, [key for key in fields if f"hyperparameters.{key}" not in given], path):
@@ -86,9 +84,7 @@ def _taken(path: Path, benchmark: str, given: Collection[str]) -> tuple[dict[str
     logged = {key: log.value(key) for key in fields if log.value(key) is not None}
     for key, why in _class_of(benchmark).unclear(logged):
         if key in values:
-            raise UserError(
-                f"{path}: {key} {_short(values[key])}: {why}; add --set hyperparameters.{key}=VALUE"
-            )
+            raise UserError(f"{path}: {key} {_short(values[key])}: {why}; set hyperparameters.{key}")
     # Other implementations do not log hyperparameters fixed by the closed division.
     for key, value in load.closed_table(benchmark, "closed_fixes").items():
         table, _, name = key.partition(".")
@@ -105,9 +101,7 @@ def _values(log: Log, keys: Sequence[str], path: Path) -> Iterator[tuple[str, An
         values = [record.value for record in log.all(key) if record.value is not None]
         if any(value != values[0] for value in values):
             other = next(value for value in values if value != values[0])
-            raise UserError(
-                f"{path}: {key} is {_short(values[0])} and {_short(other)}; pass the log of a single run"
-            )
+            raise UserError(f"{path}: {key} is {_short(values[0])} and {_short(other)}; pass a single log")
         if values and isinstance(values[0], float) and not math.isfinite(values[0]):
             raise UserError(f"{path}: {key} {values[0]}: not a finite number")
         if values:

@@ -17,8 +17,7 @@ PARTS = {
     "staging": ("Staging", "between staging_start and staging_stop"),
     "first_epoch_excess": (
         "First-epoch excess",
-        "time by which the first epoch and the first evaluation exceed the median of the later ones: "
-        "includes data read during training, which has no separate key",
+        "time by which the first epoch and evaluation exceed the median of the later ones",
     ),
     "training": ("Training", "inside the epochs, without evaluation and checkpoints"),
     "evaluation": ("Evaluation", "between eval_start and eval_stop"),

@@ -20,13 +20,7 @@ from mlhpc.benchmarks.schema import Run
 from mlhpc.common.files.regular import open_regular
 from mlhpc.common.files.untrusted import parse_json, printable, read_text
 from mlhpc.errors import UserError
-from mlhpc.record.energy import (
-    EnergySoFar,
-    Readings,
-    energy_at_the_end,
-    energy_so_far,
-    take_reading,
-)
+from mlhpc.record.energy import EnergySoFar, Readings, energy_at_the_end, energy_so_far, take_reading
 from mlhpc.record.events import is_event, rank_of
 
 Event = dict[str, Any]

@@ -82,9 +82,7 @@ def read(path: Path) -> RunDirectory:
     if not path.is_dir():
         raise UserError(f"{path}: no such folder; pass the --out folder of a run")
     if not ((path / "run.log").is_file() or (path / "result.json").is_file()):
-        raise UserError(
-            f"{path}: not a run folder (neither run.log nor result.json); pass the --out folder of a run"
-        )
+        raise UserError(f"{path}: neither run.log nor result.json; pass the --out folder of a run")
     problems: list[tuple[str, str]] = []
 
     def read_file(name: str, reader: Callable[[Path], T]) -> T | None:

@@ -122,7 +122,7 @@ def train(
                     log_quality(run, accuracy, log, epoch)
 
             trained = len(losses) * local_batch_size * world.size
-            log_epoch(run, log, world, epoch, trained, bytes_read, rate=rate, loss=loss, quality=accuracy)
+            log_epoch(run, log, epoch, trained, bytes_read, rate=rate, loss=loss, quality=accuracy)
             _log_skipped(run, source, epoch, world, log)
             if met := accuracy is not None and run.target.met_by(accuracy):
                 break

@@ -38,23 +38,19 @@ def result_sets(path: Path) -> list[ResultSet]:
     if path.is_file():
         return [_one_log(path)]
     if not path.is_dir():
-        raise UserError(
-            f"{path}: No such file or directory; pass a log, a run, a campaign or a submission tree"
-        )
+        raise UserError(f"{path} does not exist; pass a log, a run, a campaign or a submission tree")
     if _is_run(path):
         return [_runs(path, [path], _kind(path))]
     try:
         sets = list(_below(path))
     except RecursionError:
-        raise UserError(
-            f"{path}: folders nested too deeply for results; pass a folder further down"
-        ) from None
+        raise UserError(f"{path}: folders are nested too deeply; pass one further down") from None
     if not sets and (path / "study.html").is_file():
         raise UserError(f"{path}: a study, whose runs are not results; its report is {path / 'study.html'}")
     if not sets:
         raise UserError(
-            f"{path}: no run folder here or below (no run.log, result.json or result_N.txt); pass the "
-            f"--out folder of a run, a folder of runs, or a submission tree"
+            f"{path} has no run.log, result.json or result_N.txt; pass a run, a folder of runs, or "
+            "a submission tree"
         )
     return sets
 
@@ -101,9 +97,7 @@ def _is_above(folder: Path, top: Path) -> bool:
 def _one_log(path: Path) -> ResultSet:
     log = parse(path)
     if not log.mllog_lines and not re.fullmatch(r"result_\d+\.txt|run\.log", path.name):
-        raise UserError(
-            f"{path} is not a log: no line has {TOKEN.strip()}; pass a log, a run or a submission tree"
-        )
+        raise UserError(f"{path} is not a log: no line has {TOKEN.strip()}; pass a log, run or tree")
     org = str(value) if (value := log.value("submission_org")) else None
     return ResultSet(path, org, None, None, str(log.value("submission_benchmark") or ""), "strong", (path,))
 
@@ -143,14 +137,8 @@ def _is_results_of_a_tree(folder: Path) -> bool:
 
 
 def _empty(folder: Path) -> Finding:
-    return Finding(
-        "set/empty",
-        "error",
-        f"{folder}/",
-        "one result_<i>.txt per run",
-        "no log",
-        "put the logs of the runs into it, or remove the folder",
-    )
+    remedy = "put the logs of the runs into it, or remove the folder"
+    return Finding("set/empty", "error", f"{folder}/", "one result_<i>.txt per run", "no log", remedy)
 
 
 def _folder_of_results(
@@ -198,14 +186,10 @@ def _folder_of_results(
 
 
 def _unknown_files(folder: Path, names: list[str]) -> Finding:
-    return Finding(
-        "set/files",
-        "warning",
-        f"{folder}/",
-        "only result_<i>.txt, no links",
-        ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else ""),
-        "name the logs result_<i>.txt; move other files elsewhere",
-    )
+    remedy = "name the logs result_<i>.txt; move other files elsewhere"
+    expected = "only result_<i>.txt, no links"
+    actual = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+    return Finding("set/files", "warning", f"{folder}/", expected, actual, remedy)
 
 
 def _system(path: Path) -> tuple[dict[str, Any] | None, Finding | None]:

@@ -38,18 +38,15 @@ def require_unpacked(dataset: Manifest) -> None:
     """Raise UserError if the samples of ``dataset`` are packed: converters read files."""
     if samples_per_archive(dataset):
         raise UserError(
-            f"{dataset.root}: its samples are in archives; convert the original data set, or unpack it: "
-            f"unzip every *{SUFFIX} in its folder, remove the archive, and run mlhpc data index"
+            f"{dataset.root} has archives; convert the original, or unpack them (unzip every "
+            f"*{SUFFIX} in its folder, remove the archive, run mlhpc data index)"
         )
 
 
 def require_none(root: Path, files: Sequence[Path]) -> None:
     """Raise UserError if an archive is among the sample files of a data set whose manifest has none."""
     if packed := next((path for path in files if path.suffix == SUFFIX), None):
-        raise UserError(
-            f"{packed}: an archive, but no manifest in {root} gives its number of samples; copy the {NAME} "
-            f"that was written with it"
-        )
+        raise UserError(f"{packed} is an archive without a manifest; copy {NAME} to {root} too")
 
 
 def described(each: int | None) -> str:
@@ -73,10 +70,7 @@ def members(dataset: Manifest, folder: str, files: Sequence[File], root: Path, s
             f"convert the data set again"
         )
     if available < samples:
-        raise UserError(
-            f"{dataset.root / folder}: {count(available, 'sample')}, but this run has {samples}; make more, or "
-            "choose a smaller preset"
-        )
+        raise UserError(f"{dataset.root / folder}: {available} of {samples} samples; use a smaller preset")
     first = {file.path: number * each for number, file in enumerate(archives)}
     listed = []
     for file in files:

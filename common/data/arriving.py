@@ -1,6 +1,6 @@
 """Samples that training reads during staging."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import overload
 
@@ -8,14 +8,11 @@ from mlhpc.common.formats.archive import Member, Sample, file_of
 
 
 class Arriving(Sequence[Sample]):
-    """``samples`` under ``staged``, located when they are requested: there if the file ``has_arrived``,
-    otherwise in ``source``."""
+    """``samples`` under ``staged``, located when they are requested: there if their file exists, otherwise in
+    ``source``."""
 
-    def __init__(
-        self, samples: Sequence[Sample], staged: Path, source: Path, has_arrived: Callable[[Path], bool]
-    ) -> None:
+    def __init__(self, samples: Sequence[Sample], staged: Path, source: Path) -> None:
         self._samples, self._staged, self._source = samples, staged, source
-        self._has_arrived = has_arrived
 
     def __len__(self) -> int:
         return len(self._samples)
@@ -30,7 +27,7 @@ class Arriving(Sequence[Sample]):
             return [self[i] for i in range(*index.indices(len(self)))]
         sample = self._samples[index]
         path = file_of(sample)
-        if self._has_arrived(path):
+        if path.exists():
             return sample
         at_source = self._source / path.relative_to(self._staged)
         return Member(at_source, sample.number) if isinstance(sample, Member) else at_source

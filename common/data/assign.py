@@ -2,9 +2,9 @@
 node."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from mlhpc.common.data import archives
 from mlhpc.common.data.arriving import Arriving
@@ -29,6 +29,11 @@ class RankSamples:
     eval_pool: Pool
     pool_rank: int
 
+    def arriving(self, staged: Path, source: Path) -> Self:
+        """The same samples while they are copied from ``source`` to ``staged``."""
+        train, evaluation = (Arriving(s, staged, source) for s in (self.train, self.evaluation))
+        return replace(self, train=train, evaluation=evaluation)
+
 
 def assign_samples(
     dataset: Manifest,
@@ -40,15 +45,13 @@ def assign_samples(
     eval_samples: int,
     is_sample: Callable[[Path], bool] = lambda path: True,
     spatial_size: int = 1,
-    has_arrived: Callable[[Path], bool] | None = None,
 ) -> RankSamples:
     """The samples of ``train/`` and ``validation/`` that this rank reads, one per file or packed into archives
     (``archives``).
 
     ``staged`` is the folder that the data set was staged to in ``mode``; None: all ranks read it in place.
     ``is_sample`` selects the files that are samples. The ``spatial_size`` ranks of a spatial group share
-    their samples. ``has_arrived``, during staging: whether a sample's file is already in ``staged``;
-    otherwise it is read from the data set. Called by all ranks.
+    their samples. Called by all ranks.
 
     Raises UserError if the number of files is not that of the run's samples, when nodes that hold shards have
     unequal numbers of ranks, when spatial groups do not fill a pool, or when sharding would separate the files
@@ -67,10 +70,6 @@ def assign_samples(
         return files[:needed] if mode == "replicate" else files
 
     train, evaluation = samples_in("train", train_samples), samples_in("validation", eval_samples)
-    if staged and has_arrived:
-        train, evaluation = (
-            Arriving(files, staged, dataset.root, has_arrived) for files in (train, evaluation)
-        )
     pool, eval_pool = (Pool(len(samples), mesh.data_size, number) for samples in (train, evaluation))
     return RankSamples(train, evaluation, pool, eval_pool, mesh.data_rank)
 
@@ -108,10 +107,7 @@ def pool_of(world: World, mode: Mode, spatial_size: int = 1) -> tuple[Mesh, int]
     if mode == "replicate":
         return mesh_of(world.rank, world.size, spatial_size), 0
     if len(set(world.gather(world.local_size))) > 1:
-        raise UserError(
-            "staging.mode=shard gives nodes equal numbers of samples, but they have different numbers of "
-            "ranks: start the same number on each, or set staging.mode=replicate"
-        )
+        raise UserError("staging.mode=shard requires as many ranks on each node; set mode=replicate")
     return mesh_of(world.local_rank, world.local_size, spatial_size), world.node
 
 
@@ -121,12 +117,9 @@ def _require_samples(
     files = dataset.folder(folder)
     samples = [file for file in files if is_sample(Path(file.path))]
     if mode == "shard" and len(samples) < len(files):
-        raise UserError(
-            f"{dataset.root / folder}: each sample has several files, which staging.mode=shard could place "
-            f"on different nodes; set staging.mode=replicate"
-        )
+        raise UserError(f"{dataset.root / folder}: samples have several files; set staging.mode=replicate")
     if len(samples) < needed or (len(samples) != needed and len(samples) == len(files)):
         raise UserError(
-            f"{dataset.root / folder}: {count(len(samples), 'sample file')}, but by its manifest this run has "
-            f"{count(needed, 'sample')}, one per file; see: mlhpc data verify {dataset.root}"
+            f"{dataset.root / folder}: {count(len(samples), 'sample file')}, expected {needed} by "
+            f"the manifest; see: mlhpc data verify {dataset.root}"
         )

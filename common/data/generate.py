@@ -22,7 +22,6 @@ from mlhpc.common.host.progress import progress
 from mlhpc.common.ranks.collectives import on_all_ranks, on_rank0
 from mlhpc.common.ranks.world import World
 from mlhpc.errors import UserError
-from mlhpc.quantities import count
 
 _LOOKS = 8  # concurrent file accesses: each waits for the file system
 Task = TypeVar("Task")
@@ -64,10 +63,7 @@ def claim_folder(out: Path, settings: dict[str, object], name: str = SETTINGS) -
     if recorded != requested:
         keys = recorded.keys() | requested.keys()
         differ = sorted(key for key in keys if recorded.get(key) != requested.get(key))
-        raise UserError(
-            f"{out}: holds a data set made with another {', '.join(differ)}; remove it or choose another "
-            f"folder"
-        )
+        raise UserError(f"{out}: data set with another {', '.join(differ)}; remove it, or choose another")
 
 
 def write_missing(
@@ -118,10 +114,7 @@ def write_manifest_of_converted(
     more or fewer files than the converted ``files``."""
     converted = write_manifest(out, facts, files, world, workers)
     if len(converted.files) != files:
-        raise UserError(
-            f"{out}: {count(len(converted.files), 'file')}, but {files} were converted; "
-            "the folder contains other files: convert into an empty folder"
-        )
+        raise UserError(f"{out} contains {len(converted.files) - files} other files; choose an empty folder")
     return converted
 
 
@@ -182,9 +175,7 @@ def in_processes(
             results.append(result)
             advance(1)
     except BrokenProcessPool as error:
-        raise UserError(
-            "a worker process was killed, probably out of memory; rerun with fewer --workers"
-        ) from error
+        raise UserError("a worker process was killed (out of memory?); use fewer --workers") from error
     finally:
         pool.shutdown(cancel_futures=True)
     return results

@@ -30,10 +30,7 @@ class Pool:
 def divide_batch(global_batch_size: int, ranks: int) -> int:
     """Samples per rank and step. Raises ``UserError`` if the ranks cannot share a batch equally."""
     if global_batch_size % ranks:
-        raise UserError(
-            f"a global batch of {count(global_batch_size, 'sample')} cannot be divided equally among "
-            f"{ranks} ranks; choose a multiple of {ranks}, or another number of ranks"
-        )
+        raise UserError(f"a global batch of {global_batch_size} must be a multiple of the {ranks} ranks")
     return global_batch_size // ranks
 
 
@@ -46,8 +43,8 @@ def steps_per_epoch(pools: Sequence[Pool], local_batch_size: int) -> int:
     for pool in pools:
         if pool.samples < pool.ranks * local_batch_size:
             raise UserError(
-                f"{count(pool.samples, 'training sample')} for {count(pool.ranks, 'rank')} cannot fill a "
-                f"step of {count(local_batch_size, 'sample')} per rank; use more samples, a smaller batch "
+                f"{count(pool.samples, 'training sample')} cannot fill a step of "
+                f"{count(local_batch_size, 'sample')} on each of {count(pool.ranks, 'rank')}; use a smaller batch "
                 "or fewer ranks"
             )
     return min(pool.samples // (pool.ranks * local_batch_size) for pool in pools)

@@ -71,10 +71,7 @@ def plan_slabs(sides: Sides, parts: Sides, levels: int, kernel: int) -> SlabPlan
         else kernel
     )
     if thinnest < kernel // 2 or not split_levels:
-        raise UserError(
-            f"training.spatial={list(parts)} cuts a volume of {list(sides)} into slabs thinner than the halo of a "
-            f"convolution with {kernel} taps; use fewer parts"
-        )
+        raise UserError(f"training.spatial={list(parts)}: slabs are thinner than a halo; use fewer parts")
     return plan
 
 

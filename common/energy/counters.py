@@ -153,9 +153,7 @@ class Sum:
             return late - early if late >= early else late
         used, most = (late - early) % wrap, gap * MOST_W + AT_ONCE_J
         if most > wrap:
-            self._lost[name] = (
-                f"{name} was not read for {duration_text(gap)}, in which it may have wrapped unnoticed"
-            )
+            self._lost[name] = f"{name} may have wrapped unnoticed: not read for {duration_text(gap)}"
         elif used > most:
             self._lost[name] = f"{name} counted {si_text(used, 'J', 4)} in {duration_text(gap)}: it was reset"
         return used

@@ -88,9 +88,7 @@ def list_samples(
     ]
     samples = samples or [folder / name for name in names if is_sample(name)]
     if len(samples) < (1 if expected is None else expected):
-        raise UserError(
-            f"{folder}: {expected or 'some'} {kinds} samples are needed, but it has {len(samples)}"
-        )
+        raise UserError(f"{folder}: {len(samples)} {kinds} samples instead of {expected or 'at least one'}")
     return samples[:expected]
 
 

@@ -16,13 +16,7 @@ def require_own_values(dataset: h5py.Dataset, path: Path) -> None:
     """Raise UserError if the values of ``dataset`` of ``path`` are in other files (external links and storage,
     virtual datasets, whose sources may lead on), or expand to far more bytes than are stored."""
     if dataset.file.filename not in (str(path), path) or dataset.external or dataset.is_virtual:
-        raise UserError(
-            f"{path}: {dataset.name} is a link to values in another file, which is not followed; copy the data "
-            "into the file (h5repack)"
-        )
+        raise UserError(f"{path}: {dataset.name} is a link to another file; resolve it with h5repack")
     stored = dataset.id.get_storage_size()
     if dataset.nbytes > max(FREE_BYTES, MOST_EXPANSION * stored):
-        raise UserError(
-            f"{path}: {dataset.name} has {dataset.nbytes} bytes, of which {stored} are stored; download or "
-            "regenerate the file"
-        )
+        raise UserError(f"{path}: {dataset.name} has {stored} of {dataset.nbytes} bytes; regenerate it")

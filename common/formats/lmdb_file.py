@@ -162,9 +162,7 @@ def _read_meta(fd: int, offset: int) -> tuple[int, ...]:
             continue
         if _HEADER_BYTES.get(version) != header:
             readable = " and ".join(map(str, _HEADER_BYTES))
-            raise _Damaged(
-                f"version {version} of LMDB's format ({readable} are readable); convert the images again"
-            )
+            raise _Damaged(f"LMDB version {version} (supported: {readable}); convert the images again")
         if page & (page - 1) or not 256 <= page <= 1 << 16:
             raise _unreadable(f"pages of {page} bytes")
         return meta

@@ -42,9 +42,7 @@ def locate(fd: int, path: Path) -> Extent:
         raise UserError(f"{path}: {problem}, not plain values in C order; convert the data set again")
     extent = Extent(start.tell(), dtype, shape)
     if extent.end > (size := os.fstat(fd).st_size):
-        raise UserError(
-            f"{path} has {size} bytes, expected {extent.end}; it is truncated: convert the data set again"
-        )
+        raise UserError(f"{path} is truncated ({size} of {extent.end} bytes); convert the data set again")
     return extent
 
 

@@ -63,9 +63,7 @@ def decode_example(record: bytes | memoryview) -> tuple[memoryview, npt.NDArray[
         return x[0], np.frombuffer(b"".join(y), "<f4").astype(np.float32, copy=False)
     except KeyError as error:
         has = ", ".join(sorted(name.decode("utf-8", "replace") for name in values_of)) or "none"
-        raise UserError(
-            f"not an example with the features x (bytes) and y (floats): missing {error}; it has {has}"
-        ) from error
+        raise UserError(f"example without {error} (x: bytes, y: floats are required): {has}") from error
     except (ValueError, IndexError) as error:
         raise UserError(f"not a readable tf.train.Example: {error}; {REMEDY}") from error
 
@@ -76,9 +74,7 @@ def encode_features(features: Mapping[str, bytes | Sequence[int]]) -> bytes:
     return b"".join(feature_pieces(features))
 
 
-def feature_pieces(
-    features: Mapping[str, bytes | memoryview | Sequence[int]],
-) -> list[bytes | memoryview]:
+def feature_pieces(features: Mapping[str, bytes | memoryview | Sequence[int]]) -> list[bytes | memoryview]:
     """``encode_features`` in pieces, which include the bytes values without a copy."""
     pieces: list[bytes | memoryview] = []
     for name, value in sorted(features.items()):

@@ -112,9 +112,7 @@ def read_records(
         if len(data) - at < 12:
             if not number and not zipped:
                 raise UserError(f"{where}not a TFRecord file ({len(data)} bytes); {REMEDY}")
-            raise UserError(
-                f"{where}truncated at byte {len(data)} in the header of record {number}; {REMEDY}"
-            )
+            raise UserError(f"{where}truncated at byte {len(data)} in header of record {number}; {REMEDY}")
         header = bytes(data[at : at + 8])
         if _masked(google_crc32c.value(header)) != data[at + 8 : at + 12]:
             if not number:
@@ -126,9 +124,7 @@ def read_records(
         start = at + 12
         at = start + length + 4
         if at > len(data):
-            raise UserError(
-                f"{where}truncated at byte {len(data)} in record {number}, which ends at byte {at}; {REMEDY}"
-            )
+            raise UserError(f"{where}truncated at byte {len(data)} of {at} in record {number}; {REMEDY}")
         record = data[start : at - 4]
         # Through numpy because google_crc32c rejects memoryviews; no copy is made.
         if _masked(google_crc32c.value(np.frombuffer(record, np.uint8))) != data[at - 4 : at]:
@@ -186,9 +182,7 @@ def record_extents(path: Path) -> npt.NDArray[np.int64]:
             at += length + RECORD_OVERHEAD
     if at > end:
         last = len(extents) - 1
-        raise UserError(
-            f"{path}: truncated at byte {end} in record {last}, which ends at byte {at}; {REMEDY}"
-        )
+        raise UserError(f"{path}: truncated at byte {end} of {at} in record {last}; {REMEDY}")
     return np.array(extents, np.int64).reshape(-1, 2)
 
 
@@ -246,9 +240,7 @@ def _members(raw: bytes | memoryview, path: Sample, max_bytes: int) -> Iterator[
         data: bytes = stream.decompress(raw, left + 1)  # 0 would mean no limit
         left -= len(data)
         if left < 0:
-            raise UserError(
-                f"{path}: unpacks to more than the expected maximum of {max_bytes} bytes; {REMEDY}"
-            )
+            raise UserError(f"{path}: unpacks to more than the maximum of {max_bytes} bytes; {REMEDY}")
         if not stream.eof:
             raise EOFError
         yield data

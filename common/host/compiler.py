@@ -15,9 +15,8 @@ def require_compiler(gpu: bool) -> None:
     names = (named,) if (named := os.environ.get(variable)) else candidates
     if not any(shutil.which(name.split()[0]) for name in names):
         raise UserError(
-            f"training.compile needs a compiler, and {' or '.join(names)} was not found; install one or "
-            f"name it in "
-            f"{variable}, or set training.compile=false"
+            f"training.compile needs a compiler, and {' or '.join(names)} was not found; install "
+            f"one or name it in {variable}, or set training.compile=false"
         )
     header = Path(sysconfig.get_path("include")) / "Python.h"
     if not header.is_file():

@@ -46,9 +46,7 @@ def pick_device(choice: str, local_rank: int) -> torch.device:
         return torch.device("cpu")
     if seen is None or choice not in ("auto", seen, "cuda" if seen == "rocm" else seen):
         instead = f"{seen}, cpu or auto" if seen else "cpu or auto"
-        raise UserError(
-            f"training.device={choice}: PyTorch {torch.__version__} sees {_of_kind(seen)} here; use {instead}"
-        )
+        raise UserError(f"training.device={choice}: PyTorch sees {_of_kind(seen)} here; use {instead}")
     torch.backends.cudnn.benchmark = True  # shapes are constant: ``warm_up`` selects the fastest convolutions
     kind = torch.accelerator.current_accelerator()
     assert kind is not None
@@ -209,12 +207,11 @@ def oom_as_user_error(what: str = "this run", advice: str = "a smaller batch") -
         if on_host:
             reason = message.partition("DefaultCPUAllocator: ")[2] or message or "an allocation failed"
             raise UserError(
-                f"this rank has too little host memory for {what} ({reason}); use {smaller}more ranks on "
-                f"more nodes, or training.spatial if the benchmark supports it"
+                f"too little host memory for {what} ({reason}); use {smaller}more nodes, or training.spatial"
             ) from error
         reason = " ".join(" ".join(message.split()).split(". ")[:2])
         raise UserError(
-            f"a GPU has too little memory for {what} ({reason}); use training.precision=mixed_bfloat16, "
+            f"too little GPU memory for {what} ({reason}); use training.precision=mixed_bfloat16, "
             f"{smaller}or more GPUs"
         ) from error
 
@@ -233,6 +230,6 @@ def _require_none_unseen() -> None:
     installed = accelerators.installed()
     if installed and os.environ.get(accelerators.visible_variable(installed[0].vendor)) not in ("", "-1"):
         raise UserError(
-            f"training.device=auto: this machine has {installed[0].name}, which PyTorch does not see; check its "
-            "driver and the build of PyTorch, or set training.device=cpu"
+            f"PyTorch does not see this machine's {installed[0].name}; check its driver and the "
+            "build of PyTorch, or set training.device=cpu"
         )

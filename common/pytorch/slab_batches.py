@@ -17,10 +17,7 @@ class Batches:
     slabs of its group's samples. ``traffic``: bytes sent by this rank to its group to share samples."""
 
     def __init__(
-        self,
-        loader: Loader[Any],
-        as_tensors: Callable[[Any], TensorPair],
-        group: SpatialGroup | None = None,
+        self, loader: Loader[Any], as_tensors: Callable[[Any], TensorPair], group: SpatialGroup | None = None
     ) -> None:
         self._loader, self._as_tensors, self._group = loader, as_tensors, group
         self.traffic = Traffic()

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -62,6 +62,9 @@ class WarmUpSizes(NamedTuple):
     accumulate: int = 1
 
 
+CompileMode = Literal["default", "reduce-overhead"]
+"""A mode of torch.compile. "reduce-overhead" replays the compiled code as captured graphs."""
+
 DTYPES = {"float32": None, "mixed_bfloat16": torch.bfloat16, "mixed_float16": torch.float16}
 
 
@@ -103,7 +106,7 @@ def make_steps(
     """The steps of ``model`` with the run's settings, gradients averaged over ranks. Call it again after freezing
     weights."""
     layout = torch.channels_last if training.channels_last else torch.contiguous_format
-    compiled, graphs = training.compile, wants_graphs(training)
+    mode = compile_mode_of(training, next(model.parameters()).device)
     train = make_train_step(
         wrap_ddp(model, world, training.bucket_cap_mib),
         loss_of,
@@ -112,19 +115,19 @@ def make_steps(
         training.precision,
         layout=layout,
         accumulate=accumulate,
-        compiled=compiled,
-        graphs=graphs,
+        compile_mode=mode,
     )
     evaluate = make_eval_step(
-        model,
-        measure,
-        training.precision,
-        batch=training.eval_batch_size,
-        layout=layout,
-        compiled=compiled,
-        graphs=graphs,
+        model, measure, training.precision, batch=training.eval_batch_size, layout=layout, compile_mode=mode
     )
     return Steps(train, evaluate)
+
+
+def compile_mode_of(training: Settings, device: torch.device) -> CompileMode | None:
+    """The mode that the run's network is compiled in, None: not compiled. A CPU captures no graphs."""
+    if wants_graphs(training) and has_graphs(device):
+        return "reduce-overhead"
+    return "default" if training.compile else None
 
 
 def waiting_steps(run: Run, world: World, measure: Callable[[int], Any]) -> Steps[Any]:
@@ -142,8 +145,7 @@ def make_train_step(
     *,
     layout: torch.memory_format = torch.preserve_format,
     accumulate: int = 1,
-    compiled: bool = False,
-    graphs: bool = False,
+    compile_mode: CompileMode | None = None,
 ) -> Step[Tensor]:
     """``(x, y) -> loss``, which updates the weights every ``accumulate`` calls with the mean gradient of
     these calls, and of all ranks if ``model`` comes from ``wrap_ddp``.
@@ -151,13 +153,13 @@ def make_train_step(
     The loss, ``loss_of(logits, y)``, is this rank's, a scalar that remains on the device: nothing waits for a
     GPU. Matrix products use ``precision``; weights, batch norm's statistics, loss and optimizer stay in
     float32. ``x`` may be delivered in float16 or bfloat16: it is converted to float32 on the device, and
-    ``precision`` governs all later operations. ``layout`` is that of ``x`` on the device. ``compiled``
-    compiles the network; ``graphs`` replays the compiled code as captured graphs, and has no effect on a CPU.
-    The step raises UserError when a GPU has too little memory.
+    ``precision`` governs all later operations. ``layout`` is that of ``x`` on the device. The
+    network is compiled in ``compile_mode``, or not at all. The step raises UserError when a GPU has too little
+    memory.
     """
     device = next(model.parameters()).device
     inner = _unwrapped(model)  # its mode counts: a wrapper of the same model may have changed it
-    forward, move = _compile(model, device, compiled, graphs), mover(device)
+    forward, move = _compile(model, device, compile_mode), mover(device)
     calls = 0
 
     def step(x: Tensor, y: Tensor) -> Tensor:
@@ -166,7 +168,7 @@ def make_train_step(
         last = calls % accumulate == 0
         if not inner.training:
             inner.train()
-        if graphs:
+        if compile_mode == "reduce-overhead":
             next_graph_step()
         with _enough_memory(len(x), "a smaller batch per pass"):
             x, y = _ready(move(x), layout), move(y)
@@ -191,8 +193,7 @@ def make_eval_step(
     *,
     batch: int = 1,
     layout: torch.memory_format = torch.preserve_format,
-    compiled: bool = False,
-    graphs: bool = False,
+    compile_mode: CompileMode | None = None,
 ) -> Step[Measured]:
     """``(x, y) -> measure(logits, y)``, shapes as in ``make_train_step``, computed on the device. Ranks may call
     it as often as each has batches.
@@ -203,14 +204,14 @@ def make_eval_step(
     """
     inner = _unwrapped(model)
     device = next(model.parameters()).device
-    forward, move = _compile(inner, device, compiled, graphs), mover(device)
-    filled = batch if compiled or device.type != "cpu" else 1
+    forward, move = _compile(inner, device, compile_mode), mover(device)
+    filled = batch if compile_mode or device.type != "cpu" else 1
 
     @torch.no_grad()
     def step(x: Tensor, y: Tensor) -> Measured:
         if inner.training:
             inner.eval()
-        if graphs:
+        if compile_mode == "reduce-overhead":
             next_graph_step()
         with _enough_memory(max(len(x), filled), "a smaller training.eval_batch_size"):
             x, y = _ready(move(x), layout), move(y)
@@ -320,18 +321,15 @@ def _unwrapped(model: nn.Module) -> nn.Module:
     return inner
 
 
-def _compile(
-    model: nn.Module, device: torch.device, compiled: bool, graphs: bool
-) -> Callable[[Tensor], Tensor]:
-    """Graphs are torch.compile's own ("reduce-overhead"): it captures as much as possible of forward and
-    backward, keeps the memory, and runs the rest normally. Capturing the whole step by hand would have to
-    include the all-reduce of the gradients and their accumulation, for only a few more kernels."""
-    graphs = graphs and has_graphs(device)
-    if not (compiled or graphs):
+def _compile(model: nn.Module, device: torch.device, mode: CompileMode | None) -> Callable[[Tensor], Tensor]:
+    """Graphs are torch.compile's own: it captures as much as possible of forward and backward, keeps the memory,
+    and runs the rest normally. Capturing the whole step by hand would have to include the all-reduce of the
+    gradients and their accumulation, for only a few more kernels."""
+    if mode is None:
         return model
     require_compiler(gpu=device.type != "cpu")
     # Compiled for the actual sizes: code for dynamic shapes is slower.
-    return torch.compile(model, dynamic=False, mode="reduce-overhead" if graphs else "default")
+    return torch.compile(model, dynamic=False, mode=mode)
 
 
 def _enough_memory(samples: int, smaller: str) -> AbstractContextManager[None]:

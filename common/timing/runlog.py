@@ -90,7 +90,7 @@ class RunLog:
         self.out = out
         self.ranges: Ranges | None = None
         """Of the device that the run trains on, from when it is known: spans are its ranges too."""
-        self._world = world
+        self.world = world
         self._meter = meter
         self._opened = time.perf_counter()
         self._opened_ms = time.time() * 1e3
@@ -146,23 +146,23 @@ class RunLog:
         self._open_spans.append(phase)
         if self._heartbeat:
             self._heartbeat.enter(phase)
-        self._world.enter(phase)
+        self.world.enter(phase)
         meter = self._meter if name == "run" else None
         with self._range(phase):
             if meter:
                 meter.start(self._record_energy)
             if sync:
-                self._world.barrier()
+                self.world.barrier()
             started = self._event("begin", name, **tags)
             self._ruled(name, "start", tags, started)
             error: str | None = None
             try:
                 yield tags
                 if sync:
-                    self._world.barrier()
+                    self.world.barrier()
             except BaseException as raised:
                 error = _reason(raised)
-                self._world.fail(error)  # here, while the phase is still the one that failed
+                self.world.fail(error)  # here, while the phase is still the one that failed
                 raise
             finally:
                 self._end(name, tags, started, error)
@@ -172,7 +172,7 @@ class RunLog:
             self._reduce_waits()
         if meter:
             self._note_energy(meter)
-        self._world.enter(self._phase)
+        self.world.enter(self._phase)
 
     @property
     def _phase(self) -> str:
@@ -269,8 +269,8 @@ class RunLog:
 
     def _reduce_waits(self) -> None:
         """After the clock: the data wait of all ranks as events of rank 0, one for each loop, or part of it."""
-        for loop in data_wait.reduce(self._world, self._waits) or ():
-            if self._world.rank == 0:
+        for loop in data_wait.reduce(self.world, self._waits) or ():
+            if self.world.rank == 0:
                 lost = [[rank, seconds] for rank, seconds in loop.lost.items()]
                 tags: dict[str, Any] = {"count": loop.intervals, "seconds": loop.seconds, "lost": lost}
                 self._event("waited", loop.name, **tags, **loop.tags)
@@ -347,7 +347,7 @@ class RunLog:
         """A line for the user, from rank 0, unless ``mlhpc --quiet`` is set."""
         if self._heartbeat:
             self._heartbeat.said()
-        if self._world.rank == 0 and not os.environ.get(QUIET):
+        if self.world.rank == 0 and not os.environ.get(QUIET):
             sys.stderr.write(
                 line + "\n"
             )  # a single write: print makes two, and lines of other ranks may interleave
@@ -375,9 +375,7 @@ class RunLog:
 
     def _fatal_if_unwritable(self) -> AbstractContextManager[None]:
         """A record with gaps would be wrong: the run ends when an event cannot be written."""
-        return as_user_error(
-            self.out, "cannot be written", "free some space, and start again with another --out"
-        )
+        return as_user_error(self.out, "cannot be written", "free some space, or choose another --out")
 
     def _ruled(self, name: str, edge: Literal["start", "stop"], tags: dict[str, Any], at: float) -> None:
         if name == "run" and edge == "stop":

@@ -61,9 +61,7 @@ def save(folder: Path, checkpoint: Checkpoint) -> None:
         half.replace(folder / "checkpoint.npz")
     except OSError as error:
         half.unlink(missing_ok=True)
-        raise UserError(
-            f"cannot write a checkpoint in {folder}: {error.strerror}; free some space, or choose another --out"
-        ) from None
+        raise UserError(f"cannot write a checkpoint in {folder}: {error.strerror}; free some space") from None
 
 
 def load(folder: Path) -> Checkpoint:
@@ -129,10 +127,7 @@ def _contents(members: Sequence[zipfile.ZipInfo]) -> str:
 def require_ranks(saved: Checkpoint, folder: Path, ranks: int) -> None:
     """Raises UserError unless ``saved``, the checkpoint in ``folder``, was written by ``ranks`` ranks."""
     if len(saved.of_rank) != ranks:
-        raise UserError(
-            f"{folder} was written by {count(len(saved.of_rank), 'rank')}; resume with the same number, not "
-            f"{ranks}"
-        )
+        raise UserError(f"{folder} requires {count(len(saved.of_rank), 'rank')} to resume, not {ranks}")
 
 
 @contextmanager
@@ -145,15 +140,10 @@ def reading(path: Path) -> Iterator[None]:
     except (UserError, ModuleNotFoundError):
         raise
     except FileNotFoundError:
-        raise UserError(
-            f"{path.parent} contains no {path.name}; runs write one with --set training.checkpoint_epochs=1"
-        ) from None
+        raise UserError(f"{path.parent} has no {path.name}; see training.checkpoint_epochs") from None
     except Exception as error:
         reason = " ".join(str(error).split())[:200] or type(error).__name__
-        raise UserError(
-            f"{path} is damaged or belongs to another network ({reason}); resume from another run, or "
-            f"start again"
-        ) from error
+        raise UserError(f"{path} is damaged or of another network ({reason}); choose another") from error
 
 
 def _counts(names: set[str], prefixes: Sequence[str]) -> list[int]:

@@ -94,8 +94,9 @@ def open_loader(
         train_samples=run.data.train_samples,
         eval_samples=run.data.eval_samples,
         spatial_size=spatial_size,
-        has_arrived=Path.exists if run.staging.overlap else None,
     )
+    if staged and run.staging.overlap:
+        samples = samples.arriving(staged, dataset.root)
     passes = run.backward_passes
     steps = steps_per_epoch(world.gather(samples.train_pool), local_batch_size * passes)
     loader = Loader(
@@ -132,8 +133,8 @@ def require_codec(dataset: Manifest, codecs: Sequence[str], *, without: str) -> 
     preferred one first. ``without``: the format of a data set without a codec."""
     if (codec := dataset.facts.get("codec", without)) not in codecs:
         raise UserError(
-            f"{dataset.root}: loading.decode=device decodes {', '.join(codecs)}, but this data set is "
-            f"{codec}; convert it with --codec {codecs[0]}, or set loading.decode=host"
+            f"{dataset.root} is {codec}, and loading.decode=device requires {' or '.join(codecs)}; "
+            f"convert it with --codec {codecs[0]}, or set loading.decode=host"
         )
 
 

@@ -38,10 +38,7 @@ def read_earlier_epochs(
 def require_parameters(parameters: int, expected: int | None) -> None:
     """Raise UserError if the network that was built does not have the ``expected`` number of parameters."""
     if expected not in (None, parameters):
-        raise UserError(
-            f"the network has {parameters} parameters, not {expected}; keep the preset's network settings, or "
-            "set network.parameters to match"
-        )
+        raise UserError(f"the network has {parameters} parameters, not {expected}; set network.parameters")
 
 
 def mark_warm(run: Run, losses: Sequence[SupportsFloat], log: RunLog) -> None:
@@ -70,7 +67,6 @@ def log_quality(run: Run, quality: float, log: RunLog, epoch: int) -> None:
 def log_epoch(
     run: Run,
     log: RunLog,
-    world: World,
     epoch: int,
     samples: int,
     bytes_read: int,
@@ -86,7 +82,7 @@ def log_epoch(
     evaluation. An emulated run has neither loss nor quality: only samples, bytes and rate are recorded.
     """
     log.metric("samples", samples, epoch=epoch)
-    log.metric("bytes", int(world.sum(bytes_read)), epoch=epoch)
+    log.metric("bytes", int(log.world.sum(bytes_read)), epoch=epoch)
     log.metric("learning_rate", rate, epoch=epoch)
     if run.emulation.enabled:
         log.say(f"epoch {epoch}: {samples:,} samples read, not computed")

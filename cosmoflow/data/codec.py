@@ -127,9 +127,7 @@ class LookupTable:
 
 
 def _beyond(frame: Frame, block: Block, at: int) -> UserError:
-    return frame.error(
-        f"key {block.keys[at]} of voxel {block.start + at} is beyond its table of {len(block.table)}"
-    )
+    return frame.error(f"key {block.keys[at]} of voxel {block.start + at} exceeds {len(block.table)}")
 
 
 class _Range(NamedTuple):

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypedDict, Unpack
 
 import h5py
 import numpy as np
@@ -49,6 +50,14 @@ class Universe:
     folder: str
 
 
+class Division(TypedDict, total=False):
+    """How raw universes are divided: voxels along a side of a ``sample`` (default: 128), and the fraction of the
+    universes held out for ``validation`` (default: 1/9)."""
+
+    sample: int
+    validation: float
+
+
 def convert(
     source: Path,
     out: Path,
@@ -56,14 +65,13 @@ def convert(
     workers: int,
     *,
     codec: str | None = None,
-    sample: int = 128,
     packer: Packer | None = None,
-    validation: float = 1 / 9,
     archive: int | None = None,
+    **division: Unpack[Division],
 ) -> None:
-    """Divide the universes under ``source`` into samples of ``sample``³ voxels under ``out``, with a
-    manifest, in the format ``codec`` (one of ``sample.NAMES``; None: gzip). If ``source`` contains samples,
-    these are converted (``recode``). ``archive``: the number of samples to pack into each file; without
+    """Divide the universes under ``source`` into samples under ``out`` as by ``division``, with a manifest, in the
+    format ``codec`` (one of ``sample.NAMES``; None: gzip). If ``source`` contains samples, these are converted
+    (``recode``). ``archive``: the number of samples to pack into each file; without
     ``codec`` they are packed unchanged.
 
     Files of ``gzip`` are compressed by ``packer`` (``tfrecord.compress``; None: zlib).
@@ -85,11 +93,9 @@ def convert(
         return
     if archive:
         on_rank0(world, lambda: manifest.require_folder(source))
-        raise UserError(
-            f"{source} has no samples in {' or '.join(f'{name}/' for name in FOLDERS)}, which --archive packs; "
-            "convert universes without it first"
-        )
+        raise UserError(f"--archive packs samples, but {source} has universes; convert them without it first")
     codec = codec or "gzip"
+    sample, validation = division.get("sample", 128), division.get("validation", 1 / 9)
     require_listed(source, world, workers, lambda name: name.endswith(_SUFFIXES))
     universes = on_rank0(world, lambda: find_universes(source, validation))
     sums = checksums(source, world)
@@ -142,16 +148,12 @@ def find_universes(source: Path, validation_fraction: float) -> list[Universe]:
         raise UserError(f"{source}: no such folder; pass the folder of the raw universes")
     paths = sorted(path for path in source.rglob("*") if path.suffix in _SUFFIXES and path.is_file())
     if not paths:
-        raise UserError(
-            f"{source}: no universe (*.hdf5) in it or below; pass the folder of the raw universes"
-        )
+        raise UserError(f"{source} has no universe (*.hdf5); pass the folder of the raw universes")
     # <folder>_<file> with the folder's whole path below the source; files at the top have no folder.
     names = ["_".join(path.relative_to(source).with_suffix("").parts) for path in paths]
     twice = {name for name in names if names.count(name) > 1} if len(set(names)) < len(names) else set()
     if twice:
-        raise UserError(
-            f"{source}: two universes have samples of the same name, {min(twice)}; rename one of them"
-        )
+        raise UserError(f"{source}: two universes are named {min(twice)}; rename one of them")
     held_out = round(validation_fraction * len(paths))
     if validation_fraction and len(paths) > 1:
         held_out = max(1, min(held_out, len(paths) - 1))
@@ -170,26 +172,20 @@ def _shape(universe: Universe, sample: int) -> tuple[int, ...]:
             data = file.get(name)
             if not isinstance(data, h5py.Dataset) or data.dtype != kind or data.ndim != axes:
                 raise UserError(
-                    f"{universe.path} has no dataset {name!r} of {np.dtype(kind)} with {axes} axes; "
-                    "pass the folder of the raw universes"
+                    f"{universe.path} has no dataset {name!r} of {axes} axes ({np.dtype(kind)}); "
+                    "pass raw universes"
                 )
             require_own_values(data, universe.path)
         shape: tuple[int, ...] = file["full"].shape + file["unitPar"].shape
     if len(set(shape[:3])) > 1 or sample < 1 or shape[0] == 0 or shape[0] % sample:
-        raise UserError(
-            f"{universe.path}: {' × '.join(map(str, shape[:3]))} voxels do not divide into samples of "
-            f"{sample}³; choose a --sample that divides {shape[0]}"
-        )
+        raise UserError(f"{universe.path}: --sample {sample} must divide {list(shape[:3])} voxels")
     return shape
 
 
 def _require_one_kind(universes: list[Universe], shapes: list[tuple[int, ...]]) -> None:
     for universe, shape in zip(universes, shapes, strict=True):
         if shape != shapes[0]:
-            raise UserError(
-                f"{universe.path} has shape {shape}, but {universes[0].path.name} has {shapes[0]}; "
-                "convert universes of one shape at a time"
-            )
+            raise UserError(f"{universe.path} is {shape}, not {shapes[0]}; convert one shape at a time")
 
 
 def _convert_slabs(
@@ -275,11 +271,7 @@ class _Alike:
             else:
                 same = frame.peek(head) == (self.codec, self._shape)
         if not same:
-            raise UserError(
-                f"{path}: truncated, or written with another --sample, --codec or --packer; remove it, or "
-                f"convert "
-                "into an empty folder"
-            )
+            raise UserError(f"{path}: truncated, or of another --sample, --codec or --packer; remove it")
 
 
 def _holds_samples(source: Path) -> bool:

@@ -114,8 +114,7 @@ def _recoded(path: Path, shape: list[int], codec: str, packer: Packer) -> bytes 
     x, y = read_counts(path)
     if x.size != _size(shape):
         raise UserError(
-            f"{path} has {x.size} counts, a sample of shape {shape} has {_size(shape)}; "
-            "the data set's samples are not of one shape"
+            f"{path} has {x.size} counts, not the {_size(shape)} of {shape}; all samples must have one shape"
         )
     return sample_bytes(x.reshape(shape), y, codec, packer)
 
@@ -134,7 +133,5 @@ def _shape(path: Path) -> list[int]:
     if x.ndim == 4:
         return list(x.shape)
     if 4 * side**3 != x.size:
-        raise UserError(
-            f"{path}: {x.size} counts are not a cube of voxels at four redshifts; index the data set first"
-        )
+        raise UserError(f"{path}: {x.size} counts are not n³ at four redshifts; index the data set first")
     return [side, side, side, 4]

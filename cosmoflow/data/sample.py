@@ -88,11 +88,7 @@ def sample_bytes(
 
 
 def write_sample(
-    path: Path,
-    x: npt.NDArray[np.int16],
-    y: npt.NDArray[np.float32],
-    codec: str,
-    packer: Packer = "zlib",
+    path: Path, x: npt.NDArray[np.int16], y: npt.NDArray[np.float32], codec: str, packer: Packer = "zlib"
 ) -> None:
     """Write ``sample_bytes``; the file appears when it is complete. Raises OSError. ``x`` is [n, n, n,
     redshifts], ``y`` [targets]."""
@@ -201,8 +197,8 @@ def _counts(path: Sample, voxels: memoryview, shape: tuple[int, ...]) -> npt.NDA
     counts = np.frombuffer(voxels, "u1")
     if len(counts) != 2 * prod(shape):
         raise UserError(
-            f"{path}: x has {len(counts)} bytes, but int16 voxels of shape {list(shape)} are {2 * prod(shape)}; "
-            "the preset's data.sample_shape is not that of this data set"
+            f"{path}: x has {len(counts)} bytes, but data.sample_shape {list(shape)} in int16 has "
+            f"{2 * prod(shape)}; choose another preset or data set"
         )
     return counts.view("<i2").reshape(shape)
 

@@ -28,10 +28,7 @@ def profile(run: CosmoFlow, request: Request, world: World) -> Profile:
     belongs to no single layer. Called by all ranks."""
     training, hparams, shape = run.training, run.hyperparameters, run.data.sample_shape
     if training.spatial_size > 1:
-        raise UserError(
-            f"training.spatial={list(training.spatial)}: only steps on undivided samples can be profiled; "
-            f"omit it"
-        )
+        raise UserError(f"training.spatial={list(training.spatial)} cannot be profiled; omit it")
     device = pick_device(training.device, world.local_rank)
     if device.type == "cpu":
         keep_memory()

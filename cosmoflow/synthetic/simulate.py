@@ -51,10 +51,7 @@ def simulate(simulation: Simulation, universe: int) -> tuple[npt.NDArray[np.int1
         else:
             in_voxels = gravity.cloud_counts(moved, simulation.particles**3, rng)
         if in_voxels.max() > np.iinfo(np.int16).max:
-            raise UserError(
-                f"universe {universe} has {in_voxels.max()} particles in a voxel, more than an int16 holds; "
-                "set data.simulation.particles lower or data.simulation.grid higher"
-            )
+            raise UserError(f"{in_voxels.max()} particles exceed an int16; reduce data.simulation.particles")
         counts[..., channel] = in_voxels
     return counts, unit
 
@@ -114,17 +111,11 @@ def make(data: Data, out: Path, world: World, workers: int, raw: bool = False) -
 def _checked(data: Data) -> Simulation:
     simulation, shape = data.simulation, data.sample_shape
     if simulation is None:
-        raise UserError(
-            "this preset requires the official data set, which cannot be generated; see "
-            "docs/reference/data_cosmoflow.md"
-        )
+        raise UserError("the official data set cannot be generated; see docs/reference/data_cosmoflow.md")
     if len(shape) != 4 or len(set(shape[:3])) != 1 or shape[3] != len(REDSHIFTS):
         raise UserError(f"data.sample_shape is {list(shape)}; universes give [n, n, n, {len(REDSHIFTS)}]")
     if simulation.grid % shape[0]:
-        raise UserError(
-            f"data.simulation.grid = {simulation.grid} cannot be cut into samples of {shape[0]} voxels "
-            f"a side; make it a multiple of {shape[0]}"
-        )
+        raise UserError(f"data.simulation.grid={simulation.grid} must be a multiple of {shape[0]}")
     return simulation
 
 

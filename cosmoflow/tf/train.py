@@ -114,7 +114,7 @@ def train(
                 log_quality(run, error, log, epoch)
 
             trained = loader.steps * hparams.global_batch_size
-            log_epoch(run, log, world, epoch, trained, bytes_read, rate=rate, loss=loss, quality=error)
+            log_epoch(run, log, epoch, trained, bytes_read, rate=rate, loss=loss, quality=error)
             if met := run.target.met_by(error):
                 break
             if training.checkpoint_epochs and epoch % training.checkpoint_epochs == 0:

@@ -166,10 +166,7 @@ class Planes:
         kept = (np.abs(out.astype(np.float64) - array) <= limits).all(axis=(0, 1))
         if not kept.all():
             channel = int(np.argmin(kept))
-            raise UserError(
-                f"{self.name} does not keep an error of {limits[channel]:.3g} in channel {channel}; take another "
-                "codec"
-            )
+            raise UserError(f"{self.name} exceeds {limits[channel]:.3g} in channel {channel}; choose another")
         return sections
 
     def decode(self, frame: Frame, out: npt.NDArray[np.float32]) -> None:

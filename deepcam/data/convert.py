@@ -74,10 +74,7 @@ def convert(
     as_stored = archive is not None and codec is None
     codec = str(before.get("codec", "hdf5")) if as_stored else codec or "npy"
     if archive and codec not in CODECS:
-        raise UserError(
-            f"--archive: archives contain samples of a codec, not of {codec}; use --codec plain, which keeps the "
-            f"values unchanged, or another codec"
-        )
+        raise UserError(f"--archive does not support {codec}; use --codec plain or another")
     samples = on_rank0(world, lambda: _samples(source, before, as_stored))
     on_rank0(world, lambda: require_checksum(hdf5.find_statistics(source), sums))
     shape, statistics = on_rank0(world, lambda: _kind(source, samples[0][1]))
@@ -177,9 +174,7 @@ def _samples(source: Path, known: dict[str, Any], as_stored: bool) -> list[tuple
     ]
     if not as_stored and (known.get("lossy", False) or known.get("dtype", "float32") != "float32"):
         raise UserError(
-            f"{source}: was already converted by a lossy codec ({known.get('codec', known.get('dtype'))}); "
-            f"pass the "
-            "folder of the HDF5 samples"
+            f"{source} is already lossy ({known.get('codec', known.get('dtype'))}); pass the HDF5 samples"
         )
     return samples
 

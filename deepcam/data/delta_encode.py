@@ -8,15 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mlhpc.deepcam.data.delta import (
-    CONSTANT,
-    DIFFERENCES,
-    LEAST_LOG2,
-    LEAST_UNIT,
-    MOST_PIVOT,
-    MOST_UNIT,
-    RAW,
-)
+from mlhpc.deepcam.data.delta import CONSTANT, DIFFERENCES, LEAST_LOG2, LEAST_UNIT, MOST_PIVOT, MOST_UNIT, RAW
 
 Floats = npt.NDArray[np.float32]
 Accept = Callable[[Floats, Floats, npt.NDArray[np.intp]], npt.NDArray[np.bool_]]

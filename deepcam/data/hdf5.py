@@ -77,10 +77,7 @@ def sample_shape(path: Path) -> tuple[int, int, int]:
     with _opened(path) as file:
         shape: tuple[int, ...] = _dataset(file, path, DATA).shape
     if len(shape) != 3:
-        raise UserError(
-            f"{path}: {DATA} has shape {list(shape)}, but a sample is [rows, columns, channels]; "
-            "pass the folder of a DeepCAM data set"
-        )
+        raise UserError(f"{path}: {DATA} must be [rows, columns, channels], not {list(shape)}")
     return shape[0], shape[1], shape[2]
 
 
@@ -99,10 +96,7 @@ def find_statistics(root: Path) -> Path:
     for path in (root / "stats.h5", root / "train" / "stats.h5"):
         if path.exists():
             return path
-    raise UserError(
-        f"{root / 'stats.h5'}: missing, also in train/; it contains climate/minval and climate/maxval of "
-        f"the channels and is part of the data set"
-    )
+    raise UserError(f"{root / 'stats.h5'} is missing, also in train/; copy it from the original data set")
 
 
 def read_statistics(root: Path, channels: int) -> Statistics:
@@ -117,8 +111,8 @@ def read_statistics(root: Path, channels: int) -> Statistics:
         for values in datasets:
             if values.shape != (channels,) or values.dtype.kind != "f":
                 raise UserError(
-                    f"{path}: {values.name[1:]} has shape {list(values.shape)} of {values.dtype}, expected "
-                    f"{channels} floating-point channels; use the file of this data set"
+                    f"{path}: {values.name[1:]} is {values.dtype} {list(values.shape)}, expected "
+                    f"{channels} floating-point channels"
                 )
         minimum, maximum = (values[...] for values in datasets)
     for channel, (low, high) in enumerate(zip(minimum, maximum, strict=True)):
@@ -126,8 +120,8 @@ def read_statistics(root: Path, channels: int) -> Statistics:
             scale = np.float32(1 / (high - low))
         if not (high > low and 0 < scale < np.inf):
             raise UserError(
-                f"{path}: {channel_name(channel, channels)} goes from {low} to {high}, which cannot be "
-                f"used for normalisation; compute the statistics again from the training samples"
+                f"{path}: {channel_name(channel, channels)} from {low} to {high} cannot be "
+                "normalised; compute the statistics again from the training samples"
             )
     return Statistics(minimum, maximum)
 

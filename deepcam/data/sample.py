@@ -61,10 +61,7 @@ def require_layout(dataset: Manifest) -> None:
     if dataset.facts.get("codec", "hdf5") not in UNENCODED:
         require(dataset.facts, CODECS, dataset.root / NAME)
     if "dtype" not in dataset.facts and any(file.path.endswith(".npy") for file in dataset.files):
-        raise UserError(
-            f"{dataset.root}: its .npy files have no manifest; convert the HDF5 samples with mlhpc data "
-            f"convert deepcam"
-        )
+        raise UserError(f"{dataset.root}: .npy files without a manifest; convert the HDF5 samples again")
 
 
 def sample_shape(path: Sample) -> tuple[int, int, int]:
@@ -276,14 +273,11 @@ class Reader:
         if array.shape == shape and array.dtype.kind in kinds:
             return
         if len(array.shape) == 3 and array.shape[:2] == shape[:2] and array.shape != shape:
-            raise UserError(
-                f"{path}: {name} has {array.shape[2]} channels, expected {shape[2]}; "
-                "use the data set that the preset's data.sample_shape describes"
-            )
+            raise UserError(f"{path}: {name} has {array.shape[2]} channels instead of {shape[2]}")
         kind = "floating point" if kinds == "f" else "integers"
         raise UserError(
             f"{path}: {name} is {array.dtype} {list(array.shape)}, expected {kind} {list(shape)}; "
-            "use the data set that the preset's data.sample_shape describes"
+            "choose another preset or data set"
         )
 
 

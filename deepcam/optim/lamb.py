@@ -1,6 +1,7 @@
 """LAMB (You et al. 2020, arXiv:1904.00962) with the mathematics of NVIDIA Apex's FusedLAMB."""
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -12,13 +13,23 @@ CACHE = 2**20
 """Weights updated at a time on a CPU, so that they, their gradients and state remain in its caches."""
 
 
+@dataclass(frozen=True)
+class Moments:
+    """How the gradients and their squares are averaged: the decay rates b1 and b2, bias correction, and whether
+    the average of the gradients weights a new one by 1 - b1."""
+
+    betas: tuple[float, float] = (0.9, 0.999)
+    bias_correction: bool = True
+    grad_averaging: bool = True
+
+
 class Lamb(torch.optim.Optimizer):
     """LAMB over the tensors of ``parameters``, which are on one device and in float32.
 
     As in Apex (apex/optimizers/fused_lamb.py, csrc/multi_tensor_lamb.cu, ``adam_w_mode``, not ``use_nvlamb``):
     with the gradients g divided by max(1, |g| / max_grad_norm), |g| being the norm over all tensors,
-    m = b1 m + b3 g and v = b2 v + (1 - b2) g^2, b3 being 1 - b1 with gradient averaging and 1 without it. With
-    bias correction m' = m / (1 - b1^t) and v' = v / (1 - b2^t). The update of a tensor is
+    m = b1 m + b3 g and v = b2 v + (1 - b2) g^2, b3 being 1 - b1 with gradient averaging and 1 without it
+    (``moments``). With bias correction m' = m / (1 - b1^t) and v' = v / (1 - b2^t). The update of a tensor is
     u = m' / (sqrt(v') + eps) + weight_decay w, and w = w - lr |w| / |u| u. Where a norm is zero, and
     everywhere when ``weight_decay`` is zero, that ratio of norms is 1.
 
@@ -33,21 +44,17 @@ class Lamb(torch.optim.Optimizer):
         parameters: Iterable[torch.nn.Parameter],
         lr: float | Tensor,
         *,
-        betas: tuple[float, float] = (0.9, 0.999),
+        moments: Moments = Moments(),
         eps: float = 1e-6,
         weight_decay: float = 0.01,
-        bias_correction: bool = True,
-        grad_averaging: bool = True,
         max_grad_norm: float = 1.0,
         compiled: bool = False,
     ) -> None:
         defaults = {
             "lr": lr,
-            "betas": betas,
+            **asdict(moments),
             "eps": eps,
             "weight_decay": weight_decay,
-            "bias_correction": bias_correction,
-            "grad_averaging": grad_averaging,
             "max_grad_norm": max_grad_norm,
         }
         super().__init__(parameters, defaults)
@@ -76,11 +83,7 @@ class Lamb(torch.optim.Optimizer):
         return result
 
     def _step_group(
-        self,
-        group: dict[str, Any],
-        parameters: list[Tensor],
-        scale: Tensor | None,
-        found_inf: Tensor | None,
+        self, group: dict[str, Any], parameters: list[Tensor], scale: Tensor | None, found_inf: Tensor | None
     ) -> None:
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         beta1, beta2 = group["betas"]

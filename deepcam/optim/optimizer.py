@@ -7,7 +7,7 @@ import torch
 
 from mlhpc.benchmarks.deepcam import Hyperparameters
 from mlhpc.common.training.schedules import StepSchedule
-from mlhpc.deepcam.optim.lamb import Lamb
+from mlhpc.deepcam.optim.lamb import Lamb, Moments
 
 
 def make_optimizer(
@@ -22,23 +22,13 @@ def make_optimizer(
     parameters = list(parameters)
     facts = hyperparameters
     rate = torch.tensor(facts.opt_lr, device=parameters[0].device)
-    options: dict[str, Any] = {
-        "betas": facts.opt_betas,
-        "eps": facts.opt_eps,
-        "weight_decay": facts.opt_weight_decay,
-    }
+    options: dict[str, Any] = {"eps": facts.opt_eps, "weight_decay": facts.opt_weight_decay}
     if facts.opt_name == "LAMB":
-        return Lamb(
-            parameters,
-            rate,
-            **options,
-            bias_correction=facts.opt_bias_correction,
-            grad_averaging=facts.opt_grad_averaging,
-            max_grad_norm=facts.opt_max_grad_norm,
-            compiled=compiled,
-        )
+        moments = Moments(facts.opt_betas, facts.opt_bias_correction, facts.opt_grad_averaging)
+        limit = facts.opt_max_grad_norm
+        return Lamb(parameters, rate, moments=moments, **options, max_grad_norm=limit, compiled=compiled)
     kind = torch.optim.Adam if facts.opt_name == "Adam" else torch.optim.AdamW
-    return kind(parameters, rate, **options, fused=True)
+    return kind(parameters, rate, betas=facts.opt_betas, **options, fused=True)
 
 
 def rate_at(hyperparameters: Hyperparameters, step: int) -> float:

@@ -87,10 +87,7 @@ def _read(path: Path) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.uint8]]:
     else:
         shape = hdf5.read(path)[0].shape
     if len(shape) != 3 or shape[2] != len(hdf5.CHANNELS):
-        raise UserError(
-            f"{path} has shape {list(shape)}, not [rows, columns, {len(hdf5.CHANNELS)} channels]; "
-            "pass a sample file"
-        )
+        raise UserError(f"{path} has shape {list(shape)}, not [rows, columns, {len(hdf5.CHANNELS)} channels]")
     fields, mask = np.empty(shape, np.float32), np.empty(shape[:2], np.uint8)
     sample.Reader(shape, None).read(path, fields, mask)
     return fields, mask

@@ -81,14 +81,9 @@ def make(data: Data, out: Path, world: World, workers: int) -> None:
 
 def _checked(data: Data) -> Simulation:
     if data.simulation is None:
-        raise UserError(
-            "this preset requires the official data set, which cannot be generated; see "
-            "docs/reference/data_deepcam.md"
-        )
+        raise UserError("the official data set cannot be generated; see docs/reference/data_deepcam.md")
     if data.sample_shape[2] != len(CHANNELS):
-        raise UserError(
-            f"data.sample_shape is {list(data.sample_shape)}; synthetic weather has {len(CHANNELS)} channels"
-        )
+        raise UserError(f"data.sample_shape {list(data.sample_shape)} must have {len(CHANNELS)} channels")
     return data.simulation
 
 

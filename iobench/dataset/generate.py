@@ -198,18 +198,14 @@ def require_data(dataset: Dataset, root: Root) -> None:
     keys = sorted(key for key in recorded.keys() | wanted.keys() if recorded.get(key) != wanted.get(key))
     if keys and not _is_part(keys, layout, recorded):
         differing = "; ".join(f"{key} is {recorded.get(key)}, not {wanted.get(key)}" for key in keys[:3])
-        raise UserError(
-            f"{root}: contains the data of another workload: {differing}; choose another folder with --data"
-        )
+        raise UserError(f"{root} has the data of another workload: {differing}; choose another --data")
     for split in SPLITS:
         if not layout.files(split):
             continue
         present = layout.place.present(split)
         lacking = sum(layout.name(split, file) not in present for file in range(layout.files(split)))
         if lacking:
-            raise UserError(
-                f"{layout.place}/{split}: lacks {lacking} of {layout.files(split)} files; {command}"
-            )
+            raise UserError(f"{layout.place}/{split}: {lacking} of {layout.files(split)} missing; {command}")
 
 
 def _is_part(keys: Sequence[str], layout: Layout, recorded: Mapping[str, Any]) -> bool:

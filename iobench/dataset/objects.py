@@ -124,10 +124,7 @@ class ObjectStore:
             differ = sorted(
                 key for key in present.keys() | wanted.keys() if present.get(key) != wanted.get(key)
             )
-            raise UserError(
-                f"{self}: holds a data set made with another {', '.join(differ)}; remove it or choose "
-                f"another prefix"
-            )
+            raise UserError(f"{self}: data set with another {', '.join(differ)}; remove it")
 
     def missing(self, names: Sequence[str], is_whole: Callable[[Path, str], bool]) -> list[str]:
         """The files among ``names`` that do not exist: objects are written as a whole."""
@@ -194,9 +191,7 @@ class ObjectStore:
         try:
             return self._call(what, work)
         except FileNotFoundError:
-            raise UserError(
-                f"{self} cannot be {what}: there is no such object; regenerate the data"
-            ) from None
+            raise UserError(f"{self} cannot be {what}: it does not exist; regenerate the data") from None
 
     def _put(self, work: Callable[[Any, str], object]) -> None:
         try:
@@ -300,9 +295,7 @@ def _filesystem(protocol: str, endpoint: str, region: str, path_style: bool | No
     try:
         inspect.signature(kind.__init__).bind(None, **options)  # before a client is partially created
     except TypeError as error:
-        raise UserError(
-            f"{protocol}:// cannot be used: a URL is not sufficient ({error}); use s3://"
-        ) from None
+        raise UserError(f"{protocol}:// cannot be used: no URL suffices ({error}); use s3://") from None
     filesystem = kind(**options)
     if hasattr(filesystem, "retries"):
         filesystem.retries = 1  # each includes botocore's own attempts

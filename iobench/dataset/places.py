@@ -57,9 +57,7 @@ class Folder:
             return None
         except (OSError, ValueError, RecursionError) as error:
             reason = error.strerror if isinstance(error, OSError) else error
-            raise UserError(
-                f"{path} cannot be read: {reason}; regenerate the data, or choose another --data"
-            ) from None
+            raise UserError(f"{path} cannot be read: {reason}; choose another --data") from None
 
     def claim(self, record: Mapping[str, Any]) -> None:
         """Write the record of a data set. Raises UserError if the folder has other files."""
@@ -83,9 +81,8 @@ class Folder:
         filesystem = filesystem_of(self.root)
         if needed > filesystem.free_bytes:
             raise UserError(
-                f"{self.root}: needs {bytes_text(needed)}, {filesystem.mount_point} has "
-                f"{bytes_text(filesystem.free_bytes)} free; free some, or reduce the data set (--set "
-                f"dataset.files=...)"
+                f"{self.root}: {bytes_text(needed)} exceed the {bytes_text(filesystem.free_bytes)} "
+                f"free in {filesystem.mount_point}; free some, or set dataset.files"
             )
 
     def write(self, name: str, fill: Callable[[int], None]) -> int:

@@ -142,7 +142,7 @@ def _storage(table: dict[str, Any], data_folder: str) -> dict[str, Any]:
     if kind != "s3":
         raise BadKey(
             ("storage", "storage_type"),
-            f"storage.storage_type: {shown(kind)} is not emulated; choose from: local_fs, parallel_fs, s3",
+            f"storage.storage_type {shown(kind)} must be local_fs, parallel_fs or s3",
         )
     options = _table(table, "storage_options")
     root = str(table.get("storage_root", "")).strip("./")

@@ -48,9 +48,7 @@ def load(source: str, settings: Iterable[str] = ()) -> Workload:
     if path.suffix not in (".toml", ".yaml", ".yml"):
         suite_names = names()
         if source not in suite_names:
-            raise UserError(
-                f"no workload {source!r}; {did_you_mean(source, suite_names)} Or pass a .toml or .yaml file"
-            )
+            raise UserError(f"no workload {source!r}; {did_you_mean(source, suite_names)}; or pass a file")
         text = _folder().joinpath(f"{source}.toml").read_text("utf-8")
         return _from_toml(text, f"workload {source}", settings)[0]
     try:
@@ -82,9 +80,7 @@ def _folder() -> Any:
 def _from_toml(text: str, where: str, settings: Iterable[str]) -> Loaded:
     settings = tuple(settings)
     if theirs := next(filter(_is_dlio, settings), None):
-        raise UserError(
-            f"{where}: {theirs!r} is a key of DLIO's YAML; this workload has its own keys: mlhpc io list"
-        )
+        raise UserError(f"{where}: {theirs!r} is a key of DLIO's YAML, not of a workload; see mlhpc io list")
     try:
         tables = parse_toml(text)
     except ValueError as error:

@@ -105,9 +105,7 @@ def required(workload: Workload, memory_bytes: int, accelerators: int, clients: 
         if value < 1:
             raise UserError(f"{name} {value} must be at least 1")
     if clients > accelerators:
-        raise UserError(
-            f"--clients {clients}: each client needs an accelerator, but there are only {accelerators}"
-        )
+        raise UserError(f"--clients {clients} must not exceed the {accelerators} accelerators")
     file_bytes = dataset.samples_per_file * dataset.sample_bytes
     batch = accelerators * workload.reader.batch_size
     for_memory = math.ceil(MEMORIES * memory_bytes * clients / file_bytes)

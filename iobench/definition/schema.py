@@ -31,21 +31,13 @@ class Dataset(FrozenModel):
     files: Count
     samples_per_file: Count = 1
     sample_bytes: Bytes = Field(description="mean size of a sample, without the overhead of the format")
-    sample_bytes_stdev: BytesOrNone = Field(
-        0, description="sizes are normally distributed, truncated at mean/100"
-    )
+    sample_bytes_stdev: BytesOrNone = Field(0, description="of a normal distribution, truncated at mean/100")
     total_bytes: BytesOrNone = Field(0, description="if given, checked against the product; 0: not given")
     eval_files: CountOrNone = 0
-    compressibility: float = Field(
-        1.0, ge=1, description="ratio of raw to compressed size; 1: incompressible"
-    )
-    compression: Literal["none", "gzip", "lzf"] = Field(
-        "none", description="filter of HDF5; gzip of TFRecord"
-    )
+    compressibility: float = Field(1.0, ge=1, description="raw size / compressed size; 1: incompressible")
+    compression: Literal["none", "gzip", "lzf"] = Field("none", description="of HDF5; gzip of TFRecord")
     compression_level: int = Field(4, ge=1, le=9)
-    chunk_bytes: BytesOrNone = Field(
-        0, description="size of HDF5 chunks; 0: contiguous, or one sample if compressed"
-    )
+    chunk_bytes: BytesOrNone = Field(0, description="of HDF5; 0: contiguous, or one sample if compressed")
     columns: Count = Field(1024, description="numbers per row of CSV")
     seed: CountOrNone = 2020
 
@@ -63,33 +55,24 @@ class Dataset(FrozenModel):
     def _sizes_agree(self) -> Self:
         if self.total_bytes and abs(self.bytes / self.total_bytes - 1) > TOLERANCE:
             raise ValueError(
-                f"contradictory sizes: {self.files} files of {self.samples_per_file} samples of "
-                f"{self.sample_bytes} bytes are {bytes_text(self.bytes)}, but total_bytes is "
-                f"{bytes_text(self.total_bytes)}"
+                "contradictory sizes: files × samples_per_file × sample_bytes is "
+                f"{bytes_text(self.bytes)}, total_bytes {bytes_text(self.total_bytes)}"
             )
         if self.sample_bytes_stdev >= self.sample_bytes:
-            raise ValueError(
-                f"contradictory sizes: a spread of {self.sample_bytes_stdev} bytes around a mean of "
-                f"{self.sample_bytes}; sample_bytes_stdev must be smaller"
-            )
+            raise ValueError(f"sample_bytes_stdev must be less than sample_bytes {self.sample_bytes}")
         if self.compression != "none" and self.format not in ("hdf5", "tfrecord"):
-            raise ValueError(f"compression {self.compression!r} is for hdf5 and tfrecord, not {self.format}")
+            raise ValueError(f"compression {self.compression!r} requires hdf5 or tfrecord, not {self.format}")
         if self.compression == "lzf" and self.format != "hdf5":
-            raise ValueError("compression 'lzf' is for hdf5")
+            raise ValueError("compression 'lzf' requires hdf5")
         if self.chunk_bytes and self.format != "hdf5":
-            raise ValueError(f"chunk_bytes is for hdf5, not {self.format}")
+            raise ValueError(f"chunk_bytes requires hdf5, not {self.format}")
         if self.layout == "dlio" and self.format == "parquet":
-            raise ValueError("DLIO 2.0.0 has no parquet files: dataset.layout must be mlhpc")
+            raise ValueError("dataset.layout of parquet must be mlhpc: DLIO 2.0.0 has no such files")
         if self.format == "csv" and self.layout == "mlhpc" and self.sample_bytes < 2 * self.columns:
-            raise ValueError(
-                f"contradictory sizes: a row of {self.columns} numbers needs {2 * self.columns} bytes, "
-                f"sample_bytes is {self.sample_bytes}"
-            )
-        single = ("jpeg",) if self.layout == "dlio" else ("npy", "jpeg")
-        if self.format in single and self.samples_per_file > 1:
-            raise ValueError(
-                f"a {self.format} file holds one sample, samples_per_file is {self.samples_per_file}"
-            )
+            raise ValueError(f"sample_bytes must be at least {2 * self.columns} for {self.columns} columns")
+        single = self.format == "jpeg" or (self.format == "npy" and self.layout == "mlhpc")
+        if single and self.samples_per_file > 1:
+            raise ValueError(f"samples_per_file of {self.format} must be 1, not {self.samples_per_file}")
         return self
 
 
@@ -160,18 +143,14 @@ class Reader(FrozenModel):
 
     batch_size: Count = Field(1, description="samples per rank and step")
     eval_batch_size: Count = 1
-    threads: CountOrNone = Field(
-        1, description="reader threads; 0: the loop itself reads, so no I/O is hidden"
-    )
+    threads: CountOrNone = Field(1, description="reader threads; 0: the loop reads, so no I/O is hidden")
     prefetch: Count = Field(2, description="maximum number of batches ready or in progress")
     partition: bool = Field(True, description="each rank reads its part of the samples; false: all samples")
     file_order: Literal["sequential", "shuffled"] = "sequential"
     sample_order: Literal["sequential", "shuffled", "random"] = Field(
         "sequential", description="order of all samples of the rank; random: with replacement"
     )
-    transfer_bytes: BytesOrNone = Field(
-        0, description="largest read; 0: a sample at once, and of npz as NumPy reads it"
-    )
+    transfer_bytes: BytesOrNone = Field(0, description="largest read; 0: a sample at once; npz as NumPy does")
     reopen: bool = Field(False, description="open the file again for each sample, as a stateless loader does")
     advice: Literal["normal", "sequential", "random"] = Field(
         "normal", description="posix_fadvise of each file; sequential: the kernel reads ahead twice as far"
@@ -222,9 +201,7 @@ class Train(FrozenModel):
     steps: CountOrNone = Field(0, description="total number of steps over all epochs; 0: whole epochs")
     epoch_steps: CountOrNone = Field(0, description="most steps of an epoch; 0: all of its samples")
     computation: Duration = Field(Duration(mean=0.0), description="seconds of computation per step")
-    barrier: bool = Field(
-        True, description="ranks wait for each other after each step, as an all-reduce does"
-    )
+    barrier: bool = Field(True, description="ranks wait for each other in each step, as in an all-reduce")
 
 
 class Evaluation(FrozenModel):
@@ -237,14 +214,10 @@ class Checkpoint(FrozenModel):
     """Checkpoints written during training (``every_*``), or ``writes`` and ``reads`` afterwards."""
 
     files: tuple[Bytes, ...] = Field((), description="sizes of the files of each writer")
-    total_bytes: BytesOrNone = Field(
-        0, description="instead of files: divided equally among the writing ranks"
-    )
+    total_bytes: BytesOrNone = Field(0, description="instead of files: divided among the writing ranks")
     ranks: Literal["first", "all"] = "first"
     every_steps: CountOrNone = 0
-    steps_of: Literal["run", "epoch"] = Field(
-        "run", description="whether every_steps starts again each epoch"
-    )
+    steps_of: Literal["run", "epoch"] = Field("run", description="whether every_steps restarts each epoch")
     every_epochs: CountOrNone = 0
     first_epoch: CountOrNone = Field(0, description="the epoch that the first one follows; 0: every_epochs")
     writes: CountOrNone = Field(0, description="checkpoints written after training")
@@ -279,9 +252,7 @@ class Metric(FrozenModel):
 class Workload(FrozenModel):
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", max_length=200)
     description: str = ""
-    suite: Literal["", "dlio", "mlperf-storage", "mlhpc"] = Field(
-        "", description="the benchmark suite that defines it"
-    )
+    suite: Literal["", "dlio", "mlperf-storage", "mlhpc"] = Field("", description="the suite that defines it")
     dataset: Dataset | None = Field(None, description="none: nothing is read")
     storage: Storage = Storage()
     reader: Reader = Reader()
@@ -308,10 +279,7 @@ class Workload(FrozenModel):
         if self.dataset is None and not self.train.steps and not self.checkpoint.writes:
             raise ValueError("nothing to do: add [dataset], train.steps or checkpoint.writes")
         if self.dataset and self.dataset.samples < self.reader.batch_size:
-            raise ValueError(
-                f"contradictory sizes: {self.dataset.samples} samples cannot fill a batch of "
-                f"{self.reader.batch_size}"
-            )
+            raise ValueError(f"a batch of {self.reader.batch_size} from {self.dataset.samples} samples")
         if self.dataset and self.reader.extents:
             self._require_extents(self.dataset)
         if self.dataset and self.reader.mpi_io:
@@ -328,24 +296,16 @@ class Workload(FrozenModel):
             )
         end = max(extent.offset + extent.bytes for extent in self.reader.extents)
         if end > dataset.sample_bytes:
-            raise ValueError(
-                f"contradictory sizes: reader.extents end at byte {end} of samples of {dataset.sample_bytes} bytes"
-            )
+            raise ValueError(f"contradictory sizes: extents end at {end} of {dataset.sample_bytes} bytes")
 
     def _require_mpi_io(self, dataset: Dataset) -> None:
         reader = self.reader
         if dataset.format != "hdf5":
-            raise ValueError(f"reader.mpi_io is for hdf5, not {dataset.format}")
+            raise ValueError(f"reader.mpi_io requires hdf5, not {dataset.format}")
         if reader.direct or reader.transfer_bytes or reader.metadata_bytes:
-            raise ValueError(
-                "with reader.mpi_io HDF5 itself reads: reader.direct, transfer_bytes and metadata_bytes "
-                "are not supported"
-            )
+            raise ValueError("reader.mpi_io does not support direct, transfer_bytes and metadata_bytes")
         if reader.threads > 1 and 1 in (dataset.files, dataset.eval_files):
-            raise ValueError(
-                "with reader.mpi_io all ranks open a shared file collectively: reader.threads must be 0 or 1, not "
-                f"{reader.threads}"
-            )
+            raise ValueError("reader.mpi_io requires reader.threads of 0 or 1, not {reader.threads}")
 
     def steps_per_epoch(self, ranks: int) -> int:
         """Steps per rank and epoch: the number of full batches, at most ``train.epoch_steps``. Without a data set,

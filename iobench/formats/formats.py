@@ -69,10 +69,7 @@ class Format:
             except ImportError as error:
                 absent = isinstance(error, ModuleNotFoundError) and error.name == self.import_name
                 reason = "is not installed" if absent else f"cannot be loaded ({error})"
-                raise UserError(
-                    f"the format {self.name} needs the package {self.package}, which {reason}; "
-                    f"{install(self.extra)}, or choose another dataset.format"
-                ) from None
+                raise UserError(f"{self.name}: {self.package} {reason}; {install(self.extra)}") from None
         return import_module(f"mlhpc.iobench.formats.{self.module}")
 
     def write(self, fd: int, sizes: Sizes, make_sample: MakeSample, dataset: Dataset) -> None:

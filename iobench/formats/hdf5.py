@@ -118,10 +118,7 @@ class Samples(formats.Samples):
             if self._images and len(shape) == 3 and shape[0] == len(sizes) and self._bytes.dtype == np.uint8:
                 self._sizes = np.full(len(sizes), math.prod(shape[1:]))
             elif self._images or shape != (sizes.sum(),):
-                raise UserError(
-                    f"{file.path} has {self._bytes.shape} bytes of samples instead of {sizes.sum()}; "
-                    "regenerate the data set"
-                )
+                raise UserError(f"{file.path} must have {sizes.sum()} bytes of samples; regenerate it")
             if self._bytes.external or self._bytes.is_virtual:
                 raise UserError(f"{file.path}: its samples are in other files; regenerate the data set")
         except (OSError, KeyError) as error:

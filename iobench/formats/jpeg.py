@@ -40,9 +40,7 @@ def picture(content: Bytes) -> bytes:
     """A JPEG file of exactly ``len(content)`` bytes, at least 1024."""
     size = len(content)
     if size < SMALLEST:
-        raise UserError(
-            f"a JPEG file of {size} bytes is too small; dataset.sample_bytes must be at least {SMALLEST}"
-        )
+        raise UserError(f"dataset.sample_bytes of JPEG files must be at least {SMALLEST}, not {size}")
     side = max(8, int(math.sqrt(size)) // 8 * 8)
     side = max(8, int(side * math.sqrt(size / len(_encoded(side)))) // 8 * 8)
     encoded = _encoded(side)
@@ -82,9 +80,7 @@ class Samples(formats.Samples):
             with Image.open(source) as image:
                 pixels = np.asarray(image)
         except (OSError, SyntaxError) as error:
-            raise UserError(
-                f"{self._file.path}: not a readable JPEG file ({error}); regenerate it"
-            ) from error
+            raise UserError(f"{self._file.path} is not a JPEG file ({error}); regenerate it") from error
         if self._dataset.layout == "dlio":
             self._sizes = np.array([pixels.size])
         return pixels

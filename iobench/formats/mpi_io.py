@@ -20,15 +20,10 @@ def require_mpi(ranks: int, shared: bool) -> None:
     import h5py
 
     if not h5py.get_config().mpi:
-        raise UserError(
-            f"reader.mpi_io: the installed h5py {h5py.version.version} was built without MPI; install one that "
-            "was (HDF5_MPI=ON, or Debian's python3-h5py-mpi), or omit reader.mpi_io"
-        )
+        raise UserError("reader.mpi_io requires h5py with MPI (HDF5_MPI=ON, or Debian's python3-h5py-mpi)")
     size = _mpi().COMM_WORLD.size
     if shared and size != ranks:
-        raise UserError(
-            f"reader.mpi_io: MPI has {count(size, 'rank')}, the run {ranks}; start it with mpirun or srun --mpi"
-        )
+        raise UserError(f"reader.mpi_io: {count(size, 'rank')} of MPI, not {ranks}; start it with mpirun")
 
 
 def _mpi() -> Any:

@@ -38,10 +38,7 @@ class Samples(formats.Samples):
         except (pa.ArrowException, OSError) as error:
             raise UserError(f"{file.path}: not the Parquet file expected ({error}); regenerate it") from error
         if self._groups.num_row_groups != len(sizes):
-            raise UserError(
-                f"{file.path} has {self._groups.num_row_groups} row groups instead of {len(sizes)}; "
-                "regenerate it"
-            )
+            raise UserError(f"{file.path} must have {len(sizes)} row groups; regenerate it")
 
     def read(self, number: int) -> Any:
         """The bytes of sample ``number`` as a buffer of Arrow."""
@@ -50,9 +47,7 @@ class Samples(formats.Samples):
         except (pa.ArrowException, OSError) as error:
             raise UserError(f"{self._file.path}: sample {number}: {error}; regenerate it") from error
         if buffer.size != self._sizes[number]:
-            raise UserError(
-                f"{self._file.path}: sample {number} has {buffer.size} bytes, not {self._sizes[number]}"
-            )
+            raise UserError(f"{self._file.path}: sample {number} has {buffer.size} bytes")
         return buffer
 
     def close(self) -> None:

@@ -89,9 +89,7 @@ def observe(command: Sequence[str], below: Path, out: Path) -> int:
     require_new(out)
     strace = shutil.which("strace")
     if strace is None:
-        raise UserError(
-            "strace is not installed; install it with the system's packages (apt-get install strace)"
-        )
+        raise UserError("strace is missing; install it, for example with apt-get install strace")
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "strace"
         options = ["-f", "-qq", "-ttt", "-T", "-y", "-s", "0", "--seccomp-bpf", "-e", f"trace={_CALLS}"]
@@ -99,9 +97,7 @@ def observe(command: Sequence[str], below: Path, out: Path) -> int:
         with log.open(errors="replace") as lines:
             reads = parse(lines, str(below.resolve()))
     if not reads.sizes:
-        raise UserError(
-            f"the command (status {status}) read nothing below {below}; pass the folder of its data with --below"
-        )
+        raise UserError(f"the command (status {status}) read nothing below {below}; choose another --below")
     record = {
         "command": list(command), "status": status, "below": str(below), "reads": len(reads.sizes),
         "bytes": sum(reads.sizes), "io_percent": reads.io_percent, "factors": reads.factors(),
@@ -117,9 +113,7 @@ def read_observation(folder: Path) -> dict[str, float]:
         factors = read_object(folder / NAME, os.O_NOFOLLOW)["factors"]
         values = {name: float(factors[name]) for name in FACTORS}
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        raise UserError(
-            f"{folder}: no observation; record one with mlhpc io observe --out {folder}"
-        ) from None
+        raise UserError(f"{folder} has no observation; record one with mlhpc io observe") from None
     if not all(0 <= value < float("inf") for value in values.values()):
         raise UserError(f"{folder / NAME} has invalid factors; run mlhpc io observe again")
     return values

@@ -89,10 +89,7 @@ def _step_times(epochs: Sequence[EpochTimes]) -> dict[str, dict[str, float]]:
 
 
 def result(
-    workload: Workload,
-    ranks: Sequence[Mapping[str, Any]],
-    world: World,
-    facts: Mapping[str, Any],
+    workload: Workload, ranks: Sequence[Mapping[str, Any]], world: World, facts: Mapping[str, Any]
 ) -> dict[str, Any]:
     """The result of all ranks. ``facts``: the data folder, cache policy and the like, added unchanged."""
     batch = workload.reader.batch_size if workload.dataset else 0

@@ -60,16 +60,13 @@ def fit(workload: Workload, results: Sequence[Mapping[str, Any]]) -> Fit:
     ran: dict[int, Workload] = {}
     for ranks, result in by_ranks.items():
         if _reads(result["workload"]) != _reads(workload.model_dump(mode="json", exclude_none=True)):
-            raise UserError(
-                f"the run on {count(ranks, 'rank')} belongs to a different workload; choose runs of this workload"
-            )
+            raise UserError(f"the run on {count(ranks, 'rank')} is of another workload; choose another")
         ran[ranks] = Workload.model_validate(result["workload"])
     one, two = by_ranks[1], by_ranks[2]
     for key in ("data", "filesystem", "object_store"):
         if one.get(key) != two.get(key):
             raise UserError(
-                f"the runs read from different places: {key} is {one.get(key)} on one rank and {two.get(key)} on "
-                "two; choose runs on the same data"
+                f"{key} is {one.get(key)} on one rank and {two.get(key)} on two; choose runs on the same data"
             )
     try:
         service, call_s = _services(one)

@@ -19,10 +19,7 @@ def check_options(campaign: Campaign, number: int | None) -> None:
     """Raises UserError for options that contradict each other or do not match the Slurm job."""
     require_one_process("campaign")
     if campaign.runs < campaign.instances:
-        raise UserError(
-            f"--instances {campaign.instances} is more than --runs {campaign.runs}; increase --runs to at least "
-            "the number of instances"
-        )
+        raise UserError(f"--instances {campaign.instances} must not exceed --runs {campaign.runs}")
     check_placement(campaign, in_slurm(os.environ), os.environ)
     if number is not None and campaign.metric == "weak":
         raise UserError("--number starts a single run, but --instances starts all runs from one process")

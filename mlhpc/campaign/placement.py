@@ -44,17 +44,14 @@ def check_placement(campaign: Campaign, in_slurm_job: bool, env: Mapping[str, st
         ranks = max(1, campaign.ranks)
         if gpus < campaign.instances * ranks:
             raise UserError(
-                f"{campaign.instances} instances of {count(ranks, 'rank')} need one GPU per rank, but this "
-                f"machine has {gpus}; start fewer, or set {_variable()}= to train on the CPU"
+                f"{campaign.instances} instances of {count(ranks, 'rank')} need one GPU per rank, "
+                f"not {gpus}; start fewer, or set {_variable()}= to train on the CPU"
             )
 
 
 def _check_tasks(campaign: Campaign, env: Mapping[str, str]) -> None:
     if campaign.instances < campaign.nodes and campaign.nodes % campaign.instances:
-        raise UserError(
-            f"--instances {campaign.instances} cannot divide {count(campaign.nodes, 'node')} equally; "
-            f"choose a number that divides the number of nodes"
-        )
+        raise UserError(f"--instances {campaign.instances} must divide the number of nodes, {campaign.nodes}")
     if campaign.instances == 1 and not env.get("SLURM_NTASKS"):
         return  # srun itself refuses more ranks than the nodes have processors
     tasks = allocated_tasks(env, campaign.nodes)
@@ -62,10 +59,8 @@ def _check_tasks(campaign: Campaign, env: Mapping[str, str]) -> None:
     if limit == 0 or campaign.ranks > limit:
         ranks = count(max(1, campaign.ranks), "rank")
         raise UserError(
-            f"--instances {campaign.instances} of {ranks} do not fit into this job of "
-            f"{count(tasks, 'task')} on "
-            f"{count(campaign.nodes, 'node')} at the same time; request more tasks from sbatch, or start "
-            f"fewer"
+            f"--instances {campaign.instances} of {ranks} exceed this job's {count(tasks, 'task')} "
+            f"on {count(campaign.nodes, 'node')}; request more tasks from sbatch, or start fewer"
         )
 
 

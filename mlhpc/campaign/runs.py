@@ -73,9 +73,7 @@ def _run_all(campaign: Campaign, names: Sequence[str], lock_fds: list[int], cons
     queue = [name for name in names if read_run(campaign, name).state in ("to do", "aborted")]
     if campaign.metric == "weak" and 0 < len(queue) < campaign.runs:
         # Throughput counts from the first start to the last end: a pause in between would count too.
-        console.print(
-            "throughput requires concurrent runs; restarting all of them; earlier runs have been moved aside"
-        )
+        console.print("throughput requires concurrent runs: all start again, earlier ones are set aside")
         queue = list(names)
     seeds = {state.seed for state in states if state.seed is not None}
     running: dict[int, tuple[str, subprocess.Popen[bytes]]] = {}

@@ -23,18 +23,14 @@ def add(actions: Commands) -> None:
     bench.add_argument("benchmark", metavar="BENCHMARK", help=", ".join(sizes))
     bench.add_argument("data", type=Path, nargs="+", help="data sets, for example one in several formats")
     bench.add_count("--samples", f"training samples to read (default: {samples})")
+    bench.add_argument("--batch", type=positives, help=f"local batch sizes, such as 1,4 (default: {batches})")
     bench.add_argument(
-        "--batch", type=positives, help=f"local batch size, a list such as 1,4 (default: {batches})"
-    )
-    bench.add_argument(
-        "--workers", type=positives, default=str(CORES), help="a list such as 1,2 (default: %(default)s)"
+        "--workers", type=positives, default=str(CORES), help="a list, such as 1,2 (default: %(default)s)"
     )
     bench.add_argument("--loader", help="a list such as threads,workers (default: all of the benchmark)")
     bench.add_argument("--sample-dtype", help="a list such as float32,float16 (default: the benchmark's)")
     bench.add_count("--rounds", "rounds per combination (default: 3)", default=3)
-    bench.add_argument(
-        "--step-ms", type=quantity, help="time of a training step, to name the bottleneck of each combination"
-    )
+    bench.add_argument("--step-ms", type=quantity, help="time of a training step, to name bottlenecks")
     add_json(bench)
 
 
@@ -97,6 +93,6 @@ def _names(option: str, text: str | None, valid: tuple[str, ...]) -> list[str]:
     for name in names:
         if name not in valid:
             words = [each.removeprefix("threads, ") for each in valid]
-            hint = did_you_mean(name, words) if valid else "this benchmark has only one; leave it out"
+            hint = did_you_mean(name, words) if valid else "this benchmark has only one; omit it"
             raise UserError(f"{option} {name}: {hint}")
     return list(dict.fromkeys(names))

@@ -27,13 +27,9 @@ MOST_PLANNED = 10**8
 
 
 def add(commands: Commands) -> None:
-    data = add_command(
-        commands, "data", print_help, "generate, convert, index, verify, compare and show data sets"
-    )
+    data = add_command(commands, "data", print_help, "generate, convert, verify, compare and show data sets")
     actions = data.add_subparsers(title="commands", metavar="", parser_class=Parser)
-    make = add_command(
-        actions, "make", _data_make, "generate the data set of a preset in its official layout"
-    )
+    make = add_command(actions, "make", _data_make, "generate a preset's data set in its official layout")
     add_benchmark(make)
     make.add_folder("--out", "output folder (default: data/BENCHMARK-PRESET)")
     make.add_count("--workers", "processes per rank (default: %(default)s)", default=CORES)
@@ -50,23 +46,18 @@ def add(commands: Commands) -> None:
         "--archive",
         metavar="SAMPLES",
         type=positive,
-        help=f"pack this number of samples into each file ({packing}); without --codec they are packed "
-        f"unchanged",
+        help=f"samples to pack into each file ({packing}); unchanged without --codec",
     )
     convert.add_count("--workers", "threads per rank (default: %(default)s)", default=CORES)
     _add_options(convert, "convert")
     bench.add(actions)
-    index = add_command(
-        actions, "index", _data_index, "write the manifest of a data set: sizes and checksums"
-    )
+    index = add_command(actions, "index", _data_index, "write a data set's manifest: sizes and checksums")
     index.add_argument("data", type=Path)
     index.add_count("--workers", "threads (default: %(default)s)", default=CORES)
     verify = add_command(actions, "verify", _data_verify, "compare a data set with its manifest")
     verify.add_argument("data", type=Path)
     verify.add_count("--workers", "threads (default: %(default)s)", default=CORES)
-    plan = add_command(
-        actions, "plan", _data_plan, "show the reads, opens and network transfers of staging to many nodes"
-    )
+    plan = add_command(actions, "plan", _data_plan, "show the reads and transfers of staging to many nodes")
     plan.add_argument("data", type=Path, nargs="?", help="a data set; or pass --files and --file-bytes")
     plan.add_count("--files", "number of files in train/, instead of a data set")
     plan.add_argument("--file-bytes", type=byte_size, metavar="SIZE", help="of each of them, such as 16MB")

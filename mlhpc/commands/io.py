@@ -24,9 +24,7 @@ def add(commands: Commands) -> None:
     actions = io.add_subparsers(title="commands", metavar="", parser_class=Parser)
     run = add_command(actions, "run", _run, "emulate a workload on its data")
     _add_workload(run)
-    run.add_argument(
-        "--data", type=_place, help="folder or s3://... with its data (default: data/io-WORKLOAD)"
-    )
+    run.add_argument("--data", type=_place, help="its data, a folder or s3://... (default: data/io-WORKLOAD)")
     run.add_folder("--out", "folder for the result (default: results/io-WORKLOAD-NUMBER)")
     run.add_folder("--checkpoints", "where checkpoints are written (default: OUT/checkpoints)")
     run.add_count("--ranks", "number of local ranks", default=0)
@@ -37,15 +35,11 @@ def add(commands: Commands) -> None:
         help="page cache: drop the data before each epoch or before the first, fill it (warm), or leave it "
         "(keep) (default: each)",
     )
-    run.add_count(
-        "--null-steps", "steps to repeat with the data in memory (default: 50; 0: none)", default=50, least=0
-    )
+    run.add_count("--null-steps", "steps to repeat in memory (default: 50; 0: none)", default=50, least=0)
     run.add_argument(
-        "--loader-cost", type=Path, help="what the workload's loader costs (default: measured before the run)"
+        "--loader-cost", type=Path, help="file of io calibrate (default: measured before the run)"
     )
-    run.add_argument(
-        "--like", choices=("dlio",), help="read beyond the last step as DLIO does (see docs/guide/io.md)"
-    )
+    run.add_argument("--like", choices=("dlio",), help="read ahead beyond the last step, as DLIO does")
     run.add_flag("--trace", "write trace.json, for Perfetto or chrome://tracing")
     run.add_flag("--json", "print the result as JSON")
     generate = add_command(actions, "generate", _generate, "generate the data of a workload")
@@ -64,9 +58,7 @@ def add(commands: Commands) -> None:
     sweep.add_folder("--out", "folder for the runs and their data", required=True)
     sweep.add_count("--ranks", "number of local ranks", default=1)
     sweep.add_count("--repeats", "runs of each combination (default: 3)", default=3)
-    sweep.add_folder(
-        "--confirm", "also measure in mlhpc run, on this data set of the benchmark", metavar="DATA"
-    )
+    sweep.add_folder("--confirm", "also measure in mlhpc run, on this data set", metavar="DATA")
     sweep.add_argument("--preset", default="smoke", help="for --confirm (default: smoke)")
     _add_simulate(actions)
     io_results.add(actions)
@@ -94,9 +86,7 @@ def _add_simulate(actions: Commands) -> None:
 
 
 def _add_workload(parser: Parser) -> None:
-    parser.add_argument(
-        "workload", metavar="WORKLOAD", help="a name (mlhpc io list), or a .toml or DLIO .yaml file"
-    )
+    parser.add_argument("workload", metavar="WORKLOAD", help="a name (mlhpc io list), .toml or DLIO .yaml")
     add_set(parser)
     parser.set_defaults(parse_rest=_overrides)
 

@@ -9,21 +9,15 @@ from mlhpc.quantities import count
 
 
 def add(actions: Commands) -> None:
-    sizes = add_command(
-        actions, "size", _size, "show the data size that MLPerf Storage requires for a workload"
-    )
-    sizes.add_argument(
-        "workload", metavar="WORKLOAD", nargs="?", help="default: all workloads of MLPerf Storage"
-    )
+    sizes = add_command(actions, "size", _size, "show the data size that MLPerf Storage requires")
+    sizes.add_argument("workload", metavar="WORKLOAD", nargs="?", help="default: all of MLPerf Storage")
     sizes.add_argument(
         "--memory", type=byte_size, required=True, metavar="SIZE", help="of a client, such as 512G or 512GiB"
     )
     sizes.add_count("--accelerators", "of all clients together", required=True)
     sizes.add_count("--clients", "nodes (default: 1)", default=1)
     sizes.add_flag("--json", "print JSON")
-    check = add_command(
-        actions, "check", _check, "check runs of a workload against the rules of MLPerf Storage"
-    )
+    check = add_command(actions, "check", _check, "check runs against the rules of MLPerf Storage")
     check.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="output folders of io run")
     check.add_argument(
         "--memory", type=byte_size, required=True, metavar="SIZE", help="of a client, such as 512G or 512GiB"
@@ -31,18 +25,14 @@ def add(actions: Commands) -> None:
     report = add_command(actions, "report", _report, "write the page of a run")
     report.add_argument("run", type=Path, metavar="RUN", help="an output folder of io run")
     report.add_out_file(".html", "the page (default: RUN/report.html)")
-    similarity = add_command(
-        actions, "similarity", _similarity, "compare the I/O of two commands recorded by io observe"
-    )
+    similarity = add_command(actions, "similarity", _similarity, "compare two observations of io observe")
     similarity.add_argument("observations", type=Path, nargs=2, metavar="FOLDER", help="of mlhpc io observe")
     observe = add_command(actions, "observe", _observe, "run a command under strace and record its reads")
     observe.add_folder("--out", "folder for the observation", required=True)
     observe.add_folder("--below", "count only files below this folder", required=True)
     observe.add_argument("words", nargs=argparse.REMAINDER, metavar="COMMAND", help="after --")
     listing = add_command(actions, "list", _list, "list the workloads of the suite")
-    listing.add_argument(
-        "workload", metavar="WORKLOAD", nargs="?", help="print all settings of this workload"
-    )
+    listing.add_argument("workload", metavar="WORKLOAD", nargs="?", help="print its settings")
 
 
 def _size(options: argparse.Namespace) -> int:

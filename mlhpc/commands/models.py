@@ -28,7 +28,7 @@ def add(commands: Commands) -> None:
     predict.add_out_file(".html", "write a page with charts")
 
     profile = add_command(
-        commands, "profile", "mlhpc.perf.profile.command:profile", "profile a training step by layer"
+        commands, "profile", "mlhpc.perf.profile.command:profile", "profile a training step"
     )
     add_benchmark(profile)
     profile.add_count("--batch", "samples per rank and backward pass (default: the preset's)")

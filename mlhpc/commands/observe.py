@@ -38,9 +38,7 @@ def add(commands: Commands) -> None:
     export.add_argument("--to", required=True, choices=("csv", "tensorboard", "mlflow"), help="the tool")
     export.add_folder("--out", "a new folder", required=True)
     completion = add_command(commands, "completion", _completion, "print the completion script for a shell")
-    completion.add_argument(
-        "shell", choices=("bash", "zsh", "fish"), metavar="SHELL", help="bash, zsh or fish"
-    )
+    completion.add_argument("shell", choices=("bash", "zsh", "fish"), metavar="SHELL", help="bash, zsh, fish")
 
 
 def _watch(options: argparse.Namespace) -> int:

@@ -5,13 +5,13 @@ import json
 import math
 import re
 import sys
+import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn, TypeAlias
 
 from mlhpc import __version__
 from mlhpc.benchmarks.registry import BUILT_IN
-from mlhpc.commands.examples import EXAMPLES
 from mlhpc.common.files.untrusted import finite
 from mlhpc.errors import UserError, did_you_mean
 from mlhpc.quantities import parse_quantity
@@ -55,6 +55,7 @@ class Parser(argparse.ArgumentParser):
         self.add_argument("--out", type=file_named(suffix), metavar=f"FILE{suffix}", help=help, **options)
 
 
+EXAMPLES = tomllib.loads(Path(__file__).with_name("examples.toml").read_text("utf-8"))
 NAMES = ", ".join(benchmark.name for benchmark in BUILT_IN)
 
 LARGEST_SEED = 2**31 - 1
@@ -207,8 +208,7 @@ def add_hyperparameters_from(parser: argparse.ArgumentParser) -> None:
         "--hyperparameters-from",
         type=Path,
         metavar="LOG",
-        help="use the hyperparameters of another submission, from its log or run folder; --set overrides "
-        "them",
+        help="hyperparameters of another submission's log or run; --set overrides them",
     )
 
 

@@ -17,24 +17,16 @@ from mlhpc.errors import UserError
 
 
 def add(commands: Commands) -> None:
-    check = add_command(
-        commands, "check", _check, "check runs with the official checkers and the rules of this suite"
-    )
+    check = add_command(commands, "check", _check, "check runs with the official rules and our own")
     add_results(check)
     add_json(check)
     score = add_command(commands, "score", _score, "compute MLPerf scores of result sets, and check them")
     add_results(score)
     add_json(score)
-    report = add_command(
-        commands, "report", _report, "break down the time of one run, or of several side by side"
-    )
-    report.add_argument(
-        "path", type=Path, nargs="+", help="a run, a folder of runs, a log or a submission tree"
-    )
+    report = add_command(commands, "report", _report, "break down the time of one run or of several")
+    report.add_argument("path", type=Path, nargs="+", help="runs, folders of runs, logs, submission trees")
     report.add_out_file(".html", "the page to write (default: RUN/report.html for one run, none for several)")
-    report.add_repeatable(
-        "--predict", "UNITS[:BATCH]", "predict the time of a configuration that was not run"
-    )
+    report.add_repeatable("--predict", "UNITS[:BATCH]", "predict a configuration that was not run")
     add_machine(report, "show the breakdown predicted for this machine next to that of the run")
     add_json(report)
     _add_pack(commands)
@@ -111,7 +103,7 @@ def _report(options: argparse.Namespace) -> int:
         from mlhpc.observe.report_content import report_content
 
         if options.out or options.machine:
-            raise UserError("--json writes no page and shows no prediction: leave --out and --machine out")
+            raise UserError("--json cannot be combined with --out or --machine")
         print_json("report", report_content(options.path, configurations))
         return 0
     page = report_on(options.path, Console(), options.out, configurations, options.machine)

@@ -39,27 +39,21 @@ def _add_run(commands: Commands) -> None:
     add_data_set(run)
     run.add_folder("--stage", "node-local folder to copy the data set to, inside the timed region")
     run.add_folder("--out", "folder for the results (default: results/BENCHMARK-PRESET-NUMBER)")
-    run.add_argument(
-        "--config", type=Path, metavar="FILE", help="the config.toml of a run, instead of a preset"
-    )
+    run.add_argument("--config", type=Path, metavar="FILE", help="a run's config.toml, instead of a preset")
     run.add_count("--ranks", "number of local ranks", default=0)
     run.add_argument(
         "--bind",
         metavar="CORES",
-        help="an equal share of cores for each local rank (cores), a list of cores per rank such as "
-        "0-3:4-7, or none (default: $MLHPC_BIND, none)",
+        help="cores (an equal share per local rank), a list such as 0-3:4-7, or none (default: $MLHPC_BIND)",
     )
     run.add_argument("--seed", type=seed, help="random seed (default: random per run, and logged)")
     run.add_flag("--evict", "drop the data set from the page cache before the run")
     run.add_argument(
         "--compute",
         metavar="SECONDS|RUN|MACHINE",
-        help="emulate: steps wait for this time instead of computing; or for the step time of a run, or "
-        "the one predicted for a machine",
+        help="emulate: each step waits SECONDS, or the step time of RUN or predicted for MACHINE",
     )
-    run.add_folder(
-        "--resume", "continue from the checkpoint of another run; a larger training.max_epochs extends it"
-    )
+    run.add_folder("--resume", "continue from another run's checkpoint; more training.max_epochs extend it")
     run.add_flag("--dry-run", "print steps, files, memory, rules and settings without starting the run")
     run.add_flag("--json", "with --dry-run: print JSON (docs/reference/json.md)")
 
@@ -73,16 +67,12 @@ def _add_campaign(commands: Commands) -> None:
     campaign.add_folder("--out", "folder for the runs (default: results/BENCHMARK-PRESET-campaign)")
     campaign.add_count("--ranks", "ranks of each run", default=0)
     campaign.add_count("--runs", "number of runs (default: as many as a score requires)")
-    campaign.add_count(
-        "--instances", "number of concurrent runs: measures throughput instead of time to solution", default=1
-    )
+    campaign.add_count("--instances", "concurrent runs: throughput instead of time to solution", default=1)
     campaign.add_count("--number", "start only this run, for tasks of a job array")
 
 
 def _add_study(commands: Commands) -> None:
-    study = add_command(
-        commands, "study", _study, "measure throughput for combinations of settings, repeatedly"
-    )
+    study = add_command(commands, "study", _study, "measure throughput for combinations of settings")
     add_benchmark(study)
     study.add_repeatable(
         "--vary",
@@ -92,9 +82,7 @@ def _add_study(commands: Commands) -> None:
     )
     add_data_set(study)
     study.add_folder("--stage", "node-local folder to copy the data set to before the steps")
-    study.add_folder(
-        "--out", "folder of the study, new or to be extended (default: results/BENCHMARK-PRESET-study)"
-    )
+    study.add_folder("--out", "new or existing folder (default: results/BENCHMARK-PRESET-study)")
     study.add_count("--repeats", "runs of each combination (default: 5)", default=5)
     study.add_count("--steps", "measured steps (default: 20)", default=20)
     study.add_count("--warmup", "warm-up steps before the measured ones (default: 5)", default=5, least=0)
@@ -147,15 +135,9 @@ def _campaign(options: argparse.Namespace) -> int:
     run = load_run(options.benchmark, options.preset, options.set, log=options.hyperparameters_from)
     refuse(run, "a score")
     if run.staging.overlap and options.instances > 1:
-        raise UserError(
-            "instances share a stage, so with staging.overlap one would wait for the first epoch of "
-            "another; set staging.overlap=false or --instances 1"
-        )
+        raise UserError("instances share a stage; set staging.overlap=false or --instances 1")
     if run.staging.exchange and options.instances > 1:
-        raise UserError(
-            "instances share a stage, so with staging.exchange one would replace the shard of another; set "
-            "staging.exchange=false or --instances 1"
-        )
+        raise UserError("instances share a stage; set staging.exchange=false or --instances 1")
     words = ["--preset", options.preset]
     for setting in options.set:
         words += ["--set", setting]

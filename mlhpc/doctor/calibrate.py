@@ -26,10 +26,7 @@ def calibrate(out: Path | None, folder: Path | None, console: Console) -> int:
         raise UserError("--calibrate writes a machine file: add --out FILE.toml")
     require_new(out)
     place = folder or Path(tempfile.gettempdir())
-    console.print(
-        "measuring the speed of matrix products, memory, disk and loopback for about ten seconds; leave the "
-        "machine idle"
-    )
+    console.print("measuring for about ten seconds; leave the machine idle")
     with as_user_error(place, "cannot be written or read", "choose another --stage"):
         text = tomli_w.dumps(_measured(place))
     machine = parse(text, str(out), out.stem)  # verifies that the file is valid

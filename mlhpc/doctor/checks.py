@@ -56,9 +56,7 @@ def _launcher(rank_info: RankInfo, hosts: Sequence[str], env: Mapping[str, str])
     tasks = env.get("SLURM_NTASKS", "1")
     if rank_info.launcher == "none" and tasks.isdigit() and int(tasks) > 1:
         detail = f"a single process in a Slurm job of {tasks} tasks"
-        return CheckResult(
-            "warn", "launcher", detail, "start it with srun; otherwise it runs as a single rank"
-        )
+        return CheckResult("warn", "launcher", detail, "start it with srun; otherwise it is a single rank")
     nodes = f"{len(hosts)} nodes: " if len(hosts) > 1 else ""
     ranks = count(rank_info.size, "rank")
     if rank_info.size > 1 and not rank_info.leader:
@@ -91,10 +89,7 @@ def _check_node(
     yield from folder_checks.out(node["out"])
     yield from folder_checks.shm(node["shm"])
     if node["clock_synchronised"] is False:
-        remedy = (
-            "start chronyd, ntpd or systemd-timesyncd: comparing logs of several nodes requires "
-            "synchronised clocks"
-        )
+        remedy = "start chronyd, ntpd or systemd-timesyncd, to compare logs of several nodes"
         yield CheckResult("warn", "clock", "not synchronised (NTP, PTP)", remedy)
     for name, interface in node["no_interface"].items():
         yield CheckResult("fail", "network", f"{name}={interface}: no such interface", "see: ip -br link")
@@ -148,10 +143,7 @@ def _threads(node: Node) -> Iterator[CheckResult]:
     ranks = node["local_size"]
     for variable, threads in node["threads"].items():
         if threads > node["cores"] or threads * ranks > node["machine_cores"]:
-            detail = (
-                f"{count(ranks, 'rank')} x {variable}={threads} on {node['machine_cores']} cores, "
-                f"{node['cores']} per rank"
-            )
+            detail = f"{count(ranks, 'rank')} x {variable}={threads} on {node['machine_cores']} cores"
             remedy = f"unset {variable}: a run then uses one thread per core"
             yield CheckResult("warn", "threads", detail, remedy)
 
@@ -163,9 +155,7 @@ def _gpus(node: Node, framework: Framework) -> Iterator[CheckResult]:
         return
     detail = f"{len(gpus)} ({gpus[0]}), {count(ranks, 'rank')} on the node"
     if ranks > len(gpus) == 1:
-        remedy = (
-            "fine if each rank has its own GPU; otherwise start one rank per GPU with srun --gpu-bind=none"
-        )
+        remedy = "fine with one GPU per rank; otherwise start one rank per GPU with srun --gpu-bind=none"
         yield CheckResult("warn", "GPUs", f"{detail}, each sees one GPU", remedy)
     elif ranks > len(gpus):
         status: Status = "fail" if framework == "torch" else "warn"
@@ -195,7 +185,7 @@ def _slurms_energy(node: Node) -> Iterator[CheckResult]:
     if counts_nodes(sampled_by):
         yield CheckResult("pass", f"energy of {NAMES['node']}", f"Slurm, {sampled_by}")
     elif sampled_by:
-        detail = f"Slurm's ({sampled_by}) is not used: it does not cover whole nodes"
+        detail = f"Slurm's energy ({sampled_by}) is not used, since it does not cover whole nodes"
         yield CheckResult("pass", f"energy of {NAMES['node']}", detail)
 
 

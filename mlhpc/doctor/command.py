@@ -96,8 +96,8 @@ def describe_system(settings: Sequence[str], out: Path | None, console: Console)
     rank_info = find_rank_info(os.environ)
     if rank_info.size > 1 and not rank_info.leader:
         raise UserError(
-            f"{rank_info.launcher} does not report the node of rank 0, so the nodes cannot be described "
-            f"together; start this with srun or torchrun, or set MLHPC_LEADER to the node of rank 0"
+            f"{rank_info.launcher} does not report the node of rank 0; use srun or torchrun, or "
+            "set MLHPC_LEADER to it"
         )
     nodes = gather_nodes(rank_info, node_facts, os.environ)
     if rank_info.rank:

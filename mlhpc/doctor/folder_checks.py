@@ -58,9 +58,7 @@ def out(folder: Folder) -> Iterator[CheckResult]:
     if folder.get("error") or not folder["writable"]:
         yield CheckResult("fail", "results", f"{label}, not writable", "choose a writable --out folder")
     elif folder["is_ram"]:
-        yield CheckResult(
-            "warn", "results", label, "lost when the node reboots: choose an --out folder on a disk"
-        )
+        yield CheckResult("warn", "results", label, "lost at a reboot: choose an --out folder on a disk")
     elif folder["free"] < OUT_WARN:
         yield CheckResult("warn", "results", label, "free some space for logs and checkpoints")
     else:
@@ -70,9 +68,7 @@ def out(folder: Folder) -> Iterator[CheckResult]:
 def shm(folder: Folder) -> Iterator[CheckResult]:
     """``/dev/shm``."""
     if folder.get("error") or not folder["exists"]:
-        yield CheckResult(
-            "warn", "/dev/shm", "does not exist", "mount it (tmpfs); data loaders and NCCL use it"
-        )
+        yield CheckResult("warn", "/dev/shm", "does not exist", "mount it (tmpfs); loaders and NCCL use it")
     elif folder["free"] < SHM_WARN:
         remedy = "data loaders and NCCL use it: in a container, --shm-size=8g or --ipc=host"
         yield CheckResult("warn", "/dev/shm", f"{bytes_text(folder['free'])} free", remedy)

@@ -84,10 +84,7 @@ def _framework(
     yield from _driver(name, facts, node, bad)
     if facts["gpus"] < gpus:
         detail = f"{facts['version']} sees {facts['gpus']} of {gpus} GPUs"
-        remedy = (
-            f"{other_build}; in a container: --nv or --rocm; check CUDA_VISIBLE_DEVICES, ROCR_VISIBLE_DEVICES, "
-            "ZE_AFFINITY_MASK"
-        )
+        remedy = f"{other_build}; check the container (--nv, --rocm) and CUDA_VISIBLE_DEVICES"
         yield CheckResult(bad, name, detail, remedy)
     else:
         backend = f" over {facts['backend']}" if facts.get("backend") else ""
@@ -107,9 +104,7 @@ def _driver(name: str, facts: Mapping[str, Any], node: Node, bad: Status) -> Ite
     if minimum is None or _major(driver) >= minimum:
         yield CheckResult("pass", "GPU driver", detail)
     elif facts.get("usable"):
-        remedy = (
-            f"works with the forward-compatibility package; CUDA {_major(cuda)} expects R{minimum} or later"
-        )
+        remedy = f"CUDA {_major(cuda)} expects R{minimum} or later, or the forward-compatibility package"
         yield CheckResult("warn", "GPU driver", detail, remedy)
     else:
         remedy = f"update the driver to R{minimum} or later, or install a build for an older CUDA"
@@ -135,9 +130,7 @@ def _horovod(node: Node, rank_info: RankInfo, needed: bool) -> Iterator[CheckRes
         return  # reported above
     built_for = node["horovod_built_for"]
     if built_for is not None and built_for != tensorflow["version"]:
-        detail = (
-            f"{version} built for TensorFlow {built_for or '(none)'}, installed is {tensorflow['version']}"
-        )
+        detail = f"{version} for TensorFlow {built_for or '(none)'}, installed is {tensorflow['version']}"
         yield CheckResult(bad, "Horovod", detail, rebuild)
         return
     if error := tensorflow.get("horovod_error"):

@@ -65,15 +65,10 @@ def write_site(name: str, out: Path | None, console: Console) -> int:
     """Write ``run_scripts/sites/NAME.sh``, or ``out``. Returns 0. Raises UserError for an unusable name, a file
     that exists, or outside a checkout without ``out``."""
     if not re.fullmatch(r"[A-Za-z0-9_.-]+", name):
-        raise UserError(
-            f"--site {name!r}: use letters, digits, '.', '_' and '-', since it is used as a file name"
-        )
+        raise UserError(f"--site {name!r}: a file name may have letters, digits, '.', '_' and '-'")
     path = out or SITES / f"{name}.sh"
     if out is None and not SITES.is_dir():
-        raise UserError(
-            f"no {SITES} here: run this at the top of a checkout or of the output of mlhpc scripts, or "
-            f"pass --out FILE"
-        )
+        raise UserError(f"no {SITES} here; start in a checkout or the output of mlhpc scripts, or pass --out")
     if path.exists():
         raise UserError(f"{path} exists; choose another name, or move it away")
     facts = find_site_facts()
@@ -81,9 +76,7 @@ def write_site(name: str, out: Path | None, console: Console) -> int:
         atomic.write_bytes(path, site_file(name, facts).encode())
     say(console, f"{path} written; check it, especially the lines marked CHECK")
     if not facts.in_job:
-        hint = (
-            f"{facts.host} may be a login node; on a compute node: srun -N 1 -n 1 mlhpc doctor --site {name}"
-        )
+        hint = f"{facts.host} may be a login node; on others: srun -N 1 -n 1 mlhpc doctor --site {name}"
         say(console, hint)
     return 0
 
@@ -250,11 +243,7 @@ def _module_lines(facts: SiteFacts) -> Sequence[str]:
         return ["# No environment modules were found."]
     if not facts.modules:
         return ["# CHECK: no modules were loaded when this was written.", "module purge"]
-    return [
-        "# CHECK: the loaded modules.",
-        "module purge",
-        f"module load {shlex.join(facts.modules)}",
-    ]
+    return ["# CHECK: the loaded modules.", "module purge", f"module load {shlex.join(facts.modules)}"]
 
 
 def _numa_lines(facts: SiteFacts) -> Sequence[str]:

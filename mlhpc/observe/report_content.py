@@ -26,7 +26,7 @@ def report_content(
     first = paths[0]
     if len(paths) == 1 and ((first / "run.log").is_file() or (first / "result.json").is_file()):
         if configurations:
-            raise UserError("--predict is only for comparisons: pass the folder of several runs")
+            raise UserError("--predict requires several runs: pass their folder")
         return run_content(read(first))
     comparison = compare(paths, configurations)
     return {

@@ -85,9 +85,7 @@ def memory_section(
     """Memory of a step by local batch size, and the ``capacities`` (name, bytes). ``paper``: its activation
     memory and its largest batch. ``fits``: the largest power of two that fits."""
     about = f"The largest power of two that fits is {fits}" if fits else "Not even one sample fits"
-    about += (
-        f", excluding {bytes_text(RESERVED)} that libraries reserve (a CUDA context, workspaces of cuDNN)."
-    )
+    about += f", excluding {bytes_text(RESERVED)} of libraries (a CUDA context, workspaces of cuDNN)."
     return Section(title, about, (memory(by_batch, capacities, paper), _memory_table(by_batch)))
 
 

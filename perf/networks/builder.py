@@ -7,6 +7,7 @@ kept by two layers for their backward passes counts once.
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from mlhpc.perf.networks.layer import Kind, Layer, Network, Pass, Saved, Shape, Type
 
@@ -41,15 +42,34 @@ _OPERATIONS: dict[Kind, tuple[int, int]] = {
     "bias": (1, 1),
     "sum": (1, 0),
     "dropout": (2, 1),
-    "loss": (5, 3),
 }
 
 
-def _slid(x: Tensor, kernel: int, stride: int, dilation: int, padding: int | None) -> Iterator[int]:
-    """The sides of a convolution's output."""
-    reach = dilation * (kernel - 1)
-    around = reach if padding is None else 2 * padding
-    return ((side + around - reach - 1) // stride + 1 for side in x.shape[:-1])
+class Window(NamedTuple):
+    """What a convolution slides over all sides of a tensor, in elements. ``padding`` None: "same", which keeps the
+    sides at stride 1."""
+
+    kernel: int
+    stride: int = 1
+    dilation: int = 1
+    padding: int | None = None
+
+    def sides(self, x: Tensor) -> Iterator[int]:
+        """The sides of a convolution's output for ``x``."""
+        reach = self.dilation * (self.kernel - 1)
+        around = reach if self.padding is None else 2 * self.padding
+        return ((side + around - reach - 1) // self.stride + 1 for side in x.shape[:-1])
+
+
+class Kept(NamedTuple):
+    """What a layer's backward pass needs of its forward pass: the memory that is kept until then, and the number
+    of elements that it reads besides the output's gradient."""
+
+    saved: tuple[Saved, ...] = ()
+    read: int = 0
+
+
+_NOTHING = Kept()
 
 
 class Builder:
@@ -69,30 +89,20 @@ class Builder:
     # Matrix products
 
     def convolution(
-        self,
-        name: str,
-        x: Tensor,
-        filters: int,
-        kernel: int,
-        *,
-        stride: int = 1,
-        dilation: int = 1,
-        padding: int | None = None,
-        bias: bool = False,
+        self, name: str, x: Tensor, filters: int, window: Window | int, *, bias: bool = False
     ) -> Tensor:
-        """Over all sides; ``padding`` None: "same", which keeps the sides at stride 1."""
-        out = (*_slid(x, kernel, stride, dilation, padding), filters)
-        weights = kernel ** len(x.shape[:-1]) * x.channels * filters
-        kind: Kind = "pointwise convolution" if kernel == 1 else "convolution"
+        """Over all sides; an integer is the kernel of a window that keeps them."""
+        window = Window(window) if isinstance(window, int) else window
+        out = (*window.sides(x), filters)
+        weights = window.kernel ** len(x.shape[:-1]) * x.channels * filters
+        kind: Kind = "pointwise convolution" if window.kernel == 1 else "convolution"
         flops = 2 * math.prod(out[:-1]) * weights
         return self._product(name, kind, x, out, flops, weights, filters if bias else 0)
 
-    def depthwise(
-        self, name: str, x: Tensor, kernel: int, *, stride: int, dilation: int, padding: int
-    ) -> Tensor:
+    def depthwise(self, name: str, x: Tensor, window: Window) -> Tensor:
         """A convolution of every channel by itself, without bias."""
-        out = (*_slid(x, kernel, stride, dilation, padding), x.channels)
-        weights = kernel ** len(x.shape[:-1]) * x.channels
+        out = (*window.sides(x), x.channels)
+        weights = window.kernel ** len(x.shape[:-1]) * x.channels
         return self._product(
             name, "depthwise convolution", x, out, 2 * math.prod(out[:-1]) * weights, weights, 0
         )
@@ -115,23 +125,20 @@ class Builder:
         """In training, over the batch; keeps its input. ``relu`` in place after it."""
         statistics = Saved(f"{name} statistics", 2 * x.channels, "float32", once=True)
         out = Tensor(x.shape, name)
-        kept = (*self._keep(x), statistics)
-        self._add(
-            name, "batch norm", [x], out, parameters=2 * x.channels, saved=kept, backward_reads=x.elements
-        )
+        kept = Kept((*self._keep(x), statistics), x.elements)
+        self._add(name, "batch norm", [x], out, kept, parameters=2 * x.channels)
         return self.relu(f"{name} ReLU", out) if relu else out
 
     def relu(self, name: str, x: Tensor) -> Tensor:
         """In place; keeps its output."""
-        saved = self._keep(x)
-        self._add(name, "activation", [x], x, saved=saved, backward_reads=x.elements)
+        self._add(name, "activation", [x], x, Kept(self._keep(x), x.elements))
         return x
 
     def activation(self, name: str, x: Tensor, *, keeps: str = "input") -> Tensor:
         """Not in place; keeps its "input" (leaky ReLU in TensorFlow) or its "output" (tanh)."""
         out = Tensor(x.shape, name, type=x.type)
         saved = self._keep(x if keeps == "input" else out)
-        self._add(name, "activation", [x], out, saved=saved, backward_reads=x.elements)
+        self._add(name, "activation", [x], out, Kept(saved, x.elements))
         return out
 
     def max_pool(
@@ -149,7 +156,7 @@ class Builder:
             saved = (*self._keep(x), *self._keep(out))
         operations = (size ** len(x.shape[:-1]) - 1) * out.elements, out.elements
         read = x.elements + out.elements if keeps == "output" else out.elements
-        self._add(name, "pooling", [x], out, saved=saved, operations=operations, backward_reads=read)
+        self._add(name, "pooling", [x], out, Kept(saved, read), operations=operations)
         return out
 
     def mean_pool(self, name: str, x: Tensor, sides: Shape = ()) -> Tensor:
@@ -157,7 +164,7 @@ class Builder:
         shape is needed; over one it keeps nothing."""
         out = Tensor((*sides, x.channels), name)
         saved = self._keep(x) if math.prod(sides) > 1 else ()
-        self._add(name, "pooling", [x], out, saved=saved, operations=(x.elements, x.elements))
+        self._add(name, "pooling", [x], out, Kept(saved), operations=(x.elements, x.elements))
         return out
 
     def bias(self, name: str, x: Tensor) -> Tensor:
@@ -169,7 +176,7 @@ class Builder:
     def affine(self, name: str, x: Tensor) -> Tensor:
         """A factor and a summand for every channel."""
         out = Tensor(x.shape, name)
-        self._add(name, "bias", [x], out, parameters=2 * x.channels, saved=self._keep(x))
+        self._add(name, "bias", [x], out, Kept(self._keep(x)), parameters=2 * x.channels)
         return out
 
     def add(self, name: str, x: Tensor, y: Tensor) -> Tensor:
@@ -181,7 +188,7 @@ class Builder:
         """Side by side along the channels."""
         channels = sum(tensor.channels for tensor in tensors)
         out = Tensor((*tensors[0].shape[:-1], channels), name)
-        self._add(name, "concatenation", tensors, out, operations=(0, 0))
+        self._add(name, "concatenation", tensors, out)
         return out
 
     def expand(self, x: Tensor, shape: Shape) -> Tensor:
@@ -195,28 +202,24 @@ class Builder:
     def dropout(self, name: str, x: Tensor) -> Tensor:
         """Keeps its mask (in PyTorch on CPUs with the type of the input; on GPUs one byte per element)."""
         out = Tensor(x.shape, name)
-        self._add(name, "dropout", [x], out, saved=(Saved(f"{name} mask", x.elements),))
+        self._add(name, "dropout", [x], out, Kept((Saved(f"{name} mask", x.elements),)))
         return out
 
     def pad(self, name: str, x: Tensor, around: int) -> Tensor:
         """``around`` zeros at every side, copied (the DeepCAM reference's ``fixed_padding``)."""
         out = Tensor((*(side + 2 * around for side in x.shape[:-1]), x.channels), name)
-        self._add(name, "padding", [x], out, operations=(0, 0))
+        self._add(name, "padding", [x], out)
         return out
 
     def cross_entropy(self, x: Tensor, *, labels: int) -> None:
         """Of logits ``x`` in float32, with ``labels`` integer classes; keeps the logarithms of probabilities."""
-        saved = (Saved("log softmax", x.elements, "float32"), Saved("labels", labels, "int64"))
-        self._add(
-            "loss", "loss", [x], Tensor((), "loss"), saved=saved, operations=(5 * x.elements, 3 * x.elements)
-        )
+        kept = Kept((Saved("log softmax", x.elements, "float32"), Saved("labels", labels, "int64")))
+        self._loss(x, kept, forward=5, backward=3)
 
     def squared_error(self, x: Tensor) -> None:
         """Of predictions ``x`` in float32; keeps the differences."""
-        saved = (Saved("differences", x.elements, "float32"),)
-        self._add(
-            "loss", "loss", [x], Tensor((), "loss"), saved=saved, operations=(3 * x.elements, 2 * x.elements)
-        )
+        kept = Kept((Saved("differences", x.elements, "float32"),))
+        self._loss(x, kept, forward=3, backward=2)
 
     # Bookkeeping
 
@@ -242,28 +245,32 @@ class Builder:
         kind: Kind,
         inputs: Sequence[Tensor],
         out: Tensor,
+        kept: Kept = _NOTHING,
         *,
         parameters: int = 0,
-        saved: tuple[Saved, ...] = (),
-        backward_reads: int = 0,
         operations: tuple[int, int] | None = None,
     ) -> None:
         """A layer without products, in place if ``out`` is one of ``inputs``. Its one backward pass reads the
-        output's gradient and ``backward_reads`` elements and writes the inputs' gradients; sums, concatenations
-        and padding pass the gradient on."""
+        output's gradient and what is ``kept`` and writes the inputs' gradients; sums, concatenations and padding
+        pass the gradient on. ``operations``: forward and backward; None: by the table."""
         if operations is None:
-            of_forward, of_backward = _OPERATIONS.get(kind, (0, 0))  # of an unknown kind: Network refuses it
+            of_forward, of_backward = _OPERATIONS.get(kind, (0, 0))
             operations = of_forward * out.elements, of_backward * out.elements
         forward, backward = operations
         read = sum(x.elements for x in inputs)
-        moved = 0 if kind in ("sum", "concatenation", "padding") else out.elements + read + backward_reads
+        moved = 0 if kind in ("sum", "concatenation", "padding") else out.elements + read + kept.read
         passes = (
             Pass("forward", 0, forward, read + out.elements, parameters),
             Pass("input gradient", 0, backward, moved, parameters),
         )
         self._tensors.append(out)
         shapes, in_place = tuple(x.shape for x in inputs), any(x is out for x in inputs)
-        self.layers.append(Layer(name, kind, shapes, out.shape, passes, parameters, saved, in_place))
+        self.layers.append(Layer(name, kind, shapes, out.shape, passes, parameters, kept.saved, in_place))
+
+    def _loss(self, x: Tensor, kept: Kept, *, forward: int, backward: int) -> None:
+        """With so many operations per element of ``x``."""
+        operations = forward * x.elements, backward * x.elements
+        self._add("loss", "loss", [x], Tensor((), "loss"), kept, operations=operations)
 
     def _alias(self, x: Tensor, shape: Shape, elements: Type) -> Tensor:
         out = Tensor(shape, x.source, type=elements)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from mlhpc.benchmarks import deepcam
-from mlhpc.perf.networks.builder import Builder, Tensor
+from mlhpc.perf.networks.builder import Builder, Tensor, Window
 from mlhpc.perf.networks.layer import Network
 
 DILATIONS = (6, 12, 18)
@@ -16,7 +16,7 @@ def layers(network: deepcam.Network, sample_shape: Sequence[int], *, padded: boo
     net_filters = _Filters(network.width)
     xception = _Xception(net, net_filters, padded)
 
-    x = net.convolution("stem conv 1", net.input, net_filters(32), 3, stride=2, padding=1)
+    x = net.convolution("stem conv 1", net.input, net_filters(32), Window(3, stride=2, padding=1))
     x = net.batch_norm("stem norm 1", x, relu=True)
     x = net.convolution("stem conv 2", x, net_filters(64), 3)
     x = net.batch_norm("stem norm 2", x, relu=True)
@@ -55,7 +55,8 @@ class _Xception:
         padding = dilation
         if self.padded:
             x, padding = self.net.pad(f"{name} padding", x, dilation), 0
-        x = self.net.depthwise(f"{name} depthwise", x, 3, stride=stride, dilation=dilation, padding=padding)
+        window = Window(3, stride, dilation, padding)
+        x = self.net.depthwise(f"{name} depthwise", x, window)
         return self.net.convolution(f"{name} pointwise", x, outputs, 1)
 
     def block(
@@ -76,7 +77,7 @@ class _Xception:
             y = self.separable(f"{name}.{len(widths) + 1}", y, y.channels, stride=stride)
         shortcut = x
         if stride > 1 or y.channels != x.channels:
-            shortcut = self.net.convolution(f"{name} shortcut", x, y.channels, 1, stride=stride)
+            shortcut = self.net.convolution(f"{name} shortcut", x, y.channels, Window(1, stride=stride))
             shortcut = self.net.batch_norm(f"{name} shortcut norm", shortcut)
         y = self.net.add(f"{name} sum", y, shortcut)
         return self.net.relu(f"{name} ReLU", y) if relu else y
@@ -87,7 +88,7 @@ def _aspp(net: Builder, x: Tensor, filters: int) -> Tensor:
     levels = [net.convolution("ASPP 1x1", x, filters, 1)]
     levels[0] = net.batch_norm("ASPP 1x1 norm", levels[0], relu=True)
     for dilation in DILATIONS:
-        level = net.convolution(f"ASPP {dilation}", x, filters, 3, dilation=dilation)
+        level = net.convolution(f"ASPP {dilation}", x, filters, Window(3, dilation=dilation))
         levels.append(net.batch_norm(f"ASPP {dilation} norm", level, relu=True))
     mean = net.mean_pool("ASPP mean", x, (1, 1))
     mean = net.convolution("ASPP mean 1x1", mean, filters, 1)

@@ -151,8 +151,8 @@ class Network:
         for layer in self.layers:
             if layer.kind not in KINDS:
                 raise UserError(
-                    f"network {self.name}, layer {layer.name!r}: the model does not support layers of the kind "
-                    f"{layer.kind!r}; it supports {', '.join(KINDS)}"
+                    f"network {self.name}, layer {layer.name!r}: unknown kind {layer.kind!r}; "
+                    f"choose {', '.join(KINDS)}"
                 )
 
     def __iter__(self) -> Iterator[Layer]:

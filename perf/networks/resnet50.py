@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from mlhpc.benchmarks import resnet50
-from mlhpc.perf.networks.builder import Builder, Tensor
+from mlhpc.perf.networks.builder import Builder, Tensor, Window
 from mlhpc.perf.networks.layer import Network
 
 BLOCKS = {"resnet50": (3, 4, 6, 3), "resnet101": (3, 4, 23, 3)}
@@ -17,7 +17,7 @@ def layers(network: resnet50.Network, sample_shape: Sequence[int]) -> Network:
     if network.name == "alexnet":
         return _alexnet(network, sample_shape)
     net = Builder("ResNet-50" if network.name == "resnet50" else "ResNet-101", sample_shape)
-    x = net.convolution("conv 1", net.input, 64, 7, stride=2, padding=3)
+    x = net.convolution("conv 1", net.input, 64, Window(7, stride=2, padding=3))
     x = net.batch_norm("conv 1 norm", x, relu=True)
     x = net.max_pool("pool", x, 3, stride=2, padding=1)
     for stage, blocks in enumerate(network.blocks or BLOCKS[network.name]):
@@ -35,11 +35,11 @@ def layers(network: resnet50.Network, sample_shape: Sequence[int]) -> Network:
 def _bottleneck(net: Builder, name: str, x: Tensor, inside: int, outputs: int, stride: int) -> Tensor:
     """1 x 1, 3 x 3 (with the stride: "v1.5"), 1 x 1, plus what came in."""
     y = net.batch_norm(f"{name} a norm", net.convolution(f"{name} a", x, inside, 1), relu=True)
-    y = net.convolution(f"{name} b", y, inside, 3, stride=stride, padding=1)
+    y = net.convolution(f"{name} b", y, inside, Window(3, stride=stride, padding=1))
     y = net.batch_norm(f"{name} b norm", y, relu=True)
     y = net.batch_norm(f"{name} c norm", net.convolution(f"{name} c", y, outputs, 1))
     if stride > 1 or x.channels != outputs:
-        shortcut = net.convolution(f"{name} shortcut", x, outputs, 1, stride=stride)
+        shortcut = net.convolution(f"{name} shortcut", x, outputs, Window(1, stride=stride))
         x = net.batch_norm(f"{name} shortcut norm", shortcut)
     return net.relu(f"{name} ReLU", net.add(f"{name} sum", y, x))
 
@@ -48,7 +48,7 @@ def _lenet(network: resnet50.Network, sample_shape: Sequence[int]) -> Network:
     net = Builder("LeNet-5", sample_shape)
     x = net.input
     for number, filters in enumerate((6, 16), 1):
-        x = net.convolution(f"conv {number}", x, filters, 5, padding=0, bias=True)
+        x = net.convolution(f"conv {number}", x, filters, Window(5, padding=0), bias=True)
         x = net.max_pool(f"pool {number}", net.relu(f"conv {number} ReLU", x), 2, stride=2)
     x = net.mean_pool("mean", x, (5, 5))
     for number, units in enumerate((120, 84), 1):
@@ -60,7 +60,7 @@ def _lenet(network: resnet50.Network, sample_shape: Sequence[int]) -> Network:
 def _alexnet(network: resnet50.Network, sample_shape: Sequence[int]) -> Network:
     """torchvision's (Krizhevsky 2014, arXiv:1404.5997)."""
     net = Builder("AlexNet", sample_shape)
-    x = net.convolution("conv 1", net.input, 64, 11, stride=4, padding=2, bias=True)
+    x = net.convolution("conv 1", net.input, 64, Window(11, stride=4, padding=2), bias=True)
     x = net.max_pool("pool 1", net.relu("conv 1 ReLU", x), 3, stride=2)
     x = net.convolution("conv 2", x, 192, 5, bias=True)
     x = net.max_pool("pool 2", net.relu("conv 2 ReLU", x), 3, stride=2)

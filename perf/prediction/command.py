@@ -4,6 +4,7 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,9 @@ from mlhpc.benchmarks.schema import Run
 from mlhpc.errors import UserError, did_you_mean
 from mlhpc.perf import against
 from mlhpc.perf.machines import Machine, known, machine
-from mlhpc.perf.prediction import errors, tables
-from mlhpc.perf.prediction.model import predict as predicted
+from mlhpc.perf.prediction import tables
+from mlhpc.perf.prediction.model import Model, best
 from mlhpc.perf.prediction.result import Prediction
-from mlhpc.perf.prediction.sweep import best, limits, over_nodes
 from mlhpc.perf.published import Published, published, read
 
 
@@ -31,24 +31,19 @@ def predict(options: argparse.Namespace) -> int:
         raise UserError("which benchmark? mlhpc predict BENCHMARK --machine NAME")
     if given is None:
         raise UserError(f"on which machine? --machine NAME, one of {', '.join(known())}, or a machine file")
-    run = _run(options)
-    many = [] if options.nodes else _table(given, run)
+    model = Model(given, _run(options))
+    many = [] if options.nodes else _table(model)
     if options.out:
         from mlhpc.common.pages.html import write
         from mlhpc.perf.prediction.page import page
 
-        write(options.out, page(given, run, options.nodes))
+        write(options.out, page(model, options.nodes))
     if options.nodes:
-        prediction = predicted(given, run, options.nodes)
+        prediction = model.at(options.nodes)
         _print(options.json, prediction.record(), lambda: tables.one(prediction))
     else:
-        _print(
-            options.json,
-            [p.record() for p in many],
-            lambda: tables.scaling(
-                given, run, many, best(given, _batches(options)), limits(given, run, many)
-            ),
-        )
+        shortest = partial(best, (Model(given, run) for run in _batches(options)))
+        _print(options.json, [p.record() for p in many], lambda: tables.scaling(model, many, shortest()))
     if options.out:
         sys.stderr.write(f"page: {options.out}\n")
     return 0
@@ -68,12 +63,12 @@ def _batches(options: argparse.Namespace) -> list[Run]:
     return [load(options.benchmark, name, settings) for name in names]
 
 
-def _table(given: Machine, run: Run) -> list[Prediction]:
-    predictions = list(over_nodes(given, run))
+def _table(model: Model) -> list[Prediction]:
+    predictions = list(model.over_nodes())
     if not predictions:
-        predicted(given, run, 1)  # says why
-        raise UserError(f"{given.name}: no number of nodes is possible for a batch of "
-                        f"{run.hyperparameters.global_batch_size}; choose one with --nodes")  # fmt: skip
+        model.at(1)  # says why
+        batch = model.run.hyperparameters.global_batch_size
+        raise UserError(f"no number of nodes is possible for a batch of {batch}; choose one with --nodes")
     return predictions
 
 
@@ -84,11 +79,9 @@ def _against(options: argparse.Namespace, given: Machine | None) -> None:
     if options.benchmark:
         names = sorted({c.row.benchmark for c in compared})
         if options.benchmark not in names:
-            raise UserError(
-                f"{path}: no set of {options.benchmark!r}; {did_you_mean(options.benchmark, names)}"
-            )
+            raise UserError(f"no set of {options.benchmark!r}; {did_you_mean(options.benchmark, names)}")
         compared = [c for c in compared if c.row.benchmark == options.benchmark]
-    _print(options.json, errors.records(compared), lambda: errors.show(compared))
+    _print(options.json, against.records(compared), lambda: against.show(compared))
 
 
 def _print(as_json: bool, content: Any, table: Any) -> None:

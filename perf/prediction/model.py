@@ -7,6 +7,9 @@ Staged, each node keeps the whole data set or its share (``staging.mode``) in th
 capacity; not staged, a node reads samples from the shared file system, or from memory if cached.
 """
 
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from functools import cache
 from typing import Any
 
@@ -28,9 +31,11 @@ from mlhpc.perf.scaling import Estimate, Triple, added, multiplied, scaled
 from mlhpc.perf.spatial import divide, halo_seconds, slab_plan
 from mlhpc.perf.staging import Placement, exchange_seconds, place, staging_seconds, unstaged
 from mlhpc.perf.tiers import FILE_SYSTEM, Scope, Tier, tiers
-from mlhpc.quantities import bytes_text, seconds_text
+from mlhpc.quantities import bytes_text, count, seconds_text
 
 _NOTHING: Triple = (0.0, 0.0, 0.0)
+MOST_NODES = 2**17
+"""Where a machine file does not say how many there are."""
 
 
 def predict(machine: Machine, run: Run, nodes: int) -> Prediction:
@@ -138,13 +143,32 @@ class Model:
             largest_batch=self.fits.largest(together),
         )
 
+    def over_nodes(self) -> Iterator[Prediction]:
+        """Predictions at 1, 2, 4, … nodes, up to the size of the machine, if the batch can be divided; impossible
+        ones are omitted."""
+        nodes = 1
+        while nodes <= (self.machine.nodes or MOST_NODES):
+            with suppress(UserError):
+                yield self.at(nodes)
+            nodes *= 2
+
+    def limits(self, predictions: Sequence[Prediction]) -> list[str]:
+        """Why :meth:`over_nodes`, which returned ``predictions``, has none for half of its fewest nodes and for
+        twice its most, in sentences. Says nothing where the machine has no more nodes."""
+        reasons = []
+        for nodes in (predictions[0].nodes // 2, predictions[-1].nodes * 2):
+            if 1 <= nodes <= (self.machine.nodes or MOST_NODES):
+                try:
+                    self.at(nodes)
+                except UserError as error:
+                    reasons.append(f"not on {count(nodes, 'node')}: {error}")
+        return reasons
+
     def require(self, nodes: int) -> None:
         """Raises UserError if the machine has fewer."""
         machine = self.machine
         if machine.nodes is not None and nodes > machine.nodes:
-            raise UserError(
-                f"{machine.at('nodes')}: {nodes} nodes requested, but {machine.name} has {machine.nodes}"
-            )
+            raise UserError(f"{machine.at('nodes')}: {nodes} of {machine.nodes} nodes requested")
 
     # A step
 
@@ -154,8 +178,7 @@ class Model:
         passes = self.run.backward_passes
         if local % passes:
             raise UserError(
-                f"a local batch of {local} cannot be divided into {passes} equal backward passes; use fewer nodes "
-                "or less gradient accumulation"
+                f"{passes} backward passes must divide the local batch of {local}; use fewer nodes"
             )
         return local // passes
 
@@ -203,9 +226,7 @@ class Model:
             low = max(min(low, step.busy * change / half), bound)
             high = max(high, step.busy * change * half)
         if self.efficiency.sets and "2-D" in self.kind and self.run.benchmark == "resnet50":
-            notes.append(
-                "no published set of ResNet-50 available: the efficiency of 2-D convolutions is that of DeepCAM"
-            )
+            notes.append("no published set of ResNet-50: the efficiency is DeepCAM's")
         floor = step.input
         value = Estimate(max(step.busy, floor), max(low, floor), max(high, floor), self.efficiency.how)
         return value, notes
@@ -274,6 +295,26 @@ class Model:
         return lines
 
 
+def weak(machine: Machine, run: Run, local_batch_size: int, nodes: Iterable[int]) -> Iterator[Prediction]:
+    """Weak scaling: the same local batch size on increasing numbers of nodes."""
+    for each in nodes:
+        with suppress(UserError):
+            yield predict(machine, with_batch(run, local_batch_size * each * machine.per_node), each)
+
+
+def with_batch(run: Run, batch: int) -> Run:
+    """``run`` with another global batch size."""
+    hyperparameters = run.hyperparameters.model_copy(update={"global_batch_size": batch})
+    return run.model_copy(update={"hyperparameters": hyperparameters})
+
+
+def best(models: Iterable[Model]) -> Prediction | None:
+    """The shortest time to train over ``models`` (of runs with several batch sizes) and node counts in powers of
+    two, one accelerator a sample at most. None if none of them can be."""
+    predictions = (p for model in models for p in model.over_nodes() if p.total_s and p.parts == 1)
+    return min(predictions, key=lambda p: p.total_s[0] if p.total_s else math.inf, default=None)
+
+
 def _without(a: Triple, seconds: float) -> Triple:
     """``a`` less ``seconds``, but not below zero."""
     return max(0.0, a[0] - seconds), max(0.0, a[1] - seconds), max(0.0, a[2] - seconds)
@@ -318,7 +359,7 @@ class Fits:
 
     def require(self, local: int, together: int) -> None:
         """Raises UserError if a backward pass of ``local`` samples needs more than the accelerator's memory
-        without what libraries take."""
+        excluding that of libraries."""
         if self.needed(local, together) <= self.capacity - RESERVED:
             return
         fits = self.largest(together)

@@ -13,6 +13,7 @@ from mlhpc.common.pages.terminal import print_facts, print_table, say
 from mlhpc.errors import few
 from mlhpc.perf.accelerator.memory import RESERVED
 from mlhpc.perf.machines import Machine
+from mlhpc.perf.prediction.model import Model
 from mlhpc.perf.prediction.result import Prediction
 from mlhpc.perf.scaling import Triple
 from mlhpc.quantities import bytes_text, count, digits, seconds_text, whole
@@ -91,13 +92,9 @@ def facts_of(p: Prediction) -> dict[str, str]:
         else "none published for this preset, network and data, so no time to train",
     }
     if p.spatial:
-        facts["halos"] = (
-            f"{bytes_text(p.spatial.halo_bytes)} sent by all ranks in an epoch and its evaluation"
-        )
+        facts["halos"] = f"{bytes_text(p.spatial.halo_bytes)} sent by all ranks in an epoch with evaluation"
         kept = bytes_text(p.spatial.saved_bytes)
-        facts["activations"] = (
-            f"{kept} kept by a rank for the backward pass of {count(p.local_batch_size, 'sample')}"
-        )
+        facts["activations"] = f"{kept} kept by a rank for {count(p.local_batch_size, 'sample')}"
     return facts | {f"note {n}": note for n, note in enumerate(p.notes, 1)}
 
 
@@ -119,15 +116,10 @@ def fits(p: Prediction) -> str:
     return f"the largest batch that fits {whose} is {p.largest_batch}{once}, with {reserved}"
 
 
-def scaling(
-    machine: Machine,
-    run: Run,
-    predictions: Sequence[Prediction],
-    shortest: Prediction | None,
-    limits: Sequence[str] = (),
-) -> None:
-    """``shortest``: the best of all batch sizes with published convergence. ``limits``: why there are no rows
-    before the first and after the last."""
+def scaling(model: Model, predictions: Sequence[Prediction], shortest: Prediction | None) -> None:
+    """``shortest``: the best of all batch sizes with published convergence. The model says why there are no
+    rows before the first and after the last."""
+    machine, run = model.machine, model.run
     console = Console(highlight=False)
     say(console, heading(machine, run), "bold")
     batch = run.hyperparameters.global_batch_size
@@ -149,7 +141,7 @@ def scaling(
             "shortest of all batch sizes with published convergence, with whole samples on each accelerator: "
             f"{took}, {where}",
         )
-    for note in (*limits, *notes_of(predictions)):
+    for note in (*model.limits(predictions), *notes_of(predictions)):
         say(console, f"note: {note}")
 
 

@@ -111,9 +111,8 @@ def by_layer(profile: Profile, network: Network, precision: Precision) -> list[L
             else f"layer {layers[shared][0].name!r} is the first without a module"
         )
         raise UserError(
-            f"network {network.name}: the profiled model calls {len(profile.modules)} modules with weights, the "
-            f"performance model has {len(layers)} layers with parameters (in order of calls, {alone}); bring "
-            "perf/networks up to date"
+            f"network {network.name}: {len(profile.modules)} modules with weights, but "
+            f"{len(layers)} layers with parameters (in order of calls, {alone}); bring perf/networks up to date"
         )
     layers_of_module = dict(zip(profile.modules, layers, strict=True))
     seconds: dict[tuple[str, Direction], float] = defaultdict(float)

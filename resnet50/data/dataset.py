@@ -67,9 +67,7 @@ def files_of(dataset: Manifest, split: Split) -> list[str]:
     # TensorFlow's scripts write both splits into one folder.
     names = [file.path for file in dataset.files if (m := SHARD.fullmatch(file.path)) and m[1] == split]
     if not names:
-        raise UserError(
-            f"{dataset.root} has no {split}/ with images; pass the folder of an ImageNet-like data set"
-        )
+        raise UserError(f"{dataset.root} has no images in {split}/; pass the folder of an image data set")
     return names
 
 
@@ -85,19 +83,13 @@ def format_of(dataset: Manifest, names: Sequence[str]) -> Format:
         return _require_no_others(dataset, names, {PIXELS, INDEX}, "raw")
     matches = [match for name in strangers if (match := SHARD.fullmatch(_base(name)))]
     if not matches:
-        raise UserError(
-            f"{dataset.root / strangers[0]}: not an image in the folder of a class ({', '.join(SUFFIXES)}); "
-            "remove it"
-        )
+        raise UserError(f"{dataset.root / strangers[0]}: not an image ({', '.join(SUFFIXES)}); remove it")
     for name in names:
         if not SHARD.fullmatch(_base(name)):
             raise UserError(f"{dataset.root / name}: not a TFRecord shard; remove it")
     counts = {int(match[3]) for match in matches}
     if counts != {len(names)}:
-        raise UserError(
-            f"{dataset.root / names[0]}: one of {count(max(counts), 'shard')} by its name, but "
-            f"there are {len(names)}; copy the missing shards, or remove the others"
-        )
+        raise UserError(f"{dataset.root / names[0]}: {len(names)} of {max(counts)} shards; copy the others")
     return "tfrecord"
 
 
@@ -153,8 +145,7 @@ def open_splits(
     class_names = of_folders or dataset.facts.get("classes")
     if class_names and classes is not None and len(class_names) != classes:
         raise UserError(
-            f"{dataset.root}: {len(class_names)} classes, but the network has {classes}; set "
-            f"network.classes={len(class_names)}, or choose another data set"
+            f"{dataset.root} has {len(class_names)} classes, not {classes}; set network.classes={len(class_names)}"
         )
     number = {name: label for label, name in enumerate(of_folders)}
     classes = classes or (len(class_names) if class_names else 1 << 30)
@@ -169,8 +160,8 @@ def open_splits(
             opened[split] = Shards(_extents(root, own_names, mode, world), classes)
         elif mode == "shard":
             raise UserError(
-                f"{dataset.root}: staging.mode=shard distributes files over nodes, but {kinds[split]} is a "
-                "single file; set staging.mode=replicate, or convert to tfrecord"
+                f"{dataset.root}: staging.mode=shard requires several files; set "
+                "staging.mode=replicate, or convert to tfrecord"
             )
         else:
             open_one = partial(_open_one, kinds[split], (root / own_names[0]).parent, classes)
@@ -189,9 +180,7 @@ def _classes(dataset: Manifest, names: dict[Split, list[str]]) -> list[str]:
     class_names = set().union(dataset.facts.get("classes", ()) if in_split else (), *in_split.values())
     for split in in_split:
         for name in sorted(class_names - in_split[split]):
-            raise UserError(
-                f"{dataset.root}: class {name} has no image in {split}; add some, or remove the class"
-            )
+            raise UserError(f"{dataset.root}: class {name} has no image in {split}; add one, or remove it")
     return sorted(class_names)
 
 
@@ -220,9 +209,7 @@ def _require_no_others(dataset: Manifest, names: Sequence[str], expected: set[st
         if _base(name) not in expected or counts[_base(name)] > 1 or name.count("/") != 1:
             raise UserError(f"{dataset.root / name} does not belong with {', '.join(sorted(expected))}")
     if kind == "raw" and len(counts) < 2:
-        raise UserError(
-            f"{dataset.root / names[0]}: {PIXELS} and {INDEX} belong together; copy the missing one"
-        )
+        raise UserError(f"{dataset.root}: {PIXELS} or {INDEX} is missing; copy both")
     return kind
 
 

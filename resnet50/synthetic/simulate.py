@@ -50,14 +50,9 @@ def make(data: Data, out: Path, world: World, workers: int) -> None:
 
 def _checked(data: Data) -> Simulation:
     if data.simulation is None:
-        raise UserError(
-            "this preset requires ImageNet, which cannot be generated; see docs/reference/data_resnet50.md"
-        )
+        raise UserError("ImageNet cannot be generated; see docs/reference/data_resnet50.md")
     if data.simulation.classes > min(data.train_samples, data.eval_samples):
-        raise UserError(
-            f"data.simulation.classes is {data.simulation.classes}, and {data.train_samples} training and "
-            f"{data.eval_samples} evaluation images cannot contain one image of each"
-        )
+        raise UserError(f"data.simulation.classes {data.simulation.classes} exceeds the images per split")
     return data.simulation
 
 

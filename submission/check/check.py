@@ -11,12 +11,7 @@ from mlhpc.record.mllog import parse
 from mlhpc.record.result import Result
 from mlhpc.record.run_directory import RunDirectory, read
 from mlhpc.submission.check.log_rules import bare_log_rules, log_rules
-from mlhpc.submission.check.official import (
-    official_findings,
-    package_findings,
-    seed_findings,
-    target_in,
-)
+from mlhpc.submission.check.official import official_findings, package_findings, seed_findings, target_in
 from mlhpc.submission.check.rulesets import RULESETS, exist, rules_of, rules_of_run
 from mlhpc.submission.check.run_rules import run_rules
 from mlhpc.submission.findings import passes
@@ -166,25 +161,17 @@ def _with(checked: SetCheck, finding: Finding) -> SetCheck:
 
 
 def _copied(results: ResultSet, original: Path) -> Finding:
-    return Finding(
-        "set/copy",
-        "warning",
-        f"{results.path.name}/",
-        "a separate set",
-        f"the same logs as {original}",
-        "it counts only once; republished results are not new results",
-    )
+    remedy = "it counts only once; republished results are not new results"
+    expected = "a separate set"
+    actual = f"the same logs as {original}"
+    return Finding("set/copy", "warning", f"{results.path.name}/", expected, actual, remedy)
 
 
 def _only_throughput(results: ResultSet) -> Finding:
-    return Finding(
-        "set/throughput",
-        "warning",
-        f"{results.path.name}/",
-        f"a time to solution of {results.benchmark} in addition to its throughput",
-        "no strong/ set of this submitter",
-        "throughput may not be reported alone (MLPerf HPC training rules 3.0, Throughput)",
-    )
+    remedy = "throughput may not be reported alone (MLPerf HPC training rules 3.0, Throughput)"
+    expected = f"a time to solution of {results.benchmark} in addition to its throughput"
+    actual = "no strong/ set of this submitter"
+    return Finding("set/throughput", "warning", f"{results.path.name}/", expected, actual, remedy)
 
 
 def _prefixed(finding: Finding, prefix: str) -> Finding:
@@ -212,14 +199,9 @@ def _convergence(results: ResultSet, score: Strong | Weak, rules: str) -> Iterat
         p_value = "" if comparison.p_value is None else f", p = {comparison.p_value:.2g}"
         actual = f"{comparison.epochs:.2f}, reference {comparison.reference:.2f}{p_value}"
     bound = "a reference point" if comparison.bound is None else f"at least {comparison.bound:.2f} epochs"
-    yield Finding(
-        "set/rcp",
-        "error",
-        f"{results.path.name}/",
-        f"{bound} ({rules}, {comparison.how or 'not compared'})",
-        actual,
-        "a closed result may not converge faster than the reference: see the rules on hyperparameters",
-    )
+    remedy = "a closed result may not converge faster than the reference: see the rules on hyperparameters"
+    expected = f"{bound} ({rules}, {comparison.how or 'not compared'})"
+    yield Finding("set/rcp", "error", f"{results.path.name}/", expected, actual, remedy)
 
 
 def check_run(run: RunDirectory, ruleset: str | None = None, metric: Metric = "strong") -> list[Finding]:

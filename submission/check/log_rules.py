@@ -81,9 +81,7 @@ def _unique_keys(log: Log) -> Iterator[Finding]:
     if log.repeated:
         lines = ", ".join(map(str, log.repeated[:4]))
         actual = f"{len(log.repeated)} with repeated keys"
-        remedy = (
-            "readers differ in the value they use: fix the program that writes the log, and repeat the run"
-        )
+        remedy = "readers differ in the value they use: fix the program that writes the log"
         yield _finding("repeated", "error", log, lines, "unique keys in each record", actual, remedy)
 
 
@@ -129,9 +127,8 @@ def _on_whole_samples(log: Log) -> Iterator[Finding]:
     if (epochs := log.value("coarse_epochs")) and log.value("submission_division") == "closed":
         remedy = "omit training.coarse_epochs, or run in the open division"
         actual = f"coarser ones in the first epochs ({epochs})"
-        yield _finding(
-            "coarse_epochs", "error", log, "", "samples of the same size as in the reference", actual, remedy
-        )
+        expected = "samples of the same size as in the reference"
+        yield _finding("coarse_epochs", "error", log, "", expected, actual, remedy)
 
 
 def _has_seed(log: Log) -> Iterator[Finding]:
@@ -143,9 +140,8 @@ def _has_seed(log: Log) -> Iterator[Finding]:
 def _not_resumed(log: Log) -> Iterator[Finding]:
     if log.value("resumed"):
         remedy = "repeat it from the start; a resumed run has no time to train"
-        yield _finding(
-            "resumed", "error", log, "", "an uninterrupted run", "resumed from a checkpoint", remedy
-        )
+        expected = "an uninterrupted run"
+        yield _finding("resumed", "error", log, "", expected, "resumed from a checkpoint", remedy)
 
 
 def _successful(log: Log) -> Iterator[Finding]:

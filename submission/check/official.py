@@ -36,14 +36,7 @@ from mlhpc.submission.check.official_messages import (
 from mlhpc.submission.check.rulesets import exist
 from mlhpc.submission.result_set import BYPASS, PRUNED, SCALING, ResultSet
 
-__all__ = [
-    "official_findings",
-    "package_findings",
-    "rcp_verdict",
-    "seed_findings",
-    "summary",
-    "target_in",
-]
+__all__ = ["official_findings", "package_findings", "rcp_verdict", "seed_findings", "summary", "target_in"]
 
 LONGEST = 10_000
 """Bytes of an MLLOG line that the official parser reads in 0.1 s; its time grows with the square of the length

@@ -32,14 +32,10 @@ def checker_findings(checker: Any, log: Log, rules: str, *, unreadable: bool) ->
         expected, actual = "MLLOG lines that the official parser reads", "at least one that it does not"
         yield Finding(f"{rules}/line", "error", log.path.name, expected, actual, _remedy("line"))
     for problem in problems:
-        yield Finding(
-            f"{rules}/line",
-            "error",
-            f"{log.path.name}:{problem.line}",
-            "a complete MLLOG record on the line",
-            problem.what,
-            "the run was killed while writing, or several processes wrote at the same time: log from one",
-        )
+        remedy = "the run was killed while writing, or several processes wrote at the same time: log from one"
+        expected = "a complete MLLOG record on the line"
+        actual = problem.what
+        yield Finding(f"{rules}/line", "error", f"{log.path.name}:{problem.line}", expected, actual, remedy)
     for message in checker.warnings.values():
         yield _checker_finding(message, log, rules, "warning")
     for message in (*checker.overwritable.values(), *checker.not_overwritable):
@@ -50,34 +46,20 @@ def checker_findings(checker: Any, log: Log, rules: str, *, unreadable: bool) ->
 def crash_finding(error: Exception, log: Log, rules: str) -> Finding:
     """The checker crashed with ``error``, or was stopped at a rule file that does not belong to it."""
     if isinstance(error, RuleFileRefused):
-        return Finding(
-            f"{rules}/rule_file",
-            "error",
-            log.path.name,
-            "a division, benchmark and optimizer known to the rules",
-            str(error),
-            "do not use this log: it names rule files to execute; the rules after this point were not checked",
-        )
+        remedy = "do not use this log: it names rule files to execute; later rules were not checked"
+        expected = "a division, benchmark and optimizer known to the rules"
+        return Finding(f"{rules}/rule_file", "error", log.path.name, expected, str(error), remedy)
     if isinstance(error, FileNotFoundError) and error.filename:
         missing = Path(str(error.filename))
         having = [name for name in RULE_FOLDERS if (missing.parents[1] / name / missing.name).is_file()]
         elsewhere = f"; {few([name.replace('_', ' ') for name in having], 3)} has some" if having else ""
-        return Finding(
-            f"{rules}/crash",
-            "error",
-            log.path.name,
-            f"a benchmark, division, optimizer and schedule of {rules.replace('_', ' ')}",
-            f"it has no rules for {missing.stem.replace('_', ' ')}{elsewhere}",
-            "check it under the rules of its round (--ruleset); the rules after this point were not checked",
-        )
-    return Finding(
-        f"{rules}/crash",
-        "error",
-        log.path.name,
-        "a log that the official checker can read to the end",
-        why_it_stopped(error),
-        "fix the other findings first; the rules after this point were not checked",
-    )
+        remedy = "check it by the rules of its round (--ruleset); later rules were not checked"
+        expected = f"a benchmark, division, optimizer and schedule of {rules.replace('_', ' ')}"
+        actual = f"it has no rules for {missing.stem.replace('_', ' ')}{elsewhere}"
+        return Finding(f"{rules}/crash", "error", log.path.name, expected, actual, remedy)
+    remedy = "fix the other findings first; the rules after this point were not checked"
+    expected = "a log that the official checker can read to the end"
+    return Finding(f"{rules}/crash", "error", log.path.name, expected, why_it_stopped(error), remedy)
 
 
 def too_long(log: Log, rules: str, longest: int) -> Finding:
@@ -150,10 +132,9 @@ def _checker_finding(message: str, log: Log, rules: str, severity: Severity) -> 
 
     if "failed test: sorted(s['initialized_tensors'])" in message:
         remedy = "log weights_initialization once for each tensor of the reference, by its name"
-        return Finding(
-            f"{rules}/weights_initialization", severity, name, "one weights_initialization for each tensor",
-            "other tensors than the reference's", remedy,
-        )  # fmt: skip
+        expected = "one weights_initialization for each tensor"
+        actual = "other tensors than the reference's"
+        return Finding(f"{rules}/weights_initialization", severity, name, expected, actual, remedy)
     if message == "No log lines detected":
         return finding("log", name, "MLLOG lines", log.unreadable or "none")
     if message == "Log lines had parsing errors.":
@@ -243,14 +224,9 @@ def package_message_findings(records: Sequence[logging.LogRecord], where: str) -
 
 def package_crash(where: str, error: BaseException) -> Finding:
     """package_checker stopped with ``error``."""
-    return Finding(
-        "package/crash",
-        "error",
-        where,
-        "a set that package_checker can read to the end",
-        why_it_stopped(error),
-        "fix the other findings first; the rules after this point were not checked",
-    )
+    remedy = "fix the other findings first; the rules after this point were not checked"
+    expected = "a set that package_checker can read to the end"
+    return Finding("package/crash", "error", where, expected, why_it_stopped(error), remedy)
 
 
 def why_it_stopped(error: BaseException) -> str:

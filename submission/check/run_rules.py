@@ -32,9 +32,7 @@ def run_rules(run: RunDirectory, rules: str, metric: Metric) -> Iterator[Finding
 def _files(run: RunDirectory) -> Iterator[Finding]:
     for name, problem in run.problems:
         if name == "result.json" and problem == "is missing":
-            remedy = (
-                "the run did not end (killed? out of time or memory?): see the job's output, and repeat it"
-            )
+            remedy = "the run did not end (killed? time limit? out of memory?): see the job's output"
         else:
             remedy = "the folder is the evidence of the run: restore the file, or repeat the run"
         yield Finding("run/files", "error", name, f"{name}, complete", problem, remedy)
@@ -44,47 +42,27 @@ def _result_rules(result: Result) -> Iterator[Finding]:
     target = result.target
     if result.status != "success":
         best = "nothing was evaluated" if target.best is None else f"best {target.label} {target.best:.6g}"
-        yield Finding(
-            "run/status",
-            "error",
-            "result.json",
-            f"status success: {target.label} of {target.value:g} met",
-            f"status {result.status!r}, {best}",
-            "only a run that met its target has a time to train",
-        )
+        remedy = "only a run that met its target has a time to train"
+        expected = f"status success: {target.label} of {target.value:g} met"
+        actual = f"status {result.status!r}, {best}"
+        yield Finding("run/status", "error", "result.json", expected, actual, remedy)
     if result.division == "closed" and result.data and result.data.lossy:
-        yield Finding(
-            "run/codec",
-            "error",
-            "result.json",
-            "lossless data in the closed division",
-            f"data by {result.data}",
-            "convert the data set losslessly, or set division to open",
-        )
+        remedy = "convert the data set losslessly, or set division to open"
+        expected = "lossless data in the closed division"
+        yield Finding("run/codec", "error", "result.json", expected, f"data by {result.data}", remedy)
     if result.resumed:
-        yield Finding(
-            "run/resumed",
-            "error",
-            "result.json",
-            "a run from start to target",
-            "resumed from a checkpoint",
-            "a resumed run cannot be scored, since its clock does not include the first part: run without "
-            "--resume",
-        )
+        remedy = "run without --resume: the clock of a resumed run does not include its first part"
+        expected = "a run from start to target"
+        yield Finding("run/resumed", "error", "result.json", expected, "resumed from a checkpoint", remedy)
     if result.seed is None:
         yield Finding("run/seed", "error", "result.json", "a seed", "none", "run again with this version")
     total, parts = result.time_to_train_s, result.breakdown_s
     if total is not None and parts is not None:
         summed = sum(seconds or 0.0 for seconds in parts.values())
         if not abs(summed - total) <= 0.01 * total:
-            yield Finding(
-                "run/breakdown",
-                "error",
-                "result.json",
-                f"parts that add up to {total:.3f} s, within 1%",
-                f"{summed:.3f} s",
-                "the breakdown does not match the run; report this as a bug in mlhpc",
-            )
+            remedy = "the breakdown does not match the run; report this as a bug in mlhpc"
+            expected = f"parts that add up to {total:.3f} s, within 1%"
+            yield Finding("run/breakdown", "error", "result.json", expected, f"{summed:.3f} s", remedy)
 
 
 def _staged_inside(result: Result, rules: str, metric: Metric) -> Iterator[Finding]:
@@ -94,14 +72,10 @@ def _staged_inside(result: Result, rules: str, metric: Metric) -> Iterator[Findi
         return
     before = result.staging.kept - (result.staging.shared if metric == "weak" else 0)
     if before:
-        yield Finding(
-            "run/staging",
-            "error",
-            "result.json",
-            "every staged file copied inside the run",
-            f"{count(before, 'file')} {'was' if before == 1 else 'were'} already in the staging target",
-            "empty the staging target and repeat the run; or check under 3.0.0, which does not time staging",
-        )
+        remedy = "empty the target, and repeat the run; or check under 3.0.0, which does not time staging"
+        expected = "every staged file copied inside the run"
+        actual = f"{count(before, 'file')} {'was' if before == 1 else 'were'} already in the staging target"
+        yield Finding("run/staging", "error", "result.json", expected, actual, remedy)
 
 
 def _result_against_log(result: Result, log: Log) -> Iterator[Finding]:
@@ -115,28 +89,19 @@ def _result_against_log(result: Result, log: Log) -> Iterator[Finding]:
         # A difference of two rounded times is off by less than 1 ms, one of four by less than 2 ms.
         allowed_ms = 1 if label.startswith("run_stop") else 2
         if not abs(claimed - logged) * 1e3 <= allowed_ms + 1e-3:
-            yield Finding(
-                "run/time",
-                "error",
-                "result.json",
-                f"{label} of the log: {logged:.3f} s",
-                f"{claimed:.3f} s",
-                "the log and the result are from different runs, or one was edited: repeat the run",
-            )
+            remedy = "the log and the result are from different runs, or one was edited: repeat the run"
+            expected = f"{label} of the log: {logged:.3f} s"
+            yield Finding("run/time", "error", "result.json", expected, f"{claimed:.3f} s", remedy)
     target = result.target
     evaluations = log.evaluations(target.metric)
     if target.reached and not any(target.met_by(e.value) for e in evaluations):
         best = (max if target.metric == "eval_accuracy" else min)(
             (e.value for e in evaluations), default=None
         )
-        yield Finding(
-            "run/target",
-            "error",
-            log.path.name,
-            f"an evaluation inside the run that meets {target.value:g}",
-            "none" if best is None else f"the best {target.metric} is {best:.6g}",
-            "according to result.json, the target was reached, but not according to the log: repeat the run",
-        )
+        remedy = "the target was reached by result.json, but not by the log: repeat the run"
+        expected = f"an evaluation inside the run that meets {target.value:g}"
+        actual = "none" if best is None else f"the best {target.metric} is {best:.6g}"
+        yield Finding("run/target", "error", log.path.name, expected, actual, remedy)
     for rule, key, value in (
         ("run/seed", "seed", result.seed),
         ("run/samples", "train_samples", result.samples.train),
@@ -146,14 +111,10 @@ def _result_against_log(result: Result, log: Log) -> Iterator[Finding]:
     ):
         logged_value = log.value(key)
         if value is not None and logged_value != value:
-            yield Finding(
-                rule,
-                "error",
-                log.path.name,
-                f"{key} {value} as in result.json",
-                "no such record" if logged_value is None else str(logged_value),
-                "the log and the result are from different runs, or one was edited: repeat the run",
-            )
+            remedy = "the log and the result are from different runs, or one was edited: repeat the run"
+            expected = f"{key} {value} as in result.json"
+            actual = "no such record" if logged_value is None else str(logged_value)
+            yield Finding(rule, "error", log.path.name, expected, actual, remedy)
 
 
 def _without_staging(log: Log) -> float | None:
@@ -172,14 +133,9 @@ def _result_against_config(result: Result, config: Run) -> Iterator[Finding]:
         ("run/division", "preset", result.preset, config.preset),
     ):
         if claimed != configured:
-            yield Finding(
-                rule,
-                "error",
-                "result.json",
-                f"{quantity} {configured} as in config.toml",
-                str(claimed),
-                "the run did not follow its configuration: check the data set, and repeat the run",
-            )
+            remedy = "the run did not follow its configuration: check the data set, and repeat the run"
+            expected = f"{quantity} {configured} as in config.toml"
+            yield Finding(rule, "error", "result.json", expected, str(claimed), remedy)
 
 
 def _division(config: Run) -> Iterator[Finding]:
@@ -190,19 +146,14 @@ def _division(config: Run) -> Iterator[Finding]:
     try:
         official = load(config.benchmark, "closed")
     except UserError as error:
-        yield Finding(
-            "run/division", "error", "config.toml", "a closed division", str(error), "use division open"
-        )
+        remedy = "use division open"
+        yield Finding("run/division", "error", "config.toml", "a closed division", str(error), remedy)
         return
     for part in ("target", "data", "network"):
         configured, required = getattr(config, part).model_dump(), getattr(official, part).model_dump()
         for key in configured:
             if configured[key] != required[key]:
-                yield Finding(
-                    "run/division",
-                    "error",
-                    "config.toml",
-                    f"closed: {part}.{key} = {required[key]}",
-                    f"{configured[key]} (preset {config.preset!r})",
-                    "run the preset closed unchanged, or set division to open",
-                )
+                remedy = "run the preset closed unchanged, or set division to open"
+                expected = f"closed: {part}.{key} = {required[key]}"
+                actual = f"{configured[key]} (preset {config.preset!r})"
+                yield Finding("run/division", "error", "config.toml", expected, actual, remedy)

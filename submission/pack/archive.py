@@ -144,9 +144,7 @@ def _extract(tar: tarfile.TarFile, archive: Path, part: Path) -> str:
         path = PurePosixPath(member.name)
         foreign = not member.isfile() or member.issparse() or path.is_absolute() or ".." in path.parts
         if foreign or len(path.parts) > MOST_PARTS or not member.name.isprintable():
-            raise UserError(
-                f"{archive} contains {shown(member.name)}, which does not belong in a submission; do not use it"
-            )
+            raise UserError(f"{archive} has {shown(member.name)}, not part of a submission; do not use it")
         if not sums:
             org, sums = _checksums(tar, member, archive)
             (part / member.name).write_text("".join(f"{v}  {n}\n" for n, v in sums.items()), "utf-8")
@@ -155,9 +153,7 @@ def _extract(tar: tarfile.TarFile, archive: Path, part: Path) -> str:
             raise UserError(f"{archive} is damaged: {member.name!r} has no checksum; obtain it again")
         (part / path).parent.mkdir(parents=True, exist_ok=True)
         if _write(tar, member, part / path) != sums[member.name]:
-            raise UserError(
-                f"{archive} is damaged: {member.name!r} differs from its checksum; obtain it again"
-            )
+            raise UserError(f"{archive} is damaged: {member.name!r} has another checksum; obtain it again")
         (part / path).chmod(member.mode & 0o755)
     missing = [name for name in sums if not (part / name).is_file()]
     if missing or not sums:
@@ -179,9 +175,7 @@ def _checksums(tar: tarfile.TarFile, member: tarfile.TarInfo, archive: Path) -> 
     for line in stream.read(LARGEST_READ).decode("utf-8").removesuffix("\n").split("\n"):
         match = re.fullmatch(r"([0-9a-f]{64})  (.+)", line)
         if not match or not match[2].startswith(f"{org}/") or match[2] in sums:
-            raise UserError(
-                f"{archive} is damaged: its checksums contain the line {line[:100]!r}; obtain it again"
-            )
+            raise UserError(f"{archive} is damaged: it has the checksum {line[:100]!r}; obtain it again")
         sums[match[2]] = match[1]
     if not sums:
         raise UserError(f"{archive} is incomplete: it is empty; obtain it again")

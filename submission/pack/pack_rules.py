@@ -50,9 +50,8 @@ def about_system(
     if missing := [key for key in names if key not in fields]:
         yield finding("error", "every field of a description", f"without {', '.join(missing)}", fill)
     if empty := [key for key in REQUIRED if key in fields and not fields[key]]:
-        yield finding(
-            "warning", "a value in fields required by the rules", f"empty: {', '.join(empty)}", fill
-        )
+        expected = "a value in fields required by the rules"
+        yield finding("warning", expected, f"empty: {', '.join(empty)}", fill)
     no_text = [
         key for key in names if not isinstance(fields.get(key, ""), str) and key != "other_software_stack"
     ]
@@ -91,20 +90,13 @@ def one_data_format(results: ResultSet) -> Iterator[Finding]:
     formats = {str(run.result.data) for run in runs_of(results) if run.result and run.result.data}
     if len(formats) > 1:
         remedy = "all runs of a score must read the same data set: pack the others separately"
-        yield Finding(
-            "pack/codec",
-            "error",
-            "result.json",
-            "one format of the data set",
-            "; ".join(sorted(formats)),
-            remedy,
-        )
+        expected = "one format of the data set"
+        yield Finding("pack/codec", "error", "result.json", expected, "; ".join(sorted(formats)), remedy)
     for label in sorted(formats):
         if "lossy" in label:
             remedy = "allowed in the open division; state it in the description"
-            yield Finding(
-                "pack/codec", "warning", "result.json", "data without loss", f"data by {label}", remedy
-            )
+            expected = "data without loss"
+            yield Finding("pack/codec", "warning", "result.json", expected, f"data by {label}", remedy)
 
 
 def own_target(results: ResultSet) -> Iterator[Finding]:
@@ -113,14 +105,10 @@ def own_target(results: ResultSet) -> Iterator[Finding]:
     rules = score_rules(results.benchmark)
     if has_own_target(results) and results.target and rules:
         official = rules[0]
-        yield Finding(
-            "pack/target",
-            "error",
-            f"{results.path.name}/",
-            f"runs to the target {official.metric} {official.value:g}",
-            f"runs of preset {results.preset!r}, to {results.target.value:g}",
-            "a submission requires MLPerf's target: run the preset closed or open",
-        )
+        remedy = "a submission requires MLPerf's target: run the preset closed or open"
+        expected = f"runs to the target {official.metric} {official.value:g}"
+        actual = f"runs of preset {results.preset!r}, to {results.target.value:g}"
+        yield Finding("pack/target", "error", f"{results.path.name}/", expected, actual, remedy)
 
 
 def _first_difference(first: dict[str, Any], second: dict[str, Any], above: str = "") -> str:
@@ -151,13 +139,9 @@ def about_sources(sets: Sequence[ResultSet]) -> Iterator[Finding]:
         actual = f"runs at {', '.join(c[:12] for c in commits)}, packed at {str(packed['commit'])[:12]}"
         actual += ", with uncommitted changes" * changed
         remedy = "check out the commit of the runs, and pack with it"
+    expected = "the sources of the runs"
     yield Finding(
-        "pack/sources",
-        "warning",
-        f"implementations/{implementation.name()}",
-        "the sources of the runs",
-        actual,
-        remedy,
+        "pack/sources", "warning", f"implementations/{implementation.name()}", expected, actual, remedy
     )
 
 

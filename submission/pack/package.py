@@ -151,9 +151,7 @@ def _sources(paths: Sequence[Path], weak: Sequence[Path]) -> list[ResultSet]:
 def _together(sets: Sequence[ResultSet], metric: Metric) -> ResultSet:
     """Several sets as one. Raises UserError for a mixture of run folders and bare logs."""
     if len({bool(results.runs) for results in sets}) > 1:
-        raise UserError(
-            f"{sets[0].path} cannot be packed with the other paths: pass either run folders or log files"
-        )
+        raise UserError(f"{sets[0].path}: run folders and log files cannot be packed together")
     return replace(
         sets[0],
         path=sets[0].path if len(sets) == 1 else sets[0].path.parent,
@@ -192,7 +190,7 @@ def _throughput_chosen(
         )
         findings += [
             Finding("pack/left-out", "warning", str(path), "an instance that converged", dropped[path].why,
-                    "not packed: it cannot count, and pruned logs must comply")
+                    "not packed, because pruned logs must comply too")
             for path in failed
         ]  # fmt: skip
         # The time of such an instance is unknown: excluding it must be the submitter's decision.
@@ -214,10 +212,7 @@ def _throughput_chosen(
 
 def _require_name(org: str) -> None:
     if not NAME.fullmatch(org) or len(org.encode()) > LONGEST_NAME:
-        raise UserError(
-            f"--org {shown(org)} cannot name a folder; use letters, digits, spaces and . _ + - "
-            f"({LONGEST_NAME} bytes at most)"
-        )
+        raise UserError(f"--org {shown(org)} must be up to {LONGEST_NAME} letters, digits, spaces, . _ + -")
 
 
 def _system_name(fields: dict[str, Any], path: Path) -> str:
@@ -226,9 +221,7 @@ def _system_name(fields: dict[str, Any], path: Path) -> str:
     if not name:
         raise UserError(f"{path} has no system_name; fill it in (mlhpc doctor --system --set system_name=…)")
     if len(name.encode()) > LONGEST_NAME:
-        raise UserError(
-            f"{path}: system_name is used as a folder name, but is longer than {LONGEST_NAME} bytes; shorten it"
-        )
+        raise UserError(f"{path}: system_name, a folder name, has more than {LONGEST_NAME} bytes; shorten it")
     return name
 
 
@@ -243,9 +236,7 @@ def _require_one_usage(sets: Sequence[ResultSet], ruleset: str | None) -> None:
         if not exist(rules):
             raise UserError(f"no rules {rules.replace('_', ' ')} in mlperf-logging; choose another --ruleset")
     if len({rules_of(benchmark, ruleset).split("_")[0] for benchmark in benchmarks}) > 1:
-        raise UserError(
-            f"{' and '.join(benchmarks)} belong to different submissions (HPC, Training): pack them separately"
-        )
+        raise UserError(f"{' and '.join(benchmarks)} are of HPC and Training; pack them separately")
     if any(r.metric == "weak" and rules_of(r.benchmark, ruleset).startswith("training_") for r in sets):
         raise UserError("Training has no throughput metric: pack without --weak")
 

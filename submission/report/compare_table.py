@@ -84,9 +84,7 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
         new = [p for p in comparison.predictions if p.problem == group[0].problem and p.measured_min is None]
         if new:
             print_table(table("predictions", new, _PREDICTED), console)
-    legend = (
-        "score: minutes; staging, first epoch's excess: share of the time; rate: training samples/s per unit"
-    )
+    legend = "score: minutes; staging, excess: shares of the time; rate: training samples/s per unit"
     console.print(Text(legend, style="dim"))
     _print_problems(comparison, console)
 

@@ -31,14 +31,7 @@ from mlhpc.submission.report.entry import (
 )
 from mlhpc.submission.report.summary import framework_of
 from mlhpc.submission.result_set import ResultSet
-from mlhpc.submission.score.score import (
-    Strong,
-    Weak,
-    instance_scale,
-    score_strong,
-    score_weak,
-    shared_scale,
-)
+from mlhpc.submission.score.score import Strong, Weak, instance_scale, score_strong, score_weak, shared_scale
 from mlhpc.submission.score.set_score import target_of
 
 
@@ -84,9 +77,7 @@ def _entry(results: ResultSet, logs: list[Log], split: bool) -> Entry:
     shared = ""
     if results.metric == "weak" and not split:
         scale, nodes, shared = _shared(results, logs, scale, nodes)
-    stated = (
-        f"{whole(train)} training samples logged: {whole(data_set[0])} without the last, incomplete batch"
-    )
+    stated = f"{whole(train)} training samples logged: {whole(data_set[0])} without the last batch"
     ended = f"{len(aborted)} of {len(logs)} runs aborted or without run_stop, excluded from all means"
     overlap = any(log.first("staging_overlap") for log in logs)
     notes = (

@@ -62,12 +62,10 @@ def report_on(
     first = paths[0]
     if len(paths) == 1 and ((first / "run.log").is_file() or (first / "result.json").is_file()):
         if configurations:
-            raise UserError(
-                "--predict is only for comparisons: pass the folder of several runs, or several paths"
-            )
+            raise UserError("--predict requires several runs: pass their folder, or several paths")
         return report(first, console, out=out, machine=machine)
     if machine:
-        raise UserError("--machine is only for the report of a single run: pass its folder")
+        raise UserError("--machine requires a single run: pass its folder")
     if out:
         _refuse_inside(out, paths)
         require_new(out)
@@ -111,9 +109,7 @@ def _refuse_inside(out: Path, paths: Sequence[Path]) -> None:
     folder = out.resolve().parent
     for path in paths:
         if path.is_dir() and (folder == path.resolve() or path.resolve() in folder.parents):
-            raise UserError(
-                f"{out} is inside {path}, which must not be modified; choose --out FILE.html elsewhere"
-            )
+            raise UserError(f"{out} is inside {path}, which is only read; choose another --out")
 
 
 def _print(run: RunDirectory, findings: Sequence[Finding], ruleset: str | None, console: Console) -> None:

@@ -7,15 +7,7 @@ from mlhpc.common.pages import plots
 from mlhpc.common.pages.charts import INK, SERIES, Figure, chart_of
 from mlhpc.quantities import digits, plain
 from mlhpc.submission.report.spread import Spread, spread
-from mlhpc.submission.report.study import (
-    GLOBAL_BATCH,
-    SERVERS,
-    UPDATES,
-    Cell,
-    Study,
-    grouped,
-    is_numeric,
-)
+from mlhpc.submission.report.study import GLOBAL_BATCH, SERVERS, UPDATES, Cell, Study, grouped, is_numeric
 
 PANELS = 12
 """Maximum number of figures per section; the table contains all."""

@@ -77,10 +77,7 @@ def emulated(study: Study) -> str:
     if not waited:
         return ""
     cells = "Emulated" if None not in times else "Emulated in the cells that have emulation.step_s"
-    return (
-        f"{cells}: each step waited {waited} s instead of computing; rates are those of the input path, "
-        "not of training."
-    )
+    return f"{cells}: each step waited {waited} s; rates are those of the input path, not of training."
 
 
 def cells_table(study: Study) -> Table:

@@ -73,10 +73,7 @@ def rules_text(run: RunDirectory, ruleset: str | None) -> str:
     return rules_of_run(run, ruleset).replace("_", " ") or "no rules of MLPerf"
 
 
-_FRAMEWORKS = {
-    "tensorflow": ("tensorflow", "keras", "horovod"),
-    "torch": ("torch", "nvidia-dali"),
-}
+_FRAMEWORKS = {"tensorflow": ("tensorflow", "keras", "horovod"), "torch": ("torch", "nvidia-dali")}
 
 
 def packages_of(benchmark: str | None, framework: str | None, installed: Mapping[str, str]) -> dict[str, str]:
@@ -263,9 +260,7 @@ def progress_facts(now: Progress) -> dict[str, str]:
     if now.left_s is not None:
         facts["time left"] = f"at most {duration_text(now.left_s)}"
     if now.status == "gone":
-        facts["last event"] = (
-            f"{duration_text(now.quiet_s)} ago: the run's processes have ended without a result"
-        )
+        facts["last event"] = f"{duration_text(now.quiet_s)} ago: the processes ended without a result"
     elif now.quiet_s > 30 and now.status == "running":
         facts["last event"] = f"{duration_text(now.quiet_s)} ago"
     return facts

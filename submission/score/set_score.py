@@ -77,10 +77,7 @@ def compare_set(results: ResultSet, score: Strong | Weak, rules: str) -> Compari
     if rule is None or has_own_target(results):
         return None
     if (samples := _other_problem(results)) is not None and reference_points(results.benchmark, rules):
-        why = (
-            f"not comparable: {samples[0]} training samples, but the reference has {samples[1]} (rounds "
-            f"before 1.0 used a different problem)"
-        )
+        why = f"not comparable: {samples[0]} training samples, not the reference's {samples[1]}"
         return Comparison(False, "", why=why, applies=False)
     sizes = [log.value("global_batch_size") for log in results.condensed]
     same = all(size == sizes[0] and isinstance(size, int) for size in sizes)
@@ -173,9 +170,7 @@ def _readable(results: ResultSet) -> Iterator[Finding]:
     """Whether such a run converged is not known."""
     for log in results.condensed:
         if log.unreadable:
-            remedy = (
-                "pass the log that the run wrote; logs of older formats get official checks, but no score"
-            )
+            remedy = "pass the log that the run wrote; older formats get official checks, but no score"
             yield _finding("readable", "warning", label(log), "MLLOG lines", log.unreadable, remedy)
 
 
@@ -268,9 +263,8 @@ def _system_fields(results: ResultSet) -> Iterator[Finding]:
     fields = results.system_json or {}
     if (division := fields.get("division")) and division not in DIVISIONS:
         expected, remedy = allowed_value("division", str(division), DIVISIONS)
-        yield _finding(
-            "system", "error", f"{results.system}.json", expected, printable(str(division)), remedy
-        )
+        actual = printable(str(division))
+        yield _finding("system", "error", f"{results.system}.json", expected, actual, remedy)
     numbers = [key for key in TEXTS if key in fields and not isinstance(fields[key], str)]
     if numbers:
         actual = ", ".join(f"{key}: {shown(fields[key])}" for key in numbers)
@@ -289,20 +283,16 @@ def _scale(results: ResultSet) -> Iterator[Finding]:
     actual = f"number_of_nodes × accelerators_per_node = {total}"
     logs = (*results.condensed, *results.condensed_pruned)
     if results.metric == "weak" and (at_once := most_at_once(logs)) > 1 and scale * at_once > total:
-        yield _finding(
-            "scale",
-            "error",
-            f"{results.path.name}/",
-            f"at most {total // at_once} units per instance: {at_once} ran concurrently on {total}",
-            f"number_of_nodes × accelerators_per_node = {scale} in the logs",
-            "log the units of one instance (S), not of the whole system (T)",
-        )
+        remedy = "log the units of one instance (S), not of the whole system (T)"
+        expected = f"at most {total // at_once} units per instance: {at_once} ran concurrently on {total}"
+        actual = f"number_of_nodes × accelerators_per_node = {scale} in the logs"
+        yield _finding("scale", "error", f"{results.path.name}/", expected, actual, remedy)
         return
     expected = ""
     if results.metric == "weak" and not scale <= total <= scale * len(logs):
         expected = f"S ≤ T ≤ M · S, S = {scale} from the logs, M = {len(logs)}"
     elif results.metric == "strong" and scale != total:
-        expected = f"{scale} accelerators (or nodes without), as in the logs"
+        expected = f"{scale} accelerators (nodes, without accelerators), as in the logs"
     if expected and results.system_json is not None:
         remedy = "describe the part of the machine that was used, and log the same values"
         yield _finding("system", "warning", where, expected, actual, remedy)

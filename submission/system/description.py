@@ -103,9 +103,7 @@ def given_fields(settings: Iterable[str]) -> dict[str, str]:
         key, equals, value = setting.partition("=")
         key, value = key.strip(), value.strip()
         if not equals or not value:
-            raise UserError(
-                f"--set {setting!r} does not have the form field=value, such as cooling=Water-cooled"
-            )
+            raise UserError(f"--set {setting!r} must be FIELD=VALUE, such as cooling=Water-cooled")
         if key not in ORDER:
             raise UserError(f"no field {key!r} in a system description; {did_you_mean(key, ORDER)}")
         if key in CHOICES and value not in CHOICES[key]:
@@ -119,15 +117,11 @@ def read(path: Path) -> dict[str, Any]:
     try:
         fields = parse_json(read_text(path))
     except OSError as error:
-        raise UserError(
-            f"{path}: {error.strerror or 'no such file'}; create one with: mlhpc doctor --system --out {path}"
-        ) from None
+        raise UserError(f"{path}: {error.strerror or 'no such file'}; see mlhpc doctor --system") from None
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path}: invalid JSON ({printable(str(error))}); fix or regenerate it") from None
     if not isinstance(fields, dict):
-        raise UserError(
-            f"{path} is not a system description; it must be a JSON object with the official fields"
-        )
+        raise UserError(f"{path} must be a JSON object with the fields of a system description")
     return {printable(key): clean(value) for key, value in fields.items()}
 
 

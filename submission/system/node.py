@@ -49,10 +49,7 @@ def _nodes(env: Mapping[str, str]) -> tuple[str, str]:
     if count := env.get("SLURM_JOB_NUM_NODES"):
         return count, ""
     if shutil.which("sinfo"):
-        return "", (
-            "this machine has Slurm, but this is not a job and may not be a compute node. Run this inside a job "
-            "(srun -N 1 mlhpc doctor --system)"
-        )
+        return "", ("run this inside a Slurm job, on a compute node: srun -N 1 mlhpc doctor --system")
     return "1", ""
 
 

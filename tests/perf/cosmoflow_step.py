@@ -127,7 +127,8 @@ def pytorch_step(
     optimizer = make_optimizer(_hyperparameters(x), model.parameters())
     loss_of = partial(training_loss, model=model, weight_decay=0.0)
     scaler = make_scaler(precision, device)
-    step = make_train_step(model, loss_of, optimizer, scaler, precision, compiled=compiled)
+    mode = "default" if compiled else None
+    step = make_train_step(model, loss_of, optimizer, scaler, precision, compile_mode=mode)
     counts, targets = torch.from_numpy(x), torch.from_numpy(y)
     return lambda: float(step(counts, targets))
 

@@ -32,13 +32,13 @@ from torch.utils.flop_counter import FlopCounterMode
 from mlhpc.benchmarks.deepcam import Hyperparameters, Network
 from mlhpc.common.host.malloc import keep_memory
 from mlhpc.common.pytorch.devices import pick_device
-from mlhpc.common.pytorch.step import make_scaler, make_train_step
+from mlhpc.common.pytorch.step import CompileMode, make_scaler, make_train_step
 from mlhpc.deepcam.cpu.kernels import use_cpu_kernels
 from mlhpc.deepcam.metric import weighted_cross_entropy
 from mlhpc.deepcam.model import build_model
 from mlhpc.deepcam.optim.optimizer import make_optimizer
 
-WAYS = {"eager": (False, False), "compiled": (True, False), "graphs": (True, True)}
+WAYS: dict[str, CompileMode | None] = {"eager": None, "compiled": "default", "graphs": "reduce-overhead"}
 KINDS = (
     ("copies", r"memcpy|memset|copy_|nchwToNhwc|nhwcToNchw|transpose|contiguous"),
     ("optimizer", r"multi_tensor|foreach|lamb|adam"),
@@ -63,7 +63,7 @@ def flops(batch: int, rows: int, columns: int) -> int:
 
 
 def our_step(way: str, batch: int, device: torch.device, options: argparse.Namespace) -> Callable[[], object]:
-    compiled, graphs = WAYS[way]
+    mode = WAYS[way]
     torch.manual_seed(0)
     model = build_model(Network(), 16).to(device, memory_format=torch.channels_last)
     if device.type == "cpu":
@@ -72,12 +72,11 @@ def our_step(way: str, batch: int, device: torch.device, options: argparse.Names
     step = make_train_step(
         model,
         weighted_cross_entropy,
-        make_optimizer(facts, model.parameters(), compiled=compiled),
+        make_optimizer(facts, model.parameters(), compiled=mode is not None),
         make_scaler(options.precision, device),
         options.precision,
         layout=torch.channels_last,
-        compiled=compiled,
-        graphs=graphs,
+        compile_mode=mode,
     )
     x = torch.rand(batch, options.rows, options.columns, 16).permute(0, 3, 1, 2)
     y = (x[:, 0] > 0.98).to(torch.uint8) + (x[:, 1] > 0.995).to(torch.uint8)

@@ -146,7 +146,7 @@ def test_instances_that_do_not_fit_into_the_job_are_refused(jobs):
     job = jobs.submit("campaign", "--instances", 4, "--runs", 4)
     jobs.wait_for_end(job)
     assert jobs.state(job) == "FAILED"
-    assert "--instances 4 of 1 rank do not fit into this job of 2 tasks on 2 nodes" in jobs.output()
+    assert "--instances 4 of 1 rank exceed this job's 2 tasks on 2 nodes" in jobs.output()
     assert not jobs.out.exists()
 
 

@@ -56,7 +56,7 @@ def facts(codec: Codec) -> dict[str, Any]:
 def find(name: str, codecs: Mapping[str, Codec], where: object) -> Codec:
     """The codec called ``name`` in ``where``. Raises UserError if it is not one of ``codecs``."""
     if name not in codecs:
-        raise UserError(f"{where}: encoded by {name!r}, which is no codec here; {did_you_mean(name, codecs)}")
+        raise UserError(f"{where}: encoded by {name!r}, an unknown codec; {did_you_mean(name, codecs)}")
     return codecs[name]
 
 
@@ -66,10 +66,7 @@ def find_stated(encoded: Frame, codecs: Mapping[str, Codec], stated: str | None,
     codec = find(encoded.codec, codecs, where)
     if codec.name != stated:
         by = f"by {stated!r}" if stated else "by no codec"
-        raise UserError(
-            f"{where}: encoded by {codec.name!r}, but the manifest says that the data set is encoded {by}; "
-            "convert the data set again"
-        )
+        raise UserError(f"{where}: encoded by {codec.name!r}, by the manifest {by}; convert it again")
     return codec
 
 
@@ -78,7 +75,4 @@ def require(stated: Mapping[str, Any], codecs: Mapping[str, Codec], where: Path)
     it: an edited file must not make a run count as closed."""
     codec = find(str(stated.get("codec")), codecs, where)
     if stated.get("lossy") is not codec.lossy:
-        raise UserError(
-            f"{where}: says lossy {stated.get('lossy')} of {codec.name}, which is {codec.lossy}; "
-            f"convert the data set again"
-        )
+        raise UserError(f"{where}: lossy {stated.get('lossy')}, not as {codec.name}; convert it again")

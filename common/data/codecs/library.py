@@ -26,9 +26,7 @@ def load(name: str, distribution: str) -> Any:
     try:
         return import_module(name)
     except ImportError as error:
-        raise UserError(
-            f"this codec needs {distribution}, which cannot be loaded ({error}); {install('codecs')}"
-        ) from error
+        raise UserError(f"cannot load {distribution} ({error}); {install('codecs')}") from error
 
 
 def pco_compress(array: npt.NDArray[Any]) -> bytes:

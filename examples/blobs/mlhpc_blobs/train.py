@@ -59,9 +59,7 @@ def train(run, data, staged, seed, resume, world, log):
                     accuracy = mean_quality([(batch.sum(), len(batch)) for batch in right], world)
                 log.metric(run.target.metric, accuracy, epoch=epoch)
             trained = len(losses) * batch_size * world.size
-            log_epoch(
-                run, log, world, epoch, trained, read, rate=rate, loss=np.mean(losses), quality=accuracy
-            )
+            log_epoch(run, log, epoch, trained, read, rate=rate, loss=np.mean(losses), quality=accuracy)
             if run.target.met_by(accuracy):
                 break
         log.finish("success" if run.target.met_by(accuracy) else "failed")

@@ -91,7 +91,7 @@ def train(run, data, staged, seed, resume, world, log):
                     dice = mean_dice([steps.evaluate(x, y) for x, y in read], CLASSES, world)
                 log.metric(run.target.metric, dice, epoch=epoch)
             samples = loader.steps * hparams.global_batch_size
-            log_epoch(run, log, world, epoch, samples, bytes_read, rate=rate, loss=loss, quality=dice)
+            log_epoch(run, log, epoch, samples, bytes_read, rate=rate, loss=loss, quality=dice)
             if met := run.target.met_by(dice):
                 break
             if training.checkpoint_epochs and epoch % training.checkpoint_epochs == 0:

@@ -140,9 +140,9 @@ def test_wrong_weights_are_one_line(one_rank, tiny_data, tmp_path):
     save_torch({k: torch.from_numpy(w).bfloat16() for k, w in weights.items()}, tmp_path / "bf16.safetensors")
     for changed, said in [
         (["training.weights=none.safetensors"], "no such file"),
-        ([f"training.weights={tmp_path}/bad.safetensors"], "cannot be read as a safetensors file"),
+        ([f"training.weights={tmp_path}/bad.safetensors"], "cannot be read as safetensors"),
         ([f"training.weights={tmp_path}/nan.safetensors"], "conv0/bias is not finite float32"),
-        ([f"training.weights={tmp_path}/bf16.safetensors"], "cannot be read as a safetensors file"),
+        ([f"training.weights={tmp_path}/bf16.safetensors"], "cannot be read as safetensors"),
         ([f"training.weights={file}", "network.conv_filters=4"], "conv0/kernel has shape"),
         ([f"training.weights={file}", "network.conv_layers=3"], "weights of another network"),
     ]:
@@ -182,9 +182,9 @@ def test_a_checkpoint_of_pytorch_is_refused_by_tensorflow(one_rank, tiny_data, t
         ([PYTORCH, "training.device=cuda"], "sees no accelerator here"),
         ([PYTORCH, "training.precision=mixed_float16"], "mixed_float16 needs a GPU"),
         ([PYTORCH, "network.conv_layers=6"], "multiples of 64"),
-        ([PYTORCH, "training.spatial=[32,1,1]"], "slabs thinner than the halo"),
+        ([PYTORCH, "training.spatial=[32,1,1]"], "are thinner than a halo"),
         ([PYTORCH, "training.spatial=[2,1,1]", "training.compile=true"], "compile"),
-        ([PYTORCH, "training.spatial=[2,1,1]"], "requires groups of 2 ranks, which 1 rank cannot form"),
+        ([PYTORCH, "training.spatial=[2,1,1]"], "requires a multiple of 2 ranks, not 1 rank"),
         (["training.spatial=[2,1,1]"], "training.framework=pytorch"),
     ],
 )

@@ -251,8 +251,8 @@ def test_a_batch_size_that_the_ranks_do_not_divide_is_refused(tiny_data, tmp_pat
     words = ["--data", tiny_data, "--out", tmp_path / "o", "--ranks", 2]
     done = mlhpc("run", "cosmoflow", *words, *settings("hyperparameters.global_batch_size=9"))
     lines = [line for line in done.stderr.splitlines() if line.startswith("mlhpc: ")]
-    assert done.returncode == 2 and len(lines) == 1 and "cannot be divided equally" in lines[0]
-    assert done.stderr.count("cannot be divided equally") == 1, "rank 1, whose lines have a prefix, is silent"
+    assert done.returncode == 2 and len(lines) == 1 and "must be a multiple of" in lines[0]
+    assert done.stderr.count("must be a multiple of") == 1, "rank 1, whose lines have a prefix, is silent"
     assert not (tmp_path / "o").exists()
 
 

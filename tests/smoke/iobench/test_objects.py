@@ -134,11 +134,11 @@ def test_a_server_that_goes_away_ends_the_run_in_a_line(served, tmp_path, ranks)
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--set", "reader.direct=true"], "reader.direct applies to file systems only"),
+        (["--set", "reader.direct=true"], "reader.direct requires a folder"),
         (["--cache", "warm"], "there is no page cache to fill"),
         (["--data", "s3://bucket/other"], "s3://bucket/other: not a data set of mlhpc io"),
         (["--data", "s3://"], "s3://: names no bucket"),
-        (["--set", "dataset.files=13"], "contains the data of another workload: files is 12, not 13"),
+        (["--set", "dataset.files=13"], "has the data of another workload: files is 12, not 13"),
     ],
 )
 def test_what_is_wrong_is_one_line_and_leaves_nothing(served, tmp_path, words, message):

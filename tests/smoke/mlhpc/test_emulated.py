@@ -106,7 +106,7 @@ def test_a_study_takes_the_emulated_steps_and_says_so(tiny_data, tmp_path):
         (run,) = cell["runs"]
         # At least the time of its waits, and a warm-up does not count as measured steps.
         assert run["seconds"] >= run["steps"] * cell["settings"]["emulation.step_s"]
-    sentence = "each step waited 0.02, 0.25 s instead of computing"
+    sentence = "each step waited 0.02, 0.25 s"
     assert sentence in " ".join(done.stdout.split()) and sentence in (out / "study.html").read_text()
 
 

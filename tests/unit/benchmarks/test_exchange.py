@@ -53,7 +53,7 @@ def test_closed_leaves_them_free(benchmark, settings):
 @pytest.mark.parametrize(
     ("benchmark", "setting", "message"),
     [
-        ("cosmoflow", "training.bucket_cap_mib=1", "is a setting of pytorch"),
+        ("cosmoflow", "training.bucket_cap_mib=1", "requires training.framework=pytorch"),
         ("deepcam", "training.fusion_threshold_mib=1", "unknown key"),
         ("deepcam", "training.bucket_cap_mib=0", "greater than 0"),
         ("deepcam", "training.bucket_cap_mib=nan", "finite"),

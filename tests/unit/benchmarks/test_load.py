@@ -74,7 +74,7 @@ def test_set_changes_one_key_and_leaves_the_rest():
         ("smoke", ["hyperparameters.global_batch_size=many"], "hyperparameters.global_batch_size"),
         ("smoke", ["hyperparameters.opt_learning_rate_warmup_factor=0"], "greater than 0"),
         ("closed", ["hyperparameters.opt_learning_rate_decay_boundary_epochs=[64,32]"], "must be increasing"),
-        ("closed", ["hyperparameters.opt_learning_rate_decay_factor=[0.5]"], "one factor per boundary"),
+        ("closed", ["hyperparameters.opt_learning_rate_decay_factor=[0.5]"], "a factor for each boundary"),
     ],
 )
 def test_a_mistyped_setting_is_a_one_line_error_with_a_hint(preset, settings, said):

@@ -102,8 +102,8 @@ def test_a_recommended_compression_is_that_of_the_files_that_the_run_reads(tmp_p
     [
         ("{}", None),  # the published files: GZIP, and mlhpc data index found no more
         ('{"codec": "gzip", "gzip": true}', None),
-        ('{"gzip": false}', "not GZIP TFRecord"),
-        ('{"codec": "lut"}', "not GZIP TFRecord"),
+        ('{"gzip": false}', "must have GZIP TFRecord"),
+        ('{"codec": "lut"}', "must have GZIP TFRecord"),
         ('{"gzip": true, "samples_per_archive": 4}', "in archives"),
     ],
 )
@@ -124,7 +124,7 @@ def test_two_storages_are_not_compared_for_two_compressions(tmp_path, monkeypatc
 
     monkeypatch.setattr(module, "filesystem_of", two)
     cosmoflow = made(tmp_path / "out", {"dataset.compression": ["gzip", "none"]}, "cosmoflow")
-    with pytest.raises(UserError, match=r"different file systems.*choose an --out next to the data"):
+    with pytest.raises(UserError, match=r"on another file system than .*; choose another --out"):
         require_counterparts(cosmoflow, tmp_path)
 
 

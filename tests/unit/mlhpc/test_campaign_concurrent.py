@@ -86,7 +86,7 @@ def test_tasks_of_a_job_array_work_on_different_runs_at_the_same_time(site, caps
     wait_for(lambda: (site.out / "run_01" / "run.log").exists())
     assert site.run("--runs", "3", "--number", "3") == 0
     assert site.run("--runs", "3", "--number", "1") == 2
-    assert "is running in this folder on run_01" in capsys.readouterr().err
+    assert "is running here on run_01" in capsys.readouterr().err
     assert site.run("--runs", "3") == 2, "nor may a whole campaign start"
     first.terminate()
     first.communicate(timeout=60)

@@ -88,7 +88,7 @@ def test_a_campaign_started_on_every_rank_is_refused(site, capsys, monkeypatch):
     for name, value in {"MLHPC_RANK": "0", "MLHPC_SIZE": "2", "MLHPC_TOKEN": "x"}.items():
         monkeypatch.setenv(name, value)
     assert site.run("--runs", "1") == 2
-    assert "start a single" in capsys.readouterr().err
+    assert "start one" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_instances_that_cannot_run_at_the_same_time_in_a_job_are_refused(
     if fits:
         check_placement(campaign, True, env)
     else:
-        with pytest.raises(UserError, match=rf"do not fit into this job of {tasks} tasks on 2 nodes"):
+        with pytest.raises(UserError, match=rf"exceed this job's {tasks} tasks on 2 nodes"):
             check_placement(campaign, True, env)
 
 

@@ -164,7 +164,7 @@ def test_one_grammar_has_what_machine_files_workloads_and_options_had(text, dime
         ("nan GB", "bytes", "not a number with a unit"),
         ("1.2.3 GB", "bytes", "not a number with a unit"),
         ("", "bytes", "not a number with a unit"),
-        ("16 GB/s", "bytes", "'GB/s', which is not a unit of bytes"),
+        ("16 GB/s", "bytes", "'GB/s' is not a unit of bytes"),
         ("16 Gbit", "bytes", "not a unit of bytes"),
         ("16 XB", "bytes", "not a unit of bytes"),
         ("1 S", "s", "not a unit of s"),

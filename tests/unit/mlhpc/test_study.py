@@ -201,14 +201,14 @@ def test_a_task_of_a_job_array_starts_only_its_run(site):
         (["--vary", "ranks=two"], "whole numbers of at least 1"),
         (
             ["--vary", "ranks=3"],
-            "ranks=3: a global batch of 16 samples cannot be divided equally among 3 ranks",
+            "ranks=3: a global batch of 16 must be a multiple of the 3 ranks",
         ),
         (["--vary", "storage=sharde"], "did you mean 'shared'"),
         (["--vary", "storage=staged"], "pass --stage"),
         (["--vary", "data=/nowhere/at/all"], "no such data set"),
         (
             ["--vary", "batch=8192"],
-            "batch=8192: 5 steps of warm-up and 20 to measure exceed the 2 of an epoch",
+            "batch=8192: 5 + 20 steps exceed the 2 of an epoch",
         ),
         (["--vary", "batch=8", "--steps", "0"], "--steps: 0 is not"),
         (["--vary", "batch=8", "--repeats", "0"], "--repeats: 0 is not"),

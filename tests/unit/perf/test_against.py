@@ -10,9 +10,8 @@ from importlib import resources
 import pytest
 
 from mlhpc.errors import UserError
-from mlhpc.perf.against import apart, baseline, compare, coverage, summary
+from mlhpc.perf.against import apart, baseline, compare, coverage, summaries_of, summary
 from mlhpc.perf.calibration import calibration, fit, kind_of, network, rate_of, roofline
-from mlhpc.perf.prediction.errors import summaries_of
 from mlhpc.perf.published import machine_of, parse, published
 
 TEXT = resources.files("mlhpc.perf").joinpath("published.csv").read_text()
@@ -202,7 +201,11 @@ def test_a_family_without_sets_is_said_to_be_one():
         (lambda t: t.replace(",48.336,", ",-1,"), 2, "above 0"),
         (lambda t: t.replace("\ntest,", "\ntried,", 1), 3, "fit, test or held"),
         (lambda t: t.replace("juwelsbooster_gpu_n512_mxnet", "nowhere", 1), 3, "no machine file"),
-        (lambda t: t.replace(",closed,cosmoflow,", ",closed,cosmoflop,", 1), 2, "benchmark is 'cosmoflop'"),
+        (
+            lambda t: t.replace(",closed,cosmoflow,", ",closed,cosmoflop,", 1),
+            2,
+            "benchmark 'cosmoflop' has no model",
+        ),
         (lambda t: t.replace(",256,1024,1024,", ",256,1024,0.5,", 1), 2, "expected a whole number"),
         (lambda t: t.replace("\nfit,", "\nfit," + "x" * 200_000, 1), 2, "invalid CSV"),
     ],

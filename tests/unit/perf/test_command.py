@@ -163,7 +163,7 @@ def test_the_page_shows_every_picture_and_the_papers_points(capsys, tmp_path):
 def test_the_page_draws_what_is_staged_where_there_is_room_for_it(name, copies):
     """1.67 TB in the 256 GB of a node, or in its 2 TB."""
     run = load("cosmoflow", "closed-512", ["training.precision=mixed_float16"])
-    specs = page(machine(name), run, 128)
+    specs = page(Model(machine(name), run), 128)
     assert "staged in shards, 128 nodes, data in host memory" in specs
     assert ("staged, replicated, 128 nodes, data in host memory" in specs) is copies
     assert copies or "staged, replicated" not in specs
@@ -172,7 +172,7 @@ def test_the_page_draws_what_is_staged_where_there_is_room_for_it(name, copies):
 def test_the_page_names_the_largest_batch_beyond_those_drawn():
     """ResNet-50 on an A100 of 80 GB: 512 images fit and 1024 do not, the curve ends at 256."""
     a100, run = machine("dgx-a100"), load("resnet50", "closed")
-    _, memory = accelerator(a100, run, Model(a100, run).fits.largest(1))
+    _, memory = accelerator(Model(a100, run))
     assert memory.about.startswith("The largest power of two that fits is 512, excluding 1.07 GB ")
 
 

@@ -16,8 +16,7 @@ import pytest
 from mlhpc.benchmarks.load import load
 from mlhpc.perf.accelerator.ibrahim2021 import STRONG_SCALING, TABLE_II
 from mlhpc.perf.machines import machine
-from mlhpc.perf.prediction.model import Model
-from mlhpc.perf.prediction.sweep import with_batch
+from mlhpc.perf.prediction.model import Model, with_batch
 from mlhpc.perf.tiers import cached_share
 
 CORI = machine("cori-gpu")

@@ -10,9 +10,8 @@ from mlhpc.benchmarks.load import load
 from mlhpc.common.pages.blocks import Table
 from mlhpc.errors import UserError
 from mlhpc.perf.machines import machine
-from mlhpc.perf.prediction.model import Model, predict
-from mlhpc.perf.prediction.pictures import time_to_train
-from mlhpc.perf.prediction.sweep import best, over_nodes, weak, with_batch
+from mlhpc.perf.prediction.model import Model, best, predict, weak, with_batch
+from mlhpc.perf.prediction.page import time_to_train
 from mlhpc.perf.published import machine_of, published
 from mlhpc.perf.scaling import Estimate
 from mlhpc.perf.spatial import divide
@@ -160,7 +159,7 @@ def cosmoflow_of_ibrahim_2021():
 
 def test_strong_scaling_is_never_faster_than_its_parts_allow_and_weak_keeps_the_step():
     run = load("deepcam", "closed-1024", MIXED)
-    strong = [p for p in over_nodes(machine("dgx-a100"), run) if p.parts == 1]
+    strong = [p for p in Model(machine("dgx-a100"), run).over_nodes() if p.parts == 1]
     assert len(strong) >= 4
     for a, b in pairwise(strong):
         assert 0.9 < a.step_s.value / b.step_s.value <= 2.0
@@ -182,18 +181,19 @@ def test_a_hundred_thousand_accelerators():
 
 def test_the_best_is_the_shortest_of_all():
     runs = [load("deepcam", name, MIXED) for name in ("closed-256", "closed-1024")]
-    shortest = best(machine("perlmutter"), runs)
-    every = [p for run in runs for p in over_nodes(machine("perlmutter"), run) if p.parts == 1]
+    models = [Model(machine("perlmutter"), run) for run in runs]
+    shortest = best(models)
+    every = [p for model in models for p in model.over_nodes() if p.parts == 1]
     assert shortest.total_s[0] == min(p.total_s[0] for p in every)
 
 
 @pytest.mark.parametrize(
     ("benchmark", "preset", "settings", "nodes", "says"),
     [
-        ("cosmoflow", "closed-512", [], 3, "cannot be divided equally"),
-        ("cosmoflow", "closed-64", [], 512, "4, 8 or 16"),
+        ("cosmoflow", "closed-512", [], 3, "must be a multiple of"),
+        ("cosmoflow", "closed-64", [], 512, "at most 16 share"),
         ("deepcam", "closed-2048", [], 1, r"perlmutter.toml, line \d+: a local batch of 512 needs"),
-        ("cosmoflow", "closed-512", [], 4096, r"line \d+: 4096 nodes requested"),
+        ("cosmoflow", "closed-512", [], 4096, r"line \d+: 4096 of \d+ nodes requested"),
     ],
 )
 def test_what_cannot_be_is_one_line(benchmark, preset, settings, nodes, says):
@@ -245,7 +245,7 @@ def test_other_precision_than_the_published_is_said_to_be_extrapolated():
 def test_published_sets_are_named_and_compared_with_the_interval_of_their_size():
     """On Perlmutter's page: each set of the family by name, and whether it is inside."""
     run = load("cosmoflow", "closed-512")
-    predictions = list(over_nodes(machine("perlmutter"), run))
+    predictions = list(Model(machine("perlmutter"), run).over_nodes())
     section = time_to_train(predictions)
     (shown,) = [block for block in section.blocks if isinstance(block, Table)]
     expected = {}
@@ -286,7 +286,7 @@ def test_accumulated_gradients_need_the_memory_of_a_pass_and_launch_every_layer_
     assert p.local_batch_size == 512
     assert (p.step.compute, p.step.reduce) == (q.step.compute, q.step.reduce)
     assert p.step.launch == pytest.approx(4 * q.step.launch)
-    with pytest.raises(UserError, match="local batch of 2 cannot be divided into 4 equal backward passes"):
+    with pytest.raises(UserError, match="4 backward passes must divide the local batch of 2"):
         predict(machine("perlmutter"), with_batch(four, 2048), 256)
 
 

@@ -26,8 +26,7 @@ def test_of_a_kind_that_has_no_costs_names_network_and_layer():
     unknown = Layer("head 3", "attention", ((8,),), (8,), ())
     assert Network("transformer", (8,), (known,)).layers == (known,)
     assert refusal(Network, "transformer", (8,), (known, unknown)).startswith(
-        "network transformer, layer 'head 3': the model does not support layers of the kind 'attention'; "
-        "it supports "
+        "network transformer, layer 'head 3': unknown kind 'attention'; choose "
     )
 
 
@@ -35,14 +34,14 @@ def test_of_a_kind_that_no_published_set_has_names_network_and_layer():
     net = Builder("mlp", (64,))
     net.squared_error(net.dense("small", net.dense("large", net.input, 512), 4))
     assert refusal(kind_of, net.network()).startswith(
-        "network mlp, layer 'large': most of the work is in layers of the kind 'dense'"
+        "network mlp, layer 'large': the efficiency of most of the work ('dense')"
     )
 
 
 def test_a_network_without_products_is_refused_by_name():
     net = Builder("nothing", (8, 8, 2))
     net.squared_error(net.relu("r", net.input))
-    assert refusal(kind_of, net.network()).startswith("network nothing: no layer is a matrix product")
+    assert refusal(kind_of, net.network()).startswith("network nothing: no layer is a product")
 
 
 def test_in_the_settings_of_a_run_names_the_file_and_its_line(tmp_path):

@@ -67,12 +67,15 @@ def test_stages_follow_each_other_from_the_coarsest():
 @pytest.mark.parametrize(
     "settings, message",
     [
-        (["training.max_epochs=16", "training.coarse_epochs=[8,8]"], "leave none of max_epochs=16"),
-        (["training.coarse_epochs=[1,1,1,1]"], "use at most 3"),
+        (["training.max_epochs=16", "training.coarse_epochs=[8,8]"], "must be fewer than max_epochs=16"),
+        (["training.coarse_epochs=[1,1,1,1]"], "at most 3 stages"),
         (["training.coarse_epochs=[2]", "training.compile=true"], "compile, cuda_graphs or spatial"),
         (["training.coarse_epochs=[2]", "training.spatial=[2,1,1]"], "compile, cuda_graphs or spatial"),
         (["training.coarse_epochs=[2]", "loading.sample_dtype=float32"], "set loading.sample_dtype=int16"),
-        (["training.coarse_epochs=[2]", "training.framework=tensorflow"], "is a setting of pytorch"),
+        (
+            ["training.coarse_epochs=[2]", "training.framework=tensorflow"],
+            "requires training.framework=pytorch",
+        ),
     ],
 )
 def test_what_cannot_be_trained_coarsely_is_refused(settings, message):

@@ -2,6 +2,7 @@
 
 import copy
 import math
+from dataclasses import fields
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from timm.optim.lamb import Lamb as TimmLamb
 from mlhpc.benchmarks.deepcam import Hyperparameters
 from mlhpc.common.pytorch.step import set_rate
 from mlhpc.deepcam.optim import lamb
-from mlhpc.deepcam.optim.lamb import Lamb
+from mlhpc.deepcam.optim.lamb import Lamb, Moments
 from mlhpc.deepcam.optim.optimizer import make_optimizer
 
 SHAPES = [(8, 4, 3, 3), (16,), (3,), (40, 30), (5,)]
@@ -32,6 +33,13 @@ def weights_and_gradients(seed=0):
     weights = [torch.randn(shape) for shape in SHAPES[:-1]] + [torch.zeros(SHAPES[-1])]
     gradients = [[torch.randn(shape) * 10.0 ** (step % 4 - 3) for shape in SHAPES] for step in range(STEPS)]
     return weights, gradients
+
+
+def made(parameters, **options):
+    """Our LAMB with timm's ``options``."""
+    names = [field.name for field in fields(Moments) if field.name in options]
+    moments = Moments(**{name: options.pop(name) for name in names})
+    return Lamb(parameters, 0.01, moments=moments, **options)
 
 
 def run(optimizer_of, weights, gradients):
@@ -88,7 +96,7 @@ def textbook(
 def test_lamb_equals_a_textbook_implementation_step_by_step(options, cache, monkeypatch):
     monkeypatch.setattr(lamb, "CACHE", cache)
     weights, gradients = weights_and_gradients()
-    ours = run(lambda parameters: Lamb(parameters, 0.01, **options), weights, gradients)
+    ours = run(lambda parameters: made(parameters, **options), weights, gradients)
     for step, (after, expected) in enumerate(zip(ours, textbook(weights, gradients, **options), strict=True)):
         for tensor, numbers in zip(after, expected, strict=True):
             np.testing.assert_allclose(
@@ -109,7 +117,7 @@ def test_compiled_lamb_equals_a_textbook_implementation():
 @pytest.mark.parametrize("options", CASES, ids=str)
 def test_lamb_equals_timms_step_by_step(options):
     weights, gradients = weights_and_gradients(1)
-    ours = run(lambda parameters: Lamb(parameters, 0.01, **options), weights, gradients)
+    ours = run(lambda parameters: made(parameters, **options), weights, gradients)
     timms = run(lambda parameters: TimmLamb(parameters, 0.01, **options), weights, gradients)
     for after, expected in zip(ours, timms, strict=True):
         torch.testing.assert_close(after, expected, rtol=2e-5, atol=1e-6)

@@ -135,12 +135,12 @@ def spoil_pixel_index(root):
     ("kind", "spoil", "message"),
     [
         ("jpeg", spoil_empty_class, r"class class0001 has no image in validation"),
-        ("jpeg", spoil_stray_file, r"notes\.txt: not an image in the folder of a class"),
-        ("tfrecord", spoil_missing_shard, r"train-00000-of-00016: one of 16 shards .* there are 15"),
+        ("jpeg", spoil_stray_file, r"notes\.txt: not an image"),
+        ("tfrecord", spoil_missing_shard, r"train-00000-of-00016: 15 of 16 shards"),
         ("tfrecord", spoil_truncated_shard, r"train-00003-of-00016: truncated at byte \d+ in record 1"),
         ("tfrecord", spoil_cut_between_header_and_end, r"train-00003-of-00016: not a plain TFRecord"),
         ("tfrecord", spoil_shard_by_another_file, r"train-00003-of-00016: not a plain TFRecord"),
-        ("lmdb", spoil_lmdb_version, r"train/data\.mdb: version 999 of LMDB's format"),
+        ("lmdb", spoil_lmdb_version, r"train/data\.mdb: LMDB version 999"),
         ("lmdb", spoil_lmdb, r"train/data\.mdb: not a readable LMDB data file"),
         ("lmdb", shorten_lmdb, r"train/data\.mdb: truncated, \d+ bytes of at least \d+"),
         ("raw", spoil_pixels, r"pixels\.raw: \d+ bytes, expected \d+"),
@@ -162,7 +162,7 @@ def test_every_defect_of_a_data_set_is_a_one_line_error(own, kind, spoil, messag
 
 @pytest.mark.parametrize("kind", FORMATS)
 def test_another_number_of_classes_is_refused(sets, kind):
-    with pytest.raises(UserError, match=r"3 classes, but the network has 7; set network\.classes=3"):
+    with pytest.raises(UserError, match=r"3 classes, not 7; set network\.classes=3"):
         opened(sets[kind], classes=7)
 
 

@@ -331,6 +331,6 @@ def test_a_packed_data_set_is_not_packed_again(pictures, target, tmp_path, kind)
 
 
 def test_another_number_of_classes_is_refused_before_anything_is_written(pictures, target):
-    with pytest.raises(UserError, match="3 classes, but the network has 4"):
+    with pytest.raises(UserError, match="3 classes, not 4"):
         pack(described(pictures), target, Solo(), 4, 1)
     assert not target.exists()

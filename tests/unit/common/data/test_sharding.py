@@ -99,17 +99,17 @@ def test_the_local_batch(global_batch, ranks, local):
 
 
 def test_a_batch_that_ranks_cannot_share_is_a_user_error():
-    with pytest.raises(UserError, match=r"64 samples cannot be divided equally among 3 ranks"):
+    with pytest.raises(UserError, match=r"64 must be a multiple of the 3 ranks"):
         divide_batch(64, 3)
 
 
 def test_too_few_samples_for_a_step_are_a_user_error():
-    with pytest.raises(UserError, match=r"7 training samples for 2 ranks .* 4 samples per rank"):
+    with pytest.raises(UserError, match=r"7 training samples .* 4 samples on each of 2 ranks"):
         steps_per_epoch([Pool(100, 2), Pool(7, 2)], 4)
 
 
 def test_messages_use_singular_and_plural():
-    with pytest.raises(UserError, match=r"^1 training sample for 1 rank cannot .* 2 samples per rank"):
+    with pytest.raises(UserError, match=r"^1 training sample cannot .* 2 samples on each of 1 rank"):
         steps_per_epoch([Pool(1, 1)], 2)
-    with pytest.raises(UserError, match=r"batch of 1 sample cannot be divided equally among 2 ranks"):
+    with pytest.raises(UserError, match=r"batch of 1 must be a multiple of the 2 ranks"):
         divide_batch(1, 2)

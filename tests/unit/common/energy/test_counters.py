@@ -51,7 +51,7 @@ def test_a_counter_that_may_have_wrapped_unseen_is_not_counted():
     counter.wait(70.0)
     spent = made.spent("")
     assert (spent.joules, spent.counters, spent.nodes) == (0, 0, 0)
-    assert spent.problems == ["package-0 was not read for 70 s, in which it may have wrapped unnoticed"]
+    assert spent.problems == ["package-0 may have wrapped unnoticed: not read for 70 s"]
 
 
 def test_a_counter_that_was_set_back_is_not_taken_for_one_that_wrapped():

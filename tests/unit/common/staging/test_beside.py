@@ -41,9 +41,8 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
 
 
 def samples_of(source: Manifest, target: Path, world, mode: str):
-    return assign_samples(
-        source, target, mode, world, train_samples=12, eval_samples=4, has_arrived=Path.exists
-    )
+    samples = assign_samples(source, target, mode, world, train_samples=12, eval_samples=4)
+    return samples.arriving(target, source.root)
 
 
 @pytest.mark.parametrize("mode", ["replicate", "shard"])

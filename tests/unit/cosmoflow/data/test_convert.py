@@ -222,14 +222,14 @@ def test_an_invalid_universe_is_named_on_every_rank(
 
 def test_an_impossible_conversion_is_a_one_line_error(raw: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    with pytest.raises(UserError, match="12 × 12 × 12 voxels do not divide into samples of 5³"):
+    with pytest.raises(UserError, match=r"--sample 5 must divide \[12, 12, 12\] voxels"):
         convert(raw, out, Solo(), 1, sample=5, validation=0.25)
     with pytest.raises(UserError, match=r"--validation 1\.0 must be at least 0"):
         convert(raw, out, Solo(), 1, sample=SAMPLE, validation=1.0)
     with pytest.raises(UserError, match="--packer requires --codec gzip; omit it"):
         convert(raw, out, Solo(), 1, codec="lut", packer="isal")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(UserError, match="empty: no universe"):
+    with pytest.raises(UserError, match="empty has no universe"):
         run(tmp_path / "empty", out)
     with pytest.raises(UserError, match="is inside the data set to convert; choose an output folder outside"):
         run(raw, raw / "out")
@@ -244,9 +244,7 @@ def test_samples_of_another_kind_are_refused_and_not_overwritten(raw: Path, tmp_
     out = tmp_path / "out"
     run(raw, out, gzip=True)
     before = content(out)
-    with pytest.raises(
-        UserError, match="another --sample, --codec or --packer; remove it, or convert into an empty folder"
-    ):
+    with pytest.raises(UserError, match="another --sample, --codec or --packer; remove it"):
         run(raw, out, gzip=False)
     with pytest.raises(UserError, match="another --sample, --codec or --packer"):
         convert(raw, out, Solo(), 1, sample=SAMPLE, packer="isal", validation=0.25)
@@ -346,5 +344,5 @@ def test_values_outside_a_universes_file_are_not_converted(raw: Path, tmp_path: 
             layout = h5py.VirtualLayout(shape, np.int16)
             layout[...] = h5py.VirtualSource(str(tmp_path / "secret.h5"), "full", shape)
             file.create_virtual_dataset("full", layout)
-    with pytest.raises(UserError, match="link to values in another file"):
+    with pytest.raises(UserError, match="link to another file"):
         run(raw, tmp_path / "out")

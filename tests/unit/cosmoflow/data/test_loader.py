@@ -136,7 +136,7 @@ def test_samples_are_listed_by_name_up_to_the_expected_number(folder):
 
 
 def test_missing_samples_are_a_user_error(folder, tmp_path):
-    with pytest.raises(UserError, match=rf"{folder}: 12 .* are needed, but it has 11"):
+    with pytest.raises(UserError, match=rf"{folder}: 11 .* instead of 12"):
         list_samples(folder, 12)
     with pytest.raises(UserError, match=r"nowhere: no such folder"):
         list_samples(tmp_path / "nowhere")
@@ -185,7 +185,7 @@ def floats(path):
         (missing, "No such file"),
         (empty, "0 records|not a TFRecord"),
         (two_records, "2 records"),
-        (other_shape, r"x has 1152 bytes, but int16 voxels of shape \[6, 6, 6, 4\] are 1728"),
+        (other_shape, r"x has 1152 bytes, but data.sample_shape \[6, 6, 6, 4\] in int16 has 1728"),
         (other_targets, "y has 3 values, but the network has 4 targets"),
         (floats, "missing b?'x'"),
     ],

@@ -229,7 +229,7 @@ one = np.ones(16, np.float32)
         (lambda p: write_statistics(p, 2 * one, one), r"channel 0 \(TMQ\) goes from 2\.0 to 1\.0"),
         (lambda p: write_statistics(p, one, one * np.nan), r"channel 0 \(TMQ\) goes from 1\.0 to nan"),
         (lambda p: write_statistics(p, -one * np.inf, one), r"channel 0 \(TMQ\) goes from -inf"),
-        (lambda p: write_statistics(p, 0 * one, one * 1e-45), "cannot be used for normalisation"),
+        (lambda p: write_statistics(p, 0 * one, one * 1e-45), "cannot be normalised"),
     ],
 )
 def test_unusable_statistics_are_refused(tmp_path, make, words):
@@ -365,7 +365,7 @@ def test_values_in_other_files_are_refused(tmp_path, kind):
             layout[...] = h5py.VirtualSource("inner.h5", "climate/data", SHAPE)
             file.create_virtual_dataset("climate/data", layout)
     for reader in (read, hdf5.read, hdf5.locate):
-        with pytest.raises(UserError, match=r"data-0\.h5:? .* is a link to values in another file"):
+        with pytest.raises(UserError, match=r"data-0\.h5:? .* is a link to another file"):
             reader(path)
 
 
@@ -378,7 +378,7 @@ def test_arrays_larger_than_what_is_stored_of_them_are_refused_before_memory_is_
     with h5py.File(tmp_path / "stats.h5", "w") as file:
         for name in ("climate/minval", "climate/maxval"):
             file.create_dataset(name, (10**10,), np.float32, chunks=(1000,))[0] = 1
-    with limited(), pytest.raises(UserError, match=r"\d+ bytes, of which \d+ are stored"):
+    with limited(), pytest.raises(UserError, match=r"\d+ of \d+ bytes of .* are stored"):
         hdf5.read(path)
     with limited(), pytest.raises(UserError, match="of which"):
         hdf5.read_statistics(tmp_path, 16)

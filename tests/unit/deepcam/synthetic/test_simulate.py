@@ -161,7 +161,7 @@ def test_settings_that_do_not_fit_are_refused(
 
 def test_two_data_sets_are_never_mixed(tmp_path: Path) -> None:
     make(small(), tmp_path / "d", Solo(), workers=1)
-    with pytest.raises(UserError, match="another simulation; remove it or choose another folder"):
+    with pytest.raises(UserError, match="another simulation; remove it, or choose another"):
         make(small(simulation=Simulation(storm_size=2)), tmp_path / "d", Solo(), workers=1)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/thesis.txt").write_text("…")
@@ -207,7 +207,7 @@ def _die(task: int) -> None:
 
 
 def test_a_worker_that_is_killed_is_reported_not_waited_for() -> None:
-    with pytest.raises(UserError, match="killed, probably out of memory"):
+    with pytest.raises(UserError, match="killed \(out of memory"):
         generate.in_processes(_die, [0, 1], 2)
 
 

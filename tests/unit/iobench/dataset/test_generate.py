@@ -96,7 +96,7 @@ def test_a_folder_without_all_files_is_refused(tmp_path):
     generate(SMALL, tmp_path, Solo(), 1)
     require_data(SMALL, tmp_path)
     (tmp_path / "validation/00001.tfrecord").unlink()
-    with pytest.raises(UserError, match="validation: lacks 1 of 2 files"):
+    with pytest.raises(UserError, match="validation: 1 of 2 missing"):
         require_data(SMALL, tmp_path)
 
 
@@ -109,7 +109,7 @@ def test_a_foreign_folder_is_left_alone(tmp_path):
 
 def test_a_data_set_larger_than_the_disk_is_refused_before_it_is_begun(tmp_path):
     vast = SMALL.model_copy(update={"files": 998, "samples_per_file": 10**9})
-    with pytest.raises(UserError, match=r"needs 5\.1 PB, .* free"):
+    with pytest.raises(UserError, match=r"5\.1 PB exceed the .* free"):
         generate(vast, tmp_path / "data", Solo(), 1)
     assert not list(tmp_path.iterdir())
 

@@ -52,12 +52,12 @@ def test_settings_lie_over_the_file(tmp_path):
     [
         ("files = 4", "fils = 4", r"w\.toml:5: unknown key 'dataset\.fils'; did you mean 'dataset\.files'\?"),
         ("files = 4", "files = 0", r"w\.toml:5: dataset\.files: .*greater than 0; got 0"),
-        ('"1 KiB"', '"1 kilo"', r"w\.toml:6: dataset\.sample_bytes: '1 kilo' has the unit"),
+        ('"1 KiB"', '"1 kilo"', r"w\.toml:6: dataset\.sample_bytes: '1 kilo': 'kilo' is not a unit"),
         ('format = "npz"', 'format = "bmp"', r"w\.toml:4: dataset\.format: .*got 'bmp'"),
-        ("files = 4", "files = 4\ntotal_bytes = '1 MB'", r"w\.toml:3: dataset: contradictory sizes: 4 files of 1 "
-         r"samples of 1024 bytes are 4\.1 kB, but total_bytes is 1 MB"),
-        ("batch_size = 2", "batch_size = 5", r"w\.toml: contradictory sizes: 4 samples cannot fill a batch of 5"),
-        ("files = 4", "files = 4\nsample_bytes_stdev = 2000", r"w\.toml:3: dataset: contradictory sizes: a "),
+        ("files = 4", "files = 4\ntotal_bytes = '1 MB'",
+         r"w\.toml:3: dataset: contradictory sizes: .* sample_bytes is 4\.1 kB, total_bytes 1 MB"),
+        ("batch_size = 2", "batch_size = 5", r"w\.toml: a batch of 5 from 4 samples"),
+        ("files = 4", "files = 4\nsample_bytes_stdev = 2000", r"w\.toml:3: dataset: sample_bytes_stdev must be"),
         ("stdev = 0.01", "typ = 1", r"w\.toml:12: unknown key 'train\.computation\.typ'"),
         ("[reader]", "[reader", r"w\.toml: invalid TOML: .*line 8"),
         ("files = 4", "files = " + "[" * 5000, r"w\.toml: invalid TOML: nested too deeply"),

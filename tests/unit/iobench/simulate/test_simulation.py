@@ -117,14 +117,14 @@ def test_runs_that_say_nothing_are_refused():
     one, two = results_of(known, SERVICE)
     for results, reason in (
         ([one, one], "one rank and on two"),
-        ([one, {**two, "workload": {}}], "belongs to a different workload"),
+        ([one, {**two, "workload": {}}], "is of another workload"),
         (
             [one, {**two, "workload": two["workload"] | {"storage": {"url": "s3://bucket/x"}}}],
-            "belongs to a different workload",
+            "is of another workload",
         ),
         (
             [one, {**two, "data": "s3://bucket/x"}],
-            "different places: data is None on one rank and s3://bucket/x",
+            "data is None on one rank and s3://bucket/x",
         ),
         ([one, {**two, "filesystem": "s3"}], "different places: filesystem"),
         ([{**one, "object_store": "http://a"}, {**two, "object_store": "http://b"}], "places: object_store"),

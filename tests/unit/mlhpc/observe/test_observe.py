@@ -269,7 +269,7 @@ def test_watch_says_that_the_processes_of_a_run_are_gone(tmp_path: Path) -> None
     assert progress_of(dead).status == "gone"
     text = io.StringIO()
     assert watch(dead, 1, Console(file=text), once=True) == 1
-    assert "have ended without a result" in " ".join(text.getvalue().split())
+    assert "ended without a result" in " ".join(text.getvalue().split())
 
 
 @pytest.mark.parametrize("width", [40, 80])

@@ -86,7 +86,7 @@ def test_sections_render_as_a_page_with_their_tables():
         memory_section("Memory", [memory_of(run, batch) for batch in (1, 4, 16)], [("HBM", 16e9)], fits=16),
     ]
     page = render(heading="h", blocks=blocks, foot="f")
-    assert "The largest power of two that fits is 16, excluding 1.07 GB that libraries reserve" in page
+    assert "The largest power of two that fits is 16, excluding 1.07 GB of libraries" in page
     assert re.search(r"Lower limit of a training sample: [\d.]+ ms", page)
     (table,) = (block for block in blocks[0].blocks if block.kind == "table")
     flops = sum(record["GFLOP"] for record in table.records)

@@ -6,7 +6,7 @@ from helpers.similar import StandIn, predict_step
 from mlhpc.common.timing.profile import Profile, Work
 from mlhpc.errors import UserError
 from mlhpc.perf.accelerator.roofline import Ceilings
-from mlhpc.perf.networks.builder import Builder
+from mlhpc.perf.networks.builder import Builder, Window
 
 PEAKS = Ceilings("toy", tensor=1e11, float32=1e11, bandwidth=2e10)
 MODULES = ("first", "norm", "second", "dense")
@@ -59,7 +59,7 @@ def pyramid(side, filters, batch):
     net = Builder("pyramid", (side, side, 3))
     x = net.convolution("1", net.input, filters, 3)
     for number in range(2, 6):
-        x = net.convolution(f"{number}", x, filters * 2 ** (number - 1), 3, stride=2)
+        x = net.convolution(f"{number}", x, filters * 2 ** (number - 1), Window(3, stride=2))
     net.cross_entropy(net.dense("6", net.mean_pool("mean", x), 10), labels=1)
     network, work, total = net.network(), [], 0.0
     for layer in (layer for layer in network if layer.parameters):

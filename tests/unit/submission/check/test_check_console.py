@@ -70,7 +70,7 @@ def test_the_command_line_returns_the_verdict(tmp_path: Path, capsys: pytest.Cap
     (tmp_path / "a b.c/results/machine/strong/deepcam/result_1.txt").unlink()
     assert main(["check", str(tmp_path)]) == main(["score", str(tmp_path)]) == 1
     assert main(["score", str(tmp_path / "nothing")]) == 2
-    assert "No such file" in capsys.readouterr().err
+    assert "nothing does not exist" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", ["check", "score", "report"])

@@ -187,7 +187,7 @@ def test_a_damaged_file_is_found(name: str, text: str, told: str, tmp_path: Path
 
 
 def test_a_path_without_a_run_is_a_one_line_error(tmp_path: Path) -> None:
-    for path, message in ((tmp_path, "no run folder"), (tmp_path / "none", "none: No such file")):
+    for path, message in ((tmp_path, "has no run.log"), (tmp_path / "none", "none does not exist")):
         with pytest.raises(UserError, match=message):
             check(path)
     with pytest.raises(UserError, match=r"no ruleset '0\.7'; choose from 0\.6\.0"):

@@ -56,7 +56,7 @@ def rewritten(archive, to, change):
     [
         (lambda n, d: (n, d[:-1] + b"9") if n.endswith("result_3.txt") else (n, d), "result_3.txt' differs"),
         (lambda n, d: None if n.endswith("result_3.txt") else (n, d), "missing"),
-        (lambda n, d: (f"../{n}", d) if n.endswith("result_3.txt") else (n, d), "does not belong in a submission"),
+        (lambda n, d: (f"../{n}", d) if n.endswith("result_3.txt") else (n, d), "not part of a submission"),
         (lambda n, d: None if n.endswith(".sha256") else (n, d), "checksums"),
         (lambda n, d: (n + ".py", d) if n.endswith("setup.sh") else (n, d), "setup.sh.py' has no checksum"),
     ],
@@ -101,7 +101,7 @@ def test_an_archive_cut_after_a_member_with_checksums_cut_to_match_is_refused(ar
             return name, data.replace(b"  Lab/results", b" Lab/results")
         return None if name.endswith("result_3.txt") else (name, data)
 
-    with pytest.raises(UserError, match="its checksums contain the line"):
+    with pytest.raises(UserError, match="it has the checksum"):
         unpack(rewritten(archive, tmp_path / "bad.tar.gz", shorten), tmp_path / "there")
 
 
@@ -129,7 +129,7 @@ def test_what_leads_out_of_the_folder_is_refused(archive, tmp_path, name, kind, 
             written.addfile(member, read.extractfile(member))
         if not first:
             written.addfile(info)
-    with pytest.raises(UserError, match="which does not belong in a submission"):
+    with pytest.raises(UserError, match="not part of a submission"):
         unpack(bad, tmp_path / "there")
     assert not (tmp_path / "there").exists() and not list(tmp_path.glob(".*"))
 
@@ -144,7 +144,7 @@ def test_a_sparse_file_is_refused_with_a_one_line_error(tmp_path):
     raw[148:156] = f"{sum(raw[:512]):06o}\0 ".encode()
     bad = tmp_path / "bad.tar.gz"
     bad.write_bytes(gzip.compress(bytes(raw) + bytes(1024)))
-    with pytest.raises(UserError, match="which does not belong in a submission") as refused:
+    with pytest.raises(UserError, match="not part of a submission") as refused:
         unpack(bad, tmp_path / "there")
     assert "\n" not in str(refused.value) and not (tmp_path / "there").exists()
 
@@ -174,7 +174,7 @@ def test_deep_folders_are_refused_and_leave_nothing(tmp_path):
     """481 bytes: the folder that was begun could not be removed again."""
     deep = [("org/" + "a/" * depth + "f", b"1") for depth in (400, 800, 1200, 1600, 1900)]
     path = packed(tmp_path / "deep.tar.gz", [*deep, ("org/z", b"z")])
-    with pytest.raises(UserError, match="which does not belong in a submission") as refused:
+    with pytest.raises(UserError, match="not part of a submission") as refused:
         unpack(path, tmp_path / "there")
     assert len(str(refused.value)) < 1000 and not (tmp_path / "there").exists()
 

@@ -162,7 +162,7 @@ def test_one_run_gets_its_own_report(tmp_path: Path) -> None:
     console = Console(file=StringIO())
     assert report_on([run], console) == run / "report.html"
     assert report_on([run], console, tmp_path / "elsewhere.html").read_text("utf-8").startswith("<!doctype")
-    with pytest.raises(UserError, match="--predict is only for comparisons"):
+    with pytest.raises(UserError, match="--predict requires several runs"):
         report_on([run], console, None, [(8, None)])
 
 

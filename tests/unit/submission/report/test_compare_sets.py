@@ -250,7 +250,7 @@ def test_whole_batches_of_the_official_samples_are_the_official_data(tmp_path: P
     assert [e.official for e in comparison.entries] == [True, True]
     assert len(comparison.by_problem) == 1
     text = Page(page(comparison)).text
-    assert "121,216 training samples logged: 121,266 without the last, incomplete batch" in text
+    assert "121,216 training samples logged: 121,266 without the last batch" in text
     assert "Not the official data set" not in text
 
 

@@ -100,7 +100,7 @@ def test_without_a_machine_nothing_is_predicted(tmp_path: Path) -> None:
 def test_a_machine_is_for_one_run(tmp_path: Path) -> None:
     for name in ("a", "b"):
         make_run(tmp_path / name)
-    with pytest.raises(UserError, match="--machine is only for the report of a single run"):
+    with pytest.raises(UserError, match="--machine requires a single run"):
         report_on([tmp_path], Console(file=StringIO()), machine="dgx-a100")
 
 

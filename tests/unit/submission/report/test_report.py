@@ -240,6 +240,6 @@ def test_a_report_replaces_the_previous_one_atomically(tmp_path: Path) -> None:
 
 
 def test_a_path_without_a_run_is_a_one_line_error(tmp_path: Path) -> None:
-    for path, message in ((tmp_path, "not a run folder"), (tmp_path / "none", "no such folder")):
+    for path, message in ((tmp_path, "neither run.log nor"), (tmp_path / "none", "no such folder")):
         with pytest.raises(UserError, match=message):
             report(path, Console(file=StringIO()))

@@ -129,7 +129,7 @@ def test_another_problem_is_not_compared(tmp_path: Path) -> None:
     (results,) = result_sets(tmp_path)
     comparison = compare_set(results, score_set(results), "hpc_1.0.0")
     assert comparison and not comparison.applies and comparison.epochs is None
-    assert "262144 training samples, but the reference has 524288" in comparison.why
+    assert "262144 training samples, not the reference's 524288" in comparison.why
     assert "set/rcp" not in {f.rule for f in check(tmp_path, "1.0.0")}
 
 
