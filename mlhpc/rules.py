@@ -161,7 +161,9 @@ def _closed(benchmark: str) -> dict[str, Any]:
 def _known_ruleset(benchmark: str, ruleset: str | None) -> str:
     results = _closed(benchmark)["closed_results"]
     if ruleset is not None and ruleset not in results["rulesets"]:
-        raise UserError(f"no ruleset {ruleset!r} of {benchmark}; choose {', '.join(results['rulesets'])}")
+        raise UserError(
+            f"no ruleset {ruleset!r} of {benchmark}; choose from {', '.join(results['rulesets'])}"
+        )
     return ruleset or default_ruleset(benchmark)
 
 

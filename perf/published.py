@@ -168,7 +168,9 @@ class _Cells:
 def _row(row: dict[str, Any], where: str) -> Published:
     cells = _Cells(row, where)
     if row["benchmark"] not in KNOWN:
-        raise UserError(f"{where}: benchmark {row['benchmark']!r} has no model; choose {', '.join(KNOWN)}")
+        raise UserError(
+            f"{where}: benchmark {row['benchmark']!r} has no model; choose from {', '.join(KNOWN)}"
+        )
     if row.get("use") not in USES:
         raise UserError(f"{where}: use is {row.get('use')!r}; expected {few(USES[:-1], 9)} or {USES[-1]}")
     mean, rate = cells.number("epochs_to_converge_mean"), cells.number("train_samples_per_s_per_accel")

@@ -116,7 +116,7 @@ def _require_dlios_own(layout: Layout) -> None:
             other = sorted(set(there) - set(layout.new_dlio_names(split)))
             if other:
                 raise UserError(
-                    f"{place}: has {other[0]}, which is not of {count(layout.files(split), 'file')}; choose "
+                    f"{place} has {other[0]}, which is not of {count(layout.files(split), 'file')}; choose "
                     "another folder"
                 )
         present = (file for file in range(layout.files(split)) if layout.name(split, file) in there)
@@ -157,7 +157,7 @@ def _require_dlio_data(layout: Layout) -> None:
         files, there = layout.files(split), len(layout.dlio_files(split))
         where = f"{layout.place}/{layout.folder(split)}"
         if there < files:
-            raise UserError(f"{where}: has {there} of {files} files .{layout.suffix}; {command}")
+            raise UserError(f"{where} has {there} of {files} files .{layout.suffix}; {command}")
         if files and there > files:
             print(f"{where}: of {there} files the first {files} are used", file=sys.stderr)
         if files:

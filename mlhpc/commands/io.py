@@ -50,7 +50,7 @@ def add(commands: Commands) -> None:
     calibrate = add_command(
         actions, "calibrate", _calibrate, "measure what the loaders of PyTorch and TensorFlow cost"
     )
-    calibrate.add_argument("--out", type=Path, help="file for io run --loader-cost")
+    calibrate.add_out_file(".json", "for io run --loader-cost")
     calibrate.add_flag("--json", "print the costs as JSON")
     sweep = add_command(actions, "sweep", _sweep, "find the fastest settings for a workload on this machine")
     _add_workload(sweep)

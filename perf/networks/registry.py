@@ -30,4 +30,4 @@ def network_of(run: Run, *, cpu_kernels_from: int | None = None) -> Network:
         return deepcam.layers(cast(deepcam_run.Network, run.network), shape)
     if run.benchmark == "resnet50":
         return resnet50.layers(cast(resnet50_run.Network, run.network), shape)
-    raise UserError(f"{run.benchmark!r} has no performance model; choose {', '.join(KNOWN)}")
+    raise UserError(f"{run.benchmark!r} has no performance model; choose from {', '.join(KNOWN)}")

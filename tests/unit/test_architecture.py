@@ -84,6 +84,7 @@ MAY_USE_FRAMEWORKS = {
     "resnet50": {"torch", "torchvision", "nvidia"},
     "common/pytorch": {"torch"},
     "mlhpc/doctor/gpu_speed.py": {"torch"},
+    "iobench/emulate/loader_cost.py": {"torch", "tensorflow"},  # in a process of its own
     "common/ranks/horovod_world.py": {"tensorflow", "horovod"},
     "common/ranks/torch_world.py": {"torch"},
 }
