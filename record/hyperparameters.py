@@ -71,7 +71,7 @@ def _taken(path: Path, benchmark: str, given: Collection[str]) -> tuple[dict[str
     name, expected = log.value("submission_benchmark"), registry.logged_name(benchmark)
     if name != expected:
         logged_benchmark = f"submission_benchmark {_short(name)}" if name else "no submission_benchmark"
-        raise UserError(f"{path} is of {logged_benchmark}; pass the log of a {expected} submission")
+        raise UserError(f"{path} has {logged_benchmark}; pass the log of a {expected} submission")
     fields = _class_of(benchmark).model_fields
     values = {}
     for key, value in _values(log, [key for key in fields if f"hyperparameters.{key}" not in given], path):

@@ -31,12 +31,13 @@ def predict(options: argparse.Namespace) -> int:
         raise UserError("which benchmark? mlhpc predict BENCHMARK --machine NAME")
     if given is None:
         raise UserError(f"on which machine? --machine NAME, one of {', '.join(known())}, or a machine file")
-    model = Model(given, _run(options))
-    many = [] if options.nodes else _table(model)
-    if options.out:
+    if options.out:  # before the prediction, so that a missing extra is found at once
         from mlhpc.common.pages.html import write
         from mlhpc.perf.prediction.page import page
 
+    model = Model(given, _run(options))
+    many = [] if options.nodes else _table(model)
+    if options.out:
         write(options.out, page(model, options.nodes))
     if options.nodes:
         prediction = model.at(options.nodes)

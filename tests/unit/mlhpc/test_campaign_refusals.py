@@ -65,7 +65,7 @@ def test_a_closed_campaign_is_checked_against_the_rules_before_its_first_run(sit
         (["--instances", "-1"], "--instances: -1 is not"),
         (["--ranks", "-2"], "--ranks: -2 is not"),
         (["--runs", "3", "--number", "4"], "1 to 3"),
-        (["--instances", "4", "--runs", "3"], "increase --runs"),
+        (["--instances", "4", "--runs", "3"], "must not exceed --runs 3"),
         (["--instances", "2", "--number", "1"], "--number"),
         (["--seed", "7"], "--seed"),
     ],

@@ -167,9 +167,17 @@ def test_storage_may_be_several_folders_to_stage_to(site, capsys):
 @pytest.mark.parametrize(
     ("benchmark", "words", "message"),
     [
-        ("resnet50", ["parameter_servers=1", "training.compile=true"], "set training.compile=false"),
-        ("resnet50", ["parameter_servers=0", "hyperparameters.opt_name=lars"], "support only sgd"),
-        ("resnet50", ["parameter_servers=2", "training.precision=mixed_bfloat16"], "support only float32"),
+        ("resnet50", ["parameter_servers=1", "training.compile=true"], "require training.compile=false"),
+        (
+            "resnet50",
+            ["parameter_servers=0", "hyperparameters.opt_name=lars"],
+            "require hyperparameters.opt_name=sgd",
+        ),
+        (
+            "resnet50",
+            ["parameter_servers=2", "training.precision=mixed_bfloat16"],
+            "require training.precision=float32",
+        ),
         ("cosmoflow", ["network.conv_layers=6"], "multiples of 64"),
     ],
 )

@@ -103,8 +103,9 @@ def test_resnet_takes_the_keys_of_the_optimizer_in_use(preset: str, tmp_path: Pa
 @pytest.mark.parametrize(
     ("records", "more", "named"),
     [
-        (NVIDIA | {"submission_benchmark": "deepcam"}, (), "submission_benchmark deepcam, not cosmoflow"),
-        ({"opt_name": "sgd"}, (), "no submission_benchmark, not cosmoflow"),
+        (NVIDIA | {"submission_benchmark": "deepcam"}, (), "has submission_benchmark deepcam; pass the log of a "
+                                                               "cosmoflow submission"),
+        ({"opt_name": "sgd"}, (), "has no submission_benchmark; pass the log of a cosmoflow submission"),
         (NVIDIA | {"opt_name": "rmsprop"}, (), "opt_name: Input should be 'sgd' or 'adam'; got 'rmsprop'"),
         (NVIDIA | {"dropout": True}, (), "dropout True: not a number or a name"),
         (NVIDIA | {"opt_learning_rate_warmup_factor": "0.25"}, (),
@@ -116,8 +117,7 @@ def test_resnet_takes_the_keys_of_the_optimizer_in_use(preset: str, tmp_path: Pa
         (NVIDIA | {"opt_base_learning_rate": float("inf")}, (), "opt_base_learning_rate inf: not a finite number"),
         (NVIDIA | {"opt_base_learning_rate": {"a": 1}}, (), "hyperparameters.opt_base_learning_rate"),
         (NVIDIA | {"opt_name": "x" * 90_000}, (), "hyperparameters.opt_name"),
-        (NVIDIA, (("global_batch_size", 1024),), "global_batch_size is 512 and 1024; pass the log of a "
-                                                 "single run"),
+        (NVIDIA, (("global_batch_size", 1024),), "global_batch_size is 512 and 1024; pass a single log"),
         (NVIDIA | {"dropout": None}, (), "has no dropout; add --set hyperparameters.dropout=VALUE"),
     ],
 )  # fmt: skip
