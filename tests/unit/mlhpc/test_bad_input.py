@@ -14,9 +14,7 @@ from helpers.page import Page
 
 from mlhpc import cli
 from mlhpc.common.data import manifest
-from mlhpc.common.files import pagecache
 from mlhpc.common.ranks.world import Solo
-from mlhpc.run import _evict
 
 EVIL = """<img src=x onerror=alert(1)> "double" 'single' &amp; </script>"""
 
@@ -226,13 +224,3 @@ def test_verifying_a_data_set_says_what_was_compared(tmp_path: Path, capsys) -> 
     assert "checksum" in (lines := capsys.readouterr().out.splitlines())[0] and lines[1].endswith(
         ": 1 problem"
     )
-
-
-def test_evicting_says_how_many_files_left_the_page_cache(tmp_path: Path, capsys, monkeypatch) -> None:
-    data = data_set(tmp_path / "data")
-    monkeypatch.setattr(pagecache, "resident_fraction", lambda path: 0.0)
-    assert _evict(data, Solo())
-    assert capsys.readouterr().err == "mlhpc: evicted 4 files from the page cache of 1 node\n"
-    monkeypatch.setattr(pagecache, "resident_fraction", lambda path: float(path.name == "1.bin"))
-    assert not _evict(data, Solo())
-    assert "up to 1 of them are still in memory" in capsys.readouterr().err
