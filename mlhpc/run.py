@@ -30,7 +30,7 @@ from mlhpc.common.host.binding import asked, cores_of_ranks, describe_binding
 from mlhpc.common.pages.text import printable
 from mlhpc.common.ranks import launch
 from mlhpc.common.ranks.collectives import on_all_ranks, on_each_rank, on_rank0
-from mlhpc.common.ranks.environment import set_variables
+from mlhpc.common.ranks.environment import forgotten_launcher, set_variables
 from mlhpc.common.ranks.local import program, run_local
 from mlhpc.common.ranks.world import World
 from mlhpc.common.staging.eviction import HOOK, Eviction, drop_by_hook, evict
@@ -69,6 +69,7 @@ def main(options: argparse.Namespace) -> int:
     Raises UserError; a run that has started is then logged as aborted.
     """
     run, paths = requested(options)
+    warn_of_launcher(options.ranks)
     if options.ranks > 1 and "MLHPC_RANK" not in os.environ:
         cores = cores_of_ranks(asked(options.bind), options.ranks)
         hint = partial(killed_hint, run, options.ranks)
@@ -192,6 +193,12 @@ def context_of(run: Run, paths: RunPaths, evict: bool) -> rules.RunContext:
         staged_before=stage is not None and (stage / manifest.NAME).exists() and not in_use(stage),
         evicted=evict,
     )
+
+
+def warn_of_launcher(ranks: int) -> None:
+    """Warn of a run as a single rank that was probably meant to have several. ``ranks``: of ``--ranks``."""
+    if ranks <= 1 and (forgotten := forgotten_launcher(os.environ)):
+        sys.stderr.write(f"mlhpc: warning: {forgotten}\n")
 
 
 def seed_of(folder: Path, run: Run) -> int:

@@ -26,7 +26,7 @@ from mlhpc.common.ranks.world import Solo
 from mlhpc.doctor.memory import rank_memory
 from mlhpc.errors import UserError
 from mlhpc.quantities import bytes_text, count
-from mlhpc.run import context_of, dataset_of, requested, seed_of
+from mlhpc.run import context_of, dataset_of, requested, seed_of, warn_of_launcher
 from mlhpc.submission.check.content import findings_content
 
 
@@ -36,6 +36,7 @@ def content(options: argparse.Namespace) -> dict[str, Any]:
     Raises the same UserErrors as the start of the run.
     """
     run, paths = requested(options)
+    warn_of_launcher(options.ranks)
     rank_info = identify(os.environ)
     ranks = options.ranks or rank_info.size
     nodes = 1 if options.ranks else rank_info.nodes
