@@ -15,6 +15,7 @@ from helpers.page import Page
 from mlhpc import cli
 from mlhpc.common.data import manifest
 from mlhpc.common.ranks.world import Solo
+from mlhpc.run import warn_of_launcher
 
 EVIL = """<img src=x onerror=alert(1)> "double" 'single' &amp; </script>"""
 
@@ -224,3 +225,13 @@ def test_verifying_a_data_set_says_what_was_compared(tmp_path: Path, capsys) -> 
     assert "checksum" in (lines := capsys.readouterr().out.splitlines())[0] and lines[1].endswith(
         ": 1 problem"
     )
+
+
+@pytest.mark.parametrize(("ranks", "warned"), [(0, True), (1, True), (2, False)])
+def test_a_run_in_a_batch_job_of_several_tasks_without_srun_is_warned(capsys, monkeypatch, ranks, warned):
+    """As doctor warns; ``--ranks`` says that it is meant."""
+    monkeypatch.setenv("SLURM_NTASKS", "16")
+    warn_of_launcher(ranks)
+    said = capsys.readouterr().err
+    line = "mlhpc: warning: a single rank in a job of 16 tasks (SLURM_NTASKS); start it with srun\n"
+    assert said == line * warned
