@@ -17,7 +17,7 @@ from mlhpc.common.ranks.base_world import interface_of, this_peer
 from mlhpc.common.ranks.connection import Munge, Proof, Secret, SecretFile
 from mlhpc.common.ranks.environment import RankInfo, identify, number, ports_of, with_leader
 from mlhpc.common.ranks.links import require_descriptors
-from mlhpc.common.ranks.rendezvous import LOOPBACK, Rendezvous
+from mlhpc.common.ranks.rendezvous import LOOPBACK, Rendezvous, is_loopback
 from mlhpc.common.ranks.rollcall import RollCall
 from mlhpc.common.ranks.world import Solo, World
 from mlhpc.errors import QUIET, AlreadyReported, Terminated, UserError, say_at_once
@@ -165,8 +165,8 @@ def call_roll(info: RankInfo, env: Mapping[str, str], timeout_s: float = 60.0, p
         node = me.hostname if info.node is None else info.node
         rendezvous = Rendezvous(hosts, info.ports, proof, ports_of(f"{info.token} {node}") if apart else ())
         roll_call = RollCall.call(me, info.size, rendezvous, hosts=info.hosts, timeout_s=timeout_s)
-        if info.rank == 0 and not local and not env.get(QUIET):
-            address = roll_call.my_address()
+        address = "" if local else roll_call.my_address()
+        if info.rank == 0 and not is_loopback(address) and not env.get(QUIET):
             with suppress(UserError):  # without an interface that has it, as behind address translation
                 say_at_once(f"{info.size:,} ranks meet at {address} ({interface_of(address)})")
         return roll_call

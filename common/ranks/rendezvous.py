@@ -142,12 +142,12 @@ def gather_peers(
     if len(peers) < size:
         refuse(_who_is_missing(peers, size, hosts, timeout_s))
 
-    address = next((here for _, _, here, there in direct.values() if not _is_loopback(there)), LOOPBACK)
+    address = next((here for _, _, here, there in direct.values() if not is_loopback(there)), LOOPBACK)
     in_order = (peers[rank] for rank in range(size))
-    roll = tuple(replace(peer, address=address) if _is_loopback(peer.address) else peer for peer in in_order)
+    roll = tuple(replace(peer, address=address) if is_loopback(peer.address) else peer for peer in in_order)
     data = encode(*_parts(roll))
     for _, connection, _, there in direct.values():
-        if _is_loopback(there):
+        if is_loopback(there):
             connection.send(above=0, address=address)
         connection.send_encoded(data)
     connections = {peer.rank: connection for peer, connection, *_ in direct.values()}
@@ -180,7 +180,8 @@ def _ends(sock: socket.socket) -> tuple[str, str]:
         return LOOPBACK, LOOPBACK
 
 
-def _is_loopback(address: str) -> bool:
+def is_loopback(address: str) -> bool:
+    """Whether an address, empty if unknown, is of this machine alone."""
     return address.startswith("127.") or address in ("::1", "")
 
 

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -397,3 +398,16 @@ def test_too_few_descriptors_are_refused_before_anything_connects(monkeypatch):
 def test_another_network_of_rank_0s_node_is_a_setting():
     assert launch._addresses("n08", {"MLHPC_LEADER": "{}-ib0"}) == ("n08-ib0",)
     assert launch._addresses("n08", {"MLHPC_LEADER": "10.0.0.1"}) == ("10.0.0.1",)
+
+
+MEETS = "mlhpc: 5 ranks meet at 10.1.2.3 (ib0)\n"
+
+
+@pytest.mark.parametrize(("address", "said"), [("10.1.2.3", MEETS), ("127.0.0.1", "")])
+def test_the_interface_over_which_nodes_meet_is_printed(monkeypatch, capfd, address, said):
+    met = SimpleNamespace(my_address=lambda: address)
+    monkeypatch.setattr(launch.RollCall, "call", lambda *words, **more: met)
+    monkeypatch.setattr(launch, "interface_of", lambda address: "ib0")
+    first = STEP | {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0", "MLHPC_TOKEN": "t"}
+    launch.call_roll(identify(first), first)
+    assert capfd.readouterr().err == said
