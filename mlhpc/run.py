@@ -21,18 +21,19 @@ from mlhpc.benchmarks import load, registry, rules
 from mlhpc.benchmarks.findings import Finding
 from mlhpc.benchmarks.schema import Run
 from mlhpc.common.data import manifest
+from mlhpc.common.data.manifest import Manifest
 from mlhpc.common.energy.meter import meter_of
-from mlhpc.common.files import pagecache
 from mlhpc.common.files.checksum import sha256
 from mlhpc.common.files.filesystem import as_user_error, filesystem_of
 from mlhpc.common.host.accelerators import accelerators
 from mlhpc.common.host.binding import asked, cores_of_ranks, describe_binding
 from mlhpc.common.pages.text import printable
 from mlhpc.common.ranks import launch
-from mlhpc.common.ranks.collectives import on_all_ranks, on_rank0
-from mlhpc.common.ranks.environment import set_variables
+from mlhpc.common.ranks.collectives import on_all_ranks, on_each_rank, on_rank0
+from mlhpc.common.ranks.environment import forgotten_launcher, set_variables
 from mlhpc.common.ranks.local import program, run_local
 from mlhpc.common.ranks.world import World
+from mlhpc.common.staging.eviction import HOOK, Eviction, drop_by_hook, evict
 from mlhpc.common.staging.stage import remove, remove_after_abort
 from mlhpc.common.staging.target import in_use, require_own
 from mlhpc.common.timing.heartbeat import FIRST_S
@@ -41,7 +42,7 @@ from mlhpc.common.training import checkpoint
 from mlhpc.doctor.memory import REMEDY, killed_hint, memory_need
 from mlhpc.emulated_step import emulated, require_supported
 from mlhpc.errors import QUIET, UserError, missing_package
-from mlhpc.quantities import count
+from mlhpc.quantities import bytes_text, count, seconds_text
 from mlhpc.record.conclusion import Conclusion, last_line
 from mlhpc.record.environment import write_environment
 from mlhpc.record.events import read_events
@@ -68,6 +69,7 @@ def main(options: argparse.Namespace) -> int:
     Raises UserError; a run that has started is then logged as aborted.
     """
     run, paths = requested(options)
+    warn_of_launcher(options.ranks)
     if options.ranks > 1 and "MLHPC_RANK" not in os.environ:
         cores = cores_of_ranks(asked(options.bind), options.ranks)
         hint = partial(killed_hint, run, options.ranks)
@@ -96,7 +98,7 @@ def main(options: argparse.Namespace) -> int:
                 trainer.train(run, paths.data, paths.stage, seed, paths.resume, world, log)
             finally:
                 events, result = conclusion.write()
-        status = conclude(run, paths, evicted if options.evict else None, events, result, out, world)
+        status = conclude(run, paths, evicted, events, result, out, world)
     if world.size > 1 and framework.collectives == "torch":
         launch.end_with(status)
     return status
@@ -154,16 +156,16 @@ def prepare(
     run: Run,
     paths: RunPaths,
     seed: int | None,
-    evict: bool,
+    drop: bool,
     world: World,
     binding: Mapping[str, Any] | None = None,
-) -> tuple[Path, int, bool]:
-    """The folder of the run with its ``config.toml`` and ``env.json``, the seed, and whether the data set was
-    dropped from all page caches. Called by all ranks. ``binding``: of this rank, as the libraries found it.
+) -> tuple[Path, int, Eviction | None]:
+    """The folder of the run with its ``config.toml`` and ``env.json``, the seed, and what was dropped from the
+    page caches (None: not asked for). Called by all ranks. ``binding``: of this rank, as the libraries found it.
 
     Raises UserError if the rules forbid the run, the data set does not exist, or the folder contains results.
     """
-    _print_findings(on_all_ranks(world, lambda: rules.enforce(context_of(run, paths, evict)))[0], world)
+    _print_findings(on_all_ranks(world, lambda: rules.enforce(context_of(run, paths, drop)))[0], world)
     source = run.hyperparameters_from
     if world.rank == 0 and source and not os.environ.get(QUIET):
         sys.stderr.write(f"mlhpc: {printable(source)}\n")  # in a config.toml it may be any text
@@ -171,13 +173,14 @@ def prepare(
     on_all_ranks(world, lambda: _check_stage(paths.stage))
     if resume := paths.resume:
         seed = on_rank0(world, lambda: seed_of(resume, run))
+    evicted = _evict(run, paths, world) if drop else None
     out = on_rank0(world, lambda: _make_out(run, paths.out))
     seed = world.broadcast(secrets.randbelow(2**31 - 1) + 1 if seed is None else seed)
     binding = binding or describe_binding(_threads_variable(run))
     write_environment(out / "env.json", paths.data, world, binding)
     if world.rank == 0:
         write_text(out / "config.toml", load.dumps(run))
-    return out, seed, evict and _evict(paths.data, world)
+    return out, seed, evicted
 
 
 def context_of(run: Run, paths: RunPaths, evict: bool) -> rules.RunContext:
@@ -190,6 +193,12 @@ def context_of(run: Run, paths: RunPaths, evict: bool) -> rules.RunContext:
         staged_before=stage is not None and (stage / manifest.NAME).exists() and not in_use(stage),
         evicted=evict,
     )
+
+
+def warn_of_launcher(ranks: int) -> None:
+    """Warn of a run as a single rank that was probably meant to have several. ``ranks``: of ``--ranks``."""
+    if ranks <= 1 and (forgotten := forgotten_launcher(os.environ)):
+        sys.stderr.write(f"mlhpc: warning: {forgotten}\n")
 
 
 def seed_of(folder: Path, run: Run) -> int:
@@ -292,21 +301,29 @@ def _threads_variable(run: Run) -> str:
     return "TF_NUM_INTRAOP_THREADS" if run.training.framework == "tensorflow" else "OMP_NUM_THREADS"
 
 
-def _evict(data: Path, world: World) -> bool:
-    """Drop the data set from every node's page cache before the run, as the rules require, and print the
-    result; no file content is read. Returns whether no page is left on any node."""
-    files: list[Path] = []
-    kept = 0
-    if world.local_rank == 0:
-        files = [path for path in data.rglob("*") if path.is_file()]
-        pagecache.evict(files)
-        kept = sum(pagecache.resident_fraction(path) > 0 for path in files)
-    most = max(world.gather(kept))
+def dataset_of(run: Run, data: Path, world: World) -> Manifest:
+    """What the run needs of the data set. Called by all ranks. Raises UserError, the same on all."""
+    dataset = manifest.describe(data, world, run.benchmark)
+    select = registry.find(run.benchmark).select
+    return on_each_rank(world, lambda: registry.load_object(select)(dataset, run.data)) if select else dataset
+
+
+def _evict(run: Run, paths: RunPaths, world: World) -> Eviction:
+    """Drop what the nodes will read from their page caches, as the rules require, and print the result; no file
+    content is read."""
+    nodes = count(world.nodes, "node")
+    if done := drop_by_hook(os.environ, paths.data, world):
+        line = f"{HOOK} dropped the page cache of {nodes} in {seconds_text(done.seconds)}"
+    else:
+        done = evict(dataset_of(run, paths.data, world), paths.stage, run.staging, world)
+        line = (
+            f"evicted {count(done.files, 'file')}, {bytes_text(done.bytes)}, from the page cache of {nodes} in "
+            f"{seconds_text(done.seconds)}"
+            + (f"; {done.kept} of them are still in memory: in use, or not yours" if done.kept else "")
+        )
     if world.rank == 0:
-        line = f"evicted {count(len(files), 'file')} from the page cache of {count(world.nodes, 'node')}"
-        line += f"; up to {most} of them are still in memory: in use, or not yours" if most else ""
         sys.stderr.write(f"mlhpc: {line}\n")
-    return most == 0
+    return done
 
 
 def _on_cpus(run: Run) -> bool:
@@ -314,9 +331,16 @@ def _on_cpus(run: Run) -> bool:
 
 
 def _log_facts(
-    run: Run, resume: Path | None, extended: int | None, seed: int, evicted: bool, world: World, log: RunLog
+    run: Run,
+    resume: Path | None,
+    extended: int | None,
+    seed: int,
+    evicted: Eviction | None,
+    world: World,
+    log: RunLog,
 ) -> None:
     """The records that the rules require before anything is timed, and the facts that result.json carries."""
+    clear = evicted is not None and evicted.complete
     log.note(
         "facts",
         resumed=resume is not None,
@@ -325,8 +349,10 @@ def _log_facts(
         ranks=world.size,
         nodes=world.nodes,
         launcher=world.launcher,
-        source_evicted=evicted,
+        source_evicted=clear,
     )
+    if evicted:
+        log.note("eviction", **evicted._asdict())
     submission = run.submission
     cut = getattr(run.training, "spatial", ())
     weights = getattr(run.training, "weights", "")
@@ -334,7 +360,7 @@ def _log_facts(
     used = 0 if _on_cpus(run) else min(on_rank0(world, lambda: len(accelerators())), world.local_size)
     log.hyperparameters(
         {
-            "cache_clear": evicted,
+            "cache_clear": clear,
             "submission_benchmark": registry.logged_name(run.benchmark),
             "submission_org": submission.org,
             "submission_division": run.division,
@@ -367,7 +393,7 @@ def _log_facts(
 def conclude(
     run: Run,
     paths: RunPaths,
-    evicted: bool | None,
+    evicted: Eviction | None,
     events: Sequence[dict[str, Any]],
     result: Result,
     out: Path,
@@ -377,7 +403,7 @@ def conclude(
     if paths.stage:
         _remove_staged(paths.stage, world)
     init_s = next((e["seconds"] for e in events if e["event"] == "end" and e["name"] == "init"), None)
-    context = rules.RunContext(run, init_s=init_s, evicted=evicted)
+    context = rules.RunContext(run, init_s=init_s, evicted=evicted and evicted.complete)
     _print_findings(rules.findings(context), world)
     if world.rank == 0:
         sys.stderr.write(last_line(result, out) + "\n")

@@ -64,6 +64,19 @@ def files_of_node(files: Sequence[File], node: int, nodes: int, mode: Mode) -> l
     return kept
 
 
+def files_read_by_node(
+    files: Sequence[File], node: int, nodes: int, mode: Mode, rings: int = 0
+) -> list[File]:
+    """The files that staging reads on ``node`` of ``nodes``, which have targets of their own, from the source.
+    ``rings``: with ``read_once``, in which nodes forward files that all of them hold (0: without)."""
+    if not rings or nodes == 1:
+        return files_of_node(files, node, nodes, mode)
+    everywhere = [file for file in files if mode == "replicate" or not file.folder]
+    reader = balance([file.size for file in everywhere], rings * nodes) % nodes
+    alone = [file for file in files if mode == "shard" and file.folder]
+    return files_of_node(alone, node, nodes, mode) + [everywhere[i] for i in np.flatnonzero(reader == node)]
+
+
 def files_of_ring(
     files: Sequence[File], ring: int, rings: int, nodes: int
 ) -> tuple[list[File], npt.NDArray[np.int64]]:

@@ -99,9 +99,9 @@ class BaseWorld(ABC):
         """Every rank's ``data`` in order of rank, on every rank."""
 
 
-def this_peer(info: RankInfo) -> Peer:
+def this_peer(info: RankInfo, port: int = 0) -> Peer:
     """This rank's entry in the roll call."""
-    return Peer(info.rank, info.hostname or socket.gethostname(), info.local_rank, os.getpid())
+    return Peer(info.rank, info.hostname or socket.gethostname(), info.local_rank, os.getpid(), port)
 
 
 def with_node_index(info: RankInfo, roll: Sequence[Peer]) -> RankInfo:
@@ -111,13 +111,6 @@ def with_node_index(info: RankInfo, roll: Sequence[Peer]) -> RankInfo:
         return info
     hosts = list(dict.fromkeys(peer.hostname for peer in roll))
     return replace(info, node=hosts.index(roll[info.rank].hostname), nodes=len(hosts), hosts=tuple(hosts))
-
-
-def my_address(roll_call: RollCall, leader: str) -> str:
-    """This rank's IP address as seen by the other nodes; ``leader`` is rank 0's."""
-    beside_rank0 = roll_call.me.hostname == roll_call.roll[0].hostname
-    # A rank on rank 0's node may have reached it over loopback, which other nodes cannot.
-    return leader if beside_rank0 else roll_call.my_address()
 
 
 def interface_of(address: str) -> str:

@@ -18,11 +18,11 @@ import socket
 import stat
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from mlhpc.errors import UserError
 
@@ -57,8 +57,12 @@ class Connection:
 
     def send(self, **message: Any) -> None:
         """Send ``message``. A broken connection is not an error here: the reading side reports it."""
+        self.send_encoded(encode(message))
+
+    def send_encoded(self, data: bytes) -> None:
+        """``send`` messages that ``encode`` has made."""
         with self._lock, suppress(OSError):
-            self.sock.sendall(json.dumps(message).encode() + b"\n")
+            self.sock.sendall(data)
 
     def receive(self) -> list[dict[str, Any]]:
         """The messages completed by one read, and those that came with an ``answer``.
@@ -105,6 +109,11 @@ class Connection:
     def close(self) -> None:
         """Close the socket."""
         self.sock.close()
+
+
+def encode(*messages: dict[str, Any]) -> bytes:
+    """``messages`` as they are sent: once, for any number of connections."""
+    return b"".join(json.dumps(message).encode() + b"\n" for message in messages)
 
 
 Kind = Literal["MLHPC_TOKEN", "munge", "a file", "a broadcast", "nothing"]
@@ -288,46 +297,73 @@ class _Stranger:
         return hello
 
 
-class _Strangers:
-    """The connections to ``listener`` that have not yet proved to belong to this launch, at most ``most``."""
+class Admission:
+    """Admits peers of this launch to ``listeners``, and closes other connections. At most ``ranks`` and
+    ``MAX_STRANGERS`` wait for their turn."""
 
-    def __init__(self, listener: socket.socket, kind: Kind, most: int) -> None:
-        self._listener, self._kind, self._most = listener, kind, most
-        self._pending: dict[socket.socket, _Stranger] = {}
+    def __init__(self, listeners: Sequence[socket.socket], proof: Proof, ranks: int) -> None:
+        self._listeners, self._proof, self._most = listeners, proof, ranks + MAX_STRANGERS
+        self._pending: dict[socket.socket, _Stranger] = {}  # in the order in which their time is up
         self._selector = selectors.DefaultSelector()
-        listener.setblocking(False)
-        self._selector.register(listener, selectors.EVENT_READ)
+        for listener in listeners:
+            listener.setblocking(False)
+            self._selector.register(listener, selectors.EVENT_READ)
 
     def close(self) -> None:
+        """Close the connections that wait."""
         self._selector.close()
         for sock in self._pending:
             sock.close()
 
-    def forget(self, sock: socket.socket) -> socket.socket:
+    def watch(self, sock: socket.socket) -> None:
+        """From now on ``wait`` also returns when ``sock`` can be read."""
+        self._selector.register(sock, selectors.EVENT_READ)
+
+    def unwatch(self, sock: socket.socket) -> None:
+        """No longer ``watch`` ``sock``."""
+        self._selector.unregister(sock)
+
+    def wait(self, deadline: float) -> Iterator[tuple[socket.socket, dict[str, Any] | None]]:
+        """Wait for something to happen, at most until ``deadline`` (of ``time.monotonic``): a connection that was
+        admitted with what it said of itself, a watched one that can be read with None, or nothing. Raises
+        UserError if this process has no file descriptors left."""
+        now = time.monotonic()
+        while (oldest := next(iter(self._pending.values()), None)) and oldest.limit <= now:
+            self._forget(oldest.sock).close()
+        limit = min(deadline, oldest.limit) if oldest else deadline
+        for key, _ in self._selector.select(max(0.0, limit - now)):
+            sock = cast(socket.socket, key.fileobj)
+            if sock in self._listeners:
+                self._welcome(sock)
+            elif stranger := self._pending.get(sock):
+                if (hello := self._answer(stranger)) is not None:
+                    yield sock, hello
+            elif key.data is None and sock.fileno() >= 0:
+                yield sock, None
+
+    def _answer(self, stranger: _Stranger) -> dict[str, Any] | None:
+        try:
+            hello = stranger.answer(self._proof, stranger.sock.getsockname()[1])
+        except TimeoutError:
+            return None  # the answer is not complete
+        except (OSError, EOFError, ValueError, KeyError, TypeError):
+            self._forget(stranger.sock).close()
+            return None
+        self._forget(stranger.sock)
+        return hello
+
+    def _forget(self, sock: socket.socket) -> socket.socket:
         del self._pending[sock]
         self._selector.unregister(sock)
         return sock
 
-    def heard(self, deadline: float) -> Iterator[_Stranger]:
-        """Wait until some have sent something, or ``deadline``. New ones get a challenge; those whose time is up
-        are closed."""
-        now = time.monotonic()
-        for sock in [late for late, stranger in self._pending.items() if stranger.limit <= now]:
-            self.forget(sock).close()
-        limits = (stranger.limit for stranger in self._pending.values())
-        for key, _ in self._selector.select(max(0.0, min([deadline, *limits]) - now)):
-            if key.fileobj is self._listener:
-                self._welcome()
-            elif stranger := self._pending.get(key.data):
-                yield stranger
-
-    def _welcome(self) -> None:
+    def _welcome(self, listener: socket.socket) -> None:
         if len(self._pending) >= self._most:
-            self.forget(next(iter(self._pending))).close()
-        if new := _accept(self._listener):
+            self._forget(next(iter(self._pending))).close()
+        if new := _accept(listener):
             try:
-                self._pending[new] = _Stranger(new, self._kind)
-                self._selector.register(new, selectors.EVENT_READ, new)
+                self._pending[new] = _Stranger(new, self._proof.kind)
+                self._selector.register(new, selectors.EVENT_READ, "stranger")
             except OSError:
                 self._pending.pop(new, None)
                 new.close()
@@ -337,20 +373,12 @@ def admit(
     listener: socket.socket, proof: Proof, deadline: float, ranks: int
 ) -> Iterator[tuple[socket.socket, dict[str, Any]]]:
     """Connections of this launch, each with what it said of itself, until ``deadline`` (of ``time.monotonic``);
-    others are closed. At most ``ranks`` and ``MAX_STRANGERS`` wait for their turn. Raises UserError if this
-    process has no file descriptors left."""
-    port = listener.getsockname()[1]
-    with closing(_Strangers(listener, proof.kind, ranks + MAX_STRANGERS)) as strangers:
+    others are closed. Raises like ``Admission.wait``."""
+    with closing(Admission((listener,), proof, ranks)) as admission:
         while time.monotonic() < deadline:
-            for stranger in strangers.heard(deadline):
-                try:
-                    hello = stranger.answer(proof, port)
-                except TimeoutError:
-                    continue  # the answer is not complete
-                except (OSError, EOFError, ValueError, KeyError, TypeError):
-                    strangers.forget(stranger.sock).close()
-                    continue
-                yield strangers.forget(stranger.sock), hello
+            for sock, hello in admission.wait(deadline):
+                if hello is not None:
+                    yield sock, hello
 
 
 def _accept(listener: socket.socket) -> socket.socket | None:

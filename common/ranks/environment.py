@@ -71,20 +71,32 @@ _UNSUPPORTED = {
     "PMIX_RANK": "",
     "PALS_RANKID": "",
     "ALPS_APP_PE": "",
-    "JSM_NAMESPACE_RANK": "JSM_NAMESPACE_SIZE",
+    "LSF_PM_TASKID": "LSB_DJOB_NUMPROC",
+    "JOB_COMPLETION_INDEX": "",
     "MPIRUN_RANK": "MPIRUN_NPROCS",
     "MP_CHILD": "MP_PROCS",
 }
 """Variables with the rank and the number of ranks of other launchers: Flux, PMI without local ranks, PRRTE,
-HPE PALS, Cray ALPS, IBM jsrun, the old mpirun_rsh, IBM POE."""
+HPE PALS, Cray ALPS, LSF's blaunch, Indexed Jobs of Kubernetes, the old mpirun_rsh, IBM POE."""
+
+
+def forgotten_launcher(env: Mapping[str, str]) -> str:
+    """Why this one rank is probably a mistake: its batch job has several tasks, but no launcher started it. Empty
+    if it is not."""
+    for name in ("SLURM_NTASKS", "LSB_DJOB_NUMPROC"):
+        tasks = env.get(name, "1")
+        if tasks.isdigit() and int(tasks) > 1 and identify(env).launcher == "none":
+            starter = "srun" if name == "SLURM_NTASKS" else "jsrun or mpirun"
+            return f"a single rank in a job of {tasks} tasks ({name}); start it with {starter}"
+    return ""
 
 
 def _mlhpc(env: Mapping[str, str]) -> RankInfo | None:
     if "MLHPC_RANK" not in env:
         return None
-    rank, size = _number(env, "MLHPC_RANK"), _number(env, "MLHPC_SIZE")
+    rank, size = number(env, "MLHPC_RANK"), number(env, "MLHPC_SIZE")
     token = f"mlhpc {_text(env, 'MLHPC_TOKEN')}"
-    return RankInfo("mlhpc", rank, size, rank, size, leader="127.0.0.1", ports=_ports(token), token=token)
+    return RankInfo("mlhpc", rank, size, rank, size, leader="127.0.0.1", ports=ports_of(token), token=token)
 
 
 _TORCH = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE")
@@ -93,7 +105,7 @@ _TORCH = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", 
 def _read(launcher: Launcher, env: Mapping[str, str], *names: str) -> RankInfo:
     """From the variables ``names``: rank and number of ranks, of the launch and on the node, then the node and the
     number of nodes if the launcher has them."""
-    rank, size, local_rank, local_size, *place = (_number(env, name) for name in names)
+    rank, size, local_rank, local_size, *place = (number(env, name) for name in names)
     node, nodes = place or (None, None)
     return RankInfo(launcher, rank, size, local_rank, local_size, node, nodes)
 
@@ -119,7 +131,7 @@ def _torch_variables(env: Mapping[str, str]) -> RankInfo:
     leader = _text(env, "MASTER_ADDR")
     start = [_text(env, "MASTER_PORT"), env.get("TORCHELASTIC_RUN_ID"), env.get("TORCHELASTIC_RESTART_COUNT")]
     token = f"torchrun {leader} {start}"
-    return replace(_read("torchrun", env, *_TORCH), leader=leader, ports=_ports(token), token=token)
+    return replace(_read("torchrun", env, *_TORCH), leader=leader, ports=ports_of(token), token=token)
 
 
 def _horovodrun(env: Mapping[str, str]) -> RankInfo | None:
@@ -131,8 +143,8 @@ def _horovodrun(env: Mapping[str, str]) -> RankInfo | None:
 
 
 def _open_mpi(env: Mapping[str, str]) -> RankInfo | None:
-    """https://docs.open-mpi.org/en/main/tuning-apps/environment-var.html; MVAPICH2 likewise."""
-    for prefix in ("OMPI_COMM_WORLD_", "MV2_COMM_WORLD_"):
+    """https://docs.open-mpi.org/en/main/tuning-apps/environment-var.html; MVAPICH2 and IBM's jsrun likewise."""
+    for prefix in ("OMPI_COMM_WORLD_", "MV2_COMM_WORLD_", "JSM_NAMESPACE_"):
         if f"{prefix}RANK" in env:
             return _mpirun(env, prefix, f"{prefix}LOCAL_RANK", f"{prefix}LOCAL_SIZE")
     return None
@@ -157,13 +169,22 @@ def _srun(env: Mapping[str, str]) -> RankInfo | None:
     SLURM_STEP_* describe this job step, where SLURM_NTASKS may be the job's. SLURM_LAUNCH_NODE_IPADDR is
     not used: it is the host on which srun was called, maybe a login node.
     """
-    if "SLURM_STEP_ID" not in env or "SLURM_STEP_NUM_TASKS" not in env:
+    step = ("SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS")
+    missing = [name for name in step if name not in env]
+    if missing:
+        # A batch script has neither, and is task 0.
+        if len(missing) < len(step) or env.get("SLURM_PROCID", "0") != "0":
+            seen = "SLURM_PROCID" if len(missing) == len(step) else next(iter({*step} - {*missing}))
+            raise UserError(
+                f"the environment has {seen} but not {' and '.join(missing)}: a container or ssh may have dropped "
+                f"variables of Slurm; pass all of them on, or unset {seen} to run as one rank"
+            )
         return None
-    size, node = _number(env, "SLURM_STEP_NUM_TASKS"), _number(env, "SLURM_NODEID")
+    size, node = number(env, "SLURM_STEP_NUM_TASKS"), number(env, "SLURM_NODEID")
     hosts = expand_hosts(_text(env, "SLURM_STEP_NODELIST"))
     tasks = expand_counts(_text(env, "SLURM_STEP_TASKS_PER_NODE"))
     fits = len(hosts) == len(tasks) and sum(tasks) == size and 0 <= node < len(hosts)
-    if env.get("SLURM_HET_SIZE", "1") != "1" and not (fits and _number(env, "SLURM_PROCID") < size):
+    if env.get("SLURM_HET_SIZE", "1") != "1" and not (fits and number(env, "SLURM_PROCID") < size):
         raise UserError(
             "job steps across components of a heterogeneous job are not supported; start this in one component "
             "(srun --het-group=0)"
@@ -179,23 +200,23 @@ def _srun(env: Mapping[str, str]) -> RankInfo | None:
     token = " ".join(["slurm", _text(env, "SLURM_JOB_ID"), *(env.get(name, "") for name in names)])
     return RankInfo(
         "srun",
-        rank=_number(env, "SLURM_PROCID"),
+        rank=number(env, "SLURM_PROCID"),
         size=size,
-        local_rank=_number(env, "SLURM_LOCALID"),
+        local_rank=number(env, "SLURM_LOCALID"),
         local_size=tasks[node],
         node=node,
         nodes=len(hosts),
         hostname=env.get("SLURMD_NODENAME", hosts[node]),
         hosts=tuple(hosts),
         leader=hosts[0],
-        ports=_ports(token),
+        ports=ports_of(token),
         token=token,
     )
 
 
-def _ports(token: str) -> tuple[int, ...]:
-    """Possible ports of rank 0: eight ports that depend on the job, so that jobs sharing a node rarely try
-    the same ones. Below 32768, where Linux's ephemeral ports start."""
+def ports_of(token: str) -> tuple[int, ...]:
+    """Possible ports of a rank that others connect to: eight ports that depend on the job, so that jobs sharing a
+    node rarely try the same ones. Below 32768, where Linux's ephemeral ports start."""
     first = zlib.crc32(token.encode())
     return tuple(20000 + (first + 1499 * i) % 12000 for i in range(8))
 
@@ -208,7 +229,8 @@ def _text(env: Mapping[str, str], name: str) -> str:
     return env[name]
 
 
-def _number(env: Mapping[str, str], name: str) -> int:
+def number(env: Mapping[str, str], name: str) -> int:
+    """The variable ``name``. Raises ``UserError`` if it is missing or not a number."""
     try:
         return int(_text(env, name))
     except ValueError:
@@ -239,7 +261,7 @@ def threads_per_rank(info: RankInfo, env: Mapping[str, str] = os.environ) -> int
     """
     cores = len(os.sched_getaffinity(0))
     if info.launcher == "srun" and "SLURM_CPUS_PER_TASK" in env:
-        return min(cores, _number(env, "SLURM_CPUS_PER_TASK"))
+        return min(cores, number(env, "SLURM_CPUS_PER_TASK"))
     if BOUND in env or info.local_size == 1:
         return cores
     return max(1, min(cores, _cores_of_launcher(info, env) // info.local_size))
@@ -249,7 +271,7 @@ def _cores_of_launcher(info: RankInfo, env: Mapping[str, str]) -> int:
     """Cores that the process which started this rank may run on. In Slurm that is a daemon outside of the job:
     then those of the job step on this node (srun(1), SLURM_CPUS_ON_NODE), else this rank's."""
     if info.launcher == "srun" and "SLURM_CPUS_ON_NODE" in env:
-        return _number(env, "SLURM_CPUS_ON_NODE")
+        return number(env, "SLURM_CPUS_ON_NODE")
     try:
         return len(os.sched_getaffinity(0 if info.launcher == "srun" else os.getppid()))
     except OSError:
@@ -290,4 +312,4 @@ def with_leader(info: RankInfo, env: Mapping[str, str]) -> RankInfo:
             "(mpirun -x MLHPC_LEADER=...), or start with torchrun or srun"
         )
     token = f"{info.launcher} {job} {info.size}"
-    return replace(info, leader=leader, ports=_ports(token), token=token)
+    return replace(info, leader=leader, ports=ports_of(token), token=token)

@@ -17,14 +17,7 @@ import numpy.typing as npt
 import psutil  # type: ignore[import-untyped]  # Horovod requires it
 import tensorflow as tf
 
-from mlhpc.common.ranks.base_world import (
-    SYMPTOM_S,
-    BaseWorld,
-    interface_of,
-    my_address,
-    this_peer,
-    with_node_index,
-)
+from mlhpc.common.ranks.base_world import SYMPTOM_S, BaseWorld, interface_of, this_peer, with_node_index
 from mlhpc.common.ranks.connection import Secret
 from mlhpc.common.ranks.environment import RankInfo
 from mlhpc.common.ranks.rendezvous import LOOPBACK, Peer, Rendezvous
@@ -187,7 +180,7 @@ def _set_up_gloo(info: RankInfo, roll_call: RollCall) -> None:
         address = roll_call.my_address()
         facts = {"address": address, "port": _serve_rendezvous(address, slots)}
     facts = roll_call.broadcast(facts)
-    address = my_address(roll_call, facts["address"])
+    address = roll_call.my_address()
     slot = slots[info.rank]
     # Gloo's own timeout of 30 s would expire before the roll call has identified the silent rank.
     os.environ.setdefault("HOROVOD_GLOO_TIMEOUT_SECONDS", "120")

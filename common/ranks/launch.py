@@ -13,24 +13,36 @@ from pathlib import Path
 from typing import Literal
 
 from mlhpc.common.files.filesystem import SHARED_TYPES, filesystem_of
-from mlhpc.common.ranks.base_world import this_peer
+from mlhpc.common.ranks.base_world import interface_of, this_peer
 from mlhpc.common.ranks.connection import Munge, Proof, Secret, SecretFile
-from mlhpc.common.ranks.environment import RankInfo, identify, with_leader
-from mlhpc.common.ranks.rendezvous import LOOPBACK, Rendezvous
+from mlhpc.common.ranks.environment import RankInfo, identify, number, ports_of, with_leader
+from mlhpc.common.ranks.links import require_descriptors
+from mlhpc.common.ranks.rendezvous import LOOPBACK, Rendezvous, is_loopback
 from mlhpc.common.ranks.rollcall import RollCall
 from mlhpc.common.ranks.world import Solo, World
-from mlhpc.errors import AlreadyReported, Terminated, UserError, say_at_once
+from mlhpc.errors import QUIET, AlreadyReported, Terminated, UserError, say_at_once
 
 Framework = Literal["horovod", "torch", "sockets", "none"]
 """The collectives of several ranks; ``sockets``: no framework; ``none``: only one rank is
 possible."""
 
 
-def connect(framework: Framework, env: Mapping[str, str] = os.environ, timeout_s: float = 60.0) -> World:
+START_S = "MLHPC_START_TIMEOUT"
+"""Seconds that ranks wait for one another at the start. Default: 60, above 6,000 ranks one per 100: the first may
+have loaded its programs from a shared file system long before the last."""
+_OPEN_BESIDES = 64
+_GLOO_SOCKETS = 4
+"""Of rank 0 per rank, in /proc/self/fd with PyTorch 2.13: those of two groups and of their store. Others have half
+of them."""
+
+
+def connect(
+    framework: Framework, env: Mapping[str, str] = os.environ, timeout_s: float | None = None
+) -> World:
     """The world of this rank, with all ranks present: ``Solo`` for a single rank.
 
-    Raises ``UserError`` on every rank when one did not connect within ``timeout_s`` seconds, or when the
-    framework's ranks differ from the launcher's.
+    Raises ``UserError`` on every rank when one did not connect within ``timeout_s`` seconds (None: as ``START_S``
+    says), when the framework's ranks differ from the launcher's, or when too few files may be open.
     """
     info = identify(env)
     if info.size == 1:
@@ -40,10 +52,17 @@ def connect(framework: Framework, env: Mapping[str, str] = os.environ, timeout_s
             f"{info.launcher} started {info.size} ranks of a command that runs as a single process; start "
             f"it once"
         )
+    timeout_s = timeout_s or start_timeout(env, info.size)
+    _require_descriptors(framework, info)
     if framework in ("torch", "sockets") and not info.leader:
         info = with_leader(info, env)
     # The roll call comes before loading the framework, so that a missing rank is reported sooner.
-    roll_call = call_roll(info, env, timeout_s) if info.leader else None
+    if framework == "sockets":
+        from mlhpc.common.ranks.socket_world import open_listener
+
+        listener = open_listener(info)
+    port = listener.getsockname()[1] if framework == "sockets" else 0
+    roll_call = call_roll(info, env, timeout_s, port) if info.leader else None
     try:
         if framework == "torch":
             from mlhpc.common.ranks.torch_world import TorchWorld
@@ -54,7 +73,7 @@ def connect(framework: Framework, env: Mapping[str, str] = os.environ, timeout_s
             from mlhpc.common.ranks.socket_world import SocketWorld
 
             assert roll_call is not None
-            return SocketWorld.start(info, roll_call)
+            return SocketWorld.start(info, roll_call, listener)
         from mlhpc.common.ranks.horovod_world import HorovodWorld
 
         return HorovodWorld.start(info, roll_call, timeout_s)
@@ -109,8 +128,28 @@ def _end(status: int) -> None:
     os._exit(status)
 
 
-def call_roll(info: RankInfo, env: Mapping[str, str], timeout_s: float = 60.0) -> RollCall:
-    """Call the roll at the leader that the launcher reported. Raises ``UserError``."""
+def start_timeout(env: Mapping[str, str], ranks: int) -> float:
+    """Seconds that ``ranks`` wait for one another (``START_S``). Raises ``UserError``."""
+    seconds = number(env, START_S) if START_S in env else max(60, ranks // 100)
+    if seconds <= 0:
+        raise UserError(f"{START_S}={env[START_S]}: set a number of seconds above 0")
+    return float(seconds)
+
+
+def _require_descriptors(framework: Framework, info: RankInfo) -> None:
+    """Raise ``UserError``, once per node, where rank 0 could not open its connections under the limits of here."""
+    needed = (info.nodes or info.size) + info.local_size + _OPEN_BESIDES
+    try:
+        require_descriptors(needed + (_GLOO_SOCKETS * info.size if framework == "torch" else 0))
+    except UserError as error:
+        if info.local_rank == 0:
+            raise
+        raise AlreadyReported(str(error)) from error
+
+
+def call_roll(info: RankInfo, env: Mapping[str, str], timeout_s: float = 60.0, port: int = 0) -> RollCall:
+    """Call the roll at the leader that the launcher reported. ``port``: on which this rank listens for others.
+    Raises ``UserError``."""
     assert info.leader is not None
     local = info.local_size == info.size
     hosts = (LOOPBACK,) if local else _addresses(info.leader, env)
@@ -121,8 +160,16 @@ def call_roll(info: RankInfo, env: Mapping[str, str], timeout_s: float = 60.0) -
             'MLHPC_TOKEN before the launcher, such as export MLHPC_TOKEN="$(openssl rand -hex 16)"'
         )
     try:
-        rendezvous = Rendezvous(hosts, info.ports, proof)
-        return RollCall.call(this_peer(info), info.size, rendezvous, hosts=info.hosts, timeout_s=timeout_s)
+        me = this_peer(info, port)
+        apart = not local and info.local_size > 1
+        node = me.hostname if info.node is None else info.node
+        rendezvous = Rendezvous(hosts, info.ports, proof, ports_of(f"{info.token} {node}") if apart else ())
+        roll_call = RollCall.call(me, info.size, rendezvous, hosts=info.hosts, timeout_s=timeout_s)
+        address = "" if local else roll_call.my_address()
+        if info.rank == 0 and not is_loopback(address) and not env.get(QUIET):
+            with suppress(UserError):  # without an interface that has it, as behind address translation
+                say_at_once(f"{info.size:,} ranks meet at {address} ({interface_of(address)})")
+        return roll_call
     finally:
         if isinstance(proof, SecretFile) and info.rank == 0:
             with suppress(OSError):
@@ -146,10 +193,11 @@ def _proof(info: RankInfo, env: Mapping[str, str], local: bool) -> Proof | Secre
 
 
 def _addresses(leader: str, env: Mapping[str, str]) -> tuple[str, ...]:
-    """Addresses of ``leader``: MLHPC_LEADER if set by a site; its name; if the name does not resolve, as on
-    many cloud clusters, the address in Slurm's configuration."""
+    """Addresses of ``leader``: MLHPC_LEADER if set by a site, in which ``{}`` is its name, such as ``{}-ib0`` for
+    another network; its name; if the name does not resolve, as on many cloud clusters, the address in Slurm's
+    configuration."""
     if address := env.get("MLHPC_LEADER"):
-        return (address,)
+        return (address.replace("{}", leader),)
     try:
         socket.getaddrinfo(leader, None)
     except OSError:

@@ -1,44 +1,82 @@
-"""Connects the ranks of a run: all connect to rank 0, which authenticates them and sends the list of ranks."""
+"""Connects the ranks of a run in two levels: the first rank of each node gathers the others of the node, over
+loopback, and connects to rank 0, which sends the list of ranks. A rank that cannot reach the first one of its
+node, as in a container with a network of its own, connects to rank 0 itself. Every connection is authenticated."""
 
 import socket
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from contextlib import closing, nullcontext
+from dataclasses import asdict, dataclass, replace
 from itertools import product
 from typing import Any, NoReturn
 
-from mlhpc.common.ranks.connection import GREETING_S, Connection, Proof, SecretFile, admit, introduce
+from mlhpc.common.ranks.connection import (
+    GREETING_S,
+    MAX_STRANGERS,
+    Admission,
+    Connection,
+    Proof,
+    SecretFile,
+    encode,
+    introduce,
+)
+from mlhpc.common.ranks.world import Loss
 from mlhpc.errors import AlreadyReported, UserError
 from mlhpc.quantities import seconds_text
 
 LOOPBACK = "127.0.0.1"
+GONE = "killed or crashed (connection closed)"
+QUIET_S = 0.05
+"""The first rank of a node reports those that have connected to it once no other has for this long."""
+NODE_SHARE = 0.25
+"""Part of the time limit for which a rank looks for the first one of its node before it turns to rank 0."""
+IN_A_MESSAGE = 4096
+"""Ranks that one message of the roll lists: 200 kB with host names of 40 characters, all different."""
 
 
 @dataclass(frozen=True)
 class Rendezvous:
     """The address of rank 0: one of ``ports`` on one of ``hosts``, for peers with this launch's ``proof``.
 
-    If all ``hosts`` are loopback (the ranks of one machine) it listens there only.
+    If all ``hosts`` are loopback (the ranks of one machine) it listens there only. The first rank of this node
+    gathers the others on one of ``node_ports``; without any, each connects to rank 0.
     """
 
     hosts: tuple[str, ...]
     ports: tuple[int, ...]
     proof: Proof | SecretFile
+    node_ports: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
 class Peer:
-    """A rank's entry in the roll call."""
+    """A rank's entry in the roll call. ``port``: on which it listens for other ranks, 0 if it does not, at the
+    ``address`` of its node, which rank 0 fills in."""
 
     rank: int
     hostname: str
     local_rank: int
     pid: int
+    port: int = 0
+    address: str = ""
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """What a rank has after the roll call: every rank, its ``connections`` by rank, the launch's proof, the rank
+    that connects it with rank 0 (``above``; None on rank 0), and its node's address for other nodes."""
+
+    roll: tuple[Peer, ...]
+    connections: dict[int, Connection]
+    proof: Proof
+    above: int | None
+    address: str
 
 
 def listen(rendezvous: Rendezvous) -> socket.socket:
     """A listening socket on the first port of ``rendezvous`` that is free. Raises ``UserError``."""
     address = LOOPBACK if set(rendezvous.hosts) == {LOOPBACK} else ""
+    last: object = "none"
     for port in rendezvous.ports:
         try:
             return socket.create_server((address, port), backlog=1024)
@@ -54,31 +92,23 @@ def gather_peers(
     listener: socket.socket,
     hosts: Sequence[str],
     timeout_s: float,
-) -> tuple[list[Peer], dict[int, Connection], Proof]:
-    """Rank 0's part of the roll call: every rank, the connection to each other one, and the launch's proof.
+) -> Meeting:
+    """Rank 0's part of the roll call.
 
     Raises ``UserError``, also on the ranks that connected, when a rank does not connect within ``timeout_s``
-    seconds, two processes have the same rank, or one was launched with another world size.
+    seconds or is lost, two processes have the same rank, or one was launched with another world size.
     """
-    peers, connections = {me.rank: me}, dict[int, Connection]()
+    peers, direct = {me.rank: me}, dict[socket.socket, tuple[Peer, Connection, str, str]]()
     deadline = time.monotonic() + timeout_s
     proof = rendezvous.proof.create() if isinstance(rendezvous.proof, SecretFile) else rendezvous.proof
 
     def refuse(why: str) -> NoReturn:
-        for connection in connections.values():
+        for _, connection, *_ in direct.values():
             connection.send(refused=why)
         raise UserError(why)
 
-    for sock, hello in admit(listener, proof, deadline, size):
-        peer = _peer(hello)
-        if peer is None:
-            sock.close()
-            continue
-        sock.settimeout(GREETING_S)
-        connection = Connection(sock)
-        twin = peers.get(peer.rank)
-        connections[-1 if twin else peer.rank] = connection
-        if twin:
+    def add(hello: dict[str, Any], peer: Peer, address: str) -> None:
+        if twin := peers.get(peer.rank):
             refuse(
                 f"two processes were launched as rank {peer.rank}: pid {twin.pid} on {twin.hostname} and "
                 f"pid {peer.pid} on {peer.hostname}; start each rank once"
@@ -87,22 +117,78 @@ def gather_peers(
             here = f"rank {peer.rank} on {peer.hostname} was launched with world size {hello['size']}"
             at_0 = f"rank 0 on {me.hostname} with {size}"
             refuse(f"{here}, {at_0}; use the same launcher variables for all ranks")
-        peers[peer.rank] = peer
-        if len(peers) == size:
-            break
-    else:
+        peers[peer.rank] = replace(peer, address=address)
+
+    own = _node_listener(rendezvous)
+    listeners = (listener, own) if own else (listener,)
+    with own or nullcontext(), closing(Admission(listeners, proof, size)) as admission:
+        while len(peers) < size and time.monotonic() < deadline:
+            for sock, hello in admission.wait(deadline):
+                if hello is None:
+                    first, connection, _, there = direct[sock]
+                    try:
+                        for each in _joined(connection.receive()):
+                            add(each, Peer(**each["peer"]), there)
+                    except (EOFError, TimeoutError, ValueError):
+                        del direct[sock]
+                        refuse(str(Loss(first.rank, first.hostname, "start", GONE)))
+                elif peer := _peer(hello):
+                    sock.settimeout(GREETING_S)
+                    direct[sock] = peer, Connection(sock), *_ends(sock)
+                    admission.watch(sock)
+                    add(hello, peer, direct[sock][-1])
+                else:
+                    sock.close()
+    if len(peers) < size:
         refuse(_who_is_missing(peers, size, hosts, timeout_s))
 
-    roll = [peers[rank] for rank in range(size)]
-    for connection in connections.values():
-        connection.send(roll=[asdict(peer) for peer in roll])
-    return roll, connections, proof
+    address = next((here for _, _, here, there in direct.values() if not is_loopback(there)), LOOPBACK)
+    in_order = (peers[rank] for rank in range(size))
+    roll = tuple(replace(peer, address=address) if is_loopback(peer.address) else peer for peer in in_order)
+    data = encode(*_parts(roll))
+    for _, connection, _, there in direct.values():
+        if is_loopback(there):
+            connection.send(above=0, address=address)
+        connection.send_encoded(data)
+    connections = {peer.rank: connection for peer, connection, *_ in direct.values()}
+    return Meeting(roll, connections, proof, None, address)
+
+
+def _joined(messages: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """What ranks said to the first one of their node, which reports it. Raises ValueError."""
+    for message in messages:
+        hellos = message.get("joined")
+        if not isinstance(hellos, list) or not all(isinstance(each, dict) and _peer(each) for each in hellos):
+            raise ValueError("not a report of ranks")
+        yield from hellos
+
+
+def _parts(roll: Sequence[Peer]) -> Iterator[dict[str, Any]]:
+    """The roll as messages of ``IN_A_MESSAGE`` ranks, which name each host once."""
+    for start in range(0, len(roll), IN_A_MESSAGE):
+        part = roll[start : start + IN_A_MESSAGE]
+        number = {node: i for i, node in enumerate(dict.fromkeys((p.hostname, p.address) for p in part))}
+        rows = [(number[p.hostname, p.address], p.local_rank, p.pid, p.port) for p in part]
+        yield {"roll": [list(number), rows]}
+
+
+def _ends(sock: socket.socket) -> tuple[str, str]:
+    """The addresses of this end and of the other one."""
+    try:
+        return sock.getsockname()[0], sock.getpeername()[0]
+    except OSError:  # the other one has just been lost, which its connection shows
+        return LOOPBACK, LOOPBACK
+
+
+def is_loopback(address: str) -> bool:
+    """Whether an address, empty if unknown, is of this machine alone."""
+    return address.startswith("127.") or address in ("::1", "")
 
 
 def _peer(hello: dict[str, Any]) -> Peer | None:
     """The rank that said ``hello``; None if the types are wrong."""
     said = hello.get("peer")
-    kinds = {"rank": int, "hostname": str, "local_rank": int, "pid": int}
+    kinds = {"rank": int, "hostname": str, "local_rank": int, "pid": int, "port": int, "address": str}
     if type(hello.get("size")) is not int or not isinstance(said, dict):
         return None
     return Peer(**said) if {name: type(value) for name, value in said.items()} == kinds else None
@@ -121,34 +207,100 @@ def _who_is_missing(peers: dict[int, Peer], size: int, hosts: Sequence[str], tim
     )
 
 
-def join(
-    me: Peer, size: int, rendezvous: Rendezvous, timeout_s: float
-) -> tuple[list[Peer], dict[int, Connection], Proof]:
-    """The part of every other rank in the roll call: every rank, the connection to rank 0, and the launch's proof.
-
-    Raises ``UserError`` if rank 0 is not found, is lost, or refuses.
-    """
-    connection, proof = _find_rank0(me, size, rendezvous, timeout_s)
+def join(me: Peer, size: int, rendezvous: Rendezvous, timeout_s: float) -> Meeting:
+    """The part of every other rank in the roll call. Raises ``UserError`` if rank 0 is not found, is lost, or
+    refuses; ``AlreadyReported`` if another rank says so."""
+    # Rank 0 may have started last, and then waits its full timeout for others.
+    deadline = time.monotonic() + 2 * timeout_s + GREETING_S
+    up, proof = _find_above(me, size, rendezvous, timeout_s)
+    is_first = me.local_rank == 0 and bool(rendezvous.node_ports)
+    below: list[tuple[Peer, Connection]] = []
+    roll: list[Peer] = []
+    above, address = 0, str(up.sock.getsockname()[0])
     try:
-        # Rank 0 may have started last, and then waits its full timeout for others.
-        verdict = connection.answer(2 * timeout_s + GREETING_S)
+        if is_first:
+            _gather_node(below, up, rendezvous, proof, deadline)
+            _pass_on(below, {"above": me.rank, "address": address})
+        while len(roll) < size:
+            match message := up.answer(deadline - time.monotonic()):
+                case {"above": int(above), "address": str(address)}:
+                    continue
+                case {"refused": str(why)}:
+                    raise AlreadyReported(why)  # by rank 0
+                case {"roll": [list(nodes), list(rows)]}:
+                    for node, local_rank, pid, port in rows:
+                        hostname, at = nodes[node]
+                        roll.append(Peer(len(roll), hostname, local_rank, pid, port, at))
+            _pass_on(below, message)
     except (EOFError, TimeoutError, ValueError) as error:
-        raise UserError(f"rank {me.rank} on {me.hostname} lost rank 0 during the roll call") from error
-    if "refused" in verdict:
-        raise AlreadyReported(verdict["refused"])  # by rank 0
-    return [Peer(**peer) for peer in verdict["roll"]], {0: connection}, proof
+        why = f"rank {me.rank} on {me.hostname} lost rank 0 during the roll call"
+        _pass_on(below, {"refused": why})
+        if above or (rendezvous.node_ports and not is_first):
+            raise AlreadyReported(why) from error  # by rank 0, or the first rank of this node
+        raise UserError(why) from error
+    except AlreadyReported as refusal:
+        _pass_on(below, {"refused": str(refusal)})
+        raise
+    connections = {above: up} | {peer.rank: connection for peer, connection in below}
+    return Meeting(tuple(roll), connections, proof, above, address)
 
 
-def _find_rank0(me: Peer, size: int, rendezvous: Rendezvous, timeout_s: float) -> tuple[Connection, Proof]:
-    deadline = time.monotonic() + timeout_s
+def _gather_node(
+    below: list[tuple[Peer, Connection]],
+    up: Connection,
+    rendezvous: Rendezvous,
+    proof: Proof,
+    deadline: float,
+) -> None:
+    """On the first rank of a node: report ranks that connect to rank 0, until that answers; they are added to
+    ``below``."""
+    new: list[dict[str, Any]] = []
+    if not (listener := _node_listener(rendezvous)):
+        return
+    with listener, closing(Admission((listener,), proof, MAX_STRANGERS)) as admission:
+        admission.watch(up.sock)
+        while (now := time.monotonic()) < deadline:
+            before = len(new)
+            for sock, hello in admission.wait(min(deadline, now + QUIET_S) if new else deadline):
+                if hello is None:
+                    return
+                if peer := _peer(hello):
+                    sock.settimeout(GREETING_S)
+                    below.append((peer, Connection(sock)))
+                    new.append(hello)
+                else:
+                    sock.close()
+            if new and len(new) == before:
+                up.send(joined=new)
+                new = []
+
+
+def _node_listener(rendezvous: Rendezvous) -> socket.socket | None:
+    """Where the first rank of a node gathers the others. None if other programs have the ports: then these connect
+    to rank 0 themselves."""
+    try:
+        return listen(replace(rendezvous, hosts=(LOOPBACK,), ports=rendezvous.node_ports))
+    except UserError:
+        return None
+
+
+def _pass_on(below: Iterable[tuple[Peer, Connection]], message: dict[str, Any]) -> None:
+    data = encode(message)
+    for _, connection in below:
+        connection.send_encoded(data)
+
+
+def _find_above(me: Peer, size: int, rendezvous: Rendezvous, timeout_s: float) -> tuple[Connection, Proof]:
+    """A connection to rank 0, or to the first rank of this node, and the launch's proof. Raises UserError."""
+    started = time.monotonic()
     hello = {"size": size, "peer": asdict(me)}
-    for host, port in _addresses_repeatedly(rendezvous):
+    for host, port in _addresses_repeatedly(me, rendezvous, started + NODE_SHARE * timeout_s):
         try:
             proof = rendezvous.proof.fresh()
             return _greet(host, port, hello, proof), proof
         except (OSError, EOFError, ValueError, KeyError) as error:
             last = str(error) or type(error).__name__
-        if time.monotonic() > deadline:
+        if time.monotonic() > started + timeout_s:
             break
     raise UserError(
         f"rank {me.rank} on {me.hostname} could not find rank 0 on {' or '.join(rendezvous.hosts)}, ports "
@@ -157,14 +309,19 @@ def _find_rank0(me: Peer, size: int, rendezvous: Rendezvous, timeout_s: float) -
     )
 
 
-def _addresses_repeatedly(rendezvous: Rendezvous) -> Iterator[tuple[str, int]]:
+def _addresses_repeatedly(me: Peer, rendezvous: Rendezvous, until: float) -> Iterator[tuple[str, int]]:
+    """Where to look: until the time ``until`` for the first rank of this node."""
     while True:
-        yield from product(rendezvous.hosts, rendezvous.ports)
+        below = me.local_rank > 0 and rendezvous.node_ports
+        if below:
+            yield from ((LOOPBACK, port) for port in rendezvous.node_ports)
+        if not below or time.monotonic() > until:
+            yield from product(rendezvous.hosts, rendezvous.ports)
         time.sleep(0.2)
 
 
 def _greet(host: str, port: int, hello: dict[str, Any], proof: Proof) -> Connection:
-    """A connection to rank 0, if it has ``proof``. Raises like ``introduce``."""
+    """A connection to the listener there, if it has ``proof``. Raises like ``introduce``."""
     sock = socket.create_connection((host, port), timeout=GREETING_S)
     try:
         introduce(sock, proof, hello, GREETING_S)

@@ -1,11 +1,14 @@
-"""Detects missing and lost ranks: one TCP connection from every rank to rank 0.
+"""Detects missing and lost ranks: TCP connections from the ranks of a node to its first one, and from that to
+rank 0 (``rendezvous``).
 
 Collectives of Horovod or NCCL wait minutes for a dead rank, some forever, and do not name the rank they wait
 for. So the ranks keep separate connections in addition to the framework's. Over these they answer a roll call
 at the start, report their phase, and notice immediately if one of them is lost.
 
-The messages: ``phase``, ``beat``, ``fail`` (this rank is about to end, with the reason), ``bye`` (it ends
-normally), from rank 0 ``facts``, and ``loss`` from the rank that has reported one, also to the lost rank.
+The messages of one connection: ``phase``, ``beat``, ``fail`` (this rank is about to end, with the reason),
+``bye`` (it ends normally). What the first rank of a node passes on: upwards ``fail`` and ``lost`` of a rank ``of``
+its node, downwards from rank 0 ``facts``, ``fail``, and ``loss`` from the rank that has reported one, also to the
+lost rank.
 """
 
 import os
@@ -20,8 +23,8 @@ from contextlib import suppress
 from dataclasses import asdict
 from typing import Any, NoReturn, Self
 
-from mlhpc.common.ranks.connection import Connection, Proof
-from mlhpc.common.ranks.rendezvous import Peer, Rendezvous, gather_peers, join, listen
+from mlhpc.common.ranks.connection import encode
+from mlhpc.common.ranks.rendezvous import GONE, Meeting, Peer, Rendezvous, gather_peers, join, listen
 from mlhpc.common.ranks.world import Loss
 from mlhpc.errors import say_at_once
 from mlhpc.quantities import seconds_text
@@ -43,24 +46,23 @@ not a loss."""
 ANSWER_S = 5.0
 """Time that a failed rank waits for the decision which rank reports the error; this takes SAME_FAILURE_S,
 longer on a busy node."""
-GONE = "killed or crashed (connection closed)"
 
 
 class RollCall:
-    """The connections of one rank: rank 0 has one to every other rank, the others have one to rank 0.
+    """The connections of one rank: to the rank above it, and those to ranks below it.
 
     Created by ``call``, watched by a thread from then on. When a rank is lost, that thread ends the process
     with status 1, because the main thread may hang in a collective that never returns.
     """
 
-    def __init__(
-        self, me: Peer, roll: Sequence[Peer], connections: dict[int, Connection], proof: Proof
-    ) -> None:
+    def __init__(self, me: Peer, met: Meeting) -> None:
         self.me = me
-        self.roll = tuple(roll)
-        self.proof = proof  # for other connections of this launch
-        self._connections = connections
-        self._phases = dict.fromkeys(range(len(roll)), "start")
+        self.roll = met.roll
+        self.proof = met.proof  # for other connections of this launch
+        self._above = met.above
+        self._address = met.address
+        self._connections = met.connections
+        self._phases = dict.fromkeys((me.rank, *met.connections), "start")
         self._missed: dict[int, int] = {}  # consecutive missed beats, by rank
         self._beating = False
         self._leaving = threading.Event()
@@ -71,7 +73,7 @@ class RollCall:
         self._callback: Callable[[Loss], None] = lambda loss: None
         self._clean_up: Callable[[], object] = lambda: None
         self._place: Callable[[int], str] = lambda rank: ""
-        for connection in connections.values():
+        for connection in met.connections.values():
             connection.sock.settimeout(10.0)  # a full buffer must not block the thread forever
         self._thread = threading.Thread(target=self._watch, name="roll call", daemon=True)
         self._thread.start()
@@ -96,8 +98,8 @@ class RollCall:
         """
         if me.rank == 0:
             with listener or listen(rendezvous) as accepting:
-                return cls(me, *gather_peers(me, size, rendezvous, accepting, hosts, timeout_s))
-        return cls(me, *join(me, size, rendezvous, timeout_s))
+                return cls(me, gather_peers(me, size, rendezvous, accepting, hosts, timeout_s))
+        return cls(me, join(me, size, rendezvous, timeout_s))
 
     def broadcast(self, facts: dict[str, Any]) -> dict[str, Any]:
         """Rank 0's ``facts`` (JSON types), on every rank. Called by all ranks."""
@@ -107,10 +109,8 @@ class RollCall:
         return facts
 
     def my_address(self) -> str:
-        """The IP address by which this rank's node reaches the others; loopback when all are on one."""
-        elsewhere = {peer.rank for peer in self.roll if peer.hostname != self.me.hostname}
-        ranks = [rank for rank in self._connections if rank in elsewhere] or list(self._connections)
-        return str(self._connections[ranks[0]].sock.getsockname()[0])
+        """The IP address at which the other nodes reach this rank's; loopback when all are on one."""
+        return self._address
 
     def enter(self, phase: str) -> None:
         """Report what this rank is doing now."""
@@ -169,8 +169,16 @@ class RollCall:
         self._thread.join(GOODBYE_S)
 
     def _send_all(self, **message: Any) -> None:
-        for connection in list(self._connections.values()):
-            connection.send(**message)
+        self._send_to(list(self._connections), message)
+
+    def _send_down(self, **message: Any) -> None:
+        self._send_to([rank for rank in self._connections if rank != self._above], message)
+
+    def _send_to(self, ranks: Sequence[int], message: dict[str, Any]) -> None:
+        data = encode(message)
+        for rank in ranks:
+            if connection := self._connections.get(rank):
+                connection.send_encoded(data)
 
     def _watch(self) -> None:
         next_beat = time.monotonic()
@@ -199,6 +207,9 @@ class RollCall:
             if self._leaving.is_set():
                 self._connections.pop(rank).close()
                 self._hear(rank)
+            elif rank in self._reasons and rank != self._above and self._above is not None:
+                self._connections.pop(rank).close()  # reported to rank 0, which decides
+                self._missed.pop(rank, None)
             else:
                 self._lose(rank, GONE)
 
@@ -206,7 +217,7 @@ class RollCall:
         if not self._beating or self._leaving.is_set():
             return
         self._send_all(beat=True)
-        for rank in self._missed:
+        for rank in list(self._missed):
             self._missed[rank] += 1
             if self._missed[rank] > MISSED_BEATS:
                 self._lose(
@@ -215,39 +226,60 @@ class RollCall:
 
     def _handle(self, rank: int, message: dict[str, Any]) -> None:
         match message:
-            case {"phase": str(phase)}:
-                self._phases[rank] = phase
             case {"beat": _}:
                 self._missed[rank] = 0
             case {"facts": dict(facts)}:
+                self._send_down(facts=facts)
                 self._facts.put(facts)
             case {"fail": str(reason)}:
-                self._reasons[rank] = reason
-                if rank == 0:
-                    self._printed.add(reason)
-                self._hear(rank)
-                # This rank may be about to fail for the same reason, which then is not a loss.
-                self._leaving.wait(SAME_FAILURE_S)
-                self._lose(rank, reason)
+                self._failed(
+                    int(message.get("of", rank)), str(message.get("phase", self._phases[rank])), reason
+                )
+            case {"lost": str(reason), "of": int(lost), "phase": str(phase)}:
+                self._lose(lost, reason, phase)
+            case {"phase": str(phase)}:  # those above have one too
+                self._phases[rank] = phase
             case {"loss": dict(loss)} if not self._leaving.is_set():
                 self._end(Loss(**loss))
-            case {"loss": {"reason": str(reason)}}:
-                self._printed.add(reason)
-                self._hear(rank)
+            case {"loss": dict(loss)}:
+                self._send_down(loss=loss)
+                self._printed.add(str(loss["reason"]))
+                self._answered.set()
             case {"bye": _}:
                 self._missed.pop(rank, None)
                 self._connections.pop(rank).close()
                 self._hear(rank)
 
-    def _lose(self, rank: int, reason: str) -> None:
+    def _failed(self, rank: int, phase: str, reason: str) -> None:
+        """``rank`` is about to end in ``phase``."""
+        self._reasons[rank] = reason
+        if rank == 0:
+            self._printed.add(reason)
+            self._send_down(fail=reason, of=0, phase=phase)
+        elif self._above is not None:
+            if rank != self._above:
+                self._send_to([self._above], {"fail": reason, "of": rank, "phase": phase})
+            return  # rank 0 decides
+        self._hear(rank)
+        # This rank may be about to fail for the same reason, which then is not a loss.
+        self._leaving.wait(SAME_FAILURE_S)
+        self._lose(rank, reason, phase)
+
+    def _lose(self, rank: int, reason: str, phase: str = "") -> None:
+        """``rank`` is lost: if it is below, rank 0 decides, which can report all ranks."""
         if self._leaving.is_set():
             return
-        peer = self.roll[rank]
-        self._end(Loss(rank, peer.hostname, self._phases[rank], reason, self._place(rank)))
+        phase = phase or self._phases[rank]
+        if self._above is None or rank in (0, self._above):
+            peer = self.roll[rank]
+            self._end(Loss(rank, peer.hostname, phase, reason, self._place(rank)))
+        self._connections.pop(rank).close()
+        self._missed.pop(rank, None)
+        self._send_to([self._above], {"lost": reason, "of": rank, "phase": phase})
 
     def _hear(self, rank: int) -> None:
         """On a failing rank: ``rank`` has decided, or is lost."""
-        if rank == _acting(self.me.rank):
+        if rank in (_acting(self.me.rank), self._above):
             self._answered.set()
 
     def _end(self, loss: Loss) -> NoReturn:
@@ -257,8 +289,8 @@ class RollCall:
         gone = loss.rank not in self._reasons
         if acts or (gone and loss.rank == 0 and self.me.local_rank == 0):
             say_at_once(str(loss))
-        if acts:  # now that it is printed, the lost rank need not print it, if it still exists
-            self._send_all(loss=asdict(loss))
+        # Now that it is printed, the lost rank need not print it, if it still exists.
+        (self._send_all if acts else self._send_down)(loss=asdict(loss))
         callback = threading.Thread(target=self._run_callback, args=(loss, acts), daemon=True)
         callback.start()
         callback.join(FINAL_CALLBACK_S)

@@ -8,16 +8,15 @@ preceded by their length.
 import socket
 import struct
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
 
 from mlhpc.common.ranks import wire
-from mlhpc.common.ranks.base_world import SYMPTOM_S, BaseWorld, my_address, with_node_index
-from mlhpc.common.ranks.connection import Proof
+from mlhpc.common.ranks.base_world import SYMPTOM_S, BaseWorld, with_node_index
 from mlhpc.common.ranks.environment import RankInfo
-from mlhpc.common.ranks.links import Place, accept, connect, receive_exactly
+from mlhpc.common.ranks.links import accept, connect, receive_exactly
 from mlhpc.common.ranks.rendezvous import LOOPBACK
 from mlhpc.common.ranks.rollcall import RollCall
 
@@ -34,25 +33,18 @@ class SocketWorld(BaseWorld):
     children: tuple[socket.socket, ...]
 
     @classmethod
-    def start(cls, info: RankInfo, roll_call: RollCall) -> Self:
-        """Connect to this rank's neighbours in the tree. Called by all ranks that answered the roll call.
+    def start(cls, info: RankInfo, roll_call: RollCall, listener: socket.socket) -> Self:
+        """Connect to this rank's neighbours in the tree, over ``listener``, whose port is in the roll. Called by
+        all ranks that answered the roll call.
 
         Connections without the launch's proof are rejected. Raises ``UserError``.
         """
-        local = len({peer.hostname for peer in roll_call.roll}) == 1
-        with socket.create_server((LOOPBACK if local else "", 0), backlog=1024) as listener:
-            port = listener.getsockname()[1]
-            facts: dict[str, Any] = {}
-            if info.rank == 0:
-                facts = {"address": roll_call.my_address(), "port": port}
-            facts = roll_call.broadcast(facts)
-            leader, proof = str(facts["address"]), roll_call.proof
-            if info.rank == 0:
-                places = _collect_places((leader, port), listener, proof, info.size)
-            else:
-                mine = (my_address(roll_call, leader), port)
-                places = _send_place(mine, (leader, int(facts["port"])), proof, info.rank)
-            parent = connect(places[(info.rank - 1) // 2], proof, info.rank) if info.rank else None
+        roll, proof = roll_call.roll, roll_call.proof
+        with listener:
+            parent = None
+            if info.rank:
+                above = roll[(info.rank - 1) // 2]
+                parent = connect((above.address, above.port), proof, info.rank)
             below = [rank for rank in (2 * info.rank + 1, 2 * info.rank + 2) if rank < info.size]
             children = accept(listener, proof, below)
         world = cls(with_node_index(info, roll_call.roll), roll_call, parent, children)
@@ -113,22 +105,9 @@ class SocketWorld(BaseWorld):
                 connection.close()
 
 
-def _collect_places(mine: Place, listener: socket.socket, proof: Proof, size: int) -> list[Place]:
-    """On rank 0: send every rank the addresses at which all ranks listen."""
-    connections = accept(listener, proof, range(1, size))
-    places = [mine, *(wire.decode(_receive(connection)) for connection in connections)]
-    for connection in connections:
-        _send(connection, wire.encode(places))
-        connection.close()
-    return places
-
-
-def _send_place(mine: Place, leader: Place, proof: Proof, rank: int) -> list[Place]:
-    """On another rank: send rank 0 this rank's address, and receive the addresses of all."""
-    with connect(leader, proof, rank) as connection:
-        _send(connection, wire.encode(mine))
-        places: list[Place] = wire.decode(_receive(connection))
-    return places
+def open_listener(info: RankInfo) -> socket.socket:
+    """Where the ranks below this one connect to it. Called before the roll call, which tells its port."""
+    return socket.create_server((LOOPBACK if info.local_size == info.size else "", 0), backlog=1024)
 
 
 def _send(connection: socket.socket, data: bytes) -> None:

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from mlhpc.common.ranks.base_world import SYMPTOM_S, BaseWorld, interface_of, my_address, with_node_index
+from mlhpc.common.ranks.base_world import SYMPTOM_S, BaseWorld, interface_of, with_node_index
 from mlhpc.common.ranks.environment import RankInfo
 from mlhpc.common.ranks.rollcall import RollCall
 from mlhpc.errors import UserError
@@ -45,7 +45,7 @@ class TorchWorld(BaseWorld):
         facts = roll_call.broadcast(facts)
         address = str(facts["address"])
         if "GLOO_SOCKET_IFNAME" not in os.environ:
-            os.environ["GLOO_SOCKET_IFNAME"] = interface_of(my_address(roll_call, address))
+            os.environ["GLOO_SOCKET_IFNAME"] = interface_of(roll_call.my_address())
         if store is None:
             store = TCPStore(address, int(facts["port"]), is_master=False, timeout=PATIENCE)
         devices = torch.accelerator.device_count()

@@ -23,9 +23,9 @@ _HEADER = 8  # bytes for the length of the JSON
 
 def encode(value: object) -> bytes:
     """``value`` as bytes. Raises TypeError naming a type that cannot be sent."""
-    blobs: list[bytes] = []
+    blobs = bytearray()
     text = json.dumps(_plain(value, blobs)).encode()
-    return b"".join([len(text).to_bytes(_HEADER, "little"), text, *blobs])
+    return b"".join([len(text).to_bytes(_HEADER, "little"), text, blobs])
 
 
 def decode(data: bytes | memoryview) -> Any:
@@ -42,7 +42,7 @@ def decode(data: bytes | memoryview) -> Any:
         raise ValueError(f"not a message between ranks: {error}") from error
 
 
-def _plain(value: Any, blobs: list[bytes]) -> Any:
+def _plain(value: Any, blobs: bytearray) -> Any:
     """``value`` in JSON's types: lists unchanged, everything else as an object of one tag and its content."""
     kind = type(value)
     if kind in _SCALARS:
@@ -67,7 +67,7 @@ def _plain(value: Any, blobs: list[bytes]) -> Any:
     raise TypeError(f"a {kind.__name__} cannot be sent between ranks")
 
 
-def _plain_list(items: Sequence[Any], blobs: list[bytes]) -> Any:
+def _plain_list(items: Sequence[Any], blobs: bytearray) -> Any:
     kinds = set(map(type, items))
     if kinds <= _SCALARS:
         return list(items)
@@ -77,9 +77,9 @@ def _plain_list(items: Sequence[Any], blobs: list[bytes]) -> Any:
     return [_plain(item, blobs) for item in items]
 
 
-def _append(data: bytes, blobs: list[bytes]) -> list[int]:
-    start = sum(map(len, blobs))
-    blobs.append(data)
+def _append(data: bytes, blobs: bytearray) -> list[int]:
+    start = len(blobs)
+    blobs += data
     return [start, len(data)]
 
 

@@ -15,16 +15,20 @@ from mlhpc.common.data.partition import Mode, balance
 @dataclass(frozen=True)
 class StagingPlan:
     """Bytes and operations of one staging mode. ``held``: bytes that each node writes; ``read``: bytes that
-    each node reads from the shared file system. ``opens``: files opened there by all nodes, including the
-    manifest once; each open comes with one fstat(2) and one close(2). ``sent``: bytes sent between nodes,
-    total."""
+    each node reads from the shared file system, in ``files`` files. ``sent``: bytes sent between nodes, total."""
 
     mode: Mode
     read_once: bool
     held: npt.NDArray[np.int64]
     read: npt.NDArray[np.int64]
-    opens: int
+    files: npt.NDArray[np.int64]
     sent: int
+
+    @property
+    def opens(self) -> int:
+        """Files opened on the shared file system by all nodes, including the manifest once; each open comes with
+        one fstat(2) and one close(2). Dropping them from the page cache before the run takes as many."""
+        return 1 + int(self.files.sum())
 
     @property
     def imbalance(self) -> float:
@@ -36,26 +40,28 @@ def plan(
     files: Sequence[File], nodes: int, mode: Mode, *, read_once: bool = False, ranks_per_node: int = 1
 ) -> StagingPlan:
     """The plan for staging ``files``, sorted by path, to ``nodes`` nodes with separate targets."""
-    held, read = np.zeros(nodes, dtype=np.int64), np.zeros(nodes, dtype=np.int64)
-    opens, sent = 1, 0
+    held, read, opened = (np.zeros(nodes, dtype=np.int64) for _ in range(3))
+    sent = 0
     everywhere: list[File] = []
     for folder, group in groupby(files, key=lambda file: file.folder):
         members = list(group)
         if mode == "replicate" or not folder:
             everywhere += members
             continue
-        part = _bytes_by_bin(members, nodes)
-        held, read, opens = held + part, read + part, opens + len(members)
+        part, number = _by_bin(members, nodes)
+        held, read, opened = held + part, read + part, opened + number
     total = sum(file.size for file in everywhere)
     held = held + total
     if read_once:
         by_reader = (
-            _bytes_by_bin(everywhere, ranks_per_node * nodes).reshape(ranks_per_node, nodes).sum(axis=0)
+            each.reshape(ranks_per_node, nodes).sum(axis=0)
+            for each in _by_bin(everywhere, ranks_per_node * nodes)
         )
-        read, opens, sent = read + by_reader, opens + len(everywhere), (nodes - 1) * total
+        part, number = by_reader
+        read, opened, sent = read + part, opened + number, (nodes - 1) * total
     else:
-        read, opens = read + total, opens + nodes * len(everywhere)
-    return StagingPlan(mode, read_once, held, read, opens, sent)
+        read, opened = read + total, opened + len(everywhere)
+    return StagingPlan(mode, read_once, held, read, opened, sent)
 
 
 def exchanged_bytes(files: Sequence[File], nodes: int) -> float:
@@ -64,8 +70,10 @@ def exchanged_bytes(files: Sequence[File], nodes: int) -> float:
     return sum(file.size for file in files if file.folder == "train") * (nodes - 1) / nodes
 
 
-def _bytes_by_bin(files: Sequence[File], bins: int) -> npt.NDArray[np.int64]:
+def _by_bin(files: Sequence[File], bins: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """The bytes and the number of the files in each bin."""
     sizes = np.array([file.size for file in files], dtype=np.int64)
     sums = np.zeros(bins, dtype=np.int64)
-    np.add.at(sums, balance(sizes, bins), sizes)  # exact, unlike a weighted bincount, which adds float64
-    return sums
+    bin_of = balance(sizes, bins)
+    np.add.at(sums, bin_of, sizes)  # exact, unlike a weighted bincount, which adds float64
+    return sums, np.bincount(bin_of, minlength=bins)

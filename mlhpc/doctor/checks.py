@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from mlhpc.common.energy.meter import NAMES
 from mlhpc.common.energy.slurm import counts_nodes
 from mlhpc.common.host.binding import first_overlap, parse_ranges
-from mlhpc.common.ranks.environment import RankInfo
+from mlhpc.common.ranks.environment import RankInfo, forgotten_launcher
 from mlhpc.common.ranks.launch import Framework
 from mlhpc.doctor import folder_checks
 from mlhpc.doctor.check_result import CheckResult, Node, Status
@@ -53,10 +53,8 @@ def _some(hosts: Sequence[str]) -> str:
 
 def _launcher(rank_info: RankInfo, hosts: Sequence[str], env: Mapping[str, str]) -> CheckResult:
     """The launcher, and the nodes that were examined."""
-    tasks = env.get("SLURM_NTASKS", "1")
-    if rank_info.launcher == "none" and tasks.isdigit() and int(tasks) > 1:
-        detail = f"a single process in a Slurm job of {tasks} tasks"
-        return CheckResult("warn", "launcher", detail, "start it with srun; otherwise it is a single rank")
+    if forgotten := forgotten_launcher(env):
+        return CheckResult("warn", "launcher", *forgotten.split("; "))
     nodes = f"{len(hosts)} nodes: " if len(hosts) > 1 else ""
     ranks = count(rank_info.size, "rank")
     if rank_info.size > 1 and not rank_info.leader:

@@ -26,7 +26,7 @@ from mlhpc.common.ranks.world import Solo
 from mlhpc.doctor.memory import rank_memory
 from mlhpc.errors import UserError
 from mlhpc.quantities import bytes_text, count
-from mlhpc.run import context_of, requested, seed_of
+from mlhpc.run import context_of, dataset_of, requested, seed_of, warn_of_launcher
 from mlhpc.submission.check.content import findings_content
 
 
@@ -36,6 +36,7 @@ def content(options: argparse.Namespace) -> dict[str, Any]:
     Raises the same UserErrors as the start of the run.
     """
     run, paths = requested(options)
+    warn_of_launcher(options.ranks)
     rank_info = identify(os.environ)
     ranks = options.ranks or rank_info.size
     nodes = 1 if options.ranks else rank_info.nodes
@@ -79,13 +80,8 @@ def content(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _dataset(run: Run, path: Path) -> Manifest | None:
-    """What the run needs of the data set; None without a manifest, since listing files can take minutes."""
-    if not (path / manifest.NAME).is_file():
-        return None
-    dataset = manifest.describe(path, Solo(), run.benchmark)
-    if select := registry.find(run.benchmark).select:
-        dataset = registry.load_object(select)(dataset, run.data)
-    return dataset
+    """None without a manifest, since listing files can take minutes."""
+    return dataset_of(run, path, Solo()) if (path / manifest.NAME).is_file() else None
 
 
 def _data(path: Path, dataset: Manifest | None) -> dict[str, Any]:

@@ -34,6 +34,7 @@ def show(files: Sequence[File], nodes: int, ranks_per_node: int) -> None:
             "per node": lambda row: bytes_text(int(row[1].held.max())),
             "source reads": lambda row: bytes_text(int(row[1].read.sum())),
             "source opens": lambda row: whole(row[1].opens),
+            "per rank": lambda row: whole(-(-int(row[1].files.max()) // ranks_per_node)),
             "max ÷ mean": lambda row: f"{row[1].imbalance:.4f}",
             "node to node": lambda row: bytes_text(row[1].sent),
         },
@@ -43,8 +44,8 @@ def show(files: Sequence[File], nodes: int, ranks_per_node: int) -> None:
     print_table(costs, console)
     console.print(
         "per node: the largest share. source reads, opens: total of all nodes on the shared file system; "
-        "each open includes one fstat and one close. max ÷ mean: bytes read there by one node. node to "
-        "node: sent over the network.",
+        "each open includes one fstat and one close; per rank: the largest number, and again as many before the "
+        "run with --evict. max ÷ mean: bytes read there by one node. node to node: sent over the network.",
         width=min(console.width, 100),
     )
     if nodes > 1 and (sent := exchanged_bytes(files, nodes)):

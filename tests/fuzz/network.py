@@ -92,7 +92,7 @@ def _lines(rng: Random, messages: list[Any]) -> bytes:
 
 def greeting_bytes(rng: Random) -> bytes:
     """The answer to a challenge: of a rank, then damaged, or with a valid proof of something damaged."""
-    peer = {"rank": 1, "hostname": "n1", "local_rank": 0, "pid": 4711}
+    peer = {"rank": 1, "hostname": "n1", "local_rank": 0, "pid": 4711, "port": 0, "address": ""}
     hello: Any = {"size": 2, "peer": peer}
     said = json.dumps(damaged_value(rng, hello) if rng.random() < 0.5 else hello)
     proof = SECRET.prove(connection._words(SECRET, "rank", PORT, CHALLENGE, "n", said))

@@ -14,9 +14,8 @@ from helpers.page import Page
 
 from mlhpc import cli
 from mlhpc.common.data import manifest
-from mlhpc.common.files import pagecache
 from mlhpc.common.ranks.world import Solo
-from mlhpc.run import _evict
+from mlhpc.run import warn_of_launcher
 
 EVIL = """<img src=x onerror=alert(1)> "double" 'single' &amp; </script>"""
 
@@ -228,11 +227,11 @@ def test_verifying_a_data_set_says_what_was_compared(tmp_path: Path, capsys) -> 
     )
 
 
-def test_evicting_says_how_many_files_left_the_page_cache(tmp_path: Path, capsys, monkeypatch) -> None:
-    data = data_set(tmp_path / "data")
-    monkeypatch.setattr(pagecache, "resident_fraction", lambda path: 0.0)
-    assert _evict(data, Solo())
-    assert capsys.readouterr().err == "mlhpc: evicted 4 files from the page cache of 1 node\n"
-    monkeypatch.setattr(pagecache, "resident_fraction", lambda path: float(path.name == "1.bin"))
-    assert not _evict(data, Solo())
-    assert "up to 1 of them are still in memory" in capsys.readouterr().err
+@pytest.mark.parametrize(("ranks", "warned"), [(0, True), (1, True), (2, False)])
+def test_a_run_in_a_batch_job_of_several_tasks_without_srun_is_warned(capsys, monkeypatch, ranks, warned):
+    """As doctor warns; ``--ranks`` says that it is meant."""
+    monkeypatch.setenv("SLURM_NTASKS", "16")
+    warn_of_launcher(ranks)
+    said = capsys.readouterr().err
+    line = "mlhpc: warning: a single rank in a job of 16 tasks (SLURM_NTASKS); start it with srun\n"
+    assert said == line * warned

@@ -2,16 +2,18 @@
 
 import contextlib
 import os
+import resource
 import signal
 import subprocess
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 from mlhpc.common.ranks import launch
 from mlhpc.common.ranks.base_world import with_node_index
-from mlhpc.common.ranks.environment import RankInfo, identify, threads_per_rank
+from mlhpc.common.ranks.environment import RankInfo, forgotten_launcher, identify, threads_per_rank
 from mlhpc.common.ranks.hostlist import expand_counts, expand_hosts
 from mlhpc.common.ranks.local import run_local
 from mlhpc.common.ranks.rendezvous import Peer
@@ -80,6 +82,31 @@ def test_every_launcher_is_recognised(env, launcher, ranks, nodes):
     assert (info.node, info.nodes) == nodes
 
 
+def test_jsrun_is_read() -> None:
+    """Variables of IBM's JSM, as LLNL and ORNL document them; with Spectrum MPI there are OMPI_* too."""
+    env = {"JSM_NAMESPACE_RANK": "7", "JSM_NAMESPACE_SIZE": "12", "JSM_NAMESPACE_LOCAL_RANK": "1"}
+    info = identify(env | {"JSM_NAMESPACE_LOCAL_SIZE": "6", "PMIX_RANK": "7", "LSB_JOBID": "1"})
+    assert (info.launcher, info.rank, info.size, info.local_rank, info.local_size) == ("mpirun", 7, 12, 1, 6)
+
+
+@pytest.mark.parametrize(
+    ("env", "said"),
+    [
+        (JOB, "a single rank in a job of 5 tasks (SLURM_NTASKS); start it with srun"),
+        (
+            {"LSB_DJOB_NUMPROC": "8"},
+            "a single rank in a job of 8 tasks (LSB_DJOB_NUMPROC); start it with jsrun",
+        ),
+        (STEP, ""),
+        (JOB | OPEN_MPI, ""),
+        (JOB | {"SLURM_NTASKS": "1"}, ""),
+        ({}, ""),
+    ],
+)
+def test_a_batch_script_without_its_launcher_is_recognised(env, said):
+    assert forgotten_launcher(env).startswith(said) and bool(forgotten_launcher(env)) == bool(said)
+
+
 def test_mvapich_and_a_single_task_of_an_unsupported_launcher() -> None:
     info = identify(MVAPICH)
     assert (info.launcher, info.rank, info.size, info.local_rank, info.local_size) == ("mpirun", 1, 4, 1, 2)
@@ -123,7 +150,12 @@ def test_all_ranks_of_a_step_agree_on_leader_ports_and_token():
         ({"PMIX_RANK": "1", "PMIX_NAMESPACE": "prte-1@1"}, "rank 1 of a launcher that is not supported"),
         ({"PALS_RANKID": "0"}, "PALS_RANKID"),
         ({"ALPS_APP_PE": "3"}, "ALPS_APP_PE"),
-        ({"JSM_NAMESPACE_RANK": "3", "JSM_NAMESPACE_SIZE": "6"}, "rank 3 of 6"),
+        ({"JSM_NAMESPACE_RANK": "3", "JSM_NAMESPACE_SIZE": "6"}, "lacks JSM_NAMESPACE_LOCAL_RANK"),
+        ({"LSF_PM_TASKID": "3", "LSB_DJOB_NUMPROC": "6"}, "rank 3 of 6"),
+        ({"JOB_COMPLETION_INDEX": "3"}, "JOB_COMPLETION_INDEX"),
+        ({k: v for k, v in STEP.items() if k != "SLURM_STEP_NUM_TASKS"}, "but not SLURM_STEP_NUM_TASKS"),
+        ({k: v for k, v in STEP.items() if k != "SLURM_STEP_ID"}, "but not SLURM_STEP_ID"),
+        ({k: v for k, v in STEP.items() if "STEP" not in k}, "has SLURM_PROCID but not SLURM_STEP_ID and"),
         ({"MPIRUN_RANK": "3", "MPIRUN_NPROCS": "6"}, "rank 3 of 6"),
         ({"MP_CHILD": "3", "MP_PROCS": "6"}, "rank 3 of 6"),
         (STEP | {"SLURM_STEP_NODELIST": "n[08-09]"}, "SLURM_STEP_NODELIST"),
@@ -332,3 +364,50 @@ def test_the_ranks_of_one_node_connect_over_loopback(monkeypatch, env):
     monkeypatch.setattr(launch.RollCall, "call", lambda me, size, rendezvous, **rest: met.append(rendezvous))
     launch.call_roll(identify(env), {})
     assert met[0].hosts == ("127.0.0.1",)
+
+
+@pytest.mark.parametrize(
+    ("env", "ranks", "seconds"), [({}, 2, 60), ({}, 16_384, 163), ({launch.START_S: "5"}, 9, 5)]
+)
+def test_the_time_limit_of_the_start_grows_with_the_ranks_and_is_a_setting(env, ranks, seconds):
+    assert launch.start_timeout(env, ranks) == seconds
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "soon"])
+def test_an_invalid_time_limit_is_refused(value):
+    with pytest.raises(UserError, match="MLHPC_START_TIMEOUT"):
+        launch.start_timeout({launch.START_S: value}, 2)
+
+
+def test_too_few_descriptors_are_refused_before_anything_connects(monkeypatch):
+    """Once per node: by its first rank."""
+    met = []
+    monkeypatch.setattr(launch, "call_roll", lambda *words: met.append(words))
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (1024, 1024))
+    step = STEP | {
+        "SLURM_STEP_NUM_TASKS": "1024", "SLURM_STEP_NODELIST": "n[0-127]", "SLURM_STEP_TASKS_PER_NODE": "8(x128)"
+    }  # fmt: skip
+    for local_rank, kind in ((0, UserError), (1, AlreadyReported)):
+        own = {"SLURM_PROCID": str(8 + local_rank), "SLURM_LOCALID": str(local_rank)}
+        with pytest.raises(UserError, match=r"needs \d+ open files .* but the limit is 1024") as raised:
+            launch.connect("torch", step | own)
+        assert type(raised.value) is kind
+    assert not met
+
+
+def test_another_network_of_rank_0s_node_is_a_setting():
+    assert launch._addresses("n08", {"MLHPC_LEADER": "{}-ib0"}) == ("n08-ib0",)
+    assert launch._addresses("n08", {"MLHPC_LEADER": "10.0.0.1"}) == ("10.0.0.1",)
+
+
+MEETS = "mlhpc: 5 ranks meet at 10.1.2.3 (ib0)\n"
+
+
+@pytest.mark.parametrize(("address", "said"), [("10.1.2.3", MEETS), ("127.0.0.1", "")])
+def test_the_interface_over_which_nodes_meet_is_printed(monkeypatch, capfd, address, said):
+    met = SimpleNamespace(my_address=lambda: address)
+    monkeypatch.setattr(launch.RollCall, "call", lambda *words, **more: met)
+    monkeypatch.setattr(launch, "interface_of", lambda address: "ib0")
+    first = STEP | {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0", "MLHPC_TOKEN": "t"}
+    launch.call_roll(identify(first), first)
+    assert capfd.readouterr().err == said

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from mlhpc.common.ranks import connection as connection_module
+from mlhpc.common.ranks import rendezvous as rendezvous_module
 from mlhpc.common.ranks import rollcall
 from mlhpc.common.ranks.connection import Secret
 from mlhpc.common.ranks.environment import identify
@@ -403,3 +404,168 @@ def test_a_suspended_and_resumed_job_has_lost_no_rank(rendezvous, monkeypatch):
             assert list(pool.map(RollCall.broadcast, calls, [{"day": day}] * 3)) == [{"day": day}] * 3
     close(calls)
     assert not lost
+
+
+# --- the first rank of each node connects the others of its node
+
+
+def nodes(rendezvous, *names):
+    """A rank for each name, which is its node's, and where it finds the others. Below the ephemeral ports."""
+    ports = {name: 32_000 + (rendezvous.ports[0] + 8 * i) % 700 for i, name in enumerate(sorted(set(names)))}
+    return [
+        (
+            Peer(rank, name, names[:rank].count(name), os.getpid()),
+            replace(rendezvous, node_ports=(ports[name],)),
+        )
+        for rank, name in enumerate(names)
+    ]
+
+
+def call_on(ranks, size, timeout_s=20.0):
+    def one(rank):
+        me, where = rank
+        try:
+            return RollCall.call(me, size, where, timeout_s=timeout_s)
+        except UserError as error:
+            return error
+
+    with ThreadPoolExecutor(len(ranks)) as pool:
+        return list(pool.map(one, ranks))
+
+
+@pytest.mark.parametrize("names", ["aaabbbcc", "abcabcab", "abbb"])
+def test_ranks_connect_to_the_first_of_their_node(rendezvous, names):
+    calls = call_on(nodes(rendezvous, *names), len(names))
+    assert [[peer.hostname for peer in c.roll] for c in calls] == [list(names)] * len(names)
+    assert all(c.roll == calls[0].roll for c in calls)
+    first = {name: names.index(name) for name in names}
+    for rank, name in enumerate(names):
+        below = {other for other, its in enumerate(names) if its == name and other != rank}
+        if rank == 0:
+            expected = (below | set(first.values())) - {0}
+        else:
+            expected = below | {0} if rank == first[name] else {first[name]}
+        assert calls[rank]._connections.keys() == expected
+    with ThreadPoolExecutor(len(names)) as pool:
+        assert list(pool.map(lambda c: c.broadcast({"from": c.me.rank}), calls)) == [{"from": 0}] * len(names)
+    close(calls)
+
+
+def test_a_rank_that_cannot_reach_the_first_of_its_node_connects_to_rank_0(rendezvous, monkeypatch):
+    """As in containers with networks of their own: here on another port."""
+    monkeypatch.setattr(rendezvous_module, "NODE_SHARE", 0.001)
+    ranks = nodes(rendezvous, *"aabbb")
+    apart = replace(ranks[3][1], node_ports=(1,))
+    calls = call_on([*ranks[:3], (ranks[3][0], apart), ranks[4]], 5)
+    assert calls[0]._connections.keys() == {1, 2, 3} or calls[0]._connections.keys() == {1, 2, 3, 4}
+    assert calls[3]._connections.keys() == {0}
+    close(calls)
+
+
+@pytest.mark.parametrize(
+    ("missing", "named"), [({4}, "rank 4 of 6"), ({3}, "rank 3 of 6"), ({3, 5}, "ranks 3, 5 of 6")]
+)
+def test_missing_ranks_are_named_whether_they_connect_others_or_not(rendezvous, missing, named):
+    ranks = [rank for rank in nodes(rendezvous, *"aaabbb") if rank[0].rank not in missing]
+    errors = call_on(ranks, 6, timeout_s=3.0)
+    assert [type(e) for e in errors] == [UserError] + [AlreadyReported] * (5 - len(missing))
+    assert {str(e) for e in errors} == {str(errors[0])}
+    assert f"{named} did not connect within 3 s" in str(errors[0])
+
+
+def test_two_processes_as_one_rank_are_named_across_a_first_rank(rendezvous):
+    ranks = nodes(rendezvous, *"abb")
+    errors = call_on([*ranks, ranks[2]], 4)
+    assert any("two processes were launched as rank 2" in str(error) for error in errors)
+    assert all(isinstance(error, UserError) for error in errors)
+
+
+def test_a_first_rank_that_dies_during_the_roll_call_is_named(rendezvous):
+    """Here: a peer that introduces itself and disconnects."""
+    with ThreadPoolExecutor(1) as pool:
+        zero = pool.submit(call, rendezvous, [0], 3)
+        sock = knock(rendezvous.ports[0])
+        hello = {"size": 3, "peer": vars(Peer(1, "n1", 0, 7))}
+        connection_module.introduce(sock, rendezvous.proof, hello, 20.0)
+        sock.close()
+        (error,) = zero.result(timeout=30)
+    assert str(error) == "rank 1 on n1 was lost in phase 'start': killed or crashed (connection closed)"
+
+
+def test_a_report_that_is_none_ends_the_roll_call(rendezvous):
+    with ThreadPoolExecutor(1) as pool:
+        zero = pool.submit(call, rendezvous, [0], 3)
+        sock = knock(rendezvous.ports[0])
+        hello = {"size": 3, "peer": vars(Peer(1, "n1", 0, 7))}
+        connection_module.introduce(sock, rendezvous.proof, hello, 20.0)
+        sock.sendall(b'{"joined": [{"size": 3, "peer": {"rank": "two"}}]}\n')
+        (error,) = zero.result(timeout=30)
+        sock.close()
+    assert isinstance(error, UserError) and "rank 1 on n1 was lost" in str(error)
+
+
+def start_on_nodes(tmp_path, beat_s, *how):
+    """Two nodes of three ranks with the same host name: this machine's."""
+    token = os.urandom(8).hex()
+
+    def env(rank):
+        return {
+            "TORCHELASTIC_RUN_ID": token, "RANK": str(rank), "WORLD_SIZE": "6", "LOCAL_RANK": str(rank % 3),
+            "LOCAL_WORLD_SIZE": "3", "GROUP_RANK": str(rank // 3), "GROUP_WORLD_SIZE": "2",
+            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", "MLHPC_TOKEN": token, "SIGNS": str(tmp_path),
+        }  # fmt: skip
+
+    return [
+        subprocess.Popen(
+            [sys.executable, PROGRAM, str(beat_s), *how],
+            env=os.environ | env(rank),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(6)
+    ]
+
+
+@pytest.mark.parametrize("who", [3, 4], ids=["the first of its node", "another"])
+@pytest.mark.parametrize(
+    ("how", "why", "status"),
+    [
+        ("kill", "killed or crashed (connection closed)", -signal.SIGKILL),
+        ("fail", "ValueError: no such voxel", 1),
+    ],
+)
+def test_a_rank_lost_on_another_node_is_one_line_of_rank_0(tmp_path, who, how, why, status):
+    ended = outcome(start_on_nodes(tmp_path, 5, how, str(who)))
+    assert [one[0] for one in ended] == [status if rank == who else 1 for rank in range(6)]
+    name = socket.gethostname()
+    assert ended[0][2] == f"mlhpc: rank {who} on {name} was lost in phase 'work of {who}': {why}\n"
+    assert ended[0][1] == f"callback of 0: {why}\n"
+    assert all(one[1:] == ("", "") for rank, one in enumerate(ended) if rank not in (0, who))
+
+
+@pytest.mark.parametrize("who", [3, 4], ids=["the first of its node", "another"])
+def test_a_rank_that_is_silent_on_another_node_is_named(tmp_path, who):
+    processes = start_on_nodes(tmp_path, 0.5, "stop", str(who))
+    try:
+        ended = outcome([process for rank, process in enumerate(processes) if rank != who])
+    finally:
+        processes[who].kill()
+        processes[who].communicate()
+    assert f"rank {who} on" in ended[0][2] and "silent for" in ended[0][2]
+    assert f"'work of {who}'" in ended[0][2] and [one[0] for one in ended] == [1] * 5
+
+
+def test_when_rank_0_is_lost_rank_1_and_each_other_node_say_so(tmp_path):
+    ended = outcome(start_on_nodes(tmp_path, 5, "kill", "0"))
+    assert [one[0] for one in ended] == [-signal.SIGKILL, 1, 1, 1, 1, 1]
+    said = f"mlhpc: rank 0 on {socket.gethostname()} was lost in phase 'work of 0': killed or crashed"
+    assert [one[2].startswith(said) for one in ended] == [False, True, False, True, False, False]
+    assert ended[1][1].startswith("callback of 1") and all(one[1] == "" for one in ended[2:])
+
+
+def test_when_rank_0_fails_rank_1_says_so(tmp_path):
+    ended = outcome(start_on_nodes(tmp_path, 5, "fail", "0"))
+    assert [one[0] for one in ended] == [1] * 6
+    assert "rank 0 on" in ended[1][2] and "'work of 0': ValueError: no such voxel" in ended[1][2]
+    assert all(one[1:] == ("", "") for one in ended[2:])

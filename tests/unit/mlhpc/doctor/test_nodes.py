@@ -12,10 +12,9 @@ import pytest
 from helpers.doctor_nodes import GPU, NODE, SRUN, spoiled
 
 from mlhpc import cli
-from mlhpc.common.ranks.connection import Secret
+from mlhpc.common.ranks.connection import Connection, Secret
 from mlhpc.common.ranks.environment import RankInfo
 from mlhpc.common.ranks.links import connect
-from mlhpc.common.ranks.rollcall import Connection
 from mlhpc.doctor import nodes
 from mlhpc.doctor.checks import check_nodes, clocks
 from mlhpc.errors import UserError

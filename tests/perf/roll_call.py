@@ -1,0 +1,145 @@
+"""What the roll call costs rank 0: ``python tests/perf/roll_call.py RANKS [--nodes NODES]``.
+
+Rank 0 runs in a process of its own, with the suite's code. The other ranks are sockets of this process that speak
+the real protocol: the first rank of each node connects and reports the others of its node, those of rank 0's node
+connect themselves, as do all without ``--nodes`` (one rank per node). Prints the processor time of rank 0 from
+listening until every rank has the roll, its sockets, and the messages and bytes that it sent and received.
+
+Left out: imports, the connections between the ranks of other nodes, and the time that messages take between nodes.
+"""
+
+import argparse
+import json
+import os
+import resource
+import selectors
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from mlhpc.common.ranks.connection import Secret, encode, introduce
+from mlhpc.common.ranks.rendezvous import LOOPBACK, Peer, Rendezvous
+from mlhpc.common.ranks.rollcall import RollCall
+
+SECRET = Secret("measured", b"m" * 32)
+AT_ONCE = 32
+
+
+class Counting(socket.socket):
+    """A socket that counts its messages, one a line, and bytes."""
+
+    messages = bytes_ = 0
+
+    def recv(self, *args):
+        data = super().recv(*args)
+        self.messages += data.count(b"\n")
+        self.bytes_ += len(data)
+        return data
+
+    def sendall(self, data, *args):
+        self.messages += data.count(b"\n")
+        self.bytes_ += len(data)
+        super().sendall(data, *args)
+
+
+def peer_of(rank: int, local: int) -> Peer:
+    return Peer(rank, f"nid{rank // local:06d}", rank % local, 100_000 + rank)
+
+
+def rank_0(size: int, local: int, timeout_s: float) -> None:
+    """In its own process: prints what it cost as JSON when all are there, and ends with its standard input."""
+    with socket.create_server((LOOPBACK, 0), backlog=1024) as listener:
+        print(port := listener.getsockname()[1], flush=True)
+        started = time.process_time()
+        call = RollCall.call(
+            peer_of(0, local),
+            size,
+            Rendezvous((LOOPBACK,), (port,), SECRET),
+            listener=listener,
+            timeout_s=timeout_s,
+        )
+    cpu_s = time.process_time() - started
+    sockets = sum("socket:" in os.path.realpath(fd) for fd in Path("/proc/self/fd").iterdir())
+    print(json.dumps({"cpu_s": cpu_s, "sockets": sockets, "ranks": len(call.roll)}), flush=True)
+    sys.stdin.read()
+    os._exit(0)
+
+
+def hello_of(rank: int, size: int, local: int) -> dict[str, object]:
+    return {"size": size, "peer": vars(peer_of(rank, local))}
+
+
+def measure(size: int, nodes: int, timeout_s: float = 600.0) -> dict[str, float]:
+    """What the roll call of ``size`` ranks on ``nodes`` nodes costs rank 0."""
+    local = -(-size // nodes)
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    words = [sys.executable, __file__, str(size), "--nodes", str(nodes), "--rank-0", str(timeout_s)]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as zero:
+        assert zero.stdin and zero.stdout
+        port = int(zero.stdout.readline())
+
+        def connect(rank: int) -> Counting:
+            sock = Counting()
+            sock.connect((LOOPBACK, port))
+            introduce(sock, SECRET, hello_of(rank, size, local), 60.0)
+            others = range(rank + 1, min(rank + local, size)) if rank >= local else ()
+            if others:
+                sock.sendall(encode({"joined": [hello_of(other, size, local) for other in others]}))
+            return sock
+
+        direct = [*range(1, min(local, size)), *range(local, size, local)]
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            socks = list(pool.map(connect, direct))
+        read_to_the_end(socks, zero)
+        cost = json.loads(zero.stdout.readline())
+        zero.stdin.close()
+    assert cost["ranks"] == size
+    messages, sent = (sum(getattr(sock, name) for sock in socks) for name in ("messages", "bytes_"))
+    for sock in socks:
+        sock.close()
+    return {
+        "cpu_s": cost["cpu_s"],
+        "sockets": cost["sockets"],
+        "messages": messages,
+        "bytes": sent,
+    }
+
+
+def read_to_the_end(socks: Sequence[Counting], zero: subprocess.Popen[str]) -> None:
+    """Read what rank 0 sends, until it has printed what that cost."""
+    with selectors.DefaultSelector() as selector:
+        for sock in (*socks, zero.stdout):
+            selector.register(sock, selectors.EVENT_READ)
+        done = False
+        while True:
+            ready = [key.fileobj for key, _ in selector.select(0.2 if done else None)]
+            if done and not ready:
+                return
+            for each in ready:
+                if each is zero.stdout:
+                    selector.unregister(each)  # it is read once all has arrived
+                    done = True
+                elif not each.recv(1 << 20):
+                    raise SystemExit("rank 0 has closed a connection")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("ranks", type=int)
+    parser.add_argument("--nodes", type=int, help="default: as many as ranks")
+    parser.add_argument("--rank-0", type=float, metavar="TIMEOUT_S", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    nodes = options.nodes or options.ranks
+    if options.rank_0:
+        rank_0(options.ranks, -(-options.ranks // nodes), options.rank_0)
+    cost = measure(options.ranks, nodes)
+    print(
+        " ".join(
+            f"{name}={value:.3f}" if name == "cpu_s" else f"{name}={value}" for name, value in cost.items()
+        )
+    )
