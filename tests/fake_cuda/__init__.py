@@ -1,1 +1,1 @@
-"""A CUDA device that computes nothing, under PyTorch's own CUDA build: ``README.md`` says what it shows and what not."""
+"""A CUDA device that computes nothing, under PyTorch's CUDA build: ``README.md`` says what it shows."""

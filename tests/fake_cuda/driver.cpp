@@ -47,6 +47,7 @@ EXPORT CUresult CUDAAPI cuModuleLoadData(CUmodule* module, const void*) {
 EXPORT CUresult CUDAAPI cuModuleLoadDataEx(CUmodule* module, const void* image, unsigned, CUjit_option*, void**) {
     return cuModuleLoadData(module, image);
 }
+EXPORT CUresult CUDAAPI cuModuleLoad(CUmodule* module, const char*) { return cuModuleLoadData(module, nullptr); }
 EXPORT CUresult CUDAAPI cuModuleGetFunction(CUfunction* function, CUmodule, const char* name) {
     return *function = reinterpret_cast<CUfunction>(strdup(name)), CUDA_SUCCESS;
 }

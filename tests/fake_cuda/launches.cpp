@@ -79,9 +79,9 @@ static cudaError_t launch_registered(const void* function, cudaStream_t stream) 
 // 1 stands for any failure of a library; PyTorch then asks the runtime for its last error.
 int compute(Handle* handle, const char* function) { return launch(function, cudaStream_t(handle->stream)) ? 1 : 0; }
 
-int unwritten(const char* function, int answer) {
-    count("unwritten", function);
-    return answer;
+int refuse(const char* function) {
+    count("refused", function);
+    return cudaErrorNotSupported;  // CUDA_ERROR_NOT_SUPPORTED has the same number
 }
 
 }  // namespace fake

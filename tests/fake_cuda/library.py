@@ -6,7 +6,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,12 +14,13 @@ from pathlib import Path
 HERE = Path(__file__).parent
 BUILT = HERE.parents[1] / "build" / "fake_cuda"
 NAMES = ("libcuda.so.1", "libnvidia-ml.so.1")  # what others load it as
-CALLED = r"(nccl[A-Z]|cuda|cudnn|cublas|cusparse|cusolver|curand|cufft|cuFile|cupti|cu[A-Z]|__cuda|nvrtc|nvJitLink)"
+CALLED = r"(nccl[A-Z]|cuda|cu(dnn|blas|sparse|solver|rand|fft|File|pti)|cu[A-Z]|__cuda|nvrtc|nvJitLink)"
 
-# What functions that nobody wrote do, by their names. Setting up cuBLAS, cuDNN or the profiler does nothing; what is
-# left of the CUDA runtime, its driver and NCCL fails, so that nothing is taken to work that does not.
-NOT_SUPPORTED = 801  # cudaErrorNotSupported, CUDA_ERROR_NOT_SUPPORTED (driver_types.h, cuda.h)
-HARMLESS = re.compile(r"cublas|cudnn|cusparse|cusolver|curand|cufft|cupti|cudaProfiler|cuda\w*Destroy")
+# What functions that nobody wrote do, by their names. Setting up cuBLAS, cuDNN or the profiler does nothing; what
+# is left of the CUDA runtime, its driver and NCCL fails, so that nothing is taken to work that does not.
+HARMLESS = re.compile(
+    r"cublas|cudnn|cusparse|cusolver|curand|cufft|cupti|cudaProfiler|cuda\w*Destroy|cu(da)?FuncSet"
+)
 CREATES = (
     r"(Create(\w*Descriptor|_v2)?|DescCreate|LayoutCreate|PreferenceCreate|CreateCsr|CreateDnMat|DnCreate)$"
 )
@@ -50,22 +51,30 @@ def site_packages() -> Path:
     return site
 
 
-def environment(
-    device: str = "h100", changes: dict[str, object] | None = None, report: Path | None = None
-) -> dict[str, str]:
-    """The variables of a process that sees devices of the model ``device`` with ``changes`` to it; where it counts
-    what it did, if anywhere ("%d" in the name: the number of the device)."""
+def loader() -> dict[str, str]:
+    """The variables with which a process loads the library in place of CUDA's."""
     library = build()
-    env = os.environ | {
+    return {
         "LD_PRELOAD": str(library),
         "LD_LIBRARY_PATH": f"{library.parent}:{os.environ.get('LD_LIBRARY_PATH', '')}",
         "PATH": f"{library.parent}:{os.environ['PATH']}",  # of nvidia-smi
         "TRITON_LIBCUDA_PATH": str(library.parent),
         "NVTX_INJECTION64_PATH": str(library),
-        "FAKE_CUDA_DEVICE": str(HERE / "devices" / f"{device}.toml"),
+        "TRITON_CACHE_DIR": str(library.parent / "triton"),
+        "TORCHINDUCTOR_CACHE_DIR": str(library.parent / "inductor"),
+    }
+
+
+def devices(
+    model: str = "h100", changes: Mapping[str, object] | None = None, report: Path | None = None
+) -> dict[str, str]:
+    """The variables that say which devices a process sees, with ``changes`` to their model, and where it counts
+    what it does with them, if anywhere ("%d" in the name: the number of the device)."""
+    chosen = {
+        "FAKE_CUDA_DEVICE": str(HERE / "devices" / f"{model}.toml"),
         "FAKE_CUDA_SET": ";".join(f"{key}={value}" for key, value in (changes or {}).items()),
     }
-    return env | ({"FAKE_CUDA_REPORT": str(report)} if report else {})
+    return chosen | ({"FAKE_CUDA_REPORT": str(report)} if report else {})
 
 
 def _compile(library: Path, site: Path) -> None:
@@ -100,6 +109,8 @@ def _compile(library: Path, site: Path) -> None:
         for path in (site / "torch/lib").glob("*.so")
         for name in _symbols("-D", "--undefined-only", str(path))
     }
+    triton = (site / "triton/backends/nvidia/driver.c").read_text()
+    needed |= set(re.findall(r"\b(cu[A-Z]\w*)\(", triton))  # Triton compiles it when it first meets a device
     rest = library.parent / "rest.cpp"
     rest.write_text("".join(_rest(sorted(name for name in needed - there if re.match(CALLED, name)))))
     part = library.with_suffix(".part")
@@ -130,8 +141,8 @@ def _rest(names: list[str]) -> Iterator[str]:
         elif re.search(CREATES, name) and not name.startswith("cuda"):
             yield f"EXPORT int {name}(Handle** made) {{ return *made = new Handle, 0; }}\n"
         else:
-            answer = 0 if HARMLESS.match(name) else NOT_SUPPORTED
-            yield f'EXPORT int {name}() {{ return fake::unwritten("{name}", {answer}); }}\n'
+            answer = "0" if HARMLESS.match(name) else f'fake::refuse("{name}")'
+            yield f"EXPORT int {name}() {{ return {answer}; }}\n"
 
 
 @contextmanager
