@@ -154,8 +154,8 @@ class ASPP(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """[b, inputs, h, w] to [b, filters, h, w]."""
         levels = [level(x) for level in self.levels]
-        # The mean is taken with channels last, so that its gradient is laid out like the others'.
-        mean = x.permute(0, 2, 3, 1).mean((1, 2))[:, :, None, None]
+        # The mean has channels last, so that its gradient and that of its weights are laid out like the others'.
+        mean = x.permute(0, 2, 3, 1).mean((1, 2), keepdim=True).permute(0, 3, 1, 2)
         levels.append(self.mean(mean).expand_as(levels[0]))
         y: Tensor = self.join(torch.cat(levels, 1))
         return y

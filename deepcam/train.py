@@ -25,6 +25,7 @@ from mlhpc.common.pytorch.devices import (
     wants_graphs,
 )
 from mlhpc.common.pytorch.feeds import prepare
+from mlhpc.common.pytorch.loading import dtype_of
 from mlhpc.common.pytorch.state import restore, save
 from mlhpc.common.pytorch.step import (
     Steps,
@@ -184,6 +185,11 @@ def _warm_up(
     """Compile and run the steps on zeros, unless they are emulated."""
     if run.emulation.enabled:
         return
+    if run.loading.decode == "device":
+        from mlhpc.deepcam.data import delta_triton  # needs Triton
+
+        dtype = dtype_of(run.loading.sample_dtype)
+        delta_triton.warm_up(run.data.sample_shape, dtype, next(model.parameters()).device)
     zeros = partial(zeros_batch, sample_shape=run.data.sample_shape)
     sizes = WarmUpSizes(local_batch_size, run.training.eval_batch_size, run.backward_passes)
     warm_up(model, optimizer, scaler, steps, zeros, sizes, graphs=wants_graphs(run.training))

@@ -53,7 +53,29 @@ def pick_device(choice: str, local_rank: int) -> torch.device:
     # If the launcher makes one device visible to each rank, it has number 0.
     device = torch.device(kind.type, local_rank % torch.accelerator.device_count())
     torch.accelerator.set_device_index(device.index)
+    if missing := without_code(device):
+        raise UserError(missing)
     return device
+
+
+def without_code(device: torch.device) -> str:
+    """Why no kernel of the installed PyTorch runs on ``device``, in one line; empty if they do. Machine code runs
+    on its architecture and later ones of the same generation, PTX ("compute_") on all later ones."""
+    if device.type != "cuda":
+        return ""
+    facts, built = torch.cuda.get_device_properties(device), torch.cuda.get_arch_list()
+    if torch.version.hip:
+        here, remedy = facts.gcnArchName.partition(":")[0], "a build from AMD's repository (repo.radeon.com)"
+        runs = here in built
+    else:
+        capability = facts.major * 10 + facts.minor
+        here, remedy = f"sm_{capability}", "its build for CUDA 12.6, whose code is for sm_50 to sm_90"
+        codes = [
+            (kind, int(number.rstrip("af"))) for kind, _, number in (arch.partition("_") for arch in built)
+        ]
+        runs = any(n <= capability and (k == "compute" or n // 10 == facts.major) for k, n in codes)
+    has = f"PyTorch {torch.__version__} has code for {', '.join(built)}"
+    return "" if runs else f"{has}, and none for {facts.name} ({here}): install {remedy}"
 
 
 def first_device() -> torch.device:

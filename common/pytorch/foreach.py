@@ -1,7 +1,37 @@
-"""Lists of tensors, each multiplied by its own factor, which stays on the device."""
+"""Operations on lists of tensors that do not wait for the device."""
+
+from typing import Any
 
 import torch
 from torch import Tensor
+
+
+def unscale(optimizer: torch.optim.Optimizer, gradients: list[Tensor]) -> Tensor | None:
+    """Divide by the loss scale that a GradScaler left with ``optimizer``; its ``found_inf``, None without one."""
+    scale: Tensor | None = getattr(optimizer, "grad_scale", None)
+    if scale is not None:
+        torch._foreach_mul_(gradients, scale.reciprocal().reshape(()))
+    return getattr(optimizer, "found_inf", None)
+
+
+def momentum_step(
+    weights: list[Tensor],
+    changes: list[Tensor],
+    velocities: list[Tensor],
+    *,
+    momentum: float,
+    lr: float,
+    found_inf: Tensor,
+) -> None:
+    """v = momentum v + change, w = w - lr v, in place, unless ``found_inf`` is 1."""
+    fixed: Any = {
+        "weight_decay": 0.0,
+        "dampening": 0.0,
+        "nesterov": False,
+        "maximize": False,
+        "is_first_step": False,
+    }
+    torch._fused_sgd_(weights, changes, velocities, momentum=momentum, lr=lr, found_inf=found_inf, **fixed)
 
 
 def multiply_each(tensors: list[Tensor], factors: Tensor) -> None:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from mlhpc.benchmarks.cosmoflow import Hyperparameters
+from mlhpc.common.pytorch.foreach import momentum_step, unscale
 
 _ADAM_EPSILON = 1e-7  # Keras's default, outside of the bias correction
 
@@ -22,11 +23,13 @@ def make_optimizer(hyperparameters: Hyperparameters, parameters: Iterable[Tensor
 class KerasSGD(torch.optim.Optimizer):
     """v = momentum · v - rate · g, w = w + v (Keras 3, optimizers/sgd.py).
 
-    PyTorch's SGD has the rate outside of v, which differs after a change of the rate.
+    PyTorch's SGD has the rate outside of v, which differs after a change of the rate. Never waits for a GPU: a
+    GradScaler leaves it to this class to skip a step. The gradients are overwritten.
     """
 
     def __init__(self, parameters: Iterable[Tensor], lr: float, *, momentum: float) -> None:
         super().__init__(parameters, {"lr": lr, "momentum": momentum})
+        self._step_supports_amp_scaling = True
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -38,6 +41,11 @@ class KerasSGD(torch.optim.Optimizer):
             weights = [weight for weight in group["params"] if weight.grad is not None]
             gradients = [weight.grad for weight in weights]
             velocities = [self._velocity(weight) for weight in weights]
+            if (found_inf := unscale(self, gradients)) is not None:
+                torch._foreach_mul_(gradients, -group["lr"])
+                momentum = group["momentum"]
+                momentum_step(weights, gradients, velocities, momentum=momentum, lr=-1.0, found_inf=found_inf)
+                continue
             torch._foreach_mul_(velocities, group["momentum"])
             torch._foreach_add_(velocities, gradients, alpha=-group["lr"])
             torch._foreach_add_(weights, velocities)

@@ -65,6 +65,10 @@ def _torch(node: Node, needed: bool) -> Iterator[CheckResult]:
         remedy = f"{install('deepcam,resnet50')}, which these need"
         yield CheckResult("fail" if needed else "warn", name, "not installed", remedy)
         return
+    if missing := facts.get("without_code"):
+        detail, _, remedy = missing.partition(": ")
+        yield CheckResult("fail" if needed else "warn", name, detail, remedy)
+        return
     remedy = "install a build for your CUDA, ROCm or XPU (pytorch.org)"
     yield from _framework(name, facts, node, needed, remedy)
     if node["gpus"] and facts.get("gpus") and not facts["built"]:

@@ -171,11 +171,13 @@ _TORCH = """
 import json
 import torch
 import torch.distributed as d
+from mlhpc.common.pytorch.devices import first_device, without_code
 gpus = torch.accelerator.device_count()
 kind = torch.accelerator.current_accelerator().type if gpus else None
 own = d.get_default_backend_for_device(kind) if gpus and d.is_available() else None
 print(json.dumps({"version": torch.__version__, "gpus": gpus, "usable": gpus > 0, "kind": kind,
                   "cuda": torch.version.cuda, "rocm": torch.version.hip,
+                  "without_code": without_code(first_device()),
                   "backend": own, "built": bool(own) and d.is_backend_available(own),
                   "gloo": d.is_available() and d.is_gloo_available()}))
 """

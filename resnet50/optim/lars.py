@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mlhpc.common.pytorch.foreach import multiply_each
+from mlhpc.common.pytorch.foreach import momentum_step, multiply_each, unscale
 
 
 class Lars(torch.optim.Optimizer):
@@ -19,8 +19,7 @@ class Lars(torch.optim.Optimizer):
     Norms are over the whole tensor. For groups without ``adapt`` the reference omits weight decay too: pass
     ``weight_decay`` 0.
 
-    Nothing waits for a GPU, except with float16, where GradScaler checks once per step whether all gradients are
-    finite. The gradients are overwritten.
+    Nothing waits for a GPU: a GradScaler leaves it to this class to skip a step. The gradients are overwritten.
     """
 
     def __init__(
@@ -43,6 +42,7 @@ class Lars(torch.optim.Optimizer):
             "adapt": adapt,
         }
         super().__init__(parameters, facts)
+        self._step_supports_amp_scaling = True
         for group in self.param_groups:
             for parameter in group["params"]:
                 velocity = torch.zeros_like(parameter, memory_format=torch.preserve_format)
@@ -64,6 +64,7 @@ class Lars(torch.optim.Optimizer):
         gradients = [weight.grad for weight in weights if weight.grad is not None]
         velocities = [self.state[weight]["velocity"] for weight in weights]
         rate, decay = group["lr"], group["weight_decay"]
+        found_inf = unscale(self, gradients)
         if group["adapt"]:
             of_weights = torch.stack(torch._foreach_norm(weights))
             of_gradients = torch.stack(torch._foreach_norm(gradients))
@@ -72,9 +73,16 @@ class Lars(torch.optim.Optimizer):
             rates = rate * torch.where((of_weights > 0) & (of_gradients > 0), trust, 1.0)
         if decay:
             torch._foreach_add_(gradients, weights, alpha=decay)
-        torch._foreach_mul_(velocities, group["momentum"])
         if group["adapt"]:
             multiply_each(gradients, rates)
+        if found_inf is not None:
+            if not group["adapt"]:
+                torch._foreach_mul_(gradients, rate)
+            momentum = group["momentum"]
+            momentum_step(weights, gradients, velocities, momentum=momentum, lr=1.0, found_inf=found_inf)
+            return
+        torch._foreach_mul_(velocities, group["momentum"])
+        if group["adapt"]:
             torch._foreach_add_(velocities, gradients)
         else:
             torch._foreach_add_(velocities, gradients, alpha=rate)

@@ -20,10 +20,15 @@ class WarmPython:
     """
 
     def __init__(
-        self, modules: Sequence[str], argv: Sequence[object], env: Mapping[str, str] | None = None
+        self,
+        modules: Sequence[str],
+        argv: Sequence[object],
+        env: Mapping[str, str] | None = None,
+        loader: Mapping[str, str] | None = None,
     ) -> None:
-        """Start ``argv`` where ``modules`` have been imported. A server serves one program at a time."""
-        self._server = _server(tuple(modules))
+        """Start ``argv`` where ``modules`` have been imported. A server serves one program at a time. ``loader``:
+        variables that the dynamic loader must see before, such as LD_PRELOAD."""
+        self._server = _server(tuple(modules), tuple((loader or {}).items()))
         self._folder = tempfile.TemporaryDirectory()
         self.args = [sys.executable, *map(str, argv)]
         self.returncode: int | None = None
@@ -66,19 +71,23 @@ class WarmPython:
 
 
 def run_warm(
-    modules: Sequence[str], argv: Sequence[object], timeout: float, env: Mapping[str, str] | None = None
+    modules: Sequence[str],
+    argv: Sequence[object],
+    timeout: float,
+    env: Mapping[str, str] | None = None,
+    loader: Mapping[str, str] | None = None,
 ) -> subprocess.CompletedProcess[str]:
     """Run ``argv`` to its end where ``modules`` have been imported. Raises TimeoutExpired."""
-    program = WarmPython(modules, argv, env)
+    program = WarmPython(modules, argv, env, loader)
     out, err = program.communicate(timeout)
     assert program.returncode is not None
     return subprocess.CompletedProcess(program.args, program.returncode, out, err)
 
 
 @cache
-def _server(modules: tuple[str, ...]) -> subprocess.Popen[bytes]:
+def _server(modules: tuple[str, ...], loader: tuple[tuple[str, str], ...]) -> subprocess.Popen[bytes]:
     """Ends when this process does, and with it the pipe that it reads from."""
     # mlhpc sets this for itself, but here TensorFlow is loaded before.
-    env = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "2"}
+    env = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "2"} | dict(loader)
     command = [sys.executable, str(Path(__file__).with_name("warm_server.py")), *modules]
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env)

@@ -2,6 +2,7 @@
 
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
@@ -107,7 +108,11 @@ def machine(monkeypatch):
     """Makes PyTorch see ``count`` accelerators of a type, in a build for ROCm or not; no such device is here."""
     monkeypatch.setattr(module.accelerators, "installed", list)
 
-    def sees(kind, count, rocm=None):
+    def sees(kind, count, rocm=None, here=(9, 0, "gfx90a:sramecc+:xnack-"), built=None):
+        facts = SimpleNamespace(major=here[0], minor=here[1], gcnArchName=here[2], name="a GPU")
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: facts)
+        built = built or (["gfx90a", "gfx942"] if rocm else ["sm_80", "sm_90"])
+        monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: built)
         monkeypatch.setattr(torch.accelerator, "device_count", lambda: count)
         monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda **_: torch.device(kind))
         monkeypatch.setattr(torch.accelerator, "set_device_index", lambda index: None)
@@ -133,6 +138,28 @@ def machine(monkeypatch):
 def test_local_rank_3_gets_its_own_device_on_any_vendors_machine(machine, kind, count, rocm, choice, picked):
     machine(kind, count, rocm)
     assert pick_device(choice, 3) == torch.device(picked)
+
+
+@pytest.mark.parametrize(
+    "rocm, here, built, runs",
+    [
+        (None, (7, 0, ""), ["sm_75", "sm_80"], False),
+        (None, (8, 6, ""), ["sm_75", "sm_80"], True),  # of the same generation
+        (None, (8, 9, ""), ["sm_90"], False),
+        (None, (12, 0, ""), ["sm_90", "sm_90a"], False),
+        (None, (12, 0, ""), ["sm_90", "compute_90"], True),  # PTX
+        ("6.4", (9, 0, "gfx942:sramecc+"), ["gfx90a", "gfx942"], True),
+        ("6.4", (9, 0, "gfx906:sramecc+"), ["gfx90a", "gfx942"], False),
+    ],
+)
+def test_a_build_without_code_for_the_device_is_one_line(machine, rocm, here, built, runs):
+    machine("cuda", 1, rocm, here, built)
+    if runs:
+        assert pick_device("auto", 0) == torch.device("cuda:0")
+        return
+    with pytest.raises(UserError, match=r"has code for .*, and none for a GPU .*: install ") as raised:
+        pick_device("auto", 0)
+    assert "\n" not in str(raised.value)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,137 @@
+"""What a training step of a closed preset asks of a device: launches, waits of the host, copies and peak memory.
+
+    python tests/fake_cuda/budgets.py [--benchmark NAME ...] [--precision NAME ...] [--batch N ...] [--record]
+
+On the device that computes nothing (README.md), so no figure here is a GPU's: cuDNN needs no workspace there, and
+its choice of kernels is not known. ``--record`` writes the numbers to budgets.json, which tests hold.
+"""
+
+import argparse
+import ctypes
+import itertools
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+RECORDED = HERE / "budgets.json"
+BATCHES = {"cosmoflow": (1, 4), "deepcam": (1, 2, 8), "resnet50": (64,)}
+PRECISIONS = ("float32", "mixed_bfloat16", "mixed_float16")
+COLUMNS = (
+    "launches",
+    "waits",
+    "pageable",
+    "pinned",
+    "on_device",
+    "allocated_bytes",
+    "cublas_bytes",
+    "reserved_bytes",
+)
+STEPS = 2  # measured; after 3 that fill PyTorch's caches
+
+
+def measured(benchmark: str, batch: int, precision: str) -> dict[str, Any]:
+    """In a process that sees a device: the numbers of one step, and what the suite predicts of its memory."""
+    sys.path.insert(0, str(HERE.parent / "perf"))
+    import torch
+    from host_step import subject
+
+    from mlhpc.benchmarks.load import load
+    from mlhpc.common.pytorch.devices import pick_device
+    from mlhpc.perf.accelerator.memory import memory_of
+
+    def step() -> None:
+        of.rate()
+        of.train(of.x, of.y)
+
+    of = subject(benchmark, batch, precision, pick_device("cuda", 0))
+    for _ in range(3):
+        step()
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    torch.cuda.set_sync_debug_mode("error")
+    before = report()
+    for _ in range(STEPS):
+        step()
+    after = report()
+
+    def counted(section: str, part: str = "") -> float:
+        names = after.get(section, {})
+        earlier = before.get(section, {})
+        return sum(names[name] - earlier.get(name, 0) for name in names if part in name) / STEPS
+
+    held = torch.cuda.memory_allocated()
+    torch._C._cuda_clearCublasWorkspaces()
+    workspaces = held - torch.cuda.memory_allocated()
+    run = load(benchmark, "closed", [f"training.precision={precision}"])
+    return {
+        "launches": counted("kernels"),
+        "waits": counted("synchronisations"),
+        "pageable": counted("copies", "pageable"),
+        "pinned": counted("copies", "pinned"),
+        "on_device": counted("copies", "device to device"),
+        "allocated_bytes": torch.cuda.max_memory_allocated(),
+        "reserved_bytes": torch.cuda.max_memory_reserved(),
+        "cublas_bytes": workspaces,
+        "predicted_bytes": memory_of(run, batch, gpu=True).peak,
+    }
+
+
+def report() -> dict[str, dict[str, float]]:
+    library = ctypes.CDLL(os.environ["LD_PRELOAD"])
+    library.fake_cuda_report.restype = ctypes.c_char_p
+    return dict(json.loads(library.fake_cuda_report())["total"])
+
+
+def of_step(benchmark: str, batch: int, precision: str) -> dict[str, Any]:
+    """``measured`` in a process of its own."""
+    from fake_cuda.library import devices, loader
+
+    command = [sys.executable, __file__, "--inside", benchmark, str(batch), precision]
+    env = os.environ | loader() | devices()
+    done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return dict(json.loads(done.stdout.splitlines()[-1]))
+
+
+def main() -> int:
+    if sys.argv[1:2] == ["--inside"]:
+        print(json.dumps(measured(sys.argv[2], int(sys.argv[3]), sys.argv[4])))
+        return 0
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--benchmark", nargs="+", choices=BATCHES, default=list(BATCHES))
+    parser.add_argument("--precision", nargs="+", choices=PRECISIONS, default=list(PRECISIONS))
+    parser.add_argument("--batch", nargs="+", type=int, help="local batch sizes (default: by benchmark)")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--record", action="store_true")
+    options = parser.parse_args()
+    sys.path.insert(0, str(HERE.parent))
+    rows = {}
+    for benchmark, precision in itertools.product(options.benchmark, options.precision):
+        for batch in options.batch or BATCHES[benchmark]:
+            rows[name_of(benchmark, batch, precision)] = of_step(benchmark, batch, precision)
+    if options.record:
+        kept = {name: {column: row[column] for column in COLUMNS[:5]} for name, row in rows.items()}
+        RECORDED.write_text(json.dumps(kept, indent=1) + "\n")
+    if options.json:
+        print(json.dumps(rows, indent=1))
+        return 0
+    print("| step of the closed preset |", " | ".join((*COLUMNS, "predicted_bytes")), "|")
+    print("|---" * (len(COLUMNS) + 2) + "|")
+    for name, row in rows.items():
+        cells = (f"{row[column]:,.0f}" for column in (*COLUMNS, "predicted_bytes"))
+        print(f"| {name} |", " | ".join(cells), "|")
+    return 0
+
+
+def name_of(benchmark: str, batch: int, precision: str) -> str:
+    return f"{benchmark} {batch} {precision}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,100 @@
+// A CUDA device that computes nothing, under the real CUDA build of PyTorch. README.md says what it does and does not
+// do; this header has what its files share, one part for each.
+#pragma once
+
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <cuda_runtime_api.h>
+
+#include "libraries.h"
+
+namespace fake {
+
+using Seconds = double;
+
+// Guards everything below; nothing sleeps while it holds it. Recursive, since calls are made of one another.
+std::recursive_mutex& lock();
+using Guard = std::lock_guard<std::recursive_mutex>;
+
+// settings.cpp: the device model (devices/*.toml) and what FAKE_CUDA_SET changes in it.
+double setting(const std::string& key, double otherwise = 0);
+std::string text(const std::string& key);
+Seconds kernel_time(const std::string& kernel, int device);
+
+// device.cpp
+int device_count();
+int physical_device(int device);  // what CUDA_VISIBLE_DEVICES makes visible under this number
+int current_device();
+cudaError_t failed(cudaError_t error);  // notes it for cudaGetLastError
+cudaError_t check_device();             // an error once the current device is lost
+void count_towards_loss();              // one launch
+
+// streams.cpp. The clock of a device is wall time: a stream knows when the work that it has been given will be done,
+// and whoever synchronises sleeps until then.
+Seconds now();
+void sleep_until(Seconds time);
+void spend_us(const char* setting);  // the host is busy for that long
+
+struct Capture;
+struct Stream;
+
+// One piece of work: moves data, and the stream's clock. False: not yet, another rank has to come first.
+using Work = std::function<bool(Stream&, Seconds enqueued)>;
+// Makes the work anew for each replay of a graph.
+using Task = std::function<Work()>;
+
+struct Stream {
+    int device = 0;
+    Seconds done_at = 0;                            // when everything that has left the queue is done
+    std::deque<std::pair<Seconds, Work>> waiting;   // behind work that waits for another rank
+    std::shared_ptr<Capture> capture;
+
+    void occupy(Seconds from, Seconds duration);
+};
+
+Stream& stream_of(cudaStream_t handle);
+void submit(Stream& stream, const Task& task);
+void submit_busy(Stream& stream, Seconds duration);
+void progress();                    // performs what can be performed, in all streams
+void wait_for(Stream& stream);      // the host sleeps until it is idle
+void wait_for_device();
+void keep_progressing();            // from now on also while the host is busy elsewhere
+
+// graphs.cpp
+struct Capture {
+    Stream* origin;
+    cudaStreamCaptureMode mode;
+    std::thread::id thread;
+    unsigned long long number;
+    std::vector<Task> tasks;
+    std::set<Stream*> streams;      // that take part
+    std::set<Stream*> unjoined;     // of these, with work that the origin does not wait for yet
+    bool broken = false;
+};
+
+// The errors of calls that wait for a stream which is captured, and of those that CUDA calls unsafe meanwhile.
+cudaError_t refuse_captured(Stream& stream);
+cudaError_t refuse_unsafe();
+
+// launches.cpp
+cudaError_t launch(const std::string& kernel, cudaStream_t stream);
+
+// memory.cpp
+enum class Place { device, pinned, pageable };
+Place place_of(const void* pointer);
+// Larger copies take their time but move nothing: the memory of a device of 80 GB is host memory here, and only what
+// is written to takes any. Batches and buckets of smoke presets are far smaller.
+constexpr size_t MOVED_BYTES = 32 << 20;
+
+// report.cpp
+void count(const char* section, const std::string& name, double amount = 1);
+void record_peak(const char* name, double value);
+
+}  // namespace fake

@@ -1,0 +1,23 @@
+"""``nvidia-smi`` for the devices of the stand-in: the two forms that the suite calls."""
+
+import os
+import sys
+from pathlib import Path
+
+DRIVER = "580.159.04"  # of the machine in docs/evidence/performance.md, "On a GPU"
+
+lines = Path(os.environ["FAKE_CUDA_DEVICE"]).read_text().splitlines() + os.environ["FAKE_CUDA_SET"].split(";")
+pairs = [line.partition("#")[0].partition("=") for line in lines]
+model = {key.strip(): value.strip().strip('"') for key, _, value in pairs if value}
+query = next((word.partition("=")[2] for word in sys.argv if word.startswith("--query-gpu=")), None)
+for number in range(int(model.get("devices", 1))):
+    unit = "" if "nounits" in " ".join(sys.argv) else " MiB"
+    facts = {
+        "name": model["name"],
+        "memory.total": f"{int(model['memory_bytes']) >> 20}{unit}",
+        "driver_version": DRIVER,
+    }
+    if query:
+        print(", ".join(facts.get(name, "[N/A]") for name in query.split(",")))
+    else:
+        print(f"GPU {number}: {model['name']} (UUID: GPU-00000000-0000-0000-0000-{number + 1:012d})")

@@ -1,0 +1,70 @@
+// NVML, libnvidia-ml.so.1: the calls of the suite, with a power that the device model gives. No NVIDIA wheel has its
+// header; names, numbers and structures are those of the NVML API reference, release 580.
+#include <cstdio>
+#include <cstring>
+
+#include "fake.h"
+
+using namespace fake;
+
+constexpr int SUCCESS = 0, NOT_SUPPORTED = 3, GPU_IS_LOST = 15;
+struct Memory {
+    unsigned long long total, free, used;
+};
+
+// A handle is the device's number plus one.
+static int number_of(void* device) { return int(uintptr_t(device)) - 1; }
+
+// A device falls off the bus `nvml_lost_after_s` after the machine started at the time `nvml_epoch_s`.
+static Seconds uptime() { return now() - setting("nvml_epoch_s"); }
+static int check(void* device) {
+    bool lost = number_of(device) == setting("lost_device", 0) && uptime() > setting("nvml_lost_after_s", 1e18);
+    return lost ? GPU_IS_LOST : SUCCESS;
+}
+
+EXPORT int nvmlInit_v2() { return SUCCESS; }
+EXPORT int nvmlInitWithFlags(unsigned) { return SUCCESS; }
+EXPORT int nvmlShutdown() { return SUCCESS; }
+EXPORT const char* nvmlErrorString(int error) { return error == GPU_IS_LOST ? "GPU is lost" : "an error of NVML"; }
+EXPORT int nvmlDeviceGetCount_v2(unsigned* number) { return *number = unsigned(setting("devices", 1)), SUCCESS; }
+EXPORT int nvmlDeviceGetHandleByIndex_v2(unsigned index, void** device) {
+    *device = reinterpret_cast<void*>(uintptr_t(index + 1));
+    return check(*device);
+}
+// What PyTorch asks when memory is short: which device that is, and which processes use it.
+EXPORT int nvmlDeviceGetHandleByPciBusId_v2(const char* id, void** device) {
+    unsigned bus = 1;
+    sscanf(id, "%*x:%x", &bus);
+    *device = reinterpret_cast<void*>(uintptr_t(bus));
+    return SUCCESS;
+}
+EXPORT int nvmlDeviceGetComputeRunningProcesses(void*, unsigned* number, void*) { return *number = 0, SUCCESS; }
+EXPORT int nvmlSystemGetCudaDriverVersion_v2(int* version) { return *version = CUDART_VERSION, SUCCESS; }
+EXPORT int nvmlDeviceGetNvLinkRemoteDeviceType(void*, unsigned, int*) { return NOT_SUPPORTED; }
+EXPORT int nvmlDeviceGetNvLinkRemotePciInfo_v2(void*, unsigned, void*) { return NOT_SUPPORTED; }
+EXPORT int nvmlDeviceGetUUID(void* device, char* uuid, unsigned bytes) {
+    snprintf(uuid, bytes, "GPU-00000000-0000-0000-0000-%012d", number_of(device) + 1);
+    return check(device);
+}
+EXPORT int nvmlDeviceGetName(void* device, char* name, unsigned bytes) {
+    snprintf(name, bytes, "%s", text("name").c_str());
+    return check(device);
+}
+EXPORT int nvmlDeviceGetMemoryInfo(void* device, Memory* memory) {
+    memory->total = (unsigned long long)setting("memory_bytes");
+    memory->used = 0;
+    memory->free = memory->total;
+    return check(device);
+}
+EXPORT int nvmlDeviceGetPowerUsage(void* device, unsigned* milliwatts) {
+    *milliwatts = unsigned(setting("watts") * 1e3);
+    return check(device);
+}
+// Millijoules since the driver was loaded. `energy_wraps_at`: the counter starts again from 0 there.
+EXPORT int nvmlDeviceGetTotalEnergyConsumption(void* device, unsigned long long* millijoules) {
+    if (setting("major") < 7) return NOT_SUPPORTED;  // Volta and later
+    *millijoules = (unsigned long long)(uptime() * setting("watts") * 1e3);
+    double wraps_at = setting("energy_wraps_at");
+    if (wraps_at) *millijoules %= (unsigned long long)wraps_at;
+    return check(device);
+}

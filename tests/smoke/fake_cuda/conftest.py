@@ -1,0 +1,80 @@
+"""Whole runs on a CUDA device that computes nothing (tests/fake_cuda/README.md): what they do is real, what they
+compute is not, so losses and metrics say nothing here."""
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from subprocess import CompletedProcess
+from typing import Any
+
+import pytest
+from fake_cuda.library import devices, loader
+from helpers.warm import run_warm
+from smoke.conftest import PYTORCH, TINY, TINY_CLIMATE, mlhpc
+from smoke.resnet50.test_run import TINY as TINY_PICTURES
+
+SETTINGS = {
+    "deepcam": TINY_CLIMATE,
+    "cosmoflow": [*TINY, "training.framework=pytorch"],
+    "resnet50": TINY_PICTURES,
+}
+
+
+class Done:
+    """A run that has ended: its process, its folder, and what the device of a rank counted."""
+
+    def __init__(self, process: CompletedProcess[str], out: Path, reports: Path) -> None:
+        self.status, self.out = process.returncode, out
+        self.said = process.stdout + process.stderr
+        self._reports = reports
+
+    def counted(self, rank: int = 0) -> dict[str, dict[str, float]]:
+        """Since ``run_start``: by section and name."""
+        found: dict[str, Any] = json.loads(Path(str(self._reports) % rank).read_text())
+        assert found["total"].get("refused", {}) == {}
+        return dict(found["since_run_start"])
+
+    def result(self) -> dict[str, Any]:
+        assert (self.out / "result.json").exists(), self.said
+        return dict(json.loads((self.out / "result.json").read_text()))
+
+
+def on_device(
+    folder: Path,
+    data: Path,
+    benchmark: str,
+    *chosen: str,
+    words: tuple[object, ...] = (),
+    model: str = "h100",
+    changes: Mapping[str, object] | None = None,
+) -> Done:
+    """Train a tiny ``benchmark`` on devices of ``model``, with the settings ``chosen`` and other ``words``."""
+    folder.mkdir(exist_ok=True)
+    out, reports = folder / "out", folder / "device%d.json"
+    settings = [*SETTINGS[benchmark], "training.device=cuda", "training.max_epochs=2", *chosen]
+    argv: list[object] = ["-m", "mlhpc", "run", benchmark, "--data", data, "--out", out, "--seed", 7, *words]
+    argv += [word for setting in settings for word in ("--set", setting)]
+    env = devices(model, changes, reports) | {"TMPDIR": str(folder)}
+    return Done(_run(argv, env), out, reports)
+
+
+def command(*words: object, settings: Sequence[str] = (), model: str = "h100") -> CompletedProcess[str]:
+    """``mlhpc`` with ``words`` where there are devices of ``model``."""
+    argv = ["-m", "mlhpc", *words, *(word for setting in settings for word in ("--set", setting))]
+    return _run(argv, devices(model))
+
+
+def _run(argv: Sequence[object], env: Mapping[str, str]) -> CompletedProcess[str]:
+    return run_warm(PYTORCH, argv, 300, env=os.environ | loader() | env, loader=loader())
+
+
+@pytest.fixture(scope="session")
+def sets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A tiny data set for each benchmark."""
+    made = {name: tmp_path_factory.mktemp("sets") / name for name in SETTINGS}
+    for name, out in made.items():
+        chosen = [word for setting in SETTINGS[name] for word in ("--set", setting)]
+        done = mlhpc("data", "make", name, "--out", out, *chosen)
+        assert done.returncode == 0, done.stderr
+    return made

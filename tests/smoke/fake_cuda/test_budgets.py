@@ -1,0 +1,24 @@
+"""What a step of the closed presets asks of a device stays within what is recorded in fake_cuda/budgets.json."""
+
+import json
+
+import pytest
+from fake_cuda.budgets import RECORDED, name_of, of_step
+
+CELLS = [
+    ("cosmoflow", 4, "mixed_float16"),
+    ("cosmoflow", 4, "float32"),
+    ("deepcam", 2, "mixed_bfloat16"),
+    ("deepcam", 2, "mixed_float16"),
+    ("resnet50", 64, "mixed_float16"),
+    ("resnet50", 64, "float32"),
+]
+
+
+@pytest.mark.parametrize("cell", CELLS, ids=lambda cell: name_of(*cell))
+def test_a_step_launches_no_more_waits_for_nothing_and_takes_the_memory_that_is_predicted(cell):
+    recorded, now = json.loads(RECORDED.read_text())[name_of(*cell)], of_step(*cell)
+    assert now["launches"] <= recorded["launches"]
+    assert (now["waits"], now["pageable"]) == (0, 0)
+    # The prediction leaves out the workspaces of libraries (perf/accelerator/memory.py).
+    assert now["predicted_bytes"] == pytest.approx(now["allocated_bytes"] - now["cublas_bytes"], rel=0.05)

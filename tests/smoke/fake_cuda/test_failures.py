@@ -1,0 +1,36 @@
+"""What a run says when a device has too little memory or is lost."""
+
+import pytest
+from smoke.fake_cuda.conftest import on_device
+
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("mib", "chosen", "said"),
+    [
+        (2, [], "too little memory for this run"),
+        (8, [], "for 4 samples at once"),
+        (60, ["training.eval_batch_size=256"], "for 256 samples at once"),
+    ],
+    ids=["init", "training", "evaluation"],
+)
+def test_too_little_memory_is_one_line_that_names_the_setting(sets, tmp_path, mib, chosen, said):
+    changes = {"memory_bytes": mib * MIB}
+    done = on_device(tmp_path, sets["deepcam"], "deepcam", *chosen, model="small", changes=changes)
+    assert done.status == 2
+    line = done.said.splitlines()[-1]
+    assert line.startswith("mlhpc: a GPU has too little memory") and said in line, done.said
+    smaller = {2: "a smaller batch", 8: "a smaller batch per pass", 60: "a smaller training.eval_batch_size"}
+    assert smaller[mib] in line
+
+
+def test_of_two_ranks_the_one_whose_device_is_lost_is_named_with_its_phase(sets, tmp_path):
+    changes = {"devices": 2, "lost_device": 1, "lost_after_launches": 2500}
+    done = on_device(tmp_path, sets["deepcam"], "deepcam", words=("--ranks", 2), changes=changes)
+    assert done.status not in (0, 1)
+    assert "uncorrectable ECC error" in done.said
+    (line,) = [
+        line for line in done.said.splitlines() if line.startswith("mlhpc: rank") and "was lost" in line
+    ]
+    assert line.startswith("mlhpc: rank 1 on ") and "in phase 'train of epoch 1'" in line
