@@ -145,7 +145,7 @@ def test_no_file_in_the_trees_is_modified(tmp_path: Path, monkeypatch: pytest.Mo
     with pytest.raises(UserError, match=r"page\.html already exists"):
         report_on([tree], console, Path("page.html"))
     monkeypatch.chdir(tree / "org" / "results")
-    with pytest.raises(UserError, match=r"is inside .*choose --out"):
+    with pytest.raises(UserError, match=r"is inside .*choose another --out"):
         report_on([tree], console, Path("page.html"))
     with pytest.raises(UserError, match="already exists"):
         report_on([tree], console, _text(tmp_path / "notes.txt"))
