@@ -129,7 +129,8 @@ class Training(schema.HorovodTraining, schema.SpatialTraining):
     @model_validator(mode="after")
     def _some_epochs_are_whole(self) -> "Training":
         if self.coarse_epochs and sum(self.coarse_epochs) >= self.max_epochs:
-            raise ValueError(f"coarse_epochs {list(self.coarse_epochs)} must be fewer than {self.max_epochs}")
+            epochs = list(self.coarse_epochs)
+            raise ValueError(f"coarse_epochs {epochs} must be fewer than max_epochs={self.max_epochs}")
         if self.coarse_epochs and (self.compile or self.cuda_graphs or self.spatial_size > 1):
             raise ValueError("coarse_epochs cannot be combined with compile, cuda_graphs or spatial")
         return self

@@ -233,7 +233,7 @@ def oom_as_user_error(what: str = "this run", advice: str = "a smaller batch") -
             ) from error
         reason = " ".join(" ".join(message.split()).split(". ")[:2])
         raise UserError(
-            f"too little GPU memory for {what} ({reason}); use training.precision=mixed_bfloat16, "
+            f"a GPU has too little memory for {what} ({reason}); use training.precision=mixed_bfloat16, "
             f"{smaller}or more GPUs"
         ) from error
 

@@ -74,7 +74,7 @@ def convert(
     as_stored = archive is not None and codec is None
     codec = str(before.get("codec", "hdf5")) if as_stored else codec or "npy"
     if archive and codec not in CODECS:
-        raise UserError(f"--archive does not support {codec}; use --codec plain or another")
+        raise UserError(f"--archive does not support {codec}; use another codec, or --codec plain")
     samples = on_rank0(world, lambda: _samples(source, before, as_stored))
     on_rank0(world, lambda: require_checksum(hdf5.find_statistics(source), sums))
     shape, statistics = on_rank0(world, lambda: _kind(source, samples[0][1]))

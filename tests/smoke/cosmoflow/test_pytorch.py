@@ -139,7 +139,7 @@ def test_wrong_weights_are_one_line(one_rank, tiny_data, tmp_path):
     save_file(weights | {"conv0/bias": weights["conv0/bias"] * np.nan}, tmp_path / "nan.safetensors")
     save_torch({k: torch.from_numpy(w).bfloat16() for k, w in weights.items()}, tmp_path / "bf16.safetensors")
     for changed, said in [
-        (["training.weights=none.safetensors"], "no such file"),
+        (["training.weights=none.safetensors"], "does not exist"),
         ([f"training.weights={tmp_path}/bad.safetensors"], "cannot be read as safetensors"),
         ([f"training.weights={tmp_path}/nan.safetensors"], "conv0/bias is not finite float32"),
         ([f"training.weights={tmp_path}/bf16.safetensors"], "cannot be read as safetensors"),
@@ -184,7 +184,7 @@ def test_a_checkpoint_of_pytorch_is_refused_by_tensorflow(one_rank, tiny_data, t
         ([PYTORCH, "network.conv_layers=6"], "multiples of 64"),
         ([PYTORCH, "training.spatial=[32,1,1]"], "are thinner than a halo"),
         ([PYTORCH, "training.spatial=[2,1,1]", "training.compile=true"], "compile"),
-        ([PYTORCH, "training.spatial=[2,1,1]"], "requires a multiple of 2 ranks, not 1 rank"),
+        ([PYTORCH, "training.spatial=[2,1,1]"], "requires a multiple of 2 ranks, not 1"),
         (["training.spatial=[2,1,1]"], "training.framework=pytorch"),
     ],
 )

@@ -131,7 +131,7 @@ def test_resuming_a_run_of_another_version_names_the_unknown_setting(newer, caps
     [
         (["network.conv_layers=6"], "multiples of 64"),
         (["training.framework=pytorch", "training.spatial=[32,1,1]"], "are thinner than a halo"),
-        (["training.weights=absent.safetensors"], "training.weights=absent.safetensors: no such file"),
+        (["training.weights=absent.safetensors"], "training.weights=absent.safetensors does not exist"),
     ],
 )
 def test_a_dry_run_refuses_settings_that_the_run_would_refuse(capsys, wrong, named) -> None:

@@ -137,7 +137,7 @@ def test_the_command_line_has_exactly_these_options():
         (["campaign", "cosmoflow", "--preset", "smok"], "did you mean 'smoke'"),
         (["campaign", "cosmoflow", "--runs", "0"], "--runs: 0 is not"),
         (["rules", "cosmoflo"], "did you mean 'cosmoflow'"),
-        (["rules", "cosmoflow", "--ruleset", "0.7.0"], "choose 1.0.0, 2.0.0, 3.0.0"),
+        (["rules", "cosmoflow", "--ruleset", "0.7.0"], "choose from 1.0.0, 2.0.0, 3.0.0"),
         (["check", "nowhere"], "nowhere"),
         (["score", "nowhere"], "nowhere"),
         (["report", "nowhere"], "nowhere"),

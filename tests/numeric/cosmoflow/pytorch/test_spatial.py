@@ -75,7 +75,7 @@ def test_96_planes_over_four_are_gathered_before_the_odd_pool():
 
 
 def test_slabs_thinner_than_their_halo_are_refused():
-    with pytest.raises(UserError, match=r"spatial=\[32, 1, 1\].*thinner than the halo"):
+    with pytest.raises(UserError, match=r"spatial=\[32, 1, 1\].*thinner than a halo"):
         plan_slabs((32, 32, 32), (32, 1, 1), 4, 3)
 
 

@@ -82,5 +82,5 @@ def test_images_are_more_similar_within_a_class_than_between_classes():
 def test_a_preset_of_imagenet_cannot_be_made(tmp_path):
     with pytest.raises(UserError, match="ImageNet"):
         simulate.make(described(simulation=None), tmp_path / "out", Solo(), 1)
-    with pytest.raises(UserError, match="classes is 50"):
+    with pytest.raises(UserError, match="classes 50 exceeds"):
         simulate.make(described(simulation={"classes": 50}), tmp_path / "out", Solo(), 1)

@@ -235,7 +235,7 @@ def test_the_size_of_the_data_set_comes_from_its_manifest(tmp_path):
         (["doctor", "--data", ""], "--data: is empty"),
         (["doctor", "--site", "../mine"], "--site '../mine'"),
         (["doctor", "--system", "--set", "coling=Air"], "did you mean 'cooling'"),
-        (["doctor", "--system", "--set", "cooling"], "field=value"),
+        (["doctor", "--system", "--set", "cooling"], "FIELD=VALUE"),
         (["doctor", "--system", "--set", "division=half"], "choose from: closed, open"),
         (["doctor", "--system", "--set", "status=On-premise"], "did you mean 'Available on-premise'"),
         (["doctor", "--system", "--set", "status=shipping"], "choose from: Available cloud, "),
