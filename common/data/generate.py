@@ -22,6 +22,7 @@ from mlhpc.common.host.progress import progress
 from mlhpc.common.ranks.collectives import on_all_ranks, on_rank0
 from mlhpc.common.ranks.world import World
 from mlhpc.errors import UserError
+from mlhpc.quantities import count
 
 _LOOKS = 8  # concurrent file accesses: each waits for the file system
 Task = TypeVar("Task")
@@ -114,7 +115,8 @@ def write_manifest_of_converted(
     more or fewer files than the converted ``files``."""
     converted = write_manifest(out, facts, files, world, workers)
     if len(converted.files) != files:
-        raise UserError(f"{out} contains {len(converted.files) - files} other files; choose an empty folder")
+        there = count(len(converted.files), "file")
+        raise UserError(f"{out} has {there}, but {files} were converted; choose an empty folder")
     return converted
 
 

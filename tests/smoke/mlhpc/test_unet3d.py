@@ -101,7 +101,10 @@ def test_mistakes_are_one_line(installed, data, tmp_path):
     uneven = run(installed, data, tmp_path / "uneven", *settings("training.spatial=[4,1,1]"), "--ranks", 4)
     assert (uneven.returncode, uneven.stderr.count("\n")) == (2, 1) and "multiples of 8" in uneven.stderr
     three = run(installed, data, tmp_path / "three", *settings("training.spatial=[2,1,1]"), "--ranks", 3)
-    assert (three.returncode, three.stderr.count("\n")) == (2, 1) and "groups of 2 ranks" in three.stderr
+    assert (three.returncode, three.stderr.count("\n")) == (
+        2,
+        1,
+    ) and "a multiple of 2 ranks, not 3" in three.stderr
 
 
 def test_neither_a_threshold_nor_a_regression_on_neighbourhoods_segments_the_volumes(monkeypatch):

@@ -191,7 +191,7 @@ def test_packing_needs_replicated_staging_and_does_not_concern_the_rules(picture
     stage = ["--stage", tmp_path / "s"]
     for more, message in (
         (settings(), "requires --stage"),
-        ([*stage, *settings("staging.mode=shard")], "mode=shard"),
+        ([*stage, *settings("staging.mode=shard")], "requires mode=replicate"),
     ):
         done = mlhpc("run", "resnet50", *pack, *more, "--out", tmp_path / "out")
         lines = [line for line in done.stderr.splitlines() if line.startswith("mlhpc: ")]
@@ -217,9 +217,13 @@ def break_an_image(data, split="train"):
         (lambda d: None, hyperparameters("sgd_opt_base_learning_rate=1e30"), "base learning rate"),
         (lambda d: None, hyperparameters("global_batch_size=64"), "cannot fill a step"),
         (lambda d: None, ["training.precision=mixed_float16"], "needs a GPU"),
-        (lambda d: None, ["network.classes=5"], "mlhpc: network.classes 5 and data.simulation.classes 4"),
+        (
+            lambda d: None,
+            ["network.classes=5"],
+            "mlhpc: network.classes must equal data.simulation.classes 4",
+        ),
         (lambda d: None, ["network.parameters=7"], "parameters, not 7"),
-        (lambda d: None, ["training.eval_offset_epochs=1"], "eval_offset_epochs 1 must be less"),
+        (lambda d: None, ["training.eval_offset_epochs=1"], "eval_offset_epochs must be below"),
     ],
 )
 def test_invalid_input_is_a_one_line_error_with_status_2_and_an_aborted_log(

@@ -137,7 +137,11 @@ def spoil_pixel_index(root):
         ("jpeg", spoil_empty_class, r"class class0001 has no image in validation"),
         ("jpeg", spoil_stray_file, r"notes\.txt: not an image"),
         ("tfrecord", spoil_missing_shard, r"train-00000-of-00016: 15 of 16 shards"),
-        ("tfrecord", spoil_truncated_shard, r"train-00003-of-00016: truncated at byte \d+ of \d+ in record 1"),
+        (
+            "tfrecord",
+            spoil_truncated_shard,
+            r"train-00003-of-00016: truncated at byte \d+ of \d+ in record 1",
+        ),
         ("tfrecord", spoil_cut_between_header_and_end, r"train-00003-of-00016: not a plain TFRecord"),
         ("tfrecord", spoil_shard_by_another_file, r"train-00003-of-00016: not a plain TFRecord"),
         ("lmdb", spoil_lmdb_version, r"train/data\.mdb: LMDB version 999"),

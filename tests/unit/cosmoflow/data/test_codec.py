@@ -180,7 +180,7 @@ def test_a_sample_of_another_shape_or_codec_is_refused(tmp_path) -> None:  # typ
             x.shape,
             "encoded by 'lut', by the manifest by 'lut-small'",
         ),
-        (Reader(None), x.shape, "by no codec; convert the data set again"),
+        (Reader(None), x.shape, "by no codec; convert it again"),
         (Reader("lut"), (4, 16, 8, 4), "the preset's data.sample_shape"),
     ):
         with pytest.raises(UserError, match=words):
@@ -211,8 +211,8 @@ def test_a_file_is_read_by_its_bytes(tmp_path, name: str, symmetry: int) -> None
 @pytest.mark.parametrize(
     ("facts", "words"),
     [
-        ({"codec": "lut", "lossy": True}, "says lossy True of lut, which is False"),
-        ({"codec": "lut"}, "says lossy None of lut"),
+        ({"codec": "lut", "lossy": True}, "lossy True, not as lut"),
+        ({"codec": "lut"}, "lossy None, not as lut"),
         ({"codec": "mystery", "lossy": False}, "encoded by 'mystery', an unknown codec"),
         ({"codec": ["lut"]}, "an unknown codec"),
     ],

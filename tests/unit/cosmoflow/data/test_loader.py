@@ -187,7 +187,7 @@ def floats(path):
         (two_records, "2 records"),
         (other_shape, r"x has 1152 bytes, but data.sample_shape \[6, 6, 6, 4\] in int16 has 1728"),
         (other_targets, "y has 3 values, but the network has 4 targets"),
-        (floats, "missing b?'x'"),
+        (floats, "without b?'x'"),
     ],
 )
 def test_a_damaged_file_is_named_and_ends_the_iteration(folder, harm, message, index):

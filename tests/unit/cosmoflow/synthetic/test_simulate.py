@@ -77,7 +77,7 @@ def test_a_sample_has_the_published_samples_statistics() -> None:
 
 
 def test_too_many_particles_for_int16_are_refused() -> None:
-    with pytest.raises(UserError, match=r"\d+ particles in a voxel.*data\.simulation\.particles"):
+    with pytest.raises(UserError, match=r"\d+ particles exceed an int16.*data\.simulation\.particles"):
         simulate(Simulation(box_mpc_h=100.0, grid=2, particles=70), 0)
 
 

@@ -98,7 +98,7 @@ def test_damage_that_only_the_manifest_shows_is_not_converted(source, tmp_path, 
     content = bytearray((source / damaged).read_bytes())
     content[-1] ^= 1
     (source / damaged).write_bytes(content)
-    with pytest.raises(UserError, match=f"{damaged}: checksum [0-9a-f]{{8}}, expected"):
+    with pytest.raises(UserError, match=f"{damaged}: checksum [0-9a-f]{{8}}, not"):
         convert(source, tmp_path / "out", Solo(), 1, codec)
     assert not (tmp_path / "out" / "manifest.json").exists()
 
@@ -206,7 +206,7 @@ def test_facts_of_the_source_are_copied(source, tmp_path):
 @pytest.mark.parametrize(
     "spoil, words",
     [
-        (lambda s: (s / "stats.h5").unlink(), "stats.h5: missing"),
+        (lambda s: (s / "stats.h5").unlink(), "stats.h5 is missing"),
         (lambda s: os.truncate(s / "train/data-0004.h5", 5000), "data-0004.h5 cannot be read"),
         (
             lambda s: write_sample(s / "validation/data-0101.h5", 1, None, mask(1) + 1),

@@ -139,10 +139,10 @@ DEFECTS = {
     "no labels": (without_labels, "has no dataset climate/labels_0"),
     "a group": (a_group_for_an_array, "has no dataset climate/data"),
     "not written": (not_written, "climate/data was never written"),
-    "channels": (lambda p: write_sample(p, 1, fields(1)[..., :15]), "15 channels, expected 16"),
+    "channels": (lambda p: write_sample(p, 1, fields(1)[..., :15]), "15 channels instead of 16"),
     "rows": (
         lambda p: write_sample(p, 1, fields(1)[:31], mask(1)[:31]),
-        r"float32 \[31, 48, 16\], expected floating point \[32, 48, 16\]; .*data.sample_shape",
+        r"float32 \[31, 48, 16\], expected floating point \[32, 48, 16\]; choose",
     ),
     "rows of labels": (lambda p: write_sample(p, 1, None, mask(1)[:31]), r"labels_0 is int64 \[31, 48\]"),
     "axes": (lambda p: write_sample(p, 1, fields(1)[None]), r"data is float32 \[1, 32, 48, 16\]"),
@@ -223,12 +223,12 @@ one = np.ones(16, np.float32)
         (lambda p: None, "missing, also in train/"),
         (lambda p: p.write_bytes(b"x" * 600), "cannot be read"),
         (lambda p: write_statistics(p, names=("minval", "max")), "has no dataset climate/maxval"),
-        (lambda p: write_statistics(p, one[:4], 2 * one[:4]), r"shape \[4\] of float32, expected 16"),
-        (lambda p: write_statistics(p, one.astype(int), 2 * one), r"minval has shape \[16\] of int64"),
-        (lambda p: write_statistics(p, one, np.r_[2 * one[:9], one[9:]]), r"channel 9 \(T500\) goes from 1"),
-        (lambda p: write_statistics(p, 2 * one, one), r"channel 0 \(TMQ\) goes from 2\.0 to 1\.0"),
-        (lambda p: write_statistics(p, one, one * np.nan), r"channel 0 \(TMQ\) goes from 1\.0 to nan"),
-        (lambda p: write_statistics(p, -one * np.inf, one), r"channel 0 \(TMQ\) goes from -inf"),
+        (lambda p: write_statistics(p, one[:4], 2 * one[:4]), r"float32 \[4\], expected 16"),
+        (lambda p: write_statistics(p, one.astype(int), 2 * one), r"minval is int64 \[16\]"),
+        (lambda p: write_statistics(p, one, np.r_[2 * one[:9], one[9:]]), r"channel 9 \(T500\) from 1"),
+        (lambda p: write_statistics(p, 2 * one, one), r"channel 0 \(TMQ\) from 2\.0 to 1\.0"),
+        (lambda p: write_statistics(p, one, one * np.nan), r"channel 0 \(TMQ\) from 1\.0 to nan"),
+        (lambda p: write_statistics(p, -one * np.inf, one), r"channel 0 \(TMQ\) from -inf"),
         (lambda p: write_statistics(p, 0 * one, one * 1e-45), "cannot be normalised"),
     ],
 )
@@ -300,7 +300,7 @@ def test_samples_are_listed_by_name_and_other_files_ignored(tmp_path):
         (tmp_path / name).touch()
     assert [path.name for path in list_samples(tmp_path)] == ["data-a.h5", "data-b.h5", "data-c.h5"]
     assert [path.name for path in list_samples(tmp_path, 2)] == ["data-a.h5", "data-b.h5"]
-    with pytest.raises(UserError, match="4 data-"):
+    with pytest.raises(UserError, match="3 data-"):
         list_samples(tmp_path, 4)
     (tmp_path / "data-d.npy").touch()
     with pytest.raises(UserError, match=r"as \.h5 and as \.npy"):
@@ -308,14 +308,14 @@ def test_samples_are_listed_by_name_and_other_files_ignored(tmp_path):
     with pytest.raises(UserError, match="no such folder"):
         list_samples(tmp_path / "train")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(UserError, match="empty: some data-"):
+    with pytest.raises(UserError, match="empty: 0 data-"):
         list_samples(tmp_path / "empty")
 
 
 def test_the_shape_of_a_sample_is_read_from_its_file(tmp_path):
     assert sample_shape(write_sample(tmp_path / "data-0.h5", 1)) == SHAPE
     assert sample_shape(write_pair(tmp_path, fields(1), mask(1))) == SHAPE
-    with pytest.raises(UserError, match=r"data-1\.h5:? .* has shape \[32, 48\]"):
+    with pytest.raises(UserError, match=r"data-1\.h5:? .*, not \[32, 48\]"):
         sample_shape(write_sample(tmp_path / "data-1.h5", 1, fields(1)[..., 0]))
 
 
@@ -378,7 +378,7 @@ def test_arrays_larger_than_what_is_stored_of_them_are_refused_before_memory_is_
     with h5py.File(tmp_path / "stats.h5", "w") as file:
         for name in ("climate/minval", "climate/maxval"):
             file.create_dataset(name, (10**10,), np.float32, chunks=(1000,))[0] = 1
-    with limited(), pytest.raises(UserError, match=r"\d+ of \d+ bytes of .* are stored"):
+    with limited(), pytest.raises(UserError, match=r"has \d+ of \d+ bytes"):
         hdf5.read(path)
-    with limited(), pytest.raises(UserError, match="of which"):
+    with limited(), pytest.raises(UserError, match=r"has 4000 of \d+ bytes"):
         hdf5.read_statistics(tmp_path, 16)

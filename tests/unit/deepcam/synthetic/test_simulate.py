@@ -149,7 +149,7 @@ def test_a_damaged_sample_is_named_when_statistics_are_made(tmp_path: Path) -> N
 
 @pytest.mark.parametrize(
     ("changes", "message"),
-    [({"simulation": None}, "official data set"), ({"sample_shape": (32, 48, 4)}, "weather has 16 channels")],
+    [({"simulation": None}, "official data set"), ({"sample_shape": (32, 48, 4)}, "must have 16 channels")],
 )
 def test_settings_that_do_not_fit_are_refused(
     tmp_path: Path, changes: dict[str, object], message: str

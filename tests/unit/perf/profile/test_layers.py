@@ -126,8 +126,8 @@ def test_parts_are_never_more_or_less_than_the_step(wall, work, waited, exposed)
 @pytest.mark.parametrize(
     ("modules", "says"),
     [
-        (MODULES[:-1], "calls 3 modules.* has 4 layers.*layer 'dense' is the first without a module"),
-        ((*MODULES, "extra"), "calls 5 modules.* has 4 layers.*module 'extra' is the first without a layer"),
+        (MODULES[:-1], "3 modules.* 4 layers.*layer 'dense' is the first without a module"),
+        ((*MODULES, "extra"), "5 modules.* 4 layers.*module 'extra' is the first without a layer"),
     ],
 )
 def test_another_number_of_modules_names_the_network_and_the_layer(modules, says):
