@@ -126,7 +126,7 @@ def test_runs_that_say_nothing_are_refused():
             [one, {**two, "data": "s3://bucket/x"}],
             "data is None on one rank and s3://bucket/x",
         ),
-        ([one, {**two, "filesystem": "s3"}], "different places: filesystem"),
+        ([one, {**two, "filesystem": "s3"}], "filesystem is None on one rank"),
         ([{**one, "object_store": "http://a"}, {**two, "object_store": "http://b"}], "places: object_store"),
     ):
         with pytest.raises(UserError, match=reason):
