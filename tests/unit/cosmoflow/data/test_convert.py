@@ -205,8 +205,8 @@ def of_another_type(raw: Path) -> None:
     [
         (damaged, "cannot be read"),
         (of_another_size, r"is \(8, 8, 8, 4, 4\), not"),
-        (without_parameters, "no dataset 'unitPar' of 1 axes \(float32\)"),
-        (of_another_type, "no dataset 'full' of 4 axes \(int16\)"),
+        (without_parameters, r"no dataset 'unitPar' of 1 axes \(float32\)"),
+        (of_another_type, r"no dataset 'full' of 4 axes \(int16\)"),
     ],
 )
 def test_an_invalid_universe_is_named_on_every_rank(

@@ -252,7 +252,7 @@ def _die(task: tuple[int, list[str]]) -> None:
 
 
 def test_a_worker_that_is_killed_is_reported_not_waited_for() -> None:
-    with pytest.raises(UserError, match="killed \(out of memory"):
+    with pytest.raises(UserError, match=r"killed \(out of memory"):
         in_processes(_die, [(0, []), (1, [])], 2, lambda count: None)
 
 

@@ -207,7 +207,7 @@ def _die(task: int) -> None:
 
 
 def test_a_worker_that_is_killed_is_reported_not_waited_for() -> None:
-    with pytest.raises(UserError, match="killed \(out of memory"):
+    with pytest.raises(UserError, match=r"killed \(out of memory"):
         generate.in_processes(_die, [0, 1], 2)
 
 
@@ -234,7 +234,7 @@ def test_show_draws_a_sample_of_either_layout(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"stats\.h5 has no dataset climate/data"):
         show(tmp_path / "d/stats.h5", tmp_path / "odd.png")
     np.save(tmp_path / "data-000000.npy", np.zeros((32, 48, 3), np.float32))
-    with pytest.raises(UserError, match="not \[rows, columns, 16 channels\]"):
+    with pytest.raises(UserError, match=r"not \[rows, columns, 16 channels\]"):
         show(tmp_path / "data-000000.npy", tmp_path / "odd.png")
 
 

@@ -127,7 +127,7 @@ def test_runs_that_say_nothing_are_refused():
             "data is None on one rank and s3://bucket/x",
         ),
         ([one, {**two, "filesystem": "s3"}], "filesystem is None on one rank"),
-        ([{**one, "object_store": "http://a"}, {**two, "object_store": "http://b"}], "places: object_store"),
+        ([{**one, "object_store": "http://a"}, {**two, "object_store": "http://b"}], "object_store is"),
     ):
         with pytest.raises(UserError, match=reason):
             fit(known, results)
