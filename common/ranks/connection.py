@@ -326,7 +326,7 @@ class Admission:
     def wait(self, deadline: float) -> Iterator[tuple[socket.socket, dict[str, Any] | None]]:
         """Wait for something to happen, at most until ``deadline`` (of ``time.monotonic``): a connection that was
         admitted with what it said of itself, a watched one that can be read with None, or nothing. Raises
-        UserError if this process has no file descriptors left."""
+        UserError if the process runs out of file descriptors."""
         now = time.monotonic()
         while (oldest := next(iter(self._pending.values()), None)) and oldest.limit <= now:
             self._forget(oldest.sock).close()

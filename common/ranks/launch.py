@@ -32,8 +32,8 @@ START_S = "MLHPC_START_TIMEOUT"
 have loaded its programs from a shared file system long before the last."""
 _OPEN_BESIDES = 64
 _GLOO_SOCKETS = 4
-"""Of rank 0 per rank, in /proc/self/fd with PyTorch 2.13: those of two groups and of their store. Others have half
-of them."""
+"""File descriptors that rank 0 needs per rank (counted in /proc/self/fd with PyTorch 2.13: two process groups and
+their store). The other ranks need half as many."""
 
 
 def connect(

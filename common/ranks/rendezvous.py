@@ -27,7 +27,7 @@ from mlhpc.quantities import seconds_text
 LOOPBACK = "127.0.0.1"
 GONE = "killed or crashed (connection closed)"
 QUIET_S = 0.05
-"""The first rank of a node reports those that have connected to it once no other has for this long."""
+"""After this many seconds without a new connection, the first rank of a node reports the ranks it has gathered."""
 NODE_SHARE = 0.25
 """Part of the time limit for which a rank looks for the first one of its node before it turns to rank 0."""
 IN_A_MESSAGE = 4096

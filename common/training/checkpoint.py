@@ -140,7 +140,7 @@ def reading(path: Path) -> Iterator[None]:
     except (UserError, ModuleNotFoundError):
         raise
     except FileNotFoundError:
-        raise UserError(f"{path.parent} has no {path.name}; see training.checkpoint_epochs") from None
+        raise UserError(f"{path.parent} contains no {path.name}; see training.checkpoint_epochs") from None
     except Exception as error:
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise UserError(f"{path} is damaged or of another network ({reason}); choose another") from error

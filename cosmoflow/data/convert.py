@@ -148,7 +148,7 @@ def find_universes(source: Path, validation_fraction: float) -> list[Universe]:
         raise UserError(f"{source}: no such folder; pass the folder of the raw universes")
     paths = sorted(path for path in source.rglob("*") if path.suffix in _SUFFIXES and path.is_file())
     if not paths:
-        raise UserError(f"{source} has no universe (*.hdf5); pass the folder of the raw universes")
+        raise UserError(f"{source} contains no raw universes (*.hdf5); pass the folder that does")
     # <folder>_<file> with the folder's whole path below the source; files at the top have no folder.
     names = ["_".join(path.relative_to(source).with_suffix("").parts) for path in paths]
     twice = {name for name in names if names.count(name) > 1} if len(set(names)) < len(names) else set()

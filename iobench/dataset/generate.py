@@ -99,8 +99,8 @@ def _claim(layout: Layout) -> None:
 
 
 def _require_dlios_own(layout: Layout) -> None:
-    """Make the folders of DLIO. Raises UserError if the root has other files, or those of other data: nothing of
-    these is overwritten."""
+    """Create DLIO's folders. Raises UserError, and overwrites nothing, if the root contains unrelated files or
+    another data set."""
     place, root = layout.place, layout.root
     if place.record() is not None:
         raise UserError(f"{place}: {_OWN_LAYOUT}; choose another folder, or --set dataset.layout=mlhpc")

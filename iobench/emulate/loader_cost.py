@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -223,6 +223,9 @@ def _tfrecord(batch: int, size: int, folder: Path | None = None) -> Any:
         tf.io.parse_example(records, features)
         return picture
 
+    def in_python(records: Any) -> Any:
+        return tf.py_function(parse, [records], [tf.uint8])
+
     records = tf.data.Dataset.from_tensors(record)
     if folder:
         paths = [str(folder / f"{size}-{number}") for number in range(FILES)]
@@ -232,5 +235,5 @@ def _tfrecord(batch: int, size: int, folder: Path | None = None) -> Any:
         records = tf.data.TFRecordDataset(
             tf.data.Dataset.from_tensor_slices(paths), num_parallel_reads=READERS
         )
-    call: Callable[[Any], Any] = lambda batch: tf.py_function(parse, [batch], [tf.uint8])  # noqa: E731
-    return records.repeat().batch(batch, drop_remainder=True).map(call, num_parallel_calls=1).prefetch(2)
+    batches = records.repeat().batch(batch, drop_remainder=True)
+    return batches.map(in_python, num_parallel_calls=1).prefetch(2)

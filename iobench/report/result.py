@@ -67,9 +67,10 @@ def _epoch(epoch: EpochTimes, workload: Workload) -> dict[str, Any]:
 
 
 def _without_loader(epoch: EpochTimes, workload: Workload) -> float | None:
-    """DLIO's utilisation as if the loop spent nothing on the loader; None where it does not."""
+    """DLIO's utilisation as if the loop spent nothing on the loader; None where it does not: without
+    its cost, or with all samples in memory."""
     dataset, reader = workload.dataset, workload.reader
-    if dataset is None or reader.loader_cost is None:
+    if dataset is None or reader.loader_cost is None or reader.load_all:
         return None
     return dlio_percent(epoch, workload.metric, reader.step_s(dataset, reader.batch_size))
 

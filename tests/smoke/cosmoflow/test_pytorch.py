@@ -153,7 +153,7 @@ def test_wrong_weights_are_one_line(one_rank, tiny_data, tmp_path):
     for words, said in [
         ([one_rank, "--out", file], "already exists"),
         ([one_rank, "--out", tmp_path / "w.npz"], "must end in .safetensors"),
-        ([tmp_path, "--out", tmp_path / "x.safetensors"], "has no checkpoint.npz"),
+        ([tmp_path, "--out", tmp_path / "x.safetensors"], "contains no checkpoint.npz"),
     ]:
         done = mlhpc("weights", *words)
         assert done.returncode == 2 and said in done.stderr and len(done.stderr.strip().splitlines()) == 1

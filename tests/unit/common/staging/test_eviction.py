@@ -13,7 +13,6 @@ from helpers.thread_world import on_ranks
 from mlhpc.benchmarks.schema import Staging
 from mlhpc.common.data.manifest import Manifest, index
 from mlhpc.common.files import pagecache
-from mlhpc.common.files.filesystem import filesystem_of
 from mlhpc.common.ranks.world import Solo
 from mlhpc.common.staging.eviction import HOOK, drop_by_hook, evict
 from mlhpc.common.staging.plan import plan
@@ -106,20 +105,15 @@ def test_the_ranks_of_a_node_divide_its_files(data):
     assert results[0].files == 33 and results[0].bytes > data.bytes
 
 
-def test_files_that_were_only_read_are_not_synced(data, monkeypatch):
-    if filesystem_of(data.root).is_ram:
-        pytest.skip("nothing leaves memory here")
-    synced: list[int] = []
-    real = os.fsync
-    monkeypatch.setattr(pagecache.os, "fsync", lambda fd: synced.append(fd) or real(fd))
-    new = evict(data, None, Staging(), Solo())  # just written: these have to be
-    assert new.complete and len(synced) > 30
-    for file in data.files:
-        (data.root / file.path).read_bytes()
-    synced.clear()
-    assert evict(data, None, Staging(), Solo()).complete
-    assert not synced
-    assert all(pagecache.resident_fraction(data.root / file.path) == 0 for file in data.files)
+@pytest.mark.parametrize(("resident", "synced"), [(1.0, True), (0.0, False)])
+def test_only_files_whose_pages_stay_in_memory_are_synced(data, monkeypatch, resident, synced):
+    """New files, whose pages are dirty; those that were only read are dropped at once."""
+    calls: list[int] = []
+    monkeypatch.setattr(pagecache, "resident_fraction_fd", lambda fd: resident)
+    monkeypatch.setattr(pagecache.os, "fsync", calls.append)
+    evicted = evict(data, None, Staging(), Solo())
+    assert evicted.complete is not synced
+    assert len(calls) == (evicted.files if synced else 0)
 
 
 def test_a_missing_file_is_named_on_all_ranks(data):

@@ -229,7 +229,7 @@ def test_an_impossible_conversion_is_a_one_line_error(raw: Path, tmp_path: Path)
     with pytest.raises(UserError, match="--packer requires --codec gzip; omit it"):
         convert(raw, out, Solo(), 1, codec="lut", packer="isal")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(UserError, match="empty has no universe"):
+    with pytest.raises(UserError, match="empty contains no raw universes"):
         run(tmp_path / "empty", out)
     with pytest.raises(UserError, match="is inside the data set to convert; choose an output folder outside"):
         run(raw, raw / "out")
