@@ -480,28 +480,30 @@ def test_two_processes_as_one_rank_are_named_across_a_first_rank(rendezvous):
     assert all(isinstance(error, UserError) for error in errors)
 
 
-def test_a_first_rank_that_dies_during_the_roll_call_is_named(rendezvous):
-    """Here: a peer that introduces itself and disconnects."""
+def rank_0_after(rendezvous, act):
+    """What rank 0 of three says when a peer introduces itself as rank 1 and then does ``act`` with its socket."""
     with ThreadPoolExecutor(1) as pool:
         zero = pool.submit(call, rendezvous, [0], 3)
         sock = knock(rendezvous.ports[0])
         hello = {"size": 3, "peer": vars(Peer(1, "n1", 0, 7))}
         connection_module.introduce(sock, rendezvous.proof, hello, 20.0)
-        sock.close()
+        act(sock)
         (error,) = zero.result(timeout=30)
-    assert str(error) == "rank 1 on n1 was lost in phase 'start': killed or crashed (connection closed)"
+        sock.close()
+    assert isinstance(error, UserError)
+    return str(error)
+
+
+def test_a_first_rank_that_dies_during_the_roll_call_is_named(rendezvous):
+    """Here: a peer that introduces itself and disconnects."""
+    error = rank_0_after(rendezvous, lambda sock: sock.close())
+    assert error == "rank 1 on n1 was lost in phase 'start': killed or crashed (connection closed)"
 
 
 def test_a_report_that_is_none_ends_the_roll_call(rendezvous):
-    with ThreadPoolExecutor(1) as pool:
-        zero = pool.submit(call, rendezvous, [0], 3)
-        sock = knock(rendezvous.ports[0])
-        hello = {"size": 3, "peer": vars(Peer(1, "n1", 0, 7))}
-        connection_module.introduce(sock, rendezvous.proof, hello, 20.0)
-        sock.sendall(b'{"joined": [{"size": 3, "peer": {"rank": "two"}}]}\n')
-        (error,) = zero.result(timeout=30)
-        sock.close()
-    assert isinstance(error, UserError) and "rank 1 on n1 was lost" in str(error)
+    report = b'{"joined": [{"size": 3, "peer": {"rank": "two"}}]}\n'
+    error = rank_0_after(rendezvous, lambda sock: sock.sendall(report))
+    assert "rank 1 on n1 was lost" in error
 
 
 def start_on_nodes(tmp_path, beat_s, *how):
