@@ -2,7 +2,8 @@
 
 All time from run_start to run_stop belongs to exactly one part, so the parts add up to the total. Records after
 run_stop are ignored: some published logs continue training for a power measurement. Epochs are counted as they
-begin; epoch_num is not used, since some logs count it from 0.
+begin; epoch_num, which some logs count from 0, only tells evaluations that run beside the next epoch (OC20 of
+NVIDIA in HPC 3.0): their time is that epoch's, which does not wait for them.
 
 The events of this suite's runs have more detail (``record/breakdown.py``: training split into data
 wait and steps); here all runs are measured in the same way.
@@ -96,7 +97,7 @@ def phases(log: Log) -> Phases | None:
     assert start and stop
     # All staging has ended with the last record of an end, whatever else is logged.
     staged = log.all("staging_stop")[-1:]
-    intervals = _Intervals()
+    intervals = _Intervals(_continued(log))
     now = start.time_ms
     for record in log.records:
         name, _, edge = record.key.rpartition("_")
@@ -127,10 +128,24 @@ def phases(log: Log) -> Phases | None:
     )
 
 
-class _Intervals:
-    """The intervals of a log that are open at a point in it, and the seconds spent in each kind so far."""
+def _continued(log: Log) -> set[float | None]:
+    """The epoch_num of epochs that end after a later one has begun."""
+    begun, continued, latest = set[float | None](), set[float | None](), None
+    for record in log.records:
+        number = _number(record)
+        if record.key == "epoch_start":
+            begun.add(latest := number)
+        elif record.key == "epoch_stop" and number in begun and number != latest:
+            continued.add(number)
+    return continued
 
-    def __init__(self) -> None:
+
+class _Intervals:
+    """The intervals of a log that are open at a point in it, and the seconds spent in each kind so far.
+    ``continued``: see the function."""
+
+    def __init__(self, continued: set[float | None]) -> None:
+        self._continued = continued
         self.spent = dict.fromkeys(("staging", "training", "evaluation", "rest"), 0.0)
         self.epochs: list[_Open] = []
         self.evaluations: list[float] = []
@@ -154,6 +169,8 @@ class _Intervals:
     def begin(self, name: str, record: Record) -> None:
         """An interval begins. The start of an epoch or evaluation ends the previous one; of staging every rank may
         log one."""
+        if name == "eval" and self._is_beside(record):
+            return
         if name == "epoch":
             self.epochs.append(_Open(record))
         if name == "eval" and not self._open.get("eval"):
@@ -162,10 +179,25 @@ class _Intervals:
 
     def end(self, name: str, record: Record, *, all_ranks: bool) -> None:
         """An interval ends; staging when it has ended on ``all_ranks``."""
+        if name in ("epoch", "eval") and self._is_beside(record):
+            for epoch in self.epochs:
+                if name == "epoch" and epoch.number == _number(record):
+                    epoch.stop = record
+            return
         if name == "epoch" and self._open.get("epoch"):
             self.epochs[-1].stop = record
         ranks_left = max(0, self._open.get(name, 0) - 1)
         self._open[name] = ranks_left if name == "staging" and not all_ranks else 0
+
+    def _is_beside(self, record: Record) -> bool:
+        """Whether it is of an epoch beside which a later one trains."""
+        number, latest = _number(record), self.epochs[-1].number if self.epochs else None
+        return number in self._continued and latest not in (None, number)
+
+
+def _number(record: Record) -> float | None:
+    number = record.metadata.get("epoch_num")
+    return number if isinstance(number, int | float) else None
 
 
 @dataclass
@@ -175,6 +207,11 @@ class _Open:
     train_s: float = 0.0
     eval_s: float = 0.0
     save_s: float = 0.0
+
+    @property
+    def number(self) -> float | None:
+        """Its epoch_num."""
+        return _number(self.start)
 
 
 def _samples(epoch: _Open, log: Log) -> float | None:

@@ -75,6 +75,22 @@ def test_evaluations_need_not_follow_epochs(tmp_path: Path) -> None:
     assert parts.epoch_s == pytest.approx(210 / 4)  # checkpoints are part of an epoch
 
 
+def test_an_evaluation_beside_the_next_epoch_takes_no_time_from_its_training(tmp_path: Path) -> None:
+    """As NVIDIA's OC20 of HPC 3.0 on 80 nodes: epochs of 20 s, each evaluated for 8 s while the next one trains,
+    and the last one for 8 s after all training."""
+    events: list[Any] = []
+    for n in range(5):
+        begin = 20.0 * n
+        if n < 4:
+            events.append((begin, "epoch_start", None, {"epoch_num": n + 1}))
+        if n:
+            events.append((begin, "eval_start", None, {"epoch_num": n}))
+            events += [(begin + 8, key, None, {"epoch_num": n}) for key in ("eval_stop", "epoch_stop")]
+    parts = phases_of(made_log(tmp_path / "a.txt", [*events, (90.0, "run_stop")]))
+    assert parts.parts() == near(staging=0, first_epoch_excess=0, training=80, evaluation=8, rest=2)
+    assert parts.train_rate == pytest.approx(4 * SAMPLES / 80)
+
+
 def test_overlapping_staging_counts_once(tmp_path: Path) -> None:
     events = [
         (0.0, "staging_start"), (1.0, "staging_start"), (8.0, "staging_stop"), (10.0, "staging_stop"),
