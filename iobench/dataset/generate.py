@@ -6,7 +6,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -39,14 +38,6 @@ class Generated:
     bytes: int
 
 
-@dataclass(frozen=True)
-class _Task:
-    layout: Layout
-    split: Split
-    file: int
-    name: str
-
-
 def generate(dataset: Dataset, root: Root, world: World, workers: int) -> Generated:
     """Write the missing and incomplete files of ``dataset`` to ``root``; the same bytes for any number of ranks
     and ``workers``. Called by all ranks.
@@ -57,45 +48,41 @@ def generate(dataset: Dataset, root: Root, world: World, workers: int) -> Genera
     layout = Layout(root, dataset)
     on_each_rank(world, find(dataset.format).load)
     on_rank0(world, lambda: _require_dlios_own(layout) if layout.is_dlio else _claim(layout))
-    names = {
-        name: _Task(layout, split, file, name)
-        for split in SPLITS
-        for file in range(layout.files(split))
-        for name in (layout.name(split, file),)
+    files = {
+        layout.name(split, file): (split, file) for split in SPLITS for file in range(layout.files(split))
     }
 
     def is_whole(path: Path, name: str) -> bool:
-        sizes = layout.sizes(names[name].split, names[name].file)
-        return find(dataset.format).is_whole(path, sizes, dataset)
+        return find(dataset.format).is_whole(path, layout.sizes(*files[name]), dataset)
 
-    present = on_rank0(world, lambda: {name for split in SPLITS for name in _present(layout, split)})
-    lacking = on_rank0(world, lambda: layout.place.missing(list(names), is_whole))
+    def present_files() -> set[str]:
+        return {name for split in SPLITS for name in layout.place.present(layout.folder(split))}
+
+    present = on_rank0(world, present_files)
+    lacking = on_rank0(world, lambda: layout.place.missing(list(files), is_whole))
     own_files = lacking[world.rank :: world.size]
     on_rank0(world, lambda: layout.place.require_space(_stored_bytes(dataset, len(lacking))))
     written: list[int] = []
 
     def write() -> None:
         with progress(len(own_files), f"generating {root}", "files", show=world.rank == 0) as advance:
-            written.extend(in_processes(_write_file, [names[name] for name in own_files], workers, advance))
+            tasks = [(layout, name, *files[name]) for name in own_files]
+            written.extend(in_processes(_write_file, tasks, workers, advance))
 
     write_on_all_ranks(world, str(root), write)
     total = world.sum(float(sum(written)))
-    return Generated(len(names), len(lacking), len(present.intersection(lacking)), int(total))
-
-
-def _present(layout: Layout, split: Split) -> set[str]:
-    try:
-        return layout.place.present(layout.folder(split))
-    except FileNotFoundError:
-        return set()
+    return Generated(len(files), len(lacking), len(present.intersection(lacking)), int(total))
 
 
 def _claim(layout: Layout) -> None:
     """Make the root this data set's; where it is new, only if all files fit, so that a refusal leaves nothing."""
     if layout.place.record() is None:
-        files = layout.files("train") + layout.files("validation")
-        layout.place.require_space(_stored_bytes(layout.dataset, files))
+        layout.place.require_space(_stored_bytes(layout.dataset, _all_files(layout)))
     layout.place.claim(layout.record())
+
+
+def _all_files(layout: Layout) -> int:
+    return sum(map(layout.files, SPLITS))
 
 
 def _require_dlios_own(layout: Layout) -> None:
@@ -119,9 +106,9 @@ def _require_dlios_own(layout: Layout) -> None:
                     f"{place} has {other[0]}, which is not of {count(layout.files(split), 'file')}; choose "
                     "another folder"
                 )
-        present = (file for file in range(layout.files(split)) if layout.name(split, file) in there)
-        for file in islice(present, 1):
-            _require_same(layout, split, file, damaged=True)
+        first = next((file for file in range(layout.files(split)) if layout.name(split, file) in there), None)
+        if first is not None:
+            _require_same(layout, split, first, damaged=True)
 
 
 _OWN_LAYOUT = "contains a data set in the layout of mlhpc io, not of DLIO"
@@ -131,7 +118,7 @@ def _require_same(layout: Layout, split: Split, file: int, *, damaged: bool = Fa
     """Raise UserError if the samples of a file of DLIO are those of another workload, or, unless files may be
     ``damaged``, if they cannot be read."""
     dataset, name, sizes = layout.dataset, layout.name(split, file), layout.sizes(split, file)
-    opened = layout.place.open(name, ReadStatistics(), transfer=0, direct=False, streaming=False)
+    opened = layout.place.open(name, ReadStatistics())
     last = dataset.samples_per_file - 1
     try:
         samples = find(dataset.format).open_samples(opened, sizes, dataset)
@@ -167,19 +154,17 @@ def _require_dlio_data(layout: Layout) -> None:
 def generate_if_new(dataset: Dataset, root: Root, world: World, workers: int) -> None:
     """``generate``, said before, where there is no data set yet. Called by all ranks."""
     layout = Layout(root, dataset)
-    if not on_rank0(world, lambda: _is_there(layout)):
+
+    def is_new() -> bool:
+        return not layout.dlio_files("train") if layout.is_dlio else layout.place.record() is None
+
+    if on_rank0(world, is_new):
         if world.rank == 0:
-            files = layout.files("train") + layout.files("validation")
+            files = _all_files(layout)
             need = bytes_text(_stored_bytes(dataset, files))
             free = f" of {bytes_text(filesystem_of(root).free_bytes)} free" if isinstance(root, Path) else ""
             print(f"{root}: generating {count(files, 'file')}, about {need}{free}", file=sys.stderr)
         generate(dataset, root, world, workers)
-
-
-def _is_there(layout: Layout) -> bool:
-    if layout.is_dlio:
-        return bool(layout.dlio_files("train"))
-    return layout.place.record() is not None
 
 
 def require_data(dataset: Dataset, root: Root) -> None:
@@ -228,20 +213,21 @@ def _stored_bytes(dataset: Dataset, files: int) -> int:
     return int(files * stored)
 
 
-def _write_file(task: _Task) -> int:
+def _write_file(task: tuple[Layout, str, Split, int]) -> int:
     """Write one file; returns its size in bytes."""
-    layout, dataset = task.layout, task.layout.dataset
+    layout, name, split, file = task
+    dataset = layout.dataset
     key = (dataset.seed, dataset.compressibility)
     if key not in _content:
         _content.clear()
         _content[key] = Content(*key)
-    content, number = _content[key], layout.number(task.split, task.file)
+    content, number = _content[key], layout.number(split, file)
     begin_writeback = _Writeback()
 
-    sizes = layout.sizes(task.split, task.file)
+    sizes = layout.sizes(split, file)
     if layout.is_dlio and dataset.format == "binary":
         for suffix, index in find("binary").load().index(sizes).items():
-            layout.place.write(task.name + suffix, partial(write_all, data=memoryview(index)))
+            layout.place.write(name + suffix, partial(write_all, data=memoryview(index)))
 
     def fill(fd: int) -> None:
         def make(sample: int, size: int) -> Any:
@@ -251,7 +237,7 @@ def _write_file(task: _Task) -> int:
         find(dataset.format).write(fd, sizes, make, dataset)
         begin_writeback(fd, least=0)
 
-    return layout.place.write(task.name, fill)
+    return layout.place.write(name, fill)
 
 
 class _Writeback:

@@ -87,10 +87,7 @@ class Layout:
 
     def dlio_files(self, split: Split) -> list[str]:
         """The files of DLIO that are there, in its order: by name, in whatever folder."""
-        try:
-            there = self.place.present(self.folder(split))
-        except FileNotFoundError:
-            return []
+        there = self.place.present(self.folder(split))
         return sorted((name for name in there if name.endswith(self.suffix)), key=os.path.basename)
 
     @cached_property
@@ -129,29 +126,19 @@ class Layout:
         """Bytes of content of each sample of a file, ``[samples_per_file]``: normal around the mean, none
         smaller than a hundredth of it. In DLIO's layout a file's samples are equal rectangles with sides
         that are drawn; files that it wrote may have others."""
-        if self.is_dlio:
-            return self._dlio_sizes(split, file)
-        mean, stdev, count = (
-            self.dataset.sample_bytes,
-            self.dataset.sample_bytes_stdev,
-            self.dataset.samples_per_file,
-        )
-        if not stdev:
-            return np.full(count, mean, np.int64)
+        dataset, count = self.dataset, self.dataset.samples_per_file
+        mean, stdev = dataset.sample_bytes, dataset.sample_bytes_stdev
         # The key alone determines the stream: any file by itself.
-        key = [self.dataset.seed, self.number(split, file)]
-        drawn = np.random.Generator(np.random.Philox(key=np.array(key, np.uint64))).normal(mean, stdev, count)
-        return np.maximum(np.rint(drawn), max(1, mean // SMALLEST)).astype(np.int64)
-
-    def _dlio_sizes(self, split: Split, file: int) -> Sizes:
-        mean, stdev = self.dataset.sample_bytes, self.dataset.sample_bytes_stdev
-        size = math.isqrt(mean) ** 2
-        if stdev:
-            key = [self.dataset.seed, self.number(split, file)]
-            random = np.random.Generator(np.random.Philox(key=np.array(key, np.uint64)))
+        key = np.array([dataset.seed, self.number(split, file)], np.uint64)
+        random = np.random.Generator(np.random.Philox(key=key))
+        if self.is_dlio:
             sides = random.normal(math.isqrt(mean), stdev / 2 / math.sqrt(mean), 2)
             size = math.prod(max(1, int(side)) for side in sides)
-        return np.full(self.dataset.samples_per_file, math.prod(rows_and_columns(size)), np.int64)
+            return np.full(count, math.prod(rows_and_columns(size)), np.int64)
+        if not stdev:
+            return np.full(count, mean, np.int64)
+        drawn = random.normal(mean, stdev, count)
+        return np.maximum(np.rint(drawn), max(1, mean // SMALLEST)).astype(np.int64)
 
     def record(self) -> dict[str, Any]:
         """The identity of the data set: all parameters that determine its bytes."""

@@ -169,10 +169,15 @@ class ObjectStore:
         return np.frombuffer((self / name)._existing("read", lambda fs, key: fs.cat_file(key)), np.uint8)
 
     def open(
-        self, name: str, statistics: ReadStatistics, *, transfer: int, direct: bool, streaming: bool
+        self,
+        name: str,
+        statistics: ReadStatistics,
+        transfer: int = 0,
+        direct: bool = False,
+        streaming: bool = False,
     ) -> CountedFile:
         """An object whose requests are counted."""
-        return ObjectFile(self / name, statistics, transfer=transfer, streaming=streaming)
+        return ObjectFile(self / name, statistics, transfer, streaming)
 
     def read_range(self, start: int, end: int) -> bytes:
         """Bytes ``start`` to ``end``, not included, of this URL's object: one GET request."""
@@ -225,7 +230,7 @@ class ObjectFile(CountedFile):
     """An object whose reads are GET requests. Not thread-safe."""
 
     def __init__(
-        self, place: ObjectStore, statistics: ReadStatistics, *, transfer: int, streaming: bool
+        self, place: ObjectStore, statistics: ReadStatistics, transfer: int, streaming: bool
     ) -> None:
         self._begin(str(place), statistics, transfer, streaming)
         self._place = place

@@ -68,13 +68,11 @@ class Folder:
         return missing(self.root, names, lambda name: is_whole(self.root / name, name))
 
     def present(self, split: str) -> set[str]:
-        """The names of the files of a split. Raises FileNotFoundError without its folder."""
-        names: set[str] = set()
-        os.stat(self.root / split)  # which os.walk does not need
-        for folder, _, files in os.walk(self.root / split):
-            below = os.path.relpath(folder, self.root)
-            names.update(f"{below}/{file}" for file in files)
-        return names
+        """The names of the files of a split."""
+        walked = os.walk(self.root / split)
+        return {
+            f"{os.path.relpath(folder, self.root)}/{file}" for folder, _, files in walked for file in files
+        }
 
     def require_space(self, needed: int) -> None:
         """Raise UserError if the file system has fewer free bytes."""
@@ -101,9 +99,12 @@ class Folder:
         return np.fromfile(self.root / name, np.uint8)
 
     def open(
-        self, name: str, statistics: ReadStatistics, *, transfer: int, direct: bool, streaming: bool
+        self,
+        name: str,
+        statistics: ReadStatistics,
+        transfer: int = 0,
+        direct: bool = False,
+        streaming: bool = False,
     ) -> CountedFile:
         """A file whose reads are counted."""
-        return CountedFile(
-            self.root / name, statistics, transfer=transfer, direct=direct, streaming=streaming
-        )
+        return CountedFile(self.root / name, statistics, transfer, direct, streaming)

@@ -30,10 +30,10 @@ TENSORFLOW_BUFFER = 256 * 1024
 
 
 class BadKey(Exception):
-    """A key or value that cannot be converted; ``keys`` is its position in the file."""
+    """A value that cannot be converted; ``keys`` is its position in the file."""
 
-    def __init__(self, keys: Keys, message: str) -> None:
-        super().__init__(message)
+    def __init__(self, keys: Keys, problem: str) -> None:
+        super().__init__(f"{'.'.join(keys)}: {problem}")
         self.keys = keys
 
 
@@ -58,7 +58,7 @@ def convert(tables: Mapping[str, Any], name: str) -> tuple[dict[str, Any], dict[
     storage = _storage(_table(tables, "storage"), str(_table(tables, "dataset").get("data_folder", "")))
     if storage:
         if workflow.get("checkpoint"):
-            raise BadKey(("workflow", "checkpoint"), "workflow.checkpoint: to an object store, not emulated")
+            raise BadKey(("workflow", "checkpoint"), "to an object store, not emulated")
         without_effect.discard("dataset.data_folder")
         workload |= {"storage": storage, "without_effect": sorted(without_effect)}
     # A file that only generates data does not train; running it reads the data.
@@ -98,7 +98,7 @@ def _checked(tables: Mapping[str, Any]) -> set[str]:
         if top not in TABLES:
             without_effect.add(_named(str(top), str(top), TABLES, NO_EFFECT[""]))
         elif not isinstance(value, Mapping):
-            raise BadKey((top,), f"{top} is not a table")
+            raise BadKey((top,), "not a table")
         else:
             _check_table(value, (top,), "reader" if top == "data_reader" else top, without_effect)
     return without_effect
@@ -112,12 +112,12 @@ def _check_table(table: Mapping[str, Any], place: Keys, known_as: str, without_e
             without_effect.add(_named(".".join((*place, str(key))), str(key), used, idle))
         if inner in USED or inner in NO_EFFECT:
             if not isinstance(value, Mapping):
-                raise BadKey((*place, key), f"{'.'.join((*place, key))} is not a table")
+                raise BadKey((*place, key), "not a table")
             _check_table(value, (*place, key), inner, without_effect)
         elif inner in NUMBERS and not _is_number(value):
-            raise BadKey((*place, key), f"{'.'.join((*place, key))}: {shown(value)} is not a number")
+            raise BadKey((*place, key), f"{shown(value)} is not a number")
         elif inner in WORDS and not isinstance(value, str | bool):  # YAML reads off as false
-            raise BadKey((*place, key), f"{'.'.join((*place, key))}: {shown(value)} is not a name")
+            raise BadKey((*place, key), f"{shown(value)} is not a name")
 
 
 def _named(name: str, key: str, used: Collection[str], idle: Collection[str]) -> str:
@@ -140,15 +140,12 @@ def _storage(table: dict[str, Any], data_folder: str) -> dict[str, Any]:
     if kind in ("local_fs", "parallel_fs"):
         return {}
     if kind != "s3":
-        raise BadKey(
-            ("storage", "storage_type"),
-            f"storage.storage_type {shown(kind)} must be local_fs, parallel_fs or s3",
-        )
+        raise BadKey(("storage", "storage_type"), f"{shown(kind)} is none of local_fs, parallel_fs, s3")
     options = _table(table, "storage_options")
     root = str(table.get("storage_root", "")).strip("./")
     url = data_folder if data_folder.startswith("s3://") else f"s3://{root}/{data_folder.strip('./')}"
     if not url.removeprefix("s3://").strip("/"):
-        raise BadKey(("storage",), "storage: storage_root is missing: the name of the bucket")
+        raise BadKey(("storage",), "storage_root is missing: the name of the bucket")
     return {
         "url": url.rstrip("/"),
         "endpoints": options.get("endpoint_url") or (),
@@ -161,10 +158,8 @@ def _storage(table: dict[str, Any], data_folder: str) -> dict[str, Any]:
 def _dataset(table: dict[str, Any], reader: dict[str, Any]) -> dict[str, Any]:
     kind = table.get("format", "tfrecord")
     if kind not in FORMATS:
-        raise BadKey(
-            ("dataset", "format"),
-            f"dataset.format: {shown(kind)} is not emulated; {did_you_mean(str(kind), FORMATS)}",
-        )
+        hint = did_you_mean(str(kind), FORMATS)
+        raise BadKey(("dataset", "format"), f"{shown(kind)} is not emulated; {hint}")
     dataset = {
         "format": FORMATS[kind],
         "files": table.get("num_files_train", 8),
@@ -197,7 +192,7 @@ def _sample_bytes(table: dict[str, Any]) -> Any:
     except (TypeError, ValueError):
         raise BadKey(
             ("dataset", "record_dims"),
-            f"dataset.record_dims: {shown(dims)} of {shown(kind)} is not a list of sizes and a type of NumPy",
+            f"{shown(dims)} of {shown(kind)} is not a list of sizes and a type of NumPy",
         ) from None
 
 
@@ -208,15 +203,12 @@ def _either(table: dict[str, Any], new: str, old: str, default: int) -> Any:
 def _reader(table: dict[str, Any], dataset: dict[str, Any]) -> dict[str, Any]:
     """How the loader reads: PyTorch's draws samples and opens the file of each;
     TensorFlow's goes through the files one by one and shuffles samples in memory."""
-    kind, resized = (
-        dataset.get("format", "tfrecord"),
-        _either(dataset, "record_length_bytes_resize", "record_length_resize", 0),
-    )
-    shuffled = {}
+    kind, shuffled = dataset.get("format", "tfrecord"), {}
+    resized = _either(dataset, "record_length_bytes_resize", "record_length_resize", 0)
     for key in ("file_shuffle", "sample_shuffle"):
         value = table.get(key, "off")
         if value not in ("off", "seed", "random", False):
-            raise BadKey(("reader", key), f"reader.{key}: {shown(value)} is none of off, seed, random")
+            raise BadKey(("reader", key), f"{shown(value)} is none of off, seed, random")
         shuffled[key] = value in ("seed", "random")
     streams = table.get("data_loader", "tensorflow") == "tensorflow"
     threads, prefetch = table.get("read_threads", 1), table.get("prefetch_size", 2)
@@ -267,7 +259,7 @@ def _checkpoint(table: dict[str, Any], model: dict[str, Any], trains: bool) -> d
     steps = table.get("steps_between_checkpoints", -1)
     for key in ("optimization_groups", "layer_parameters"):
         if model.get(key):
-            raise BadKey(("model", key), f"model.{key}: checkpoints of given layers are not emulated")
+            raise BadKey(("model", key), "checkpoints of given layers are not emulated")
     transformer = model.get("type") == "transformer"
     sizes = {"total_bytes": transformer_bytes(model)} if transformer else {"files": _files(table, model)}
     return {
@@ -292,7 +284,7 @@ def _files(table: dict[str, Any], model: dict[str, Any]) -> list[Any]:
         layers = [] if set(model) - {"name"} else [17371, 24740228]
     for key, values in (("optimization_groups", groups), ("layer_parameters", layers)):
         if not isinstance(values, list) or not all(_is_number(value) for value in values):
-            raise BadKey(("checkpoint", key), f"checkpoint.{key}: {shown(values)} is not a list of numbers")
+            raise BadKey(("checkpoint", key), f"{shown(values)} is not a list of numbers")
     files = [size] if size else []
     if groups := [group for group in groups if group > 0]:
         files.append(3 * sum(groups))  # two moments of each, and all together
@@ -313,20 +305,13 @@ def transformer_bytes(model: Mapping[str, Any]) -> int:
     shape = model.get("transformer", {})
     for key in ("model_datatype", "optimizer_datatype"):
         if (datatype := model.get(key, "fp32")) not in DATATYPES:
-            raise BadKey(
-                ("model", key),
-                f"model.{key}: {shown(datatype)} is not known; {did_you_mean(str(datatype), DATATYPES)}",
-            )
+            hint = did_you_mean(str(datatype), DATATYPES)
+            raise BadKey(("model", key), f"{shown(datatype)} is not known; {hint}")
     hidden, ffn = shape.get("hidden_size", 2048), shape.get("ffn_hidden_size", 8192)
     if shape.get("num_attention_heads", 32) < 1:
-        raise BadKey(
-            ("model", "transformer", "num_attention_heads"), "num_attention_heads must be at least 1"
-        )
+        raise BadKey(("model", "transformer", "num_attention_heads"), "must be at least 1")
     kv = hidden // shape.get("num_attention_heads", 32) * shape.get("num_kv_heads", 8)
     layer = 2 * hidden + hidden * (hidden + 2 * kv) + hidden * hidden + 3 * hidden * ffn
     parameters = layer * model.get("num_layers", 0) + 2 * shape.get("vocab_size", 32000) * hidden + hidden
-    each = (
-        DATATYPES[model.get("model_datatype", "fp16")]
-        + 3 * DATATYPES[model.get("optimizer_datatype", "fp32")]
-    )
-    return int(parameters * each)
+    weights, optimizer = model.get("model_datatype", "fp16"), model.get("optimizer_datatype", "fp32")
+    return int(parameters * (DATATYPES[weights] + 3 * DATATYPES[optimizer]))

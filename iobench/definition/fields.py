@@ -1,7 +1,8 @@
 """Types of a workload's fields: counts, sizes (``"256 KiB"``), times (0.323, ``{mean = 0.3, stdev = 0.01}``)."""
 
 import math
-from typing import Annotated, Any, Literal, Self
+from collections.abc import Callable
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
 import numpy as np
 from pydantic import BeforeValidator, Field, NonNegativeFloat, NonNegativeInt, PositiveInt, model_validator
@@ -51,14 +52,7 @@ class Duration(FrozenModel):
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
-        needed = {
-            "normal": ("mean",),
-            "uniform": ("min", "max"),
-            "gamma": ("shape", "scale"),
-            "exponential": ("scale",),
-            "poisson": ("lam",),
-        }[self.type]
-        missing = [name for name in needed if getattr(self, name) is None]
+        missing = [name for name in _DISTRIBUTIONS[self.type].needs if getattr(self, name) is None]
         if missing:
             raise ValueError(f"a {self.type} distribution needs {' and '.join(missing)}")
         if self.min is not None and self.max is not None and self.min > self.max:
@@ -68,16 +62,7 @@ class Duration(FrozenModel):
     @property
     def expected(self) -> float:
         """The mean in seconds, before draws below 0 are cut off."""
-        match self.type:
-            case "uniform":
-                return (_of(self.min) + _of(self.max)) / 2
-            case "gamma":
-                return _of(self.shape) * _of(self.scale)
-            case "exponential":
-                return _of(self.scale)
-            case "poisson":
-                return _of(self.lam) * (1.0 if self.scale is None else self.scale)
-        return _of(self.mean)
+        return float(_DISTRIBUTIONS[self.type].mean(self))
 
     @property
     def constant(self) -> bool:
@@ -86,22 +71,35 @@ class Duration(FrozenModel):
 
     def draw(self, random: np.random.Generator) -> float:
         """Seconds of one wait."""
-        if self.constant:
-            return _of(self.mean)
-        match self.type:
-            case "uniform":
-                value = random.uniform(_of(self.min), _of(self.max))
-            case "gamma":
-                value = random.gamma(_of(self.shape), _of(self.scale))
-            case "exponential":
-                value = random.exponential(_of(self.scale))
-            case "poisson":
-                value = random.poisson(_of(self.lam)) * (1.0 if self.scale is None else self.scale)
-            case _:
-                value = random.normal(_of(self.mean), self.stdev)
-        return max(0.0, float(value))
+        return (
+            self.expected if self.constant else max(0.0, float(_DISTRIBUTIONS[self.type].draw(self, random)))
+        )
 
 
-def _of(value: float | None) -> float:
-    assert value is not None
-    return value
+class _Distribution(NamedTuple):
+    """The parameters that it needs, its mean, and a draw."""
+
+    needs: tuple[str, ...]
+    mean: Callable[[Any], float]
+    draw: Callable[[Any, np.random.Generator], float]
+
+
+def _events_s(duration: Duration) -> float:
+    return 1.0 if duration.scale is None else duration.scale
+
+
+_DISTRIBUTIONS = {
+    "normal": _Distribution(("mean",), lambda d: d.mean, lambda d, random: random.normal(d.mean, d.stdev)),
+    "uniform": _Distribution(
+        ("min", "max"), lambda d: (d.min + d.max) / 2, lambda d, random: random.uniform(d.min, d.max)
+    ),
+    "gamma": _Distribution(
+        ("shape", "scale"), lambda d: d.shape * d.scale, lambda d, random: random.gamma(d.shape, d.scale)
+    ),
+    "exponential": _Distribution(
+        ("scale",), lambda d: d.scale, lambda d, random: random.exponential(d.scale)
+    ),
+    "poisson": _Distribution(
+        ("lam",), lambda d: d.lam * _events_s(d), lambda d, random: random.poisson(d.lam) * _events_s(d)
+    ),
+}

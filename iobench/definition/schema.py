@@ -305,7 +305,7 @@ class Workload(FrozenModel):
         if reader.direct or reader.transfer_bytes or reader.metadata_bytes:
             raise ValueError("reader.mpi_io does not support direct, transfer_bytes and metadata_bytes")
         if reader.threads > 1 and 1 in (dataset.files, dataset.eval_files):
-            raise ValueError("reader.mpi_io requires reader.threads of 0 or 1, not {reader.threads}")
+            raise ValueError(f"reader.mpi_io requires reader.threads of 0 or 1, not {reader.threads}")
 
     def steps_per_epoch(self, ranks: int) -> int:
         """Steps per rank and epoch: the number of full batches, at most ``train.epoch_steps``. Without a data set,

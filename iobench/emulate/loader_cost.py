@@ -76,7 +76,12 @@ def with_cost(workload: Workload, given: Path | None, world: World) -> Workload:
             return None
 
     found = on_rank0(world, find)
-    return workload.model_copy(update={"reader": workload.reader.model_copy(update={"loader_cost": found})})
+    return with_loader_cost(workload, found)
+
+
+def with_loader_cost(workload: Workload, cost: LoaderCost | None) -> Workload:
+    """The workload with this cost of its loader."""
+    return workload.model_copy(update={"reader": workload.reader.model_copy(update={"loader_cost": cost})})
 
 
 def _read(path: Path, kind: str) -> LoaderCost:
@@ -176,23 +181,15 @@ def _picture(size: int) -> Any:
     return np.zeros((math.isqrt(size),) * 2, np.uint8)
 
 
-class _Pictures:
-    """As DLIO's TorchDataset: each sample is the same picture."""
-
-    def __init__(self, count: int, size: int) -> None:
-        self._count, self._picture = count, _picture(size)
-
-    def __len__(self) -> int:
-        return self._count
-
-    def __getitem__(self, number: int) -> Any:
-        return self._picture
+def _pictures(count: int, size: int) -> list[Any]:
+    """A data set, as DLIO's TorchDataset: each sample is the same picture."""
+    return [_picture(size)] * count
 
 
 def _pytorch(batch: int, size: int) -> Any:
     from torch.utils.data import DataLoader
 
-    pictures: Any = _Pictures(batch * (_BATCHES + 2), size)
+    pictures: Any = _pictures(batch * (_BATCHES + 2), size)
     return DataLoader(
         pictures, batch_size=batch, num_workers=1, pin_memory=True, drop_last=True, prefetch_factor=2,
         multiprocessing_context="fork", persistent_workers=True,

@@ -61,12 +61,9 @@ class Storage:
             shared = self.layout.files(split) == 1
             opened = MpiFile(self.layout.path(split, file), statistics, shared)
         else:
+            name, streaming = self.layout.name(split, file), self.reader.sample_order == "sequential"
             opened = self.layout.place.open(
-                self.layout.name(split, file),
-                statistics,
-                transfer=self.reader.transfer_bytes,
-                direct=self.reader.direct,
-                streaming=self.reader.sample_order == "sequential",
+                name, statistics, self.reader.transfer_bytes, self.reader.direct, streaming
             )
         if self.reader.advice != "normal":
             opened.advise(self.reader.advice)
@@ -81,7 +78,7 @@ class Storage:
         """Read the places of samples beside one of DLIO's files. Raises UserError if it is shorter."""
         name, place = self.layout.name(split, file), self.layout.place
         for suffix in INDEX:
-            opened = place.open(name + suffix, statistics, transfer=0, direct=False, streaming=False)
+            opened = place.open(name + suffix, statistics)
             try:
                 values = read_index(opened, self.layout.dataset.samples_per_file)
             finally:
@@ -163,9 +160,7 @@ class Pipeline:
         self.times = [
             ThreadTimes(ReadStatistics(self.activity, [] if trace else None)) for _ in range(readers)
         ]
-        self.times += [
-            ThreadTimes(ReadStatistics()) for _ in range(reader.preprocess_threads)
-        ]  # read nothing
+        self.times += [ThreadTimes(ReadStatistics()) for _ in range(reader.preprocess_threads)]
         self._random = [np.random.default_rng([dataset.seed, number]) for number in range(count)]
         self._inline = self._samples(0) if reader.threads == 0 else None
         self._threads = [

@@ -55,10 +55,7 @@ def _part(samples: int, reader: Reader, rank: int, ranks: int) -> tuple[int, int
 def files_of_rank(dataset: Dataset, files: int, reader: Reader, rank: int, ranks: int) -> range:
     """The files of a rank's samples, in sequential order."""
     first, share = _part(files * dataset.samples_per_file, reader, rank, ranks)
-    return range(
-        first // dataset.samples_per_file,
-        -(-(first + share) // dataset.samples_per_file),
-    )
+    return range(first // dataset.samples_per_file, -(-(first + share) // dataset.samples_per_file))
 
 
 def pieces(

@@ -45,7 +45,6 @@ class CountedFile:
         self,
         path: Path,
         statistics: ReadStatistics,
-        *,
         transfer: int = 0,
         direct: bool = False,
         streaming: bool = False,

@@ -67,13 +67,11 @@ class Samples(formats.Samples):
     @cached_property
     def _table(self) -> npt.NDArray[np.float32]:
         """All rows, [rows, 1 + columns], read in the chunks of pandas.read_csv (its C parser)."""
-        source, parts = buffered(self._file), []
-        if source:
-            while part := source.read(PANDAS_CHUNK):
-                parts.append(part)
+        if source := buffered(self._file):
+            text = b"".join(iter(lambda: source.read(PANDAS_CHUNK), b""))
         else:
-            parts.append(self._file.read(0, self._file.size).tobytes())
-        names, *rows = b"".join(parts).splitlines() or [b""]
+            text = self._file.read(0, self._file.size).tobytes()
+        names, *rows = text.splitlines() or [b""]
         try:
             table = np.array([row.split(b",") for row in rows], dtype=np.float32)
         except ValueError as error:

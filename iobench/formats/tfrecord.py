@@ -79,23 +79,18 @@ class Samples(formats.Samples):
         dlio = dataset.layout == "dlio"
         records = equal_sizes(file, len(sizes)) if dlio else record_sizes(sizes) + tfrecord.RECORD_OVERHEAD
         super().__init__(file, records, dataset)
-        self._feature = DLIO_FEATURE if dlio else FEATURE
-        self._content = sizes.copy()
+        self._feature, self._records, self._sizes = DLIO_FEATURE if dlio else FEATURE, records, sizes.copy()
         file.whole_buffers = True
-
-    def size(self, number: int) -> int:
-        """Bytes of content of a sample that was read."""
-        return int(self._content[number])
 
     def read(self, number: int) -> memoryview:
         """The content of record ``number``, checksums verified."""
+        start, size = int(self._offsets[number]), int(self._records[number])
         if self._dataset.compression == "gzip":
-            start = int(self._offsets[number])
-            framed = self._inflated[start : start + int(self._sizes[number])]
+            framed = self._inflated[start : start + size]
         else:
-            framed = super().read(number)
+            framed = self._file.read(start, size)
         content = decode(framed, f"{self._file.path}: record {number}", self._feature)
-        self._content[number] = len(content)
+        self._sizes[number] = len(content)
         return content
 
     @cached_property
@@ -107,8 +102,8 @@ class Samples(formats.Samples):
             data = np.frombuffer(inflate(self._file.read(0, self._file.size)), np.uint8)
         except Exception as error:  # isal raises its own exceptions
             raise UserError(f"{self._file.path}: corrupt gzip file: {error}; regenerate it") from error
-        if len(data) != self._sizes.sum():
-            raise UserError(f"{self._file.path}: inflates to {len(data)} bytes, not {self._sizes.sum()}")
+        if len(data) != self._records.sum():
+            raise UserError(f"{self._file.path}: inflates to {len(data)} bytes, not {self._records.sum()}")
         return data
 
 

@@ -48,18 +48,12 @@ def evaluations_table(evaluations: Sequence[Mapping[str, Any]]) -> Table:
 def _times_table(name: str, first: str, rows: Sequence[Mapping[str, Any]], more: Mapping[str, str]) -> Table:
     names = {"samples/s": "samples_per_s", "seconds": "seconds", "wait": "wait_s", "compute": "compute_s",
              "oversleep": "oversleep_s", "barrier": "barrier_s", **more}  # fmt: skip
-    return table(
-        name,
-        rows,
-        {
-            first: lambda epoch: str(epoch["epoch"]),
-            "steps": lambda epoch: str(epoch["steps"]),
-            **{
-                title: partial(lambda epoch, key: figure(epoch[key]), key=key) for title, key in names.items()
-            },
-        },
-        text_columns=0,
-    )
+    columns: dict[str, Callable[[Any], Cell | str]] = {first: lambda epoch: str(epoch["epoch"])}
+    columns["steps"] = lambda epoch: str(epoch["steps"])
+    columns |= {
+        title: partial(lambda epoch, key: figure(epoch[key]), key=key) for title, key in names.items()
+    }
+    return table(name, rows, columns, text_columns=0)
 
 
 def summary_lines(result: Mapping[str, Any]) -> list[str]:

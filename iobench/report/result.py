@@ -5,6 +5,7 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,12 @@ from mlhpc.common.ranks.world import World
 from mlhpc.common.timing.steps import percentiles
 from mlhpc.iobench.definition.schema import Workload
 from mlhpc.iobench.emulate.record import Reading, Run
-from mlhpc.iobench.emulate.steps import EpochTimes
+from mlhpc.iobench.emulate.steps import COLUMNS, EpochTimes
 from mlhpc.iobench.report.record import Result
 from mlhpc.iobench.report.utilisation import Shares, binding, dlio_percent, shares
+
+_PARTS = ("wait_s", "compute_s", "oversleep_s", "barrier_s")
+_UTILISATIONS = ("au_percent", "au_dlio_percent", "au_without_loader_percent")
 
 
 def rank_summary(workload: Workload, run: Run, null: Run | None) -> dict[str, Any]:
@@ -56,10 +60,7 @@ def _epoch(epoch: EpochTimes, workload: Workload) -> dict[str, Any]:
         "steps": len(epoch.steps),
         "seconds": epoch.seconds,
         "checkpoint_s": epoch.checkpoint_s,
-        **{
-            name: float(epoch.column(name).sum())
-            for name in ("wait_s", "compute_s", "oversleep_s", "barrier_s")
-        },
+        **{name: float(epoch.column(name).sum()) for name in _PARTS},
         "au_percent": shares([epoch], workload.metric).utilisation,
         "au_dlio_percent": dlio_percent(epoch, workload.metric),
         "au_without_loader_percent": _without_loader(epoch, workload),
@@ -94,8 +95,10 @@ def result(
 ) -> dict[str, Any]:
     """The result of all ranks. ``facts``: the data folder, cache policy and the like, added unchanged."""
     batch = workload.reader.batch_size if workload.dataset else 0
-    epochs = _epochs_over_ranks("epochs", ranks, batch)
-    evaluations = _epochs_over_ranks("evaluations", ranks, workload.reader.eval_batch_size)
+    epochs, evaluations = (
+        [_over_ranks(parts, size) for parts in zip(*(rank[kind] for rank in ranks), strict=True)]
+        for kind, size in (("epochs", batch), ("evaluations", workload.reader.eval_batch_size))
+    )
     real = _total([rank["shares"] for rank in ranks])
     null = _total([rank["null"]["shares"] for rank in ranks]) if "null" in ranks[0] else None
     busy = _cpu_busy(ranks) if null else None
@@ -114,11 +117,8 @@ def result(
         **facts,
         "samples": samples,
         "samples_per_s": samples / training_s if samples else None,
+        **{name: _mean(epoch[name] for epoch in epochs) for name in _UTILISATIONS},
         "au_percent": real.utilisation,
-        **{
-            name: _mean(epoch[name] for epoch in epochs)
-            for name in ("au_dlio_percent", "au_without_loader_percent")
-        },
         "au_null_percent": null.utilisation if null else None,
         "null_steps": ranks[0]["null"]["steps"] if null else 0,
         "null_cpu_busy_percent": busy,
@@ -141,19 +141,13 @@ def _total(parts: Sequence[Mapping[str, float]]) -> Shares:
 def _cpu_busy(ranks: Sequence[Mapping[str, Any]]) -> float:
     """Per cent of its cores that the busiest node used in the null run. The cores are those that its ranks may
     use."""
-    used: dict[str, float] = {}
-    cores: dict[str, int] = {}
+    used, cores = Counter[str](), dict[str, int]()
     seconds = max(rank["null"]["seconds"] for rank in ranks)
     for rank in ranks:
-        used[rank["host"]] = used.get(rank["host"], 0.0) + rank["null"]["cpu_s"]
+        used[rank["host"]] += rank["null"]["cpu_s"]
         # The cores of bound ranks add up; unbound ranks share the same cores.
         cores[rank["host"]] = max(cores.get(rank["host"], 0), rank["cores"])
     return max(100 * used[host] / (cores[host] * seconds) for host in used) if seconds else 0.0
-
-
-def _epochs_over_ranks(kind: str, ranks: Sequence[Mapping[str, Any]], batch: int) -> list[dict[str, Any]]:
-    parts = zip(*(rank[kind] for rank in ranks), strict=True)
-    return [_over_ranks(each, batch) for each in parts]
 
 
 def _over_ranks(parts: Sequence[Mapping[str, Any]], batch: int) -> dict[str, Any]:
@@ -169,15 +163,7 @@ def _over_ranks(parts: Sequence[Mapping[str, Any]], batch: int) -> dict[str, Any
         "checkpoint_s": checkpoint_s,
         "samples": samples,
         "samples_per_s": samples / (seconds - checkpoint_s) if samples and seconds > checkpoint_s else None,
-        **{
-            name: float(np.mean([part[name] for part in parts]))
-            for name in ("wait_s", "compute_s", "oversleep_s", "barrier_s")
-        },
-        "au_percent": _mean(part["au_percent"] for part in parts),
-        **{
-            name: _mean(part[name] for part in parts)
-            for name in ("au_dlio_percent", "au_without_loader_percent")
-        },
+        **{name: _mean(part[name] for part in parts) for name in (*_PARTS, *_UTILISATIONS)},
     }
 
 
@@ -228,51 +214,33 @@ def size_statistics(sizes: Counter[int]) -> dict[str, float] | None:
     count = sum(sizes.values())
     if not count:
         return None
-    seen, median = 0, 0
-    for median in sorted(sizes):
-        seen += sizes[median]
-        if 2 * seen >= count:
-            break
-    return {
-        "min": min(sizes),
-        "mean": sum(size * times for size, times in sizes.items()) / count,
-        "median": median,
-        "max": max(sizes),
-    }
+    ordered = sorted(sizes)
+    median = ordered[int(np.searchsorted(np.cumsum([sizes[size] for size in ordered]), count / 2))]
+    mean = sum(size * times for size, times in sizes.items()) / count
+    return {"min": ordered[0], "mean": mean, "median": median, "max": ordered[-1]}
 
 
 def checkpoints(ranks: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Each checkpoint over its ranks: the longest time, and the total bandwidth in that time."""
+    same: dict[tuple[bool, int], list[Mapping[str, Any]]] = {}
+    for each in (each for rank in ranks for each in rank["checkpoints"]):
+        same.setdefault((each["kind"] == "read", each["number"]), []).append(each)
     rows = []
-    keys = sorted({(t["kind"], t["number"]) for rank in ranks for t in rank["checkpoints"]}, reverse=True)
-    for kind, number in sorted(keys, key=lambda key: (key[0] == "read", key[1])):
-        same = [
-            t for rank in ranks for t in rank["checkpoints"] if (t["kind"], t["number"]) == (kind, number)
-        ]
-        seconds, size = max(t["seconds"] for t in same), sum(t["bytes"] for t in same)
-        rows.append(
-            {
-                "kind": kind,
-                "number": number + 1,
-                "bytes": size,
-                "seconds": seconds,
-                "fsync_s": max(t["fsync_s"] for t in same),
-                "bytes_per_s": size / seconds if seconds else math.inf,
-            }
-        )
+    for _, parts in sorted(same.items(), key=itemgetter(0)):
+        seconds, size = max(part["seconds"] for part in parts), sum(part["bytes"] for part in parts)
+        row = {"kind": parts[0]["kind"], "number": parts[0]["number"] + 1, "bytes": size, "seconds": seconds}
+        fsync_s = max(part["fsync_s"] for part in parts)
+        rows.append(row | {"fsync_s": fsync_s, "bytes_per_s": size / seconds if seconds else math.inf})
     return rows
 
 
 def write_steps(run: Run, path: Path) -> None:
     """The steps of a rank as CSV, epoch and step from 1. Raises OSError."""
-    from mlhpc.iobench.emulate.steps import COLUMNS
-
     lines = [",".join(("epoch", "step", *COLUMNS))]
     for epoch in run.epochs:
         origin = float(epoch.steps[0, 0]) if len(epoch.steps) else 0.0
         for number, row in enumerate(epoch.steps, 1):
             times = (f"{value:.7f}" for value in (row[0] - origin, *row[1:5]))
-            lines.append(
-                ",".join((str(epoch.epoch + 1), str(number), *times, *(str(int(v)) for v in row[5:])))
-            )
+            counts = (str(int(value)) for value in row[5:])
+            lines.append(",".join((str(epoch.epoch + 1), str(number), *times, *counts)))
     path.write_text("\n".join(lines) + "\n")

@@ -94,10 +94,8 @@ class _Simulation:
         assert workload.dataset
         self._dataset, self._reader, self._service = workload.dataset, workload.reader, service
         self._system, self._steps = system, steps
-        reader, dataset = workload.reader, workload.dataset
-        loader_s = reader.step_s(dataset, reader.batch_size) if dataset else 0.0
         self._compute = workload.train.computation.expected
-        self._step = self._compute + loader_s
+        self._step = self._compute + self._reader.step_s(self._dataset, self._reader.batch_size)
         self._barrier = workload.train.barrier
         self._ranks = [_Rank(steps * self._reader.batch_size) for _ in range(ranks)]
         nodes = -(-ranks // system.ranks_per_node)

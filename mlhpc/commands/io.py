@@ -71,12 +71,9 @@ def _add_simulate(actions: Commands) -> None:
         "--runs", type=Path, nargs=2, required=True, metavar="RUN",
         help="output folders of io run for this workload, on one rank and on two",
     )  # fmt: skip
+    ranks = "1,2,4,8,64,512,4096,8192"
     simulate.add_argument(
-        "--ranks",
-        type=positives,
-        default="1,2,4,8,64,512,4096,8192",
-        metavar="N,...",
-        help="default: %(default)s",
+        "--ranks", type=positives, default=ranks, metavar="N,...", help="default: %(default)s"
     )
     simulate.add_count("--targets", "number of storage targets like the measured one (default: 1)", default=1)
     simulate.add_count("--metadata", "metadata servers (default: 1)", default=1)
@@ -254,50 +251,34 @@ def _sweep(options: argparse.Namespace) -> int:
 
 
 def _simulate(options: argparse.Namespace) -> int:
-    from dataclasses import asdict, replace
+    from dataclasses import asdict
 
     from rich.console import Console
 
     from mlhpc.iobench.definition import load
     from mlhpc.iobench.definition.schema import Workload
+    from mlhpc.iobench.emulate.loader_cost import with_loader_cost
     from mlhpc.iobench.report.check import read_result
     from mlhpc.iobench.report.console import FITS, print_simulated
     from mlhpc.iobench.simulate.measured import fit
-    from mlhpc.iobench.simulate.simulation import simulate
+    from mlhpc.iobench.simulate.simulation import System, simulate
 
     workload = load.load(options.workload, options.set)
     if workload.dataset is None:
         raise UserError(f"{workload.name} reads no data, so there is nothing to simulate")
     if workload.reader.preprocess_threads:
-        raise UserError(
-            "reader.preprocess_threads is not simulated; simulate without it, from runs without it"
-        )
+        raise UserError("reader.preprocess_threads is not simulated; set it to 0, here and in the runs")
     results = [read_result(path) for path in options.runs]
     fitted = fit(workload, results)
     cost = Workload(**results[0]["workload"]).reader.loader_cost  # the runs may have measured it
-    workload = workload.model_copy(
-        update={"reader": workload.reader.model_copy(update={"loader_cost": cost})}
-    )
-    service = fitted.service
-    system = replace(
-        fitted.system,
-        targets=options.targets,
-        metadata=options.metadata,
-        ranks_per_node=options.ranks_per_node,
-    )
-    runs = [simulate(workload, service, system, number, options.steps) for number in options.ranks]
+    workload = with_loader_cost(workload, cost)
+    system = System(options.targets, options.metadata, fitted.system.cores, options.ranks_per_node)
+    runs = [simulate(workload, fitted.service, system, number, options.steps) for number in options.ranks]
     if options.json:
         simulated = [asdict(each) | {"binding": each.binding} for each in runs]
-        print(
-            json.dumps(
-                {
-                    "fit": asdict(fitted)
-                    | {"error": fitted.error, "agrees": fitted.error < FITS, "told_apart": fitted.told_apart},
-                    "system": asdict(system),
-                    "simulated": simulated,
-                }
-            )
-        )
+        verdict = {"error": fitted.error, "agrees": fitted.error < FITS, "told_apart": fitted.told_apart}
+        facts = {"fit": asdict(fitted) | verdict, "system": asdict(system), "simulated": simulated}
+        print(json.dumps(facts))
     else:
         print_simulated(fitted, system, runs, Console())
     return 0

@@ -24,9 +24,11 @@ def test_a_worker_that_takes_time_is_seen_by_the_loaders_of_pytorch(monkeypatch)
     for name, value in (("REPEATS", 2), ("STEPS", 3)):
         monkeypatch.setattr(loader_cost, name, value)
 
-    def slow(self, number):
-        time.sleep(0.01)
-        return self._picture
+    class Slow(list):
+        def __getitem__(self, number):
+            time.sleep(0.01)
+            return super().__getitem__(number)
 
-    monkeypatch.setattr(loader_cost._Pictures, "__getitem__", slow)
+    pictures = loader_cost._pictures
+    monkeypatch.setattr(loader_cost, "_pictures", lambda count, size: Slow(pictures(count, size)))
     assert min(loader_cost._worker(loader_cost._pytorch(2, 4096))) >= 0.02

@@ -159,8 +159,8 @@ def test_keys_of_release_2_0_0_are_known(tmp_path):
         ("format: npz", "format: png", r"w\.yaml:15: dataset\.format: 'png' is not emulated"),
         ("num_files_train: 168", "num_files_train: 0", r"w\.yaml:16: dataset\.files: .*got 0"),
         ("file_shuffle: seed", "file_shuffle: yes please", r"w\.yaml:26: reader\.file_shuffle"),
-        ("au: 0.90", "au: 0.90\nstorage:\n  storage_type: daos", r"w\.yaml:41: storage\.storage_type 'daos' "
-         "must be local_fs, parallel_fs or s3"),
+        ("au: 0.90", "au: 0.90\nstorage:\n  storage_type: daos", r"w\.yaml:41: storage\.storage_type: 'daos' "
+         "is none of local_fs, parallel_fs, s3"),
         ("au: 0.90", "au: 0.90\nstorage:\n  storage_type: s3",
          r"w\.yaml:11: workflow\.checkpoint: to an object store"),
         ("epochs: 5", "epochs: [5", r"w\.yaml:\d+: invalid YAML"),

@@ -51,6 +51,13 @@ def test_what_the_loop_spends_lowers_the_utilisation_by_as_much(tmp_path):
     assert bounds[0] - 0.01 <= result["au_without_loader_percent"] <= bounds[1] + 0.01
 
 
+def test_with_all_samples_in_memory_no_utilisation_without_the_loader_is_claimed(tmp_path):
+    _, result = run(tmp_path, "load_all = true\n[reader.loader_cost]\nsteps = [[0.004, 0.01]]")
+    assert result["au_without_loader_percent"] is None
+    assert result["epochs"][0]["au_without_loader_percent"] is None
+    assert result["au_dlio_percent"] is not None
+
+
 def test_what_a_worker_spends_is_counted_for_each_sample(tmp_path):
     cost = "[reader.loader_cost]\nbatch = 0.02\nsample = 0.005\nper_mb = 5.0"
     _, result = run(tmp_path, cost)
