@@ -1,7 +1,7 @@
 """The I/O emulation beside DLIO on one machine: samples/s on the same workload, size installed, time to a
 first result; and what DLIO asks of the storage, against which ``make test`` holds the emulation.
 
-    python tests/perf/io_dlio.py FOLDER DLIO_PYTHON [samples] [first] [counts] [au] [WORKLOAD ...]
+    python tests/perf/io_dlio.py FOLDER DLIO_PYTHON [samples] [first] [counts] [others] [au] [WORKLOAD ...]
 
 DLIO_PYTHON is an interpreter that imports dlio_benchmark 2.0.0 and torch (see docs/evidence/io.md for one);
 FOLDER is on the disk to measure. Samples/s: both generate their own data of the same sizes, read it twice to fill
@@ -11,7 +11,9 @@ time; an epoch's duration is its own log's, from beginning to end. First result:
 
 Counts: DLIO trains on each of ``CELLS``, small sets that it generates, under strace; opens, reads and bytes asked
 of its data files, steps, evaluations and checkpoints with their epochs are written to ``GOLDEN``. DLIO needs
-mpiexec beside its interpreter (pip has mpich), and a command tfrecord2idx that makes its second argument.
+mpiexec beside its interpreter (pip has mpich), and a command tfrecord2idx that makes its second argument. Others:
+the same of another release, or of a checkout of DLIO's repository, to FOLDER/counts.json; prints each count that
+is not the one of 2.0.0, and the cells that end in an error.
 
 AU: utilisation and samples/s of the four ``APPLICATIONS`` (or those named), DLIO's own workload files with fewer
 and smaller samples, in turns, both on the files that ``mlhpc io generate`` wrote, in the page cache.
@@ -25,6 +27,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -109,12 +112,15 @@ def cell_yaml(name: str) -> dict[str, Any]:
     for key, value in cell.items():
         table, _, own = key.partition(".")
         tables.setdefault(table, {})[own] = value
+    tables["dataset"]["record_length_bytes"] = tables["dataset"]["record_length"]  # its name after 2.0.0
     return tables
 
 
-def counts(folder: Path, python: str) -> None:
-    found = json.loads(GOLDEN.read_text())["cells"] if GOLDEN.exists() else {}
-    for name in (name for name in CELLS if name not in found):
+def counts(
+    folder: Path, python: str, golden: Path = GOLDEN, names: Iterable[str] = tuple(CELLS)
+) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(golden.read_text())["cells"] if golden.exists() else {}
+    for name in (name for name in names if name not in found):
         place, tables, ranks = folder / name, cell_yaml(name), CELLS[name].get("ranks", 1)
         shutil.rmtree(place, ignore_errors=True)
         (place / "config/workload").mkdir(parents=True)
@@ -132,7 +138,11 @@ def counts(folder: Path, python: str) -> None:
         trace = ["strace", "-ff", "--seccomp-bpf", "-ttt", "-y", "-s", "0", *calls, "-o", place / "trace"]
         launcher = ["mpiexec", "-n", ranks] if ranks > 1 else []
         run(*trace, *launcher, *words, f"hydra.run.dir={place / 'out'}", env=env, cwd=place)
-        epochs = json.loads((place / "out/per_epoch_stats.json").read_text())
+        (stats,) = {
+            *(place / "out").glob("per_epoch_stats.json"),
+            *(place / "out").glob("0_per_epoch_stats.json"),
+        }
+        epochs = json.loads(stats.read_text())
         steps = json.loads((place / "out/0_output.json").read_text())
         found[name] = {
             "tables": tables, "ranks": ranks, **traced(place, "data/train"),
@@ -140,11 +150,27 @@ def counts(folder: Path, python: str) -> None:
             "steps": [sum(len(own) for block, own in steps[epoch]["proc"].items() if block != "eval")
                       for epoch in epochs],
             "evaluations": [int(epoch) for epoch, own in epochs.items() if "eval" in own],
-            "checkpoints": [sum(key.startswith("ckpt") for key in own) for own in epochs.values()],
-            "checkpoint_bytes": sum(each.stat().st_size for each in (place / "checkpoints").glob("*")),
+            "checkpoints": [sum("ckpt" in key for key in own) for own in epochs.values()],
+            "checkpoint_bytes": sum(
+                each.stat().st_size for each in (place / "checkpoints").rglob("*") if each.is_file()
+            ),
         }  # fmt: skip
         print(name, {key: value for key, value in found[name].items() if key != "tables"}, flush=True)
-    GOLDEN.write_text(json.dumps({"dlio": "2.0.0", "cells": found}, indent=1) + "\n")
+        golden.write_text(json.dumps({"dlio": "2.0.0", "cells": found}, indent=1) + "\n")
+    return found
+
+
+def others(folder: Path, python: str) -> None:
+    release = json.loads(GOLDEN.read_text())["cells"]
+    for name in CELLS:
+        try:
+            found = counts(folder, python, folder / "counts.json", [name])[name]
+        except SystemExit as error:
+            print(f"{name}: ends in an error: {str(error).splitlines()[-1]}", flush=True)
+            continue
+        differing = {key: (own, found[key]) for key, own in release[name].items() if own != found[key]}
+        differing.pop("tables", None)
+        print(f"{name}: {differing or 'as 2.0.0'}", flush=True)
 
 
 def traced(place: Path, data: str) -> dict[str, Any]:
@@ -386,6 +412,9 @@ if __name__ == "__main__":
     place.mkdir(parents=True, exist_ok=True)
     if "au" in sys.argv[3:]:
         au(place, dlio_python, [word for word in sys.argv[3:] if word in APPLICATIONS])
+        sys.exit()
+    if "others" in sys.argv[3:]:
+        others(place, dlio_python)
         sys.exit()
     for measure in (samples, first, counts):
         if measure.__name__ in (sys.argv[3:] or [measure.__name__]):
