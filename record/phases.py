@@ -21,7 +21,10 @@ PARTS = {
         "time by which the first epoch and evaluation exceed the median of the later ones",
     ),
     "training": ("Training", "inside the epochs, without evaluation and checkpoints"),
-    "evaluation": ("Evaluation", "between eval_start and eval_stop"),
+    "evaluation": (
+        "Evaluation",
+        "between eval_start and eval_stop, but for what the next epoch trains meanwhile",
+    ),
     "rest": (
         "Rest",
         "everything else inside the clock: set-up after run_start, checkpoints, shards exchanged between epochs",
