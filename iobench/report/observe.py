@@ -7,9 +7,10 @@ import shutil
 import statistics
 import subprocess
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -102,9 +103,15 @@ def observe(command: Sequence[str], below: Path, out: Path) -> int:
         "command": list(command), "status": status, "below": str(below), "reads": len(reads.sizes),
         "bytes": sum(reads.sizes), "io_percent": reads.io_percent, "factors": reads.factors(),
     }  # fmt: skip
+    write_observation(record, out)
+    return status
+
+
+def write_observation(record: Mapping[str, Any], out: Path) -> None:
+    """``observation.json`` in the folder ``out``, which is made. Raises UserError if it exists."""
+    require_new(out)
     out.mkdir(parents=True)
     atomic.write_bytes(out / NAME, (json.dumps(record, indent=1) + "\n").encode())
-    return status
 
 
 def read_observation(folder: Path) -> dict[str, float]:

@@ -1,11 +1,12 @@
-"""Commands around emulated I/O: io size, check, report, observe, similarity, list."""
+"""Commands around emulated I/O: io size, check, report, observe, workload-from, similarity, list."""
 
 import argparse
 import json
 from pathlib import Path
 
 from mlhpc.commands.parser import Commands, add_command, byte_size
-from mlhpc.quantities import count
+from mlhpc.errors import UserError
+from mlhpc.quantities import bytes_text, count
 
 
 def add(actions: Commands) -> None:
@@ -27,10 +28,19 @@ def add(actions: Commands) -> None:
     report.add_out_file(".html", "the page (default: RUN/report.html)")
     similarity = add_command(actions, "similarity", _similarity, "compare two observations of io observe")
     similarity.add_argument("observations", type=Path, nargs=2, metavar="FOLDER", help="of mlhpc io observe")
-    observe = add_command(actions, "observe", _observe, "run a command under strace and record its reads")
+    observe = add_command(actions, "observe", _observe, "record the reads of a command, or of Darshan's log")
     observe.add_folder("--out", "folder for the observation", required=True)
-    observe.add_folder("--below", "count only files below this folder", required=True)
+    observe.add_folder("--below", "count only files below this folder (of a log: all files)")
+    observe.add_argument(
+        "--darshan", type=Path, metavar="LOG", help="instead of running a command under strace"
+    )
     observe.add_argument("words", nargs=argparse.REMAINDER, metavar="COMMAND", help="after --")
+    made = add_command(actions, "workload-from", _workload_from, "a workload that reads as a job did")
+    made.add_argument("log", type=Path, metavar="LOG", help="of Darshan")
+    made.add_folder("--below", "count only files below this folder")
+    made.add_argument(
+        "--out", type=Path, metavar="FILE.toml", required=True, help="a file that is not there yet"
+    )
     listing = add_command(actions, "list", _list, "list the workloads of the suite")
     listing.add_argument("workload", metavar="WORKLOAD", nargs="?", help="print its settings")
 
@@ -80,10 +90,36 @@ def _report(options: argparse.Namespace) -> int:
 
 
 def _observe(options: argparse.Namespace) -> int:
-    from mlhpc.iobench.report.observe import observe
+    from mlhpc.iobench.report.observe import observe, write_observation
 
     words = options.words[1:] if options.words[:1] == ["--"] else options.words
-    return observe(words, options.below, options.out)
+    if not options.darshan:
+        if not options.below:
+            raise UserError("--below is missing; pass the folder whose files count")
+        return observe(words, options.below, options.out)
+    if words:
+        raise UserError("--darshan reads the log of a command that has run; omit the command")
+    from mlhpc.iobench.report.darshan import observation, read_log
+
+    record = observation(read_log(options.darshan, options.below), options.below)
+    write_observation(record, options.out)
+    print(f"{count(record['reads'], 'read')}, {bytes_text(record['bytes'])}")
+    if not record["traced"]:
+        print(f"{record['untraced']}: I/O time, bandwidths and overlap with computing are not known exactly")
+    return 0
+
+
+def _workload_from(options: argparse.Namespace) -> int:
+    from mlhpc.common.files import atomic
+    from mlhpc.common.files.filesystem import require_new
+    from mlhpc.iobench.definition import load
+    from mlhpc.iobench.report.darshan import read_log, workload
+
+    require_new(options.out)
+    made = workload(read_log(options.log, options.below), options.out.stem)
+    atomic.write_bytes(options.out, load.dumps(made).encode())
+    print(f"{options.out}: {made.description}; set reader.batch_size and train.computation if you know them")
+    return 0
 
 
 def _similarity(options: argparse.Namespace) -> int:

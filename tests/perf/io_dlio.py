@@ -163,16 +163,20 @@ def counts(
 def others(folder: Path, python: str) -> None:
     release = json.loads(GOLDEN.read_text())["cells"]
     for name in CELLS:
+        cell, own = CELLS[name], dict(release[name])
+        if "samples" in cell:  # later releases use a multiple of samples x batch x ranks of files
+            more = cell["samples"] * 2 * cell.get("ranks", 1) // cell.get("files", 4)
+            CELLS[name] = {**cell, "files": cell.get("files", 4) * more}
+            own |= {key: more * own[key] for key in ("opens", "reads", "bytes_asked")}
+            own["steps"] = [more * steps for steps in own["steps"]]
         try:
             found = counts(folder, python, folder / "counts.json", [name])[name]
         except SystemExit as error:
             print(f"{name}: ends in an error: {str(error).splitlines()[-1]}", flush=True)
             continue
         found["valid"] = {key: found["valid"][key] for key in release[name]["valid"]}
-        kept = release[name].keys() - {"tables", "whole"}
-        differing = {
-            key: (release[name][key], found[key]) for key in kept if release[name][key] != found[key]
-        }
+        kept = own.keys() - {"tables", "whole"}
+        differing = {key: (own[key], found[key]) for key in kept if own[key] != found[key]}
         print(f"{name}: {differing or 'as 2.0.0'}", flush=True)
 
 
