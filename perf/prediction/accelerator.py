@@ -18,6 +18,7 @@ from mlhpc.perf.accelerator.memory import RESERVED, Memory, power_of_two, update
 from mlhpc.perf.accelerator.roofline import Ceilings, Point, least_seconds, points
 from mlhpc.perf.machines import Machine
 from mlhpc.perf.movement import GIB, MIB, costs, required_bandwidth
+from mlhpc.perf.networks.layer import PRODUCTS
 from mlhpc.perf.prediction.model import Model
 from mlhpc.perf.tiers import Tier
 from mlhpc.quantities import bytes_text, digits, seconds_text, si_text, text_of
@@ -26,13 +27,6 @@ BATCHES = tuple(2**n for n in range(9))
 PAPER_UNSTAGED = "Ibrahim et al. 2021: not staged"
 _LOOSE = ("published", PAPER_UNSTAGED)
 """Series whose points are not joined."""
-PRODUCT_KINDS = (
-    "convolution",
-    "pointwise convolution",
-    "depthwise convolution",
-    "transposed convolution",
-    "dense",
-)
 OTHERS = "no matrix product"
 _SIZES = alt.Scale(domain=[0, 0.2], range=[30, 500], clamp=True)
 BOUNDS = {"tensor": "tensor cores", "float32": "float32 units", "memory": "memory bandwidth"}
@@ -152,7 +146,7 @@ def roofline(points: Sequence[Point], ceilings: Ceilings, paper: Row | None = No
     drawn = [point for point in points if point.flops and point.bytes]
     whole = least_seconds(points)
     rows = [_row(point, whole) for point in drawn] + _paper_rows(paper, ceilings)
-    names = [name for name in (*PRODUCT_KINDS, OTHERS, _PAPER) if any(row["kind"] == name for row in rows)]
+    names = [name for name in (*PRODUCTS, OTHERS, _PAPER) if any(row["kind"] == name for row in rows)]
     x_axis = log_axis(
         [*(row["x"] for row in rows), ceilings.balance], "FLOPs per byte of memory traffic", room=2
     )
@@ -232,7 +226,7 @@ def _paper_rows(paper: Row | None, ceilings: Ceilings) -> list[dict[str, Any]]:
 
 
 def _row(point: Point, whole: float) -> dict[str, Any]:
-    kind = point.kind if point.kind in PRODUCT_KINDS else OTHERS
+    kind = point.kind if point.kind in PRODUCTS else OTHERS
     weight = point.seconds / whole
     share = f"{seconds_text(point.seconds)}, {weight:.1%}"
     return _mark(
