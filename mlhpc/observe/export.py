@@ -65,7 +65,7 @@ def _ends(result: Result, began_ms: float) -> list[float]:
     return [began_ms + 1e3 * each for each in seconds]
 
 
-def _facts(run: RunDirectory, result: Result) -> dict[str, Any]:
+def _facts(result: Result) -> dict[str, Any]:
     keys = (
         "benchmark",
         "preset",
@@ -92,7 +92,7 @@ def _csv(run: RunDirectory, result: Result, out: Path) -> None:
         writer = csv.writer(file)
         writer.writerow(map(spreadsheet, names))
         writer.writerows([spreadsheet(row.get(name, "")) for name in names] for row in rows)
-    facts = {**_facts(run, result), "time_to_train_s": result.time_to_train_s, **_energy(result)}
+    facts = {**_facts(result), "time_to_train_s": result.time_to_train_s, **_energy(result)}
     with (out / "run.csv").open("w", newline="", encoding="utf-8") as file:
         csv.writer(file).writerows(map(spreadsheet, row) for row in [("key", "value"), *facts.items()])
 
@@ -143,7 +143,7 @@ def _mlflow_run(client: Any, experiment: str, run: RunDirectory, result: Result)
     of_run = client.create_run(experiment, began, run_name=run.path.resolve().name).info.run_id
     settings = dotted(run.config.model_dump(mode="json")) if run.config else ()
     params = [Param(_mlflow_name(key), str(value)[:6000]) for key, value in settings]
-    tags = [RunTag(f"mlhpc.{key}", str(value)) for key, value in _facts(run, result).items()]
+    tags = [RunTag(f"mlhpc.{key}", str(value)) for key, value in _facts(result).items()]
     metrics = _mlflow_metrics(result, began)
     client.log_batch(of_run, tags=tags)
     for start in range(0, len(params), 100):  # maximum per call

@@ -3,7 +3,7 @@ moving data (Ibrahim et al. 2021, figures 1, 2 and 4)."""
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import altair as alt
 
@@ -11,8 +11,7 @@ from mlhpc.benchmarks.schema import Run
 from mlhpc.common.pages import charts, plots
 from mlhpc.common.pages.blocks import Cell, Section, Table, number, table
 from mlhpc.common.pages.charts import INK, SOFT, Figure, Rows
-from mlhpc.common.pages.plots import log_axis, on_axes, with_halo
-from mlhpc.errors import few
+from mlhpc.common.pages.plots import Mark, curves, log_axis, on_axes, with_halo
 from mlhpc.perf.accelerator.ibrahim2021 import TABLE_II, Row
 from mlhpc.perf.accelerator.memory import RESERVED, Memory, power_of_two, update_of
 from mlhpc.perf.accelerator.roofline import Ceilings, Point, least_seconds, points
@@ -24,9 +23,6 @@ from mlhpc.perf.tiers import Tier
 from mlhpc.quantities import bytes_text, digits, seconds_text, si_text, text_of
 
 BATCHES = tuple(2**n for n in range(9))
-PAPER_UNSTAGED = "Ibrahim et al. 2021: not staged"
-_LOOSE = ("published", PAPER_UNSTAGED)
-"""Series whose points are not joined."""
 OTHERS = "no matrix product"
 _SIZES = alt.Scale(domain=[0, 0.2], range=[30, 500], clamp=True)
 BOUNDS = {"tensor": "tensor cores", "float32": "float32 units", "memory": "memory bandwidth"}
@@ -109,35 +105,6 @@ def _required(machine: Machine, run: Run, flops: int, received: float, moved: fl
     needs = (required_bandwidth(flops, size, peak) for size in (received, moved))
     samples, memory = (bytes_text(need, "/s") for need in needs)
     return f"At its peak an accelerator would handle {samples} of samples and {memory} of memory traffic."
-
-
-class Mark(NamedTuple):
-    """A point of a curve, with an interval of y if it has one. ``what``: said of it on hover."""
-
-    series: str
-    x: float
-    what: str
-    y: float
-    y_low: float | None = None
-    y_high: float | None = None
-
-
-def curves(marks: Sequence[Mark], x: str, y: str, title: str) -> Figure:
-    """The series of ``marks``; both axes are logarithmic."""
-    x_axis = plots.log_axis([mark.x for mark in marks], x, base=2, room=1.2)
-    ends = [end for mark in marks for end in (mark.y, mark.y_low, mark.y_high) if end]
-    says = [f"{mark.series}, {mark.what}: {digits(mark.y)}" for mark in marks]
-    rows = [
-        {**mark._asdict(), "says": text, "join": n if mark.series in _LOOSE else ""}
-        for n, (mark, text) in enumerate(zip(marks, says, strict=True))
-    ]
-    return plots.lines(
-        plots.on_axes(rows, x_axis, plots.log_axis(ends, y, room=1.3)),
-        f"{title}. {few(says, 60, '; ')}",
-        series=list(dict.fromkeys(mark.series for mark in marks)),
-        title=title,
-        height=260,
-    )
 
 
 def roofline(points: Sequence[Point], ceilings: Ceilings, paper: Row | None = None) -> Figure:

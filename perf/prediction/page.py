@@ -10,11 +10,11 @@ from mlhpc.benchmarks.schema import Run
 from mlhpc.common.pages.blocks import Banner, Cell, Grid, Section, Table, number, table
 from mlhpc.common.pages.charts import Figure
 from mlhpc.common.pages.html import render
-from mlhpc.common.pages.plots import Bar, Measure, stacked_bars
+from mlhpc.common.pages.plots import Bar, Mark, Measure, curves, stacked_bars
 from mlhpc.perf.accelerator.ibrahim2021 import STRONG_SCALING
 from mlhpc.perf.calibration import calibration
 from mlhpc.perf.machines import Machine, written
-from mlhpc.perf.prediction.accelerator import PAPER_UNSTAGED, Mark, accelerator, curves
+from mlhpc.perf.prediction.accelerator import accelerator
 from mlhpc.perf.prediction.model import Model, with_batch
 from mlhpc.perf.prediction.result import Prediction, terms_table
 from mlhpc.perf.published import SOURCE, Published, published
@@ -123,7 +123,7 @@ def _against_published(timed: Sequence[Prediction]) -> Figure:
         for p in timed if p.total_s
     ]  # fmt: skip
     rows += [
-        Mark("published", r.accelerators, f"{r.name}, batch {r.batch}", r.total_s / 60)
+        Mark("published", r.accelerators, f"{r.name}, batch {r.batch}", r.total_s / 60, join=False)
         for r in _like(timed[0]) if r.total_s
     ]  # fmt: skip
     title = "Time to train, with published sets of this accelerator family at any batch"
@@ -219,6 +219,7 @@ def scaling(model: Model, chosen: Prediction) -> Section:
             r.accelerators,
             f"{r.name}, local batch {four_digits(r.local_batch_size)}",
             r.samples_per_s,
+            join=False,
         )
         for r in _like(chosen)
     ]
@@ -255,6 +256,6 @@ def _paper_scaling(machine: Machine, run: Run) -> Figure | None:
                 rows.append(Mark("not staged, first epoch", nodes, what, first))
             if staged and (ratio := paper.unstaged.get(nodes)):
                 what = f"{count(nodes, 'node')}, {ratio:g} times as long as staged"
-                rows.append(Mark(PAPER_UNSTAGED, nodes, what, ratio * ms))
+                rows.append(Mark("Ibrahim et al. 2021: not staged", nodes, what, ratio * ms, join=False))
     title = f"Strong scaling of {paper.samples} samples, as in Ibrahim et al. 2021, figures 8 and 9"
     return curves(rows, "nodes", "accelerator time per sample, ms", title)
