@@ -119,7 +119,7 @@ def _bar(p: Prediction) -> Bar:
 
 def _against_published(timed: Sequence[Prediction]) -> Figure:
     rows = [
-        Mark("predicted", p.accelerators, p.configuration, *(end / 60 for end in p.total_s))
+        Mark("predicted", p.accelerators, p.configuration, p.total_s[0] / 60, p.total_s[1] / 60, p.total_s[2] / 60)
         for p in timed if p.total_s
     ]  # fmt: skip
     rows += [

@@ -164,9 +164,13 @@ def open_splits(
                 "staging.mode=replicate, or convert to tfrecord"
             )
         else:
-            reader = Lmdb if kinds[split] == "lmdb" else Raw
-            opened[split] = on_each_rank(world, partial(reader, (root / own_names[0]).parent, classes))
+            open_one = partial(_open_one, kinds[split], (root / own_names[0]).parent, classes)
+            opened[split] = on_each_rank(world, open_one)
     return opened, class_names
+
+
+def _open_one(kind: Format, folder: Path, classes: int) -> Images:
+    return Lmdb(folder, classes) if kind == "lmdb" else Raw(folder, classes)
 
 
 def _classes(dataset: Manifest, names: dict[Split, list[str]]) -> list[str]:

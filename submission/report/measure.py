@@ -99,7 +99,7 @@ def _entry(results: ResultSet, logs: list[Log], split: bool) -> Entry:
     org = (results.org if results.is_tree else logged_org) or logged_org or "unnamed"
     system = results.system or _named(value("submission_platform")) or env.hostname or results.path.name
     of_run = (result.benchmark, result.framework) if result else (None, None)
-    software = framework_of(*of_run, env.packages)
+    software = framework_of(of_run[0], of_run[1], env.packages)
     system += f", preset {results.preset}" if results.preset else ""
     return Entry(
         letter="", path=results.path, org=org, system=system, benchmark=benchmark, metric=results.metric,
