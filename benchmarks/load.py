@@ -13,7 +13,7 @@ from pydantic import BaseModel, ValidationError
 
 from mlhpc.benchmarks import registry
 from mlhpc.benchmarks.schema import Run, Target
-from mlhpc.benchmarks.toml_lines import parse_toml, toml_lines
+from mlhpc.benchmarks.toml_lines import parse_toml, parse_value, toml_lines
 from mlhpc.errors import UserError, did_you_mean, shown
 
 
@@ -210,10 +210,7 @@ def _parse(setting: str) -> dict[str, Any]:
     key, equals, text = setting.partition("=")
     if not equals or not key.strip() or not text.strip():
         raise UserError(f"--set {setting!r} must be table.key=value, such as training.max_epochs=3")
-    try:
-        value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        value = text  # a bare word is a string: --set hyperparameters.opt_name=adam
+    value = parse_value(text)
     for part in reversed(key.strip().split(".")):
         value = {part: value}
     return dict(value)

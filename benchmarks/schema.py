@@ -241,15 +241,11 @@ class Staging(FrozenModel):
     )
 
     @model_validator(mode="after")
-    def _exchange(self) -> Self:
+    def _combinations(self) -> Self:
         if self.exchange and self.mode != "shard":
             raise ValueError("exchange=true requires staging.mode=shard; set that, or exchange=false")
         if self.exchange and self.overlap:
             raise ValueError("exchange=true cannot overlap; set it or staging.overlap to false")
-        return self
-
-    @model_validator(mode="after")
-    def _overlap(self) -> Self:
         if self.overlap and self.read_once:
             raise ValueError("overlap=true cannot forward files; set it or staging.read_once to false")
         return self
@@ -376,30 +372,19 @@ class Run(FrozenModel):
             )
         if self.study.earlier_epochs and not self.study.steps:
             raise UserError("study.earlier_epochs requires mlhpc study; omit it in other runs")
-        if self.staging.overlap:
-            self._require_overlap(staged)
-        if self.staging.exchange:
-            self._require_exchange(staged)
-
-    def _require_overlap(self, staged: bool) -> None:
-        """Raise UserError unless training can read during staging, and the run is not a study."""
-        remedy = "set staging.overlap=false"
-        if not self.reads_while_staging:
-            raise UserError(f"staging.overlap is not supported for {self.benchmark}; {remedy}")
-        if not staged:
-            raise UserError(f"staging.overlap requires --stage; pass it, or {remedy}")
-        if self.study.steps:
-            raise UserError(f"staging.overlap would copy files while a study measures steps; {remedy}")
-
-    def _require_exchange(self, staged: bool) -> None:
-        """Raise UserError unless nodes have separate training files that they can exchange."""
-        remedy = "set staging.exchange=false"
-        if not self.exchanges_shards:
-            raise UserError(f"staging.exchange is not supported for {self.benchmark}; {remedy}")
-        if not staged:
-            raise UserError(f"staging.exchange requires --stage; pass it, or {remedy}")
-        if self.study.steps:
-            raise UserError(f"a study ends before shards would be exchanged; {remedy}")
+        for name, supported, during in (
+            ("overlap", self.reads_while_staging, "would copy files while a study measures steps"),
+            ("exchange", self.exchanges_shards, "would exchange shards only after the steps of a study"),
+        ):
+            if not getattr(self.staging, name):
+                continue
+            remedy = f"set staging.{name}=false"
+            if not supported:
+                raise UserError(f"staging.{name} is not supported for {self.benchmark}; {remedy}")
+            if not staged:
+                raise UserError(f"staging.{name} requires --stage; pass it, or {remedy}")
+            if self.study.steps:
+                raise UserError(f"staging.{name} {during}; {remedy}")
 
     @classmethod
     def hyperparameter_keys(cls) -> tuple[str, ...]:

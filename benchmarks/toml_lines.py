@@ -33,6 +33,14 @@ def parse_toml(text: str) -> dict[str, Any]:
         raise ValueError("nested too deeply") from None
 
 
+def parse_value(text: str) -> Any:
+    """The TOML value ``text``; a bare word is a string."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
 def toml_lines(text: str) -> dict[str, int]:
     """The line of each ``[table]`` and ``table.key`` of the TOML ``text``, from 1, and of its :data:`END`; without
     quotes and blanks around their parts. Keys in inline tables are missing."""

@@ -99,7 +99,7 @@ def _predicted(name: str, run: Run, local_batch_size: int, ranks: int) -> float:
     """Seconds of a step (a backward pass) without its wait for input, of a rank with this batch, on the nodes
     of the machine ``name`` needed for ``ranks`` accelerators."""
     from mlhpc.perf.machines import known, machine
-    from mlhpc.perf.prediction.model import predict
+    from mlhpc.perf.prediction.model import predict, with_batch
 
     if name not in known() and not Path(name).is_file():
         raise UserError(f"--compute {name} must be seconds, a run or a machine: {', '.join(known())}")
@@ -107,8 +107,4 @@ def _predicted(name: str, run: Run, local_batch_size: int, ranks: int) -> float:
     nodes = -(-ranks // machine_file.per_node)
     together = run.training.spatial_size
     batch = local_batch_size * run.backward_passes * (nodes * machine_file.per_node // together)
-    hyperparameters = run.hyperparameters.model_copy(update={"global_batch_size": batch})
-    step_s = predict(
-        machine_file, run.model_copy(update={"hyperparameters": hyperparameters}), nodes
-    ).step.busy
-    return step_s / run.backward_passes
+    return predict(machine_file, with_batch(run, batch), nodes).step.busy / run.backward_passes

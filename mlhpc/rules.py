@@ -1,7 +1,7 @@
 """``mlhpc rules``: the rules of the closed division, and their violations by a planned run."""
 
+import argparse
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -27,7 +27,7 @@ from mlhpc.submission.findings import print_findings
 def print_rules(benchmark: str, ruleset: str | None, console: Console) -> None:
     """The rules of a benchmark as tables: requirements, fixed settings, and free settings with their bounds."""
     definition = _closed(benchmark)
-    ruleset = _known_ruleset(benchmark, _own_ruleset(benchmark, ruleset))
+    ruleset = _ruleset(benchmark, ruleset)
     for when, rules in RULES.items():
         rows = [(name_of(rule), requirement(rule), source(rule)) for rule in rules]
         console.print(Text(when, style="italic"))
@@ -48,7 +48,7 @@ def _print_words(head: tuple[str, ...], rows: Sequence[tuple[str, ...]], console
 def rules_content(benchmark: str, ruleset: str | None) -> dict[str, Any]:
     """The content of ``mlhpc rules BENCHMARK --json`` (docs/reference/json.md)."""
     definition = _closed(benchmark)
-    ruleset = _known_ruleset(benchmark, _own_ruleset(benchmark, ruleset))
+    ruleset = _ruleset(benchmark, ruleset)
     return {
         "benchmark": benchmark,
         "ruleset": ruleset,
@@ -64,23 +64,14 @@ def rules_content(benchmark: str, ruleset: str | None) -> dict[str, Any]:
     }
 
 
-def violations(
-    benchmark: str,
-    preset: str,
-    settings: Sequence[str],
-    *,
-    ruleset: str | None,
-    data: Path | None,
-    stage: Path | None,
-    log: Path | None = None,
-) -> list[Finding] | None:
+def violations(options: argparse.Namespace) -> list[Finding] | None:
     """The violations of a planned run, from its settings and the data set's manifest; None in the open division.
-    ``log``: the log whose hyperparameters it uses.
 
     Raises UserError for settings that are not valid, and for a ruleset unknown to the benchmark.
     """
-    run = load_run(benchmark, preset, settings, log=log)
-    ruleset = _known_ruleset(benchmark, _own_ruleset(benchmark, ruleset))
+    data, stage = options.data, options.stage
+    run = load_run(options.benchmark, options.preset, options.set, log=options.hyperparameters_from)
+    ruleset = _ruleset(options.benchmark, options.ruleset)
     if run.division == "open":
         return None
     has_manifest = data is not None and (data / manifest.NAME).exists()
@@ -158,17 +149,12 @@ def _closed(benchmark: str) -> dict[str, Any]:
     return definition
 
 
-def _known_ruleset(benchmark: str, ruleset: str | None) -> str:
-    results = _closed(benchmark)["closed_results"]
-    if ruleset is not None and ruleset not in results["rulesets"]:
-        raise UserError(
-            f"no ruleset {ruleset!r} of {benchmark}; choose from {', '.join(results['rulesets'])}"
-        )
-    return ruleset or default_ruleset(benchmark)
-
-
-def _own_ruleset(benchmark: str, ruleset: str | None) -> str | None:
-    """The requested ``ruleset``; None, for the benchmark's default, if it is an HPC ruleset and the benchmark
-    belongs to MLPerf Training, whose rules are known here for one ruleset only."""
-    own = registry.find(benchmark).training_ruleset
-    return None if own and ruleset in HPC else ruleset
+def _ruleset(benchmark: str, ruleset: str | None) -> str:
+    """The requested ``ruleset``, or the benchmark's default; that also in place of an HPC ruleset for a benchmark
+    of MLPerf Training, whose rules are known here for one ruleset only. Raises UserError for an unknown one."""
+    known = _closed(benchmark)["closed_results"]["rulesets"]
+    if ruleset is None or (registry.find(benchmark).training_ruleset and ruleset in HPC):
+        return default_ruleset(benchmark)
+    if ruleset not in known:
+        raise UserError(f"no ruleset {ruleset!r} of {benchmark}; choose from {', '.join(known)}")
+    return ruleset

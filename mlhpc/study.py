@@ -34,7 +34,6 @@ from mlhpc.run_processes import (
     start_run,
 )
 from mlhpc.study_plan import PlannedCell, Sweep, plan, srun_options
-from mlhpc.submission.report.spread import Spread
 from mlhpc.submission.report.study import CELL, SERVERS, Study, described, measured, read
 
 
@@ -150,7 +149,7 @@ def content(study: Study) -> dict[str, Any]:
                 "settings": cell.settings,
                 "data": cell.data,
                 "stage": cell.stage,
-                "samples_per_s": _interval(cell.samples_per_s),
+                "samples_per_s": cell.samples_per_s and cell.samples_per_s.content(),
                 "variability": cell.variability,
                 "runs": [
                     {
@@ -179,19 +178,6 @@ def save(study: Study) -> None:
     from mlhpc.submission.report.study_page import page  # importing Altair takes most of a second
 
     atomic.write_bytes(study.path / "study.html", page(study).encode())
-
-
-def _interval(spread: Spread | None) -> dict[str, float | None] | None:
-    if spread is None:
-        return None
-    mean, low, high = spread.interval
-    several = spread.has_interval
-    return {
-        "mean": mean,
-        "low95": low if several else None,
-        "high95": high if several else None,
-        "n": spread.n,
-    }
 
 
 def show(study: Study, console: Console) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from mlhpc.benchmarks import load, registry
 from mlhpc.benchmarks.schema import Run
+from mlhpc.benchmarks.toml_lines import parse_value
 from mlhpc.common.data import manifest
 from mlhpc.common.data.manifest import Manifest
 from mlhpc.common.data.sharding import divide_batch
@@ -88,7 +89,7 @@ def _values(key: str, listed: str) -> list[Value]:
     try:
         values = tomllib.loads(f"v = [{listed}]")["v"]
     except tomllib.TOMLDecodeError:
-        values = [_scalar(word) for word in words]  # bare words are strings
+        values = [parse_value(word) for word in words]  # bare words are strings
     types = str if key == "data" else Value | list  # a folder may be named 007; a date is a string
     if not all(isinstance(value, types) for value in values):
         values = words
@@ -269,14 +270,6 @@ def _codec_of(data: Path, benchmark: registry.Benchmark) -> str:
     facts = dataset.facts if dataset else {}
     plain = facts.get("gzip") is False  # generated CosmoFlow data sets have no codec in the manifest
     return str(facts.get("codec", facts.get("format", "plain" if plain else benchmark.published_codec)))
-
-
-def _scalar(word: str) -> Value:
-    try:
-        value: Value = tomllib.loads(f"v = {word}")["v"]
-        return value
-    except tomllib.TOMLDecodeError:
-        return word
 
 
 def _dataset(data: Path) -> Manifest | None:

@@ -6,6 +6,8 @@ round, or a whole accelerator family, in turn: what the errors are, and how ofte
 or hardware of which nothing was known.
 """
 
+import argparse
+import json
 import math
 import re
 import statistics
@@ -16,11 +18,10 @@ from typing import Any
 
 from rich.console import Console
 
-from mlhpc.benchmarks.load import load
 from mlhpc.benchmarks.schema import Run
 from mlhpc.common.pages.blocks import Cell, table
 from mlhpc.common.pages.terminal import print_table, say
-from mlhpc.errors import UserError
+from mlhpc.errors import UserError, did_you_mean
 from mlhpc.perf.calibration import (
     ALL,
     By,
@@ -29,14 +30,13 @@ from mlhpc.perf.calibration import (
     fit,
     group_of,
     left_out,
-    network,
     rate_of,
     roofline,
 )
 from mlhpc.perf.epochs import epochs_to_target
-from mlhpc.perf.machines import Machine
+from mlhpc.perf.machines import Machine, machine
 from mlhpc.perf.parts import Parts, of_sets, parts
-from mlhpc.perf.published import Published, machine_of
+from mlhpc.perf.published import Published, published, read
 from mlhpc.perf.scaling import Estimate, Triple, added, multiplied, scaled
 from mlhpc.quantities import digits, four_digits
 
@@ -107,11 +107,31 @@ class Coverage:
     width: float
 
 
+def against(options: argparse.Namespace) -> int:
+    """``mlhpc predict --against``: prints the errors on the sets of a file, or on the suite's if it is
+    "published", of one benchmark or of all. Raises UserError."""
+    given = machine(options.machine) if options.machine else None
+    if options.out:
+        raise UserError("--out writes the page of a prediction: omit --against")
+    sets = published() if str(options.against) == "published" else read(options.against)
+    compared = compare(sets, given)
+    if options.benchmark:
+        names = sorted({c.row.benchmark for c in compared})
+        if options.benchmark not in names:
+            raise UserError(f"no set of {options.benchmark!r}; {did_you_mean(options.benchmark, names)}")
+        compared = [c for c in compared if c.row.benchmark == options.benchmark]
+    if options.json:
+        print(json.dumps(records(compared), indent=1))
+    else:
+        show(compared)
+    return 0
+
+
 def compare(sets: Sequence[Published], given: Machine | None = None) -> list[Compared]:
     """Each set, predicted from its system, batch and framework. Calibrated on the ``fit`` rows among ``sets``, or
     on the suite's where there are none. ``given``: the machine of all of them; else by their system's name."""
     calibrated = fit(sets) if any(row.use == "fit" for row in sets) else calibration()
-    return [_compared(row, sets, calibrated, given or machine_of(row)) for row in sets]
+    return [_compared(row, sets, calibrated, given or row.machine) for row in sets]
 
 
 def apart(sets: Sequence[Published], by: By) -> list[Compared]:
@@ -126,7 +146,7 @@ def apart(sets: Sequence[Published], by: By) -> list[Compared]:
         calibrated = replace(
             calibrated, of_a_round=factors.of_a_round, of_an_accelerator=factors.of_an_accelerator
         )
-        one = _compared(row, [*others, row], calibrated, machine_of(row), others)
+        one = _compared(row, [*others, row], calibrated, row.machine, others)
         if by == "accelerator" or ALL not in one.how:
             predicted.append(one)
     return predicted
@@ -143,8 +163,7 @@ def _compared(
     value, efficiency = rate_of(row, machine, calibrated)
     half = calibrated.factor_of(efficiency, machine.family, known=efficiency.exact)
     limit = row.local_batch_size / (
-        roofline(network(row.benchmark, row.preset), machine, efficiency.precision)
-        * max(1.0, row.local_batch_size)
+        roofline(row.network, machine, efficiency.precision) * max(1.0, row.local_batch_size)
     )
     rate = value, value / half, max(value, min(value * half, limit)) if row.spatial == 1 else value * half
     total = epochs = None
@@ -152,7 +171,7 @@ def _compared(
         epochs = epochs_to_target(row.benchmark, row.preset, row.batch, others)
         if row.metric == "strong" and row.total_s:
             spent = parts() if others is None else of_sets(others)
-            total = _total(row, load(row.benchmark, row.preset), rate, epochs, spent)
+            total = _total(row, row.run, rate, epochs, spent)
     return Compared(row, rate, baseline(row, sets, machine.family), epochs, total, efficiency.how)
 
 
@@ -187,7 +206,7 @@ def _model(row: Published) -> str:
 
 def _family(row: Published) -> str:
     try:
-        return machine_of(row).family
+        return row.machine.family
     except UserError:
         return row.model
 

@@ -18,13 +18,11 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Literal
 
-from mlhpc.benchmarks.load import load
 from mlhpc.errors import UserError
 from mlhpc.perf.collectives import all_reduce
 from mlhpc.perf.machines import Machine
 from mlhpc.perf.networks.layer import Layer, Network, Precision
-from mlhpc.perf.networks.registry import network_of
-from mlhpc.perf.published import Published, machine_of, published
+from mlhpc.perf.published import Published, published
 
 SPEEDUP_OF_FOUR = 1.98
 """Training throughput of 4 accelerators per sample against 1, at the same batch (Farrell et al. 2021, section
@@ -153,12 +151,6 @@ def roofline(network: Network, machine: Machine, precision: Precision) -> float:
     )
 
 
-@cache
-def network(benchmark: str, preset: str) -> Network:
-    """The layers of a preset's network."""
-    return network_of(load(benchmark, preset))
-
-
 @dataclass(frozen=True)
 class _Row:
     """The data of a set for the fit, in seconds: its step, the roofline of its local batch, its all-reduce."""
@@ -181,7 +173,7 @@ def communication(machine: Machine, size: float, accelerators: int) -> float:
 
 @cache
 def _of(row: Published) -> _Row:
-    machine, net = machine_of(row), network(row.benchmark, row.preset)
+    machine, net = row.machine, row.network
     kind = kind_of(net)
     reduce = communication(machine, 4 * net.parameters, row.accelerators)
     bound = roofline(net, machine, row.precision)
@@ -234,8 +226,8 @@ def fit(sets: Sequence[Published]) -> Calibration:
     apart: dict[By, list[float]] = {"round": [], "accelerator": []}
     for by, ratios in apart.items():
         for row, calibrated in left_out([row for row in sets if row.use != "held"], used, by):
-            rate, how = rate_of(row, machine_of(row), calibrated)
-            if by == "accelerator" or how.group[0] == machine_of(row).family:
+            rate, how = rate_of(row, row.machine, calibrated)
+            if by == "accelerator" or how.group[0] == row.machine.family:
                 ratios.append(rate / row.samples_per_s)
     return replace(
         _fitted(used),
@@ -260,7 +252,7 @@ def nine_of_ten(ratios: Sequence[float]) -> float:
 
 def group_of(row: Published, by: By) -> str:
     """The round or the accelerator family of a set."""
-    return row.round if by == "round" else machine_of(row).family
+    return row.round if by == "round" else row.machine.family
 
 
 def left_out(
@@ -276,13 +268,13 @@ def left_out(
         calibrated = _fitted(others)
         for row in rows:
             known = {kind for _, _, kind in calibrated.efficiencies}
-            if group_of(row, by) == group and kind_of(network(row.benchmark, row.preset)) in known:
+            if group_of(row, by) == group and kind_of(row.network) in known:
                 yield row, calibrated
 
 
 def rate_of(row: Published, machine: Machine, calibrated: Calibration) -> tuple[float, Efficiency]:
     """Predicted samples/s of one accelerator, and the efficiency used."""
-    net = network(row.benchmark, row.preset)
+    net = row.network
     efficiency = calibrated.efficiency(machine.family, kind_of(net), row.generation)
     bound = roofline(net, machine, efficiency.precision) * max(1.0, row.local_batch_size)
     reduce = communication(machine, 4 * net.parameters, row.accelerators)

@@ -97,6 +97,11 @@ class Machine:
         nodes = self.facts.get("nodes")
         return None if nodes is None else int(nodes)
 
+    @property
+    def holds_data(self) -> bool:
+        """Whether the data set is already on the machine: a single node without a shared file system."""
+        return self.nodes == 1 and self.get("storage.shared_read") is None
+
     def get(self, key: str) -> float | None:
         """The figure ``key`` in base units; None if the file has none."""
         return self.figures.get(key)
@@ -162,10 +167,9 @@ def machine(name: str) -> Machine:
 def parse(text: str, where: str, name: str) -> Machine:
     """The machine that the TOML ``text`` of the file ``where`` describes. Raises UserError."""
     try:
-        tables = parse_toml(text)
+        tables, lines = parse_toml(text), toml_lines(text)
     except ValueError as error:
         raise UserError(f"{where}: invalid TOML ({error})") from None
-    lines = toml_lines(text)
     facts: dict[str, Any] = {}
     figures: dict[str, float] = {}
     sources: dict[str, str] = {}

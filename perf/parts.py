@@ -9,9 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from mlhpc.benchmarks.load import load
 from mlhpc.errors import UserError
-from mlhpc.perf.published import Published, machine_of, published
+from mlhpc.perf.published import Published, published
 from mlhpc.perf.samples import sample_bytes
 from mlhpc.perf.scaling import Triple
 
@@ -37,11 +36,11 @@ def of_sets(sets: Sequence[Published]) -> Parts:
     rows = [row for row in sets if row.use == "fit" and row.metric == "strong" and row.total_s]
     rates, evaluation, rest = [], [], []
     for row in rows:
-        run = load(row.benchmark, row.preset)
+        run = row.run
         total, share = row.total_s or 0.0, row.eval_fraction or 0.0
         if row.staging_s and row.staging_s > _NOTHING_STAGED_S:
             size = sample_bytes(run).stored * (run.data.train_samples + run.data.eval_samples)
-            nodes = row.accelerators / machine_of(row).per_node
+            nodes = row.accelerators / row.machine.per_node
             rates.append(size * row.spatial / row.staging_s / nodes)
         if share:
             evaluated = total * share / row.epochs[0] / run.data.eval_samples

@@ -12,15 +12,17 @@ import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from mlhpc.benchmarks.load import load
+from mlhpc.benchmarks.schema import Run
 from mlhpc.errors import UserError, few
 from mlhpc.perf.machines import Machine, known, machine
-from mlhpc.perf.networks.layer import Precision
-from mlhpc.perf.networks.registry import KNOWN
+from mlhpc.perf.networks.layer import Network, Precision
+from mlhpc.perf.networks.registry import KNOWN, network_of
 
 SOURCE = "MLPerf HPC 0.7, 1.0 and 2.0, computed from the published logs"
 _FRAMEWORKS = {"torch": "PyTorch", "mxnet": "MXNet", "tensorflow": "TensorFlow"}
@@ -101,6 +103,36 @@ class Published:
     def preset(self) -> str:
         """A preset with this set's network and data."""
         return "v07" if self.benchmark == "cosmoflow" and self.round == "v0.7" else "closed"
+
+    @property
+    def run(self) -> Run:
+        """The run of its preset."""
+        return _run(self.benchmark, self.preset)
+
+    @property
+    def network(self) -> Network:
+        """The layers of its network."""
+        return _network(self.benchmark, self.preset)
+
+    @cached_property
+    def machine(self) -> Machine:
+        """The machine whose ``systems`` the system_desc_id begins with. Raises UserError if there is none."""
+        named = re.sub(r"\W", "", self.system.lower())
+        for system in _machines():
+            names = (re.sub(r"\W", "", name.lower()) for name in system.facts.get("systems", ()))
+            if any(named.startswith(name) for name in names):
+                return system
+        raise UserError(f"{self.where}: no machine file for the system {self.system!r}; pass --machine")
+
+
+@cache
+def _run(benchmark: str, preset: str) -> Run:
+    return load(benchmark, preset)
+
+
+@cache
+def _network(benchmark: str, preset: str) -> Network:
+    return network_of(_run(benchmark, preset))
 
 
 @cache
@@ -204,12 +236,3 @@ def _row(row: dict[str, Any], where: str) -> Published:
 @cache
 def _machines() -> tuple[Machine, ...]:
     return tuple(machine(name) for name in known())
-
-
-def machine_of(row: Published) -> Machine:
-    """The machine whose ``systems`` the set's system_desc_id begins with. Raises UserError if there is none."""
-    named = re.sub(r"\W", "", row.system.lower())
-    for system in _machines():
-        if any(named.startswith(re.sub(r"\W", "", name.lower())) for name in system.facts.get("systems", ())):
-            return system
-    raise UserError(f"{row.where}: no machine file for the system {row.system!r}; pass --machine")

@@ -7,7 +7,7 @@ from mlhpc.benchmarks.schema import Staging
 from mlhpc.perf.machines import Machine
 from mlhpc.perf.parts import parts
 from mlhpc.perf.scaling import Triple
-from mlhpc.perf.tiers import FILE_SYSTEM, Scope, Tier, lies_there, room, shared_rate, spanned, tier_of
+from mlhpc.perf.tiers import FILE_SYSTEM, Scope, Tier, room, shared_rate, spanned, tier_of
 from mlhpc.quantities import bytes_text
 
 
@@ -67,7 +67,7 @@ def place(
     scope: Scope = "node" if staging.mode == "shard" else "sample"
     tier = tier_of(machine, whole, nodes, together=together, scope=scope)
     if tier.name != FILE_SYSTEM:
-        if lies_there(machine):
+        if machine.holds_data:
             return Placement(tier, None)
         return Placement(tier, staged_bytes(staging, whole, nodes, copies), _notes(staging, nodes))
     if staging.mode == "shard":
@@ -116,7 +116,7 @@ def staging_seconds(machine: Machine, held: float, nodes: int, tier: Tier, recei
     write: the slowest of the three counts. At best the host's memory holds at the end what it can, and node-local
     storage has written the rest: a bound, Linux keeps 20% of it dirty (vm.dirty_ratio). Raises UserError if
     nodes pass on without a figure of the network."""
-    if lies_there(machine):
+    if machine.holds_data:
         return 0.0, 0.0, 0.0
     read = shared_rate(machine, nodes) or math.inf
     write = math.inf

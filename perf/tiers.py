@@ -138,8 +138,3 @@ def spanned(machine: Machine, together: int) -> float:
 def room(machine: Machine) -> float:
     """Capacity in bytes of the largest tier of a node."""
     return max((size for tier, size in tiers(machine, 1) if tier.name != FILE_SYSTEM), default=0.0)
-
-
-def lies_there(machine: Machine) -> bool:
-    """Whether the data set is already on the machine: a single node without a shared file system."""
-    return machine.nodes == 1 and machine.get("storage.shared_read") is None

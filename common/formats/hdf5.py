@@ -1,5 +1,7 @@
-"""Checks of HDF5 data sets of others before a byte of them is read."""
+"""Opens HDF5 files of others, and checks their data sets before a byte of them is read."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import h5py
@@ -10,6 +12,19 @@ FREE_BYTES = 2**27
 """Bytes that an array may have however little of it is stored: the largest sample of the suite has 57 MB."""
 MOST_EXPANSION = 20
 """Compression beyond that; real fields compress 2 to 5 times."""
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[h5py.File]:
+    """The file ``path`` to read. Raises UserError if it cannot be read."""
+    # Without locks: the files are only read, and some parallel file systems have no locks.
+    try:
+        with h5py.File(path, "r", locking=False) as file:
+            yield file
+    # h5py's exception depends on what is damaged
+    except (OSError, KeyError, RuntimeError, ValueError, TypeError) as error:
+        reason = " ".join(str(error).split())
+        raise UserError(f"{path} cannot be read: {reason}; download or regenerate the file") from error
 
 
 def require_own_values(dataset: h5py.Dataset, path: Path) -> None:

@@ -22,41 +22,31 @@ _SENT = 2**28
 _PIECE = 2**20
 
 
-def best(measure: Callable[[], float], seconds: float = 1.0, least: int = 3) -> float:
-    """The largest of repeated measurements, at least ``least`` and for ``seconds``."""
-    measurements: list[float] = []
-    end = time.perf_counter() + seconds
-    while len(measurements) < least or time.perf_counter() < end:
-        measurements.append(measure())
-    return max(measurements)
+def best(amount: float, work: Callable[[], object]) -> float:
+    """``amount`` over the shortest seconds of ``work``, repeated at least three times and for a second, after a
+    first time that does not count."""
+    work()
+    seconds: list[float] = []
+    end = time.perf_counter() + 1.0
+    while len(seconds) < 3 or time.perf_counter() < end:
+        begin = time.perf_counter()
+        work()
+        seconds.append(time.perf_counter() - begin)
+    return amount / min(seconds)
 
 
 def matrix_product() -> float:
     """FLOP/s of a float32 matrix product by NumPy's BLAS."""
     a = np.random.default_rng(0).random((_SIDE, _SIDE), dtype=np.float32)
     out = np.empty_like(a)
-
-    def once() -> float:
-        begin = time.perf_counter()
-        np.matmul(a, a, out=out)
-        return float(2 * _SIDE**3 / (time.perf_counter() - begin))
-
-    once()
-    return best(once)
+    return best(2 * _SIDE**3, lambda: np.matmul(a, a, out=out))
 
 
 def memory_copy() -> float:
     """Bytes/s that a copy in memory reads and writes, both counted."""
     source = np.ones(_COPIED // 8)
     target = np.empty_like(source)
-
-    def once() -> float:
-        begin = time.perf_counter()
-        np.copyto(target, source)
-        return 2 * source.nbytes / (time.perf_counter() - begin)
-
-    once()
-    return best(once)
+    return best(2 * source.nbytes, lambda: np.copyto(target, source))
 
 
 def disk(folder: Path) -> tuple[float, float]:

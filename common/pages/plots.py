@@ -12,6 +12,8 @@ import altair as alt
 
 from mlhpc.common.pages import charts
 from mlhpc.common.pages.charts import BAD, CARD, PARTS, SOFT, TEXT_ON, Figure, Rows, chart_of
+from mlhpc.errors import few
+from mlhpc.quantities import digits
 
 _LABELLED = 0.05
 """Smallest share of a bar that fits its number."""
@@ -93,6 +95,37 @@ def lines(
     )
     return charts.figure(
         alt.layer(*under, drawn.add_params(picked), *whiskers, points, *over), alt_text, **caption
+    )
+
+
+class Mark(NamedTuple):
+    """A point of a curve, with an interval of y if it has one. ``what``: said of it on hover. ``join``: with the
+    other such points of its series."""
+
+    series: str
+    x: float
+    what: str
+    y: float
+    y_low: float | None = None
+    y_high: float | None = None
+    join: bool = True
+
+
+def curves(marks: Sequence[Mark], x: str, y: str, title: str) -> Figure:
+    """``lines`` of the series of ``marks`` over logarithmic axes, whose titles are ``x`` and ``y``."""
+    x_axis = log_axis([mark.x for mark in marks], x, base=2, room=1.2)
+    ends = [end for mark in marks for end in (mark.y, mark.y_low, mark.y_high) if end]
+    says = [f"{mark.series}, {mark.what}: {digits(mark.y)}" for mark in marks]
+    rows = [
+        {**mark._asdict(), "says": text, "join": "" if mark.join else n}
+        for n, (mark, text) in enumerate(zip(marks, says, strict=True))
+    ]
+    return lines(
+        on_axes(rows, x_axis, log_axis(ends, y, room=1.3)),
+        f"{title}. {few(says, 60, '; ')}",
+        series=list(dict.fromkeys(mark.series for mark in marks)),
+        title=title,
+        height=260,
     )
 
 

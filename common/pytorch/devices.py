@@ -45,8 +45,8 @@ def pick_device(choice: str, local_rank: int) -> torch.device:
     if choice == "cpu" or (choice == "auto" and seen is None):
         return torch.device("cpu")
     if seen is None or choice not in ("auto", seen, "cuda" if seen == "rocm" else seen):
-        instead = f"{seen}, cpu or auto" if seen else "cpu or auto"
-        raise UserError(f"training.device={choice}: PyTorch sees {_of_kind(seen)} here; use {instead}")
+        sees, instead = (f"devices of the kind {seen}", f"{seen}, ") if seen else ("no accelerator", "")
+        raise UserError(f"training.device={choice}: PyTorch sees {sees} here; use {instead}cpu or auto")
     torch.backends.cudnn.benchmark = True  # shapes are constant: ``warm_up`` selects the fastest convolutions
     kind = torch.accelerator.current_accelerator()
     assert kind is not None
@@ -240,10 +240,6 @@ def oom_as_user_error(what: str = "this run", advice: str = "a smaller batch") -
 
 def _is_accelerator(device: torch.device) -> bool:
     return device.type not in ("cpu", "meta")
-
-
-def _of_kind(seen: str | None) -> str:
-    return f"devices of the kind {seen}" if seen else "no accelerator"
 
 
 def _require_none_unseen() -> None:

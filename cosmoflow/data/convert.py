@@ -7,11 +7,10 @@ slowest), each a file ``<folder>_<file>_<iii>.tfrecord`` (or the suffix of the f
 ``validation/``. Prepared samples are converted by ``recode``.
 """
 
-import contextlib
 import hashlib
 import os
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +25,7 @@ from mlhpc.common.data.codecs import frame
 from mlhpc.common.data.verify import checksums, require_checksum, require_listed
 from mlhpc.common.files.filesystem import as_user_error
 from mlhpc.common.files.regular import open_regular
-from mlhpc.common.formats.hdf5 import require_own_values
+from mlhpc.common.formats.hdf5 import reading, require_own_values
 from mlhpc.common.formats.tf_example import encode_example
 from mlhpc.common.formats.tfrecord import GZIP_MAGIC, RECORD_OVERHEAD, Packer, packer_of
 from mlhpc.common.host.progress import progress
@@ -167,7 +166,7 @@ def find_universes(source: Path, validation_fraction: float) -> list[Universe]:
 
 def _shape(universe: Universe, sample: int) -> tuple[int, ...]:
     """Shape of ``full``, then length of ``unitPar``. Raises UserError if the file cannot be cut into samples."""
-    with _opened(universe.path) as file:
+    with reading(universe.path) as file:
         for name, kind, axes in (("full", np.int16, 4), ("unitPar", np.float32, 1)):
             data = file.get(name)
             if not isinstance(data, h5py.Dataset) or data.dtype != kind or data.ndim != axes:
@@ -231,7 +230,7 @@ def _convert_slabs(
 
 
 def _read_slab(path: Path, start: int, planes: int) -> tuple[npt.NDArray[np.int16], npt.NDArray[np.float32]]:
-    with _opened(path) as file:
+    with reading(path) as file:
         return file["full"][start : start + planes], file["unitPar"][:]
 
 
@@ -285,13 +284,3 @@ def _holds_samples(source: Path) -> bool:
             ):
                 return file.read(8) != _HDF5_MAGIC
     return False
-
-
-@contextlib.contextmanager
-def _opened(path: Path) -> Iterator[h5py.File]:
-    # Without locks: the files are only read, and some parallel file systems have no locks.
-    try:
-        with h5py.File(path, "r", locking=False) as file:
-            yield file
-    except OSError as error:
-        raise UserError(f"{path} cannot be read: {error}; download or regenerate the file") from error

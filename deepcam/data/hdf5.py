@@ -5,8 +5,6 @@ arrays, and the file is closed again; the arrays are then read by offset.
 """
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,7 +15,7 @@ import numpy.typing as npt
 
 from mlhpc.common.files import atomic
 from mlhpc.common.formats.extent import Extent, opened
-from mlhpc.common.formats.hdf5 import require_own_values
+from mlhpc.common.formats.hdf5 import reading, require_own_values
 from mlhpc.errors import UserError
 
 DATA, LABELS = "climate/data", "climate/labels_0"
@@ -57,7 +55,7 @@ def locate(path: Path) -> Layout | None:
 
     Raises UserError naming the file when it is not an HDF5 file, is truncated, or lacks one of the two arrays.
     """
-    with _opened(path) as file:
+    with reading(path) as file:
         extents = [_extent(_dataset(file, path, name), path) for name in (DATA, LABELS)]
     data, labels = extents
     if data is None or labels is None:
@@ -74,7 +72,7 @@ def locate(path: Path) -> Layout | None:
 
 def sample_shape(path: Path) -> tuple[int, int, int]:
     """[rows, columns, channels] of a sample. Raises UserError like ``locate``."""
-    with _opened(path) as file:
+    with reading(path) as file:
         shape: tuple[int, ...] = _dataset(file, path, DATA).shape
     if len(shape) != 3:
         raise UserError(f"{path}: {DATA} must be [rows, columns, channels], not {list(shape)}")
@@ -84,7 +82,7 @@ def sample_shape(path: Path) -> tuple[int, int, int]:
 def read(path: Path) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
     """Both arrays, read by the library: slower, for files without a layout (``locate``). The field is [rows,
     columns, channels], the labels [rows, columns]."""
-    with _opened(path) as file:
+    with reading(path) as file:
         return _dataset(file, path, DATA)[...], _dataset(file, path, LABELS)[...]
 
 
@@ -106,7 +104,7 @@ def read_statistics(root: Path, channels: int) -> Statistics:
     that are useless for normalisation: not finite, or a maximum that is not above the minimum.
     """
     path = find_statistics(root)
-    with _opened(path) as file:
+    with reading(path) as file:
         datasets = [_dataset(file, path, name) for name in ("climate/minval", "climate/maxval")]
         for values in datasets:
             if values.shape != (channels,) or values.dtype.kind != "f":
@@ -160,15 +158,3 @@ def _dataset(file: Any, path: Path, name: str) -> Any:
         raise UserError(f"{path}: {name} was never written; download or regenerate the file")
     require_own_values(dataset, path)
     return dataset
-
-
-@contextmanager
-def _opened(path: Path) -> Iterator[Any]:
-    # Without locks: the files are only read, and some parallel file systems have no locks.
-    try:
-        with h5py.File(path, "r", locking=False) as file:
-            yield file
-    # h5py's exception depends on what is damaged
-    except (OSError, KeyError, RuntimeError, ValueError, TypeError) as error:
-        reason = " ".join(str(error).split())
-        raise UserError(f"{path} cannot be read: {reason}; download or regenerate the file") from error

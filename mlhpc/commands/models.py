@@ -1,5 +1,6 @@
 """The commands on performance models: predict, profile."""
 
+import argparse
 from pathlib import Path
 
 from mlhpc.commands.parser import NAMES, Commands, add_benchmark, add_command, add_machine, add_set, positives
@@ -9,7 +10,7 @@ def add(commands: Commands) -> None:
     predict = add_command(
         commands,
         "predict",
-        "mlhpc.perf.prediction.command:predict",
+        _predict,
         "predict what a run costs on a machine, before it runs",
     )
     predict.add_argument("benchmark", metavar="BENCHMARK", nargs="?", help=NAMES)
@@ -45,3 +46,13 @@ def add(commands: Commands) -> None:
     profile.add_argument("--trace", type=Path, metavar="PATH", help="write the framework's trace here")
     profile.add_flag("--json", "print JSON")
     profile.add_out_file(".html", "write a page with charts")
+
+
+def _predict(options: argparse.Namespace) -> int:
+    if options.against is not None:
+        from mlhpc.perf.against import against
+
+        return against(options)
+    from mlhpc.perf.prediction.command import predict
+
+    return predict(options)

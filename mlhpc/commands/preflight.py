@@ -5,7 +5,6 @@ import os
 from dataclasses import asdict
 from pathlib import Path
 
-from mlhpc.benchmarks.findings import Finding
 from mlhpc.commands.parser import (
     NAMES,
     Commands,
@@ -100,7 +99,7 @@ def _presets(options: argparse.Namespace) -> int:
 def _rules(options: argparse.Namespace) -> int:
     from rich.console import Console
 
-    from mlhpc.rules import document, print_rules, print_violations
+    from mlhpc.rules import document, print_rules, print_violations, violations
 
     if options.json:
         return _rules_json(options)
@@ -110,26 +109,11 @@ def _rules(options: argparse.Namespace) -> int:
     if options.preset is None:
         print_rules(options.benchmark, options.ruleset, Console())
         return 0
-    violations = _violations(options)
-    return print_violations(violations, f"{options.benchmark} {options.preset}", Console())
-
-
-def _violations(options: argparse.Namespace) -> list[Finding] | None:
-    from mlhpc.rules import violations
-
-    return violations(
-        options.benchmark,
-        options.preset,
-        options.set,
-        log=options.hyperparameters_from,
-        ruleset=options.ruleset,
-        data=options.data,
-        stage=options.stage,
-    )
+    return print_violations(violations(options), f"{options.benchmark} {options.preset}", Console())
 
 
 def _rules_json(options: argparse.Namespace) -> int:
-    from mlhpc.rules import rules_content
+    from mlhpc.rules import rules_content, violations
     from mlhpc.submission.check.content import findings_content
     from mlhpc.submission.findings import passes, verdict
 
@@ -138,9 +122,9 @@ def _rules_json(options: argparse.Namespace) -> int:
     if options.preset is None:
         print_json("rules", rules_content(options.benchmark, options.ruleset))
         return 0
-    violations = _violations(options)
-    content = {"benchmark": options.benchmark, "preset": options.preset, "applies": violations is not None}
-    listed = list(violations or ())
+    found = violations(options)
+    content = {"benchmark": options.benchmark, "preset": options.preset, "applies": found is not None}
+    listed = found or []
     verdicts = {"passes": passes(listed), "verdict": verdict(listed), "findings": findings_content(listed)}
     print_json("rules", {**content, **verdicts})
     return 0 if passes(listed) else 1

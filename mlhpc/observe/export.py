@@ -5,7 +5,7 @@ import os
 import re
 import shutil
 import sqlite3
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import closing
 from importlib.util import find_spec
 from itertools import accumulate
@@ -13,6 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from mlhpc.benchmarks.load import dotted
 from mlhpc.common.files.filesystem import as_user_error, require_new
 from mlhpc.common.pages.blocks import spreadsheet
 from mlhpc.errors import UserError, install
@@ -64,7 +65,7 @@ def _ends(result: Result, began_ms: float) -> list[float]:
     return [began_ms + 1e3 * each for each in seconds]
 
 
-def _facts(run: RunDirectory, result: Result) -> dict[str, Any]:
+def _facts(result: Result) -> dict[str, Any]:
     keys = (
         "benchmark",
         "preset",
@@ -91,7 +92,7 @@ def _csv(run: RunDirectory, result: Result, out: Path) -> None:
         writer = csv.writer(file)
         writer.writerow(map(spreadsheet, names))
         writer.writerows([spreadsheet(row.get(name, "")) for name in names] for row in rows)
-    facts = {**_facts(run, result), "time_to_train_s": result.time_to_train_s, **_energy(result)}
+    facts = {**_facts(result), "time_to_train_s": result.time_to_train_s, **_energy(result)}
     with (out / "run.csv").open("w", newline="", encoding="utf-8") as file:
         csv.writer(file).writerows(map(spreadsheet, row) for row in [("key", "value"), *facts.items()])
 
@@ -140,9 +141,9 @@ def _mlflow_run(client: Any, experiment: str, run: RunDirectory, result: Result)
     clock = run.log.run if run.log else None
     began, ended = (int(clock.start_ms), int(clock.stop_ms)) if clock else (0, 0)
     of_run = client.create_run(experiment, began, run_name=run.path.resolve().name).info.run_id
-    settings = _flat(run.config.model_dump(mode="json")) if run.config else {}
-    params = [Param(_mlflow_name(key), str(value)[:6000]) for key, value in settings.items()]
-    tags = [RunTag(f"mlhpc.{key}", str(value)) for key, value in _facts(run, result).items()]
+    settings = dotted(run.config.model_dump(mode="json")) if run.config else ()
+    params = [Param(_mlflow_name(key), str(value)[:6000]) for key, value in settings]
+    tags = [RunTag(f"mlhpc.{key}", str(value)) for key, value in _facts(result).items()]
     metrics = _mlflow_metrics(result, began)
     client.log_batch(of_run, tags=tags)
     for start in range(0, len(params), 100):  # maximum per call
@@ -172,14 +173,6 @@ def _mlflow_metrics(result: Result, began_ms: float) -> list[Any]:
 def _mlflow_name(name: str) -> str:
     """MLflow allows letters, digits, _ - . and few others: other characters are written as _HEX_."""
     return re.sub(r"[^\w.-]|^[.]", lambda character: f"_{ord(character[0]):x}_", name)[:250]
-
-
-def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested tables as ``table.key``."""
-    flat: dict[str, Any] = {}
-    for key, value in settings.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
-    return flat
 
 
 _WRITERS: dict[str, tuple[str, Callable[[RunDirectory, Result, Path], None]]] = {

@@ -14,7 +14,6 @@ from mlhpc.submission.check.content import findings_content
 from mlhpc.submission.findings import passes, verdict
 from mlhpc.submission.report.compare import compare
 from mlhpc.submission.report.entry import Entry
-from mlhpc.submission.report.spread import Spread
 from mlhpc.submission.report.summary import data_rate, no_score, parts, standing, throughput
 
 
@@ -109,18 +108,10 @@ def _entry(entry: Entry) -> dict[str, Any]:
         "aborted": entry.aborted,
         "score_min": entry.score.minutes if entry.score else None,
         "no_score": (entry.score.why or None) if entry.score else None,
-        "time_s": _spread(entry.time_s),
+        "time_s": entry.time_s and entry.time_s.content(),
         "parts_s": entry.parts_s,
-        "epochs": _spread(entry.epochs),
-        "samples_per_s_per_unit": _spread(entry.train_rate),
-        "energy_j": {kind: _spread(joules) for kind, joules in entry.joules.items()},
+        "epochs": entry.epochs and entry.epochs.content(),
+        "samples_per_s_per_unit": entry.train_rate and entry.train_rate.content(),
+        "energy_j": {kind: joules and joules.content() for kind, joules in entry.joules.items()},
         "notes": list(entry.notes),
     }
-
-
-def _spread(spread: Spread | None) -> dict[str, Any] | None:
-    if spread is None:
-        return None
-    mean, low, high = spread.interval
-    known = spread.has_interval
-    return {"mean": mean, "low95": low if known else None, "high95": high if known else None, "n": spread.n}

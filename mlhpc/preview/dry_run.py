@@ -47,7 +47,8 @@ def content(options: argparse.Namespace) -> dict[str, Any]:
     local = divide_batch(run.hyperparameters.global_batch_size, ranks // together)
     if paths.resume:
         seed_of(paths.resume, run)
-    dataset = _dataset(run, paths.data)
+    # Without a manifest listing files can take minutes.
+    dataset = dataset_of(run, paths.data, Solo()) if (paths.data / manifest.NAME).is_file() else None
     context = replace(context_of(run, paths, options.evict), facts=dataset.facts if dataset else None)
     cores: Sequence[Cores] = ()
     unbound = None
@@ -72,23 +73,16 @@ def content(options: argparse.Namespace) -> dict[str, Any]:
         "steps_per_epoch": steps,
         "max_epochs": run.training.max_epochs,
         "max_steps": steps * run.training.max_epochs,
-        "data": _data(paths.data, dataset),
+        "data": {
+            "path": str(paths.data),
+            "exists": paths.data.is_dir(),
+            "files": len(dataset.files) if dataset else None,
+            "bytes": dataset.bytes if dataset else None,
+        },
         "staging": _staging(run, paths.stage, dataset, nodes or 1),
         "memory": _memory(run, ranks),
         "findings": findings_content(rules.findings(context)),
     }
-
-
-def _dataset(run: Run, path: Path) -> Manifest | None:
-    """None without a manifest, since listing files can take minutes."""
-    return dataset_of(run, path, Solo()) if (path / manifest.NAME).is_file() else None
-
-
-def _data(path: Path, dataset: Manifest | None) -> dict[str, Any]:
-    facts = {"path": str(path), "exists": path.is_dir(), "files": None, "bytes": None}
-    if dataset:
-        facts |= {"files": len(dataset.files), "bytes": dataset.bytes}
-    return facts
 
 
 def _staging(run: Run, stage: Path | None, dataset: Manifest | None, nodes: int) -> dict[str, Any] | None:

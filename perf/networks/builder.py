@@ -131,15 +131,13 @@ class Builder:
 
     def relu(self, name: str, x: Tensor) -> Tensor:
         """In place; keeps its output."""
-        self._add(name, "activation", [x], x, Kept(self._keep(x), x.elements))
-        return x
+        return self._add(name, "activation", [x], x, Kept(self._keep(x), x.elements))
 
     def activation(self, name: str, x: Tensor, *, keeps: str = "input") -> Tensor:
         """Not in place; keeps its "input" (leaky ReLU in TensorFlow) or its "output" (tanh)."""
         out = Tensor(x.shape, name, type=x.type)
         saved = self._keep(x if keeps == "input" else out)
-        self._add(name, "activation", [x], out, Kept(saved, x.elements))
-        return out
+        return self._add(name, "activation", [x], out, Kept(saved, x.elements))
 
     def max_pool(
         self, name: str, x: Tensor, size: int, *, stride: int, padding: int = 0, keeps: str = "indices"
@@ -156,40 +154,32 @@ class Builder:
             saved = (*self._keep(x), *self._keep(out))
         operations = (size ** len(x.shape[:-1]) - 1) * out.elements, out.elements
         read = x.elements + out.elements if keeps == "output" else out.elements
-        self._add(name, "pooling", [x], out, Kept(saved, read), operations=operations)
-        return out
+        return self._add(name, "pooling", [x], out, Kept(saved, read), operations=operations)
 
     def mean_pool(self, name: str, x: Tensor, sides: Shape = ()) -> Tensor:
         """Means over areas, of all by default. Over several areas PyTorch keeps the input, although only its
         shape is needed; over one it keeps nothing."""
         out = Tensor((*sides, x.channels), name)
         saved = self._keep(x) if math.prod(sides) > 1 else ()
-        self._add(name, "pooling", [x], out, Kept(saved), operations=(x.elements, x.elements))
-        return out
+        return self._add(name, "pooling", [x], out, Kept(saved), operations=(x.elements, x.elements))
 
     def bias(self, name: str, x: Tensor) -> Tensor:
         """A summand for every channel."""
-        out = Tensor(x.shape, name)
-        self._add(name, "bias", [x], out, parameters=x.channels)
-        return out
+        return self._add(name, "bias", [x], Tensor(x.shape, name), parameters=x.channels)
 
     def affine(self, name: str, x: Tensor) -> Tensor:
         """A factor and a summand for every channel."""
-        out = Tensor(x.shape, name)
-        self._add(name, "bias", [x], out, Kept(self._keep(x)), parameters=2 * x.channels)
-        return out
+        kept = Kept(self._keep(x))
+        return self._add(name, "bias", [x], Tensor(x.shape, name), kept, parameters=2 * x.channels)
 
     def add(self, name: str, x: Tensor, y: Tensor) -> Tensor:
         """``x += y``, in the memory of ``x``. Its backward pass passes the gradient on."""
-        self._add(name, "sum", [x, y], x)
-        return x
+        return self._add(name, "sum", [x, y], x)
 
     def concatenate(self, name: str, *tensors: Tensor) -> Tensor:
         """Side by side along the channels."""
         channels = sum(tensor.channels for tensor in tensors)
-        out = Tensor((*tensors[0].shape[:-1], channels), name)
-        self._add(name, "concatenation", tensors, out)
-        return out
+        return self._add(name, "concatenation", tensors, Tensor((*tensors[0].shape[:-1], channels), name))
 
     def expand(self, x: Tensor, shape: Shape) -> Tensor:
         """``x`` repeated to the sides of ``shape``, as a view: no layer."""
@@ -201,15 +191,8 @@ class Builder:
 
     def dropout(self, name: str, x: Tensor) -> Tensor:
         """Keeps its mask (in PyTorch on CPUs with the type of the input; on GPUs one byte per element)."""
-        out = Tensor(x.shape, name)
-        self._add(name, "dropout", [x], out, Kept((Saved(f"{name} mask", x.elements),)))
-        return out
-
-    def pad(self, name: str, x: Tensor, around: int) -> Tensor:
-        """``around`` zeros at every side, copied (the DeepCAM reference's ``fixed_padding``)."""
-        out = Tensor((*(side + 2 * around for side in x.shape[:-1]), x.channels), name)
-        self._add(name, "padding", [x], out)
-        return out
+        mask = Kept((Saved(f"{name} mask", x.elements),))
+        return self._add(name, "dropout", [x], Tensor(x.shape, name), mask)
 
     def cross_entropy(self, x: Tensor, *, labels: int) -> None:
         """Of logits ``x`` in float32, with ``labels`` integer classes; keeps the logarithms of probabilities."""
@@ -249,16 +232,17 @@ class Builder:
         *,
         parameters: int = 0,
         operations: tuple[int, int] | None = None,
-    ) -> None:
-        """A layer without products, in place if ``out`` is one of ``inputs``. Its one backward pass reads the
-        output's gradient and what is ``kept`` and writes the inputs' gradients; sums, concatenations and padding
-        pass the gradient on. ``operations``: forward and backward; None: by the table."""
+    ) -> Tensor:
+        """Adds a layer without products, in place if ``out`` is one of ``inputs``, and returns ``out``. Its one
+        backward pass reads the output's gradient and what is ``kept`` and writes the inputs' gradients; sums
+        and concatenations pass the gradient on. ``operations``: forward and backward; None: by the
+        table."""
         if operations is None:
             of_forward, of_backward = _OPERATIONS.get(kind, (0, 0))
             operations = of_forward * out.elements, of_backward * out.elements
         forward, backward = operations
         read = sum(x.elements for x in inputs)
-        moved = 0 if kind in ("sum", "concatenation", "padding") else out.elements + read + kept.read
+        moved = 0 if kind in ("sum", "concatenation") else out.elements + read + kept.read
         passes = (
             Pass("forward", 0, forward, read + out.elements, parameters),
             Pass("input gradient", 0, backward, moved, parameters),
@@ -266,6 +250,7 @@ class Builder:
         self._tensors.append(out)
         shapes, in_place = tuple(x.shape for x in inputs), any(x is out for x in inputs)
         self.layers.append(Layer(name, kind, shapes, out.shape, passes, parameters, kept.saved, in_place))
+        return out
 
     def _loss(self, x: Tensor, kept: Kept, *, forward: int, backward: int) -> None:
         """With so many operations per element of ``x``."""

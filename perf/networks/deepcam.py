@@ -9,12 +9,11 @@ from mlhpc.perf.networks.layer import Network
 DILATIONS = (6, 12, 18)
 
 
-def layers(network: deepcam.Network, sample_shape: Sequence[int], *, padded: bool = False) -> Network:
-    """Samples [rows, columns, channels], sides divisible by 16. ``padded``: the input of every depthwise
-    convolution is first copied with zeros around it, as the reference does (``fixed_padding``)."""
+def layers(network: deepcam.Network, sample_shape: Sequence[int]) -> Network:
+    """Samples [rows, columns, channels], sides divisible by 16."""
     net = Builder("DeepCAM", sample_shape)
     net_filters = _Filters(network.width)
-    xception = _Xception(net, net_filters, padded)
+    xception = _Xception(net, net_filters)
 
     x = net.convolution("stem conv 1", net.input, net_filters(32), Window(3, stride=2, padding=1))
     x = net.batch_norm("stem norm 1", x, relu=True)
@@ -48,15 +47,11 @@ class _Filters:
 class _Xception:
     """The encoder's separable convolutions and residual blocks."""
 
-    def __init__(self, net: Builder, filters: _Filters, padded: bool) -> None:
-        self.net, self.filters, self.padded = net, filters, padded
+    def __init__(self, net: Builder, filters: _Filters) -> None:
+        self.net, self.filters = net, filters
 
     def separable(self, name: str, x: Tensor, outputs: int, *, stride: int = 1, dilation: int = 1) -> Tensor:
-        padding = dilation
-        if self.padded:
-            x, padding = self.net.pad(f"{name} padding", x, dilation), 0
-        window = Window(3, stride, dilation, padding)
-        x = self.net.depthwise(f"{name} depthwise", x, window)
+        x = self.net.depthwise(f"{name} depthwise", x, Window(3, stride, dilation, dilation))
         return self.net.convolution(f"{name} pointwise", x, outputs, 1)
 
     def block(

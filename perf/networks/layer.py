@@ -28,17 +28,10 @@ Kind = Literal[
     "sum",
     "concatenation",
     "dropout",
-    "padding",
     "loss",
 ]
 KINDS: tuple[Kind, ...] = get_args(Kind)
-PRODUCTS: tuple[Kind, ...] = (
-    "convolution",
-    "pointwise convolution",
-    "depthwise convolution",
-    "transposed convolution",
-    "dense",
-)
+PRODUCTS = KINDS[: KINDS.index("dense") + 1]
 """Kinds of matrix products, which run on tensor cores and are counted by FLOP counters."""
 PassName = Literal["forward", "input gradient", "weight gradient"]
 Type = Literal["activation", "float32", "int64", "uint8"]
@@ -187,10 +180,3 @@ class Network:
         """Lower limit of the memory traffic of a training sample, in bytes: every layer reads its inputs and
         writes its output once in every pass (Ibrahim et al. 2021, section V-A, assumptions 1 and 2)."""
         return sum(layer.traffic(precision, batch) for layer in self.layers)
-
-    def by_kind(self) -> dict[Kind, list[Layer]]:
-        """The layers of each kind, in their order."""
-        kinds: dict[Kind, list[Layer]] = {}
-        for layer in self.layers:
-            kinds.setdefault(layer.kind, []).append(layer)
-        return kinds

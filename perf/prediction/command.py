@@ -1,92 +1,144 @@
-"""``mlhpc predict``."""
+"""``mlhpc predict``: a prediction, or a table over node counts, in the terminal."""
 
 import argparse
 import json
+import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
-from pathlib import Path
-from typing import Any
+
+from rich.console import Console
+from rich.text import Text
 
 from mlhpc.benchmarks.load import load, presets
-from mlhpc.benchmarks.schema import Run
-from mlhpc.errors import UserError, did_you_mean
-from mlhpc.perf import against
+from mlhpc.common.pages.blocks import Table, table
+from mlhpc.common.pages.terminal import print_facts, print_table, say
+from mlhpc.errors import UserError, few
 from mlhpc.perf.machines import Machine, known, machine
-from mlhpc.perf.prediction import tables
 from mlhpc.perf.prediction.model import Model, best
-from mlhpc.perf.prediction.result import Prediction
-from mlhpc.perf.published import Published, published, read
+from mlhpc.perf.prediction.result import Prediction, terms_table
+from mlhpc.quantities import count, seconds_text, whole
+
+PREDICTED = "Predicted, not measured"
+_SHORT = {
+    "waiting for input": "input",
+    "launching and updating": "launching",
+    "shared file system": "file system",
+    "node-local storage": "local storage",
+    "host memory": "memory",
+}
 
 
 def predict(options: argparse.Namespace) -> int:
-    """Prints a prediction, a table over node counts, or errors against measured sets. Raises UserError."""
-    given = machine(options.machine) if options.machine else None
-    if options.against is not None:
-        if options.out:
-            raise UserError("--out writes the page of a prediction: omit --against")
-        _against(options, given)
-        return 0
+    """Prints a prediction, or a table over node counts; with --out also writes the page. Raises UserError."""
     if options.benchmark is None:
         raise UserError("which benchmark? mlhpc predict BENCHMARK --machine NAME")
-    if given is None:
+    if not options.machine:
         raise UserError(f"on which machine? --machine NAME, one of {', '.join(known())}, or a machine file")
+    given = machine(options.machine)
     if options.out:  # before the prediction, so that a missing extra is found at once
         from mlhpc.common.pages.html import write
         from mlhpc.perf.prediction.page import page
 
-    model = Model(given, _run(options))
-    many = [] if options.nodes else _table(model)
+    batch = [] if options.batch is None else [f"hyperparameters.global_batch_size={options.batch}"]
+    model = Model(given, load(options.benchmark, options.preset, [*options.set, *batch]))
+    predictions = [model.at(options.nodes)] if options.nodes else list(model.over_nodes())
+    if not predictions:
+        model.at(1)  # says why
+        batch_size = model.run.hyperparameters.global_batch_size
+        raise UserError(
+            f"no number of nodes is possible for a batch of {batch_size}; choose one with --nodes"
+        )
     if options.out:
         write(options.out, page(model, options.nodes))
-    if options.nodes:
-        prediction = model.at(options.nodes)
-        _print(options.json, prediction.record(), lambda: tables.one(prediction))
+    if options.json:
+        records = [p.record() for p in predictions]
+        print(json.dumps(records[0] if options.nodes else records, indent=1))
+    elif options.nodes:
+        _one(predictions[0])
     else:
-        shortest = partial(best, (Model(given, run) for run in _batches(options)))
-        _print(options.json, [p.record() for p in many], lambda: tables.scaling(model, many, shortest()))
+        _scaling(model, predictions, best(_closed(options, given)))
     if options.out:
         sys.stderr.write(f"page: {options.out}\n")
     return 0
 
 
-def _run(options: argparse.Namespace) -> Run:
-    settings = list(options.set)
-    if options.batch is not None:
-        settings.append(f"hyperparameters.global_batch_size={options.batch}")
-    return load(options.benchmark, options.preset, settings)
-
-
-def _batches(options: argparse.Namespace) -> list[Run]:
-    """The closed presets, which are at the batch sizes of the reference convergence points."""
+def _closed(options: argparse.Namespace, given: Machine) -> Iterator[Model]:
+    """Of the closed presets, which are at the batch sizes of the reference convergence points."""
     settings = [text for text in options.set if "global_batch_size" not in text]
-    names = [name for name in presets(options.benchmark) if name.startswith("closed")]
-    return [load(options.benchmark, name, settings) for name in names]
+    for name in presets(options.benchmark):
+        if name.startswith("closed"):
+            yield Model(given, load(options.benchmark, name, settings))
 
 
-def _table(model: Model) -> list[Prediction]:
-    predictions = list(model.over_nodes())
-    if not predictions:
-        model.at(1)  # says why
-        batch = model.run.hyperparameters.global_batch_size
-        raise UserError(f"no number of nodes is possible for a batch of {batch}; choose one with --nodes")
-    return predictions
+def _one(p: Prediction) -> None:
+    """Step, epoch and time to train with their parts."""
+    console = Console(highlight=False)
+    say(console, p.title, "bold")
+    say(console, f"{PREDICTED}. {p.configuration}")
+    print_table(terms_table(p), console)
+    print_facts(((Text(key, "dim"), value) for key, value in p.facts.items()), console)
 
 
-def _against(options: argparse.Namespace, given: Machine | None) -> None:
-    path: Path = options.against
-    sets: Sequence[Published] = published() if str(path) == "published" else read(path)
-    compared = against.compare(sets, given)
-    if options.benchmark:
-        names = sorted({c.row.benchmark for c in compared})
-        if options.benchmark not in names:
-            raise UserError(f"no set of {options.benchmark!r}; {did_you_mean(options.benchmark, names)}")
-        compared = [c for c in compared if c.row.benchmark == options.benchmark]
-    _print(options.json, against.records(compared), lambda: against.show(compared))
+def _scaling(model: Model, predictions: Sequence[Prediction], shortest: Prediction | None) -> None:
+    """``shortest``: the best of all batch sizes with published convergence. The model says why there are no
+    rows before the first and after the last."""
+    console = Console(highlight=False)
+    say(console, predictions[0].title, "bold")
+    run = model.run
+    batch = run.hyperparameters.global_batch_size
+    say(console, f"{PREDICTED}. Global batch {batch}, {run.training.precision}")
+    totals = [p.total_s[0] if p.total_s and p.parts == 1 else math.inf for p in predictions]
+    fastest = totals.index(min(totals)) if math.isfinite(min(totals)) else -1
+    print_table(_by_nodes(predictions), console, styles={fastest: "bold"}, optional=2)
+    say(
+        console,
+        "batch: samples per accelerator and step; time: time to train with its interval; data: location of "
+        "the data set",
+    )
+    say(console, f"memory: {next((p for p in predictions if p.parts == 1), predictions[0]).fits}")
+    if shortest and shortest.total_s:
+        where = f"batch {shortest.batch} on {count(shortest.nodes, 'node')}"
+        took = seconds_text(shortest.total_s[0])
+        say(
+            console,
+            "shortest of all batch sizes with published convergence, with whole samples on each accelerator: "
+            f"{took}, {where}",
+        )
+    for note in (*model.limits(predictions), *notes_of(predictions)):
+        say(console, f"note: {note}")
 
 
-def _print(as_json: bool, content: Any, table: Any) -> None:
-    if as_json:
-        print(json.dumps(content, indent=1))
-    else:
-        table()
+def notes_of(predictions: Sequence[Prediction]) -> list[str]:
+    """The notes of all predictions, each once, preceded by their numbers of nodes unless they apply to all."""
+    nodes: dict[str, list[int]] = {}
+    for p in predictions:
+        for note in p.notes:
+            nodes.setdefault(note, []).append(p.nodes)
+    return [note if len(on) == len(predictions) else f"{_on(on)}: {note}" for note, on in nodes.items()]
+
+
+def _on(nodes: Sequence[int]) -> str:
+    return f"on {few([str(n) for n in nodes], 8)} {'node' if nodes == [1] else 'nodes'}"
+
+
+def _by_nodes(predictions: Sequence[Prediction]) -> Table:
+    def end(p: Prediction, which: int) -> str:
+        return seconds_text(p.total_s[which]) if p.total_s else ""
+
+    return table(
+        "scaling",
+        predictions,
+        {
+            "nodes": lambda p: str(p.nodes),
+            "batch": lambda p: f"1/{p.parts}" if p.parts > 1 else str(p.local_batch_size),
+            "samples/s": lambda p: whole(p.samples_per_s[0] * p.accelerators),
+            "T_stag.": lambda p: seconds_text(p.staging_s[0]),
+            "T_epoch": lambda p: seconds_text(p.epoch_s[0]),
+            **{title: partial(end, which=n) for n, title in enumerate(("time", "low", "high"))},
+            "longest part": lambda p: _SHORT.get(p.bound, p.bound),
+            "data": lambda p: _SHORT.get(p.tier.name, p.tier.name),
+        },
+        text_columns=0,
+        prose=(8, 9),
+    )

@@ -152,6 +152,13 @@ class Model:
                 yield self.at(nodes)
             nodes *= 2
 
+    def weak(self, local_batch_size: int, nodes: Iterable[int]) -> Iterator[Prediction]:
+        """Weak scaling: the same local batch size on increasing numbers of nodes."""
+        for each in nodes:
+            with suppress(UserError):
+                batch = local_batch_size * each * self.machine.per_node
+                yield predict(self.machine, with_batch(self.run, batch), each)
+
     def limits(self, predictions: Sequence[Prediction]) -> list[str]:
         """Why :meth:`over_nodes`, which returned ``predictions``, has none for half of its fewest nodes and for
         twice its most, in sentences. Says nothing where the machine has no more nodes."""
@@ -295,13 +302,6 @@ class Model:
         return lines
 
 
-def weak(machine: Machine, run: Run, local_batch_size: int, nodes: Iterable[int]) -> Iterator[Prediction]:
-    """Weak scaling: the same local batch size on increasing numbers of nodes."""
-    for each in nodes:
-        with suppress(UserError):
-            yield predict(machine, with_batch(run, local_batch_size * each * machine.per_node), each)
-
-
 def with_batch(run: Run, batch: int) -> Run:
     """``run`` with another global batch size."""
     hyperparameters = run.hyperparameters.model_copy(update={"global_batch_size": batch})
@@ -341,13 +341,13 @@ class Fits:
     def __init__(self, machine: Machine, run: Run) -> None:
         self.machine, self.run = machine, run
         self.capacity = machine.figures["accelerator.memory"]
-        self._memory = cache(lambda local: memory_of(run, local, gpu=not machine.is_cpu))
+        self.memory = cache(lambda local: memory_of(run, local, gpu=not machine.is_cpu))
         self.largest = cache(self._largest)
 
     def needed(self, local: int, together: int) -> float:
         """Peak bytes of a step. Accelerators that share a sample divide everything except weights and
         optimizer state."""
-        memory = self._memory(local)
+        memory = self.memory(local)
         weights = memory.parameters + memory.copies + memory.optimizer
         return weights + (memory.peak - weights) / together
 

@@ -1,9 +1,13 @@
 """What is predicted of one run: its steps, and the terms of its time to train."""
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 from mlhpc.benchmarks.schema import Run
+from mlhpc.common.pages.blocks import Cell, Table, number, table
+from mlhpc.perf.accelerator.memory import RESERVED
 from mlhpc.perf.calibration import Efficiency
 from mlhpc.perf.collectives import AllReduce
 from mlhpc.perf.machines import Machine
@@ -11,7 +15,10 @@ from mlhpc.perf.scaling import Estimate, Triple, added, multiplied
 from mlhpc.perf.spatial import Spatial, spatial_of
 from mlhpc.perf.staging import StagedBytes
 from mlhpc.perf.tiers import Tier
-from mlhpc.quantities import digits
+from mlhpc.quantities import bytes_text, count, digits, seconds_text, whole
+
+NO_INTERVAL = "no interval model"
+"""For waits, exchanges, and staging at the machine's own rates: one value, of an error that is not known."""
 
 
 @dataclass(frozen=True)
@@ -138,6 +145,81 @@ class Prediction:
         share = self.step.named[self.bound] / self.step.seconds
         return f"{self.bound} limits: {share:.0%} of a step"
 
+    @property
+    def title(self) -> str:
+        """Benchmark, preset and machine."""
+        return f"{self.run.benchmark}, preset {self.run.preset}, on {self.machine.title}"
+
+    @property
+    def configuration(self) -> str:
+        """The size of the run in words."""
+        each = (
+            f"a sample on {self.parts} accelerators"
+            if self.parts > 1
+            else f"local batch {self.local_batch_size}"
+        )
+        each += f" in {self.run.backward_passes} backward passes" if self.run.backward_passes > 1 else ""
+        return (
+            f"{count(self.nodes, 'node')}, {count(self.accelerators, 'accelerator')}, global batch {self.batch}, "
+            f"{each}, {self.run.training.precision}"
+        )
+
+    @property
+    def terms(self) -> dict[str, Triple]:
+        """The terms of the time to train in display order: seconds, and epochs."""
+        rows = {"training step": self.step_s.ends, "  training": self.train_s, "  evaluation": self.eval_s}
+        rows |= {"T_epoch": self.epoch_s, "T_staging": self.staging_s}
+        if self.epochs and self.total_s:
+            rows |= {"epochs": self.epochs.ends, "T_extra": self.extra_s, "time to train": self.total_s}
+        return rows
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """All that is not a term, by label."""
+        value, low, high = (digits(rate) for rate in self.samples_per_s)
+        together = whole(self.samples_per_s[0] * self.accelerators)
+        unknown = "" if self.tier.read else ", whose bandwidth is not in the machine file"
+        facts = {
+            "throughput": f"{value} samples/s per accelerator ({low} to {high}), {together} in all",
+            "binding": self.binding,
+            "memory": f"{bytes_text(self.memory)}; {self.fits}",
+            "training data": f"in {self.tier.name}{unknown}",
+            "staging": self._moved(),
+            "all-reduce": f"{self.step.reduce.algorithm}, bound by {self.step.reduce.bound}",
+            "efficiency": f"{digits(self.efficiency.value)} of the roofline, {self.efficiency.how}",
+            "epochs": self.epochs.how
+            if self.epochs
+            else "none published for this preset, network and data, so no time to train",
+        }
+        if spatial := self.spatial:
+            facts["halos"] = f"{bytes_text(spatial.halo_bytes)} sent by all ranks in an epoch with evaluation"
+            kept = bytes_text(spatial.saved_bytes)
+            facts["activations"] = f"{kept} kept by a rank for {count(self.local_batch_size, 'sample')}"
+        return facts | {f"note {n}": note for n, note in enumerate(self.notes, 1)}
+
+    @property
+    def fits(self) -> str:
+        """The largest batch that fits on an accelerator, or on those sharing a sample, in words."""
+        capacity = bytes_text(self.machine.figures["accelerator.memory"])
+        whose = (
+            f"{self.parts} accelerators of {capacity} each"
+            if self.parts > 1
+            else f"an accelerator's {capacity}"
+        )
+        once = " in a backward pass" if self.run.backward_passes > 1 else ""
+        reserved = f"{bytes_text(RESERVED)} for libraries"
+        return f"the largest batch that fits {whose} is {self.largest_batch}{once}, with {reserved}"
+
+    def _moved(self) -> str:
+        """The bytes moved by staging, in words."""
+        if self.moved is None:
+            return "none"
+        held, source, sent = (
+            bytes_text(size) for size in (self.moved.held, self.moved.source, self.moved.sent)
+        )
+        passed = f", {sent} from node to node" if self.moved.sent else ""
+        return f"{self.run.staging.mode}: {held} to each node, {source} off the shared file system{passed}"
+
     def record(self) -> dict[str, Any]:
         """As JSON: intervals are [value, low, high], times in seconds."""
         return {
@@ -171,3 +253,19 @@ class Prediction:
             "efficiency_of": self.efficiency.how,
             "notes": list(self.notes),
         }
+
+
+def terms_table(p: Prediction) -> Table:
+    """The parts of a step, and the terms of the time to train with their intervals."""
+
+    def term(row: tuple[str, Sequence[float]], which: int) -> Cell:
+        name, values = row
+        if which and len(values) > which and values[1] == values[2]:
+            # Staging at the machine's own rates, or none.
+            return Cell(NO_INTERVAL if which == 1 and values[0] else "")
+        text = "{:.1f}".format if name == "epochs" else seconds_text
+        return number(values[which], text) if which < len(values) else Cell()
+
+    parts = {f"step: {name}": (seconds,) for name, seconds in p.step.named.items()}
+    ends = {title: partial(term, which=n) for n, title in enumerate(("predicted", "low", "high"))}
+    return table("prediction", list((parts | p.terms).items()), {"term": lambda row: row[0], **ends})

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mlhpc.benchmarks.findings import Finding, Severity
+from mlhpc.benchmarks.load import dotted
 from mlhpc.common.host.provenance import commit
 from mlhpc.errors import shown
 from mlhpc.record.run_directory import RunDirectory, read
@@ -111,16 +112,11 @@ def own_target(results: ResultSet) -> Iterator[Finding]:
         yield Finding("pack/target", "error", f"{results.path.name}/", expected, actual, remedy)
 
 
-def _first_difference(first: dict[str, Any], second: dict[str, Any], above: str = "") -> str:
+def _first_difference(first: dict[str, Any], second: dict[str, Any]) -> str:
     """The first key that differs, with both values; empty if none differs."""
-    for key in sorted(first.keys() | second.keys()):
-        a, b = first.get(key), second.get(key)
-        if isinstance(a, dict) and isinstance(b, dict):
-            if other := _first_difference(a, b, f"{above}{key}."):
-                return other
-        elif a != b:
-            return f"{above}{key} = {b}, not {a}"
-    return ""
+    a, b = dict(dotted(first)), dict(dotted(second))
+    differing = (key for key in sorted(a.keys() | b.keys()) if a.get(key) != b.get(key))
+    return next((f"{key} = {b.get(key)}, not {a.get(key)}" for key in differing), "")
 
 
 def about_sources(sets: Sequence[ResultSet]) -> Iterator[Finding]:

@@ -157,10 +157,7 @@ class Entry:
     @property
     def steady_epoch_s(self) -> Spread | None:
         """T_epoch without the first epoch's excess: training and evaluation over the epochs."""
-        return spread(
-            (r.phases.training + r.phases.evaluation) / len(r.phases.epochs) if r.phases.epochs else None
-            for r in self.runs
-        )
+        return spread(_steady(r.phases) for r in self.runs)
 
     @property
     def staging_s(self) -> Spread | None:
@@ -182,9 +179,10 @@ class Entry:
     def staging_and_excess_in_epochs(self) -> Spread | None:
         """The same with the first epoch's excess counted as staging, in units of an epoch without it."""
         return spread(
-            (r.phases.staging + r.phases.first_epoch_excess)
-            / ((r.phases.training + r.phases.evaluation) / len(r.phases.epochs))
-            if r.phases.first_epoch_excess is not None and r.phases.training > 0
+            (r.phases.staging + r.phases.first_epoch_excess) / steady
+            if r.phases.first_epoch_excess is not None
+            and r.phases.training > 0
+            and (steady := _steady(r.phases))
             else None
             for r in self.runs
         )
@@ -236,3 +234,8 @@ class Entry:
             staging.interval,
             rest.interval,
         )
+
+
+def _steady(phases: Phases) -> float | None:
+    """Seconds of an epoch without the excess of the first."""
+    return (phases.training + phases.evaluation) / len(phases.epochs) if phases.epochs else None

@@ -6,7 +6,7 @@ A set whose logs differ in configuration is split: an entry has a single configu
 import math
 import sys
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cache
 from typing import Any
@@ -62,7 +62,7 @@ def _of_resumed(score: Strong | Weak) -> Strong | Weak:
 
 def _entry(results: ResultSet, logs: list[Log], split: bool) -> Entry:
     description = results.system_json or {}
-    own_files = _own_run(logs[0])
+    result, env = _own_run(logs[0])
     value = logs[0].value
     logged = str(value("submission_benchmark") or "")
     benchmark = (logged if split else results.benchmark) or logged or results.benchmark or "unknown"
@@ -73,7 +73,7 @@ def _entry(results: ResultSet, logs: list[Log], split: bool) -> Entry:
     unread = sum(bool(log.unreadable) for log in logs)
     aborted = [log for log in logs if not log.unreadable and _is_aborted(log)]
     coarse = any(log.first("coarse_epochs") for log in logs)
-    unit, machine, scale, nodes = _units(logs[0], description, own_files)
+    unit, machine, scale, nodes = _units(logs[0], description, result, env)
     shared = ""
     if results.metric == "weak" and not split:
         scale, nodes, shared = _shared(results, logs, scale, nodes)
@@ -97,12 +97,14 @@ def _entry(results: ResultSet, logs: list[Log], split: bool) -> Entry:
         score, over = _of_resumed(score), OVER_RESUMED
     logged_org = _named(value("submission_org"))
     org = (results.org if results.is_tree else logged_org) or logged_org or "unnamed"
-    system = results.system or _named(value("submission_platform")) or own_files.hostname or results.path.name
+    system = results.system or _named(value("submission_platform")) or env.hostname or results.path.name
+    of_run = (result.benchmark, result.framework) if result else (None, None)
+    software = framework_of(of_run[0], of_run[1], env.packages)
     system += f", preset {results.preset}" if results.preset else ""
     return Entry(
         letter="", path=results.path, org=org, system=system, benchmark=benchmark, metric=results.metric,
         division=division, preset=results.preset, when=_month(logs[0]), unit=unit, machine=machine,
-        software=str(description.get("framework") or own_files.software), scale=scale, nodes=nodes,
+        software=str(description.get("framework") or software), scale=scale, nodes=nodes,
         batch=batch, train_samples=train, eval_samples=evaluate, data_set=data_set,
         official=official, target=target, logs=len(logs), runs=runs, over=over, score=score,
         notes=tuple(filter(None, notes)), aborted=len(aborted), staged=_staged(logs[0]), coarse=coarse,
@@ -178,31 +180,20 @@ def _division(logged: Any, described: Any) -> tuple[str, str]:
     return "open", f"the system description says {stated[0]}, the log {stated[1]}"
 
 
-@dataclass(frozen=True)
-class _Own:
-    """Facts from a run folder of this suite besides its log."""
-
-    ranks: int | None = None
-    hostname: str | None = None
-    cpu: str | None = None
-    accelerators: tuple[str, ...] = ()
-    software: str = ""
-
-
-def _own_run(log: Log) -> _Own:
-    if log.path.name != "run.log":
-        return _Own()
+def _own_run(log: Log) -> tuple[Result | None, Environment]:
+    """What a run folder of this suite has besides its log."""
     result, env = None, Environment()
-    with suppress(OSError, ValueError):
-        result = Result.read(log.path.with_name("result.json"))
-    with suppress(OSError, ValueError):
-        env = Environment.read(log.path.with_name("env.json"))
-    benchmark, framework = (result.benchmark, result.framework) if result else (None, None)
-    software = framework_of(benchmark, framework, env.packages)
-    return _Own(result.ranks if result else None, env.hostname, env.cpu, env.accelerators, software)
+    if log.path.name == "run.log":
+        with suppress(OSError, ValueError):
+            result = Result.read(log.path.with_name("result.json"))
+        with suppress(OSError, ValueError):
+            env = Environment.read(log.path.with_name("env.json"))
+    return result, env
 
 
-def _units(log: Log, description: dict[str, Any], own_files: _Own) -> tuple[str, str, int | None, int | None]:
+def _units(
+    log: Log, description: dict[str, Any], result: Result | None, env: Environment
+) -> tuple[str, str, int | None, int | None]:
     """The compute units of one run: kind, model, count, and nodes. The log describes the run, the system
     description the machine, which may be larger. On nodes without accelerators processors are counted, as in
     Farrell et al. 2021."""
@@ -211,14 +202,14 @@ def _units(log: Log, description: dict[str, Any], own_files: _Own) -> tuple[str,
     each = _count(logged if logged is not None else description.get("accelerators_per_node"))
     if nodes and each:
         model = _named(description.get("accelerator_model_name")) or ", ".join(
-            dict.fromkeys(own_files.accelerators)
+            dict.fromkeys(env.accelerators)
         )
         return "accelerator", model or "model not known", nodes * each, nodes
-    model = _named(description.get("host_processor_model_name")) or own_files.cpu or "model not known"
+    model = _named(description.get("host_processor_model_name")) or env.cpu or "model not known"
     processors = _count(description.get("host_processors_per_node"))
     if nodes and processors:
         return "processor", model, nodes * processors, nodes
-    if ranks := own_files.ranks or _count(log.value("number_of_ranks")):
+    if ranks := (result and result.ranks) or _count(log.value("number_of_ranks")):
         return "rank", model, ranks, nodes
     return "node", model, nodes, nodes
 

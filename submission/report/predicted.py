@@ -7,8 +7,7 @@ from mlhpc.common.pages.blocks import Table, number, table
 from mlhpc.errors import UserError
 from mlhpc.perf.machines import Machine
 from mlhpc.perf.prediction.model import Model
-from mlhpc.perf.prediction.result import Prediction
-from mlhpc.perf.prediction.tables import NO_INTERVAL
+from mlhpc.perf.prediction.result import NO_INTERVAL, Prediction
 from mlhpc.perf.scaling import Triple, added
 from mlhpc.perf.staging import staging_seconds
 from mlhpc.quantities import digits, duration_text

@@ -35,6 +35,12 @@ class Spread(NamedTuple):
             half = float(stdtrit(self.n - 1, 0.975)) * self.sd / math.sqrt(self.n)
         return self.mean, max(0.0, self.mean - half), self.mean + half
 
+    def content(self) -> dict[str, float | None]:
+        """As JSON; the ends are None where there are too few runs for an interval."""
+        mean, low, high = self.interval
+        known = self.has_interval
+        return {"mean": mean, "low95": low if known else None, "high95": high if known else None, "n": self.n}
+
 
 def spread(values: Iterable[float | None]) -> Spread | None:
     """The spread of the finite values; None without any."""

@@ -18,7 +18,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from mlhpc.benchmarks.load import loads, toml_value
+from mlhpc.benchmarks.load import dotted, loads, toml_value
 from mlhpc.benchmarks.schema import Run
 from mlhpc.common.files.untrusted import read_text
 from mlhpc.errors import UserError
@@ -151,19 +151,8 @@ def described(folder: Path) -> CellRecord:
 
 def flat(run: Run) -> dict[str, Value]:
     """Every setting of a run by its dotted name."""
-    settings: dict[str, Value] = {}
-
-    def put(prefix: str, table: dict[str, Any]) -> None:
-        for key, value in table.items():
-            if isinstance(value, dict):
-                put(f"{prefix}{key}.", value)
-            elif value is not None:
-                settings[prefix + key] = toml_value(value) if isinstance(value, list) else value
-
-    put("", run.model_dump(mode="json"))
-    for key in ("description", "division"):
-        del settings[key]
-    return settings
+    settings = dotted(run.model_dump(mode="json", exclude={"description", "division"}, exclude_none=True))
+    return {key: toml_value(value) if isinstance(value, list) else value for key, value in settings}
 
 
 def measured(run: Path, settings: Mapping[str, Value]) -> Measured:

@@ -22,15 +22,10 @@ def node_facts(env: Mapping[str, str] = os.environ, root: Path = Path("/")) -> d
 
     ``root`` replaces / where /proc, /sys and /etc are read.
     """
-    fields: dict[str, Any] = {}
-    hints: dict[str, str] = {}
-    fields |= _processors(root)
-    fields |= _memory(root)
-    fields |= _storage(root)
-    fields |= _network(root)
-    of_accelerators, about_them = _accelerators(env, root)
-    fields |= of_accelerators
-    hints |= about_them
+    of_accelerators, hints = _accelerators(env, root)
+    fields: dict[str, Any] = (
+        _processors(root) | _memory(root) | _storage(root) | _network(root) | of_accelerators
+    )
     frameworks = software.frameworks()
     if len(frameworks) == 1:
         fields["framework"] = frameworks[0]

@@ -108,9 +108,7 @@ def test_a_study_measures_no_copying_beside_its_steps():
 
 def test_a_study_of_steps_has_no_exchange_to_measure():
     run = load.load("cosmoflow", "smoke", [*EXCHANGE, "study.steps=20"])
-    with pytest.raises(
-        UserError, match=r"ends before shards would be exchanged; set staging\.exchange=false"
-    ):
+    with pytest.raises(UserError, match=r"only after the steps of a study; set staging\.exchange=false"):
         run.require_startable(2, staged=True)
 
 

@@ -9,10 +9,12 @@ from importlib import resources
 
 import pytest
 
+from mlhpc.benchmarks.load import load
 from mlhpc.errors import UserError
 from mlhpc.perf.against import apart, baseline, compare, coverage, summaries_of, summary
-from mlhpc.perf.calibration import calibration, fit, kind_of, network, rate_of, roofline
-from mlhpc.perf.published import machine_of, parse, published
+from mlhpc.perf.calibration import calibration, fit, kind_of, rate_of, roofline
+from mlhpc.perf.networks.registry import network_of
+from mlhpc.perf.published import parse, published
 
 TEXT = resources.files("mlhpc.perf").joinpath("published.csv").read_text()
 COMPARED = compare(published())
@@ -23,7 +25,7 @@ def test_there_are_44_sets_with_a_machine_each_and_seven_held_out():
     assert len(published()) == 51
     assert len(TEST) == 20
     assert [row.round for row in published() if row.use == "held"] == ["v3.0"] * 7
-    assert {machine_of(row).family for row in published()} == {
+    assert {row.machine.family for row in published()} == {
         "A100",
         "V100",
         "P100",
@@ -91,7 +93,7 @@ def left_out(by):
     return apart(published(), by)
 
 
-GROUP = {"round": lambda row: row.round, "accelerator": lambda row: machine_of(row).family}
+GROUP = {"round": lambda row: row.round, "accelerator": lambda row: row.machine.family}
 
 
 @pytest.mark.parametrize("by", ["round", "accelerator"])
@@ -103,10 +105,10 @@ def test_a_set_is_predicted_without_its_round_or_its_accelerator(by):
         alone = fit(rest)
         for row in published():
             if row.use != "held" and GROUP[by](row) == group and row.where in predicted:
-                rate, efficiency = rate_of(row, machine_of(row), alone)
+                rate, efficiency = rate_of(row, row.machine, alone)
                 assert predicted[row.where].rate[0] == pytest.approx(rate)
                 assert group not in (efficiency.group[0], "v" + efficiency.group[1]), "of the group left out"
-                assert predicted[row.where].baseline == baseline(row, [*rest, row], machine_of(row).family)
+                assert predicted[row.where].baseline == baseline(row, [*rest, row], row.machine.family)
     # By round, sets of accelerators that only their round has are not among them.
     only = {
         row.where
@@ -114,7 +116,7 @@ def test_a_set_is_predicted_without_its_round_or_its_accelerator(by):
         if by == "round"
         and row.use != "held"
         and not any(
-            other.round != row.round and machine_of(other).family == machine_of(row).family and other.use == "fit"
+            other.round != row.round and other.machine.family == row.machine.family and other.use == "fit"
             and other.benchmark == row.benchmark
             for other in published()
         )
@@ -149,7 +151,7 @@ def test_where_the_baseline_is_better_it_is_said():
 
 def test_the_bare_roofline_is_far_too_fast_for_cosmoflow():
     ratios = [
-        1 / roofline(network(r.benchmark, r.preset), machine_of(r), "mixed_float16") / r.samples_per_s
+        1 / roofline(r.network, r.machine, "mixed_float16") / r.samples_per_s
         for r in published()
         if r.benchmark == "cosmoflow" and "A100" in r.model
     ]
@@ -172,8 +174,8 @@ def test_efficiencies_are_shares_of_a_limit():
 
 
 def test_layer_kinds():
-    assert kind_of(network("cosmoflow", "closed")) == "3-D convolution"
-    assert kind_of(network("deepcam", "closed")) == "2-D convolution"
+    assert kind_of(network_of(load("cosmoflow", "closed"))) == "3-D convolution"
+    assert kind_of(network_of(load("deepcam", "closed"))) == "2-D convolution"
 
 
 def test_a_family_without_sets_gets_the_median_of_the_newest():

@@ -11,8 +11,9 @@ from helpers.page import Page
 from mlhpc import cli
 from mlhpc.benchmarks.load import load
 from mlhpc.perf.machines import machine
+from mlhpc.perf.prediction.accelerator import accelerator
 from mlhpc.perf.prediction.model import Model
-from mlhpc.perf.prediction.page import accelerator, page
+from mlhpc.perf.prediction.page import page
 
 
 def output(capsys, *words: str) -> str:
@@ -171,8 +172,8 @@ def test_the_page_draws_what_is_staged_where_there_is_room_for_it(name, copies):
 
 def test_the_page_names_the_largest_batch_beyond_those_drawn():
     """ResNet-50 on an A100 of 80 GB: 512 images fit and 1024 do not, the curve ends at 256."""
-    a100, run = machine("dgx-a100"), load("resnet50", "closed")
-    _, memory = accelerator(Model(a100, run))
+    model = Model(machine("dgx-a100"), load("resnet50", "closed"))
+    *_, memory = accelerator(model, model.at(1).tier)
     assert memory.about.startswith("The largest power of two that fits is 512, excluding 1.07 GB ")
 
 

@@ -10,9 +10,9 @@ from mlhpc.benchmarks.load import load
 from mlhpc.common.pages.blocks import Table
 from mlhpc.errors import UserError
 from mlhpc.perf.machines import machine
-from mlhpc.perf.prediction.model import Model, best, predict, weak, with_batch
+from mlhpc.perf.prediction.model import Model, best, predict, with_batch
 from mlhpc.perf.prediction.page import time_to_train
-from mlhpc.perf.published import machine_of, published
+from mlhpc.perf.published import published
 from mlhpc.perf.scaling import Estimate
 from mlhpc.perf.spatial import divide
 
@@ -163,7 +163,7 @@ def test_strong_scaling_is_never_faster_than_its_parts_allow_and_weak_keeps_the_
     assert len(strong) >= 4
     for a, b in pairwise(strong):
         assert 0.9 < a.step_s.value / b.step_s.value <= 2.0
-    steps = [p.step_s.value for p in weak(machine("dgx-a100"), run, 2, (1, 16, 256))]
+    steps = [p.step_s.value for p in Model(machine("dgx-a100"), run).weak(2, (1, 16, 256))]
     assert len(steps) == 3 and max(steps) / min(steps) < 1.1
 
 
@@ -250,7 +250,7 @@ def test_published_sets_are_named_and_compared_with_the_interval_of_their_size()
     (shown,) = [block for block in section.blocks if isinstance(block, Table)]
     expected = {}
     for row in published():
-        if row.benchmark == "cosmoflow" and row.total_s and machine_of(row).family == "A100":
+        if row.benchmark == "cosmoflow" and row.total_s and row.machine.family == "A100":
             (p,) = [p for p in predictions if p.accelerators == row.accelerators] or [None]
             _, low, high = p.total_s if p else (0, 0, 0)
             place = "above it" if row.total_s > high else "below it" if row.total_s < low else "inside"

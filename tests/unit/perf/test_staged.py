@@ -13,8 +13,8 @@ from mlhpc.common.staging.plan import plan
 from mlhpc.common.staging.stage import stage
 from mlhpc.errors import UserError
 from mlhpc.perf.machines import machine, parse
+from mlhpc.perf.prediction.command import notes_of
 from mlhpc.perf.prediction.model import Model, predict
-from mlhpc.perf.prediction.tables import facts_of, notes_of
 
 MIXED = ["training.precision=mixed_float16"]
 WAYS = {
@@ -206,7 +206,7 @@ def test_the_official_data_set_on_nodes_of_2_tb_is_a_terabyte_and_a_half_for_eac
     prediction = predict(machine("dgx-a100"), run, 64)
     assert prediction.moved.held == pytest.approx(1.6683e12, rel=1e-4)
     assert prediction.moved.source == 64 * prediction.moved.held
-    says = facts_of(prediction)["staging"]
+    says = prediction.facts["staging"]
     assert says == "replicate: 1.67 TB to each node, 107 TB off the shared file system"
     once = predict(
         machine("dgx-a100"), load("cosmoflow", "closed-512", ["staging.read_once=true", *MIXED]), 64

@@ -8,9 +8,11 @@ from mlhpc.benchmarks.load import load
 from mlhpc.common.pages.html import render
 from mlhpc.perf.accelerator.ibrahim2021 import TABLE_II
 from mlhpc.perf.accelerator.memory import memory_of
-from mlhpc.perf.accelerator.pictures import memory, memory_section, roofline, roofline_section
 from mlhpc.perf.accelerator.roofline import V100, points
+from mlhpc.perf.machines import machine
 from mlhpc.perf.networks.registry import network_of
+from mlhpc.perf.prediction.accelerator import accelerator, memory, roofline
+from mlhpc.perf.prediction.model import Model
 
 BENCHMARKS = tuple(TABLE_II)
 
@@ -79,15 +81,11 @@ def test_memory_has_the_papers_points_up_to_its_largest_batch():
 
 
 def test_sections_render_as_a_page_with_their_tables():
-    run = run_of("cosmoflow")
-    network = network_of(run)
-    blocks = [
-        roofline_section("Roofline", points(network, V100, "mixed_float16"), V100, TABLE_II["cosmoflow"]),
-        memory_section("Memory", [memory_of(run, batch) for batch in (1, 4, 16)], [("HBM", 16e9)], fits=16),
-    ]
+    model = Model(machine("cori-gpu"), run_of("cosmoflow"))
+    blocks = accelerator(model, model.at(1).tier)
     page = render(heading="h", blocks=blocks, foot="f")
-    assert "The largest power of two that fits is 16, excluding 1.07 GB of libraries" in page
+    assert re.search(r"The largest power of two that fits is \d+, excluding 1.07 GB of libraries", page)
     assert re.search(r"Lower limit of a training sample: [\d.]+ ms", page)
-    (table,) = (block for block in blocks[0].blocks if block.kind == "table")
+    (table,) = (block for block in blocks[-2].blocks if block.kind == "table")
     flops = sum(record["GFLOP"] for record in table.records)
-    assert 1e9 * flops == pytest.approx(sum(p.flops for p in points(network, V100, "mixed_float16")))
+    assert 1e9 * flops == pytest.approx(sum(p.flops for p in points(model.network, V100, "mixed_float16")))

@@ -1,5 +1,5 @@
-"""Charts of a step on one accelerator: the roofline with every layer, and memory by batch size (Ibrahim et
-al. 2021, figures 1 and 2). Functions take plain data and return sections of a page (common/pages)."""
+"""One accelerator as sections of a page: the roofline with every layer, memory by batch size, and the cost of
+moving data (Ibrahim et al. 2021, figures 1, 2 and 4)."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -7,41 +7,104 @@ from typing import Any
 
 import altair as alt
 
+from mlhpc.benchmarks.schema import Run
 from mlhpc.common.pages import charts, plots
 from mlhpc.common.pages.blocks import Cell, Section, Table, number, table
 from mlhpc.common.pages.charts import INK, SOFT, Figure, Rows
-from mlhpc.common.pages.plots import log_axis, on_axes, with_halo
-from mlhpc.perf.accelerator.ibrahim2021 import Row
-from mlhpc.perf.accelerator.memory import RESERVED, Memory
-from mlhpc.perf.accelerator.roofline import Ceilings, Point, least_seconds
-from mlhpc.quantities import bytes_text, digits, seconds_text, text_of
+from mlhpc.common.pages.plots import Mark, curves, log_axis, on_axes, with_halo
+from mlhpc.perf.accelerator.ibrahim2021 import TABLE_II, Row
+from mlhpc.perf.accelerator.memory import RESERVED, Memory, power_of_two, update_of
+from mlhpc.perf.accelerator.roofline import Ceilings, Point, least_seconds, points
+from mlhpc.perf.machines import Machine
+from mlhpc.perf.movement import GIB, MIB, costs, required_bandwidth
+from mlhpc.perf.networks.layer import PRODUCTS
+from mlhpc.perf.prediction.model import Model
+from mlhpc.perf.tiers import Tier
+from mlhpc.quantities import bytes_text, digits, seconds_text, si_text, text_of
 
-PRODUCT_KINDS = (
-    "convolution",
-    "pointwise convolution",
-    "depthwise convolution",
-    "transposed convolution",
-    "dense",
-)
+BATCHES = tuple(2**n for n in range(9))
 OTHERS = "no matrix product"
 _SIZES = alt.Scale(domain=[0, 0.2], range=[30, 500], clamp=True)
 BOUNDS = {"tensor": "tensor cores", "float32": "float32 units", "memory": "memory bandwidth"}
 
 
-def roofline_section(
-    title: str, points: Sequence[Point], ceilings: Ceilings, paper: Row | None = None, update: str = ""
-) -> Section:
-    """Every layer under the roofs of ``ceilings``; ``paper``: the two points of Table II. The table sums the
-    layers by kind. ``update``: a sentence about the optimizer."""
-    seconds = least_seconds(points)
-    shares = {bound: sum(p.seconds for p in points if p.bound == bound) / seconds for bound in BOUNDS}
-    about = (
+def accelerator(model: Model, tier: Tier) -> list[Section]:
+    """The cost of moving data that lies in ``tier``; the roofline with every layer, which a table sums by kind;
+    and the memory by batch size."""
+    machine, run, network = model.machine, model.run, model.network
+    precision, figures, paper = run.training.precision, machine.figures, TABLE_II.get(run.benchmark)
+    ceilings = Ceilings(str(machine.facts["accelerator.model"]), machine.peak(precision)[0],
+                        figures["accelerator.float32"], figures["accelerator.bandwidth"])  # fmt: skip
+    layers = points(network, ceilings, precision)
+    seconds = least_seconds(layers)
+    shares = {bound: sum(p.seconds for p in layers if p.bound == bound) / seconds for bound in BOUNDS}
+    optimizer = str(getattr(run.hyperparameters, "opt_name", "none")).lower()
+    update = update_of(network, optimizer)
+    limits = (
         f"Lower limit of a training sample: {seconds_text(seconds)}, of which "
         + ", ".join(f"{share:.0%} bound by {BOUNDS[bound]}" for bound, share in shares.items() if share)
         + ". Every layer reads its inputs and writes its outputs once in each pass, and runs at the peaks: "
-        "real steps take longer."
-    ) + update
-    return Section(title, about, (roofline(points, ceilings, paper), _kinds(points)))
+        f"real steps take longer. The update of all weights ({optimizer}) is added once per step: "
+        f"{si_text(update.operations, 'FLOP')} and {bytes_text(update.bytes)} at least."
+    )
+    by_batch: list[Memory] = []
+    for batch in BATCHES:
+        by_batch.append(model.fits.memory(batch))
+        if by_batch[-1].peak > 2 * model.fits.capacity:
+            break
+    capacity = (f"{ceilings.name}, {bytes_text(model.fits.capacity)}", model.fits.capacity)
+    largest = model.fits.largest(1)
+    fits = "Not even one sample fits"
+    if largest:
+        fits = f"The largest power of two that fits is {power_of_two(largest)}"
+    fits += f", excluding {bytes_text(RESERVED)} of libraries (a CUDA context, workspaces of cuDNN)."
+    return [
+        *cost(model, tier),
+        Section("Roofline", limits, (roofline(layers, ceilings, paper), _kinds(layers))),
+        Section("Memory", fits, (memory(by_batch, [capacity], paper), _memory_table(by_batch))),
+    ]
+
+
+def cost(model: Model, tier: Tier) -> list[Section]:
+    """Figure 4, of a data set in ``tier``; the points of Ibrahim et al. 2021 where the machine is theirs."""
+    machine, run, network, sample = model.machine, model.run, model.network, model.bytes
+    moved = network.traffic(run.training.precision)
+    sizes: Any = {"moved": moved, "sample": sample, "gradients": 4 * network.parameters}
+    rows: list[Mark] = []
+    binding: dict[str, int] = {}
+    for batch in BATCHES:
+        step_costs = costs(machine, tier, **sizes, local_batch_size=batch)
+        binding.setdefault(step_costs.binding, batch)
+        named = {
+            "model and activations": step_costs.activations,
+            "all-reduce": step_costs.all_reduce,
+            "sample over the host's link": step_costs.sample[0],
+            f"sample from {tier.name}": step_costs.sample[1],
+        }
+        rows += [Mark(name, batch, f"batch {batch}", value / 1e9) for name, value in named.items() if value]
+    bottlenecks = "; ".join(f"{name} from a batch of {batch} on" for name, batch in binding.items())
+    about = (
+        "Bytes of a sample times the gap of the link that limits them, relative to the accelerator's memory: a "
+        f"lower bound of the time. The highest is the bottleneck: {bottlenecks}. "
+    ) + _required(machine, run, network.training_flops, sample.received, moved)
+    if (paper := TABLE_II.get(run.benchmark)) and machine.name == "cori-gpu":
+        papers = {"activations": paper.hbm_limit_gib * GIB, "sample from NVMe": paper.sample_mib * MIB * 2250}
+        rows += [Mark(f"Ibrahim et al. 2021: {name}", b, f"batch {b}", size / 1e9)
+                 for name, size in papers.items() for b in BATCHES]  # fmt: skip
+        about += " Ibrahim et al. 2021: their activations written and read once, and their 16-bit samples."
+    if not rows:
+        return []
+    y_title = "cost per sample, GB of accelerator memory"
+    chart = curves(rows, "local batch, samples", y_title, "Cost of data movement")
+    return [Section("Cost against batch", about, (chart,))]
+
+
+def _required(machine: Machine, run: Run, flops: int, received: float, moved: float) -> str:
+    """The demand of an accelerator at its peak (Ibrahim et al. 2021, section VII)."""
+    peak, _ = machine.peak(run.training.precision)
+    needs = (required_bandwidth(flops, size, peak) for size in (received, moved))
+    samples, memory = (bytes_text(need, "/s") for need in needs)
+    return f"At its peak an accelerator would handle {samples} of samples and {memory} of memory traffic."
 
 
 def roofline(points: Sequence[Point], ceilings: Ceilings, paper: Row | None = None) -> Figure:
@@ -50,7 +113,7 @@ def roofline(points: Sequence[Point], ceilings: Ceilings, paper: Row | None = No
     drawn = [point for point in points if point.flops and point.bytes]
     whole = least_seconds(points)
     rows = [_row(point, whole) for point in drawn] + _paper_rows(paper, ceilings)
-    names = [name for name in (*PRODUCT_KINDS, OTHERS, _PAPER) if any(row["kind"] == name for row in rows)]
+    names = [name for name in (*PRODUCTS, OTHERS, _PAPER) if any(row["kind"] == name for row in rows)]
     x_axis = log_axis(
         [*(row["x"] for row in rows), ceilings.balance], "FLOPs per byte of memory traffic", room=2
     )
@@ -73,20 +136,6 @@ def roofline(points: Sequence[Point], ceilings: Ceilings, paper: Row | None = No
     return charts.figure(
         alt.layer(lines, marks, *texts), alt_text, title=f"Roofline, {ceilings.name}", height=360
     )
-
-
-def memory_section(
-    title: str,
-    by_batch: Sequence[Memory],
-    capacities: Sequence[tuple[str, float]],
-    paper: Row | None = None,
-    fits: int = 0,
-) -> Section:
-    """Memory of a step by local batch size, and the ``capacities`` (name, bytes). ``paper``: its activation
-    memory and its largest batch. ``fits``: the largest power of two that fits."""
-    about = f"The largest power of two that fits is {fits}" if fits else "Not even one sample fits"
-    about += f", excluding {bytes_text(RESERVED)} of libraries (a CUDA context, workspaces of cuDNN)."
-    return Section(title, about, (memory(by_batch, capacities, paper), _memory_table(by_batch)))
 
 
 _PAPER_ACTIVATIONS = "Ibrahim et al. 2021: activations (16 bits)"
@@ -144,7 +193,7 @@ def _paper_rows(paper: Row | None, ceilings: Ceilings) -> list[dict[str, Any]]:
 
 
 def _row(point: Point, whole: float) -> dict[str, Any]:
-    kind = point.kind if point.kind in PRODUCT_KINDS else OTHERS
+    kind = point.kind if point.kind in PRODUCTS else OTHERS
     weight = point.seconds / whole
     share = f"{seconds_text(point.seconds)}, {weight:.1%}"
     return _mark(
