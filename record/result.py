@@ -177,6 +177,7 @@ class Result(Fields):
     energy: Energies | None = None
     staging: Staging | None = None
     emulation: Emulation | None = None
+    versions: dict[Name, Count] | None = None
 
 
 def energies_of(log: Path) -> dict[str, Energy]:
