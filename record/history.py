@@ -4,9 +4,7 @@ A record never changes. Its file is its content as canonical JSON, and its name 
 of the file prints its name, the same run added twice is one record, and copying files merges two stores.
 """
 
-import hashlib
 import json
-from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
@@ -17,8 +15,6 @@ from mlhpc.record.fields import Count, Fields, Name, Number, Seconds, Text
 
 FORMAT = 1
 """Version of the records: incremented if a key changes its meaning. Records of other versions are left alone."""
-MEASURED = ("run", "study cell", "result set", "campaign", "io", "profile", "prediction", "reframe", "node")
-"""Kinds of measurements."""
 Kind = Literal["run", "study cell", "result set", "campaign", "io", "profile", "prediction", "reframe", "node",
                "withdrawal", "annotation"]  # fmt: skip
 
@@ -40,10 +36,11 @@ class RunFigures(Fields):
 
 
 class HistoryRecord(Fields):
-    """``when``: of the measurement, in UTC. ``machine``: its accelerators or processor. ``settings``: a digest of
-    all settings. ``versions``: of the preset, the data generator and the parts. ``runs``: those of which it
-    consists; ``figures``: others that it measured. ``content``: the files of the measurement as they were read.
-    ``of``: the record that is withdrawn, ``text``: why, or the annotation of ``system``."""
+    """``when``: of the measurement, in UTC. ``machine``: its accelerators or processor; ``node``: the host that
+    was measured alone. ``settings``: a digest of all settings. ``versions``: of the preset, the data generator and
+    the parts. ``runs``: those of which it consists; ``figures``: others that it measured. ``content``: the files
+    of the measurement as they were read. ``of``: the record that is withdrawn, ``text``: why, or the annotation
+    of ``system``."""
 
     format: Literal[1] = Field(default=1, alias="history")
     kind: Kind
@@ -54,6 +51,7 @@ class HistoryRecord(Fields):
     system: Text | None = None
     org: Text | None = None
     machine: Text | None = None
+    node: Text | None = None
     when: Annotated[str, Field(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$")] | None = None
     status: Text | None = None
     mlhpc: Text | None = None
@@ -84,11 +82,6 @@ def canonical(value: Any) -> bytes:
     return text.encode("utf-8", "backslashreplace")
 
 
-def digest(data: bytes) -> str:
-    """The name of a record with this content."""
-    return hashlib.sha256(data).hexdigest()
-
-
 def time_text(when: str | float | None) -> str | None:
     """A time of ISO 8601, or seconds since 1970, in UTC and seconds; None if it is neither."""
     try:
@@ -96,44 +89,3 @@ def time_text(when: str | float | None) -> str | None:
         return None if when is None else f"{at.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}"
     except (ValueError, OverflowError, OSError):
         return None
-
-
-PARTS = ("staging", "exchange", "first_epoch_excess", "data_wait", "step", "training", "evaluation", "rest")
-ROW = ("name", "when", "kind", "benchmark", "preset", "division", "framework", "system", "org", "machine",
-       "status", "mlhpc", "commit", "settings", "versions", "ranks", "nodes", "accelerators", "global_batch_size",
-       "number_of_runs", "time_to_train_s", "time_to_train_without_staging_s", "epochs", "epoch_s",
-       "samples_per_s", *(f"{part}_s" for part in PARTS), "joules", "joules_per_sample")  # fmt: skip
-"""The keys of a row, in order; a row with other figures has these after them."""
-
-
-def row_of(name: str, record: HistoryRecord) -> dict[str, Any]:
-    """A flat summary: means over the runs, and energy of the kind of counter that contains the others."""
-    row: dict[str, Any] = dict.fromkeys(ROW)
-    row |= {
-        key: getattr(record, key) for key in ROW if key in HistoryRecord.model_fields and key != "versions"
-    }
-    row["name"], row["number_of_runs"] = name, len(record.runs)
-    row["versions"] = versions_text(record.versions) or None
-    for key in ("time_to_train_s", "time_to_train_without_staging_s", "epochs", "epoch_s", "samples_per_s"):
-        row[key] = _mean([getattr(run, key) for run in record.runs])
-    for part in PARTS:
-        row[f"{part}_s"] = _mean([run.parts_s.get(part) for run in record.runs])
-    for key in ("joules", "joules_per_sample"):
-        row[key] = _mean([_widest(getattr(run, key)) for run in record.runs])
-    return row | {key: value for key, value in record.figures.items() if row.get(key) is None}
-
-
-def versions_text(versions: Mapping[str, int]) -> str:
-    """``data 1, parts 1, preset 2``."""
-    return ", ".join(f"{what} {number}" for what, number in sorted(versions.items()))
-
-
-def _mean(values: list[Any]) -> Any:
-    known = [value for value in values if value is not None]
-    if len(known) < 2:
-        return known[0] if known else None
-    return sum(known) / len(known)
-
-
-def _widest(by_kind: Mapping[str, float]) -> float | None:
-    return next((by_kind[kind] for kind in ("node", "accelerators", "processors") if kind in by_kind), None)

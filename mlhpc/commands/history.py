@@ -50,6 +50,22 @@ def add(commands: Commands) -> None:
     compact = add_command(actions, "compact", _compact, "pack the records of past years, a file per year")
     compact.add_count("--before", "pack years before this one (default: the current)", metavar="YEAR")
     _add_store(compact)
+    gate = add_command(
+        actions, "gate", _gate, "test new runs against a baseline: 0 passed, 1 slower, 3 undecided"
+    )
+    gate.add_argument(
+        "runs", nargs="*", metavar="RUN", help="folders of runs, names of records, or selections"
+    )
+    gate.add_argument("--baseline", metavar="SELECTION|NAME", help="such as last=40 or when>=2026-01,nodes=4")
+    gate.add_argument(
+        "--tolerance", default="5%", metavar="SHARE", help="worse by this passes (default: 5%%)"
+    )
+    gate.add_argument("--rules", type=Path, metavar="FILE.toml", help="metrics with their tolerances")
+    gate.add_flag(
+        "--nodes", "instead of runs: each node's newest doctor --calibrate against the earlier ones"
+    )
+    _add_store(gate)
+    add_json(gate)
 
 
 def _add_store(parser: Parser) -> None:
@@ -167,3 +183,31 @@ def _compact(options: argparse.Namespace) -> int:
     records, files = compact(store, years, (options.before or datetime.now(UTC).year) - 1)
     print(f"{count(records, 'record')} of {count(files, 'file')} packed, one file per year")
     return 0
+
+
+def _gate(options: argparse.Namespace) -> int:
+    from dataclasses import asdict
+
+    from rich.console import Console
+
+    from mlhpc.history import gating, tables
+    from mlhpc.history.gate import STATUS
+
+    store = _store(options)
+    if options.nodes:
+        nodes = gating.gate_nodes(store, gating.tolerance_of(options.tolerance))
+        status = max((STATUS[node.verdict] for node in nodes), key=(0, 3, 1).index)
+        if options.json:
+            print_json("history gate", {"status": status, "nodes": [asdict(node) for node in nodes]})
+        else:
+            tables.print_nodes(nodes, Console())
+        return status
+    if not options.runs or not options.baseline:
+        raise UserError("what against what? pass runs and --baseline, or --nodes")
+    rules = gating.rules_of(options.rules, options.tolerance)
+    result = gating.gate_runs(store, options.runs, options.baseline, rules)
+    if options.json:
+        print_json("history gate", {"status": result.status, **asdict(result), "moved": dict(result.moved)})
+    else:
+        tables.print_gate(result, Console())
+    return result.status

@@ -4,16 +4,16 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mlhpc.common.files.untrusted import clean, parse_json, printable
 from mlhpc.errors import UserError
-from mlhpc.history.reading import Given, records_of
+from mlhpc.history.reading import Given, node_record, records_of
 from mlhpc.record.energy import in_order
 from mlhpc.record.history import HistoryRecord, RunFigures, time_text
-from mlhpc.submission.report.entry import Entry
-from mlhpc.submission.report.measure import entries_of
-from mlhpc.submission.result_sets import result_sets
+
+if TYPE_CHECKING:
+    from mlhpc.submission.report.entry import Entry
 
 _SQLITE = b"SQLite format 3\0"
 _REFRAME_SCHEMA = "1.0"
@@ -31,6 +31,9 @@ def all_records(path: Path, given: Given) -> Iterator[HistoryRecord]:
     if path.is_file() and path.suffix == ".json":
         yield from records_of(path, given)
         return
+    if path.is_file() and path.suffix == ".toml":
+        yield node_record(path, given)
+        return
     own = list(records_of(path, given)) if path.is_dir() else []
     yield from own
     if not own:
@@ -44,6 +47,9 @@ def _begins(path: Path) -> bytes:
 
 def mllog_sets(path: Path, given: Given) -> Iterator[HistoryRecord]:
     """A record for each set of runs of one configuration at or below ``path``. Raises UserError."""
+    from mlhpc.submission.report.measure import entries_of
+    from mlhpc.submission.result_sets import result_sets
+
     for results in result_sets(path):
         starts = [record.time_ms for log in results.logs if (record := log.first("run_start"))]
         prints = sorted(filter(None, (log.fingerprint for log in results.logs)))
@@ -51,7 +57,7 @@ def mllog_sets(path: Path, given: Given) -> Iterator[HistoryRecord]:
             yield _set_record(entry, time_text(min(starts) / 1e3 if starts else None), prints, given)
 
 
-def _set_record(entry: Entry, when: str | None, prints: list[str], given: Given) -> HistoryRecord:
+def _set_record(entry: "Entry", when: str | None, prints: list[str], given: Given) -> HistoryRecord:
     measured = entry.over.startswith(("the runs in the score", "all runs that converged"))
     runs = []
     for run in entry.runs:

@@ -25,20 +25,19 @@ from mlhpc.quantities import count, parse_quantity
 VERSION = 1
 """Of the index: another one is built anew."""
 _SCHEMA = """
-CREATE TABLE files(file TEXT PRIMARY KEY);
+CREATE TABLE files(file TEXT PRIMARY KEY, size INTEGER, problem TEXT);
 CREATE TABLE records(name TEXT PRIMARY KEY, at TEXT, kind TEXT, target TEXT, body TEXT, runs TEXT);
 CREATE INDEX by_time ON records(at);
 """
-_CONDITION = re.compile(r"\s*([a-z]\w*)\s*(<=|>=|!=|=|<|>)\s*(.*?)\s*")
+_CONDITION = re.compile(r"\s*([a-z][\w.]*)\s*(<=|>=|!=|=|<|>)\s*(.*?)\s*")
 _NOT_MEASURED = ("withdrawal", "annotation")
 
 
 @dataclass(frozen=True)
 class Index:
-    """``problems``: files of the store whose records are not in the index, with the reason."""
+    """The records of a store."""
 
     db: sqlite3.Connection
-    problems: tuple[str, ...] = ()
 
     def rows(self, where: Sequence[str] = (), *, withdrawn: bool = False) -> list[str]:
         """The rows of measurements that fulfil all conditions, as JSON texts, by time. Raises UserError."""
@@ -76,7 +75,7 @@ class Index:
             if key == "last":
                 last = int(value)
                 continue
-            left = "name" if key == "name" else f"json_extract(body, '$.{key}')"
+            left = "name" if key == "name" else f"json_extract(body, '$.\"{key}\"')"
             if key == "name" or (isinstance(value, str) and sign in ("=", "!=")):
                 sign = {"=": "GLOB", "!=": "NOT GLOB"}.get(sign, sign)
                 value = f"{value}*" if key == "name" else value
@@ -135,16 +134,32 @@ def opened(store: Path, *, quiet: bool = False) -> Iterator[Index]:
 
     path, there = cache_of(store), files(store)
     db = _usable(path)
-    known = {file for (file,) in db.execute("SELECT file FROM files")} if db else set()
-    problems: tuple[str, ...] = ()
-    if db is None or known - there or there - known:
+    if db is None or (known := _unchanged(db, store)) != there:
         if db:
             db.close()
-        db, problems = _built(store, path, there, None if db is None or known - there else known)
+        db = _built(store, path, there, known if db and known <= there else None)
+    problems = [why for (why,) in db.execute("SELECT problem FROM files WHERE problem > ''")]
     if problems and not quiet:
         sys.stderr.write(f"mlhpc: {store}: not listed: {few(problems, 3, '; ')}\n")
     with contextlib.closing(db):
-        yield Index(db, problems)
+        yield Index(db)
+
+
+def _unchanged(db: sqlite3.Connection, store: Path) -> set[str]:
+    """The files in the index; of those with a problem only the ones that still have their size: a copy that was
+    interrupted may have been repeated."""
+    known = set()
+    for file, size, problem in db.execute("SELECT * FROM files"):
+        if not problem or _size(store / file) == size:
+            known.add(file)
+    return known
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return -1
 
 
 def _usable(path: Path) -> sqlite3.Connection | None:
@@ -162,9 +177,7 @@ def _usable(path: Path) -> sqlite3.Connection | None:
     return None
 
 
-def _built(
-    store: Path, path: Path, there: set[str], known: set[str] | None
-) -> tuple[sqlite3.Connection, tuple[str, ...]]:
+def _built(store: Path, path: Path, there: set[str], known: set[str] | None) -> sqlite3.Connection:
     """An index of the files ``there``: from the one at ``path``, which has those ``known``, or anew. Where the
     cache cannot be written it is used once."""
     try:
@@ -182,23 +195,22 @@ def _built(
         db.execute("PRAGMA synchronous=OFF")
         if known is None:
             db.executescript(_SCHEMA)
-        problems = _filled(db, store, there - (known or set()))
+        _fill(db, store, there - (known or set()))
         db.execute(f"PRAGMA user_version={VERSION}")
         db.commit()
         if part.parent == path.parent:
             os.replace(part, path)
-        return db, problems
+        return db
     except (OSError, sqlite3.Error) as error:
         raise UserError(f"{path}: the index cannot be written ({error}); free some space") from None
     finally:
         part.unlink(missing_ok=True)
 
 
-def _filled(db: sqlite3.Connection, store: Path, new: set[str]) -> tuple[str, ...]:
-    """Add the records of the files ``new``; returns those that are none of this version."""
+def _fill(db: sqlite3.Connection, store: Path, new: set[str]) -> None:
+    """Add the records of the files ``new``, and why others are none of this version."""
     from mlhpc.history.store import contents, files
 
-    problems: list[str] = []
     waiting = new
     for _ in range(3):  # records may move into a pack meanwhile
         gone = False
@@ -209,13 +221,11 @@ def _filled(db: sqlite3.Connection, store: Path, new: set[str]) -> tuple[str, ..
                 gone = True
                 continue
             bad = [f"{name[:16]} is {why}" for name, why in added if why]
-            problems += bad
-            if not bad:
-                db.execute("INSERT OR REPLACE INTO files VALUES (?)", [file])
+            values = (file, _size(store / file), bad[0] if bad else "")
+            db.execute("INSERT OR REPLACE INTO files VALUES (?, ?, ?)", values)
         if not gone:
             break
         waiting, new = files(store) - new, new | files(store)
-    return tuple(problems)
 
 
 def _add(db: sqlite3.Connection, name: str, data: bytes | str) -> str:
@@ -223,8 +233,9 @@ def _add(db: sqlite3.Connection, name: str, data: bytes | str) -> str:
     from pydantic import ValidationError
 
     from mlhpc.common.files.untrusted import clean, finite, parse_json
+    from mlhpc.history.rows import row_of
     from mlhpc.record.fields import first_problem
-    from mlhpc.record.history import FORMAT, HistoryRecord, row_of
+    from mlhpc.record.history import FORMAT, HistoryRecord
 
     if isinstance(data, str):
         return data

@@ -15,7 +15,7 @@ from mlhpc.record.history import HistoryRecord, time_text
 
 _PRIVATE = frozenset({"command", "data", "variables", "job", "org", "submission", "stage", "nodes_of"})
 """Keys of a record's content that are left out of a copy: they may contain names anywhere."""
-_HOSTS = frozenset({"hostname", "host"})
+_HOSTS = frozenset({"hostname", "host", "node"})
 
 
 def withdraw(store: Path, name: str, reason: str) -> str:

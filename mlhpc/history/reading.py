@@ -14,10 +14,10 @@ from typing import Any
 
 from mlhpc.common.files.untrusted import parse_json, printable, read_object, read_text
 from mlhpc.errors import UserError
-from mlhpc.history.store import put
+from mlhpc.history.store import digest, put
 from mlhpc.record.energy import in_order
 from mlhpc.record.environment import Environment
-from mlhpc.record.history import HistoryRecord, RunFigures, canonical, digest, time_text
+from mlhpc.record.history import HistoryRecord, RunFigures, canonical, time_text
 from mlhpc.record.result import Result
 from mlhpc.record.run_directory import RunDirectory, read
 from mlhpc.record.series import CampaignRecord
@@ -236,6 +236,26 @@ def _of_json(path: Path, given: Given) -> Iterator[HistoryRecord]:
             figures={"training_step_s": step} if step is not None else {},
             content={"json": each},
         )
+
+
+def node_record(path: Path, given: Given) -> HistoryRecord:
+    """The record of a machine file that ``mlhpc doctor --calibrate`` has written on a node. Raises UserError."""
+    from mlhpc.perf.machines import machine
+
+    measured = machine(str(path))
+    node = measured.title.removesuffix(", as measured")
+    dates = [
+        found[0] for source in measured.sources.values() if (found := re.search(r"\d{4}-\d\d-\d\d", source))
+    ]
+    if node == measured.title or not dates:
+        raise UserError(f"{path}: not measured by mlhpc doctor --calibrate")
+    return HistoryRecord(
+        kind="node",
+        node=node,
+        **_where(Environment(hostname=node, cpu=str(measured.facts["accelerator.model"])), given),
+        when=time_text(min(dates) + "T00:00:00+00:00"),
+        figures=dict(measured.figures),
+    )
 
 
 def _first(value: Any) -> float | None:

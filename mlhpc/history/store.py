@@ -5,10 +5,12 @@ disk, names are digests of the content, and nothing is removed before another fi
 not see one another, and stores are merged by copying files.
 """
 
+import hashlib
 import os
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mlhpc.common.files import atomic
 from mlhpc.common.files.filesystem import as_user_error
@@ -16,15 +18,20 @@ from mlhpc.common.files.regular import open_regular
 from mlhpc.common.files.untrusted import LARGEST
 from mlhpc.errors import UserError
 from mlhpc.quantities import binary_text
-from mlhpc.record.history import HistoryRecord, digest
+
+if TYPE_CHECKING:  # a list reads the names of files only, without pydantic
+    from mlhpc.record.history import HistoryRecord
 
 SINGLE = re.compile(r"([0-9a-f]{64})\.json")
 PACK = re.compile(r"\d{4}-[0-9a-f]{64}\.jsonl")
-LARGEST_PACK = 2**34
-"""Bytes of a pack: of 10,000 records it has about 10⁸."""
 
 
-def put(store: Path, record: HistoryRecord) -> tuple[str, bool]:
+def digest(data: bytes) -> str:
+    """The name of a record with this content."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def put(store: Path, record: "HistoryRecord") -> tuple[str, bool]:
     """Write ``record`` into the folder ``store``; its name, and whether it is new. When this returns, the record
     survives a power cut. Raises UserError."""
     data = record.canonical()
