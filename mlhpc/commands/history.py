@@ -66,6 +66,11 @@ def add(commands: Commands) -> None:
     )
     _add_store(gate)
     add_json(gate)
+    page = add_command(actions, "page", _page, "write a page of a system: time lines, changes, their causes")
+    page.add_argument("system", metavar="SYSTEM", help="the system")
+    page.add_out_file(".html", "the page", required=True)
+    _add_store(page)
+    _add_where(page)
 
 
 def _add_store(parser: Parser) -> None:
@@ -211,3 +216,13 @@ def _gate(options: argparse.Namespace) -> int:
     else:
         tables.print_gate(result, Console())
     return result.status
+
+
+def _page(options: argparse.Namespace) -> int:
+    from mlhpc.common.pages.html import write
+    from mlhpc.history.page import page
+
+    html, alarms = page(_store(options), options.system, _where(options))
+    write(options.out, html)
+    print(*alarms, options.out, sep="\n")
+    return 1 if alarms else 0

@@ -41,11 +41,13 @@ class Index:
 
     def rows(self, where: Sequence[str] = (), *, withdrawn: bool = False) -> list[str]:
         """The rows of measurements that fulfil all conditions, as JSON texts, by time. Raises UserError."""
-        return [body for body, _ in self._select(where, withdrawn)]
+        return [body for (body,) in self._select("body", where, withdrawn)]
 
     def measured(self, where: Sequence[str]) -> list[tuple[dict[str, Any], list[dict[str, Any]]]]:
         """The same rows, each with the figures of its runs. Raises UserError."""
-        return [(json.loads(body), json.loads(runs)) for body, runs in self._select(where, False)]
+        return [
+            (json.loads(body), json.loads(runs)) for body, runs in self._select("body, runs", where, False)
+        ]
 
     def name_of(self, prefix: str) -> str:
         """The name of the record that begins with ``prefix``. Raises UserError if none or several do."""
@@ -66,7 +68,7 @@ class Index:
         """Name and year of every record with a time."""
         return self.db.execute("SELECT name, substr(at, 1, 4) FROM records WHERE at > ''").fetchall()
 
-    def _select(self, where: Sequence[str], withdrawn: bool) -> list[tuple[str, str]]:
+    def _select(self, columns: str, where: Sequence[str], withdrawn: bool) -> list[tuple[str, ...]]:
         conditions, values, last = ["kind NOT IN (?, ?)"], list(_NOT_MEASURED), -1
         if not withdrawn:
             conditions.append("name NOT IN (SELECT target FROM records WHERE kind = 'withdrawal')")
@@ -82,7 +84,7 @@ class Index:
             conditions.append(f"{left} {sign} ?")
             values.append(value)
         query = (
-            f"SELECT body, runs FROM records WHERE {' AND '.join(conditions)} ORDER BY at DESC, name LIMIT ?"
+            f"SELECT {columns} FROM records WHERE {' AND '.join(conditions)} ORDER BY at DESC, name LIMIT ?"
         )
         return self.db.execute(query, [*values, last]).fetchall()[::-1]
 
@@ -96,18 +98,21 @@ class Index:
             if sign != "=" or not re.fullmatch("[0-9]{1,9}", text):
                 raise UserError(f"{condition}: last requires =N, the number of newest records")
             return key, sign, text
-        if key not in (known := self._keys()):
+        if key not in (known := self._keys()) and key not in (known := known | self._keys_of_others()):
             raise UserError(f"{condition}: no figure {key!r}; {did_you_mean(key, known)}")
         with contextlib.suppress(ValueError):
             return key, sign, parse_quantity(text, "s", bare="s") if key.endswith("_s") else float(text)
         return key, sign, text
 
     def _keys(self) -> set[str]:
-        """The keys of rows: those of all, which any row has, and other figures, which runs do not have."""
-        others = "SELECT DISTINCT key FROM records, json_each(body) WHERE kind NOT IN ('run', 'result set')"
+        """The keys of all rows, which any row has."""
         first = self.db.execute("SELECT body FROM records LIMIT 1").fetchone()
-        known = {"last", "kind", "benchmark", *(json.loads(first[0]) if first else ())}
-        return known | {str(key) for (key,) in self.db.execute(others)}
+        return {"last", "kind", "benchmark", *(json.loads(first[0]) if first else ())}
+
+    def _keys_of_others(self) -> set[str]:
+        """Other figures, which runs do not have."""
+        others = "SELECT DISTINCT key FROM records, json_each(body) WHERE kind NOT IN ('run', 'result set')"
+        return {str(key) for (key,) in self.db.execute(others)}
 
 
 def conditions(text: str) -> list[str]:

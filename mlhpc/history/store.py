@@ -104,6 +104,16 @@ def contents(store: Path, file: str) -> Iterator[tuple[str, bytes | str]]:
         yield file, f"not readable ({error.strerror})"
 
 
+def content_of(store: Path, name: str) -> bytes:
+    """The record ``name``. Raises UserError if it is gone."""
+    for file in sorted(files(store), key=lambda file: file != f"{name}.json"):
+        if file == f"{name}.json" or PACK.fullmatch(file):
+            for found, data in contents(store, file):
+                if found == name and isinstance(data, bytes):
+                    return data
+    raise UserError(f"{name[:12]} is no longer in {store}")
+
+
 def compact(store: Path, years: Iterable[tuple[str, str]], before: int) -> tuple[int, int]:
     """Pack the records of the years up to ``before``, each year into one file; ``years``: the name and the year of
     every record. Returns the numbers of records and of files that were replaced. Raises UserError.
