@@ -1,10 +1,10 @@
 """Change points of a series of runs: a self-starting, two-sided CUSUM of logarithms.
 
-Each run is compared with a window of earlier runs that ends ``GUARD`` runs before it and begins at the last change:
-the window follows a slow drift, and the runs after a step are not in it yet. The transform of Hawkins (1987, The
-Statistician 36) makes the deviation standard normal however short the window is. Outliers count as ``CLIP``
-deviations, and deviations are divided by the inflation of the mean's variance by the window's autocorrelation of
-lag one. ``tests/perf/changes.py`` measures what is found, and how often in error.
+Each run is compared with a window of earlier runs that ends ``GUARD`` runs before it and begins at the last
+change. The transform of Hawkins (1987, The Statistician 36) makes the deviation standard normal however short the
+window is. Deviations are divided by what the window's autocorrelation of lag one adds to the deviation of a mean,
+and clipped; a large one counts only if the run before deviates too. Allowance and threshold were chosen with
+``tests/perf/changes.py``, which measures what is found, and how often in error.
 """
 
 import math
@@ -14,13 +14,16 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-BASELINE = 40
-"""Runs of a window; with fewer than ``FEWEST`` there is no verdict."""
 FEWEST = 10
-GUARD = 8
+"""Runs of a window below which there is no verdict, and above ``WINDOW`` only the newest count."""
+WINDOW = 200
+GUARD = 4
 ALLOWANCE = 0.5
-THRESHOLD = 5.0
-CLIP = 3.0
+PENALTY = 4.0
+"""By how much a window shorter than 40 runs, whose mean is less certain, raises the threshold."""
+THRESHOLD = 4.6
+CLIP = 2.0
+LARGE = 4.5
 _TO_SD = 1.4826
 """Median absolute deviations of a normal distribution in a standard deviation."""
 
@@ -40,19 +43,21 @@ def changes(values: Sequence[float]) -> list[Change]:
     logs = np.log(np.asarray(values, dtype=np.float64))
     found: list[Change] = []
     begin = 0  # of the runs since the last change
-    up = down = 0.0
+    up = down = before = 0.0
     up_from = down_from = 0
     for now in range(len(logs)):
         window = _window(logs, begin, now)
         if len(window) < FEWEST:
             up_from = down_from = now + 1
             continue
-        deviation = _deviation(window, float(logs[now]))
+        raw = _deviation(window, float(logs[now]))
+        alone = abs(raw) > LARGE and math.copysign(before, raw * before) < CLIP
+        deviation, before = 0.0 if alone else min(max(raw, -CLIP), CLIP), raw
         up, up_from = _added(up, up_from, deviation, now)
         down, down_from = _added(down, down_from, -deviation, now)
-        if max(up, down) > THRESHOLD:
+        if max(up, down) > THRESHOLD * (1 + PENALTY * max(0.0, len(window) ** -0.5 - 40**-0.5)):
             at = up_from if up > down else down_from
-            ratio = math.exp(float(np.mean(logs[at : now + 1]) - np.mean(logs[begin:at][-BASELINE:])))
+            ratio = math.exp(float(np.mean(logs[at : now + 1]) - np.mean(logs[begin:at][-WINDOW:])))
             found.append(Change(at, now, ratio))
             begin, up, down, up_from, down_from = at, 0.0, 0.0, now + 1, now + 1
     return found
@@ -61,7 +66,7 @@ def changes(values: Sequence[float]) -> list[Change]:
 def _window(logs: npt.NDArray[np.float64], begin: int, now: int) -> npt.NDArray[np.float64]:
     """The runs with which run ``now`` is compared: with a guard before it once there are enough."""
     end = now if now - begin < FEWEST + GUARD else now - GUARD
-    return logs[max(begin, end - BASELINE) : end]
+    return logs[max(begin, end - WINDOW) : end]
 
 
 def _added(total: float, since: int, deviation: float, now: int) -> tuple[float, int]:
@@ -71,18 +76,22 @@ def _added(total: float, since: int, deviation: float, now: int) -> tuple[float,
 
 
 def _deviation(window: npt.NDArray[np.float64], value: float) -> float:
-    """``value`` in standard deviations of ``window``, clipped."""
+    """``value`` in standard deviations of ``window``."""
     from scipy.special import ndtri, stdtr
 
-    middle = float(np.median(window))
-    spread = _TO_SD * float(np.median(np.abs(window - middle)))
-    kept = np.clip(window, middle - CLIP * spread, middle + CLIP * spread) if spread else window
-    mean, deviation, n = float(np.mean(kept)), float(np.std(kept, ddof=1)), len(kept)
-    if deviation <= 1e-9:  # equal times, as of an emulation: a thousandth is a deviation then
-        deviation = 1e-3
+    kept = _kept(window)
+    mean, n = float(np.mean(kept)), len(kept)
+    deviation = max(float(np.std(kept, ddof=1)), 1e-4)  # of equal times, as of an emulation
     student = math.sqrt(n / (n + 1)) * (value - mean) / deviation
-    normal = float(ndtri(min(max(float(stdtr(n - 1, student)), 1e-12), 1 - 1e-12)))
-    return float(np.clip(normal, -CLIP, CLIP)) / _inflation(kept - mean)
+    normal = float(ndtri(min(max(float(stdtr(n - 1, student)), 1e-15), 1 - 1e-15)))
+    return normal / _inflation(kept - mean)
+
+
+def _kept(window: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """The window without outliers, by the median absolute deviation."""
+    far = np.abs(window - np.median(window))
+    kept = window[far <= 3.5 * _TO_SD * np.median(far)]
+    return kept if len(kept) > 1 else window
 
 
 def _inflation(residuals: npt.NDArray[np.float64]) -> float:
@@ -96,10 +105,10 @@ def _inflation(residuals: npt.NDArray[np.float64]) -> float:
 
 def smallest_step(values: Sequence[float]) -> float | None:
     """The share by which the mean must change to be found within twelve runs in most cases: one standard deviation
-    of the newest ``BASELINE`` runs since the last change; None with fewer than ``FEWEST``."""
+    of the runs since the last change; None with fewer than ``FEWEST``."""
     found = changes(values)
-    logs = np.log(np.asarray(values[found[-1].at if found else 0 :], dtype=np.float64))[-BASELINE:]
+    logs = np.log(np.asarray(values[found[-1].at if found else 0 :], dtype=np.float64))[-WINDOW:]
     if len(logs) < FEWEST:
         return None
-    residuals = logs - np.mean(logs)
-    return math.expm1(float(np.std(residuals, ddof=1)) * _inflation(residuals))
+    kept = _kept(logs)
+    return math.expm1(float(np.std(kept, ddof=1)) * _inflation(kept - np.mean(kept)))

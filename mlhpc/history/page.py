@@ -97,7 +97,7 @@ def page(store: Path, system: str, where: Sequence[str]) -> tuple[str, list[str]
 def _lines(rows: Sequence[Row]) -> list[Line]:
     groups: dict[str, list[Row]] = {}
     for row in rows:
-        if row["status"] == "success":
+        if row["status"] == "success" and row["time_to_train_s"]:
             size = (
                 f"{count(row['nodes'], 'node')}, {count(row['ranks'] or 0, 'rank')}" if row["nodes"] else ""
             )
