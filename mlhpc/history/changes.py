@@ -17,11 +17,11 @@ import numpy.typing as npt
 FEWEST = 10
 """Runs of a window below which there is no verdict, and above ``WINDOW`` only the newest count."""
 WINDOW = 200
-GUARD = 4
+GUARD = 12
 ALLOWANCE = 0.5
-PENALTY = 4.0
-"""By how much a window shorter than 40 runs, whose mean is less certain, raises the threshold."""
-THRESHOLD = 4.6
+PENALTY = 2.0
+"""By how many standard errors of its mean, above those of 40 runs, a shorter window widens the allowance."""
+THRESHOLD = 5.0
 CLIP = 2.0
 LARGE = 4.5
 _TO_SD = 1.4826
@@ -53,14 +53,21 @@ def changes(values: Sequence[float]) -> list[Change]:
         raw = _deviation(window, float(logs[now]))
         alone = abs(raw) > LARGE and math.copysign(before, raw * before) < CLIP
         deviation, before = 0.0 if alone else min(max(raw, -CLIP), CLIP), raw
-        up, up_from = _added(up, up_from, deviation, now)
-        down, down_from = _added(down, down_from, -deviation, now)
-        if max(up, down) > THRESHOLD * (1 + PENALTY * max(0.0, len(window) ** -0.5 - 40**-0.5)):
-            at = up_from if up > down else down_from
+        allowance = ALLOWANCE + PENALTY * max(0.0, len(window) ** -0.5 - 40**-0.5)
+        up, up_from = _added(up, up_from, deviation - allowance, now)
+        down, down_from = _added(down, down_from, -deviation - allowance, now)
+        if max(up, down) > THRESHOLD:
+            at = _onset(logs, float(np.median(window)), up_from if up > down else down_from, now)
             ratio = math.exp(float(np.mean(logs[at : now + 1]) - np.mean(logs[begin:at][-WINDOW:])))
             found.append(Change(at, now, ratio))
             begin, up, down, up_from, down_from = at, 0.0, 0.0, now + 1, now + 1
     return found
+
+
+def _onset(logs: npt.NDArray[np.float64], before: float, since: int, now: int) -> int:
+    """The most likely first run of a step away from the mean ``before``, from run ``since`` on."""
+    sums = np.cumsum((logs[since : now + 1] - before)[::-1])[::-1]
+    return since + int(np.argmax(sums**2 / np.arange(len(sums), 0, -1)))
 
 
 def _window(logs: npt.NDArray[np.float64], begin: int, now: int) -> npt.NDArray[np.float64]:
@@ -69,9 +76,9 @@ def _window(logs: npt.NDArray[np.float64], begin: int, now: int) -> npt.NDArray[
     return logs[max(begin, end - WINDOW) : end]
 
 
-def _added(total: float, since: int, deviation: float, now: int) -> tuple[float, int]:
+def _added(total: float, since: int, excess: float, now: int) -> tuple[float, int]:
     """The sum after a run, and the run with which it began to grow."""
-    total += deviation - ALLOWANCE
+    total += excess
     return (total, since) if total > 0 else (0.0, now + 1)
 
 

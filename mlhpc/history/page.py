@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import altair as alt
 import tomli_w
 
 from mlhpc.benchmarks.load import loads
@@ -146,10 +147,10 @@ def _times(line: Line, notes: Sequence[Row]) -> charts.Figure:
     for colour, chosen in ((charts.BAD, changed), (charts.SOFT, _noted(line, notes))):
         at = [{"x": _label(n, row), "says": row["name"][:12]} for n, row in numbered if row["name"] in chosen]
         if at:
-            marks.append(plots.chart_of(at, x=plots.BY_COLUMN).mark_rule(color=colour[0], strokeWidth=2))
+            marks.append(charts.chart_of(at, x=plots.BY_COLUMN).mark_rule(color=colour[0], strokeWidth=2))
     before = _before(line)
     level = statistics.fmean(row["time_to_train_s"] for row in before)
-    marks += plots.limits([(level, "baseline")], plots.alt.Y("y:Q"))
+    marks += plots.limits([(level, "baseline")], alt.Y("y:Q"))
     drawn = {row["part"] for row in rows}
     colours = {title: charts.PARTS[part][0] for part, title in PARTS.items() if title in drawn}
     what = f"Time to train of {count(len(numbered), 'run')} by part, {count(len(changed), 'change')}"
@@ -179,9 +180,9 @@ def _rates(line: Line) -> charts.Figure:
         for n, row in list(enumerate(line.rows))[-SHOWN:]
         if row["samples_per_s"]
     ]  # fmt: skip
-    scale = plots.alt.Scale(zero=False, nice=False)
-    y = plots.alt.Y("y:Q", title="samples/s", scale=plots.alt.Scale(zero=False))
-    base = plots.chart_of(rows, x=plots.alt.X("x:Q", title="run", scale=scale), y=y)
+    scale = alt.Scale(zero=False, nice=False)
+    y = alt.Y("y:Q", title="samples/s", scale=alt.Scale(zero=False))
+    base = charts.chart_of(rows, x=alt.X("x:Q", title="run", scale=scale), y=y)
     what = f"Throughput of {count(len(rows), 'run')}, median over the epochs of each"
     return plots.lines(base, what, series=["samples/s"], size=30, title="Throughput")
 

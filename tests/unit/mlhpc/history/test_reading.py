@@ -113,6 +113,7 @@ def test_a_machine_file_of_a_node(tmp_path: Path, capsys) -> None:
     (tmp_path / "n7.toml").write_text(
         'title = "nid0007, as measured"\nnodes = 1\n[accelerator]\nmodel = "A100"\nfamily = "A100"\nper_node = 4\n'
         'float32 = { value = "19 TFLOP/s", source = "measured 2026-03-04: product" }\n'
+        'memory = { value = "40 GB", source = "reported by the driver" }\n'
         'bandwidth = { value = "1.3 TB/s", source = "measured 2026-03-04: copy" }\n'
     )
     (row,) = added(capsys, tmp_path / "n7.toml")
