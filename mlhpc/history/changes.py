@@ -19,9 +19,9 @@ FEWEST = 10
 WINDOW = 200
 GUARD = 12
 ALLOWANCE = 0.5
-PENALTY = 2.0
-"""By how many standard errors of its mean, above those of 40 runs, a shorter window widens the allowance."""
-THRESHOLD = 5.0
+PENALTY = 2.5
+"""By how many standard errors of its mean, above those of 28 runs, a shorter window widens the allowance."""
+THRESHOLD = 5.1
 CLIP = 2.0
 LARGE = 4.5
 _TO_SD = 1.4826
@@ -53,7 +53,7 @@ def changes(values: Sequence[float]) -> list[Change]:
         raw = _deviation(window, float(logs[now]))
         alone = abs(raw) > LARGE and math.copysign(before, raw * before) < CLIP
         deviation, before = 0.0 if alone else min(max(raw, -CLIP), CLIP), raw
-        allowance = ALLOWANCE + PENALTY * max(0.0, len(window) ** -0.5 - 40**-0.5)
+        allowance = ALLOWANCE + PENALTY * max(0.0, len(window) ** -0.5 - 28**-0.5)
         up, up_from = _added(up, up_from, deviation - allowance, now)
         down, down_from = _added(down, down_from, -deviation - allowance, now)
         if max(up, down) > THRESHOLD:

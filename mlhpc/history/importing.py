@@ -6,10 +6,13 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pydantic import ValidationError
+
 from mlhpc.common.files.untrusted import clean, parse_json, printable
 from mlhpc.errors import UserError
 from mlhpc.history.reading import Given, node_record, records_of
 from mlhpc.record.energy import in_order
+from mlhpc.record.fields import first_problem
 from mlhpc.record.history import HistoryRecord, RunFigures, time_text
 
 if TYPE_CHECKING:
@@ -25,6 +28,13 @@ def all_records(path: Path, given: Given) -> Iterator[HistoryRecord]:
     """The records of whatever is at ``path``. Raises UserError if nothing is there."""
     if not path.exists():
         raise UserError(f"{path} does not exist; pass a run, a folder of runs, a tree of logs or a database")
+    try:
+        yield from _all_records(path, given)
+    except ValidationError as error:
+        raise UserError(f"{path} has values that no record can hold: {first_problem(error)}") from None
+
+
+def _all_records(path: Path, given: Given) -> Iterator[HistoryRecord]:
     if path.is_file() and _begins(path) == _SQLITE:
         yield from reframe(path, given)
         return
@@ -58,7 +68,9 @@ def mllog_sets(path: Path, given: Given) -> Iterator[HistoryRecord]:
 
 
 def _set_record(entry: "Entry", when: str | None, prints: list[str], given: Given) -> HistoryRecord:
-    measured = entry.over.startswith(("the runs in the score", "all runs that converged"))
+    from mlhpc.submission.report.entry import OVER_CONVERGED, OVER_SCORED
+
+    reached = entry.over in (OVER_SCORED, OVER_CONVERGED)
     runs = []
     for run in entry.runs:
         parts = run.phases
@@ -73,7 +85,7 @@ def _set_record(entry: "Entry", when: str | None, prints: list[str], given: Give
                 samples_per_s=parts.train_rate,
                 parts_s=parts.parts(),
                 joules=energy,
-                reached=measured,
+                reached=reached,
             )
         )
     score = entry.score.minutes if entry.score else None
@@ -82,7 +94,6 @@ def _set_record(entry: "Entry", when: str | None, prints: list[str], given: Give
         benchmark=entry.benchmark,
         preset=entry.preset,
         division=entry.division,
-        framework=None,
         system=given.system or entry.system,
         org=entry.org,
         machine=entry.machine,
@@ -149,7 +160,6 @@ def _reframe_case(uuid: str, case: dict[str, Any], given: Given) -> HistoryRecor
         kind="reframe",
         benchmark="".join(c if c.isalnum() or c in "_.+-" else "_" for c in str(case["name"]))[:100],
         system=given.system or f"{case.get('system')}:{case.get('partition')}",
-        framework=None,
         when=time_text(case.get("job_completion_time_unix")),
         status=str(case.get("result")),
         runs=(RunFigures(time_to_train_s=total, reached=reached),),

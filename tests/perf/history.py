@@ -1,12 +1,13 @@
 """Times of ``mlhpc history`` with many records: ``python tests/perf/history.py RUN [--records 10000]``.
 
 The records are those of the folder RUN with other times. Seconds of whole processes, start included; the first
-list builds the index. The last column is a process that only prints the version.
+list builds the index. "start alone" is a process that only prints the version.
 """
 
 import argparse
 import os
 import random
+import resource
 import subprocess
 import sys
 import tempfile
@@ -34,12 +35,14 @@ def fill(store: Path, run: Path, records: int) -> None:
         (store / f"{digest(data)}.json").write_bytes(data)
 
 
-def timed(env: dict[str, str], *words: str) -> float:
-    begin = time.perf_counter()
+def timed(env: dict[str, str], *words: str) -> tuple[float, float]:
+    """Seconds of a process by the clock, and of its processor time."""
+    begin, used = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
     done = subprocess.run([sys.executable, "-m", "mlhpc", *words], env=env, stdout=subprocess.DEVNULL)
     if done.returncode not in (0, 1, 3):
         raise SystemExit(f"mlhpc {' '.join(words)}: status {done.returncode}")
-    return time.perf_counter() - begin
+    now = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.perf_counter() - begin, now.ru_utime + now.ru_stime - used.ru_utime - used.ru_stime
 
 
 def main() -> None:
@@ -54,19 +57,21 @@ def main() -> None:
         env = {**os.environ, "XDG_CACHE_HOME": folder, "MLHPC_HISTORY": str(store)}
         size = sum(path.stat().st_size for path in store.iterdir())
         print(f"{options.records} records, {size / 1e6:.0f} MB")
-        print(f"first list: {timed(env, 'history', 'list', '--json'):.2f} s")
+        clock, processor = timed(env, "history", "list", "--json")
+        print(f"first list: {clock:.2f} s, {processor:.2f} s of the processor")
         commands = {
             "list --json": ("list", "--json"),
             "list": ("list",),
             "list --json --where": ("list", "--json", "--where", "time_to_train_s<98s"),
             "gate last=5 against last=40": ("gate", "last=5", "--baseline", "last=40"),
         }
-        for name, words in commands.items():
-            times = sorted(timed(env, "history", *words) for _ in range(5))
-            start = sorted(timed(env, "--version") for _ in range(5))
-            print(
-                f"{name}: {times[2]:.2f} s ({times[0]:.2f} to {times[-1]:.2f}), start alone {start[2]:.2f} s"
-            )
+        for name, words in [
+            ("start alone", ("--version",)),
+            *((n, ("history", *w)) for n, w in commands.items()),
+        ]:
+            clocks, processors = zip(*(timed(env, *words) for _ in range(5)), strict=True)
+            middle = sorted(processors)[2]
+            print(f"{name}: {min(clocks):.2f} to {max(clocks):.2f} s, {middle:.2f} s of the processor")
 
 
 if __name__ == "__main__":

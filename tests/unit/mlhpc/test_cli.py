@@ -88,7 +88,6 @@ OPTIONS = {
     "score": ["--ruleset", "--json"],
     "report": ["--out", "--predict", "--machine", "--json"],
     "weights": ["--out"],
-    "history": [],
     "history add": ["--store", "--system"],
     "history list": ["--store", "--where", "--withdrawn", "--csv", "--json"],
     "history withdraw": ["--reason", "--store"],

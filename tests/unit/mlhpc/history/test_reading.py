@@ -122,7 +122,7 @@ def test_a_machine_file_of_a_node(tmp_path: Path, capsys) -> None:
 
 
 @pytest.mark.parametrize(
-    "kind", ["nothing", "empty folder", "text", "schema", "blob", "not sqlite", "running"]
+    "kind", ["nothing", "empty folder", "text", "schema", "blob", "not sqlite", "running", "no name"]
 )
 def test_what_cannot_be_added_is_one_line(tmp_path: Path, store: Path, capsys, kind: str) -> None:
     path = tmp_path / "x"
@@ -140,5 +140,8 @@ def test_what_cannot_be_added_is_one_line(tmp_path: Path, store: Path, capsys, k
             path.write_bytes(b"SQLite format 3\0" + b"x" * 1000)
         case "running":
             (make_run(path) / "result.json").write_text("{")
+        case "no name":
+            log = make_run(tmp_path / "run") / "run.log"
+            path.write_text(log.read_text().replace('"value": "cosmoflow"', '"value": "a b <c>"'))
     assert cli.main(["history", "add", str(path)]) == 2
     assert capsys.readouterr().err.count("\n") == 1 and not store.exists()
