@@ -21,7 +21,7 @@ GUARD = 12
 ALLOWANCE = 0.5
 PENALTY = 2.5
 """By how many standard errors of its mean, above those of 28 runs, a shorter window widens the allowance."""
-THRESHOLD = 5.1
+THRESHOLD = 5.05
 CLIP = 2.0
 LARGE = 4.5
 _TO_SD = 1.4826

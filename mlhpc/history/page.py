@@ -1,7 +1,6 @@
 """The history of a system as one self-contained HTML page: time lines with parts, changes, and what changed."""
 
 import json
-import os
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -116,17 +115,16 @@ def _sections(line: Line, notes: Sequence[Row], store: Path) -> Iterator[Section
         else f"Changes are looked for from {FEWEST} runs on."
     )
     about = f"{noise} Red: a change. Grey: an annotation. Dashed: the mean before the last change."
-    yield Section(
-        line.title, about, (Grid((_times(line, notes), _rates(line)), 1), _alarm_table(line, store))
-    )
-    details = [_details(alarm, store) for alarm in line.alarms]
+    yield Section(line.title, about, (Grid((_times(line, notes), _rates(line)), 1), _alarm_table(line)))
+    pairs = {(alarm.last_good["name"], alarm.first_bad["name"]): alarm for alarm in line.alarms}
+    details = [_details(alarm, store) for alarm in pairs.values()]
     yield Section(
         f"{line.title}: records",
         "Between the last run before each change and the first one after it; then all records.",
         (
             *details,
             Details("Annotations", (_notes_table(notes),)),
-            Details("Runs", (_runs_table(line, store),)),
+            Details("Runs", (_runs_table(line),)),
         ),
     )
 
@@ -187,15 +185,15 @@ def _rates(line: Line) -> charts.Figure:
     return plots.lines(base, what, series=["samples/s"], size=30, title="Throughput")
 
 
-def _alarm_table(line: Line, store: Path) -> Table:
+def _alarm_table(line: Line) -> Table:
     return table(
         "changes",
         line.alarms,
         {
             "figure": lambda alarm: ALARMING[alarm.figure],
-            "from": lambda alarm: alarm.first_bad["when"] or "not known",
-            "last before": lambda alarm: _record(alarm.last_good, store),
-            "first after": lambda alarm: _record(alarm.first_bad, store),
+            "from": lambda alarm: _when(alarm.first_bad),
+            "last before": lambda alarm: _record(alarm.last_good),
+            "first after": lambda alarm: _record(alarm.first_bad),
             "change": lambda alarm: number(alarm.change.ratio - 1, "{:+.1%}".format),
             "certain after": lambda alarm: count(alarm.change.found - alarm.change.at + 1, "run"),
         },
@@ -203,9 +201,12 @@ def _alarm_table(line: Line, store: Path) -> Table:
     )
 
 
-def _record(row: Row, store: Path) -> Cell:
-    """A run's record, and the command that compares its folder with others."""
-    return Cell(row["name"][:12], (f"{os.path.basename(store)}/{row['name']}.json",), row["name"])
+def _record(row: Row) -> Cell:
+    return Cell(row["name"][:12], value=row["name"])
+
+
+def _when(row: Row) -> str:
+    return (row["when"] or "not known").replace("T", " ").removesuffix(":00Z").removesuffix("Z")
 
 
 def _details(alarm: Alarm, store: Path) -> Details:
@@ -217,7 +218,7 @@ def _details(alarm: Alarm, store: Path) -> Details:
         "last before": lambda row: value_text(row.a),
         "first after": lambda row: value_text(row.b),
     }
-    name = f"Differences at {alarm.first_bad['when']}: {ALARMING[alarm.figure]} {alarm.change.ratio - 1:+.1%}"
+    name = f"Differences at {_when(alarm.first_bad)}"
     found = table("differences", rows, columns, text_columns=4)
     none = table("differences", ["none in settings, environment, data and machine"], {"of": str})
     return Details(name, (found if rows else none,), open=True)
@@ -242,13 +243,13 @@ def _notes_table(notes: Sequence[Row]) -> Table:
     return table("annotations", notes, columns, text_columns=2)
 
 
-def _runs_table(line: Line, store: Path) -> Table:
+def _runs_table(line: Line) -> Table:
     return table(
         "runs",
         line.rows[::-1],
         {
-            "when": lambda row: row["when"] or "not known",
-            "record": lambda row: _record(row, store),
+            "when": _when,
+            "record": lambda row: _record(row),
             "time to train, s": lambda row: number(row["time_to_train_s"], digits),
             "epochs": lambda row: number(row["epochs"], digits),
             "s/epoch": lambda row: number(row["epoch_s"], digits),

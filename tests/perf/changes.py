@@ -14,6 +14,7 @@ from mlhpc.history.changes import changes
 
 GOALS = ((3.0, 5, 0.95), (2.0, 8, 0.90), (1.0, 12, 0.60))
 """Step in deviations, runs within which it is to be found, in what share of the series."""
+KINDS = ("white", "outliers", "drift", "autocorrelation")
 BEFORE, FALSE = 40, 200
 SHARE = 0.02
 """Standard deviation of a time, as a share of it."""
@@ -59,10 +60,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--series", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--noise", nargs="+", default=KINDS, choices=KINDS)
     options = parser.parse_args()
     print("noise", *(f"{step:g} sd in {within} runs" for step, within, _ in GOALS), "false in 200", sep="  ")
     print("goal", *(f"{goal:.0%}" for *_, goal in GOALS), "at most 1", sep="  ")
-    for kind in ("white", "outliers", "drift", "autocorrelation"):
+    for kind in options.noise:
         powers, false = measure(kind, options.series, options.seed)
         print(kind, *(f"{power:.1%}" for power in powers), f"{false:.2f}", sep="  ")
 
