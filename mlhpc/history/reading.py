@@ -36,8 +36,8 @@ class Given:
 
 
 def records_of(path: Path, given: Given) -> Iterator[HistoryRecord]:
-    """The records of a file or folder that this suite has written, with those of folders in it; none if it has
-    none. Raises UserError."""
+    """The records of a file or folder that this suite has written, with those of folders in it, and a warning for
+    each of these that is damaged; none if it has none. Raises UserError."""
     if path.is_file():
         yield from _of_json(path, given)
         return
@@ -47,8 +47,12 @@ def records_of(path: Path, given: Given) -> Iterator[HistoryRecord]:
         yield folder_record(path, given)
         return
     for below in sorted(each for each in path.iterdir() if each.is_dir() and not each.is_symlink()):
-        if not below.name.startswith("."):
+        if below.name.startswith("."):
+            continue
+        try:
             yield from records_of(below, given)
+        except UserError as error:  # the others are added
+            sys.stderr.write(f"mlhpc: warning: not added: {error}\n")
 
 
 def folder_record(path: Path, given: Given) -> HistoryRecord:

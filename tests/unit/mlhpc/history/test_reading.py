@@ -49,6 +49,15 @@ def test_a_store_that_fails_costs_a_line(tmp_path: Path, monkeypatch, capsys, fa
     assert err.startswith("mlhpc: warning: not in the history") and err.count("\n") == 1
 
 
+def test_a_damaged_run_does_not_keep_the_others_out(tmp_path: Path, capsys) -> None:
+    for n in range(3):
+        make_run(tmp_path / "runs" / f"run{n}", epochs=5 + n)
+    (tmp_path / "runs/run0/result.json").write_text('{"benchmark": "cosmo')
+    assert cli.main(["history", "add", str(tmp_path / "runs")]) == 0
+    out, err = capsys.readouterr()
+    assert "2 new records of 2" in out and "run0" in err and err.count("\n") == 1
+
+
 def test_a_campaign_and_its_runs(tmp_path: Path, capsys) -> None:
     for n in range(2):
         make_run(tmp_path / "runs" / f"run_0{n + 1}", result=lambda result, n=n: result.update(seed=n))
