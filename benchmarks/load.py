@@ -35,6 +35,12 @@ def presets(benchmark: str) -> dict[str, str]:
     return {name: preset["description"] for name, preset in definition_of(benchmark)["presets"].items()}
 
 
+def preset_version(benchmark: str, preset: str) -> int:
+    """Incremented when results of ``preset`` from before a change cannot be compared with those after it: in the
+    table ``versions`` of the benchmark's TOML, 1 without an entry."""
+    return int(definition_of(benchmark).get("versions", {}).get(preset, 1))
+
+
 def load(
     benchmark: str, preset: str, settings: Iterable[str] = (), tables: Mapping[str, Any] | None = None
 ) -> Run:

@@ -11,7 +11,7 @@ Quantities in files and options are a number (``16``, ``1.5``, ``2e3``) and a un
   to P the B may be left out: ``512G``, ``256 KiB``. The first letter may be upper or lower case, in rates too.
 - bytes/s: the same with ``B/s``. FLOP/s: ``FLOP/s`` with k to E.
 - s: ``ns``, ``us`` or ``µs``, ``ms``, ``s``, ``min``, ``h``, ``d``.
-- a share: a number without a unit.
+- a share: a number without a unit, or with ``%``.
 
 Where plain numbers have always been bytes (workloads, ``--memory``) they still are.
 """
@@ -32,7 +32,7 @@ _UNITS: dict[Dimension, dict[str, float]] = {
     "bytes/s": {f"{unit}/s": factor for unit, factor in _BYTES.items()},
     "FLOP/s": {f"{prefix}FLOP/s": factor for prefix, factor in _SI.items()},
     "s": _SECONDS | {"µs": 1e-6},
-    "a share": {"": 1.0},
+    "a share": {"": 1.0, "%": 0.01},
 }
 _EXAMPLE = {
     "bytes": "16 GB",

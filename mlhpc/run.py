@@ -43,6 +43,7 @@ from mlhpc.doctor.memory import REMEDY, killed_hint, memory_need
 from mlhpc.emulated_step import emulated, require_supported
 from mlhpc.errors import QUIET, UserError, missing_package
 from mlhpc.quantities import bytes_text, count, seconds_text
+from mlhpc.record.breakdown import VERSION as PARTS_VERSION
 from mlhpc.record.conclusion import Conclusion, last_line
 from mlhpc.record.environment import write_environment
 from mlhpc.record.events import read_events
@@ -341,6 +342,7 @@ def _log_facts(
 ) -> None:
     """The records that the rules require before anything is timed, and the facts that result.json carries."""
     clear = evicted is not None and evicted.complete
+    versions = {"preset": load.preset_version(run.benchmark, run.preset), "parts": PARTS_VERSION}
     log.note(
         "facts",
         resumed=resume is not None,
@@ -350,6 +352,7 @@ def _log_facts(
         nodes=world.nodes,
         launcher=world.launcher,
         source_evicted=clear,
+        versions=versions,
     )
     if evicted:
         log.note("eviction", **evicted._asdict())
@@ -370,6 +373,7 @@ def _log_facts(
             "accelerators_per_node": used,
             "seed": seed,
             # Not keys of the logging rules: the suite's own check reads them.
+            **{f"{what}_version": number for what, number in versions.items()},
             **({"resumed": True} if resume else {}),
             **({"spatial_parallelism": list(cut)} if prod(cut) > 1 else {}),
             **({"extended_from_epochs": extended} if extended else {}),
@@ -407,6 +411,10 @@ def conclude(
     _print_findings(rules.findings(context), world)
     if world.rank == 0:
         sys.stderr.write(last_line(result, out) + "\n")
+        if os.environ.get("MLHPC_HISTORY"):
+            from mlhpc.history.reading import remember
+
+            remember(out)
     return 0 if result.status in ("success", "emulated") else 1
 
 

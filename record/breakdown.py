@@ -17,6 +17,9 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+VERSION = 1
+"""Of the definitions of the parts: incremented when one changes, since a comparison across that is none."""
+
 
 @dataclass(frozen=True)
 class EpochTimes:

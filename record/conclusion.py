@@ -82,6 +82,9 @@ def summarize(run: Run, events: list[Event]) -> Result:
     # The clock of a resumed run does not include its first part, and an emulated run does not train: no time
     # to train.
     timed = None if notes["facts"]["resumed"] or status == "emulated" else whole
+    facts = dict(notes["facts"])
+    if "generator" in notes:
+        facts["versions"] = {**facts.get("versions", {}), "data": notes["generator"]["version"]}
     nothing_staged: dict[str, float | None] = {} if "staging" in notes else {"staging": None}
     return Result(
         mlhpc=mlhpc.__version__,
@@ -90,7 +93,7 @@ def summarize(run: Run, events: list[Event]) -> Result:
         division=run.division,
         framework=run.training.framework,
         status=status,
-        **notes["facts"],
+        **facts,
         target=Target.of(run).model_copy(update={"best": best, "reached": status == "success"}),
         time_to_train_s=timed.total if timed else None,
         time_to_train_without_staging_s=timed.without_staging if timed else None,

@@ -98,7 +98,7 @@ def print_differences(differing: Sequence[Difference], console: Console) -> None
             console.print(Text(kind, style="bold"))
         say(console, Text(f"  {printable(difference.key)}"))
         for letter, value in (("A", difference.a), ("B", difference.b)):
-            say(console, Text.assemble((f"    {letter}  ", "dim"), _text(value)))
+            say(console, Text.assemble((f"    {letter}  ", "dim"), value_text(value)))
 
 
 def differences_table(entries: Sequence[Entry]) -> Table:
@@ -116,8 +116,8 @@ def differences_table(entries: Sequence[Entry]) -> Table:
             "sets": lambda row: row[0],
             "of": lambda row: row[1].kind,
             "what": lambda row: row[1].key,
-            "first": lambda row: _text(row[1].a),
-            "second": lambda row: _text(row[1].b),
+            "first": lambda row: value_text(row[1].a),
+            "second": lambda row: value_text(row[1].b),
         },
         text_columns=5,
     )
@@ -168,7 +168,8 @@ def _leaves(table: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]
             yield f"{prefix}{key}", value
 
 
-def _text(value: Any) -> str:
+def value_text(value: Any) -> str:
+    """A value of a difference: printable, "none" for None."""
     if value is None:
         return "none"
     return printable(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))

@@ -150,7 +150,8 @@ class Result(Fields):
     (``--compute``). An emulated or resumed run has no times to train; ``extended_from_epochs``: the epochs that a
     resumed run had before it was resumed with more. ``breakdown_s``: the seconds of the parts, ``exchange`` only
     if nodes exchanged their shards; ``first_epoch_excess`` None with fewer than three whole epochs, ``staging``
-    None if nothing was staged. ``energy``: by kind of counter, None without any; ``node`` contains the others."""
+    None if nothing was staged. ``energy``: by kind of counter, None without any; ``node`` contains the others.
+    ``versions``: of the ``preset``, of the ``parts``, and of the generator of synthetic ``data``."""
 
     mlhpc: Text | None = None
     benchmark: Name
@@ -177,6 +178,7 @@ class Result(Fields):
     energy: Energies | None = None
     staging: Staging | None = None
     emulation: Emulation | None = None
+    versions: dict[Name, Count] | None = None
 
 
 def energies_of(log: Path) -> dict[str, Energy]:

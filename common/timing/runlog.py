@@ -329,12 +329,15 @@ class RunLog:
         """An event that is neither an interval nor a metric."""
         self._event("note", name, **tags)
 
-    def data_format(self, **facts: Any) -> None:
+    def data_format(self, *, generator: int | None = None, **facts: Any) -> None:
         """How the data set is stored: its ``codec`` (None: as published), whether it is ``lossy``, and
         related facts of its manifest; its ``shuffle_scope``; and ``samples_per_archive``, if samples were
-        packed before the run. In the log these are the records ``data_codec``, ``shuffle_scope`` and
-        ``samples_per_archive``."""
+        packed before the run; and the version of the ``generator`` that made it. In the log these are the records
+        ``data_codec``, ``shuffle_scope``, ``samples_per_archive`` and ``data_version``."""
         at = self._event("note", "data", **facts)
+        if generator is not None:
+            self.note("generator", version=generator)
+            self._record("event", "data_version", generator, {}, at)
         if facts.get("codec"):
             rest = ("codec", "shuffle_scope", "samples_per_archive")
             more = {key: value for key, value in facts.items() if key not in rest}

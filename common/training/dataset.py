@@ -140,10 +140,10 @@ def require_codec(dataset: Manifest, codecs: Sequence[str], *, without: str) -> 
 
 def format_of(run: Run, dataset: Manifest, staged: Path | None, world: World) -> dict[str, Any]:
     """How a data set is stored and shuffled, for the log: its codec and error bound, the decoder of this
-    machine, the number of samples per file if they were packed before the run, and the scope of the shuffle,
-    for data ``staged`` or, if None, read in place."""
+    machine, the number of samples per file if they were packed before the run, the version of their generator, and
+    the scope of the shuffle, for data ``staged`` or, if None, read in place."""
     how = run.staging
-    names = ("codec", "lossy", "max_error", "max_error_of", archives.FACT)
+    names = ("codec", "lossy", "max_error", "max_error_of", archives.FACT, "generator")
     return (
         {"codec": None, "lossy": False}
         | {name: dataset.facts[name] for name in names if name in dataset.facts}

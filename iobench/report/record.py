@@ -108,6 +108,7 @@ class Result(Part):
     in memory. ``reading``: of all ranks; ``rank_results``: of each."""
 
     mlhpc: str = ""
+    date: str | None = None
     kind: Literal["io"]
     workload: Workload
     ranks: Annotated[int, Field(ge=1, le=10**8)]

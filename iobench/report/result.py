@@ -5,6 +5,7 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
+from datetime import UTC, datetime
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -109,6 +110,7 @@ def result(
     samples = sum(epoch["samples"] for epoch in epochs)
     content = {
         "mlhpc": __version__,
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "kind": "io",
         "workload": workload.model_dump(mode="json", exclude_none=True),
         "ranks": world.size,

@@ -21,6 +21,7 @@ from mlhpc.campaign.record import Campaign, attempts, read_run, save, score_of, 
 from mlhpc.common.pages.terminal import say
 from mlhpc.common.ranks.hostlist import expand_hosts
 from mlhpc.common.ranks.local import end, signals_as_ctrl_c, status_of
+from mlhpc.history.reading import remember
 from mlhpc.record.series import RunState
 from mlhpc.run_processes import GRACE_S, in_slurm, is_locked, locked, start_run
 
@@ -60,6 +61,7 @@ def make(campaign: Campaign, number: int | None, console: Console) -> int:
         return status
     if number is not None:
         return 0 if states[number - 1].state == "converged" else 1
+    remember(campaign.out)
     # With fewer --runs than a score needs, having no score is not a failure.
     if campaign.runs < load.runs_of_a_score(campaign.run.benchmark):
         return 0 if all(state.state == "converged" for state in states) else 1

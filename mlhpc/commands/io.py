@@ -131,6 +131,7 @@ def _run(options: argparse.Namespace) -> int:
     from mlhpc.common.ranks import launch
     from mlhpc.common.ranks.collectives import on_rank0
     from mlhpc.common.ranks.local import signals_as_ctrl_c
+    from mlhpc.history.reading import remember
     from mlhpc.iobench.dataset.generate import generate_if_new
     from mlhpc.iobench.emulate.emulation import Settings
     from mlhpc.iobench.emulate.loader_cost import with_cost
@@ -147,6 +148,7 @@ def _run(options: argparse.Namespace) -> int:
         result = run(workload, Paths(data, out, checkpoints), settings, ["mlhpc", *options.argv], world)
         if world.rank == 0:
             _print_result(result, out, options.json)
+            remember(out)
     return 0
 
 

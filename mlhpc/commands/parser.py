@@ -6,7 +6,7 @@ import math
 import re
 import sys
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TypeAlias
 
@@ -167,11 +167,14 @@ def add_json(parser: Parser) -> None:
     parser.add_flag("--json", "print JSON (docs/reference/json.md)")
 
 
-def print_json(command: str, content: Mapping[str, Any]) -> None:
+def print_json(command: str, content: Mapping[str, Any], records: Sequence[str] | None = None) -> None:
     """Print ``content`` in the frame of docs/reference/json.md. NaN and infinity, which JSON lacks, become
-    null."""
+    null. ``records``: objects that are JSON already, a list under that key."""
     frame = {"schema": JSON_SCHEMA, "mlhpc": __version__, "command": command, **content}
-    print(json.dumps(finite(frame), indent=1, allow_nan=False))
+    text = json.dumps(finite(frame), indent=1, allow_nan=False)
+    if records is not None:
+        text = text.removesuffix("\n}") + ',\n "records": [' + ",\n  ".join(records) + "]\n}"
+    print(text)
 
 
 def print_help(options: argparse.Namespace) -> int:

@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from datetime import UTC, datetime
 from functools import partial
 from importlib import import_module
 from typing import Any
@@ -152,6 +153,7 @@ def _show(
 def _record(shown: tables.Shown) -> dict[str, Any]:
     profile = shown.profile
     return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "benchmark": shown.run.benchmark,
         "preset": shown.run.preset,
         "framework": shown.run.training.framework,

@@ -14,6 +14,7 @@ from pydantic import BaseModel
 from mlhpc.iobench.report import record as io
 from mlhpc.record import events
 from mlhpc.record.environment import Environment
+from mlhpc.record.history import HistoryRecord
 from mlhpc.record.result import Result
 from mlhpc.record.series import CampaignRecord, CellRecord, ServersRecord
 
@@ -27,6 +28,7 @@ OTHERS: dict[str, type[BaseModel]] = {
     "cell.json of a study": CellRecord,
     "servers.json of a study": ServersRecord,
     "result.json of mlhpc io run": io.Result,
+    "records of a history": HistoryRecord,
 }
 """Files whose models the page only names."""
 HEAD = """# Files of a run

@@ -1,0 +1,228 @@
+"""The command ``mlhpc history``: add, list, withdraw, annotate, export, compact, gate, page."""
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from mlhpc.commands.parser import Commands, Parser, add_command, add_json, print_help, print_json
+from mlhpc.errors import UserError
+
+SHOWN = 30
+"""Rows in a terminal, the newest ones."""
+
+
+def add(commands: Commands) -> None:
+    history = add_command(commands, "history", print_help, "results over years: compare, gate, find changes")
+    actions = history.add_subparsers(title="commands", metavar="", parser_class=Parser)
+    adding = add_command(
+        actions, "add", _add, "add runs, campaigns, studies, logs of others, ReFrame's database"
+    )
+    adding.add_argument("path", type=Path, nargs="+", metavar="PATH", help="runs, folders, logs, databases")
+    _add_store(adding)
+    adding.add_argument("--system", metavar="NAME", help="system (default: the cluster, or the host)")
+    listing = add_command(actions, "list", _list, "list records, the newest last")
+    _add_store(listing)
+    _add_where(listing)
+    listing.add_flag("--withdrawn", "also list withdrawn records")
+    listing.add_flag("--csv", "print CSV")
+    add_json(listing)
+    withdraw = add_command(
+        actions, "withdraw", _withdraw, "withdraw a record: it is kept, and no longer counts"
+    )
+    withdraw.add_argument("name", metavar="NAME", help="its name, or how that begins")
+    withdraw.add_argument("--reason", required=True, metavar="TEXT", help="why")
+    _add_store(withdraw)
+    annotate = add_command(
+        actions, "annotate", _annotate, "note an event, such as maintenance, on a time line"
+    )
+    annotate.add_argument("text", metavar="TEXT", help="what happened")
+    annotate.add_argument("--system", required=True, metavar="NAME", help="the system")
+    annotate.add_argument("--when", metavar="DATE", help="ISO 8601 (default: now)")
+    _add_store(annotate)
+    export = add_command(actions, "export", _export, "copy records without the names of hosts and users")
+    export.add_folder("--out", "a new store", required=True)
+    _add_store(export)
+    _add_where(export)
+    compact = add_command(actions, "compact", _compact, "pack the records of past years, a file per year")
+    compact.add_count("--before", "pack years before this one (default: the current)", metavar="YEAR")
+    _add_store(compact)
+    gate = add_command(
+        actions, "gate", _gate, "test new runs against a baseline: 0 passed, 1 slower, 3 undecided"
+    )
+    gate.add_argument(
+        "runs", nargs="*", metavar="RUN", help="folders of runs, names of records, or selections"
+    )
+    gate.add_argument("--baseline", metavar="SELECTION|NAME", help="such as last=40 or when>=2026-01,nodes=4")
+    gate.add_argument(
+        "--tolerance", default="5%", metavar="SHARE", help="worse by this passes (default: 5%%)"
+    )
+    gate.add_argument("--rules", type=Path, metavar="FILE.toml", help="metrics with their tolerances")
+    gate.add_flag(
+        "--nodes", "instead of runs: each node's newest doctor --calibrate against the earlier ones"
+    )
+    _add_store(gate)
+    add_json(gate)
+    page = add_command(actions, "page", _page, "write a page of a system: time lines, changes, their causes")
+    page.add_argument("system", metavar="SYSTEM", help="the system")
+    page.add_out_file(".html", "the page", required=True)
+    _add_store(page)
+    _add_where(page)
+
+
+def _add_store(parser: Parser) -> None:
+    parser.add_folder("--store", "folder of the history (default: $MLHPC_HISTORY)")
+
+
+def _add_where(parser: Parser) -> None:
+    parser.add_repeatable(
+        "--where", "KEY=VALUE", "select: = != < <= > >=, * in texts, last=N; may be repeated"
+    )
+
+
+def _store(options: argparse.Namespace) -> Path:
+    if options.store:
+        return Path(options.store)
+    if named := os.environ.get("MLHPC_HISTORY"):
+        return Path(named)
+    raise UserError("which store? pass --store DIR, or set MLHPC_HISTORY")
+
+
+def _where(options: argparse.Namespace) -> list[str]:
+    from mlhpc.history.index import conditions
+
+    return [each for text in options.where for each in conditions(text)]
+
+
+def _add(options: argparse.Namespace) -> int:
+    from mlhpc.history.importing import all_records
+    from mlhpc.history.reading import Given
+    from mlhpc.history.store import put
+    from mlhpc.quantities import count
+
+    store, given = _store(options), Given(options.system)
+    new = seen = 0
+    for path in options.path:
+        for record in all_records(path, given):
+            name, is_new = put(store, record)
+            new, seen = new + is_new, seen + 1
+            print(
+                name[:12],
+                record.kind,
+                record.benchmark or "",
+                "" if is_new else "(there already)",
+                flush=True,
+            )
+    print(f"{count(new, 'new record')} of {seen} in {store}")
+    return 0
+
+
+def _list(options: argparse.Namespace) -> int:
+    from mlhpc.history.index import opened
+
+    if options.csv and options.json:
+        raise UserError("--csv cannot be combined with --json")
+    with opened(_store(options)) as index:
+        rows = index.rows(_where(options), withdrawn=options.withdrawn)
+    if options.json:
+        print_json("history list", {}, rows)
+    elif options.csv:
+        _print_csv(rows)
+    else:
+        from rich.console import Console
+
+        from mlhpc.history.tables import print_rows
+
+        print_rows([json.loads(row) for row in rows[-SHOWN:]], len(rows), Console())
+    return 0
+
+
+def _print_csv(rows: Sequence[str]) -> None:
+    import csv
+
+    from mlhpc.common.pages.blocks import spreadsheet
+
+    records: list[dict[str, Any]] = [json.loads(row) for row in rows]
+    writer = csv.DictWriter(sys.stdout, list(dict.fromkeys(key for each in records for key in each)))
+    writer.writeheader()
+    writer.writerows({key: spreadsheet(value) for key, value in each.items()} for each in records)
+
+
+def _withdraw(options: argparse.Namespace) -> int:
+    from mlhpc.history.index import opened
+    from mlhpc.history.notes import withdraw
+
+    with opened(_store(options), quiet=True) as index:
+        name = index.name_of(options.name)
+    print(withdraw(_store(options), name, options.reason))
+    return 0
+
+
+def _annotate(options: argparse.Namespace) -> int:
+    from mlhpc.history.notes import annotate
+
+    print(annotate(_store(options), options.system, options.text, options.when))
+    return 0
+
+
+def _export(options: argparse.Namespace) -> int:
+    from mlhpc.history.notes import export
+
+    print(export(_store(options), _where(options), options.out))
+    return 0
+
+
+def _compact(options: argparse.Namespace) -> int:
+    from datetime import UTC, datetime
+
+    from mlhpc.history.index import opened
+    from mlhpc.history.store import compact
+    from mlhpc.quantities import count
+
+    store = _store(options)
+    with opened(store) as index:
+        years = index.years()
+    records, files = compact(store, years, (options.before or datetime.now(UTC).year) - 1)
+    print(f"{count(records, 'record')} of {count(files, 'file')} packed, one file per year")
+    return 0
+
+
+def _gate(options: argparse.Namespace) -> int:
+    from dataclasses import asdict
+
+    from rich.console import Console
+
+    from mlhpc.history import gating, tables
+    from mlhpc.history.gate import STATUS
+
+    store = _store(options)
+    if options.nodes:
+        nodes = gating.gate_nodes(store, gating.tolerance_of(options.tolerance))
+        status = max((STATUS[node.verdict] for node in nodes), key=(0, 3, 1).index)
+        if options.json:
+            print_json("history gate", {"status": status, "nodes": [asdict(node) for node in nodes]})
+        else:
+            tables.print_nodes(nodes, Console())
+        return status
+    if not options.runs or not options.baseline:
+        raise UserError("what against what? pass runs and --baseline, or --nodes")
+    rules = gating.rules_of(options.rules, options.tolerance)
+    result = gating.gate_runs(store, options.runs, options.baseline, rules)
+    if options.json:
+        print_json("history gate", {"status": result.status, **asdict(result), "moved": dict(result.moved)})
+    else:
+        tables.print_gate(result, Console())
+    return result.status
+
+
+def _page(options: argparse.Namespace) -> int:
+    from mlhpc.common.pages.html import write
+    from mlhpc.history.page import page
+
+    html, alarms = page(_store(options), options.system, _where(options))
+    write(options.out, html)
+    print(*alarms, options.out, sep="\n")
+    return 1 if alarms else 0

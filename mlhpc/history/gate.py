@@ -1,0 +1,248 @@
+"""Whether new runs are slower than a baseline: ratios of means with 95% intervals, and the part that moved.
+
+The ratio is that of geometric means, from Welch's t interval of the difference of mean logarithms (Welch 1947,
+Biometrika 34), so that it does not depend on which of the two is the baseline. A single run has no deviation of
+its own: it is taken to have that of the others.
+"""
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from mlhpc.errors import UserError, few
+from mlhpc.history.rows import PARTS, widest
+from mlhpc.quantities import count
+
+METRICS = ("time_to_train_s", "epochs", "epoch_s", "time_to_train_without_staging_s", "samples_per_s",
+           "joules_per_sample")  # fmt: skip
+HIGHER_IS_BETTER = frozenset({"samples_per_s"})
+TO_TARGET = frozenset({"time_to_train_s", "epochs", "time_to_train_without_staging_s"})
+"""Figures that only runs which reached the target have."""
+TESTED = ("time_to_train_s", "epochs", "epoch_s")
+"""Tested in every gate: epochs to target and seconds per epoch apart, since their causes differ."""
+STATUS: Mapping[str, int] = {"pass": 0, "slower": 1, "undecided": 3}
+MOST_RUNS = 1000
+"""Further runs that are proposed; beyond it the baseline is too noisy."""
+Verdict = Literal["pass", "slower", "undecided"]
+Measured = tuple[dict[str, Any], list[dict[str, Any]]]
+"""A row of the index, and the figures of its runs."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """``metric`` may be worse by the share ``tolerance``."""
+
+    metric: str = "time_to_train_s"
+    tolerance: float = 0.05
+
+
+@dataclass(frozen=True)
+class Test:
+    """``ratio``: new over baseline, of a rate baseline over new, so that above 1 is worse, with its 95% interval;
+    None where one of the two has no figures. ``further``: runs that are needed to decide, 0 if it is decided, None
+    if the baseline has too few or differs too much in itself. ``rule``: None for what only is shown."""
+
+    metric: str
+    new: tuple[float, ...]
+    baseline: tuple[float, ...]
+    ratio: tuple[float, float, float] | None
+    tolerance: float
+    verdict: Verdict
+    further: int | None
+    counts: bool
+
+
+@dataclass(frozen=True)
+class Gate:
+    """``moved``: the change of each part in seconds per run, the largest first. ``marks``: what else differs."""
+
+    tests: tuple[Test, ...]
+    moved: tuple[tuple[str, float], ...]
+    marks: tuple[str, ...]
+
+    @property
+    def status(self) -> int:
+        """0 passed, 1 slower, 3 undecided."""
+        verdicts = {test.verdict for test in self.tests if test.counts}
+        return next((STATUS[each] for each in ("slower", "undecided") if each in verdicts), 0)
+
+
+def gate(new: Sequence[Measured], baseline: Sequence[Measured], rules: Sequence[Rule]) -> Gate:
+    """Test ``new`` against ``baseline``. Raises UserError if either is empty, or if they cannot be compared."""
+    require_comparable(new, baseline)
+    tolerances = {rule.metric: rule.tolerance for rule in rules}
+    shown = [*TESTED, *(metric for metric in tolerances if metric not in TESTED)]
+    tests = [
+        _test(metric, new, baseline, tolerances.get(metric), shown_at=rules[0].tolerance) for metric in shown
+    ]
+    known = tuple(test for test in tests if test.counts or test.ratio)
+    return Gate(known, _moved(new, baseline), tuple(_marks(new, baseline)))
+
+
+def require_comparable(new: Sequence[Measured], baseline: Sequence[Measured]) -> None:
+    """Raises UserError if there is nothing to compare, or two benchmarks or versions of their definitions."""
+    for what, rows in (("new runs", new), ("baseline", baseline)):
+        if not rows:
+            raise UserError(f"no record is selected as {what}: withdrawn, or not in this store")
+    for key in ("benchmark", "preset"):
+        values = [sorted({str(row[key] or "not known") for row, _ in rows}) for rows in (new, baseline)]
+        if len({*values[0], *values[1]}) > 1:
+            raise UserError(
+                f"{key} {few(values[0], 3)} cannot be compared with {few(values[1], 3)}; select one"
+            )
+    stated: dict[str, set[str]] = {}
+    for row, _ in (*new, *baseline):
+        for each in (row["versions"] or "").split(", "):
+            what, _, number = each.partition(" ")
+            stated.setdefault(what, set()).add(number)
+    for what, numbers in stated.items():
+        if what and len(numbers) > 1:
+            raise UserError(
+                f"results of {what} versions {few(sorted(numbers), 4)} cannot be compared "
+                f"(docs/reference/stability.md); select one with --where versions="
+            )
+
+
+def _figures(rows: Sequence[Measured], metric: str) -> tuple[float, ...]:
+    """The positive figures of all runs; only of those that reached their target where the metric depends on it."""
+    values = []
+    for row, runs in rows:
+        for run in runs:
+            value = run.get(metric)
+            if metric == "joules_per_sample":
+                value = widest(value or {})
+            reached = run.get("reached") or row["kind"] == "campaign"
+            if value is not None and value > 0 and (reached or metric not in TO_TARGET):
+                values.append(float(value))
+    return tuple(values)
+
+
+def _test(
+    metric: str,
+    new_rows: Sequence[Measured],
+    old_rows: Sequence[Measured],
+    tolerance: float | None,
+    *,
+    shown_at: float,
+) -> Test:
+    new, baseline = _figures(new_rows, metric), _figures(old_rows, metric)
+    allowed = shown_at if tolerance is None else tolerance
+    worse = (baseline, new) if metric in HIGHER_IS_BETTER else (new, baseline)
+    ratio = ratio_interval(*worse)
+    verdict = verdict_of(ratio, allowed)
+    further = 0 if verdict != "undecided" else _further(*worse, allowed, new is worse[0])
+    return Test(metric, new, baseline, ratio, allowed, verdict, further, tolerance is not None)
+
+
+def verdict_of(ratio: tuple[float, float, float] | None, tolerance: float) -> Verdict:
+    """From the interval of a ratio: slower when all of it is above 1 + ``tolerance``, passed when all is below."""
+    if ratio is None or not ratio[1] <= ratio[0] <= ratio[2]:
+        return "undecided"
+    return "slower" if ratio[1] > 1 + tolerance else "pass" if ratio[2] < 1 + tolerance else "undecided"
+
+
+def ratio_interval(above: Sequence[float], below: Sequence[float]) -> tuple[float, float, float] | None:
+    """Geometric mean of ``above`` over that of ``below``, all positive, and the ends of its 95% interval; None if
+    one is empty; without ends (0, infinity) for one value each."""
+    if not above or not below:
+        return None
+    one, two = [[math.log(value) for value in values] for values in (above, below)]
+    middle = statistics.fmean(one) - statistics.fmean(two)
+    half = _half_width(one, two, len(one), len(two))
+    return (math.exp(middle), math.exp(max(middle - half, -700.0)), math.exp(min(middle + half, 700.0)))
+
+
+def _half_width(one: Sequence[float], two: Sequence[float], n: int, m: int) -> float:
+    """Half of the 95% interval of a difference of means if ``one`` had ``n`` values and ``two`` ``m``, with their
+    deviations (Welch–Satterthwaite)."""
+    deviations = [statistics.variance(values) if len(values) > 1 else None for values in (one, two)]
+    known = [variance for variance in deviations if variance is not None]
+    if not known:
+        return math.inf
+    first, second = (known[0] if variance is None else variance for variance in deviations)
+    error = first / n + second / m
+    if error == 0:
+        return 0.0
+    if len(known) == 1:
+        freedom = float((len(one) if deviations[0] is not None else len(two)) - 1)
+    else:
+        freedom = error**2 / ((first / n) ** 2 / max(n - 1, 1) + (second / m) ** 2 / max(m - 1, 1))
+    return t_quantile(freedom) * math.sqrt(error)
+
+
+def t_quantile(freedom: float) -> float:
+    """The 97.5% point of Student's t with ``freedom`` of at least 1 degree, to nine digits: Newton's method on the
+    integral of the density by Simpson's rule. SciPy takes longer to import than the whole gate."""
+    log_scale = math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2) - math.log(freedom * math.pi) / 2
+
+    def density(t: float) -> float:
+        return math.exp(log_scale - (freedom + 1) / 2 * math.log1p(t * t / freedom))
+
+    t, steps = 1.96, 400
+    for _ in range(20):
+        width = t / steps
+        inner = sum((4 if n % 2 else 2) * density(n * width) for n in range(1, steps))
+        missing = 0.475 - width / 3 * (density(0.0) + inner + density(t))
+        t += missing / density(t)
+        if abs(missing) < 1e-12:
+            break
+    return t
+
+
+def _further(
+    above: Sequence[float], below: Sequence[float], tolerance: float, new_is_above: bool
+) -> int | None:
+    """The number of further new runs after which the interval would leave 1 + ``tolerance``, if means and
+    deviations stayed as they are; None if it is not reached by ``MOST_RUNS``."""
+    if not above or not below:
+        return None
+    one, two = [[math.log(value) for value in values] for values in (above, below)]
+    distance = abs(statistics.fmean(one) - statistics.fmean(two) - math.log1p(tolerance))
+
+    def enough(more: int) -> bool:
+        n, m = (len(one) + more, len(two)) if new_is_above else (len(one), len(two) + more)
+        return _half_width(one, two, n, m) < distance
+
+    if not enough(MOST_RUNS):
+        return None
+    low, high = 0, MOST_RUNS  # enough(high), not enough(low)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if enough(middle) else (middle, high)
+    return high
+
+
+def _moved(new: Sequence[Measured], baseline: Sequence[Measured]) -> tuple[tuple[str, float], ...]:
+    means = [_part_means(rows) for rows in (new, baseline)]
+    changes = {
+        part: means[0][part] - means[1][part] for part in PARTS if part in means[0] and part in means[1]
+    }
+    return tuple(sorted(changes.items(), key=lambda change: -abs(change[1])))
+
+
+def _part_means(rows: Sequence[Measured]) -> dict[str, float]:
+    runs = [run["parts_s"] for _, own in rows for run in own if run.get("parts_s")]
+    parts = {part for run in runs for part in run}
+    return {part: statistics.fmean(run.get(part, 0.0) for run in runs) for part in parts}
+
+
+def _marks(new: Sequence[Measured], baseline: Sequence[Measured]) -> list[str]:
+    """What differs between the two and may explain a change; results without versions are marked too."""
+    marks = []
+    for key in ("settings", "framework", "system", "machine", "ranks", "nodes", "accelerators",
+                "global_batch_size", "mlhpc", "commit"):  # fmt: skip
+        values = [{str(row[key]) for row, _ in rows if row[key] is not None} for rows in (new, baseline)]
+        if all(values) and values[0] != values[1]:
+            shown = (few([each[:24] for each in sorted(value)], 2) for value in values)
+            marks.append(f"{key}: {' against '.join(shown)}")
+    unstated = sum(not row["versions"] for row, _ in (*new, *baseline))
+    if unstated:
+        marks.append(
+            f"{count(unstated, 'record')} without versions: whether they can be compared is not known"
+        )
+    missed = sum(not run.get("reached") for row, runs in new for run in runs if row["kind"] == "run")
+    if missed:
+        marks.append(f"{count(missed, 'new run')} missed the target: only their epochs' times count")
+    return marks

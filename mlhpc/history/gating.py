@@ -1,0 +1,93 @@
+"""``mlhpc history gate``: what is tested against what, and by which rules."""
+
+import re
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+
+from mlhpc.errors import UserError, did_you_mean
+from mlhpc.history.gate import METRICS, Gate, Measured, Rule, gate
+from mlhpc.history.health import Health, health
+from mlhpc.history.index import Index, conditions, opened
+from mlhpc.quantities import parse_quantity
+
+SAME = ("kind", "benchmark", "preset", "system")
+"""What a baseline has in common with the new runs unless its selection says otherwise."""
+
+
+def tolerance_of(text: object) -> float:
+    """A share of at least 0. Raises UserError."""
+    try:
+        value = parse_quantity(str(text), "a share")
+    except ValueError as error:
+        raise UserError(f"tolerance {error}") from None
+    if not 0 <= value < 10:
+        raise UserError(f"tolerance {text} is not a share from 0 to 10; write it as 5%")
+    return value
+
+
+def rules_of(path: Path | None, tolerance: str) -> list[Rule]:
+    """The rules of a TOML file with tables ``[[rule]]`` of ``metric`` and ``tolerance``; without one, the time to
+    train with ``tolerance``. Raises UserError."""
+    if path is None:
+        return [Rule(tolerance=tolerance_of(tolerance))]
+    try:
+        tables = tomllib.loads(path.read_text("utf-8"))["rule"]
+        rules = [Rule(table["metric"], tolerance_of(table.get("tolerance", tolerance))) for table in tables]
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}; pass a TOML file of rules") from None
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise UserError(f"{path}: not TOML with tables [[rule]] of metric and tolerance") from None
+    for rule in rules:
+        if rule.metric not in METRICS:
+            raise UserError(f"{path}: no metric {rule.metric!r}; {did_you_mean(str(rule.metric), METRICS)}")
+    if not rules:
+        raise UserError(f"{path}: no rule; write [[rule]] with metric and tolerance")
+    return rules
+
+
+def gate_runs(store: Path, new: Sequence[str], baseline: str, rules: Sequence[Rule]) -> Gate:
+    """Test the runs ``new``, folders or selections, against ``baseline``. Raises UserError."""
+    with opened(store) as index:
+        chosen = [pair for text in new for pair in _measured(index, text)]
+        return gate(chosen, baseline_of(index, baseline, chosen), rules)
+
+
+def gate_nodes(store: Path, tolerance: float) -> list[Health]:
+    """The verdict on each node. Raises UserError."""
+    with opened(store) as index:
+        return health(index.measured(["kind=node"]), tolerance)
+
+
+def baseline_of(index: Index, selection: str, new: Sequence[Measured]) -> list[Measured]:
+    """The records of ``selection`` without ``new``, of the same ``SAME`` unless it names these. Raises
+    UserError."""
+    wanted, first = conditions(selection), new[0][0] if new else {}
+    named = {re.split("[<>=!]", each)[0].strip() for each in wanted}
+    if "name" in named:
+        index.name_of(selection)  # says that it is gone, or not unique
+    else:
+        wanted += [f"{key}={first[key]}" for key in SAME if key not in named and first.get(key)]
+    names = {row["name"] for row, _ in new}
+    return [pair for pair in index.measured(wanted) if pair[0]["name"] not in names]
+
+
+def _measured(index: Index, text: str) -> list[Measured]:
+    """The runs of a folder, whether they are in the store or not, or of a selection. Raises UserError."""
+    path = Path(text)
+    if not path.exists():
+        if not re.fullmatch("[0-9a-f]{6,64}", text) and not re.search("[<>=]", text):
+            raise UserError(
+                f"{text}: no such folder; pass a run, a record's name, or a selection such as last=5"
+            )
+        return index.measured(conditions(text))
+    from mlhpc.history.importing import all_records
+    from mlhpc.history.reading import Given
+    from mlhpc.history.rows import row_of
+    from mlhpc.history.store import digest
+
+    records = [record for record in all_records(path, Given()) if record.kind != "campaign"]
+    return [
+        (row_of(digest(record.canonical()), record), [run.model_dump() for run in record.runs])
+        for record in records
+    ]

@@ -1,0 +1,56 @@
+"""Whether each node is as fast as it was and as the others are, from the machine files of ``mlhpc doctor
+--calibrate`` on it over time."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mlhpc.errors import UserError
+from mlhpc.history.gate import Measured, Verdict, ratio_interval, verdict_of
+
+RATES = ("accelerator.float32", "accelerator.tf32", "accelerator.bfloat16", "accelerator.float16",
+         "accelerator.bandwidth", "links.host", "host.memory_bandwidth", "storage.local_read",
+         "storage.local_write", "network.bandwidth")  # fmt: skip
+"""Figures of which more is better; sizes of memories and disks are no measurements."""
+FEWEST = 3
+"""Earlier figures of nodes of the same model, without which there is no verdict."""
+
+
+@dataclass(frozen=True)
+class Health:
+    """The newest ``figure`` of a node against all earlier ones of its model. ``ratio``: their geometric mean over
+    it, so that above 1 is slower, with its 95% interval; None with too few."""
+
+    node: str
+    when: str
+    figure: str
+    value: float
+    ratio: tuple[float, float, float] | None
+    verdict: Verdict
+
+
+def health(rows: Sequence[Measured], tolerance: float) -> list[Health]:
+    """The worst figure of each node. Raises UserError if no node has been measured."""
+    found: dict[tuple[str, str], list[tuple[str, str, float]]] = defaultdict(list)
+    for row, _ in rows:
+        for figure in RATES:
+            value = row.get(figure)
+            if row["kind"] == "node" and isinstance(value, int | float) and value > 0:
+                found[str(row["machine"]), figure].append((row["when"] or "", str(row["node"]), float(value)))
+    if not found:
+        raise UserError("no node in this store; add files of mlhpc doctor --calibrate --out FILE.toml")
+    worst: dict[str, Health] = {}
+    for (_, figure), values in found.items():
+        newest = {node: (when, value) for when, node, value in sorted(values)}
+        for node, (when, value) in newest.items():
+            others = [v for at, name, v in values if (name, at) != (node, when)]
+            ratio = ratio_interval(others, [value]) if len(others) >= FEWEST else None
+            own = Health(node, when, figure, value, ratio, verdict_of(ratio, tolerance))
+            if node not in worst or _badness(own) > _badness(worst[node]):
+                worst[node] = own
+    return [worst[node] for node in sorted(worst)]
+
+
+def _badness(health: Health) -> tuple[int, float]:
+    order: tuple[Verdict, ...] = ("pass", "undecided", "slower")
+    return order.index(health.verdict), health.ratio[0] if health.ratio else 0.0

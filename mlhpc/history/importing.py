@@ -1,0 +1,168 @@
+"""Results of others as records: MLLOG trees, one record per set of runs, and the database of ReFrame."""
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+from mlhpc.common.files.untrusted import clean, parse_json, printable
+from mlhpc.errors import UserError
+from mlhpc.history.reading import Given, node_record, records_of
+from mlhpc.record.energy import in_order
+from mlhpc.record.fields import first_problem
+from mlhpc.record.history import HistoryRecord, RunFigures, time_text
+
+if TYPE_CHECKING:
+    from mlhpc.submission.report.entry import Entry
+
+_SQLITE = b"SQLite format 3\0"
+_REFRAME_SCHEMA = "1.0"
+"""Of ReFrame 4.7 and later (reframe/frontend/reporting/storage.py)."""
+_LARGEST_SESSION = 2**28
+
+
+def all_records(path: Path, given: Given) -> Iterator[HistoryRecord]:
+    """The records of whatever is at ``path``. Raises UserError if nothing is there."""
+    if not path.exists():
+        raise UserError(f"{path} does not exist; pass a run, a folder of runs, a tree of logs or a database")
+    try:
+        yield from _all_records(path, given)
+    except ValidationError as error:
+        raise UserError(f"{path} has values that no record can hold: {first_problem(error)}") from None
+
+
+def _all_records(path: Path, given: Given) -> Iterator[HistoryRecord]:
+    if path.is_file() and _begins(path) == _SQLITE:
+        yield from reframe(path, given)
+        return
+    if path.is_file() and path.suffix == ".json":
+        yield from records_of(path, given)
+        return
+    if path.is_file() and path.suffix == ".toml":
+        yield node_record(path, given)
+        return
+    own = list(records_of(path, given)) if path.is_dir() else []
+    yield from own
+    if not own:
+        yield from mllog_sets(path, given)
+
+
+def _begins(path: Path) -> bytes:
+    with open(path, "rb") as file:
+        return file.read(len(_SQLITE))
+
+
+def mllog_sets(path: Path, given: Given) -> Iterator[HistoryRecord]:
+    """A record for each set of runs of one configuration at or below ``path``. Raises UserError."""
+    from mlhpc.submission.report.measure import entries_of
+    from mlhpc.submission.result_sets import result_sets
+
+    for results in result_sets(path):
+        starts = [record.time_ms for log in results.logs if (record := log.first("run_start"))]
+        prints = sorted(filter(None, (log.fingerprint for log in results.logs)))
+        for entry in entries_of(results):
+            yield _set_record(entry, time_text(min(starts) / 1e3 if starts else None), prints, given)
+
+
+def _set_record(entry: "Entry", when: str | None, prints: list[str], given: Given) -> HistoryRecord:
+    from mlhpc.submission.report.entry import OVER_CONVERGED, OVER_SCORED
+
+    reached = entry.over in (OVER_SCORED, OVER_CONVERGED)
+    runs = []
+    for run in entry.runs:
+        parts = run.phases
+        epochs = len(parts.epochs)
+        energy = {k: e.whole_joules for k, e in in_order(run.energy).items() if e.whole_joules is not None}
+        runs.append(
+            RunFigures(
+                time_to_train_s=parts.total,
+                time_to_train_without_staging_s=parts.total - parts.staging,
+                epochs=run.epochs or None,
+                epoch_s=(parts.training + parts.evaluation) / epochs if epochs else None,
+                samples_per_s=parts.train_rate,
+                parts_s=parts.parts(),
+                joules=energy,
+                reached=reached,
+            )
+        )
+    score = entry.score.minutes if entry.score else None
+    return HistoryRecord(
+        kind="result set",
+        benchmark=entry.benchmark,
+        preset=entry.preset,
+        division=entry.division,
+        system=given.system or entry.system,
+        org=entry.org,
+        machine=entry.machine,
+        when=when,
+        status="scored" if score is not None else "not scored",
+        nodes=entry.nodes,
+        accelerators=entry.scale if entry.unit == "accelerator" else 0,
+        global_batch_size=entry.batch,
+        runs=tuple(runs),
+        figures={} if score is None else {"score_s": score * 60},
+        content={
+            "logs": prints,
+            "software": entry.software,
+            "metric": entry.metric,
+            "notes": list(entry.notes),
+        },
+    )
+
+
+def reframe(path: Path, given: Given) -> Iterator[HistoryRecord]:
+    """A record for each test case with figures in ReFrame's SQLite database. Raises UserError."""
+    try:
+        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as db:
+            schema = (db.execute("SELECT schema_version FROM metadata").fetchone() or [_REFRAME_SCHEMA])[0]
+            if schema != _REFRAME_SCHEMA:
+                raise UserError(f"{path}: schema {schema} of ReFrame; {_REFRAME_SCHEMA} can be read")
+            for session, blob in db.execute(
+                "SELECT uuid, json_blob FROM sessions ORDER BY session_start_unix"
+            ):
+                yield from _reframe_session(str(session), str(blob)[:_LARGEST_SESSION], given)
+    except sqlite3.Error as error:
+        raise UserError(f"{path}: not a database of ReFrame that can be read ({error})") from None
+
+
+def _reframe_session(session: str, blob: str, given: Given) -> Iterator[HistoryRecord]:
+    try:
+        report = clean(parse_json(blob))
+        cases = [
+            (n, m, case) for n, run in enumerate(report["runs"]) for m, case in enumerate(run["testcases"])
+        ]
+        for run, number, case in cases:
+            if record := _reframe_case(f"{session}:{run}:{number}", case, given):
+                yield record
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(
+            f"session {printable(session)[:40]} of ReFrame cannot be read ({error!r:.100})"
+        ) from None
+
+
+def _reframe_case(uuid: str, case: dict[str, Any], given: Given) -> HistoryRecord | None:
+    """``perfvalues``: by ``system:partition:name`` a list that begins with value, reference, and ends with the
+    unit, such as ``s``."""
+    figures: dict[str, float] = {}
+    total = None
+    for name, (value, *_, unit) in (case.get("perfvalues") or {}).items():
+        key = f"{name.rpartition(':')[2]}_{unit}".replace("/", "_per_").replace("%", "percent")
+        if isinstance(value, int | float):
+            figures[key] = float(value)
+            total = figures[key] if key == "time_to_train_s" else total
+    if not figures:
+        return None
+    reached = case.get("result") == "pass"
+    return HistoryRecord(
+        kind="reframe",
+        benchmark="".join(c if c.isalnum() or c in "_.+-" else "_" for c in str(case["name"]))[:100],
+        system=given.system or f"{case.get('system')}:{case.get('partition')}",
+        when=time_text(case.get("job_completion_time_unix")),
+        status=str(case.get("result")),
+        runs=(RunFigures(time_to_train_s=total, reached=reached),),
+        figures=figures,
+        content={"reframe": uuid, "environ": case.get("environ"), "nodes": case.get("job_nodelist")},
+    )

@@ -1,0 +1,265 @@
+"""The index of a store: an SQLite file in the user's cache with a row for each record, made from the store alone.
+
+An index never changes either: what is new in the store goes into a copy, which replaces it by a rename. So a
+process that reads one is not disturbed, and no lock is needed. One that is missing, damaged or of another version
+is built anew. Nothing heavy is imported unless records are read.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import shutil
+import sqlite3
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mlhpc.errors import UserError, did_you_mean, few
+from mlhpc.quantities import count, parse_quantity
+
+VERSION = 1
+"""Of the index: another one is built anew."""
+_SCHEMA = """
+CREATE TABLE files(file TEXT PRIMARY KEY, size INTEGER, problem TEXT);
+CREATE TABLE records(name TEXT PRIMARY KEY, at TEXT, kind TEXT, target TEXT, body TEXT, runs TEXT);
+CREATE INDEX by_time ON records(at);
+"""
+_CONDITION = re.compile(r"\s*([a-z][\w.]*)\s*(<=|>=|!=|=|<|>)\s*(.*?)\s*")
+_NOT_MEASURED = ("withdrawal", "annotation")
+
+
+@dataclass(frozen=True)
+class Index:
+    """The records of a store."""
+
+    db: sqlite3.Connection
+
+    def rows(self, where: Sequence[str] = (), *, withdrawn: bool = False) -> list[str]:
+        """The rows of measurements that fulfil all conditions, as JSON texts, by time. Raises UserError."""
+        return [body for (body,) in self._select("body", where, withdrawn)]
+
+    def measured(self, where: Sequence[str]) -> list[tuple[dict[str, Any], list[dict[str, Any]]]]:
+        """The same rows, each with the figures of its runs. Raises UserError."""
+        return [
+            (json.loads(body), json.loads(runs)) for body, runs in self._select("body, runs", where, False)
+        ]
+
+    def name_of(self, prefix: str) -> str:
+        """The name of the record that begins with ``prefix``. Raises UserError if none or several do."""
+        found = [
+            name for (name,) in self.db.execute("SELECT name FROM records WHERE name GLOB ?", [f"{prefix}*"])
+        ]
+        if len(found) != 1:
+            what = f"{count(len(found), 'record')} of this store begin with it" if found else "no such record"
+            raise UserError(f"{prefix}: {what}; mlhpc history list shows their names")
+        return str(found[0])
+
+    def notes(self, kind: str) -> list[dict[str, Any]]:
+        """The rows of withdrawals or annotations, with ``of`` and ``text``."""
+        found = self.db.execute("SELECT body FROM records WHERE kind = ? ORDER BY at", [kind])
+        return [json.loads(body) for (body,) in found]
+
+    def years(self) -> list[tuple[str, str]]:
+        """Name and year of every record with a time."""
+        return self.db.execute("SELECT name, substr(at, 1, 4) FROM records WHERE at > ''").fetchall()
+
+    def _select(self, columns: str, where: Sequence[str], withdrawn: bool) -> list[tuple[str, ...]]:
+        conditions, values, last = ["kind NOT IN (?, ?)"], list(_NOT_MEASURED), -1
+        if not withdrawn:
+            conditions.append("name NOT IN (SELECT target FROM records WHERE kind = 'withdrawal')")
+        for condition in where:
+            key, sign, value = self._parsed(condition)
+            if key == "last":
+                last = int(value)
+                continue
+            left = "name" if key == "name" else f"json_extract(body, '$.\"{key}\"')"
+            if key == "name" or (isinstance(value, str) and sign in ("=", "!=")):
+                sign = {"=": "GLOB", "!=": "NOT GLOB"}.get(sign, sign)
+                value = f"{value}*" if key == "name" else value
+            conditions.append(f"{left} {sign} ?")
+            values.append(value)
+        query = (
+            f"SELECT {columns} FROM records WHERE {' AND '.join(conditions)} ORDER BY at DESC, name LIMIT ?"
+        )
+        return self.db.execute(query, [*values, last]).fetchall()[::-1]
+
+    def _parsed(self, condition: str) -> tuple[str, str, Any]:
+        match = _CONDITION.fullmatch(condition)
+        if not match or not match[3]:
+            example = "benchmark=cosmoflow or time_to_train_s<5min"
+            raise UserError(f"{condition!r} is not a condition; write it as {example}")
+        key, sign, text = match.groups()
+        if key == "last":
+            if sign != "=" or not re.fullmatch("[0-9]{1,9}", text):
+                raise UserError(f"{condition}: last requires =N, the number of newest records")
+            return key, sign, text
+        if key not in (known := self._keys()) and key not in (known := known | self._keys_of_others()):
+            raise UserError(f"{condition}: no figure {key!r}; {did_you_mean(key, known)}")
+        with contextlib.suppress(ValueError):
+            return key, sign, parse_quantity(text, "s", bare="s") if key.endswith("_s") else float(text)
+        return key, sign, text
+
+    def _keys(self) -> set[str]:
+        """The keys of all rows, which any row has."""
+        first = self.db.execute("SELECT body FROM records LIMIT 1").fetchone()
+        return {"last", "kind", "benchmark", *(json.loads(first[0]) if first else ())}
+
+    def _keys_of_others(self) -> set[str]:
+        """Other figures, which runs do not have."""
+        others = "SELECT DISTINCT key FROM records, json_each(body) WHERE kind NOT IN ('run', 'result set')"
+        return {str(key) for (key,) in self.db.execute(others)}
+
+
+def conditions(text: str) -> list[str]:
+    """The conditions of a SELECTION, which commas separate; a digest is the name of a record."""
+    return (
+        [f"name={text}"]
+        if re.fullmatch("[0-9a-f]{6,64}", text)
+        else [part for part in text.split(",") if part]
+    )
+
+
+def cache_of(store: Path) -> Path:
+    """Where the index of ``store`` is."""
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    key = hashlib.sha256(os.fsencode(store.resolve())).hexdigest()[:16]
+    return Path(base) / "mlhpc" / f"history-{key}.sqlite"
+
+
+@contextlib.contextmanager
+def opened(store: Path, *, quiet: bool = False) -> Iterator[Index]:
+    """The index of ``store`` as it is now, and unless ``quiet`` a line on standard error about files that are no
+    records of this version. Raises UserError."""
+    from mlhpc.history.store import files
+
+    path, there = cache_of(store), files(store)
+    db = _usable(path)
+    if db is None or (known := _unchanged(db, store)) != there:
+        if db:
+            db.close()
+        db = _built(store, path, there, known if db and known <= there else None)
+    problems = [why for (why,) in db.execute("SELECT problem FROM files WHERE problem > ''")]
+    if problems and not quiet:
+        sys.stderr.write(f"mlhpc: {store}: not listed: {few(problems, 3, '; ')}\n")
+    with contextlib.closing(db):
+        yield Index(db)
+
+
+def _unchanged(db: sqlite3.Connection, store: Path) -> set[str]:
+    """The files in the index; of those with a problem only the ones that still have their size: a copy that was
+    interrupted may have been repeated."""
+    known = set()
+    for file, size, problem in db.execute("SELECT * FROM files"):
+        if not problem or _size(store / file) == size:
+            known.add(file)
+    return known
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return -1
+
+
+def _usable(path: Path) -> sqlite3.Connection | None:
+    """The index, if it is there and whole and of this version."""
+    if not path.is_file():
+        return None
+    db = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro&immutable=1", uri=True)
+    try:
+        states = [db.execute(f"PRAGMA {each}").fetchone()[0] for each in ("user_version", "quick_check(1)")]
+        if states == [VERSION, "ok"]:
+            return db
+    except sqlite3.Error:
+        pass
+    db.close()
+    return None
+
+
+def _built(store: Path, path: Path, there: set[str], known: set[str] | None) -> sqlite3.Connection:
+    """An index of the files ``there``: from the one at ``path``, which has those ``known``, or anew. Where the
+    cache cannot be written it is used once."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fd, name = tempfile.mkstemp(prefix=".history-", suffix=".part", dir=path.parent)
+    except OSError:
+        fd, name = tempfile.mkstemp(prefix="mlhpc-history-")
+    os.close(fd)
+    part = Path(name)
+    try:
+        if known is not None:
+            shutil.copyfile(path, part)
+        db = sqlite3.connect(part)
+        db.execute("PRAGMA journal_mode=OFF")
+        db.execute("PRAGMA synchronous=OFF")
+        if known is None:
+            db.executescript(_SCHEMA)
+        _fill(db, store, there - (known or set()))
+        db.execute(f"PRAGMA user_version={VERSION}")
+        db.commit()
+        if part.parent == path.parent:
+            os.replace(part, path)
+        return db
+    except (OSError, sqlite3.Error) as error:
+        raise UserError(f"{path}: the index cannot be written ({error}); free some space") from None
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _fill(db: sqlite3.Connection, store: Path, new: set[str]) -> None:
+    """Add the records of the files ``new``, and why others are none of this version."""
+    from mlhpc.history.store import contents, files
+
+    waiting = new
+    for _ in range(3):  # records may move into a pack meanwhile
+        gone = False
+        for file in sorted(waiting):
+            try:
+                added = [(name, _add(db, name, data)) for name, data in contents(store, file)]
+            except FileNotFoundError:
+                gone = True
+                continue
+            bad = [f"{name[:16]} is {why}" for name, why in added if why]
+            values = (file, _size(store / file), bad[0] if bad else "")
+            db.execute("INSERT OR REPLACE INTO files VALUES (?, ?, ?)", values)
+        if not gone:
+            break
+        waiting, new = files(store) - new, new | files(store)
+
+
+def _add(db: sqlite3.Connection, name: str, data: bytes | str) -> str:
+    """Add one record; returns why it is none of this version."""
+    from pydantic import ValidationError
+
+    from mlhpc.common.files.untrusted import clean, finite, parse_json
+    from mlhpc.history.rows import row_of
+    from mlhpc.record.fields import first_problem
+    from mlhpc.record.history import FORMAT, HistoryRecord
+
+    if isinstance(data, str):
+        return data
+    try:
+        value = clean(parse_json(data.decode()))
+        version = value.get("history") if isinstance(value, dict) else None
+        if version != FORMAT:
+            other = f"of version {version!r:.20} of the history; this mlhpc reads version {FORMAT}"
+            return other if version else "no record"
+        record = HistoryRecord.model_validate(value)
+    except ValidationError as error:
+        return f"no record ({first_problem(error)[:80]})"
+    except ValueError as error:
+        return f"no record ({str(error)[:80]})"
+    row = row_of(name, record)
+    if record.kind in _NOT_MEASURED:
+        row |= {"of": record.of, "text": record.text}
+    runs = [run.model_dump(exclude_defaults=True) for run in record.runs]
+    body, figures = (json.dumps(finite(each), ensure_ascii=False) for each in (row, runs))
+    values = (name, record.when or "", record.kind, record.of, body, figures)
+    db.execute("INSERT OR REPLACE INTO records VALUES (?, ?, ?, ?, ?, ?)", values)
+    return ""

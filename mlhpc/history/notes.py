@@ -1,0 +1,82 @@
+"""What people add to a history: withdrawals and annotations, as records of their own; and copies without names."""
+
+import json
+import re
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from mlhpc.errors import UserError
+from mlhpc.history.index import opened
+from mlhpc.history.store import contents, files, put
+from mlhpc.quantities import count
+from mlhpc.record.history import HistoryRecord, time_text
+
+_PRIVATE = frozenset({"command", "data", "variables", "job", "org", "submission", "stage", "nodes_of"})
+"""Keys of a record's content that are left out of a copy: they may contain names anywhere."""
+_HOSTS = frozenset({"hostname", "host", "node"})
+
+
+def withdraw(store: Path, name: str, reason: str) -> str:
+    """Withdraw the record ``name``; a line that says so. Raises UserError."""
+    now = time_text(datetime.now(UTC).isoformat())
+    put(store, HistoryRecord(kind="withdrawal", of=name, text=reason, when=now))
+    return f"{name[:12]} withdrawn: {reason}"
+
+
+def annotate(store: Path, system: str, text: str, when: str | None) -> str:
+    """Note an event of ``system``; a line that says so. Raises UserError."""
+    at = time_text(when or datetime.now(UTC).isoformat())
+    if at is None:
+        raise UserError(f"--when {when}: not a date; write it as 2026-11-26 or 2026-11-26T14:30:00+01:00")
+    name, _ = put(store, HistoryRecord(kind="annotation", system=system, text=text, when=at))
+    return f"{name[:12]} {at} {system}: {text}"
+
+
+def export(store: Path, where: Sequence[str], out: Path) -> str:
+    """Copy the selected records to the new store ``out`` without the names of hosts and users: hosts are numbered,
+    paths, commands and variables of the environment left out. A line that says so. Raises UserError."""
+    if out.exists() and any(out.iterdir()):
+        raise UserError(f"{out} is not empty; choose a new folder")
+    with opened(store) as index:
+        chosen = {json.loads(row)["name"] for row in index.rows(where)}
+    hosts: dict[str, str] = {}
+    written = 0
+    for file in sorted(files(store)):
+        for name, data in contents(store, file):
+            if name in chosen and isinstance(data, bytes):
+                chosen.discard(name)
+                put(out, HistoryRecord.model_validate(_without_names(json.loads(data), hosts)))
+                written += 1
+    return f"{count(written, 'record')} in {out}, without names of hosts and users"
+
+
+def _without_names(record: dict[str, Any], hosts: dict[str, str]) -> dict[str, Any]:
+    before = len(hosts)
+    record = _stripped(record, hosts)
+    if len(hosts) > before and record.get("system") in {_base(host) for host in hosts}:
+        record["system"] = "system"
+    text = json.dumps(record)
+    for host in sorted(hosts, key=len, reverse=True):  # also where they stand in other texts
+        text = re.sub(rf"(?<![\w.-]){re.escape(json.dumps(host)[1:-1])}(?![\w-])", hosts[host], text)
+    cleaned: dict[str, Any] = json.loads(text)
+    return cleaned
+
+
+def _base(host: str) -> str:
+    return re.sub(r"[-_]?\d*$", "", host.partition(".")[0]) or host
+
+
+def _stripped(value: Any, hosts: dict[str, str]) -> Any:
+    if isinstance(value, list):
+        return [_stripped(each, hosts) for each in value]
+    if not isinstance(value, dict):
+        return "(path)" if isinstance(value, str) and value.startswith(("/", "~")) else value
+    kept = {}
+    for key, each in value.items():
+        if key in _PRIVATE:
+            continue
+        named = key in _HOSTS and isinstance(each, str)
+        kept[key] = hosts.setdefault(each, f"node{len(hosts) + 1}") if named else _stripped(each, hosts)
+    return kept

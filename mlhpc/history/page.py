@@ -1,0 +1,260 @@
+"""The history of a system as one self-contained HTML page: time lines with parts, changes, and what changed."""
+
+import json
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import altair as alt
+import tomli_w
+
+from mlhpc.benchmarks.load import loads
+from mlhpc.common.pages import charts, plots
+from mlhpc.common.pages.blocks import Cell, Details, Grid, Section, Table, number, table
+from mlhpc.common.pages.html import render
+from mlhpc.errors import UserError
+from mlhpc.history.changes import FEWEST, Change, changes, smallest_step
+from mlhpc.history.index import opened
+from mlhpc.history.store import content_of
+from mlhpc.quantities import count, digits, duration_text
+from mlhpc.record.differences import Difference, between, value_text
+from mlhpc.record.environment import Environment
+from mlhpc.record.result import Result
+from mlhpc.record.run_directory import RunDirectory
+
+Row = dict[str, Any]
+ALARMING = {"time_to_train_s": "time to train", "samples_per_s": "throughput"}
+"""Only these raise alarms: parts show the cause."""
+SHOWN = 200
+"""Runs in a figure, the newest ones."""
+PARTS = {"staging": "Staging", "exchange": "Exchange", "first_epoch_excess": "First-epoch excess",
+         "data_wait": "Data wait", "step": "Training steps", "training": "Training",
+         "evaluation": "Evaluation", "rest": "Rest"}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Alarm:
+    """A change of ``figure`` and the runs before and after it."""
+
+    figure: str
+    change: Change
+    last_good: Row
+    first_bad: Row
+
+    @property
+    def text(self) -> str:
+        """In one line."""
+        ratio = f"{self.change.ratio - 1:+.1%}"
+        name, when = self.first_bad["name"][:12], self.first_bad["when"]
+        return f"{self.first_bad['benchmark']}: {ALARMING[self.figure]} {ratio} from {name} ({when})"
+
+
+@dataclass(frozen=True)
+class Line:
+    """The runs of one benchmark, preset and size that reached their target, by time."""
+
+    title: str
+    rows: tuple[Row, ...]
+
+    @cached_property
+    def alarms(self) -> tuple[Alarm, ...]:
+        """The changes of the figures that raise alarms, by time."""
+        found = []
+        for figure in ALARMING:
+            rows = [row for row in self.rows if row[figure] and row[figure] > 0]
+            found += [
+                Alarm(figure, change, rows[change.at - 1], rows[change.at])
+                for change in changes([row[figure] for row in rows])
+            ]
+        return tuple(sorted(found, key=lambda alarm: alarm.first_bad["when"] or ""))
+
+
+def page(store: Path, system: str, where: Sequence[str]) -> tuple[str, list[str]]:
+    """The HTML text, and a line for each change. Raises UserError if the system has no runs."""
+    with opened(store) as index:
+        chosen = ["kind=run", f"system={system}", *where]
+        lines = _lines([json.loads(row) for row in index.rows(chosen)])
+        notes = [note for note in index.notes("annotation") if note["system"] == system]
+    if not lines:
+        raise UserError(f"no run of system {system!r} in this store; mlhpc history list shows the systems")
+    alarms = [alarm.text for line in lines for alarm in line.alarms]
+    runs = sum(len(line.rows) for line in lines)
+    html = render(
+        title=f"History of {system}",
+        eyebrow="mlhpc training benchmarks",
+        heading=system,
+        subtitle="history",
+        meta=f"{count(runs, 'run')} that reached the target · {count(len(alarms), 'change')}",
+        blocks=[section for line in lines for section in _sections(line, notes, store)],
+        foot="Changes: a CUSUM of logarithms against earlier runs (docs/guide/history.md).",
+    )
+    return html, alarms
+
+
+def _lines(rows: Sequence[Row]) -> list[Line]:
+    groups: dict[str, list[Row]] = {}
+    for row in rows:
+        if row["status"] == "success" and row["time_to_train_s"]:
+            size = (
+                f"{count(row['nodes'], 'node')}, {count(row['ranks'] or 0, 'rank')}" if row["nodes"] else ""
+            )
+            version = f"versions {row['versions']}" if row["versions"] else ""
+            title = " · ".join(filter(None, (row["benchmark"], row["preset"], size, version)))
+            groups.setdefault(title, []).append(row)
+    return [Line(title, tuple(own)) for title, own in sorted(groups.items())]
+
+
+def _sections(line: Line, notes: Sequence[Row], store: Path) -> Iterator[Section]:
+    step = smallest_step([row["time_to_train_s"] for row in line.rows if row["time_to_train_s"]])
+    noise = (
+        f"The noise of these runs can show steps of {step:.1%} of the time to train, in most cases within 12 runs."
+        if step is not None
+        else f"Changes are looked for from {FEWEST} runs on."
+    )
+    about = f"{noise} Red: a change. Grey: an annotation. Dashed: the mean before the last change."
+    yield Section(line.title, about, (Grid((_times(line, notes), _rates(line)), 1), _alarm_table(line)))
+    pairs = {(alarm.last_good["name"], alarm.first_bad["name"]): alarm for alarm in line.alarms}
+    details = [_details(alarm, store) for alarm in pairs.values()]
+    yield Section(
+        f"{line.title}: records",
+        "Between the last run before each change and the first one after it; then all records.",
+        (
+            *details,
+            Details("Annotations", (_notes_table(notes),)),
+            Details("Runs", (_runs_table(line),)),
+        ),
+    )
+
+
+def _label(n: int, row: Row) -> str:
+    return f"{n + 1} {(row['when'] or '')[:10]}"
+
+
+def _times(line: Line, notes: Sequence[Row]) -> charts.Figure:
+    numbered = list(enumerate(line.rows))[-SHOWN:]
+    rows, marks = [], []
+    for n, row in numbered:
+        for part, title in PARTS.items():
+            if (seconds := row.get(f"{part}_s")) and seconds > 0:
+                says = f"{row['name'][:12]}, {row['when']}, {title}, {duration_text(seconds)}"
+                rows.append({"x": _label(n, row), "y": seconds, "part": title, "says": says})
+    changed = {alarm.first_bad["name"] for alarm in line.alarms}
+    for colour, chosen in ((charts.BAD, changed), (charts.SOFT, _noted(line, notes))):
+        at = [{"x": _label(n, row), "says": row["name"][:12]} for n, row in numbered if row["name"] in chosen]
+        if at:
+            marks.append(charts.chart_of(at, x=plots.BY_COLUMN).mark_rule(color=colour[0], strokeWidth=2))
+    before = _before(line)
+    level = statistics.fmean(row["time_to_train_s"] for row in before)
+    marks += plots.limits([(level, "baseline")], alt.Y("y:Q"))
+    drawn = {row["part"] for row in rows}
+    colours = {title: charts.PARTS[part][0] for part, title in PARTS.items() if title in drawn}
+    what = f"Time to train of {count(len(numbered), 'run')} by part, {count(len(changed), 'change')}"
+    return plots.columns(
+        rows, what, titles=("run", "seconds"), colours=colours, over=marks, title="Time to train"
+    )
+
+
+def _noted(line: Line, notes: Sequence[Row]) -> set[str]:
+    """The first run after each annotation."""
+    after = (next((r for r in line.rows if (r["when"] or "") >= note["when"]), None) for note in notes)
+    return {row["name"] for row in after if row}
+
+
+def _before(line: Line) -> list[Row]:
+    """The runs before the last change of the time to train; all without one."""
+    found = [alarm for alarm in line.alarms if alarm.figure == "time_to_train_s"]
+    rows = [row for row in line.rows if row["time_to_train_s"]]
+    begin = found[-2].change.at if len(found) > 1 else 0
+    return rows[begin : found[-1].change.at] if found else rows
+
+
+def _rates(line: Line) -> charts.Figure:
+    rows = [
+        {"x": n + 1, "y": row["samples_per_s"], "series": "samples/s",
+         "says": f"{row['name'][:12]}, {row['when']}, {digits(row['samples_per_s'])} samples/s"}
+        for n, row in list(enumerate(line.rows))[-SHOWN:]
+        if row["samples_per_s"]
+    ]  # fmt: skip
+    scale = alt.Scale(zero=False, nice=False)
+    y = alt.Y("y:Q", title="samples/s", scale=alt.Scale(zero=False))
+    base = charts.chart_of(rows, x=alt.X("x:Q", title="run", scale=scale), y=y)
+    what = f"Throughput of {count(len(rows), 'run')}, median over the epochs of each"
+    return plots.lines(base, what, series=["samples/s"], size=30, title="Throughput")
+
+
+def _alarm_table(line: Line) -> Table:
+    return table(
+        "changes",
+        line.alarms,
+        {
+            "figure": lambda alarm: ALARMING[alarm.figure],
+            "from": lambda alarm: _when(alarm.first_bad),
+            "last before": lambda alarm: _record(alarm.last_good),
+            "first after": lambda alarm: _record(alarm.first_bad),
+            "change": lambda alarm: number(alarm.change.ratio - 1, "{:+.1%}".format),
+            "certain after": lambda alarm: count(alarm.change.found - alarm.change.at + 1, "run"),
+        },
+        text_columns=4,
+    )
+
+
+def _record(row: Row) -> Cell:
+    return Cell(row["name"][:12], value=row["name"])
+
+
+def _when(row: Row) -> str:
+    return (row["when"] or "not known").replace("T", " ").removesuffix(":00Z").removesuffix("Z")
+
+
+def _details(alarm: Alarm, store: Path) -> Details:
+    pair = [_run_of(store, row["name"]) for row in (alarm.last_good, alarm.first_bad)]
+    rows: Sequence[Difference] = between(*pair)
+    columns = {
+        "of": lambda row: row.kind,
+        "what": lambda row: row.key,
+        "last before": lambda row: value_text(row.a),
+        "first after": lambda row: value_text(row.b),
+    }
+    name = f"Differences at {_when(alarm.first_bad)}"
+    found = table("differences", rows, columns, text_columns=4)
+    none = table("differences", ["none in settings, environment, data and machine"], {"of": str})
+    return Details(name, (found if rows else none,), open=True)
+
+
+def _run_of(store: Path, name: str) -> RunDirectory:
+    """The run of a record, as its folder was."""
+    content = json.loads(content_of(store, name))["content"]
+    config = content.get("config")
+    return RunDirectory(
+        Path(name[:12]),
+        None,
+        Result.model_validate(content["result"]),
+        loads(tomli_w.dumps(config)) if config else None,
+        Environment.model_validate(content.get("environment", {})),
+        (),
+    )
+
+
+def _notes_table(notes: Sequence[Row]) -> Table:
+    columns = {"when": lambda note: note["when"], "annotation": lambda note: note["text"]}
+    return table("annotations", notes, columns, text_columns=2)
+
+
+def _runs_table(line: Line) -> Table:
+    return table(
+        "runs",
+        line.rows[::-1],
+        {
+            "when": _when,
+            "record": lambda row: _record(row),
+            "time to train, s": lambda row: number(row["time_to_train_s"], digits),
+            "epochs": lambda row: number(row["epochs"], digits),
+            "s/epoch": lambda row: number(row["epoch_s"], digits),
+            "samples/s": lambda row: number(row["samples_per_s"], digits),
+            "J/sample": lambda row: number(row["joules_per_sample"], digits),
+        },
+        text_columns=2,
+    )

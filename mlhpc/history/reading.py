@@ -1,0 +1,290 @@
+"""From what this suite has written to records: runs, cells of studies, campaigns, I/O emulations, profiles,
+predictions. The same files give the same record, wherever they lie and whenever they are added."""
+
+import contextlib
+import os
+import re
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from mlhpc.common.files.untrusted import parse_json, printable, read_object, read_text
+from mlhpc.errors import UserError
+from mlhpc.history.store import digest, put
+from mlhpc.record.energy import in_order
+from mlhpc.record.environment import Environment
+from mlhpc.record.history import HistoryRecord, RunFigures, canonical, time_text
+from mlhpc.record.result import Result
+from mlhpc.record.run_directory import RunDirectory, read
+from mlhpc.record.series import CampaignRecord
+
+STORE = "MLHPC_HISTORY"
+"""Environment variable: the store to which runs, campaigns and emulations add themselves."""
+ADDING_S = 5.0
+"""Seconds that a run waits for its record."""
+
+
+@dataclass(frozen=True)
+class Given:
+    """What the files do not say, or say otherwise."""
+
+    system: str | None = None
+
+
+def records_of(path: Path, given: Given) -> Iterator[HistoryRecord]:
+    """The records of a file or folder that this suite has written, with those of folders in it, and a warning for
+    each of these that is damaged; none if it has none. Raises UserError."""
+    if path.is_file():
+        yield from _of_json(path, given)
+        return
+    if (path / "campaign.json").is_file():
+        yield campaign_record(path, given)
+    if (path / "result.json").is_file():
+        yield folder_record(path, given)
+        return
+    for below in sorted(each for each in path.iterdir() if each.is_dir() and not each.is_symlink()):
+        if below.name.startswith("."):
+            continue
+        try:
+            yield from records_of(below, given)
+        except UserError as error:  # the others are added
+            sys.stderr.write(f"mlhpc: warning: not added: {error}\n")
+
+
+def folder_record(path: Path, given: Given) -> HistoryRecord:
+    """The record of the folder of a run or of an I/O emulation. Raises UserError."""
+    try:
+        content = read_object(path / "result.json", os.O_NOFOLLOW)
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path / 'result.json'} cannot be read: {printable(str(error))}") from None
+    return _io_record(path, content, given) if content.get("kind") == "io" else run_record(path, given)
+
+
+def run_record(path: Path, given: Given) -> HistoryRecord:
+    """The record of a run's folder. Raises UserError."""
+    run = read(path)
+    if run.result is None:
+        why = dict(run.problems)["result.json"]
+        raise UserError(f"{path}: result.json {why}; the run has not ended, or is damaged")
+    cell = path.parent / "cell.json"
+    content: dict[str, Any] = {
+        "result": run.result.model_dump(exclude_unset=True),
+        "environment": run.env.model_dump(exclude_unset=True),
+        "config": run.config.model_dump(mode="json", exclude_none=True) if run.config else {},
+    }
+    if cell.is_file():
+        with contextlib.suppress(OSError, ValueError):
+            content["cell"] = read_object(cell, os.O_NOFOLLOW)
+    started = run.log.first("run_start") if run.log else None
+    result, env = run.result, run.env
+    if run.log and run.log.fingerprint:
+        content["log"] = run.log.fingerprint
+    return HistoryRecord(
+        kind="study cell" if "cell" in content else "run",
+        **_where(env, given),
+        benchmark=result.benchmark,
+        preset=result.preset,
+        division=result.division,
+        framework=run.framework,
+        when=time_text(started.time_ms / 1e3 if started else env.date),
+        status=result.status,
+        mlhpc=result.mlhpc,
+        settings=_settings(content["config"]),
+        versions=result.versions or {},
+        ranks=result.ranks,
+        nodes=result.nodes,
+        accelerators=sum(len(machine.accelerators) for machine in env.machines),
+        global_batch_size=result.global_batch_size,
+        runs=(run_figures(result),),
+        content=content,
+    )
+
+
+def _where(env: Environment, given: Given) -> dict[str, Any]:
+    """System, machine and commit: the system is the cluster of a Slurm job, else the host without the number of
+    its node."""
+    names = env.variables if isinstance(env.variables, dict) else {}
+    host = re.sub(r"[-_]?\d*$", "", (env.hostname or "").partition(".")[0]) or env.hostname
+    machine = env.accelerators[0] if env.accelerators else env.cpu
+    cluster = names.get("SLURM_CLUSTER_NAME")
+    named = cluster if isinstance(cluster, str) and not cluster.startswith("(") else None
+    return {
+        "system": given.system or named or host,
+        "machine": machine,
+        "commit": f"{env.commit}{' with changes' * bool(env.dirty)}" if env.commit else None,
+    }
+
+
+def _settings(config: dict[str, Any]) -> str | None:
+    """A digest of all settings but the description."""
+    chosen = {key: value for key, value in config.items() if key not in ("description", "submission")}
+    return digest(canonical(chosen))[:16] if chosen else None
+
+
+def run_figures(result: Result) -> RunFigures:
+    """The figures of a run. A negative time, of a clock that was set back, is none."""
+    seconds, parts = result.time_to_train_s, result.breakdown_s or {}
+    known = {key: value for key, value in parts.items() if value is not None}
+    epochs = len(result.epochs)
+    trained = sum(known.get(part, 0.0) for part in ("data_wait", "step", "evaluation"))
+    samples = sum(epoch.samples or 0 for epoch in result.epochs)
+    rates = [epoch.samples_per_s for epoch in result.epochs if epoch.samples_per_s]
+    joules = {
+        kind: energy.whole_joules
+        for kind, energy in in_order(result.energy).items()
+        if energy.whole_joules is not None
+    }
+    sane = seconds is not None and seconds > 0
+    return RunFigures(
+        time_to_train_s=seconds if sane else None,
+        time_to_train_without_staging_s=result.time_to_train_without_staging_s if sane else None,
+        epochs=epochs or None,
+        epoch_s=trained / epochs if epochs and trained > 0 else None,
+        samples_per_s=median(rates) if rates else None,
+        parts_s=known,
+        joules=joules,
+        joules_per_sample={kind: value / samples for kind, value in joules.items() if samples},
+        reached=result.status == "success",
+        seed=result.seed,
+    )
+
+
+def campaign_record(path: Path, given: Given) -> HistoryRecord:
+    """The record of a campaign's folder: its runs have records of their own. Raises UserError."""
+    try:
+        campaign = CampaignRecord.read(path / "campaign.json")
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path / 'campaign.json'} cannot be read: {printable(str(error))}") from None
+    first: RunDirectory | None = None
+    with contextlib.suppress(UserError, IndexError):
+        first = read(path / campaign.run_states[0].name)
+    started = first.log.first("run_start") if first and first.log else None
+    env = first.env if first else Environment()
+    score = campaign.score.minutes
+    return HistoryRecord(
+        kind="campaign",
+        **_where(env, given),
+        benchmark=campaign.benchmark,
+        preset=campaign.preset,
+        division=campaign.division,
+        when=time_text(started.time_ms / 1e3 if started else env.date),
+        status="scored" if score is not None else "not scored",
+        mlhpc=campaign.mlhpc,
+        versions=(first.result.versions or {}) if first and first.result else {},
+        runs=tuple(
+            RunFigures(
+                time_to_train_s=state.seconds,
+                time_to_train_without_staging_s=state.without_staging_s,
+                epochs=state.epochs,
+                reached=state.state == "converged",
+                seed=state.seed,
+            )
+            for state in campaign.run_states
+        ),
+        figures={} if score is None else {"score_s": score * 60},
+        content={"campaign": campaign.model_dump(mode="json", exclude_unset=True)},
+    )
+
+
+def _io_record(path: Path, content: dict[str, Any], given: Given) -> HistoryRecord:
+    """The record of an I/O emulation."""
+    from mlhpc.iobench.report.record import Result as Emulated
+
+    try:
+        result = Emulated.model_validate(content)
+    except ValueError as error:
+        raise UserError(f"{path / 'result.json'}: {printable(str(error))[:300]}") from None
+    hosts = [rank.host for rank in result.rank_results]
+    figures = {"au_percent": result.au_percent, "bytes_per_s": result.reading.bandwidth}
+    return HistoryRecord(
+        kind="io",
+        benchmark=re.sub(r"[^\w.+-]", "_", result.workload.name)[:100],
+        **_where(Environment(hostname=hosts[0] if hosts else None), given),
+        when=time_text(result.date),
+        mlhpc=result.mlhpc,
+        ranks=result.ranks,
+        nodes=result.nodes,
+        runs=(RunFigures(samples_per_s=result.samples_per_s),),
+        figures={key: value for key, value in figures.items() if value is not None},
+        content={"io": content},
+    )
+
+
+def _of_json(path: Path, given: Given) -> Iterator[HistoryRecord]:
+    """The records of what ``mlhpc profile --json`` or ``mlhpc predict --json`` has printed. Raises UserError."""
+    try:
+        value = parse_json(read_text(path, flags=os.O_NOFOLLOW))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} is neither a folder nor JSON ({printable(str(error))[:80]})") from None
+    for each in value if isinstance(value, list) else [value]:
+        if not isinstance(each, dict) or not {"benchmark", "step_s"} <= each.keys():
+            raise UserError(f"{path}: not the --json output of mlhpc profile or mlhpc predict")
+        predicted = "machine" in each
+        step, total = (_first(each.get(key)) for key in ("step_s", "time_to_train_s"))
+        named = {"machine": each["machine"], "system": given.system or each["machine"]} if predicted else {}
+        yield HistoryRecord(
+            kind="prediction" if predicted else "profile",
+            benchmark=each["benchmark"],
+            preset=each.get("preset"),
+            framework=each.get("framework"),
+            **(named or {"machine": each.get("gpu"), "system": given.system}),
+            when=time_text(each.get("date")),
+            nodes=each.get("nodes"),
+            accelerators=each.get("accelerators"),
+            global_batch_size=each.get("global_batch_size"),
+            runs=(RunFigures(time_to_train_s=total),) if total else (),
+            figures={"training_step_s": step} if step is not None else {},
+            content={"json": each},
+        )
+
+
+def node_record(path: Path, given: Given) -> HistoryRecord:
+    """The record of a machine file that ``mlhpc doctor --calibrate`` has written on a node. Raises UserError."""
+    from mlhpc.perf.machines import machine
+
+    measured = machine(str(path))
+    node = measured.title.removesuffix(", as measured")
+    dates = [
+        found[0] for source in measured.sources.values() if (found := re.search(r"\d{4}-\d\d-\d\d", source))
+    ]
+    if node == measured.title or not dates:
+        raise UserError(f"{path}: not measured by mlhpc doctor --calibrate")
+    return HistoryRecord(
+        kind="node",
+        node=node,
+        **_where(Environment(hostname=node, cpu=str(measured.facts["accelerator.model"])), given),
+        when=time_text(min(dates) + "T00:00:00+00:00"),
+        figures=dict(measured.figures),
+    )
+
+
+def _first(value: Any) -> float | None:
+    value = value[0] if isinstance(value, list) and value else value
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def remember(path: Path) -> None:
+    """Add the run, campaign or emulation in ``path`` to the store of ``STORE``, if that is set. Never raises, and
+    waits ``ADDING_S`` at most: a store that fails or hangs costs a line, not the result."""
+    store = os.environ.get(STORE)
+    if not store:
+        return
+    problem = [f"not written after {ADDING_S:.0f} s"]
+
+    def add() -> None:
+        try:
+            is_campaign = (path / "campaign.json").is_file()
+            put(Path(store), (campaign_record if is_campaign else folder_record)(path, Given()))
+            problem.clear()
+        except Exception as error:  # whatever it is, the run has ended and its result is in its folder
+            problem[:] = [printable(str(error))]
+
+    thread = threading.Thread(target=add, daemon=True)
+    thread.start()
+    thread.join(ADDING_S)
+    if problem:
+        sys.stderr.write(f"mlhpc: warning: not in the history: {problem[0]}; add it with mlhpc history add\n")

@@ -1,0 +1,49 @@
+"""Rows: what a list, a selection and a gate need of a record. Without imports of other packages, which would take
+longer than reading ten thousand rows."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mlhpc.record.history import HistoryRecord
+
+PARTS = ("staging", "exchange", "first_epoch_excess", "data_wait", "step", "training", "evaluation", "rest")
+ROW = ("name", "when", "kind", "benchmark", "preset", "division", "framework", "system", "org", "machine", "node",
+       "status", "mlhpc", "commit", "settings", "versions", "ranks", "nodes", "accelerators", "global_batch_size",
+       "number_of_runs", "time_to_train_s", "time_to_train_without_staging_s", "epochs", "epoch_s",
+       "samples_per_s", *(f"{part}_s" for part in PARTS), "joules", "joules_per_sample")  # fmt: skip
+"""The keys of a row, in order; a row with other figures has these after them."""
+
+
+def row_of(name: str, record: "HistoryRecord") -> dict[str, Any]:
+    """A flat summary: means over the runs, and energy of the kind of counter that contains the others."""
+    row: dict[str, Any] = dict.fromkeys(ROW)
+    row |= {
+        key: getattr(record, key) for key in ROW if key in type(record).model_fields and key != "versions"
+    }
+    row["name"], row["number_of_runs"] = name, len(record.runs)
+    row["versions"] = versions_text(record.versions) or None
+    for key in ("time_to_train_s", "time_to_train_without_staging_s", "epochs", "epoch_s", "samples_per_s"):
+        row[key] = _mean([getattr(run, key) for run in record.runs])
+    for part in PARTS:
+        row[f"{part}_s"] = _mean([run.parts_s.get(part) for run in record.runs])
+    for key in ("joules", "joules_per_sample"):
+        row[key] = _mean([widest(getattr(run, key)) for run in record.runs])
+    return row | {key: value for key, value in record.figures.items() if row.get(key) is None}
+
+
+def versions_text(versions: Mapping[str, int]) -> str:
+    """``data 1, parts 1, preset 2``."""
+    return ", ".join(f"{what} {number}" for what, number in sorted(versions.items()))
+
+
+def _mean(values: list[Any]) -> Any:
+    known = [value for value in values if value is not None]
+    if len(known) < 2:
+        return known[0] if known else None
+    return sum(known) / len(known)
+
+
+def widest(by_kind: Mapping[str, float]) -> float | None:
+    """The figure of the kind of counter that contains the others."""
+    return next((by_kind[kind] for kind in ("node", "accelerators", "processors") if kind in by_kind), None)

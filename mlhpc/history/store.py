@@ -1,0 +1,148 @@
+"""The store of a history: a folder with one file per record, and packs of the records of past years.
+
+No file ever changes and none needs a lock: files get their names by a rename when they are complete and on the
+disk, names are digests of the content, and nothing is removed before another file has its content. So writers need
+not see one another, and stores are merged by copying files.
+"""
+
+import hashlib
+import os
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mlhpc.common.files import atomic
+from mlhpc.common.files.filesystem import as_user_error
+from mlhpc.common.files.regular import open_regular
+from mlhpc.common.files.untrusted import LARGEST
+from mlhpc.errors import UserError
+from mlhpc.quantities import binary_text
+
+if TYPE_CHECKING:  # a list reads the names of files only, without pydantic
+    from mlhpc.record.history import HistoryRecord
+
+SINGLE = re.compile(r"([0-9a-f]{64})\.json")
+PACK = re.compile(r"\d{4}-[0-9a-f]{64}\.jsonl")
+
+
+def digest(data: bytes) -> str:
+    """The name of a record with this content."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def put(store: Path, record: "HistoryRecord") -> tuple[str, bool]:
+    """Write ``record`` into the folder ``store``; its name, and whether it is new. When this returns, the record
+    survives a power cut. Raises UserError."""
+    data = record.canonical()
+    name = digest(data)
+    path = store / f"{name}.json"
+    if len(data) > LARGEST:
+        raise UserError(f"{record.kind}: a record of more than {binary_text(LARGEST)}; it was not added")
+    with as_user_error(store, "cannot be written", "choose another --store, or free some space"):
+        if not store.is_dir():
+            store.mkdir(parents=True, exist_ok=True)
+            _sync(store.parent)
+        if _intact(path):
+            return name, False
+        _write(path, data)
+    return name, True
+
+
+def _write(path: Path, data: bytes) -> None:
+    with atomic.writing(path) as fd:
+        atomic.write_all(fd, memoryview(data))
+        os.fsync(fd)
+    _sync(path.parent)
+
+
+def _sync(folder: Path) -> None:
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _intact(path: Path) -> bool:
+    """Whether the record is there; not if a copy of the store was interrupted in it."""
+    try:
+        return digest(path.read_bytes()) == path.stem
+    except OSError:
+        return False
+
+
+def files(store: Path) -> set[str]:
+    """The names of the files with records. Raises UserError if ``store`` is no folder that can be read."""
+    if not store.is_dir():
+        raise UserError(f"{store}: no such folder; pass the --store of mlhpc history add")
+    with as_user_error(store, "cannot be read", "choose another --store"):
+        return {name for name in os.listdir(store) if SINGLE.fullmatch(name) or PACK.fullmatch(name)}
+
+
+def contents(store: Path, file: str) -> Iterator[tuple[str, bytes | str]]:
+    """The records of one file, each with its name: its bytes, or in words why it is none. Raises
+    FileNotFoundError if another process has packed it meanwhile."""
+    single = SINGLE.fullmatch(file)
+    try:
+        with os.fdopen(open_regular(store / file, os.O_NOFOLLOW), "rb") as opened:
+            if single:
+                data = opened.read(LARGEST + 1)
+                intact = digest(data) == single[1]
+                yield (
+                    single[1],
+                    data if intact else "truncated or changed (its name is not the digest of its content)",
+                )
+                return
+            while line := opened.readline(LARGEST + 1):
+                name, data = digest(line.rstrip(b"\n")), line.rstrip(b"\n")
+                whole = line.endswith(b"\n")
+                yield name, data if whole else "in a pack that ends in the middle of it"
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        yield file, f"not readable ({error.strerror})"
+
+
+def content_of(store: Path, name: str) -> bytes:
+    """The record ``name``. Raises UserError if it is gone."""
+    for file in sorted(files(store), key=lambda file: file != f"{name}.json"):
+        if file == f"{name}.json" or PACK.fullmatch(file):
+            for found, data in contents(store, file):
+                if found == name and isinstance(data, bytes):
+                    return data
+    raise UserError(f"{name[:12]} is no longer in {store}")
+
+
+def compact(store: Path, years: Iterable[tuple[str, str]], before: int) -> tuple[int, int]:
+    """Pack the records of the years up to ``before``, each year into one file; ``years``: the name and the year of
+    every record. Returns the numbers of records and of files that were replaced. Raises UserError.
+
+    A file is removed only when all that it contained is on the disk in the new packs, so a second compaction at
+    the same time leaves records twice, never none.
+    """
+    year_of = {name: int(year) for name, year in years if int(year) <= before}
+    packs: dict[int, dict[str, bytes]] = {}
+    replaced = []
+    with as_user_error(store, "cannot be written", "free some space"):
+        for file in sorted(files(store)):
+            try:
+                found = list(contents(store, file))
+            except FileNotFoundError:
+                continue
+            if found and all(isinstance(data, bytes) and name in year_of for name, data in found):
+                replaced.append(file)
+                for name, data in found:
+                    if isinstance(data, bytes):
+                        packs.setdefault(year_of[name], {})[name] = data
+        for year, records in packs.items():
+            data = b"".join(records[name] + b"\n" for name in sorted(records))
+            pack = f"{year:04}-{digest(data)}.jsonl"
+            if pack in replaced:
+                replaced.remove(pack)  # packed already, and nothing new
+            else:
+                _write(store / pack, data)
+        for file in replaced:
+            (store / file).unlink(missing_ok=True)
+    atomic.sweep([store])
+    return sum(map(len, packs.values())) if replaced else 0, len(replaced)

@@ -1,0 +1,106 @@
+"""Records of a history as tables in the terminal."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console
+
+from mlhpc.common.pages.blocks import Cell, number, table
+from mlhpc.common.pages.terminal import print_table, say
+from mlhpc.history.gate import Gate, Test
+from mlhpc.history.health import Health
+from mlhpc.quantities import count, digits, duration_text
+
+Row = dict[str, Any]
+
+
+def print_rows(rows: Sequence[Row], total: int, console: Console) -> None:
+    """The rows, and how many of ``total`` are not shown."""
+    if not rows:
+        say(console, "no records")
+        return
+    columns = {
+        "name": lambda row: row["name"][:12],
+        "date": lambda row: (row["when"] or "not known")[:10],
+        "kind": lambda row: ", ".join(filter(None, (row["kind"], _unusual(row["status"])))),
+        "benchmark": lambda row: " ".join(filter(None, (row["benchmark"], row["preset"]))),
+        "system": lambda row: row["system"] or "",
+        "time to train": lambda row: number(row["time_to_train_s"], duration_text),
+        "epochs": lambda row: number(row["epochs"], digits),
+        "s/epoch": lambda row: number(row["epoch_s"], digits),
+    }
+    print_table(table("history", rows, columns, text_columns=5), console)
+    if total > len(rows):
+        say(console, f"the newest {len(rows)} of {count(total, 'record')}; all: --csv or --json")
+
+
+def _unusual(status: str | None) -> str:
+    return "" if status in (None, "success", "pass", "scored") else status
+
+
+_TONES = {"slower": "error", "undecided": "warning"}
+
+
+def print_gate(gate: Gate, console: Console) -> None:
+    """The tests, the part that moved, what else differs, and the verdict."""
+    columns = {
+        "figure": lambda test: test.metric if test.counts else f"{test.metric} (shown)",
+        "baseline": lambda test: _mean(test.baseline),
+        "new": lambda test: _mean(test.new),
+        "worse by": lambda test: ratio_text(test.ratio),
+        "allowed": lambda test: f"{test.tolerance:.1%}",
+        "verdict": lambda test: Cell(test.verdict, tone=_TONES.get(test.verdict, "")),
+    }
+    print_table(table("gate", gate.tests, columns, prose=(3, 5)), console)
+    for line in gate_lines(gate):
+        say(console, line)
+
+
+def gate_lines(gate: Gate) -> list[str]:
+    """The part that moved, further runs that are needed, differences, and the verdict, each as a sentence."""
+    lines = []
+    if gate.moved and (total := sum(change for _, change in gate.moved)):
+        part, change = gate.moved[0]
+        lines.append(f"moved most: {part.replace('_', ' ')}, {change:+.3g} s of {total:+.3g} s per run")
+    for test in gate.tests:
+        if test.counts and test.verdict == "undecided":
+            lines.append(f"{test.metric}: {_needed(test)}")
+    lines += [f"differs: {mark}" for mark in gate.marks]
+    words = {0: "passed", 1: "slower than allowed", 3: "undecided"}
+    return [*lines, f"gate: {words[gate.status]}"]
+
+
+def _needed(test: Test) -> str:
+    if not test.new or not test.baseline:
+        which = "run of the baseline" if test.new else "new run"
+        return f"no {which} has this figure (runs that missed the target have none)"
+    if test.further is None:
+        return "undecided for any number of new runs: the baseline needs more runs, or the deviation is too large"
+    return f"about {count(test.further, 'further new run')} would decide, if they are like these"
+
+
+def ratio_text(ratio: tuple[float, float, float] | None) -> str:
+    """``+3.1% (+1.0% to +5.2%)``."""
+    if ratio is None:
+        return "not known"
+    middle, low, high = (value - 1 for value in ratio)
+    return f"{middle:+.1%} ({low:+.1%} to {high:+.1%})" if high < 1e6 else f"{middle:+.1%}, no interval"
+
+
+def _mean(values: Sequence[float]) -> Cell:
+    mean = sum(values) / len(values) if values else None
+    return number(mean, digits, f"of {count(len(values), 'run')}", none="none")
+
+
+def print_nodes(nodes: Sequence[Health], console: Console) -> None:
+    """The worst figure of each node."""
+    columns = {
+        "node": lambda node: node.node,
+        "measured": lambda node: node.when[:10],
+        "worst figure": lambda node: node.figure,
+        "slower by": lambda node: ratio_text(node.ratio),
+        "verdict": lambda node: Cell(
+            {"pass": "healthy"}.get(node.verdict, node.verdict), tone=_TONES.get(node.verdict, "")
+        ),
+    }
+    print_table(table("nodes", nodes, columns, text_columns=3, prose=(3, 4)), console)

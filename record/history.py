@@ -1,0 +1,91 @@
+"""A record of a history: what a run, a campaign or another measurement leaves for years (``mlhpc/history``).
+
+A record never changes. Its file is its content as canonical JSON, and its name the SHA-256 of that: ``sha256sum``
+of the file prints its name, the same run added twice is one record, and copying files merges two stores.
+"""
+
+import json
+from datetime import UTC, datetime
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from mlhpc.common.files.untrusted import finite
+from mlhpc.record.fields import Count, Fields, Name, Number, Seconds, Text
+
+FORMAT = 1
+"""Version of the records: incremented if a key changes its meaning. Records of other versions are left alone."""
+Kind = Literal["run", "study cell", "result set", "campaign", "io", "profile", "prediction", "reframe", "node",
+               "withdrawal", "annotation"]  # fmt: skip
+
+
+class RunFigures(Fields):
+    """The figures of one run; None where it has none. ``epochs``: to the target; ``epoch_s``: the mean epoch with
+    its evaluation, without the first epoch's excess; ``joules`` and ``joules_per_sample`` by kind of counter."""
+
+    time_to_train_s: Seconds | None = None
+    time_to_train_without_staging_s: Seconds | None = None
+    epochs: Count | None = None
+    epoch_s: Seconds | None = None
+    samples_per_s: Number | None = None
+    parts_s: dict[Name, Seconds] = Field(default_factory=dict)
+    joules: dict[Name, Number] = Field(default_factory=dict)
+    joules_per_sample: dict[Name, Number] = Field(default_factory=dict)
+    reached: bool = False
+    seed: int | None = None
+
+
+class HistoryRecord(Fields):
+    """``when``: of the measurement, in UTC. ``machine``: its accelerators or processor; ``node``: the host that
+    was measured alone. ``settings``: a digest of all settings. ``versions``: of the preset, the data generator and
+    the parts. ``runs``: those of which it consists; ``figures``: others that it measured. ``content``: the files
+    of the measurement as they were read. ``of``: the record that is withdrawn, ``text``: why, or the annotation
+    of ``system``."""
+
+    format: Literal[1] = Field(default=1, alias="history")
+    kind: Kind
+    benchmark: Name | None = None
+    preset: Name | None = None
+    division: Text | None = None
+    framework: Name | None = None
+    system: Text | None = None
+    org: Text | None = None
+    machine: Text | None = None
+    node: Text | None = None
+    when: Annotated[str, Field(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$")] | None = None
+    status: Text | None = None
+    mlhpc: Text | None = None
+    commit: Text | None = None
+    settings: Name | None = None
+    versions: dict[Name, Count] = Field(default_factory=dict)
+    ranks: Count | None = None
+    nodes: Count | None = None
+    accelerators: Count | None = None
+    global_batch_size: Count | None = None
+    runs: tuple[RunFigures, ...] = ()
+    figures: dict[Text, Number] = Field(default_factory=dict)
+    content: dict[str, Any] = Field(default_factory=dict)
+    of: Text | None = None
+    text: Text | None = None
+
+    def canonical(self) -> bytes:
+        """The bytes of its file."""
+        values = {"history": FORMAT, **self.model_dump(exclude_defaults=True)}
+        return canonical(values)
+
+
+def canonical(value: Any) -> bytes:
+    """``value`` as JSON with sorted keys and without blanks."""
+    text = json.dumps(
+        finite(value), sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
+    )
+    return text.encode("utf-8", "backslashreplace")
+
+
+def time_text(when: str | float | None) -> str | None:
+    """A time of ISO 8601, or seconds since 1970, in UTC and seconds; None if it is neither."""
+    try:
+        at = datetime.fromisoformat(when) if isinstance(when, str) else datetime.fromtimestamp(when or 0, UTC)
+        return None if when is None else f"{at.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}"
+    except (ValueError, OverflowError, OSError):
+        return None

@@ -1,0 +1,161 @@
+"""The gate: intervals against other implementations, and verdicts on runs with a known change."""
+
+import json
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+from golden.make_run import make_run
+from scipy import stats
+
+from mlhpc import cli
+from mlhpc.history.gate import Rule, gate, ratio_interval, t_quantile
+from mlhpc.history.store import put
+from mlhpc.record.history import HistoryRecord, RunFigures
+
+
+@pytest.fixture(autouse=True)
+def store(tmp_path: Path, monkeypatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("MLHPC_HISTORY", str(tmp_path / "store"))
+    return tmp_path / "store"
+
+
+def runs(factor: float, number: int, seed: int, *, wait: float = 0.0, spread: float = 0.02, **row) -> list:
+    """Records of runs of 100 s, of which 20 are data wait, with a change in all or in the data wait."""
+    draw = random.Random(seed)
+    rows = []
+    for _ in range(number):
+        step, waited = 80 * factor * draw.gauss(1, spread), 20 * factor * draw.gauss(1, spread) + wait
+        figures = {"time_to_train_s": step + waited, "epochs": 10, "epoch_s": (step + waited) / 10,
+                   "parts_s": {"step": step, "data_wait": waited}, "reached": True}  # fmt: skip
+        keys = ("settings", "framework", "system", "machine", "ranks", "nodes", "accelerators",
+                "global_batch_size", "mlhpc", "commit")  # fmt: skip
+        known = {"benchmark": "cosmoflow", "preset": "smoke", "kind": "run", "versions": "parts 1, preset 1"}
+        rows.append(({**dict.fromkeys(keys), **known, **row}, [figures]))
+    return rows
+
+
+@pytest.mark.parametrize("freedom", [1, 1.5, 2, 3.3, 9, 40, 999])
+def test_the_quantile_is_that_of_scipy(freedom: float) -> None:
+    assert t_quantile(freedom) == pytest.approx(stats.t.ppf(0.975, freedom), rel=1e-8)
+
+
+def test_the_interval_is_welchs() -> None:
+    draw = np.random.default_rng(1)
+    one, two = np.exp(draw.normal(1.1, 0.1, 7)).tolist(), np.exp(draw.normal(1, 0.3, 12)).tolist()
+    interval = stats.ttest_ind(np.log(one), np.log(two), equal_var=False).confidence_interval(0.95)
+    assert ratio_interval(one, two)[1:] == pytest.approx(np.exp(interval), rel=1e-6)
+    low, high = ratio_interval(two, one)[1:]
+    assert (1 / high, 1 / low) == pytest.approx(np.exp(interval), rel=1e-6)
+
+
+def test_the_interval_covers_the_truth() -> None:
+    draw = random.Random(2)
+    hits = 0
+    for _ in range(400):
+        one, two = ([draw.lognormvariate(mu, 0.05) for _ in range(n)] for mu, n in ((0.1, 5), (0.0, 20)))
+        _, low, high = ratio_interval(one, two) or (0, 0, 0)
+        hits += low <= np.exp(0.1) <= high
+    assert 360 <= hits <= 396  # of 400, 95% and a share of it for chance
+
+
+@pytest.mark.parametrize(("factor", "status"), [(1.0, 0), (0.9, 0), (1.2, 1), (1.05, 3)])
+def test_verdicts(factor: float, status: int) -> None:
+    assert gate(runs(factor, 8, 1), runs(1.0, 30, 2), [Rule()]).status == status
+
+
+def test_the_part_that_moved_is_named_and_epochs_apart() -> None:
+    found = gate(runs(1.0, 8, 1, wait=15.0), runs(1.0, 30, 2), [Rule()])
+    verdicts = {test.metric: test.verdict for test in found.tests}
+    assert verdicts == {"time_to_train_s": "slower", "epochs": "pass", "epoch_s": "slower"}
+    part, seconds = found.moved[0]
+    assert part == "data_wait" and seconds == pytest.approx(15.0, abs=1.0)
+
+
+def test_the_number_of_further_runs_decides() -> None:
+    few, baseline = runs(1.03, 3, 1, spread=0.05), runs(1.0, 200, 2, spread=0.05)
+    test = next(test for test in gate(few, baseline, [Rule()]).tests if test.counts)
+    assert test.verdict == "undecided" and test.further
+    values, logs = np.array(test.new), np.log(test.new)
+
+    def decided(more: int) -> bool:
+        """With runs that have the same mean and deviation of logarithms as those there are."""
+        n = len(logs) + more
+        error = np.var(logs, ddof=1) / n + np.var(np.log(test.baseline), ddof=1) / 200
+        middle = logs.mean() - np.log(test.baseline).mean()
+        freedom = error**2 / ((np.var(logs, ddof=1) / n) ** 2 / (n - 1) +
+                              (np.var(np.log(test.baseline), ddof=1) / 200) ** 2 / 199)  # fmt: skip
+        half = stats.t.ppf(0.975, freedom) * error**0.5
+        return bool(middle + half < np.log(1.05) or middle - half > np.log(1.05))
+
+    assert decided(test.further) and not decided(test.further - 1) and len(values) == 3
+
+
+@pytest.mark.parametrize(
+    "new", [{"versions": "parts 2, preset 1"}, {"benchmark": "deepcam"}, {"preset": "mini"}], ids=str
+)
+def test_other_definitions_are_refused(new: dict) -> None:
+    with pytest.raises(Exception, match="cannot be compared"):
+        gate(runs(1.0, 5, 1, **new), runs(1.0, 5, 2), [Rule()])
+
+
+def test_other_machines_and_unknown_versions_are_marked() -> None:
+    found = gate(runs(1.0, 5, 1, machine="H100", versions=None), runs(1.0, 5, 2, machine="A100"), [Rule()])
+    assert any("H100 against A100" in mark for mark in found.marks)
+    assert any("without versions" in mark for mark in found.marks)
+
+
+def slower(result: dict) -> None:
+    result["time_to_train_s"] *= 1.5
+
+
+def test_the_command_compares_folders_with_the_store(tmp_path: Path, store: Path, capsys) -> None:
+    old = [make_run(tmp_path / f"old{n}", result=lambda r, n=n: r.update(seed=n)) for n in range(3)]
+    assert cli.main(["history", "add", *map(str, old)]) == 0
+    (tmp_path / "rules.toml").write_text('[[rule]]\nmetric = "epochs"\ntolerance = "1%"\n')
+    new = str(make_run(tmp_path / "new", result=slower))
+    capsys.readouterr()
+    assert cli.main(["history", "gate", new, "--baseline", "last=3", "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["status"] == 1
+    assert cli.main(["history", "gate", str(old[0]), "--baseline", "last=3"]) == 0
+    assert "gate: passed" in capsys.readouterr().out
+    rules = str(tmp_path / "rules.toml")
+    assert cli.main(["history", "gate", new, "--baseline", "last=3", "--rules", rules]) == 0
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["no-such-run", "--baseline", "last=3"],
+        ["last=1", "--baseline", "abcdef0123"],
+        ["last=1", "--baseline", "system=other"],
+        ["last=1", "--baseline", "last=3", "--tolerance", "-5%"],
+        ["last=1", "--baseline", "last=3", "--tolerance", "5 apples"],
+        ["last=1", "--baseline", "last=3", "--rules", "/dev/null"],
+        ["last=1"],
+        ["--nodes"],
+    ],
+    ids=" ".join,
+)
+def test_bad_input_is_one_line(store: Path, capsys, words: list[str]) -> None:
+    figures = RunFigures(time_to_train_s=60.0, reached=True)
+    put(store, HistoryRecord(kind="run", benchmark="cosmoflow", when="2026-01-01T00:00:00Z", runs=(figures,)))
+    assert cli.main(["history", "gate", *words]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_a_slow_node_is_found(store: Path, capsys) -> None:
+    for day in range(1, 4):
+        for node in range(4):
+            rate = 20e9 * (1 + 0.01 * ((3 * day + node) % 4)) * (0.7 if (node, day) == (2, 3) else 1)
+            figures = {"storage.local_read": rate, "accelerator.bandwidth": 1e12 + day * 1e9 + node * 1e8}
+            put(store, HistoryRecord(kind="node", node=f"n{node}", machine="A100", system="n", figures=figures,
+                                     when=f"2026-01-0{day}T00:00:00Z"))  # fmt: skip
+    assert cli.main(["history", "gate", "--nodes", "--tolerance", "10%", "--json"]) == 1
+    nodes = {node["node"]: node for node in json.loads(capsys.readouterr().out)["nodes"]}
+    assert [name for name, node in nodes.items() if node["verdict"] == "slower"] == ["n2"]
+    assert nodes["n2"]["figure"] == "storage.local_read" and nodes["n2"]["ratio"][0] == pytest.approx(
+        1 / 0.7, abs=0.1
+    )
