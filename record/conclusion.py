@@ -14,6 +14,7 @@ import mlhpc
 from mlhpc.benchmarks.schema import Run
 from mlhpc.common.ranks.world import Loss, World
 from mlhpc.common.timing.data_wait import NAMED
+from mlhpc.common.timing.event_files import events_path
 from mlhpc.errors import UserError
 from mlhpc.quantities import duration_text, seconds_text
 from mlhpc.record.breakdown import EpochTimes, breakdown, epoch_times, waits_are_of_all_ranks
@@ -57,7 +58,7 @@ class Conclusion:
         return events, result
 
     def _events(self) -> list[Event]:
-        return read_events(self._out / f"events.rank{self._world.rank}.jsonl")
+        return read_events(events_path(self._out, self._world.rank))
 
 
 def summarize(run: Run, events: list[Event]) -> Result:
