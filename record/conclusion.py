@@ -3,6 +3,7 @@
 import shlex
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from itertools import starmap
 from pathlib import Path
@@ -15,7 +16,7 @@ from mlhpc.benchmarks.schema import Run
 from mlhpc.common.ranks.world import Loss, World
 from mlhpc.common.timing.data_wait import NAMED
 from mlhpc.common.timing.event_files import events_path
-from mlhpc.errors import UserError
+from mlhpc.errors import UserError, say_at_once
 from mlhpc.quantities import duration_text, seconds_text
 from mlhpc.record.breakdown import EpochTimes, breakdown, epoch_times, waits_are_of_all_ranks
 from mlhpc.record.events import read_events
@@ -46,9 +47,13 @@ class Conclusion:
             return self._write()
 
     def _lost(self, loss: Loss) -> None:
-        self._close_log(loss)
+        with suppress(UserError):  # a disk that is full for the log is so for the result
+            self._close_log(loss)
         self._turn.acquire()  # never released: the process ends after this, and no other thread may write
-        self._write()
+        try:
+            self._write()
+        except UserError as error:
+            say_at_once(str(error))
 
     def _write(self) -> tuple[list[Event], Result]:
         events = self._events()
