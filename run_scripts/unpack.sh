@@ -15,7 +15,8 @@ on_each_node 'exec 9>"$1.lock"; flock 9; [[ ! -x $1/bin/mlhpc ]] || exit 0
     ln -sf "$1/python/bin/python3" "$1/venv/bin/python"
     sed -i "s|^home = .*|home = $1/python/bin|" "$1/venv/pyvenv.cfg"
   fi
-  printf "#!/bin/bash\nexport PYTHONSAFEPATH=1\nexec %q -m mlhpc \"\$@\"\n" "$1/venv/bin/python" >"$1/bin/mlhpc"; chmod +x "$1/bin/mlhpc"'
+  printf "#!/bin/bash\nexport PYTHONSAFEPATH=1\nexec %q -m mlhpc \"\$@\"\n" "$1/venv/bin/python" >"$1/bin/mlhpc"
+  chmod +x "$1/bin/mlhpc"'
 # At the end of the job Slurm sends SIGTERM to this step.
 # shellcheck disable=SC2016
 on_each_node 'trap "rm -rf -- $(printf "%q " "$1" "$1.lock")" EXIT; trap exit TERM; sleep infinity & wait' &

@@ -3,7 +3,6 @@
 import os
 import re
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,10 +11,6 @@ from typing import NamedTuple
 from mlhpc.common.ranks.world import World
 from mlhpc.doctor.check_result import CheckResult
 from mlhpc.quantities import bytes_text
-
-_SIZES = (2**20, 2**24, 2**28)
-_LARGEST_ON_HOSTS = 2**24
-_ROUNDS = 5
 
 
 class Transport(NamedTuple):
@@ -53,37 +48,12 @@ def logged() -> Iterator[Path]:
         yield Path(file.name)
 
 
-def bus_bandwidths(local_rank: int) -> dict[int, float]:
-    """Bytes per second by bytes of an all-reduce of all ranks, on their accelerators if they have any. It is the
-    bandwidth of the slowest link, 2 (n - 1) / n of the bytes by the time (nccl-tests, doc/PERFORMANCE.md), for any
-    number of ranks. Called by all ranks."""
-    import torch
-    import torch.distributed as dist
-
-    from mlhpc.common.pytorch.devices import pick_device, wait_for
-
-    device, ranks = pick_device("auto", local_rank), dist.get_world_size()
-    found = {}
-    for size in _SIZES:
-        if device.type == "cpu" and size > _LARGEST_ON_HOSTS:
-            break
-        tensor = torch.zeros(size // 4, device=device)
-        dist.all_reduce(tensor)  # the first one connects
-        wait_for(device)
-        start = time.perf_counter()
-        for _ in range(_ROUNDS):
-            dist.all_reduce(tensor)
-        wait_for(device)
-        found[size] = 2 * (ranks - 1) / ranks * size * _ROUNDS / (time.perf_counter() - start)
-    return found
-
-
 def check(world: World, log: Path) -> CheckResult:
     """The result for the ranks of ``world``, over torch.distributed. Called by all ranks."""
-    rates = ", ".join(
-        f"{bytes_text(rate, '/s')} at {bytes_text(size)}"
-        for size, rate in bus_bandwidths(world.local_rank).items()
-    )
+    from mlhpc.doctor.gpu_speed import bus_bandwidths
+
+    measured = bus_bandwidths(world.local_rank)
+    rates = ", ".join(f"{bytes_text(rate, '/s')} at {bytes_text(size)}" for size, rate in measured.items())
     own = transport_of(log.read_text("utf-8", "replace"))
     return judged(rates, world.gather((own, fabric_of_node())))
 
