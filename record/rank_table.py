@@ -1,7 +1,7 @@
 """``ranks.json``: start-up, staging, training and memory of every rank, which rank 0 writes once the run has
 ended, so that readers need not open a file for each rank."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,7 +19,7 @@ PERCENTILES = ("p50", "p90", "p99", "max")
 _MOST_BYTES = 4 * 2**20
 """Of the events that are read for a run without a table, rank 0's aside: they take about a second."""
 _MOST_BYTES_OF_ONE = 256 * 2**20
-_COLUMNS = {
+_COLUMNS: dict[str, tuple[str, str, str, Callable[[Iterable[float]], float]]] = {
     "init_s": ("end", "init", "seconds", sum),
     "staging_s": ("end", "staging", "seconds", sum),
     "train_s": ("end", "train", "seconds", sum),
