@@ -28,7 +28,7 @@ from golden.make_run import make_run
 
 from mlhpc.benchmarks import load
 from mlhpc.common.ranks.world import Solo
-from mlhpc.common.timing.event_files import events_path
+from mlhpc.common.timing.event_files import PER_FOLDER, events_path
 from mlhpc.record.events import read_events
 from mlhpc.record.progress import Follower
 from mlhpc.record.rank_table import NAME, RankTable, write_rank_table
@@ -196,7 +196,10 @@ def main() -> None:
         (folder / "run.log").touch()
         (folder / "config.toml").write_text(load.dumps(load.load("cosmoflow", "closed")))
         paths = [events_path(folder, rank) for rank in range(options.ranks)]
+        for path in paths:
+            path.parent.mkdir(exist_ok=True)
         nodes = -(-options.ranks // RANKS_PER_NODE)
+        followed = -(-min(options.ranks, PER_FOLDER) // RANKS_PER_NODE)
         follower = Follower(folder)
         busy = 0.0
         for look in range(1, options.looks + 1):
@@ -206,7 +209,7 @@ def main() -> None:
             start = time.process_time()
             progress = follower.look()
             busy += time.process_time() - start
-            assert progress.epoch == look and progress.energy["node"].nodes == nodes
+            assert progress.epoch == look and progress.energy["node"].nodes == followed
     each = busy / options.looks
     print(
         f"{options.ranks} ranks: {1e3 * each:.1f} ms per look, {each / INTERVAL_S:.1%} of a core "
