@@ -17,8 +17,8 @@ LONGEST = 8000
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit status: 0 done, 1 negative result (target missed, findings), 2 user
-    error, 128 plus its number after a signal."""
+    """Run one command and return its exit status: 0 done, 1 negative result (findings), 2 user error, 3
+    target missed, 128 plus its number after a signal."""
     is_program = argv is None  # not a call from Python, whose process is not ours
     argv = list(sys.argv[1:] if argv is None else argv)
     quiet_before = os.environ.get(QUIET)

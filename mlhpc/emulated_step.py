@@ -7,6 +7,7 @@ from statistics import median
 from mlhpc.benchmarks import registry
 from mlhpc.benchmarks.schema import Emulation, Run
 from mlhpc.common.ranks.environment import identify
+from mlhpc.common.timing.event_files import events_path
 from mlhpc.errors import UserError
 from mlhpc.record.events import read_events
 
@@ -82,7 +83,7 @@ def _measured(folder: Path, run: Run, local_batch_size: int) -> Emulation:
     medians: dict[str, list[float]] = {"train": [], "eval": []}
     try:
         for rank in range(result.ranks):
-            events = read_events(folder / f"events.rank{rank}.jsonl")
+            events = read_events(events_path(folder, rank))
             for name, of_ranks in medians.items():
                 steps = (e for e in events if (e["event"], e["name"]) == ("steps", name))
                 if own := [e["p50"] for e in steps if "p50" in e]:

@@ -22,6 +22,11 @@ class AlreadyReported(UserError):
     reports this one as lost."""
 
 
+MISSED = 3
+"""Exit status of a run, and of a campaign, that ended as it should but without its target: 1 is also that of a
+process that fails, which a batch system has to tell apart."""
+
+
 class Terminated(BaseException):
     """A signal ends the run; ``status`` is the exit status, 128 plus the signal's number.
 

@@ -7,7 +7,7 @@ import os
 import secrets
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
@@ -36,12 +36,13 @@ from mlhpc.common.ranks.world import World
 from mlhpc.common.staging.eviction import HOOK, Eviction, drop_by_hook, evict
 from mlhpc.common.staging.stage import remove, remove_after_abort
 from mlhpc.common.staging.target import in_use, require_own
+from mlhpc.common.timing.event_files import event_files
 from mlhpc.common.timing.heartbeat import FIRST_S
 from mlhpc.common.timing.runlog import RunLog
 from mlhpc.common.training import checkpoint
 from mlhpc.doctor.memory import REMEDY, killed_hint, memory_need
 from mlhpc.emulated_step import emulated, require_supported
-from mlhpc.errors import QUIET, UserError, missing_package
+from mlhpc.errors import MISSED, QUIET, UserError, missing_package
 from mlhpc.quantities import bytes_text, count, seconds_text
 from mlhpc.record.breakdown import VERSION as PARTS_VERSION
 from mlhpc.record.conclusion import Conclusion, last_line
@@ -49,6 +50,7 @@ from mlhpc.record.environment import write_environment
 from mlhpc.record.events import read_events
 from mlhpc.record.fields import write_text
 from mlhpc.record.hyperparameters import load_run
+from mlhpc.record.rank_table import write_rank_table
 from mlhpc.record.result import Result
 from mlhpc.run_signals import closing_in_order, exit_on_sigterm
 
@@ -65,7 +67,8 @@ class RunPaths:
 
 
 def main(options: argparse.Namespace) -> int:
-    """Prepare, train, conclude. Returns the exit status: 0 if the target was met or steps were emulated.
+    """Prepare, train, conclude. Returns the exit status: 0 if the target was met or steps were emulated, MISSED
+    if not.
 
     Raises UserError; a run that has started is then logged as aborted.
     """
@@ -97,8 +100,12 @@ def main(options: argparse.Namespace) -> int:
             conclusion = Conclusion(run, out, world, log.lost)
             try:
                 trainer.train(run, paths.data, paths.stage, seed, paths.resume, world, log)
-            finally:
-                events, result = conclusion.write()
+            except BaseException:
+                with suppress(UserError):  # on a full disk the result fails too, but is not the cause
+                    conclusion.write()
+                raise
+            events, result = conclusion.write()
+            write_rank_table(out, world, events)
         status = conclude(run, paths, evicted, events, result, out, world)
     if world.size > 1 and framework.collectives == "torch":
         launch.end_with(status)
@@ -292,9 +299,10 @@ def _cleared(out: Path) -> bool:
         (out / "result.json").unlink()  # of two processes only one can
     except (OSError, ValueError, LookupError, TypeError):
         return False
-    for pattern in ("run.log", "events.rank*.jsonl", "config.toml", "env.json", "report.html"):
-        for path in out.glob(pattern):
-            path.unlink(missing_ok=True)
+    for path in event_files(out).values():
+        path.unlink(missing_ok=True)
+    for name in ("run.log", "config.toml", "env.json", "report.html"):
+        (out / name).unlink(missing_ok=True)
     return True
 
 
@@ -415,7 +423,7 @@ def conclude(
             from mlhpc.history.reading import remember
 
             remember(out)
-    return 0 if result.status in ("success", "emulated") else 1
+    return 0 if result.status in ("success", "emulated") else MISSED
 
 
 @contextmanager

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from mlhpc.common.ranks.environment import identify
 from mlhpc.common.ranks.local import TERMINATING
 from mlhpc.common.ranks.world import World
 from mlhpc.errors import Terminated, say_at_once
@@ -15,10 +16,13 @@ from mlhpc.errors import Terminated, say_at_once
 @contextmanager
 def exit_on_sigterm() -> Iterator[None]:
     """End the process immediately on a terminating signal while there is no log to close: frameworks cannot
-    handle an exception from a signal handler during import (PyTorch 2.13 aborts with pages of frames)."""
+    handle an exception from a signal handler during import (PyTorch 2.13 aborts with pages of frames). Rank 0 says
+    so: a job's time limit signals all ranks."""
+    first = identify(os.environ).rank == 0
 
     def leave(number: int, frame: object) -> None:
-        say_at_once(reason(number))
+        if first:
+            say_at_once(reason(number))
         os._exit(128 + number)
 
     before = [signal.signal(number, leave) for number in TERMINATING]

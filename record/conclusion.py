@@ -3,6 +3,7 @@
 import shlex
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from itertools import starmap
 from pathlib import Path
@@ -14,7 +15,8 @@ import mlhpc
 from mlhpc.benchmarks.schema import Run
 from mlhpc.common.ranks.world import Loss, World
 from mlhpc.common.timing.data_wait import NAMED
-from mlhpc.errors import UserError
+from mlhpc.common.timing.event_files import events_path
+from mlhpc.errors import UserError, say_at_once
 from mlhpc.quantities import duration_text, seconds_text
 from mlhpc.record.breakdown import EpochTimes, breakdown, epoch_times, waits_are_of_all_ranks
 from mlhpc.record.events import read_events
@@ -45,9 +47,13 @@ class Conclusion:
             return self._write()
 
     def _lost(self, loss: Loss) -> None:
-        self._close_log(loss)
+        with suppress(UserError):  # a disk that is full for the log is so for the result
+            self._close_log(loss)
         self._turn.acquire()  # never released: the process ends after this, and no other thread may write
-        self._write()
+        try:
+            self._write()
+        except UserError as error:
+            say_at_once(str(error))
 
     def _write(self) -> tuple[list[Event], Result]:
         events = self._events()
@@ -57,7 +63,7 @@ class Conclusion:
         return events, result
 
     def _events(self) -> list[Event]:
-        return read_events(self._out / f"events.rank{self._world.rank}.jsonl")
+        return read_events(events_path(self._out, self._world.rank))
 
 
 def summarize(run: Run, events: list[Event]) -> Result:

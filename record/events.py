@@ -18,9 +18,6 @@ monotonic clock since the log was opened, ``event``, ``name``, and more by kind 
 """
 
 import os
-import re
-from collections.abc import Iterable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -32,19 +29,6 @@ from mlhpc.record.fields import MOST_RANKS, Number
 
 LONGEST_EVENT = 2**20
 """Characters of an event."""
-_NAME = re.compile(r"events\.rank(0|[1-9]\d{0,8})\.jsonl")
-
-
-def rank_of(name: str) -> int | None:
-    """The rank whose events are in the file ``name``; None for other files."""
-    match = _NAME.fullmatch(name)
-    return int(match[1]) if match else None
-
-
-def event_files(folder: Path) -> dict[int, Path]:
-    """The files of events in a run's folder by rank, without links."""
-    files = {rank: path for path in folder.iterdir() if (rank := rank_of(path.name)) is not None}
-    return {rank: path for rank, path in sorted(files.items()) if path.is_file() and not path.is_symlink()}
 
 
 def read_events(path: Path) -> list[dict[str, Any]]:
@@ -88,77 +72,3 @@ def is_event(line: object) -> bool:
         return bool(Event.model_validate(line))
     except ValidationError:
         return False
-
-
-PERCENTILES = ("p50", "p90", "p99", "max")
-_MOST_BYTES = 256 * 2**20
-"""Maximum size of an events file; larger files are not read."""
-
-
-@dataclass(frozen=True)
-class RankTimes:
-    """One rank: seconds of its spans, bytes of its memory; None if its events have no such record.
-
-    ``steps``: percentiles of the step time in seconds, by epoch.
-    """
-
-    rank: int
-    init_s: float | None = None
-    staging_s: float | None = None
-    train_s: float | None = None
-    data_wait_s: float | None = None
-    longest_wait_s: float | None = None
-    eval_s: float | None = None
-    peak_bytes: float | None = None
-    device_peak_bytes: float | None = None
-    steps: dict[int, dict[str, float]] = field(default_factory=dict)
-
-
-def read_ranks(folder: Path) -> list[RankTimes]:
-    """The times of every rank whose events can be read, sorted by rank."""
-    ranks = []
-    for rank, path in event_files(folder).items():
-        if path.stat().st_size > _MOST_BYTES:
-            continue
-        try:
-            events = read_events(path)
-        except (OSError, ValueError, RecursionError):
-            continue
-        ranks.append(_times(rank, events))
-    return ranks
-
-
-def _times(rank: int, events: list[dict[str, Any]]) -> RankTimes:
-    def values(kind: str, name: str, key: str) -> list[float]:
-        numbers = (_number(e.get(key)) for e in events if e.get("event") == kind and e.get("name") == name)
-        return [value for value in numbers if value is not None]
-
-    steps = {}
-    for event in events:
-        epoch = event.get("epoch")
-        if (event.get("event"), event.get("name")) == ("steps", "train") and isinstance(epoch, int):
-            percentiles = {key: _number(event.get(key)) for key in PERCENTILES}
-            steps[epoch] = {key: value for key, value in percentiles.items() if value is not None}
-    return RankTimes(
-        rank,
-        init_s=_sum(values("end", "init", "seconds")),
-        staging_s=_sum(values("end", "staging", "seconds")),
-        train_s=_sum(values("end", "train", "seconds")),
-        data_wait_s=_sum(values("timed", "data_wait", "seconds")),
-        longest_wait_s=max(values("timed", "data_wait", "max"), default=None),
-        eval_s=_sum(values("end", "eval", "seconds")),
-        peak_bytes=max(values("note", "memory", "peak_bytes"), default=None),
-        device_peak_bytes=max(values("note", "memory", "device_peak_bytes"), default=None),
-        steps=steps,
-    )
-
-
-def _number(value: Any) -> float | None:
-    """A finite number of at least 0."""
-    valid = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1e300
-    return float(value) if valid else None
-
-
-def _sum(values: Iterable[float]) -> float | None:
-    listed = list(values)
-    return sum(listed) if listed else None

@@ -2,8 +2,8 @@
 file system.
 
 Rank 0's events contain phase, epoch and metric, those of other ranks their data wait and the energy of their
-node. Each update reads only new parts of the files, so following a thousand ranks takes one ``stat`` per
-rank, and only relevant lines of other ranks are parsed.
+node. Of a large run only the first ranks are followed. Each update reads only new parts of their files, and only
+relevant lines of other ranks than 0 are parsed.
 """
 
 import os
@@ -19,9 +19,10 @@ from mlhpc.benchmarks.load import loads
 from mlhpc.benchmarks.schema import Run
 from mlhpc.common.files.regular import open_regular
 from mlhpc.common.files.untrusted import parse_json, printable, read_text
+from mlhpc.common.timing.event_files import PER_FOLDER, rank_of
 from mlhpc.errors import UserError
 from mlhpc.record.energy import EnergySoFar, Readings, energy_at_the_end, energy_so_far, take_reading
-from mlhpc.record.events import is_event, rank_of
+from mlhpc.record.events import is_event
 
 Event = dict[str, Any]
 _MOST_BYTES = 64 * 2**20
@@ -206,8 +207,10 @@ class Follower:
         return self._progress(max(0.0, time.time() - newest) if newest else 0.0)
 
     def _new(self, name: str) -> _Rank | None:
-        """The rank whose events are in the file ``name``; None for other files."""
-        if rank_of(name) is None:
+        """The rank whose events are in the file ``name``; None for other files, and for all but the first ranks:
+        at every look, following one takes a call of the file system."""
+        rank = rank_of(name)
+        if rank is None or rank >= PER_FOLDER:
             return None
         return self._ranks.setdefault(name, _Rank(_Tail(os.path.join(self.folder, name), self._clock)))
 

@@ -18,10 +18,10 @@ from mlhpc.benchmarks.load import loads
 from mlhpc.benchmarks.schema import Run
 from mlhpc.common.files.locks import is_locked
 from mlhpc.common.files.untrusted import printable, read_text
+from mlhpc.common.timing.event_files import event_files, events_path
 from mlhpc.errors import UserError
 from mlhpc.quantities import count, duration_text
 from mlhpc.record.environment import Environment
-from mlhpc.record.events import event_files
 from mlhpc.record.fields import first_problem
 from mlhpc.record.mllog import Log, parse
 from mlhpc.record.result import Result, Target
@@ -113,12 +113,12 @@ def running(run: RunDirectory) -> str:
     """
     if run.result or (run.log and run.log.first("run_stop")):
         return ""
-    events = list(event_files(run.path).values())
+    events = list(event_files(run.path).values())[:16]
     if not events:
         return ""
     age = max(0.0, time.time() - max(path.stat().st_mtime for path in events))
     ago = f"its last event was {duration_text(round(age))} ago"
-    if any(map(is_locked, events[:16])):
+    if any(map(is_locked, events)):
         return f"the run is still running; {ago}"
     if age < _RECENT_S and run.env.hostname not in (None, socket.gethostname(), os.uname().nodename):
         return f"the run may still be running on another machine; {ago}"
@@ -139,4 +139,4 @@ def _missing_events(path: Path, ranks: int) -> list[tuple[str, str]]:
         return []
     first = next(rank for rank in range(ranks) if rank not in present)
     others = f", and {count(missing - 1, 'other')}" if missing > 1 else ""
-    return [(f"events.rank{first}.jsonl", f"is missing{others}")]
+    return [(str(events_path(Path(), first)), f"is missing{others}")]

@@ -13,8 +13,9 @@ from typing import Any
 from mlhpc.common.files.atomic import write_bytes
 from mlhpc.common.files.filesystem import require_new
 from mlhpc.common.files.untrusted import finite
+from mlhpc.common.timing.event_files import event_files
 from mlhpc.errors import UserError
-from mlhpc.record.events import event_files, read_events
+from mlhpc.record.events import read_events
 from mlhpc.record.run_directory import RunDirectory, read
 
 Event = dict[str, Any]

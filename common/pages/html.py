@@ -9,9 +9,11 @@ scripts written here, by their hashes.
 import base64
 import hashlib
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import cache
 from importlib import resources
 from pathlib import Path
+from threading import Lock, Thread
 from typing import Any
 
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
@@ -102,9 +104,28 @@ def _style() -> str:
     return _resource("page.css").replace("/*LIGHT*/", light).replace("/*DARK*/", dark)
 
 
-@cache
+def bundle_library() -> None:
+    """Begin to bundle the library of charts in a thread, for a page that is rendered later: it takes as long as
+    drawing them."""
+
+    def bundle() -> None:
+        with suppress(Exception):  # which the page will raise
+            _library()
+
+    Thread(target=bundle).start()
+
+
+_bundling = Lock()
+
+
 def _library() -> str:
     """vega, vega-lite and vega-embed as one script, from vl-convert."""
+    with _bundling:
+        return _bundle()
+
+
+@cache
+def _bundle() -> str:
     import vl_convert
 
     bundle: str = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")

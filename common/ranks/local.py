@@ -16,7 +16,7 @@ from types import FrameType
 from typing import IO, AnyStr
 
 from mlhpc.common.ranks.environment import BOUND, identify
-from mlhpc.errors import UserError
+from mlhpc.errors import MISSED, UserError
 
 TERMINATING = (signal.SIGTERM, signal.SIGUSR1)
 """Signals of batch systems at the time limit: SIGTERM, and SIGUSR1 with ``--signal=USR1@30``."""
@@ -136,9 +136,9 @@ def _wait(
             deadline = time.monotonic() + GRACE_S
             if code < 0:
                 sys.stderr.write(ended_by(rank, -code, memory))
-            # Status 1 comes with a traceback or the roll call's message, 2 and 128 plus a signal with their own
-            # message.
-            elif 2 < code < 128:
+            # Status 1 comes with a traceback or the roll call's message, 2, MISSED and 128 plus a signal with
+            # their own message.
+            elif MISSED < code < 128:
                 sys.stderr.write(f"mlhpc: rank {rank} exited with status {code}\n")
     return status
 

@@ -22,6 +22,7 @@ from mlhpc.common.files.atomic import write_all
 from mlhpc.common.files.filesystem import as_user_error
 from mlhpc.common.ranks.world import Loss, World
 from mlhpc.common.timing import data_wait
+from mlhpc.common.timing.event_files import events_path
 from mlhpc.common.timing.heartbeat import Heartbeat
 from mlhpc.common.timing.mllog_file import close_mllog, has_run_stop, metadata_of, open_mllog
 from mlhpc.common.timing.steps import RecordEvent, StepTimer, percentiles
@@ -107,7 +108,10 @@ class RunLog:
         self._writing = threading.Lock()
         with as_user_error(out, "cannot be written", "choose another --out"):
             # Unbuffered: a record that could not be written must not be written again on close.
-            self._events = open(out / f"events.rank{world.rank}.jsonl", "ab", buffering=0)
+            path = events_path(out, world.rank)
+            if path.parent != out:
+                path.parent.mkdir(exist_ok=True)
+            self._events = open(path, "ab", buffering=0)
             with suppress(OSError):  # this lock distinguishes an active run from a dead one for readers
                 fcntl.flock(self._events, fcntl.LOCK_SH | fcntl.LOCK_NB)
             self._mllog = open_mllog(out / "run.log") if world.rank == 0 else None
@@ -372,13 +376,13 @@ class RunLog:
     def _event(self, event: str, name: str, at: float | None = None, **tags: Any) -> float:
         t = self.now() if at is None else at
         line = json.dumps({"t": round(t, 6), "event": event, "name": name, **tags}) + "\n"
-        with self._writing, self._fatal_if_unwritable():
+        with self._writing, self._fatal_if_unwritable(Path(self._events.name)):
             write_all(self._events.fileno(), memoryview(line.encode()))
         return t
 
-    def _fatal_if_unwritable(self) -> AbstractContextManager[None]:
-        """A record with gaps would be wrong: the run ends when an event cannot be written."""
-        return as_user_error(self.out, "cannot be written", "free some space, or choose another --out")
+    def _fatal_if_unwritable(self, path: Path) -> AbstractContextManager[None]:
+        """A record with gaps would be wrong: the run ends when a line cannot be written to ``path``."""
+        return as_user_error(path, "cannot be written", "free some space, or choose another --out")
 
     def _ruled(self, name: str, edge: Literal["start", "stop"], tags: dict[str, Any], at: float) -> None:
         if name == "run" and edge == "stop":
@@ -396,7 +400,7 @@ class RunLog:
     def _record(self, kind: str, key: str, value: Any, metadata: dict[str, Any], at: float) -> None:
         if self._mllog:
             write: Callable[..., None] = getattr(self._mllog, kind)
-            with self._fatal_if_unwritable():
+            with self._fatal_if_unwritable(self.out / "run.log"):
                 write(
                     key, value, metadata=metadata, time_ms=round(self._opened_ms + at * 1e3), stack_offset=3
                 )

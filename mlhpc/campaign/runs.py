@@ -21,6 +21,7 @@ from mlhpc.campaign.record import Campaign, attempts, read_run, save, score_of, 
 from mlhpc.common.pages.terminal import say
 from mlhpc.common.ranks.hostlist import expand_hosts
 from mlhpc.common.ranks.local import end, signals_as_ctrl_c, status_of
+from mlhpc.errors import MISSED
 from mlhpc.history.reading import remember
 from mlhpc.record.series import RunState
 from mlhpc.run_processes import GRACE_S, in_slurm, is_locked, locked, start_run
@@ -32,9 +33,10 @@ ABORTS_IN_A_ROW = 2
 def make(campaign: Campaign, number: int | None, console: Console) -> int:
     """Run the missing runs, or only run ``number`` (a task of a job array), and print the state of the campaign.
 
-    Returns the exit status: 0 if all runs are done and have a score, 1 if not, 128 plus the number of the
-    signal that interrupted it. Raises UserError if another campaign is running in the folder, if the folder
-    contains runs with other settings, or if the rules of the closed division forbid the runs.
+    Returns the exit status: 0 if all runs are done and have a score, MISSED if runs without their target prevent
+    it, 1 if something else does, 128 plus the number of the signal that interrupted it. Raises UserError if
+    another campaign is running in the folder, if the folder contains runs with other settings, or if the rules of
+    the closed division forbid the runs.
     """
     if in_slurm(os.environ):
         campaign = replace(campaign, nodes=len(expand_hosts(os.environ["SLURM_JOB_NODELIST"])))
@@ -47,25 +49,28 @@ def make(campaign: Campaign, number: int | None, console: Console) -> int:
     names = campaign.names if number is None else [campaign.names[number - 1]]
     with locked(campaign.out, names[0] if number else None, "campaign") as lock_fds:
         check_settings(campaign)
+        if restarts := os.environ.get("SLURM_RESTART_COUNT"):  # sbatch(1): a requeued job's
+            done = sum(state.state in ("converged", "missed") for state in _read_all(campaign, names))
+            say(console, f"requeued by Slurm, restart {restarts}: {done} of {campaign.runs} runs are done")
         status = 0
         try:
             with signals_as_ctrl_c():
                 why = _run_all(campaign, names, lock_fds, console)
         except KeyboardInterrupt as interrupt:
-            status, why = status_of(interrupt), "interrupted; restart it to continue"
+            remedy = "it continues when Slurm requeues the job, or when you submit it again"
+            remedy = remedy if in_slurm(os.environ) else "restart it to continue"
+            status, why = status_of(interrupt), f"interrupted; {remedy}"
         states = _read_all(campaign, names)
         score = score_of(campaign, states)
         save(campaign, states, score, why)
     show(campaign, states, score, why, console)
-    if status:
-        return status
-    if number is not None:
-        return 0 if states[number - 1].state == "converged" else 1
-    remember(campaign.out)
+    if not status and number is None:
+        remember(campaign.out)
+    own = [state.state for state in (states if number is None else [states[number - 1]])]
     # With fewer --runs than a score needs, having no score is not a failure.
-    if campaign.runs < load.runs_of_a_score(campaign.run.benchmark):
-        return 0 if all(state.state == "converged" for state in states) else 1
-    return 0 if score.minutes is not None else 1
+    few = number is not None or campaign.runs < load.runs_of_a_score(campaign.run.benchmark)
+    done = all(state == "converged" for state in own) if few else score.minutes is not None
+    return status or (0 if done else MISSED if "missed" in own and "aborted" not in own else 1)
 
 
 def _run_all(campaign: Campaign, names: Sequence[str], lock_fds: list[int], console: Console) -> str:

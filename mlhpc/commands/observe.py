@@ -46,14 +46,14 @@ def _watch(options: argparse.Namespace) -> int:
 
     from rich.console import Console
 
-    from mlhpc.observe.watch import SUCCESSES, progress_of, watch
+    from mlhpc.observe.watch import exit_status, progress_of, watch
 
     if options.json and not options.once:
         raise UserError("--json requires --once")
     if options.json:
         now = progress_of(options.run)
         print_json("watch", asdict(now))
-        return 0 if now.status in ("running", *SUCCESSES) else 1
+        return exit_status(now)
     return watch(options.run, min(options.interval, DAY_S), Console(), once=options.once)
 
 

@@ -86,6 +86,7 @@ def _check_node(
     yield from folder_checks.stage(node["stage"], node["data"].get("bytes"))
     yield from folder_checks.out(node["out"])
     yield from folder_checks.shm(node["shm"])
+    yield from folder_checks.environment(node["environment"], rank_info.size)
     if node["clock_synchronised"] is False:
         remedy = "start chronyd, ntpd or systemd-timesyncd, to compare logs of several nodes"
         yield CheckResult("warn", "clock", "not synchronised (NTP, PTP)", remedy)

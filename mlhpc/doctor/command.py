@@ -18,6 +18,7 @@ from mlhpc.common.pages.terminal import say
 from mlhpc.common.ranks import launch
 from mlhpc.common.ranks.environment import BOUND, RankInfo
 from mlhpc.common.ranks.launch import Framework
+from mlhpc.doctor import fabric
 from mlhpc.doctor.check_result import CheckResult, Status
 from mlhpc.doctor.checks import check_nodes, clocks
 from mlhpc.doctor.node import Folders, examine
@@ -69,8 +70,8 @@ def examine_all(
     show(results)
     if rank_info.size > 1 and framework != "none":
         started = _start_framework(rank_info, framework)
-        show([started] if rank_info.rank == 0 else [])
-        results.append(started)
+        show(started if rank_info.rank == 0 else [])
+        results += started
     failed = any(result.status == "fail" for result in results)
     return not failed, results if rank_info.rank == 0 else None
 
@@ -120,26 +121,29 @@ def describe_system(settings: Sequence[str], out: Path | None, console: Console)
     return 1 if description.missing else 0
 
 
-def _start_framework(rank_info: RankInfo, framework: Framework) -> CheckResult:
-    """Start the framework on all ranks, and check whether its rank count matches the launcher's. If a rank is
-    lost during this, this process names it and ends."""
+def _start_framework(rank_info: RankInfo, framework: Framework) -> list[CheckResult]:
+    """Start the framework on all ranks, and check whether its rank count matches the launcher's, and with PyTorch
+    the network. If a rank is lost during this, this process names it and ends."""
     os.environ.setdefault(
         "TF_CPP_MIN_LOG_LEVEL", "2"
     )  # TensorFlow's notes on its build would hide the results
     start = time.monotonic()
+    network = []
     try:
-        with launch.joined(framework) as world:
+        with fabric.logged() as log, launch.joined(framework) as world:
             total = int(world.sum(1.0))
             hosts = len(set(world.gather(rank_info.hostname or socket.gethostname())))
+            seconds = time.monotonic() - start
+            if framework == "torch":
+                network = [fabric.check(world, log)]
     except Exception as error:  # a broken build may raise any exception
         why = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
-        return CheckResult("fail", "framework", why, "see the lines above, and docs/guide/sites.md")
+        return [CheckResult("fail", "framework", why, "see the lines above, and docs/guide/sites.md")]
     complete = total == rank_info.size
-    seconds = time.monotonic() - start
     counted = f"{framework} counts {count(total, 'rank')} on {count(hosts, 'node')}"
     detail = f"{counted}; started in {duration_text(seconds)}"
     remedy = "" if complete else f"{rank_info.launcher} started {rank_info.size}: see docs/guide/sites.md"
-    return CheckResult("pass" if complete else "fail", "framework", detail, remedy)
+    return [CheckResult("pass" if complete else "fail", "framework", detail, remedy), *network]
 
 
 _STYLES: dict[Status, str] = {"pass": "green", "warn": "yellow", "fail": "bold red"}

@@ -10,6 +10,7 @@ Folder = Mapping[str, Any]
 
 SHM_WARN = 1 << 30  # container engines give 64 MiB, too little for the workers of data loaders and NCCL
 OUT_WARN = 1 << 30
+MANY_RANKS = 64  # each opens some 2,000 files before its first step, and looks for ten times as many
 
 
 def dataset(folder: Folder, benchmark: str | None) -> Iterator[CheckResult]:
@@ -74,6 +75,14 @@ def shm(folder: Folder) -> Iterator[CheckResult]:
         yield CheckResult("warn", "/dev/shm", f"{bytes_text(folder['free'])} free", remedy)
     else:
         yield CheckResult("pass", "/dev/shm", f"{bytes_text(folder['free'])} free")
+
+
+def environment(folder: Folder, ranks: int) -> Iterator[CheckResult]:
+    """Where Python's packages are; no result unless many ranks read them from a shared file system at once."""
+    if folder["shared"] and ranks > MANY_RANKS:
+        detail = f"{folder['path']} ({folder['type']}, shared), opened by {count(ranks, 'rank')} at once"
+        remedy = "copy it to the nodes first: docs/guide/sites.md, start-up"
+        yield CheckResult("warn", "environment", detail, remedy)
 
 
 def _describe(folder: Folder) -> str:

@@ -1,14 +1,27 @@
-"""Measures the speed of a GPU with PyTorch in a few seconds: matrix products by precision, memory, host link."""
+"""Measures with PyTorch, in a few seconds, the speed of a GPU (matrix products by precision, memory, host link)
+and of the network between ranks."""
 
+import time
 from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
-from mlhpc.common.pytorch.devices import StreamEvent, accelerator, first_device, precisions
+from mlhpc.common.pytorch.devices import (
+    StreamEvent,
+    accelerator,
+    first_device,
+    pick_device,
+    precisions,
+    wait_for,
+)
 
 _SIDE = 8192
 _COPIED = 2**30
+_REDUCED = (2**20, 2**24, 2**28)
+_LARGEST_ON_HOSTS = 2**24
+_ROUNDS = 5
 
 
 def gpu_speed() -> dict[str, Any] | None:
@@ -60,3 +73,23 @@ def _seconds(work: Callable[[], object], device: torch.device, repeats: int = 20
         work()
         times.append(StreamEvent(device).seconds_since(begin))
     return min(times)
+
+
+def bus_bandwidths(local_rank: int) -> dict[int, float]:
+    """Bytes per second by bytes of an all-reduce of all ranks, on their accelerators if they have any. It is the
+    bandwidth of the slowest link, 2 (n - 1) / n of the bytes by the time (nccl-tests, doc/PERFORMANCE.md), for any
+    number of ranks. Called by all ranks."""
+    device, ranks = pick_device("auto", local_rank), dist.get_world_size()
+    found = {}
+    for size in _REDUCED:
+        if device.type == "cpu" and size > _LARGEST_ON_HOSTS:
+            break
+        tensor = torch.zeros(size // 4, device=device)
+        dist.all_reduce(tensor)  # the first one connects
+        wait_for(device)
+        start = time.perf_counter()
+        for _ in range(_ROUNDS):
+            dist.all_reduce(tensor)
+        wait_for(device)
+        found[size] = 2 * (ranks - 1) / ranks * size * _ROUNDS / (time.perf_counter() - start)
+    return found

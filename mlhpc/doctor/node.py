@@ -76,6 +76,7 @@ def examine(
         "stage": _folder(folders.stage or Path(env.get("TMPDIR", "/tmp"))),
         "out": _folder(folders.out or Path("results")),
         "shm": _folder(Path("/dev/shm")),
+        "environment": _folder(Path(sys.prefix)),
         **_load_frameworks(framework),
     }
 

@@ -9,12 +9,11 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from mlhpc.errors import MISSED
 from mlhpc.record.progress import Follower, Progress
 from mlhpc.record.run_directory import read, running
 from mlhpc.submission.report.summary import place, progress_facts
 
-SUCCESSES = ("success", "emulated")
-"""States of a run that completed normally."""
 LINE_S = 60.0
 """Seconds between two lines if the output is not a terminal."""
 
@@ -33,13 +32,13 @@ def watch(
     sleep: Callable[[float], None] = time.sleep,
 ) -> int:
     """Follow the run in ``folder`` until it ends: on a terminal in place, otherwise with one line per minute
-    and per epoch. Returns 0 if it met its target or was emulated, or is still running after ``once``; 1
-    otherwise."""
+    and per epoch. Returns 0 if it met its target or was emulated, or is still running after ``once``; MISSED if
+    it missed its target, 1 if it was aborted."""
     follower = Follower(folder)
     now = _with_life(follower.look(), folder)
     if once:
         console.print(_panel(now))
-        return 0 if now.status in ("running", *SUCCESSES) else 1
+        return exit_status(now)
     if console.is_terminal:
         with Live(_panel(now), console=console, auto_refresh=False) as live:
             while now.status == "running":
@@ -48,7 +47,14 @@ def watch(
                 live.update(_panel(now), refresh=True)
     else:
         now = _lines(follower, now, interval_s, console, sleep)
-    return 0 if now.status in SUCCESSES else 1
+    return exit_status(now)
+
+
+def exit_status(now: Progress) -> int:
+    """That of the command: 0 for a run that met its target, was emulated, or is still running."""
+    if now.status in ("running", "success", "emulated"):
+        return 0
+    return MISSED if now.status == "failed" else 1
 
 
 def _lines(

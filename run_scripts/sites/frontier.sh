@@ -18,5 +18,7 @@ export STAGE=${STAGE:-/mnt/bb/$USER/mlhpc-$SLURM_JOB_ID}
 # A rank uses the die of its local rank, so all eight must be visible. Cores next to it: the default order of ranks.
 export SLURM_GPU_BIND=none SLURM_CPU_BIND=cores
 export GLOO_SOCKET_IFNAME=hsn0 NCCL_SOCKET_IFNAME=hsn0
+# EDIT: Slingshot is used through the plugin for libfabric (aws-ofi-nccl for RCCL). "mlhpc doctor" shows what is used.
+# export LD_LIBRARY_PATH=/path/of/the/plugin:$LD_LIBRARY_PATH NCCL_NET="AWS Libfabric" NCCL_NET_GDR_LEVEL=PHB
 # MIOpen caches its convolution measurements in files with locks, which shared file systems handle badly.
 export MIOPEN_USER_DB_PATH=/tmp/miopen-$SLURM_JOB_ID MIOPEN_CUSTOM_CACHE_DIR=/tmp/miopen-$SLURM_JOB_ID

@@ -18,3 +18,6 @@ export STAGE=${STAGE:-/tmp/mlhpc-$SLURM_JOB_ID}
 # A rank uses the GPU of its local rank, so all GPUs of the node must be visible to it.
 export SLURM_GPU_BIND=none SLURM_CPU_BIND=cores
 export HOROVOD_GLOO_IFACE=hsn0 GLOO_SOCKET_IFNAME=hsn0 NCCL_SOCKET_IFNAME=hsn
+# EDIT: Slingshot is used through the plugin for libfabric (aws-ofi-nccl), in later versions OFI or Libfabric. With
+# NCCL_NET, NCCL refuses sockets; "mlhpc doctor" shows the transport.
+export NCCL_NET=${NCCL_NET:-AWS Libfabric} NCCL_NET_GDR_LEVEL=PHB

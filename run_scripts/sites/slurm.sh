@@ -24,3 +24,7 @@ export SLURM_GPU_BIND=none
 # export SLURM_CPU_BIND=none MLHPC_BIND=0-15:16-31
 # EDIT: the network of the collectives, if the first interface is not the fast one (ip -br addr).
 # export HOROVOD_GLOO_IFACE=ib0 GLOO_SOCKET_IFNAME=ib0 NCCL_SOCKET_IFNAME=ib0
+# EDIT: the transport of GPUs: IB, or with aws-ofi-nccl on Slingshot and EFA "AWS Libfabric". Sockets are then refused.
+# export NCCL_NET=IB
+# EDIT: on many nodes, the environment as one file (run_scripts/pack.sh).
+# source run_scripts/unpack.sh "$SHARED/mlhpc.tar" /dev/shm

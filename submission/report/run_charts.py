@@ -5,11 +5,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import altair as alt
+import numpy as np
 
 from mlhpc.common.pages import charts, plots
 from mlhpc.common.pages.charts import Figure, chart_of
 from mlhpc.quantities import (
     bytes_text,
+    count,
     digits,
     duration_text,
     four_digits,
@@ -17,7 +19,7 @@ from mlhpc.quantities import (
     size_unit,
     time_unit,
 )
-from mlhpc.record.events import RankTimes
+from mlhpc.record.rank_table import RankTable
 from mlhpc.record.result import Epoch
 from mlhpc.record.run_directory import RunDirectory
 from mlhpc.submission.report import summary
@@ -26,6 +28,8 @@ from mlhpc.submission.report.summary import Part
 Rows = list[dict[str, Any]]
 _MOST_EPOCHS = 2000
 """Maximum number of points of a curve; with more, every n-th is drawn."""
+MOST_COLUMNS = 64
+"""Maximum number of ranks with a column of their own."""
 _HEIGHT = 170
 _EPOCH = alt.X(
     "x:Q", title="epoch", scale=alt.Scale(zero=False, nice=False), axis=alt.Axis(tickMinStep=1, **plots.WHOLE)
@@ -46,7 +50,7 @@ def breakdown(parts: Sequence[Part]) -> Figure:
     )
 
 
-def training(run: RunDirectory, ranks: Sequence[RankTimes]) -> list[Figure]:
+def training(run: RunDirectory, ranks: RankTable) -> list[Figure]:
     """Training by epoch: the figures for which the run has data."""
     epochs = run.result.epochs if run.result else ()
     read = summary.data_rates(epochs)
@@ -172,14 +176,9 @@ def epoch_times(epochs: Sequence[Epoch]) -> Figure | None:
     return _columns("Time per epoch", rows, "time, s", colours=colours)
 
 
-def step_times(ranks: Sequence[RankTimes]) -> Figure | None:
+def step_times(ranks: RankTable) -> Figure | None:
     """Percentiles of the step time by epoch: in each epoch those of the rank with the smallest median. The steps
     of the others contain more waiting for other ranks, and for their data."""
-    chosen: dict[int, dict[str, float]] = {}
-    for rank in ranks:
-        for epoch, percentiles in rank.steps.items():
-            if epoch not in chosen or percentiles.get("p50", math.inf) < chosen[epoch].get("p50", math.inf):
-                chosen[epoch] = percentiles
     rows = [
         {
             "x": epoch,
@@ -187,19 +186,37 @@ def step_times(ranks: Sequence[RankTimes]) -> Figure | None:
             "series": key,
             "says": f"epoch {epoch}, {key}: {seconds_text(seconds)}",
         }
-        for epoch, percentiles in sorted(chosen.items())
+        for epoch, percentiles in sorted(ranks.steps.items())
         for key, seconds in percentiles.items()
     ]
-    whose = " of the rank that waited least for others" if len(ranks) > 1 else ""
+    whose = " of the rank that waited least for others" if len(ranks.ranks) > 1 else ""
     note = f"median, 90th and 99th percentile and maximum{whose}"
     return _lines("Step time", rows, "step time, ms", note=note)
 
 
-def rank_spread(ranks: Sequence[RankTimes]) -> Figure | None:
-    """Data wait of every rank, for runs of several ranks."""
-    waits = [(rank.rank, rank.data_wait_s) for rank in ranks if rank.data_wait_s is not None]
-    rows = [{"x": rank, "y": wait, "says": f"rank {rank}: {duration_text(wait)}"} for rank, wait in waits]
-    if len(rows) < 2:
+def rank_spread(ranks: RankTable) -> Figure | None:
+    """Data wait of every rank, for runs of several ranks; of more than ``MOST_COLUMNS`` as a histogram."""
+    waits = ranks.of("data_wait_s")
+    if len(waits) < 2:
         return None
+    layout: Any = {"height": 120, "static_width": 820}
+    if len(waits) > MOST_COLUMNS:
+        rows = _histogram(list(waits.values()))
+        text = f"Own data wait of {len(waits):,} ranks, in classes: " + "; ".join(row["says"] for row in rows)
+        return plots.columns(rows, text, titles=("own data wait, s", "ranks"), **layout)
+    rows = [
+        {"x": rank, "y": wait, "says": f"rank {rank}: {duration_text(wait)}"}
+        for rank, wait in sorted(waits.items())
+    ]
     text = _described("Own data wait by rank", rows)
-    return plots.columns(rows, text, titles=("rank", "own data wait, s"), height=120, static_width=820)
+    return plots.columns(rows, text, titles=("rank", "own data wait, s"), **layout)
+
+
+def _histogram(seconds: Sequence[float]) -> Rows:
+    """The number of values in each of twenty classes of equal width."""
+    low, high = min(seconds), max(seconds)
+    counts, edges = np.histogram(seconds, np.linspace(low, high, 21 if high > low else 2))
+    return [
+        {"x": four_digits(end), "y": ranks, "says": f"{count(ranks, 'rank')} up to {duration_text(end)}"}
+        for ranks, end in zip(counts.tolist(), edges[1:].tolist(), strict=True)
+    ]

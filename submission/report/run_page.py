@@ -12,8 +12,8 @@ from mlhpc.common.pages.blocks import Banner, Block, Cell, Details, Facts, Grid,
 from mlhpc.common.pages.html import render
 from mlhpc.quantities import bytes_text, count, duration_text, four_digits, whole
 from mlhpc.record.energy import energy_table
-from mlhpc.record.environment import Machine, bindings_table, shared_cores
-from mlhpc.record.events import RankTimes, read_ranks
+from mlhpc.record.environment import Machine, RankBinding, bindings_table, shared_cores
+from mlhpc.record.rank_table import RankTable, read_rank_table
 from mlhpc.record.result import Epoch, Result
 from mlhpc.record.run_directory import RunDirectory, running
 from mlhpc.submission.findings import findings_table, passes, verdict
@@ -22,13 +22,15 @@ from mlhpc.submission.report.predicted import Beside, predicted_table
 from mlhpc.submission.report.summary import Part
 
 PROBLEMS_LISTED = 20
+_SLOWEST = 10
 
 
 def page(
     run: RunDirectory, findings: Sequence[Finding], ruleset: str | None, predicted: Beside | None = None
 ) -> str:
     """The whole HTML text. Missing parts are left out, and listed in a separate section."""
-    ranks, result, active = read_ranks(run.path), run.result, running(run)
+    result, active = run.result, running(run)
+    ranks = read_rank_table(run.path, result.ranks if result else len(run.env.bindings))
     machines, bindings = run.env.machines, run.env.bindings
     heading, preset = registry.title(run.benchmark), f"preset {run.preset}" if run.preset else ""
     clock_s = run.log.time_to_train_s if run.log else None
@@ -48,7 +50,8 @@ def page(
         rules=summary.rules_text(run, ruleset),
         verdict=verdict(findings),
         passes=passes(findings),
-        ranks=len(ranks),
+        ranks=len(ranks.ranks),
+        left_out=ranks.left_out,
         slow_ranks=summary.slow_ranks(run),
         machines=count(len(machines), "node"),
         shared_cores=shared_cores(bindings),
@@ -60,7 +63,7 @@ def page(
         energy=energy_table(result.energy if result else None, clock_s),
         prediction=[Banner(predicted.words), predicted_table(predicted)] if predicted else None,
         training=Grid(run_charts.training(run, ranks)),
-        processes=_processes(ranks),
+        processes=_processes(ranks, bindings),
         spatial=_spatial(result.epochs) if result else None,
         staging=_staging(result) if result else None,
         hyperparameters=_hyperparameters(run),
@@ -133,8 +136,8 @@ def _epochs(result: Result) -> Details:
     return Details(f"{count(len(epochs.rows), 'epoch')} in numbers", (epochs,))
 
 
-def _processes(ranks: Sequence[RankTimes]) -> list[Block | None] | None:
-    """Start-up, staging, waiting and memory of the ranks; their spread if there are several."""
+def _processes(ranks: RankTable, bindings: Sequence[RankBinding]) -> list[Block | None] | None:
+    """Start-up, staging, waiting and memory of the ranks; if there are several, their spread and the slowest."""
     quantities: dict[str, tuple[str, Callable[[float], str]]] = {
         "start-up (init)": ("init_s", duration_text),
         "staging": ("staging_s", duration_text),
@@ -147,15 +150,37 @@ def _processes(ranks: Sequence[RankTimes]) -> list[Block | None] | None:
     }
     rows = []
     for name, (field, write) in quantities.items():
-        if measured := sorted((value, r.rank) for r in ranks if (value := getattr(r, field)) is not None):
-            spread = measured[0][0], median(value for value, _ in measured), measured[-1][0]
-            figures = (number(value, write) for value in spread)
-            rows.append((Cell(name), *figures, number(measured[-1][1], str)))
-    if len(ranks) == 1:
+        if measured := ranks.of(field):
+            values = list(measured.values())
+            figures = (number(value, write) for value in (values[0], median(values), values[-1]))
+            rows.append((Cell(name), *figures, number(max(measured, key=measured.__getitem__), str)))
+    if len(ranks.ranks) == 1:
         one = Table("process", ("of the one rank", "value"), tuple(row[:2] for row in rows))
         return [one] if rows else None
     head = ("over the ranks", "fastest or least", "median", "slowest or most", "on rank")
-    return [Table("ranks", head, tuple(rows)), run_charts.rank_spread(ranks)] if rows else None
+    spread = run_charts.rank_spread(ranks)
+    return [Table("ranks", head, tuple(rows)), spread, _slowest(ranks, bindings)] if rows else None
+
+
+def _slowest(ranks: RankTable, bindings: Sequence[RankBinding]) -> Table | None:
+    """The ranks that waited longest for their own data; None if the chart shows every rank."""
+    waits = ranks.of("data_wait_s")
+    if len(waits) <= run_charts.MOST_COLUMNS:
+        return None
+    hosts = {each.rank: each.hostname for each in bindings}
+    longest, training = ranks.of("longest_wait_s"), ranks.of("train_s")
+    return table(
+        "slowest",
+        list(waits)[: -_SLOWEST - 1 : -1],
+        {
+            "rank with most data wait": str,
+            "node": lambda rank: hosts.get(rank, "not known"),
+            "its own data wait": lambda rank: number(waits[rank], duration_text),
+            "longest single wait": lambda rank: number(longest.get(rank), duration_text),
+            "training": lambda rank: number(training.get(rank), duration_text),
+        },
+        text_columns=2,
+    )
 
 
 def _spatial(epochs: Sequence[Epoch]) -> Table:

@@ -19,6 +19,7 @@ NODE = {
     "commit": "abc", "horovod_built_for": "2.18.1", "infiniband": False, "memlock": 8 << 20,
     "clock_synchronised": True,
     "no_interface": {}, "shm": FOLDER | {"path": "/dev/shm", "type": "tmpfs", "is_ram": True},
+    "environment": FOLDER | {"path": "/opt/venv"},
     "data": FOLDER | {"path": "/lustre/d", "type": "lustre", "shared": True, "bytes": 100 << 30, "files": 9,
                       "digest": 1},
     "stage": FOLDER, "out": FOLDER | {"path": "/lustre/r", "type": "lustre", "shared": True},

@@ -15,6 +15,7 @@ from mlhpc.iobench.report import record as io
 from mlhpc.record import events
 from mlhpc.record.environment import Environment
 from mlhpc.record.history import HistoryRecord
+from mlhpc.record.rank_table import RankTable
 from mlhpc.record.result import Result
 from mlhpc.record.series import CampaignRecord, CellRecord, ServersRecord
 
@@ -22,7 +23,11 @@ CHECKOUT = Path(__file__).parents[2]
 PAGE = CHECKOUT / "docs/reference/record.md"
 RUN = CHECKOUT / "tests/data/run"
 """``mlhpc run cosmoflow --preset smoke``, shortened to four epochs, and staged."""
-FILES: dict[str, type[BaseModel]] = {"result.json": Result, "env.json": Environment}
+FILES: dict[str, type[BaseModel]] = {
+    "result.json": Result,
+    "env.json": Environment,
+    "ranks.json": RankTable,
+}
 OTHERS: dict[str, type[BaseModel]] = {
     "campaign.json": CampaignRecord,
     "cell.json of a study": CellRecord,
@@ -38,8 +43,9 @@ keeps it up to date. Later versions may add keys, and readers ignore those they 
 are always there. Unknown values are null. Times are in seconds, sizes in bytes.
 
 A run's folder is its complete record: `result.json`, `env.json`, `config.toml` (all settings, as
-`mlhpc run --config` takes them; `mlhpc presets` explains them), `events.rankN.jsonl`, `run.log` (MLLOG, as MLPerf
-requires), and `report.html` once `mlhpc report` has written it. The JSON schema of a file, for other programs:
+`mlhpc run --config` takes them; `mlhpc presets` explains them), `events.rankN.jsonl` (from rank 256 on in folders
+of 256), `ranks.json` once the run has ended, `run.log` (MLLOG, as MLPerf requires), and `report.html` once
+`mlhpc report` has written it. The JSON schema of a file, for other programs:
 
     python -c "from mlhpc.record.result import Result; import json; print(json.dumps(Result.model_json_schema()))"
 """

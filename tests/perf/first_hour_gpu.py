@@ -446,8 +446,8 @@ def perform(check: Check, gpus: int, work: Path) -> Outcome:
             done = subprocess.run(words, stdout=output, stderr=subprocess.STDOUT, timeout=limit)
         except subprocess.TimeoutExpired:
             return Outcome("FAILED", time.monotonic() - start, f"no end after {check.minutes:g} minutes")
-    # 1: a run that ended without its target, as two epochs may.
-    allowed = (0, 1) if "run" in words else (0,)
+    # 3: a run that ended without its target, as two epochs may.
+    allowed = (0, 3) if "run" in words else (0,)
     if done.returncode not in allowed:
         why = f"status {done.returncode}: {last_line(log)}"
         return Outcome("FAILED", time.monotonic() - start, why)

@@ -36,7 +36,7 @@ def one_rank(tiny_data, tmp_path_factory):
     folder = tmp_path_factory.mktemp("pytorch")
     words = ["--data", tiny_data, "--stage", folder / "stage", "--out", folder / "out", "--seed", 4]
     done = mlhpc("run", "cosmoflow", *words, *settings(PYTORCH, "training.checkpoint_epochs=1"))
-    assert done.returncode == 1 and "target" in done.stderr, done.stderr  # missed, after three epochs
+    assert done.returncode == 3 and "target" in done.stderr, done.stderr  # missed, after three epochs
     return folder / "out"
 
 
@@ -53,7 +53,7 @@ def test_the_record_names_the_framework_and_passes_all_checks_but_the_target(one
 def test_two_ranks_train_on_the_same_trajectory(one_rank, tiny_data, tmp_path):
     words = ["--data", tiny_data, "--out", tmp_path / "out", "--seed", 4, "--ranks", 2]
     done = mlhpc("run", "cosmoflow", *words, *settings(PYTORCH, "training.checkpoint_epochs=1"))
-    assert done.returncode == 1 and "target" in done.stderr, done.stderr  # missed, after three epochs
+    assert done.returncode == 3 and "target" in done.stderr, done.stderr  # missed, after three epochs
     assert result(tmp_path / "out")["ranks"] == 2
     assert trace(tmp_path / "out") == pytest.approx(trace(one_rank), rel=2e-3)
 
@@ -62,7 +62,7 @@ def test_two_ranks_that_share_every_sample_train_on_the_same_trajectory(one_rank
     words = ["--data", tiny_data, "--out", tmp_path / "out", "--seed", 4, "--ranks", 2]
     spatial = "training.spatial=[1,2,1]"
     done = mlhpc("run", "cosmoflow", *words, *settings(PYTORCH, "training.checkpoint_epochs=1", spatial))
-    assert done.returncode == 1, done.stderr
+    assert done.returncode == 3, done.stderr
     assert trace(tmp_path / "out") == pytest.approx(trace(one_rank), rel=2e-3)
     ours, theirs = (result(out)["epochs"] for out in (tmp_path / "out", one_rank))
     assert [epoch["bytes"] for epoch in ours] == [epoch["bytes"] for epoch in theirs]  # read once, not twice
@@ -99,7 +99,7 @@ def test_a_killed_rank_of_a_spatial_group_is_named_with_group_and_coordinates(ti
 def test_coarse_epochs_are_recorded_and_learn(tiny_data, tmp_path):
     out, coarse = tmp_path / "out", ["training.coarse_epochs=[1]", "training.max_epochs=2"]
     done = mlhpc("run", "cosmoflow", "--data", tiny_data, "--out", out, *settings(PYTORCH, *coarse))
-    assert done.returncode == 1 and "target" in done.stderr, done.stderr
+    assert done.returncode == 3 and "target" in done.stderr, done.stderr
     assert [epoch["trained_side"] for epoch in result(out)["epochs"]] == [16, 32]
     assert [r["value"] for r in mllog(out) if r["key"] == "coarse_epochs"] == [[1]]
 
@@ -113,7 +113,7 @@ def test_a_killed_run_resumes_on_the_same_trajectory(tiny_data, tmp_path):
 def tensorflow(tiny_data, tmp_path_factory):
     out = tmp_path_factory.mktemp("tensorflow") / "out"
     changed = settings("training.checkpoint_epochs=1", "training.max_epochs=1")
-    assert mlhpc("run", "cosmoflow", "--data", tiny_data, "--out", out, *changed).returncode == 1
+    assert mlhpc("run", "cosmoflow", "--data", tiny_data, "--out", out, *changed).returncode == 3
     return out
 
 
@@ -126,7 +126,7 @@ def test_weights_of_one_framework_are_where_the_other_starts(one_rank, tensorflo
         assert done.returncode == 0 and "weights in 14 arrays" in done.stdout, done.stderr
         changed = settings(f"training.framework={framework}", f"training.weights={file}", *still)
         out = tmp_path / framework
-        assert mlhpc("run", "cosmoflow", "--data", tiny_data, "--out", out, *changed).returncode == 1
+        assert mlhpc("run", "cosmoflow", "--data", tiny_data, "--out", out, *changed).returncode == 3
         ours, theirs = (result(each)["epochs"][-1]["eval_error"] for each in (out, run))
         assert ours == pytest.approx(theirs, rel=1e-4)
 

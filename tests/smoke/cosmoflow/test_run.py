@@ -102,7 +102,7 @@ def test_two_ranks_reproduce_the_trace_of_one(tiny_data, one_rank, tmp_path):
     out = tmp_path / "out"
     words = ["--data", tiny_data, "--out", out, "--seed", 7, "--ranks", 2, *settings()]
     done = mlhpc("run", "cosmoflow", *words, new_process=True)
-    assert done.returncode == 1, done.stderr
+    assert done.returncode == 3, done.stderr
     assert result(out)["ranks"] == 2
     assert trace(out) == pytest.approx(trace(one_rank), rel=2e-5)
     assert (out / "events.rank1.jsonl").exists()
@@ -174,7 +174,7 @@ def test_the_shard_of_a_single_node_is_the_whole_data_set(tiny_data, tmp_path):
     out = tmp_path / "out"
     words = ["--data", tiny_data, "--stage", tmp_path / "s", "--out", out, "--ranks", 2, "--seed", 7]
     done = mlhpc("run", "cosmoflow", *words, *settings("staging.mode=shard", "training.max_epochs=1"))
-    assert done.returncode == 1, done.stderr
+    assert done.returncode == 3, done.stderr
     assert result(out)["staging"]["files"] == 27 + 7
 
 
@@ -287,5 +287,5 @@ from mlhpc.cli import main
 sys.exit(main({words!r}))
 """
     done = run_warm(TENSORFLOW, ["-c", program], timeout=300)
-    assert done.returncode == 1, done.stderr
+    assert done.returncode == 3, done.stderr
     assert "TOUCHED" not in done.stderr

@@ -14,7 +14,7 @@ def run(data: Path, folder: Path, *more: str) -> Path:
         "run", "deepcam", "--seed", 7, "--data", data, "--stage", folder / "stage", "--out", folder / "out",
         *climate_settings("training.max_epochs=5", *more),
     )  # fmt: skip
-    assert done.returncode in (0, 1), done.stderr
+    assert done.returncode in (0, 3), done.stderr
     return folder / "out"
 
 

@@ -70,7 +70,7 @@ def one_rank(pictures, tmp_path_factory):
         "--data", pictures, "--stage", folder / "stage", "--out", folder / "out", *settings(*offset),
         "--set", "training.checkpoint_epochs=4",
     )  # fmt: skip
-    assert done.returncode == 1, done.stderr
+    assert done.returncode == 3, done.stderr
     return folder / "out"
 
 
@@ -132,7 +132,7 @@ def test_two_ranks_differ_from_one_only_by_batch_norm(pictures, one_rank, tmp_pa
     out = tmp_path / "out"
     words = ["--data", pictures, "--out", out, "--seed", 7, "--ranks", 2, *settings("target.value=0.999")]
     done = mlhpc("run", "resnet50", *words)
-    assert done.returncode == 1, done.stderr
+    assert done.returncode == 3, done.stderr
     record = result(out)
     assert record["ranks"] == 2
     assert trace(out)[0] == pytest.approx(trace(one_rank)[0], rel=0.3)
@@ -145,7 +145,7 @@ def test_without_batch_norm_two_ranks_equal_one(pictures, tmp_path):
     for name, ranks in (("one", 1), ("two", 2)):
         words = ["--data", pictures, "--out", tmp_path / name, "--seed", 3, "--ranks", ranks, *lenet]
         done = mlhpc("run", "resnet50", *words)
-        assert done.returncode == 1, done.stderr
+        assert done.returncode == 3, done.stderr
     assert trace(tmp_path / "two") == pytest.approx(trace(tmp_path / "one"), rel=1e-4)
 
 
@@ -176,7 +176,7 @@ def test_packing_while_staging_does_not_change_training(ranks, pictures, tmp_pat
             *words, "--stage", tmp_path / "s", "--out", tmp_path / f"{packed}",
             "--set", f"staging.pack={packed}".lower(),
         )  # fmt: skip
-        assert done.returncode == 1, done.stderr
+        assert done.returncode == 3, done.stderr
         assert not (tmp_path / "s").exists()
     assert trace(tmp_path / "True") == trace(tmp_path / "False")
     plain, packed = (result(tmp_path / f"{packed}")["staging"] for packed in (False, True))
@@ -249,7 +249,7 @@ def test_skipped_images_are_recorded(ranks, pictures, tmp_path):
     names = [break_an_image(data, split) for split in ("train", "validation")]
     more = settings("loading.broken_images=skip", "training.max_epochs=3", "target.value=0.999")
     done = mlhpc("run", "resnet50", "--seed", 5, "--data", data, "--out", out, "--ranks", ranks, *more)
-    assert done.returncode == 1, done.stderr
+    assert done.returncode == 3, done.stderr
     counts = [epoch["images_skipped"] for epoch in result(out)["epochs"]]
     assert counts[-1] == 2 and counts == sorted(counts)
     events = [json.loads(line) for line in (out / "events.rank0.jsonl").read_text().splitlines()]

@@ -69,11 +69,11 @@ def test_a_campaign_continues_after_an_aborted_run_and_repeats_it_later(site, ca
 
 def test_a_campaign_stops_when_no_score_is_possible(site, capsys):
     site.will(run_02="missed-8", run_03="missed-8")
-    assert site.run() == 1
+    assert site.run() == 3
     assert [call["name"] for call in site.calls()] == ["run_01", "run_02", "run_03"]
     assert "run_02 and run_03 missed the target" in site.record()["stopped"]
     assert site.states()[3:] == ["to do"] * 7
-    assert site.run() == 1, "and does not continue when started again"
+    assert site.run() == 3, "and does not continue when started again"
     assert len(site.calls()) == 3 and "no score is possible" in capsys.readouterr().out
 
 
@@ -113,6 +113,23 @@ def test_a_run_aborted_by_a_lost_rank_says_which_rank(site):
     campaign = site.start("--runs", "2", "--number", "2")
     campaign.communicate(timeout=60)
     assert site.record()["run_states"][0]["why"] == "rank 3 on n1 was lost in phase 'epoch 2': x"
+
+
+def test_a_requeued_campaign_says_so(site, capsys, monkeypatch):
+    site.will(run_02="aborted")
+    site.run("--runs", "3")
+    assert "requeued by" not in capsys.readouterr().out
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    site.will()
+    assert site.run("--runs", "3") == 0
+    assert "requeued by Slurm, restart 1: 2 of 3 runs are done" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("outcome", "status"), [("converged-8", 0), ("missed-8", 3), ("aborted", 1)])
+def test_the_exit_status_tells_a_missed_target_from_a_failure(site, outcome, status):
+    site.will(run_01=outcome)
+    assert site.run("--runs", "1") == status
+    assert site.run("--runs", "2", "--number", "1") == status, "a task of a job array"
 
 
 def test_runs_with_other_settings_are_not_mixed(site, capsys):

@@ -11,7 +11,7 @@ import pytest
 from mlhpc import run as module
 from mlhpc.benchmarks import load
 from mlhpc.benchmarks.registry import Framework
-from mlhpc.common.ranks.world import Solo
+from mlhpc.common.ranks.world import Loss, Solo
 from mlhpc.common.training.checkpoint import Checkpoint, save
 from mlhpc.errors import UserError
 from mlhpc.record.conclusion import Conclusion, last_line, summarize
@@ -124,3 +124,23 @@ def test_settings_that_no_result_can_hold_end_the_run_before_it_trains(tmp_path:
     Conclusion(run, tmp_path, Solo(), lambda loss: None)
     with pytest.raises(UserError, match=r"result\.json cannot hold benchmark 'two words'"):
         Conclusion(run.model_copy(update={"benchmark": "two words"}), tmp_path, Solo(), lambda loss: None)
+
+
+def test_a_result_that_cannot_be_written_after_the_loss_of_a_rank_is_one_line(tmp_path: Path, capfd) -> None:
+    """As on a full disk: the thread that ends the process prints no traceback, and does not stop halfway."""
+    facts = {"t": 0.1, "event": "note", "name": "facts", "resumed": False, "ranks": 2}
+    (tmp_path / "events.rank0.jsonl").write_text(json.dumps(facts) + "\n")
+    (tmp_path / "result.json").mkdir()
+    callbacks = []
+
+    class Watched(Solo):
+        def on_loss(self, callback):
+            callbacks.append(callback)
+
+    def full(loss: Loss) -> None:
+        raise UserError("the disk is full")
+
+    Conclusion(load.load("deepcam", "smoke"), tmp_path, Watched(size=2), full)
+    callbacks[-1](Loss(1, "n1", "epoch 2", "killed"))
+    error = capfd.readouterr().err
+    assert error.count("\n") == 1 and f"{tmp_path}/result.json cannot be written" in error

@@ -7,6 +7,7 @@ that they were given is then read by the real parser.
 
 import fcntl
 import inspect
+import json
 import os
 import re
 import signal
@@ -185,6 +186,54 @@ def test_without_its_variables_a_script_stops_instead_of_running_something_else(
     """As after ``sbatch --export=NONE``."""
     assert run(FOLDER / f"{script}.sbatch", status=1) == []
     assert "--export=BENCHMARK=" in (tmp_path / "stderr").read_text()
+
+
+def attempt(folder, status=None, saved=False):
+    """What a run left in ``folder``."""
+    folder.mkdir()
+    (folder / "events.rank0.jsonl").touch()
+    if status:
+        (folder / "result.json").write_text(json.dumps({"status": status}, indent=1))
+    if saved:
+        (folder / "checkpoint.npz").touch()
+
+
+def test_a_chain_of_jobs_continues_a_run_from_its_last_checkpoint(run, tmp_path):
+    out = tmp_path / "out"
+    chain = {"BENCHMARK": "cosmoflow", "OUT": str(out), "RESUME": "1"}
+
+    def resumed():
+        [call] = run(FOLDER / "run.sbatch", "--evict", **chain)
+        options = understood(call)
+        assert options.out == out and not out.exists() and options.evict
+        return options.resume and options.resume.name
+
+    assert resumed() is None, "the first job of the chain"
+    attempt(out)
+    assert resumed() is None and (tmp_path / "out.1").is_dir(), "killed before its first checkpoint"
+    attempt(out, "aborted", saved=True)
+    assert resumed() == "out.2"
+    attempt(out, "aborted")
+    assert resumed() == "out.2" and (tmp_path / "out.3").is_dir(), "the third part had saved nothing yet"
+    assert resumed() == "out.2", "a job that ended before its run had a folder"
+
+
+@pytest.mark.parametrize(("status", "exits"), [("success", 0), ("failed", 3)])
+def test_a_chain_of_jobs_leaves_a_run_that_has_ended(run, tmp_path, status, exits):
+    attempt(tmp_path / "out", status, saved=True)
+    chain = {"BENCHMARK": "cosmoflow", "OUT": str(tmp_path / "out"), "RESUME": "1"}
+    assert run(FOLDER / "run.sbatch", status=exits, **chain) == []
+    assert "nothing to continue" in (tmp_path / "stdout").read_text() and (tmp_path / "out").is_dir()
+
+
+def test_a_chain_of_jobs_leaves_a_run_that_is_running(run, tmp_path):
+    attempt(tmp_path / "out", saved=True)
+    chain = {"BENCHMARK": "cosmoflow", "OUT": str(tmp_path / "out"), "RESUME": "1"}
+    with open(tmp_path / "out" / "events.rank0.jsonl") as events:
+        fcntl.flock(events, fcntl.LOCK_SH)
+        assert run(FOLDER / "run.sbatch", status=2, **chain) == []
+    assert "is still running; submit this with --dependency=afterany" in (tmp_path / "stderr").read_text()
+    assert (tmp_path / "out").is_dir()
 
 
 def test_a_heterogeneous_job_is_refused(run, tmp_path):

@@ -179,7 +179,7 @@ def test_a_record_that_cannot_be_written_ends_the_run_with_a_one_line_error(tmp_
     (tmp_path / full).symlink_to("/dev/full")
     reached = False
     with (
-        pytest.raises(UserError, match=f"{tmp_path} cannot be written: No space left on device"),
+        pytest.raises(UserError, match=f"{tmp_path}/{full} cannot be written: No space left on device"),
         RunLog(tmp_path, Solo()) as log,
         log.span("run"),
         log.span("epoch", epoch=1),

@@ -133,6 +133,9 @@ def torch_of(cuda, driver, usable):
         ("results", "warn", {"out__is_ram": True}, {}),
         ("results", "warn", {"out__free": 1 << 29}, {}),
         ("/dev/shm", "warn", {"shm__free": 64 << 20}, {}),  # what container engines give
+        ("environment", None, {"environment__shared": True}, {}),
+        ("environment", "warn", {"environment__shared": True}, {"rank_info": RankInfo("srun", 0, 65)}),
+        ("environment", None, {}, {"rank_info": RankInfo("srun", 0, 65)}),
         ("network", "fail", {"no_interface": {"HOROVOD_GLOO_IFACE": "ib9"}}, {}),
         ("compiled gradients", "warn", {"compiled__gradients": False}, {}),
         ("compiled gradients", None, {}, {}),

@@ -416,4 +416,4 @@ def test_json_of_a_failed_run_has_the_exit_status_of_the_text(tmp_path: Path) ->
     folder = started(tmp_path / "run", epochs=1, ended=True)
     events = folder / "events.rank0.jsonl"
     events.write_text(events.read_text().replace('"status": "success"', '"status": "failed"'))
-    assert [cli.main(["watch", str(folder), "--once", *more]) for more in ([], ["--json"])] == [1, 1]
+    assert [cli.main(["watch", str(folder), "--once", *more]) for more in ([], ["--json"])] == [3, 3]

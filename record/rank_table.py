@@ -1,0 +1,131 @@
+"""``ranks.json``: start-up, staging, training and memory of every rank, which rank 0 writes once the run has
+ended, so that readers need not open a file for each rank."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+from pydantic import Field
+
+from mlhpc.common.ranks.world import World
+from mlhpc.common.timing.event_files import event_files
+from mlhpc.record.events import read_events
+from mlhpc.record.fields import MOST_RANKS, Count, Fields, Number
+
+NAME = "ranks.json"
+PERCENTILES = ("p50", "p90", "p99", "max")
+_MOST_BYTES = 4 * 2**20
+"""Of the events that are read for a run without a table, rank 0's aside: they take about a second."""
+_MOST_BYTES_OF_ONE = 256 * 2**20
+_COLUMNS: dict[str, tuple[str, str, str, Callable[[Iterable[float]], float]]] = {
+    "init_s": ("end", "init", "seconds", sum),
+    "staging_s": ("end", "staging", "seconds", sum),
+    "train_s": ("end", "train", "seconds", sum),
+    "data_wait_s": ("timed", "data_wait", "seconds", sum),
+    "longest_wait_s": ("timed", "data_wait", "max", max),
+    "eval_s": ("end", "eval", "seconds", sum),
+    "peak_bytes": ("note", "memory", "peak_bytes", max),
+    "device_peak_bytes": ("note", "memory", "device_peak_bytes", max),
+}
+"""By column: kind, name and key of the events, and what becomes of their values."""
+
+Column = Annotated[tuple[Annotated[Number, Field(ge=0)] | None, ...], Field(max_length=MOST_RANKS)]
+Steps = dict[int, dict[str, Number]]
+
+
+class RankTable(Fields):
+    """A column for each quantity, with a value for each of ``ranks``, null if its events have none: seconds of
+    spans, bytes of memory. ``steps``: by epoch, percentiles of the step time in seconds, of the rank with the
+    smallest median. ``left_out``: the number of ranks that are not in the table."""
+
+    ranks: Annotated[tuple[Count, ...], Field(max_length=MOST_RANKS)] = ()
+    left_out: Count = 0
+    init_s: Column = ()
+    staging_s: Column = ()
+    train_s: Column = ()
+    data_wait_s: Column = ()
+    longest_wait_s: Column = ()
+    eval_s: Column = ()
+    peak_bytes: Column = ()
+    device_peak_bytes: Column = ()
+    steps: Steps = Field(default_factory=dict)
+
+    def of(self, column: str) -> dict[int, float]:
+        """The values of a column by rank, the smallest first."""
+        pairs = zip(self.ranks, getattr(self, column), strict=False)
+        return dict(sorted((pair for pair in pairs if pair[1] is not None), key=lambda pair: pair[1]))
+
+
+def write_rank_table(folder: Path, world: World, events: Sequence[Mapping[str, Any]]) -> None:
+    """Write the table of a run that has ended, from each rank's ``events``. Called by all ranks.
+    Raises UserError."""
+    rows = np.zeros((world.size, len(_COLUMNS)))
+    rows[world.rank] = _row(events)
+    rows = world.sum(rows)  # arrays in one reduction, not a text of each rank
+    own = _steps(events)
+    last = int(world.max([max(own, default=0)])[0])
+    table = np.full((last + 1, len(PERCENTILES)), np.inf)
+    for epoch, percentiles in own.items():
+        table[epoch] = [percentiles.get(key, np.inf) for key in PERCENTILES]
+    smallest = table[:, :1] == -world.max(-table[:, :1])
+    steps = world.max(np.where(smallest & np.isfinite(table), table, -1.0)).tolist()
+    if world.rank == 0:
+        named = (dict(zip(PERCENTILES, row, strict=True)) for row in steps)
+        of_epochs = {epoch: row for epoch, row in enumerate(named) if min(row.values()) >= 0}
+        _table(range(world.size), rows.tolist(), of_epochs).write(folder / NAME)
+
+
+def read_rank_table(folder: Path, ranks: int | None) -> RankTable:
+    """The table of a run of ``ranks`` ranks; of one without, as while it runs, from the events of its first ranks,
+    as many as can be read in about a second. Raises OSError."""
+    with suppress(OSError, ValueError, TypeError, RecursionError):
+        return RankTable.read(folder / NAME)
+    read: dict[int, list[dict[str, Any]]] = {}
+    steps: Steps = {}
+    files, left = event_files(folder), _MOST_BYTES
+    for rank, path in files.items():
+        size = path.stat().st_size
+        left -= size if read else 0
+        if left < 0:
+            break
+        with suppress(OSError, ValueError, RecursionError):
+            read[rank] = read_events(path) if size <= _MOST_BYTES_OF_ONE else []
+            for epoch, own in _steps(read[rank]).items():
+                steps[epoch] = min(steps.get(epoch, own), own, key=lambda each: each.get("p50", np.inf))
+    left_out = max(ranks or 0, len(files)) - len(read)
+    return _table(read, map(_row, read.values()), steps).model_copy(update={"left_out": left_out})
+
+
+def _table(ranks: Iterable[int], rows: Iterable[Sequence[float]], steps: Steps) -> RankTable:
+    columns = zip(*rows, strict=True)
+    known = ([None if value != value else float(f"{value:.6g}") for value in column] for column in columns)
+    named: dict[str, Any] = dict(zip(_COLUMNS, map(tuple, known), strict=False))
+    return RankTable(ranks=tuple(ranks), steps=steps, **named)
+
+
+def _row(events: Sequence[Mapping[str, Any]]) -> list[float]:
+    """The values of one rank, NaN for those that its events do not have."""
+    row = []
+    for kind, name, key, reduce in _COLUMNS.values():
+        own = (e.get(key) for e in events if e.get("event") == kind and e.get("name") == name)
+        values = [value for value in map(_number, own) if value is not None]
+        row.append(reduce(values) if values else np.nan)
+    return row
+
+
+def _steps(events: Sequence[Mapping[str, Any]]) -> Steps:
+    steps = {}
+    for event in events:
+        epoch = event.get("epoch")
+        if (event.get("event"), event.get("name")) == ("steps", "train") and isinstance(epoch, int):
+            percentiles = {key: _number(event.get(key)) for key in PERCENTILES}
+            steps[epoch] = {key: value for key, value in percentiles.items() if value is not None}
+    return steps
+
+
+def _number(value: Any) -> float | None:
+    """A finite number of at least 0."""
+    valid = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1e300
+    return float(value) if valid else None
