@@ -187,11 +187,11 @@ def _file(module: str, path: str, row: Mapping[str, Any], traced: list[Any], ran
 def _sizes(number: Any, file: ReadFile) -> dict[int, int]:
     """Number of reads by size: the four most frequent sizes, if no others were read, else by the histogram."""
     common = {number(f"ACCESS{n}_ACCESS"): number(f"ACCESS{n}_COUNT") for n in range(1, 5)}
-    common = {size: count for size, count in common.items() if size and count}
+    common = {size: times for size, times in common.items() if size and times}
     counted = {BINS[name]: number(f"SIZE_READ_{name}") for name in BINS}
     if not number("WRITES") and sum(common.values()) == file.reads:
         return common
-    sizes = {size: count for size, count in counted.items() if count}
+    sizes = {size: times for size, times in counted.items() if times}
     return sizes or {max(1, file.bytes // file.reads): file.reads}
 
 

@@ -72,7 +72,7 @@ def _diff(options: argparse.Namespace) -> int:
 
 
 def _trace(options: argparse.Namespace) -> int:
-    from mlhpc.record.trace import write_trace
+    from mlhpc.observe.trace import write_trace
 
     print(write_trace(options.run, options.out))
     return 0

@@ -11,10 +11,9 @@ from rich.console import Console
 
 from mlhpc.common.files.untrusted import finite
 from mlhpc.errors import UserError
-from mlhpc.observe import watch
+from mlhpc.observe import trace, watch
 from mlhpc.observe.export import export
 from mlhpc.observe.report_content import report_content
-from mlhpc.record import trace
 from mlhpc.record.differences import differences, print_differences
 
 

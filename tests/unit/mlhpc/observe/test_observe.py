@@ -16,10 +16,10 @@ from mlhpc.benchmarks import load
 from mlhpc.common.ranks.world import Solo
 from mlhpc.common.timing.runlog import RunLog
 from mlhpc.errors import UserError
+from mlhpc.observe.trace import write_trace
 from mlhpc.observe.watch import progress_of, watch
 from mlhpc.record.differences import differences
 from mlhpc.record.progress import Follower, _Tail
-from mlhpc.record.trace import write_trace
 
 # Of the Trace Event Format: what Perfetto's JSON importer needs of the phases that are used here.
 TRACE_SCHEMA = {
