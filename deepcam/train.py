@@ -88,7 +88,7 @@ def train(
         make = partial(_steps, run, *state)
         steps = make()
         prepare(run.loading.loader, "mlhpc.deepcam.data.sample")
-        _warm_up(run, steps, model, optimizer, scaler, local_batch_size)
+        _warm_up(run, steps, *state, local_batch_size)
         events = None if run.emulation.enabled else device_events(device)
 
     # The clock: from the moment the last rank is ready until the slowest one has finished.
@@ -180,16 +180,19 @@ def _warm_up(
     model: DeepLab,
     optimizer: torch.optim.Optimizer,
     scaler: GradScaler,
+    world: World,
     local_batch_size: int,
 ) -> None:
     """Compile and run the steps on zeros, unless they are emulated."""
     if run.emulation.enabled:
         return
+    shape, dtype = run.data.sample_shape, dtype_of(run.loading.sample_dtype)
     if run.loading.decode == "device":
         from mlhpc.deepcam.data import delta_triton  # needs Triton
 
-        dtype = dtype_of(run.loading.sample_dtype)
-        delta_triton.warm_up(run.data.sample_shape, dtype, next(model.parameters()).device)
-    zeros = partial(zeros_batch, sample_shape=run.data.sample_shape)
-    sizes = WarmUpSizes(local_batch_size, run.training.eval_batch_size, run.backward_passes)
-    warm_up(model, optimizer, scaler, steps, zeros, sizes, graphs=wants_graphs(run.training))
+        delta_triton.warm_up(shape, dtype, next(model.parameters()).device)
+    zeros = partial(zeros_batch, sample_shape=shape, dtype=dtype)
+    sizes = WarmUpSizes(
+        local_batch_size, run.training.eval_batch_size, run.backward_passes, run.loading.prefetch
+    )
+    warm_up(model, optimizer, scaler, world, steps, zeros, sizes, graphs=wants_graphs(run.training))

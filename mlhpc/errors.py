@@ -22,6 +22,10 @@ class AlreadyReported(UserError):
     reports this one as lost."""
 
 
+class DeviceLost(UserError):
+    """The device of this process has failed. What is left on it cannot be freed: destructors would abort."""
+
+
 class Terminated(BaseException):
     """A signal ends the run; ``status`` is the exit status, 128 plus the signal's number.
 

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mlhpc.common.pytorch.devices import mover
+from mlhpc.common.pytorch.devices import mover, oom_as_user_error
 from mlhpc.common.pytorch.loading import TensorPair, as_tensor, pinned
 from mlhpc.cosmoflow.data.augment import SYMMETRIES
 from mlhpc.cosmoflow.data.encoded import Encoded
@@ -22,7 +22,8 @@ def converter(sample_dtype: str, device: torch.device) -> Callable[[Batch], Tens
         x, y = batch
         targets = pinned(torch.from_numpy(y), device)
         if isinstance(x, Encoded):
-            return decode(x, sample_dtype, lambda part: move(pinned(part, device))), targets
+            with oom_as_user_error("decoding a batch", "loading.decode=host"):
+                return decode(x, sample_dtype, lambda part: move(pinned(part, device))), targets
         return pinned(as_tensor(x, sample_dtype), device), targets
 
     return as_tensors

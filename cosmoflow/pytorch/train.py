@@ -185,10 +185,10 @@ def _steps(
     slab = (*group.plan.shape(group.rank), shape[-1]) if group else shape
     dtype = dtype_of(run.loading.sample_dtype)
     zeros = partial(_zeros_batch, sample_shape=slab, targets=run.network.targets, dtype=dtype)
-    sizes = WarmUpSizes(local_batch_size, training.eval_batch_size)
+    sizes = WarmUpSizes(local_batch_size, training.eval_batch_size, prefetch=run.loading.prefetch)
     for halvings in range(len(training.coarse_epochs) + 1):
         model.halvings = halvings
-        warm_up(model, optimizer, scaler, steps, zeros, sizes, graphs=wants_graphs(training))
+        warm_up(model, optimizer, scaler, world, steps, zeros, sizes, graphs=wants_graphs(training))
     if group:
         group.traffic.take()  # excludes the warm-up
     return steps
