@@ -10,7 +10,15 @@ from mlhpc import __version__
 from mlhpc.benchmarks.registry import BUILT_IN, load_object
 from mlhpc.commands import data, io, models, observe, preflight, results, training
 from mlhpc.commands.parser import Parser, print_help
-from mlhpc.errors import QUIET, AlreadyReported, DeviceLost, Terminated, UserError, did_you_mean, missing_package
+from mlhpc.errors import (
+    QUIET,
+    AlreadyReported,
+    DeviceLost,
+    Terminated,
+    UserError,
+    did_you_mean,
+    missing_package,
+)
 
 LONGEST = 8000
 """Characters of a message."""

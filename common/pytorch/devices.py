@@ -207,8 +207,16 @@ def precisions(device: torch.device) -> Precisions:
     return Precisions(False, True)
 
 
-LOST = ("ecc error", "hardware", "nvlink", "unspecified launch failure", "unknown error", "unavailable", "is lost")
-"""What messages of a driver (CUDA runtime API reference, cudaError) about a device that has failed have in them."""
+LOST = (
+    "ecc error",
+    "hardware",
+    "nvlink",
+    "unspecified launch failure",
+    "unknown error",
+    "unavailable",
+    "is lost",
+)
+"""What a driver's messages about a device that has failed have in them (CUDA runtime API reference, cudaError)."""
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from mlhpc.benchmarks.schema import Run
 from mlhpc.common.host.compiler import require_compiler
+from mlhpc.common.pytorch.buffers import page_lock
 from mlhpc.common.pytorch.devices import (
     StreamEvent,
     has_graphs,
@@ -271,20 +272,16 @@ def warm_up(
 
 
 def _page_lock(zeros: Callable[[int], tuple[Tensor, Tensor]], sizes: WarmUpSizes) -> None:
-    """Allocate the page-locked memory of an epoch, which takes milliseconds a batch. PyTorch keeps freed memory in
-    powers of two: a last batch may have any smaller one."""
+    """Page-lock the memory of an epoch's batches, of which the last of an evaluation may be smaller."""
     # Besides those read ahead: one being read, one of the loop, and those whose steps are in flight.
-    counts = dict.fromkeys((sizes.train, sizes.evaluation), sizes.prefetch + 2 + MAX_IN_FLIGHT)
-    samples = sizes.evaluation
-    while samples > 1:
-        counts.setdefault(samples := (samples + 1) // 2, 1)
-    held = [part.pin_memory() for size in counts for _ in range(counts[size]) for part in zeros(size)]
-    del held
+    many = sizes.prefetch + 2 + MAX_IN_FLIGHT
+    parts = {size: [part.nbytes for part in zeros(size)] for size in (sizes.train, sizes.evaluation)}
+    page_lock(max(parts[sizes.evaluation]), 1, [nbytes for each in parts.values() for nbytes in each * many])
 
 
 def report_slow_devices(work: Callable[[], object], device: torch.device, world: World) -> None:
-    """Name the ranks whose accelerator takes ``SLOW`` times as long for ``work`` as the median rank's, or longer. In
-    a training step all ranks take as long as the slowest, so ``work`` has no collectives. Called by all ranks."""
+    """Name the ranks whose accelerator takes more than ``SLOW`` times as long for ``work`` as the median rank's.
+    In a training step all take as long as the slowest, so ``work`` has no collectives. Called by all ranks."""
     if world.size == 1:
         return
     seconds = []
@@ -295,8 +292,8 @@ def report_slow_devices(work: Callable[[], object], device: torch.device, world:
     each = world.gather((min(seconds), f"{socket.gethostname()}, {name_of(device)} ({device})"))
     usual = sorted(each)[(world.size - 1) // 2][0]
     slow = [
-        f"rank {rank} on {where} is slow in phase 'init': {own / usual:.0f} times the {seconds_text(usual)} that an "
-        "evaluation step takes on the median rank; look at its clocks (nvidia-smi -q -d PERFORMANCE) or leave it out"
+        f"rank {rank} on {where} is slow in phase 'init': an evaluation step takes {own / usual:.0f} times the "
+        f"{seconds_text(usual)} of the median rank; look at its clocks (nvidia-smi -q -d PERFORMANCE)"
         for rank, (own, where) in enumerate(each)
         if own > SLOW * usual
     ]

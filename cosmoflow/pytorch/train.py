@@ -49,6 +49,7 @@ from mlhpc.cosmoflow.check import slab_plan
 from mlhpc.cosmoflow.cpu import pooled
 from mlhpc.cosmoflow.data.source import CosmoFlowSource, open_data
 from mlhpc.cosmoflow.pytorch.batches import converter
+from mlhpc.cosmoflow.pytorch.batches import warm_up as warm_up_decoding
 from mlhpc.cosmoflow.pytorch.metric import absolute_error, training_loss
 from mlhpc.cosmoflow.pytorch.model import ConvolveAndPool, CosmoFlowNet, convolve_and_pool
 from mlhpc.cosmoflow.pytorch.optimizer import make_optimizer
@@ -191,6 +192,10 @@ def _steps(
         warm_up(model, optimizer, scaler, world, steps, zeros, sizes, graphs=wants_graphs(training))
     if group:
         group.traffic.take()  # excludes the warm-up
+    if run.loading.decode == "device":
+        device = next(model.parameters()).device
+        for samples in {local_batch_size, training.eval_batch_size, 1}:
+            warm_up_decoding(samples, shape, run.loading.sample_dtype, device)
     return steps
 
 

@@ -5,14 +5,15 @@ integers, so that every value has the bits of ``delta.decode_line``. Triton's in
 runs it without a GPU.
 """
 
+import math
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import torch
 import triton
 import triton.language as tl
 
+from mlhpc.common.pytorch.buffers import page_lock
 from mlhpc.deepcam.data.delta import Lines, Normalisation
 
 
@@ -126,9 +127,12 @@ def decode(
 
 
 def warm_up(shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> None:
-    """Compile the kernel for samples of ``shape`` by decoding one, all pivots, before the clock starts."""
+    """Compile the kernel for samples of ``shape`` by decoding one, all pivots, and page-lock memory for their
+    sections, before the clock starts."""
     lines, one = np.zeros((shape[2], shape[0]), np.int64), np.zeros(1, np.float32)
     sections = one, one.astype(np.int8), one.astype(np.uint8), one
     sample = Lines(shape, lines.astype(np.uint8), lines, lines, *sections)
     channel = np.zeros(shape[2], np.float32)
     decode(sample, torch.empty(shape, dtype=dtype, device=device), (channel, channel))
+    # Sections of up to a byte per value and a few per line; one is filled while another is copied.
+    page_lock(math.prod(shape) + 32 * lines.size, 3)

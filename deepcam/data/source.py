@@ -137,9 +137,7 @@ def open_data(run: DeepCam, data: Path, world: World) -> tuple[Manifest, Statist
     return dataset, on_rank0(world, lambda: read_statistics(data, run.data.sample_shape[-1]))
 
 
-def zeros_batch(
-    samples: int, sample_shape: Sequence[int], dtype: torch.dtype = torch.float32
-) -> TensorPair:
+def zeros_batch(samples: int, sample_shape: Sequence[int], dtype: torch.dtype = torch.float32) -> TensorPair:
     """A batch of zeros for the warm-up."""
     rows, columns, channels = sample_shape
     x = torch.zeros((samples, rows, columns, channels), dtype=dtype).permute(0, 3, 1, 2)
