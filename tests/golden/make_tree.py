@@ -135,7 +135,7 @@ def make_set(
     changes run ``number``. ``facts`` go to :func:`records`.
     """
     minutes = minutes or [10.0 + n for n in range(10 if benchmark == "cosmoflow" else 5)]
-    folder = Path(*filter(None, (tree, "results", system, level, benchmark)))
+    folder = Path(*(part for part in (tree, "results", system, level, benchmark) if part))
     for n, length in enumerate(minutes, 1):
         start = START_MS + (0 if level == "weak" else n * 86_400_000)
         made = records(benchmark, **{"minutes": length, "seed": n, "start_ms": start, **facts})

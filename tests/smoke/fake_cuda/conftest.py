@@ -33,12 +33,18 @@ class Done:
         """Since ``run_start``: by section and name."""
         return dict(self._found(rank)["since_run_start"])
 
+    def total(self, rank: int = 0) -> dict[str, dict[str, float]]:
+        """Since the start of the process: by section and name."""
+        return dict(self._found(rank)["total"])
+
     def first_used(self, rank: int = 0) -> dict[str, dict[str, float]]:
-        """What was used for the first time after ``run_start``: kernels, whose code is loaded then, kernels that were
-        compiled, and page-locked memory."""
-        everything, since = self._found(rank)["total"], self.counted(rank)
+        """What was used for the first time after ``run_start``: kernels, whose code is loaded then, compiled kernels
+        and page-locked memory."""
+        everything, since = self.total(rank), self.counted(rank)
         kernels = {name: n for name, n in since["kernels"].items() if n == everything["kernels"][name]}
-        used = {"kernels": kernels} | {name: since.get(name) or {} for name in ("modules", "host_allocations")}
+        used = {"kernels": kernels} | {
+            name: since.get(name) or {} for name in ("modules", "host_allocations")
+        }
         return {name: found for name, found in used.items() if found}
 
     def _found(self, rank: int) -> dict[str, Any]:
