@@ -38,8 +38,8 @@ class Done:
         return dict(self._found(rank)["total"])
 
     def first_used(self, rank: int = 0) -> dict[str, dict[str, float]]:
-        """What was used for the first time after ``run_start``: kernels, whose code is loaded then, compiled kernels
-        and page-locked memory."""
+        """What was used for the first time after ``run_start``: kernels, whose code is loaded then, kernels that
+        were compiled, and page-locked memory."""
         everything, since = self.total(rank), self.counted(rank)
         kernels = {name: n for name, n in since["kernels"].items() if n == everything["kernels"][name]}
         used = {"kernels": kernels} | {

@@ -11,9 +11,9 @@ import pytest
 from fake_cuda.library import devices, loader
 
 SCRIPT = Path(__file__).parents[2] / "perf/first_hour_gpu.py"
-# Where the numbers of a real device are compared, the condition that fails here.
-NUMBERS = {"driver": "computes something else", "foreach": "torch.equal(a, b)"}
-MODEL = {"events": {"kernel_us gemm": 5000, "kernel_us cublas": 5000}, "energy": {"devices": 1}}
+# What fails here: numbers of a real device, and TensorFlow's build for CPUs, which does not see the device.
+NUMBERS = {"driver": "TensorFlow sees 0 of 1 GPUs", "foreach": "assert all(torch.equal(a, b)"}
+MODEL = {"events": {"kernel_us": 200}}  # long enough to time
 
 
 def test_every_check_inside_is_called():
