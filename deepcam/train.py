@@ -185,6 +185,6 @@ def _warm_up(run: DeepCam, steps: Steps[tuple[torch.Tensor, int]], state: State,
 
         delta_triton.warm_up(shape, dtype, next(state[0].parameters()).device)
     zeros = partial(zeros_batch, sample_shape=shape, dtype=dtype)
-    evaluated, passes = run.training.eval_batch_size, run.backward_passes
-    sizes = WarmUpSizes(local_batch, evaluated, passes, run.loading.prefetch)
+    evaluated, passes, loading = run.training.eval_batch_size, run.backward_passes, run.loading
+    sizes = WarmUpSizes(local_batch, evaluated, passes, loading.prefetch, loading.decode == "device")
     warm_up(*state, steps, zeros, sizes, graphs=wants_graphs(run.training))

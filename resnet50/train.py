@@ -148,7 +148,8 @@ def _steps(
     make = partial(make_steps, model, training, world, optimizer, scaler)
     steps = make(loss_of=loss_of, measure=count_correct, accumulate=accumulate)
     zeros = partial(zeros_batch, sample_shape=run.data.sample_shape)
-    sizes = WarmUpSizes(local_batch_size, training.eval_batch_size, accumulate, run.loading.prefetch)
+    evaluated, loading = training.eval_batch_size, run.loading
+    sizes = WarmUpSizes(local_batch_size, evaluated, accumulate, loading.prefetch, loading.loader == "dali")
     warm_up(model, optimizer, scaler, world, steps, zeros, sizes)
     return steps
 

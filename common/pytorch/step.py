@@ -61,12 +61,14 @@ class Steps(NamedTuple, Generic[Measured]):
 
 
 class WarmUpSizes(NamedTuple):
-    """Samples per training pass and per evaluation step, passes per step, and batches read ahead."""
+    """Samples per training pass and per evaluation step, passes per step, batches read ahead in page-locked
+    memory, and whether their ``x`` is made on the device."""
 
     train: int
     evaluation: int
     accumulate: int = 1
     prefetch: int = 0
+    decoded: bool = False
 
 
 CompileMode = Literal["default", "reduce-overhead"]
@@ -275,7 +277,8 @@ def _page_lock(zeros: Callable[[int], tuple[Tensor, Tensor]], sizes: WarmUpSizes
     """Page-lock the memory of an epoch's batches, of which the last of an evaluation may be smaller."""
     # Besides those read ahead: one being read, one of the loop, and those whose steps are in flight.
     many = sizes.prefetch + 2 + MAX_IN_FLIGHT
-    parts = {size: [part.nbytes for part in zeros(size)] for size in (sizes.train, sizes.evaluation)}
+    both = (sizes.train, sizes.evaluation)
+    parts = {size: [part.nbytes for part in zeros(size)[sizes.decoded :]] for size in both}
     page_lock(max(parts[sizes.evaluation]), 1, [nbytes for each in parts.values() for nbytes in each * many])
 
 

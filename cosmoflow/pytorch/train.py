@@ -186,13 +186,14 @@ def _steps(
     slab = (*group.plan.shape(group.rank), shape[-1]) if group else shape
     dtype = dtype_of(run.loading.sample_dtype)
     zeros = partial(_zeros_batch, sample_shape=slab, targets=run.network.targets, dtype=dtype)
-    sizes = WarmUpSizes(local_batch_size, training.eval_batch_size, prefetch=run.loading.prefetch)
+    decoded = run.loading.decode == "device"
+    sizes = WarmUpSizes(local_batch_size, training.eval_batch_size, decoded=decoded)
     for halvings in range(len(training.coarse_epochs) + 1):
         model.halvings = halvings
         warm_up(model, optimizer, scaler, world, steps, zeros, sizes, graphs=wants_graphs(training))
     if group:
         group.traffic.take()  # excludes the warm-up
-    if run.loading.decode == "device":
+    if decoded:
         device = next(model.parameters()).device
         for samples in {local_batch_size, training.eval_batch_size, 1}:
             warm_up_decoding(samples, shape, run.loading.sample_dtype, device)
