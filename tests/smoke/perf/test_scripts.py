@@ -23,7 +23,7 @@ SMALLEST = {
     "direct_reads": "--folder {work} --file-mb 0.1 --files 4 --threads 1 --rounds 1",
     "exchange": "--nodes 4 --files 8 --ranks 1 --spread 0",
     "lamb": "--repeats 1 --device cpu --width 0.1",
-    "resnet50_input": "--images 8 --side 64 --batch 4 --workers 1 --rounds 1",
+    "resnet50_input": "--images 16 --side 64 --batch 4 --workers 1 --rounds 1",
     "resnet50_staging": "--images 60 --rounds 1 --workers 1 --scratch {work}",
     "resnet50_step": "--batch 2 --side 64 --rounds 1 --device cpu",
     "roll_call": "4",
