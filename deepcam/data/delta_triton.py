@@ -7,8 +7,10 @@ runs it without a GPU.
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 import triton
 import triton.language as tl
@@ -101,7 +103,8 @@ def decode(
     assert tuple(out.shape) == lines.shape
     device = out.device
 
-    arrays = (lines.kinds, lines.first, lines.coded, lines.pivots, lines.units, lines.codes, lines.raw)
+    arrays: list[npt.NDArray[Any]] = [lines.kinds, lines.first, lines.coded]
+    arrays += [lines.pivots, lines.units, lines.codes, lines.raw]
     arrays += normalise or (np.zeros(1, np.float32), np.ones(1, np.float32))
     # In one copy. Each begins at a multiple of 16 bytes, for which Triton compiles, and has some of its own: a
     # pointer to nothing is no pointer.
