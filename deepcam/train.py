@@ -52,6 +52,7 @@ from mlhpc.deepcam.model import DeepLab, build_model, current_name
 from mlhpc.deepcam.optim.optimizer import make_optimizer, rate_at
 from mlhpc.errors import UserError
 
+State = tuple[DeepLab, torch.optim.Optimizer, GradScaler, World]
 ADVICE = "look at them with mlhpc data show deepcam, or lower hyperparameters.opt_lr"
 """Advice for a loss that is not finite."""
 
@@ -88,7 +89,7 @@ def train(
         make = partial(_steps, run, *state)
         steps = make()
         prepare(run.loading.loader, "mlhpc.deepcam.data.sample")
-        _warm_up(run, steps, model, optimizer, scaler, local_batch_size)
+        _warm_up(run, steps, state, local_batch_size)
         events = None if run.emulation.enabled else device_events(device)
 
     # The clock: from the moment the last rank is ready until the slowest one has finished.
@@ -174,22 +175,16 @@ def _steps(
     )
 
 
-def _warm_up(
-    run: DeepCam,
-    steps: Steps[tuple[torch.Tensor, int]],
-    model: DeepLab,
-    optimizer: torch.optim.Optimizer,
-    scaler: GradScaler,
-    local_batch_size: int,
-) -> None:
+def _warm_up(run: DeepCam, steps: Steps[tuple[torch.Tensor, int]], state: State, local_batch: int) -> None:
     """Compile and run the steps on zeros, unless they are emulated."""
     if run.emulation.enabled:
         return
+    shape, dtype = run.data.sample_shape, dtype_of(run.loading.sample_dtype)
     if run.loading.decode == "device":
         from mlhpc.deepcam.data import delta_triton  # needs Triton
 
-        dtype = dtype_of(run.loading.sample_dtype)
-        delta_triton.warm_up(run.data.sample_shape, dtype, next(model.parameters()).device)
-    zeros = partial(zeros_batch, sample_shape=run.data.sample_shape)
-    sizes = WarmUpSizes(local_batch_size, run.training.eval_batch_size, run.backward_passes)
-    warm_up(model, optimizer, scaler, steps, zeros, sizes, graphs=wants_graphs(run.training))
+        delta_triton.warm_up(shape, dtype, next(state[0].parameters()).device)
+    zeros = partial(zeros_batch, sample_shape=shape, dtype=dtype)
+    evaluated, passes, loading = run.training.eval_batch_size, run.backward_passes, run.loading
+    sizes = WarmUpSizes(local_batch, evaluated, passes, loading.prefetch, loading.decode == "device")
+    warm_up(*state, steps, zeros, sizes, graphs=wants_graphs(run.training))

@@ -10,7 +10,15 @@ from mlhpc import __version__
 from mlhpc.benchmarks.registry import BUILT_IN, load_object
 from mlhpc.commands import data, history, io, models, observe, preflight, results, training
 from mlhpc.commands.parser import Parser, print_help
-from mlhpc.errors import QUIET, AlreadyReported, Terminated, UserError, did_you_mean, missing_package
+from mlhpc.errors import (
+    QUIET,
+    AlreadyReported,
+    DeviceLost,
+    Terminated,
+    UserError,
+    did_you_mean,
+    missing_package,
+)
 
 LONGEST = 8000
 """Characters of a message."""
@@ -38,6 +46,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         known = _reported(error, options)
         if known is None:
             raise
+        if is_program and any(isinstance(each, DeviceLost) for each in (error, error.__cause__)):
+            sys.stdout.flush()
+            os._exit(known)
         return known
     finally:
         if quiet_before is None:

@@ -27,6 +27,10 @@ MISSED = 3
 process that fails, which a batch system has to tell apart."""
 
 
+class DeviceLost(UserError):
+    """The device of this process has failed. What is left on it cannot be freed: destructors would abort."""
+
+
 class Terminated(BaseException):
     """A signal ends the run; ``status`` is the exit status, 128 plus the signal's number.
 

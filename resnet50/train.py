@@ -39,7 +39,7 @@ from mlhpc.common.ranks.world import World
 from mlhpc.common.staging.stage import StagingReport, stage
 from mlhpc.common.timing.runlog import RunLog
 from mlhpc.common.training.dataset import format_of, open_loader
-from mlhpc.common.training.epoch import log_epoch, log_quality, mark_warm, require_parameters
+from mlhpc.common.training.epoch import log_epoch, log_quality, mark_warm, require_parameters, total
 from mlhpc.common.training.finite import require_finite
 from mlhpc.resnet50.data.pack import pack
 from mlhpc.resnet50.data.source import ResNet50Source, open_data, zeros_batch
@@ -116,7 +116,7 @@ def train(
                         average_statistics(model, world)
                         timed = log.timed(loader.evaluation(), "eval_data_wait", events, "eval", epoch=epoch)
                         results = [steps.evaluate(x, y) for x, y in timed]
-                        (right,) = world.sum([sum(float(right) for right in results)])
+                        (right,) = world.sum([total(results)])
                         # Out of all images: a skipped one (loading.broken_images) counts as wrong.
                         accuracy = float(right) / run.data.eval_samples
                     log_quality(run, accuracy, log, epoch)
@@ -148,8 +148,9 @@ def _steps(
     make = partial(make_steps, model, training, world, optimizer, scaler)
     steps = make(loss_of=loss_of, measure=count_correct, accumulate=accumulate)
     zeros = partial(zeros_batch, sample_shape=run.data.sample_shape)
-    sizes = WarmUpSizes(local_batch_size, training.eval_batch_size, accumulate)
-    warm_up(model, optimizer, scaler, steps, zeros, sizes)
+    evaluated, loading = training.eval_batch_size, run.loading
+    sizes = WarmUpSizes(local_batch_size, evaluated, accumulate, loading.prefetch, loading.loader == "dali")
+    warm_up(model, optimizer, scaler, world, steps, zeros, sizes)
     return steps
 
 

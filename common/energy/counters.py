@@ -149,8 +149,12 @@ class Sum:
 
     def _between(self, name: str, early: float, late: float, now: float) -> float:
         wrap, gap = self.counters.wraps.get(name), now - self._at[name]
-        if wrap is None:  # a counter that never wraps was reset, and counts from there
-            return late - early if late >= early else late
+        if wrap is None:
+            if late < early:
+                self._lost[name] = (
+                    f"{name} was reset: from {si_text(early, 'J', 4)} to {si_text(late, 'J', 4)}"
+                )
+            return late - early
         used, most = (late - early) % wrap, gap * MOST_W + AT_ONCE_J
         if most > wrap:
             self._lost[name] = f"{name} may have wrapped unnoticed: not read for {duration_text(gap)}"

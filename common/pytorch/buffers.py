@@ -1,6 +1,6 @@
 """Host memory for batches, and the threads that fill it."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from math import prod
@@ -26,6 +26,14 @@ class Buffers:
             return torch.empty(shape, dtype=dtype, pin_memory=True)
         size = prod(shape) * dtype.itemsize
         return torch.from_numpy(self._memory.take((size,), np.uint8)).view(dtype).view(shape)
+
+
+def page_lock(largest: int, each: int, more: Sequence[int] = ()) -> None:
+    """Page-lock memory for later: ``each`` times every power of two up to ``largest`` bytes, and ``more`` sizes.
+    PyTorch keeps what is freed, in powers of two; a new piece takes milliseconds."""
+    powers = [1 << bits for bits in range((largest - 1).bit_length() + 1)]
+    held = [torch.empty(size, dtype=torch.uint8, pin_memory=True) for size in (*each * powers, *more)]
+    del held  # only now, so that none is the one before it
 
 
 @contextmanager

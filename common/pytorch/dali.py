@@ -45,7 +45,7 @@ class Pipeline(Reader, Protocol):
         """The finished batch, whose output is ``x``. ``x`` is [batch, ...]."""
 
     def errors(self, in_use: Sequence[Any]) -> AbstractContextManager[None]:
-        """Raises errors of the pipeline as UserError naming a sample of the batches ``in_use``."""
+        """Raises errors of the pipeline as UserError if a sample of the batches ``in_use`` is to blame."""
 
 
 def batches(
@@ -77,9 +77,13 @@ def batches(
     outputs = Outputs()
     try:
         for _ in batches:
-            with reader.errors(in_use):
-                (output,) = pipeline.run()
-                x = outputs.tensor(output)  # ready: its source is free now
+            try:
+                with reader.errors(in_use):
+                    (output,) = pipeline.run()
+            except RuntimeError as error:
+                reason = " ".join(str(error).split())[:300]
+                raise UserError(f"loading.loader=dali: {reason}; set loading.loader=threads") from error
+            x = outputs.tensor(output)  # ready: its source is free now
             yield reader.collect(x, in_use.popleft())
     finally:
         outputs.close()

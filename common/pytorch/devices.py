@@ -16,7 +16,7 @@ from torch.profiler import ProfilerActivity
 from mlhpc.common.host import accelerators
 from mlhpc.common.timing.runlog import Ranges
 from mlhpc.common.timing.steps import RecordEvent
-from mlhpc.errors import UserError
+from mlhpc.errors import DeviceLost, UserError
 
 RUNTIME_CALLS = ("cuda", "hip", "ur", "ze")
 """Names of runtime calls in a profile, which launch kernels but compute nothing."""
@@ -207,10 +207,22 @@ def precisions(device: torch.device) -> Precisions:
     return Precisions(False, True)
 
 
+LOST = (
+    "ecc error",
+    "hardware",
+    "nvlink",
+    "unspecified launch failure",
+    "unknown error",
+    "unavailable",
+    "is lost",
+)
+"""What a driver's messages about a device that has failed have in them (CUDA runtime API reference, cudaError)."""
+
+
 @contextmanager
 def oom_as_user_error(what: str = "this run", advice: str = "a smaller batch") -> Iterator[None]:
-    """Raise UserError if a GPU, or the host on a CPU, has too little memory for ``what``. ``advice``: what would
-    need less, empty if nothing does. Also a decorator."""
+    """Raise UserError if a GPU, or the host on a CPU, has too little memory for ``what``, or a GPU has failed.
+    ``advice``: what would need less, empty if nothing does. Also a decorator."""
     try:
         yield
     except (
@@ -224,6 +236,11 @@ def oom_as_user_error(what: str = "this run", advice: str = "a smaller batch") -
             for words in ("out of memory", "out_of_device_memory", "out_of_host_memory")
         )
         if not (on_host or out_of_memory):
+            if said := _failure(error):
+                raise DeviceLost(
+                    f"the GPU of this process has failed ({said}): look for its Xid in dmesg, and start again "
+                    "without it, with --resume if there is a checkpoint"
+                ) from error
             raise
         smaller = f"{advice}, " if advice else ""
         if on_host:
@@ -236,6 +253,19 @@ def oom_as_user_error(what: str = "this run", advice: str = "a smaller batch") -
             f"a GPU has too little memory for {what} ({reason}); use training.precision=mixed_bfloat16, "
             f"{smaller}or more GPUs"
         ) from error
+
+
+def _failure(error: BaseException) -> str:
+    """What the driver says of this process's device if it has failed, whichever library noticed it first as
+    ``error``; else empty. Does not wait for the device."""
+    try:
+        if torch.accelerator.is_available():
+            torch.accelerator.current_stream().query()
+    except RuntimeError as found:
+        error = found
+    said = str(error).partition("\n")[0]
+    failed = isinstance(error, torch.AcceleratorError) and any(words in said.lower() for words in LOST)
+    return said if failed else ""
 
 
 def _is_accelerator(device: torch.device) -> bool:

@@ -1,5 +1,6 @@
 """One training step and one evaluation step, on a CPU or a GPU, of one rank or many."""
 
+import socket
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar
@@ -14,18 +15,23 @@ from torch.nn.parallel import DistributedDataParallel
 
 from mlhpc.benchmarks.schema import Run
 from mlhpc.common.host.compiler import require_compiler
+from mlhpc.common.pytorch.buffers import page_lock
 from mlhpc.common.pytorch.devices import (
+    StreamEvent,
     has_graphs,
     kept_random_state,
     mover,
+    name_of,
     next_graph_step,
     oom_as_user_error,
     wants_graphs,
 )
 from mlhpc.common.ranks.world import World, mean
+from mlhpc.common.timing.steps import MAX_IN_FLIGHT
 from mlhpc.common.training.emulation import WaitingStep
-from mlhpc.errors import UserError
-from mlhpc.quantities import count
+from mlhpc.common.training.epoch import total
+from mlhpc.errors import UserError, few, say_at_once
+from mlhpc.quantities import count, seconds_text
 
 Measured = TypeVar("Measured")
 Step = Callable[[Tensor, Tensor], Measured]
@@ -55,15 +61,22 @@ class Steps(NamedTuple, Generic[Measured]):
 
 
 class WarmUpSizes(NamedTuple):
-    """Samples per training pass and per evaluation step, and passes per step."""
+    """Samples per training pass and per evaluation step, passes per step, batches read ahead in page-locked
+    memory, and whether their ``x`` is made on the device."""
 
     train: int
     evaluation: int
     accumulate: int = 1
+    prefetch: int = 0
+    decoded: bool = False
 
 
 CompileMode = Literal["default", "reduce-overhead"]
 """A mode of torch.compile. "reduce-overhead" replays the compiled code as captured graphs."""
+
+SLOW = 5.0
+"""Times the median rank's seconds from which on an accelerator is reported. Of one model they differ by up to 22%,
+with outliers of 1.5 times (Sinha et al. 2022, "Not All GPUs Are Created Equal")."""
 
 DTYPES = {"float32": None, "mixed_bfloat16": torch.bfloat16, "mixed_float16": torch.float16}
 
@@ -228,6 +241,7 @@ def warm_up(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     scaler: GradScaler,
+    world: World,
     steps: Steps[Measured],
     zeros: Callable[[int], tuple[Tensor, Tensor]],
     sizes: WarmUpSizes,
@@ -235,18 +249,59 @@ def warm_up(
     graphs: bool = False,
 ) -> None:
     """Run both steps on ``zeros(samples)``, which compiles and captures them, and restore everything they change.
+    For an accelerator also what an epoch does besides, whose code is loaded when it is first used, and page-lock
+    the memory of the batches. Reports ranks whose accelerator is slow.
 
     Weights, batch norm's statistics, optimizer state, loss scale and random state are restored bit for bit.
     No data set is accessed, so this is allowed before the clock starts (MLPerf HPC training rules,
     initialisation; MLPerf training rules, "Run Results"). With several ranks all must call it, because
     gradients are averaged.
     """
+    device = next(model.parameters()).device
     # With graphs, compiled code runs once before it is captured, in its second call.
     for _ in range(2 if graphs else 1):
         with preserve_state(model, optimizer, scaler):
-            for _ in range(sizes.accumulate):
-                steps.train(*zeros(sizes.train))
-            steps.evaluate(*zeros(sizes.evaluation))
+            losses = [steps.train(*zeros(sizes.train)) for _ in range(sizes.accumulate)]
+            results: list[Any] = [steps.evaluate(*zeros(sizes.evaluation))]
+            if device.type != "cpu":
+                results.append(steps.evaluate(*zeros(1)))  # other kernels than of several samples
+                total([result[0] if isinstance(result, tuple) else result for result in results])
+                gather_losses(2 * losses, world)
+                average_statistics(model, world)
+    if device.type != "cpu":
+        _page_lock(zeros, sizes)
+        report_slow_devices(lambda: steps.evaluate(*zeros(sizes.evaluation)), device, world)
+
+
+def _page_lock(zeros: Callable[[int], tuple[Tensor, Tensor]], sizes: WarmUpSizes) -> None:
+    """Page-lock the memory of an epoch's batches, of which the last of an evaluation may be smaller."""
+    # Besides those read ahead: one being read, one of the loop, and those whose steps are in flight.
+    many = sizes.prefetch + 2 + MAX_IN_FLIGHT
+    both = (sizes.train, sizes.evaluation)
+    parts = {size: [part.nbytes for part in zeros(size)[sizes.decoded :]] for size in both}
+    page_lock(max(parts[sizes.evaluation]), 1, [nbytes for each in parts.values() for nbytes in each * many])
+
+
+def report_slow_devices(work: Callable[[], object], device: torch.device, world: World) -> None:
+    """Name the ranks whose accelerator takes more than ``SLOW`` times as long for ``work`` as the median rank's.
+    In a training step all take as long as the slowest, so ``work`` has no collectives. Called by all ranks."""
+    if world.size == 1:
+        return
+    seconds = []
+    for _ in range(3):
+        begin = StreamEvent(device)
+        work()
+        seconds.append(StreamEvent(device).seconds_since(begin))
+    each = world.gather((min(seconds), f"{socket.gethostname()}, {name_of(device)} ({device})"))
+    usual = sorted(each)[(world.size - 1) // 2][0]
+    slow = [
+        f"rank {rank} on {where} is slow in phase 'init': an evaluation step takes {own / usual:.0f} times the "
+        f"{seconds_text(usual)} of the median rank; look at its clocks (nvidia-smi -q -d PERFORMANCE)"
+        for rank, (own, where) in enumerate(each)
+        if own > SLOW * usual
+    ]
+    if slow and world.rank == 0:
+        say_at_once(few(slow, 8, "; "))
 
 
 @contextmanager
@@ -297,8 +352,8 @@ def average_statistics(model: nn.Module, world: World) -> None:
     running = [buffer for buffer in model.buffers() if buffer.is_floating_point()]
     if world.size == 1 or not running:
         return
-    own = torch.cat([buffer.flatten() for buffer in running]).double().cpu().numpy()
-    shared = torch.from_numpy(mean(world, own, weight=1))
+    own = torch.cat([buffer.flatten() for buffer in running]).double()
+    shared = torch.from_numpy(mean(world, own.cpu().numpy(), weight=1)).to(own.device)
     for buffer, part in zip(running, shared.split([buffer.numel() for buffer in running]), strict=True):
         buffer.copy_(part.view_as(buffer))
 

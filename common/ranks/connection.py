@@ -319,10 +319,6 @@ class Admission:
         """From now on ``wait`` also returns when ``sock`` can be read."""
         self._selector.register(sock, selectors.EVENT_READ)
 
-    def unwatch(self, sock: socket.socket) -> None:
-        """No longer ``watch`` ``sock``."""
-        self._selector.unregister(sock)
-
     def wait(self, deadline: float) -> Iterator[tuple[socket.socket, dict[str, Any] | None]]:
         """Wait for something to happen, at most until ``deadline`` (of ``time.monotonic``): a connection that was
         admitted with what it said of itself, a watched one that can be read with None, or nothing. Raises

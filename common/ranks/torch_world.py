@@ -48,6 +48,8 @@ class TorchWorld(BaseWorld):
             os.environ["GLOO_SOCKET_IFNAME"] = interface_of(roll_call.my_address())
         if store is None:
             store = TCPStore(address, int(facts["port"]), is_master=False, timeout=PATIENCE)
+        # NCCL's watchdog would abort the process of a device that has failed before its error is reported.
+        os.environ.setdefault("TORCH_NCCL_RETHROW_CUDA_ERRORS", "0")
         devices = torch.accelerator.device_count()
         if devices:
             # If the launcher makes one device visible to each rank, it has number 0.

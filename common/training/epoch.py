@@ -53,9 +53,14 @@ def mean_quality(
 ) -> float:
     """The mean over all ranks of an evaluation whose batches have these ``results``: a sum, and the number of
     values in it. Called by all ranks; only ranks with ``counts`` contribute (one per spatial group)."""
-    own = [sum(float(result[i]) for result in results) for i in range(2)]  # waits for the device
-    total, number = world.sum(own if counts else (0, 0))
-    return float(total / number)
+    own = [total([result[i] for result in results]) for i in range(2)]
+    whole, number = world.sum(own if counts else (0, 0))
+    return float(whole / number)
+
+
+def total(values: Sequence[Any]) -> float:
+    """The sum of numbers that may be on a device, for which it waits only once."""
+    return float(sum(values))
 
 
 def log_quality(run: Run, quality: float, log: RunLog, epoch: int) -> None:

@@ -1,13 +1,16 @@
 """The loader's batches as tensors on the host, or on the device if decoded there: keys and tables of the
 lookup-table codec are transferred, and a batch is one look-up."""
 
+import math
 from collections.abc import Callable
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from mlhpc.common.pytorch.devices import mover
+from mlhpc.common.data.codecs import dtypes
+from mlhpc.common.pytorch.buffers import page_lock
+from mlhpc.common.pytorch.devices import mover, oom_as_user_error
 from mlhpc.common.pytorch.loading import TensorPair, as_tensor, pinned
 from mlhpc.cosmoflow.data.augment import SYMMETRIES
 from mlhpc.cosmoflow.data.encoded import Encoded
@@ -22,7 +25,8 @@ def converter(sample_dtype: str, device: torch.device) -> Callable[[Batch], Tens
         x, y = batch
         targets = pinned(torch.from_numpy(y), device)
         if isinstance(x, Encoded):
-            return decode(x, sample_dtype, lambda part: move(pinned(part, device))), targets
+            with oom_as_user_error("decoding a batch", "loading.decode=host"):
+                return decode(x, sample_dtype, lambda part: move(pinned(part, device))), targets
         return pinned(as_tensor(x, sample_dtype), device), targets
 
     return as_tensors
@@ -41,6 +45,21 @@ def decode(batch: Encoded, sample_dtype: str, move: Callable[[Tensor], Tensor]) 
     return torch.stack(
         [_turned(sample, symmetry) for sample, symmetry in zip(x, batch.symmetries, strict=True)]
     )
+
+
+def warm_up(samples: int, shape: tuple[int, ...], sample_dtype: str, device: torch.device) -> None:
+    """Decode batches of samples of ``shape``, all voxels in one block, and page-lock memory for their keys, before
+    the clock starts."""
+    convert = converter(sample_dtype, device)
+    voxels, table = (
+        np.full(samples, math.prod(shape[:3])),
+        np.zeros((1, shape[3]), dtypes.NUMPY[sample_dtype]),
+    )
+    keys, starts = np.zeros(voxels.sum(), np.uint16), np.zeros(samples, np.int32)
+    for symmetries in ((0,) * samples, tuple(1 + n % 47 for n in range(samples))):
+        batch = Encoded((samples, *shape), keys, table, starts, voxels, symmetries)
+        convert((batch, np.zeros((samples, 1), np.float32)))
+    page_lock(keys.nbytes, 3)
 
 
 def _turned(sample: Tensor, symmetry: int) -> Tensor:

@@ -49,6 +49,7 @@ from mlhpc.cosmoflow.check import slab_plan
 from mlhpc.cosmoflow.cpu import pooled
 from mlhpc.cosmoflow.data.source import CosmoFlowSource, open_data
 from mlhpc.cosmoflow.pytorch.batches import converter
+from mlhpc.cosmoflow.pytorch.batches import warm_up as warm_up_decoding
 from mlhpc.cosmoflow.pytorch.metric import absolute_error, training_loss
 from mlhpc.cosmoflow.pytorch.model import ConvolveAndPool, CosmoFlowNet, convolve_and_pool
 from mlhpc.cosmoflow.pytorch.optimizer import make_optimizer
@@ -185,12 +186,17 @@ def _steps(
     slab = (*group.plan.shape(group.rank), shape[-1]) if group else shape
     dtype = dtype_of(run.loading.sample_dtype)
     zeros = partial(_zeros_batch, sample_shape=slab, targets=run.network.targets, dtype=dtype)
-    sizes = WarmUpSizes(local_batch_size, training.eval_batch_size)
+    decoded = run.loading.decode == "device"
+    sizes = WarmUpSizes(local_batch_size, training.eval_batch_size, decoded=decoded)
     for halvings in range(len(training.coarse_epochs) + 1):
         model.halvings = halvings
-        warm_up(model, optimizer, scaler, steps, zeros, sizes, graphs=wants_graphs(training))
+        warm_up(model, optimizer, scaler, world, steps, zeros, sizes, graphs=wants_graphs(training))
     if group:
         group.traffic.take()  # excludes the warm-up
+    if decoded:
+        device = next(model.parameters()).device
+        for samples in {local_batch_size, training.eval_batch_size, 1}:
+            warm_up_decoding(samples, shape, run.loading.sample_dtype, device)
     return steps
 
 

@@ -5,14 +5,17 @@ integers, so that every value has the bits of ``delta.decode_line``. Triton's in
 runs it without a GPU.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 import triton
 import triton.language as tl
 
+from mlhpc.common.pytorch.buffers import page_lock
 from mlhpc.deepcam.data.delta import Lines, Normalisation
 
 
@@ -100,21 +103,21 @@ def decode(
     assert tuple(out.shape) == lines.shape
     device = out.device
 
-    def there(array: Any) -> torch.Tensor:
-        # One element at least: a pointer to nothing is no pointer.
-        whole = np.ascontiguousarray(array).reshape(-1)
-        whole = whole if whole.size else np.zeros(1, whole.dtype)
-        if move is None:
-            return torch.from_numpy(np.array(whole) if not whole.flags.writeable else whole).to(device)
-        kind = torch.from_numpy(np.empty(0, whole.dtype)).dtype
-        host = torch.empty(whole.size, dtype=kind, pin_memory=device.type != "cpu")
-        host.numpy()[:] = whole
-        return move(host)
-
-    arrays = (lines.kinds, lines.first, lines.coded, lines.pivots, lines.units, lines.codes, lines.raw)
-    shift, scale = normalise or (np.zeros(1, np.float32), np.ones(1, np.float32))
+    arrays: list[npt.NDArray[Any]] = [lines.kinds, lines.first, lines.coded]
+    arrays += [lines.pivots, lines.units, lines.codes, lines.raw]
+    arrays += normalise or (np.zeros(1, np.float32), np.ones(1, np.float32))
+    # In one copy. Each begins at a multiple of 16 bytes, for which Triton compiles, and has some of its own: a
+    # pointer to nothing is no pointer.
+    starts = np.cumsum([0, *(16 * (array.nbytes // 16 + 1) for array in arrays)]).tolist()
+    host = torch.empty(starts[-1], dtype=torch.uint8, pin_memory=move is not None and device.type != "cpu")
+    for start, array in zip(starts, arrays, strict=False):
+        host.numpy()[start : start + array.nbytes] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    moved = host.to(device) if move is None else move(host)
     decode_line[(rows, channels)](
-        *map(there, (*arrays, shift, scale)),
+        *(
+            moved[start:end].view(torch.from_numpy(np.empty(0, array.dtype)).dtype)
+            for start, end, array in zip(starts, starts[1:], arrays, strict=False)
+        ),
         out.view(torch.int16) if out.dtype == torch.bfloat16 else out,
         rows,
         columns,
@@ -127,9 +130,12 @@ def decode(
 
 
 def warm_up(shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> None:
-    """Compile the kernel for samples of ``shape`` by decoding one, all pivots, before the clock starts."""
+    """Compile the kernel for samples of ``shape`` by decoding one, all pivots, and page-lock memory for their
+    sections, before the clock starts."""
     lines, one = np.zeros((shape[2], shape[0]), np.int64), np.zeros(1, np.float32)
     sections = one, one.astype(np.int8), one.astype(np.uint8), one
     sample = Lines(shape, lines.astype(np.uint8), lines, lines, *sections)
     channel = np.zeros(shape[2], np.float32)
     decode(sample, torch.empty(shape, dtype=dtype, device=device), (channel, channel))
+    # Sections of up to a byte per value and a few per line; one is filled while another is copied.
+    page_lock(math.prod(shape) + 32 * lines.size, 3)

@@ -21,7 +21,7 @@ from mlhpc.common.data.manifest import Manifest
 from mlhpc.common.data.partition import Mode
 from mlhpc.common.files.filesystem import memory_left
 from mlhpc.common.formats.archive import Sample
-from mlhpc.common.pytorch.devices import mover
+from mlhpc.common.pytorch.devices import mover, oom_as_user_error
 from mlhpc.common.pytorch.feeds import feed_of
 from mlhpc.common.pytorch.loading import TensorPair, dtype_of
 from mlhpc.common.ranks.collectives import on_rank0
@@ -121,9 +121,10 @@ class _DecodedOnDevice:
         self, arrays: Sequence[torch.Tensor], results: list[tuple[Lines, int]]
     ) -> tuple[TensorPair, int]:
         shape, dtype = self._reader.parts[0]
-        x = torch.empty((len(results), *shape), dtype=dtype_of(dtype), device=self._device)
-        for row, (lines, _) in zip(x, results, strict=True):
-            self._decode(lines, row, self._reader.normalisation, self._move)
+        with oom_as_user_error("decoding a batch", "loading.decode=host"):
+            x = torch.empty((len(results), *shape), dtype=dtype_of(dtype), device=self._device)
+            for row, (lines, _) in zip(x, results, strict=True):
+                self._decode(lines, row, self._reader.normalisation, self._move)
         return (x, arrays[0]), sum(size for _, size in results)
 
 
@@ -136,8 +137,8 @@ def open_data(run: DeepCam, data: Path, world: World) -> tuple[Manifest, Statist
     return dataset, on_rank0(world, lambda: read_statistics(data, run.data.sample_shape[-1]))
 
 
-def zeros_batch(samples: int, sample_shape: Sequence[int]) -> TensorPair:
+def zeros_batch(samples: int, sample_shape: Sequence[int], dtype: torch.dtype = torch.float32) -> TensorPair:
     """A batch of zeros for the warm-up."""
     rows, columns, channels = sample_shape
-    x = torch.zeros((samples, rows, columns, channels)).permute(0, 3, 1, 2)
+    x = torch.zeros((samples, rows, columns, channels), dtype=dtype).permute(0, 3, 1, 2)
     return x, torch.zeros((samples, rows, columns), dtype=torch.uint8)

@@ -4,7 +4,7 @@ It follows a step of the suite through its passes: what PyTorch's MemTracker cou
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from mlhpc.benchmarks.schema import Run
@@ -26,6 +26,11 @@ RESERVED = 2.0**30
 kernels (on an A100 a process held 9.20 GiB, PyTorch's tensors 8.72:
 huggingface.co/codellama/CodeLlama-7b-hf/discussions/ 24), the rest is for NCCL's buffers, workspaces of
 convolutions and the allocator's fragments: no figures known."""
+
+
+WORKSPACES = 2 * 2**25
+"""Bytes that cuBLAS works in: 32 MiB on Hopper and later, a quarter before, for the forward pass and again for
+autograd's thread (PyTorch, aten/src/ATen/cuda/CublasHandlePool.cpp)."""
 
 
 @dataclass(frozen=True)
@@ -52,8 +57,8 @@ class Memory:
 
 
 def memory_of(run: Run, batch: int, *, gpu: bool = True) -> Memory:
-    """The memory of a step of ``run`` with ``batch`` samples per backward pass on one accelerator: a GPU, or a
-    CPU."""
+    """The memory of a step of ``run`` with ``batch`` samples per backward pass on one accelerator: a GPU, whose
+    peak includes ``WORKSPACES`` if it has dense layers, or a CPU."""
     optimizer = str(getattr(run.hyperparameters, "opt_name", "none")).lower()
     # int16 is sent to the device and kept; its logarithm is the network's input.
     counts = getattr(run.loading, "sample_dtype", "") == "int16"
@@ -62,8 +67,10 @@ def memory_of(run: Run, batch: int, *, gpu: bool = True) -> Memory:
     # The kernels do not compute slabs, which have most of a divided sample.
     on_slabs = getattr(run.training, "spatial_size", 1) > 1
     network = network_of(run, cpu_kernels_from=None if gpu or on_slabs else 0)
-    return step_memory(network, batch, run.training.precision, optimizer, extra_input=extra, gpu=gpu,
-                       accumulates=accumulates)  # fmt: skip
+    memory = step_memory(network, batch, run.training.precision, optimizer, extra_input=extra, gpu=gpu,
+                         accumulates=accumulates)  # fmt: skip
+    multiplies = gpu and any(layer.kind == "dense" for layer in network)
+    return replace(memory, peak=memory.peak + WORKSPACES * multiplies)
 
 
 def step_memory(

@@ -10,7 +10,6 @@ import numpy as np
 import torch
 
 from mlhpc.common.data.loader import Parts
-from mlhpc.errors import UserError
 from mlhpc.resnet50.data import mlperf
 from mlhpc.resnet50.data.augment import MEAN, STD, View
 from mlhpc.resnet50.data.formats import Bytes
@@ -91,14 +90,13 @@ class DecodedByDali:
         """Raises an error naming the image that DALI could not decode, if our decoder also fails on it."""
         try:
             yield
-        except RuntimeError as error:
+        except RuntimeError:
             for source in (source for batch in in_use for source in batch):
                 try:
                     decode(source.data)
                 except BrokenImage as broken:
-                    raise self._reader.named(source.number, broken) from error
-            reason = " ".join(str(error).split())[:300]
-            raise UserError(f"loading.loader=dali: {reason}; set loading.loader=threads") from error
+                    raise self._reader.named(source.number, broken) from broken
+            raise
 
 
 def _geometry(reader: Reader) -> list[tuple[Callable[[View], Any], int]]:

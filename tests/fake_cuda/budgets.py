@@ -37,7 +37,7 @@ def measured(benchmark: str, batch: int, precision: str) -> dict[str, Any]:
     """In a process that sees a device: the numbers of one step, and what the suite predicts of its memory."""
     sys.path.insert(0, str(HERE.parent / "perf"))
     import torch
-    from host_step import subject
+    from host_step import subject  # type: ignore[import-not-found]  # perf.host_step to mypy
 
     from mlhpc.benchmarks.load import load
     from mlhpc.common.pytorch.devices import pick_device

@@ -35,6 +35,7 @@ int current_device();
 cudaError_t failed(cudaError_t error);  // notes it for cudaGetLastError
 cudaError_t check_device();             // an error once the current device is lost
 void count_towards_loss();              // one launch
+long all_launches();                    // of this process, on all devices
 
 // streams.cpp. The clock of a device is wall time: a stream knows when the work that it has been given will be done,
 // and whoever synchronises sleeps until then.

@@ -15,10 +15,9 @@ struct Memory {
 // A handle is the device's number plus one.
 static int number_of(void* device) { return int(uintptr_t(device)) - 1; }
 
-// A device falls off the bus `nvml_lost_after_s` after the machine started at the time `nvml_epoch_s`.
-static Seconds uptime() { return now() - setting("nvml_epoch_s"); }
+// `nvml_lost_device` falls off the bus when this process has launched `nvml_lost_after` kernels.
 static int check(void* device) {
-    bool lost = number_of(device) == setting("lost_device", 0) && uptime() > setting("nvml_lost_after_s", 1e18);
+    bool lost = number_of(device) == setting("nvml_lost_device", -1) && all_launches() > setting("nvml_lost_after");
     return lost ? GPU_IS_LOST : SUCCESS;
 }
 
@@ -52,18 +51,19 @@ EXPORT int nvmlDeviceGetName(void* device, char* name, unsigned bytes) {
 }
 EXPORT int nvmlDeviceGetMemoryInfo(void* device, Memory* memory) {
     memory->total = (unsigned long long)setting("memory_bytes");
-    memory->used = 0;
-    memory->free = memory->total;
+    memory->used = (unsigned long long)setting("nvml_used_bytes");
+    memory->free = memory->total - memory->used;
     return check(device);
 }
 EXPORT int nvmlDeviceGetPowerUsage(void* device, unsigned* milliwatts) {
     *milliwatts = unsigned(setting("watts") * 1e3);
     return check(device);
 }
-// Millijoules since the driver was loaded. `energy_wraps_at`: the counter starts again from 0 there.
+// Millijoules since the driver was loaded: `watts` by the clock, and `joules_per_launch` of this process, so that a
+// test knows them without one. `energy_wraps_at`: the counter starts again from 0 there.
 EXPORT int nvmlDeviceGetTotalEnergyConsumption(void* device, unsigned long long* millijoules) {
     if (setting("major") < 7) return NOT_SUPPORTED;  // Volta and later
-    *millijoules = (unsigned long long)(uptime() * setting("watts") * 1e3);
+    *millijoules = (unsigned long long)((now() * setting("watts") + all_launches() * setting("joules_per_launch")) * 1e3);
     double wraps_at = setting("energy_wraps_at");
     if (wraps_at) *millijoules %= (unsigned long long)wraps_at;
     return check(device);

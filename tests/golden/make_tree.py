@@ -6,6 +6,7 @@ which is given the list of records and may change it.
 
 import json
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -135,11 +136,11 @@ def make_set(
     changes run ``number``. ``facts`` go to :func:`records`.
     """
     minutes = minutes or [10.0 + n for n in range(10 if benchmark == "cosmoflow" else 5)]
-    folder = Path(*filter(None, (tree, "results", system, level, benchmark)))
+    folder = Path(*(part for part in (tree, "results", system, level, benchmark) if part))
     for n, length in enumerate(minutes, 1):
         start = START_MS + (0 if level == "weak" else n * 86_400_000)
         made = records(benchmark, **{"minutes": length, "seed": n, "start_ms": start, **facts})
-        write_log(folder / f"result_{n}.txt", made, lambda made, n=n: edit(n, made))
+        write_log(folder / f"result_{n}.txt", made, partial(edit, n))
     instances = len(minutes) if level == "weak" else 1
     nodes, accelerators = facts.get("nodes", 2) * instances, facts.get("accelerators", 4)
     describe(tree, system, number_of_nodes=str(nodes), accelerators_per_node=str(accelerators),

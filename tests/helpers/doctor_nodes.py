@@ -1,6 +1,7 @@
 """What a good node reports to ``mlhpc doctor``."""
 
 import copy
+from typing import Any
 
 from mlhpc.common.ranks.environment import RankInfo
 
@@ -30,12 +31,12 @@ NODE = {
 SRUN = RankInfo("srun", 0, 2, 0, 1, 0, 2)
 
 
-def spoiled(**changes):
+def spoiled(**changes: object) -> dict[str, Any]:
     """The good node with ``a__b=value`` set at ["a"]["b"]."""
     node = copy.deepcopy(NODE)
     for name, value in changes.items():
         *above, last = name.split("__")
-        place = node
+        place: Any = node
         for key in above:
             place = place[key]
         place[last] = value

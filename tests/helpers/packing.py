@@ -1,8 +1,13 @@
 """A closed set to pack, and the official package checker."""
 
 import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
 
 from golden.make_run import START_MS, make_run
+
+from mlhpc.benchmarks.findings import Finding
 
 # The fields that mlperf-logging 4.1.68, system_desc_checker, requires, answered as a submitter would.
 SYSTEM = {
@@ -22,11 +27,11 @@ SYSTEM = {
 }  # fmt: skip
 
 
-def golden(out, number, *, seed=None, minutes=0, **options):
+def golden(out: Path, number: int, *, seed: int | None = None, minutes: float = 0, **options: Any) -> Path:
     """A run of the closed preset with its own seed, started ``minutes`` after the first."""
     seed = 1000 + number if seed is None else seed
 
-    def log(lines):
+    def log(lines: list[dict[str, Any]]) -> None:
         for line in lines:
             line["time_ms"] += round(minutes * 60e3) + number
             if line["key"] == "seed":
@@ -47,15 +52,15 @@ def golden(out, number, *, seed=None, minutes=0, **options):
     )
 
 
-def rules(findings, severity="error"):
+def rules(findings: Iterable[Finding], severity: str = "error") -> set[str]:
     return {finding.rule for finding in findings if finding.severity == severity}
 
 
-def resnet_log(path, number):
+def resnet_log(path: Path, number: int) -> Path:
     """A closed LARS run at batch 4096, as the rules of training 4.0.0 want it (closed_resnet*.yaml)."""
     lines = []
 
-    def record(t, key, value=None, **metadata):
+    def record(t: float, key: str, value: object = None, **metadata: object) -> None:
         lines.append({"namespace": "", "time_ms": START_MS + t, "event_type": "", "key": key, "value": value,
                       "metadata": {"file": "train.py", "lineno": 1, **metadata}})  # fmt: skip
 

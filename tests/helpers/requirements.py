@@ -19,7 +19,8 @@ def setup_cfg() -> ConfigParser:
 def required() -> set[str]:
     """The distributions that ``pip install mlhpc`` installs, without any extra: what setup.cfg requires, what that
     requires, and so on."""
-    names, packages = setup_cfg()["options"]["install_requires"].split("\n")[1:], set()
+    names = setup_cfg()["options"]["install_requires"].split("\n")[1:]
+    packages: set[str] = set()
     while names:
         requirement = Requirement(names.pop())
         name = canonicalize_name(requirement.name)

@@ -194,9 +194,9 @@ def truth(cell: Cell, calls: Sequence[Call], eval_step_s: float) -> Parts:
 def _simulate(cell: Cell, calls: Sequence[Call], eval_step_s: float) -> Parts:
     if cell.where == "staging":
         copied = [[call.seconds for call in calls if call.rank == rank] for rank in range(cell.ranks)]
-        seconds, steps = model.copy(copied, 1), EPOCHS * TRAIN // BATCH * cell.passes * STEP_S
-        evaluation = EPOCHS * -(-EVAL // cell.ranks // 2) * eval_step_s
-        return Parts(seconds, 0.0, steps, evaluation, 0.0, seconds, (0.0,) * cell.ranks)
+        seconds, step = model.copy(copied, 1), EPOCHS * TRAIN // BATCH * cell.passes * STEP_S
+        evaluating = EPOCHS * -(-EVAL // cell.ranks // 2) * eval_step_s
+        return Parts(seconds, 0.0, step, evaluating, 0.0, seconds, (0.0,) * cell.ranks)
     train, evaluation = FOLDERS
     trained = [_reads(cell, calls, rank, train, TRAIN) for rank in range(cell.ranks)]
     evaluated = [_reads(cell, calls, rank, evaluation, EVAL) for rank in range(cell.ranks)]

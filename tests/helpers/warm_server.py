@@ -37,7 +37,7 @@ class ForkedPopen(subprocess.Popen):  # type: ignore[type-arg]
         super().__init__(args, *more, **options)
 
 
-def execute(program: str, argv: Sequence[str], env: dict[str, str]) -> NoReturn:
+def execute(program: str, argv: list[str], env: dict[str, str]) -> NoReturn:
     """os.execve that goes on in this process where it would execute this Python."""
     if program == sys.executable:
         become(argv[1:], env, (), None)

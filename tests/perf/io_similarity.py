@@ -157,7 +157,7 @@ def steady(folder: Path, mb_per_s: float) -> Iterator[Path]:
     """Where ``folder`` can be read at that rate."""
     server = Path(__file__).with_name("steady_storage.py")
     with tempfile.TemporaryDirectory() as place:
-        words = [sys.executable, server, folder, place, str(mb_per_s), str(LATENCY_US)]
+        words = [sys.executable, str(server), str(folder), place, str(mb_per_s), str(LATENCY_US)]
         with subprocess.Popen(words) as process:
             while not Path(place).is_mount() and process.poll() is None:
                 time.sleep(0.01)

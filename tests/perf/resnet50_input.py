@@ -54,7 +54,7 @@ def make_images(root: Path, images: int, side: int) -> None:
         for n in range(count):
             folder = root / split / f"class{n % CLASSES}"
             folder.mkdir(parents=True, exist_ok=True)
-            with Image.open(io.BytesIO(draw(1, CLASSES, n % CLASSES, n, side))) as image:
+            with Image.open(io.BytesIO(draw(1, n % CLASSES, n, side))) as image:
                 pixels = np.asarray(image.convert("RGB"), np.float32)
             pixels = pixels + 9 * rng.standard_normal(pixels.shape, np.float32)
             Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(folder / f"{n}.JPEG", quality=90)

@@ -23,12 +23,11 @@ def code_lines(source: str) -> int:
         if token.type not in NO_CODE:
             lines.update(range(token.start[0], token.end[0] + 1))
     for node in ast.walk(ast.parse(source)):
-        is_docstring = (
-            isinstance(node, ast.Expr)
-            and isinstance(node.value, ast.Constant)
-            and isinstance(node.value.value, str)
-        )
-        if is_docstring or isinstance(node, ast.Import | ast.ImportFrom):
+        if not isinstance(node, ast.Expr | ast.Import | ast.ImportFrom):
+            continue
+        value = getattr(node, "value", None)
+        is_docstring = isinstance(value, ast.Constant) and isinstance(value.value, str)
+        if is_docstring or not isinstance(node, ast.Expr):
             lines.difference_update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
     return len(lines)
 

@@ -54,7 +54,7 @@ def train(run, data, staged, seed, resume, world, log):
         last_epoch, _ = state.restore(resume, *trained) if resume else (0, {})
         steps = step.make_steps(model, training, world, optimizer, scaler, loss_of=voxel_loss, measure=counts)
         sizes = step.WarmUpSizes(batch_size, training.eval_batch_size)
-        step.warm_up(*trained[:3], steps, lambda n: [torch.zeros(n, *slab)] * 2, sizes)
+        step.warm_up(*trained, steps, lambda n: [torch.zeros(n, *slab)] * 2, sizes)
 
     # The clock: from the moment the last rank is ready until the slowest one has finished.
     with log.span("run", sync=True), ExitStack() as beside:

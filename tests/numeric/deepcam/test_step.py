@@ -22,6 +22,7 @@ from mlhpc.common.pytorch.step import (
     set_rate,
     warm_up,
 )
+from mlhpc.common.ranks.world import Solo
 from mlhpc.deepcam.cpu.kernels import use_cpu_kernels
 from mlhpc.deepcam.data.source import zeros_batch
 from mlhpc.deepcam.metric import iou, summed_iou, weighted_cross_entropy
@@ -125,6 +126,7 @@ def test_warm_up_restores_the_state_bit_for_bit(name):
                 model,
                 optimizer,
                 NO_SCALE,
+                Solo(),
                 Steps(step, make_eval_step(model, summed_iou)),
                 zeros,
                 WarmUpSizes(2, 3, 2),

@@ -31,9 +31,26 @@ class Done:
 
     def counted(self, rank: int = 0) -> dict[str, dict[str, float]]:
         """Since ``run_start``: by section and name."""
+        return dict(self._found(rank)["since_run_start"])
+
+    def total(self, rank: int = 0) -> dict[str, dict[str, float]]:
+        """Since the start of the process: by section and name."""
+        return dict(self._found(rank)["total"])
+
+    def first_used(self, rank: int = 0) -> dict[str, dict[str, float]]:
+        """What was used for the first time after ``run_start``: kernels, whose code is loaded then, kernels that
+        were compiled, and page-locked memory."""
+        everything, since = self.total(rank), self.counted(rank)
+        kernels = {name: n for name, n in since["kernels"].items() if n == everything["kernels"][name]}
+        used = {"kernels": kernels} | {
+            name: since.get(name) or {} for name in ("modules", "host_allocations")
+        }
+        return {name: found for name, found in used.items() if found}
+
+    def _found(self, rank: int) -> dict[str, Any]:
         found: dict[str, Any] = json.loads(Path(str(self._reports) % rank).read_text())
         assert found["total"].get("refused", {}) == {}
-        return dict(found["since_run_start"])
+        return found
 
     def result(self) -> dict[str, Any]:
         assert (self.out / "result.json").exists(), self.said
@@ -48,25 +65,36 @@ def on_device(
     words: tuple[object, ...] = (),
     model: str = "h100",
     changes: Mapping[str, object] | None = None,
+    preload: Mapping[str, str] | None = None,
 ) -> Done:
-    """Train a tiny ``benchmark`` on devices of ``model``, with the settings ``chosen`` and other ``words``."""
+    """Train a tiny ``benchmark`` on devices of ``model``, with the settings ``chosen`` and other ``words``.
+    ``preload``: variables of another library that is loaded besides."""
     folder.mkdir(exist_ok=True)
     out, reports = folder / "out", folder / "device%d.json"
     settings = [*SETTINGS[benchmark], "training.device=cuda", "training.max_epochs=2", *chosen]
     argv: list[object] = ["-m", "mlhpc", "run", benchmark, "--data", data, "--out", out, "--seed", 7, *words]
     argv += [word for setting in settings for word in ("--set", setting)]
     env = devices(model, changes, reports) | {"TMPDIR": str(folder)}
-    return Done(_run(argv, env), out, reports)
+    return Done(_run(argv, env, preload or {}), out, reports)
 
 
-def command(*words: object, settings: Sequence[str] = (), model: str = "h100") -> CompletedProcess[str]:
-    """``mlhpc`` with ``words`` where there are devices of ``model``."""
+def command(
+    *words: object, settings: Sequence[str] = (), changes: Mapping[str, object] | None = None
+) -> CompletedProcess[str]:
+    """``mlhpc`` with ``words`` where there are devices."""
     argv = ["-m", "mlhpc", *words, *(word for setting in settings for word in ("--set", setting))]
-    return _run(argv, devices(model))
+    return _run(argv, devices(changes=changes))
 
 
-def _run(argv: Sequence[object], env: Mapping[str, str]) -> CompletedProcess[str]:
-    return run_warm(PYTORCH, argv, 300, env=os.environ | loader() | env, loader=loader())
+def _run(
+    argv: Sequence[object], env: Mapping[str, str], preload: Mapping[str, str] | None = None
+) -> CompletedProcess[str]:
+    loaded = loader()
+    if preload:
+        loaded |= preload | {"LD_PRELOAD": f"{loaded['LD_PRELOAD']}:{preload['LD_PRELOAD']}"}
+    # Inductor's pool of compiling processes cannot be started by a fork.
+    env = os.environ | loaded | env | {"TORCHINDUCTOR_COMPILE_THREADS": "1"}
+    return run_warm(PYTORCH, argv, 300, env=env, loader=loaded)
 
 
 @pytest.fixture(scope="session")

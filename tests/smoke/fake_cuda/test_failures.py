@@ -25,6 +25,23 @@ def test_too_little_memory_is_one_line_that_names_the_setting(sets, tmp_path, mi
     assert smaller[mib] in line
 
 
+def test_a_device_that_is_lost_is_one_line_of_a_single_rank(sets, tmp_path):
+    done = on_device(tmp_path, sets["deepcam"], "deepcam", changes={"lost_after_launches": 2500})
+    assert done.status == 2 and "Traceback" not in done.said
+    line = done.said.splitlines()[-1]
+    assert line.startswith("mlhpc: the GPU of this process has failed (CUDA error: uncorrectable ECC error")
+
+
+def test_a_rank_whose_device_is_slow_is_named_with_device_and_phase_before_it_trains(sets, tmp_path):
+    changes = {"devices": 2, "slow_device": 1, "slow_factor": 100, "kernel_us cudnnBackendExecute": 200}
+    done = on_device(tmp_path, sets["deepcam"], "deepcam", words=("--ranks", 2), changes=changes)
+    said = done.said.splitlines()
+    (slow,) = [number for number, line in enumerate(said) if "is slow" in line]
+    assert said[slow].startswith("mlhpc: rank 1 on ") and "NVIDIA H100 80GB HBM3 (cuda:1)" in said[slow]
+    assert "is slow in phase 'init'" in said[slow]
+    assert slow < next(number for number, line in enumerate(said) if line.startswith("epoch 1 of"))
+
+
 def test_of_two_ranks_the_one_whose_device_is_lost_is_named_with_its_phase(sets, tmp_path):
     changes = {"devices": 2, "lost_device": 1, "lost_after_launches": 2500}
     done = on_device(tmp_path, sets["deepcam"], "deepcam", words=("--ranks", 2), changes=changes)

@@ -1,24 +1,67 @@
-"""Known times of kernels come out of a run's record."""
+"""Known times of kernels, copies and reads come out of a run's record."""
 
 import json
 
 import pytest
+from helpers.slow_reads import library
 from smoke.fake_cuda.conftest import on_device
 
-STEPS, EVALUATIONS = 3, 3  # of an epoch: 13 samples in batches of 4, 5 in batches of 2
+STEPS, EVALUATIONS = 3, 3  # of an epoch and rank: 13 samples in batches of 4, 5 in batches of 2
 
 
-def test_times_of_steps_and_evaluations_are_those_of_the_kernels(sets, tmp_path):
-    """The device's own times, which do not depend on how busy this machine is."""
-    kernels = {
-        "kernel_us nll_loss2d_forward": 1e6,
-        "kernel_us ArgMax": 0.5e6,
-    }  # one a step, one an evaluation
-    done = on_device(tmp_path, sets["deepcam"], "deepcam", "training.max_epochs=1", changes=kernels)
+def kernels(step_s, evaluation_s=0.5):
+    """One launch a step, and one an evaluation."""
+    return {"kernel_us nll_loss2d_forward": step_s * 1e6, "kernel_us ArgMax": evaluation_s * 1e6}
+
+
+@pytest.fixture(scope="module")
+def slow_reads():
+    return {"LD_PRELOAD": str(library())}
+
+
+def steps_of(done, rank=0):
+    """The times of training steps and evaluations, as the run's record has them."""
+    events = map(json.loads, (done.out / f"events.rank{rank}.jsonl").read_text().splitlines())
+    return {event["name"]: event for event in events if event["event"] == "steps"}
+
+
+@pytest.mark.parametrize("ranks, step_s", [(1, 1.0), (2, 4.0)])
+def test_times_of_steps_and_evaluations_are_those_of_the_kernels(sets, tmp_path, ranks, step_s):
+    """The device's own times. Of two ranks each has its own device; their collectives are polled by threads, which
+    takes milliseconds on a busy machine."""
+    changes = kernels(step_s) | {"devices": ranks}
+    words = ("--ranks", ranks) if ranks > 1 else ()
+    done = on_device(
+        tmp_path, sets["deepcam"], "deepcam", "training.max_epochs=1", words=words, changes=changes
+    )
     (epoch,) = done.result()["epochs"]
-    events = map(json.loads, (done.out / "events.rank0.jsonl").read_text().splitlines())
-    steps = {event["name"]: event for event in events if event["event"] == "steps"}
-    assert steps["train"]["count"] == STEPS and steps["eval"]["count"] == EVALUATIONS
-    assert steps["train"]["p50"] == pytest.approx(1.0, rel=0.05)
-    assert steps["eval"]["p50"] == pytest.approx(0.5, rel=0.05)
-    assert epoch["train_s"] >= 1.0 * STEPS and epoch["eval_s"] >= 0.5 * EVALUATIONS
+    for rank in range(ranks):
+        steps = steps_of(done, rank)
+        assert steps["train"]["count"] == STEPS
+        assert steps["train"]["p50"] == pytest.approx(step_s, rel=0.05)
+        assert steps["eval"]["p50"] == pytest.approx(0.5, rel=0.05)
+    assert epoch["train_s"] >= step_s * STEPS and epoch["eval_s"] >= 0.5 * (EVALUATIONS // ranks)
+
+
+def test_a_copy_that_takes_longer_than_the_step_is_the_step(sets, tmp_path):
+    """Batches are copied while the step before computes: of the two the longer one counts."""
+    x, y = 4 * 32 * 48 * 16 * 4, 4 * 32 * 48  # bytes of a batch
+    changes = {"link_bytes_per_s": (x + y) / 1.0}
+    done = on_device(tmp_path, sets["deepcam"], "deepcam", "training.max_epochs=1", changes=changes)
+    steps = steps_of(done)["train"]
+    assert steps["count"] == STEPS and steps["p50"] == pytest.approx(1.0, rel=0.05)
+
+
+def test_the_gap_before_a_batch_that_is_read_slowly_is_data_wait(sets, tmp_path, slow_reads):
+    """One thread reads the four samples of a batch in 4.8 s, the step before takes 3 s: the device is idle for
+    1.8 s before each of the next steps."""
+    rules = {"SLOW_READS": f"open:{sets['deepcam']}/train/=1200", "SLOW_READS_LOG": str(tmp_path / "log")}
+    chosen = ("loading.workers=1", "loading.prefetch=1", "training.max_epochs=1")
+    preload = slow_reads | rules
+    done = on_device(
+        tmp_path / "run", sets["deepcam"], "deepcam", *chosen, changes=kernels(3.0), preload=preload
+    )
+    steps = steps_of(done)["train"]
+    (epoch,) = done.result()["epochs"]
+    assert steps["p50"] == pytest.approx(3.0, rel=0.05)
+    assert epoch["data_wait_s"] >= 0.95 * (4.8 + 2 * 1.8)  # a file may be opened more than once

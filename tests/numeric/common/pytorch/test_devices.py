@@ -5,6 +5,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
 
+import numpy as np
 import pytest
 import torch
 
@@ -21,7 +22,10 @@ from mlhpc.common.pytorch.devices import (
 from mlhpc.common.ranks.torch_world import backend_for
 from mlhpc.common.ranks.world import Solo
 from mlhpc.common.timing.runlog import RunLog
-from mlhpc.errors import UserError
+from mlhpc.cosmoflow.data.encoded import Encoded
+from mlhpc.cosmoflow.pytorch import batches
+from mlhpc.deepcam.data import source
+from mlhpc.errors import DeviceLost, UserError
 
 ROOT = Path(__file__).resolve().parents[4]
 CPU = torch.device("cpu")
@@ -81,15 +85,42 @@ def test_too_little_memory_is_a_one_line_error_in_any_phase(error):
 
 @pytest.mark.parametrize("trainer", ["cosmoflow.pytorch", "deepcam", "resnet50"])
 def test_too_little_memory_anywhere_in_a_training_is_a_one_line_error(monkeypatch, trainer):
-    def full(*_):
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")
-
     train = import_module(f"mlhpc.{trainer}.train")
     benchmark, _, framework = trainer.partition(".")
     run = load.load(benchmark, "smoke", [f"training.framework={framework}"] if framework else [])
     monkeypatch.setattr(train, "divide_batch", full)
     with pytest.raises(UserError, match="too little memory"):
         train.train(run, Path(), None, 1, None, Solo(), None)
+
+
+def full(*_):
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")
+
+
+def test_too_little_memory_for_decoding_names_that_setting(monkeypatch):
+    parts = [((4, 4, 2), "float32"), ((4, 4), "uint8")]
+    decoder = source._DecodedOnDevice(SimpleNamespace(parts=parts, normalisation=None), "cpu")
+    monkeypatch.setattr(decoder, "_decode", full)
+    monkeypatch.setattr(batches, "decode", full)
+    encoded = Encoded((1, 4, 4, 4, 4), *(np.zeros(1),) * 4, (0,))
+    for decode in (
+        lambda: decoder.finish([torch.zeros(1, 4, 4)], [(None, 0)]),
+        lambda: batches.converter("float32", torch.device("cpu"))((encoded, np.zeros((1, 4), np.float32))),
+    ):
+        with pytest.raises(UserError, match=r"too little memory for decoding a batch .*loading\.decode=host"):
+            decode()
+
+
+@pytest.mark.parametrize(
+    "fault, lost", [("uncorrectable ECC error encountered", True), ("device-side assert", False)]
+)
+def test_a_device_that_has_failed_is_a_one_line_error_and_a_fault_of_the_program_none(fault, lost):
+    with (
+        pytest.raises(DeviceLost if lost else torch.AcceleratorError, match=fault) as raised,
+        oom_as_user_error(),
+    ):
+        raise torch.AcceleratorError(f"CUDA error: {fault}\nCompile with TORCH_USE_CUDA_DSA")
+    assert not lost or "\n" not in str(raised.value)
 
 
 def test_too_little_host_memory_is_a_one_line_error():

@@ -62,11 +62,14 @@ def test_a_counter_that_was_set_back_is_not_taken_for_one_that_wrapped():
     assert made.spent("").problems == ["package-0 counted 60.63 kJ in 10 s: it was reset"]
 
 
-def test_a_counter_without_a_range_that_was_reset_counts_from_its_reset():
+def test_a_counter_without_a_range_that_was_reset_makes_no_figure():
+    """What it had counted since it was last read is not known."""
     counter = Counter(100.0, 0.0)
     made = summing(counter, "accelerators")
     counter.joules = 30.0
-    assert made.spent("").joules == 30.0
+    spent = made.spent("")
+    assert (spent.joules, spent.counters) == (0, 0)
+    assert spent.problems == ["package-0 was reset: from 100 J to 30 J"]
 
 
 def test_a_failed_reading_in_between_is_made_up_for_by_the_next():

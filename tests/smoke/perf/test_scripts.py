@@ -1,0 +1,93 @@
+"""Every measuring script runs at its smallest size, with the variables that ``mlhpc run`` sets."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from fake_cuda.library import devices, loader
+from smoke.conftest import TINY, mlhpc
+
+from mlhpc.common.ranks.environment import set_variables
+
+SCRIPTS = Path(__file__).parents[2] / "perf"
+TINY_STEP = "--batch 1 --rows 32 --columns 48 --steps 1 --rounds 1 --precision float32"
+SMALLEST = {
+    "codec_loaders": "cosmoflow {sample} --samples 2 --rounds 1",
+    "codecs": "cosmoflow {sample} --rounds 1",
+    "cosmoflow_input": "--side 16 --batch 2 --samples 4 --rounds 1 --seconds 0.1",
+    "cosmoflow_step": "--side 32 --batch 1 --rounds 1 --precision float32",
+    "deepcam_profile": f"--device cpu --ways eager {TINY_STEP}",
+    "deepcam_step": f"--only ours {TINY_STEP}",
+    "direct_reads": "--folder {work} --file-mb 0.1 --files 4 --threads 1 --rounds 1",
+    "exchange": "--nodes 4 --files 8 --ranks 1 --spread 0",
+    "lamb": "--repeats 1 --device cpu --width 0.1",
+    "resnet50_input": "--images 16 --side 64 --batch 4 --workers 1 --rounds 1",
+    "resnet50_staging": "--images 60 --rounds 1 --workers 1 --scratch {work}",
+    "resnet50_step": "--batch 2 --side 64 --rounds 1 --device cpu",
+    "roll_call": "4",
+    "runlog": "100",
+    "size": "--json",
+    "staging": "--data {work} --files 2 --rounds 1 --workers 1",
+    "step_memory": "resnet50 smoke 2",
+    "watch": "--ranks 4 --looks 2",
+}
+ON_DEVICE = {"host_step": "--benchmark cosmoflow --batch 1 --precision float32 --mode eager --seconds 0.1"}
+ELSEWHERE = {
+    "codec_equivalence": "trains a preset many times",
+    "codec_study": "trains a preset many times",
+    "cosmoflow_equivalence": "trains a preset many times",
+    "cosmoflow_techniques": "trains a preset many times",
+    "data_wait": "tests/smoke/mlhpc/test_data_wait.py runs its cells",
+    "deepcam_input": "needs the reference's code",
+    "delta_kernels": "tests/numeric/deepcam/data/test_delta_triton.py runs it",
+    "equivalence": "is imported by those of its kind",
+    "first_hour_gpu": "tests/smoke/fake_cuda/test_first_hour.py runs its checks",
+    "io_dlio": "needs DLIO; tests/unit/iobench/emulate/test_dlio_counts.py has what it recorded",
+    "io_emulation": "takes minutes at any size",
+    "io_scaling": "takes minutes at any size",
+    "io_similarity": "takes minutes at any size",
+    "pages": "needs Chromium, and makes a thousand runs",
+    "smoke_baselines": "needs scikit-learn",
+    "steady_storage": "needs FUSE",
+    "step_prediction": "calibrates this machine, which takes a minute",
+    "submission": "makes a thousand logs",
+}
+
+
+@pytest.fixture(scope="module")
+def sample(tmp_path_factory):
+    out = tmp_path_factory.mktemp("set") / "cosmoflow"
+    done = mlhpc("data", "make", "cosmoflow", "--out", out, *(w for each in TINY for w in ("--set", each)))
+    assert done.returncode == 0, done.stderr
+    return min((out / "train").iterdir())
+
+
+@pytest.fixture
+def variables(monkeypatch):
+    """As ``mlhpc run`` sets them."""
+    monkeypatch.setattr(os, "environ", os.environ.copy())
+    set_variables()
+    return dict(os.environ)
+
+
+def run(script, words, env):
+    command = [sys.executable, SCRIPTS / f"{script}.py", *words.split()]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=500)
+    assert done.returncode == 0 and done.stdout.strip(), done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("script", SMALLEST)
+def test_runs_at_its_smallest_size(sample, variables, tmp_path, script):
+    run(script, SMALLEST[script].format(sample=sample, work=tmp_path), variables)
+
+
+@pytest.mark.parametrize("script", ON_DEVICE)
+def test_runs_on_a_device(variables, script):
+    run(script, ON_DEVICE[script], variables | loader() | devices())
+
+
+def test_every_script_is_run_or_has_a_reason():
+    there = {path.stem for path in SCRIPTS.glob("*.py")}
+    assert there == {*SMALLEST, *ON_DEVICE, *ELSEWHERE}
