@@ -84,8 +84,8 @@ class BaseWorld(ABC):
         return self.roll_call.reported_elsewhere()
 
     def broadcast(self, obj: T) -> T:
-        result: T = wire.decode(self._broadcast_bytes(wire.encode(obj) if self.rank == 0 else b""))
-        return result
+        received = self._broadcast_bytes(wire.encode(obj) if self.rank == 0 else b"")
+        return obj if self.rank == 0 else wire.decode(received)
 
     def gather(self, obj: T) -> list[T]:
         return [wire.decode(data) for data in self._gather_bytes(wire.encode(obj))]

@@ -26,7 +26,7 @@ from typing import NamedTuple
 import numpy as np
 
 from mlhpc.common.data import manifest as manifests
-from mlhpc.common.data.manifest import File, Manifest
+from mlhpc.common.data.manifest import File, Files, Manifest
 from mlhpc.common.data.partition import Indices, Shards
 from mlhpc.common.files.filesystem import as_user_error, filesystem_of
 from mlhpc.common.ranks.collectives import attempt, gather_or_raise, on_all_ranks, on_each_rank
@@ -284,4 +284,4 @@ def _forget(target: Path, gone: set[str]) -> None:
 
 def _save(held: Manifest, files: Sequence[File]) -> None:
     with as_user_error(held.root / manifests.NAME, "cannot be written", "free some space"):
-        manifests.save(replace(held, files=tuple(sorted(files))))
+        manifests.save(replace(held, files=Files.of(sorted(files))))

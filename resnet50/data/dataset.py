@@ -51,7 +51,7 @@ def select(dataset: Manifest, data: Data) -> Manifest:
             _require_count(dataset.root, split, int(images), expected)
         selected += names
     wanted_names = set(selected)
-    files = tuple(file for file in dataset.files if file.path in wanted_names)
+    files = dataset.files.at(np.array([file.path in wanted_names for file in dataset.files], np.bool_))
     samples = {"train": data.train_samples, "validation": data.eval_samples}
     return replace(dataset, files=files, facts=dataset.facts | {"samples": samples})
 
