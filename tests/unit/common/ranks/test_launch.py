@@ -12,11 +12,11 @@ from types import SimpleNamespace
 import pytest
 
 from mlhpc.common.ranks import launch
-from mlhpc.common.ranks.base_world import with_node_index
 from mlhpc.common.ranks.environment import RankInfo, forgotten_launcher, identify, threads_per_rank
 from mlhpc.common.ranks.hostlist import expand_counts, expand_hosts
 from mlhpc.common.ranks.local import run_local
 from mlhpc.common.ranks.rendezvous import Peer
+from mlhpc.common.ranks.socket_world import with_node_index
 from mlhpc.common.ranks.world import Solo
 from mlhpc.errors import AlreadyReported, UserError
 
