@@ -133,7 +133,8 @@ def pool_of(world: World, mode: Mode, spatial_size: int = 1) -> tuple[Mesh, int]
     """
     if mode == "replicate":
         return mesh_of(world.rank, world.size, spatial_size), 0
-    if len(set(world.gather(world.local_size))) > 1:
+    most, fewest = world.max([world.local_size, -world.local_size])
+    if most != -fewest:
         raise UserError("staging.mode=shard requires as many ranks on each node; set mode=replicate")
     return mesh_of(world.local_rank, world.local_size, spatial_size), world.node
 

@@ -16,9 +16,9 @@ import numpy as np
 import psutil  # type: ignore[import-untyped]  # Horovod requires it
 import tensorflow as tf
 
-from mlhpc.common.ranks.connection import Secret
+from mlhpc.common.ranks.connection import LOOPBACK, Secret
 from mlhpc.common.ranks.environment import RankInfo
-from mlhpc.common.ranks.rendezvous import LOOPBACK, Peer, Rendezvous
+from mlhpc.common.ranks.rendezvous import Peer, Rendezvous
 from mlhpc.common.ranks.rollcall import RollCall
 from mlhpc.common.ranks.socket_world import SocketWorld, interface_of, this_peer
 from mlhpc.errors import UserError

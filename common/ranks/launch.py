@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Literal
 
 from mlhpc.common.files.filesystem import SHARED_TYPES, filesystem_of
-from mlhpc.common.ranks.connection import Munge, Proof, Secret, SecretFile
+from mlhpc.common.ranks.connection import LOOPBACK, Munge, Proof, Secret, SecretFile
 from mlhpc.common.ranks.environment import RankInfo, identify, number, ports_of, with_leader
 from mlhpc.common.ranks.links import require_descriptors
-from mlhpc.common.ranks.rendezvous import LOOPBACK, Rendezvous, is_loopback
+from mlhpc.common.ranks.rendezvous import Rendezvous, is_loopback
 from mlhpc.common.ranks.rollcall import RollCall
 from mlhpc.common.ranks.socket_world import SocketWorld, interface_of, open_listener, this_peer
 from mlhpc.common.ranks.world import Solo, World

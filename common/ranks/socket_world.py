@@ -12,16 +12,17 @@ import socket
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import ClassVar, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from mlhpc.common.ranks import wire
-from mlhpc.common.ranks.connection import Proof
+from mlhpc.common.ranks.connection import Proof, listen_on
 from mlhpc.common.ranks.environment import RankInfo
 from mlhpc.common.ranks.links import accept, connect, receive_exactly
-from mlhpc.common.ranks.rendezvous import LOOPBACK, Peer
+from mlhpc.common.ranks.rendezvous import Peer
 from mlhpc.common.ranks.rollcall import RollCall
 from mlhpc.common.ranks.world import Loss
 from mlhpc.errors import UserError
@@ -224,7 +225,7 @@ class SocketWorld:
 
 def open_listener(info: RankInfo) -> socket.socket:
     """Where the ranks below this one connect to it. Called before the roll call, which tells its port."""
-    return socket.create_server((LOOPBACK if info.local_size == info.size else "", 0), backlog=1024)
+    return listen_on(0, info.local_size == info.size)
 
 
 def this_peer(info: RankInfo, port: int = 0) -> Peer:
@@ -234,15 +235,23 @@ def this_peer(info: RankInfo, port: int = 0) -> Peer:
 
 def with_node_index(info: RankInfo, roll: Sequence[Peer]) -> RankInfo:
     """``info`` with the index of its node: if the launcher does not report it, nodes are numbered in the order of
-    their lowest ranks."""
+    their lowest ranks. Nodes of the same name, which have the same local ranks, are told apart by address."""
     if info.node is not None:
         return info
-    hosts = list(dict.fromkeys(peer.hostname for peer in roll))
-    return replace(info, node=hosts.index(roll[info.rank].hostname), nodes=len(hosts), hosts=tuple(hosts))
+    differ = len({(peer.hostname, peer.local_rank) for peer in roll}) == len(roll)
+    of_rank = [(peer.hostname, "" if differ else peer.address) for peer in roll]
+    nodes = list(dict.fromkeys(of_rank))
+    hosts = tuple(hostname for hostname, _ in nodes)
+    return replace(info, node=nodes.index(of_rank[info.rank]), nodes=len(nodes), hosts=hosts)
 
 
 def interface_of(address: str) -> str:
-    """The network interface that has this IPv4 address. Raises ``UserError``."""
+    """The network interface that has this address. Raises ``UserError``."""
+    if ":" in address:
+        digits = socket.inet_pton(socket.AF_INET6, address.partition("%")[0]).hex()
+        lines = Path("/proc/net/if_inet6").read_text().splitlines()
+        if name := next((line.split()[-1] for line in lines if line.startswith(digits)), None):
+            return name
     if address.startswith("127."):
         address = (
             "127.0.0.1"  # a host may resolve its own name to another loopback address: Debian, 127.0.1.1

@@ -112,7 +112,8 @@ def _accelerator_type() -> str | None:
 
 def _serve_store(address: str) -> TCPStore:
     """A store on a free port of ``address`` only, since it does not authenticate its clients."""
-    listener = socket.create_server((address, 0), backlog=1024)
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    listener = socket.create_server((address, 0), family=family, backlog=1024)
     return TCPStore(
         address,
         listener.getsockname()[1],

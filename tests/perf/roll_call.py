@@ -28,8 +28,8 @@ from pathlib import Path
 import numpy as np
 
 from mlhpc.common.ranks import wire
-from mlhpc.common.ranks.connection import Secret, encode, introduce
-from mlhpc.common.ranks.rendezvous import LOOPBACK, Peer, Rendezvous
+from mlhpc.common.ranks.connection import LOOPBACK, Secret, encode, introduce
+from mlhpc.common.ranks.rendezvous import Peer, Rendezvous
 from mlhpc.common.ranks.rollcall import RollCall
 from mlhpc.common.ranks.socket_world import Tree, neighbours
 
