@@ -120,9 +120,15 @@ class Files(Sequence[File]):
         columns = (column[chosen] for column in (self.sizes, self.crc32, self.known, self._starts))
         return Files(self.names, *columns)
 
+    def joined(self) -> bytes:
+        """``names`` with these files alone."""
+        if self.starts is None:
+            return self.names
+        return b"".join(self.names[at : self.names.index(b"\0", at) + 1] for at in self.starts.tolist())
+
     @property
-    def bytes(self) -> int:
-        """Total size of the files."""
+    def size(self) -> int:
+        """Total bytes of the files."""
         return int(self.sizes.sum())
 
     def folder(self, name: str) -> "Files":
@@ -174,7 +180,7 @@ class Manifest:
     @property
     def bytes(self) -> int:
         """Total size of the files."""
-        return self.files.bytes
+        return self.files.size
 
     @property
     def checked(self) -> bool:
@@ -364,9 +370,12 @@ def save(manifest: Manifest) -> None:
     Raises OSError.
     """
     files = manifest.files
-    digits = " ".join(_UNKNOWN if file.crc32 is None else f"{file.crc32:08x}" for file in files)
+    digits = files.crc32.astype(">u4").tobytes().hex(" ", 4)
+    if not files.known.all():
+        words = zip(digits.split(), files.known.tolist(), strict=True)
+        digits = " ".join(word if known else _UNKNOWN for word, known in words)
     columns = f'"crc32": {json.dumps(digits)},\n  "sizes": {json.dumps(files.sizes.tolist())}'
-    paths = json.dumps([file.path for file in files], separators=(",\n   ", ": "))
+    paths = json.dumps(os.fsdecode(files.joined()).split("\0")[:-1], separators=(",\n   ", ": "))
     head = json.dumps({"version": _VERSION, "facts": manifest.facts}, indent=1, sort_keys=True)
     text = f'{head.removesuffix(chr(10) + "}")},\n "files": {{\n  {columns},\n  "paths": {paths}\n }}\n}}\n'
     atomic.write_bytes(manifest.root / NAME, text.encode())

@@ -29,21 +29,33 @@ def balance(sizes: npt.ArrayLike, bins: int) -> npt.NDArray[np.int64]:
     """The bin, 0 to ``bins - 1``, of each of the sizes. Bins differ by at most one in count, and in sum by at
     most the largest size. Sizes and bins are [n].
 
-    Largest first, in rounds; in each round the bin with the smallest sum takes the largest remaining size. After a
-    round, the spread of the sums is at most the larger of the spread before and the range of the round's sizes.
+    Sorted by size, ``bins`` at a time make a group, with one for each bin. Two groups become one, the largest of
+    one with the smallest of the other, whose sums differ by no more than those of either; until one is left.
+    This is the differencing method (Karmarkar and Karp 1982) in rows of arrays.
     """
     size = np.asarray(sizes, dtype=np.int64)
     bin_of = np.empty(len(size), dtype=np.int64)
     order = np.argsort(-size, kind="stable")
     if bins == 1 or len(size) == 0 or size[order[0]] == size[order[-1]]:
-        bin_of[order] = np.arange(len(size)) % bins  # the result of the rounds, but faster
+        bin_of[order] = np.arange(len(size)) % bins  # the result of the groups, but faster
         return bin_of
-    sums = np.zeros(bins, dtype=np.int64)
-    for start in range(0, len(size), bins):
-        largest = order[start : start + bins]
-        smallest_bins = np.argsort(sums, kind="stable")[: len(largest)]
-        bin_of[largest] = smallest_bins
-        sums[smallest_bins] += size[largest]
+    sums = np.zeros((-(-len(size) // bins), bins), np.int64)
+    sums.ravel()[: len(size)] = size[order]
+    pairings = []
+    while len(sums) > 1:
+        if len(sums) % 2:
+            sums = np.vstack([sums, np.zeros(bins, np.int64)])
+        ranked = np.argsort(sums, axis=1, kind="stable").astype(np.int32)
+        ranked[::2] = ranked[::2, ::-1]
+        sums = np.take_along_axis(sums, ranked, 1)
+        sums = sums[::2] + sums[1::2]
+        pairings.append(ranked)
+    bins_of = np.arange(bins, dtype=np.int32)[np.newaxis]
+    for ranked in reversed(pairings):
+        of_pair = np.repeat(bins_of, 2, axis=0)[: len(ranked)]
+        bins_of = np.empty_like(of_pair)
+        np.put_along_axis(bins_of, ranked, of_pair, 1)
+    bin_of[order] = bins_of.ravel()[: len(size)]
     return bin_of
 
 

@@ -45,7 +45,7 @@ def plan(
     for _, members in alone.folders():
         part, number = _by_bin(alone[members], nodes)
         held, read, opened = held + part, read + part, opened + number
-    total = everywhere.bytes
+    total = everywhere.size
     held = held + total
     if read_once:
         by_reader = (
@@ -62,7 +62,7 @@ def plan(
 def exchanged_bytes(files: Sequence[File], nodes: int) -> float:
     """Expected bytes that all nodes send before an epoch with ``staging.exchange``: a file of
     ``train/`` stays on its node with probability 1 / ``nodes``."""
-    return Files.of(files).folder("train").bytes * (nodes - 1) / nodes
+    return Files.of(files).folder("train").size * (nodes - 1) / nodes
 
 
 def _by_bin(files: Files, bins: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:

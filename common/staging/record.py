@@ -82,7 +82,7 @@ def _save(held: Manifest) -> None:
 def identity(manifest: Manifest) -> str:
     """A digest of every path, size and checksum: independent of the data set's location."""
     digest, files = hashlib.sha256(), manifest.files
-    digest.update(files.names if files.starts is None else Files.of(list(files)).names)
+    digest.update(files.joined())
     for column in (files.sizes, files.crc32, files.known):
         digest.update(np.ascontiguousarray(column))
     return digest.hexdigest()

@@ -239,7 +239,7 @@ def test_columns_are_the_files_that_were_written(rows) -> None:
         save(Manifest(Path(folder), tuple(files), {}))
         read = wire.decode(wire.encode(load(Path(folder))))
     assert list(read.files) == files == [read.files[i] for i in range(len(files))]
-    assert read.bytes == sum(file.size for file in files)
+    assert read.bytes == read.files.size == sum(file.size for file in files)
     for name in {file.folder for file in files} - {""}:
         assert list(read.folder(name)) == [file for file in files if file.path.startswith(f"{name}/")]
     assert read.files.outside().tolist() == ["/" not in file.path for file in files]
