@@ -234,7 +234,7 @@ def load(root: Path) -> Manifest:
     except OSError as error:
         require_folder(root)
         raise UserError(f"{path} cannot be read: {error.strerror}; check the data set") from error
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
         raise UserError(
             f"{path}: not a valid manifest ({error}); regenerate it with 'mlhpc data index {root}'"
         ) from error
@@ -261,7 +261,8 @@ def _checked_files(paths: Any, sizes: Any, digits: Any) -> Files:
         wrong = (p for p in paths if "\0" in p or not _OUTSIDE.isdisjoint(p.split("/")) or p == NAME)
         raise ValueError(f"{next(wrong)!r:.80} is not a path in the data set")
     del inside
-    if set(map(type, sizes)) - {int} or min(sizes, default=0) < 0 or sum(sizes) >= 1 << 63:
+    column = np.array(sizes, np.int64) if set(map(type, sizes)) <= {int} else np.array([-1])
+    if (column < 0).any() or column.sum(dtype=np.float64) >= 1 << 63:
         pairs = zip(paths, sizes, strict=False)
         path, size = next(
             (p for p in pairs if type(p[1]) is not int or not 0 <= p[1] < 1 << 63), ("all", "8 EiB")
@@ -271,7 +272,7 @@ def _checked_files(paths: Any, sizes: Any, digits: Any) -> Files:
     crc32 = np.frombuffer(bytes.fromhex(digits.replace("-", "0")), ">u4").astype(np.uint32)
     if not len(paths) == len(sizes) == len(known) == len(crc32):
         raise ValueError(f"{len(paths)} paths, {len(sizes)} sizes and {len(crc32)} checksums")
-    files = Files(names, np.array(sizes, np.int64), crc32, known.astype(np.bool_))
+    files = Files(names, column, crc32, known.astype(np.bool_))
     if not all(map(lt, paths, islice(paths, 1, None))):
         files = Files.of(sorted(files, key=lambda file: file.path))
         if repeated := next((one.path for one, two in pairwise(files) if one.path == two.path), None):

@@ -34,11 +34,9 @@ def balance(sizes: npt.ArrayLike, bins: int) -> npt.NDArray[np.int64]:
     This is the differencing method (Karmarkar and Karp 1982) in rows of arrays.
     """
     size = np.asarray(sizes, dtype=np.int64)
-    bin_of = np.empty(len(size), dtype=np.int64)
-    order = np.argsort(-size, kind="stable")
-    if bins == 1 or len(size) == 0 or size[order[0]] == size[order[-1]]:
-        bin_of[order] = np.arange(len(size)) % bins  # the result of the groups, but faster
-        return bin_of
+    if bins == 1 or len(size) == 0 or size.min() == size.max():
+        return np.arange(len(size)) % bins  # the result of the groups, but faster
+    order = np.argsort(-size, kind="stable").astype(np.int32)
     sums = np.zeros((-(-len(size) // bins), bins), np.int64)
     sums.ravel()[: len(size)] = size[order]
     pairings = []
@@ -55,6 +53,7 @@ def balance(sizes: npt.ArrayLike, bins: int) -> npt.NDArray[np.int64]:
         of_pair = np.repeat(bins_of, 2, axis=0)[: len(ranked)]
         bins_of = np.empty_like(of_pair)
         np.put_along_axis(bins_of, ranked, of_pair, 1)
+    bin_of = np.empty(len(size), dtype=np.int64)
     bin_of[order] = bins_of.ravel()[: len(size)]
     return bin_of
 

@@ -119,7 +119,8 @@ class Other(Solo):
     message = b""
 
     def broadcast(self, obj):
-        return wire.decode(self.message) if obj == (None, None) else obj
+        message, Other.message = self.message, b""
+        return wire.decode(message)
 
     def gather(self, obj):
         return [obj]
