@@ -117,8 +117,8 @@ class Files(Sequence[File]):
 
     def at(self, chosen: slice | npt.NDArray[Any]) -> "Files":
         """The files at the indices ``chosen``, in order, or where that is true."""
-        columns = (column[chosen] for column in (self.sizes, self.crc32, self.known, self._starts))
-        return Files(self.names, *columns)
+        sizes, starts = self.sizes[chosen], self._starts[chosen]
+        return Files(self.names, sizes, self.crc32[chosen], self.known[chosen], starts)
 
     def joined(self) -> bytes:
         """``names`` with these files alone."""

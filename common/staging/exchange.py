@@ -96,7 +96,7 @@ def reserve(
         return grown
 
     at_first = bytes_by_node(sizes, shards, epochs[0], world.nodes)
-    on_all_ranks(world, lambda: require_descriptors(world.nodes + _SPARE_DESCRIPTORS))
+    on_each_rank(world, lambda: require_descriptors(world.nodes + _SPARE_DESCRIPTORS))
     needed = np.max(on_all_ranks(world, peak), axis=0)
     group = _group(world)
 
@@ -107,7 +107,7 @@ def reserve(
             mark_exchanging(target)
 
     with exclusive(target, world, group) as in_use:
-        on_all_ranks(world, require)
+        on_each_rank(world, require)
 
 
 def exchange(
@@ -147,14 +147,14 @@ def exchange(
     ranks = {place: rank for rank, place in enumerate(world.gather((mine, world.local_rank)))}
     peers = [ranks[node, world.local_rank] for node in range(world.nodes)]
     with exclusive(target, world, group) as in_use:
-        on_all_ranks(world, prepare)
+        on_each_rank(world, prepare)
         with _links(world, peers) as links:
             for part in rounds(moves, most):
                 own = of_rank(part, world.local_rank, world.local_size)
                 sent, arriving = transfers(files, own, mine)
                 _run_round(sent, arriving, links, peers, target, world)
                 on_each_rank(world, partial(_delete, [each.file for each in sent], target))
-        on_all_ranks(world, finish)
+        on_each_rank(world, finish)
     return Exchanged(len(moves.numbers), int(moves.sizes.sum()))
 
 

@@ -6,8 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from mlhpc.common.data import manifest as manifests
 from mlhpc.common.data.manifest import Files, Manifest
 from mlhpc.common.data.partition import Mode
@@ -84,5 +82,5 @@ def identity(manifest: Manifest) -> str:
     digest, files = hashlib.sha256(), manifest.files
     digest.update(files.joined())
     for column in (files.sizes, files.crc32, files.known):
-        digest.update(np.ascontiguousarray(column))
+        digest.update(column.tobytes())
     return digest.hexdigest()

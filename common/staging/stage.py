@@ -39,7 +39,7 @@ from mlhpc.common.data.partition import (
 from mlhpc.common.files import locks
 from mlhpc.common.files.filesystem import filesystem_of
 from mlhpc.common.host.progress import progress
-from mlhpc.common.ranks.collectives import on_all_ranks, on_rank0
+from mlhpc.common.ranks.collectives import on_all_ranks, on_each_rank, on_rank0
 from mlhpc.common.ranks.world import World
 from mlhpc.common.staging.copier import Copied, copy_all
 from mlhpc.common.staging.record import prepare, record_of, write_record
@@ -170,7 +170,7 @@ def prepared(manifest: Manifest, target: Path, world: World, mode: Mode, read_on
             known = on_all_ranks(world, lambda: prepare(manifest, target, files_of_group, group, in_use))
             staged_before = known[group.members[0]]
             check_room(on_all_ranks(world, survey))
-            on_all_ranks(world, lambda: write_record(manifest, target, files_of_group, group, mode))
+            on_each_rank(world, lambda: write_record(manifest, target, files_of_group, group, mode))
             yield Ready(share, todo, in_use, read_once)
     except BaseException:
         if world.local_rank == 0:
