@@ -20,7 +20,7 @@ from mlhpc.common.ranks.connection import LOOPBACK, Secret
 from mlhpc.common.ranks.environment import RankInfo
 from mlhpc.common.ranks.rendezvous import Peer, Rendezvous
 from mlhpc.common.ranks.rollcall import RollCall
-from mlhpc.common.ranks.socket_world import SocketWorld, interface_of, this_peer
+from mlhpc.common.ranks.socket_world import SocketWorld, Tree, interface_of, this_peer
 from mlhpc.errors import UserError
 
 
@@ -56,8 +56,8 @@ class HorovodWorld(SocketWorld):
                 f"{hvd.rank()} of {hvd.size()}: it was built for another MPI, or cannot see the launcher "
                 "from inside a container; horovodrun --check-build shows its build"
             )
-        port = listener.getsockname()[1]
-        world = super().start(info, roll_call or _call_roll_over_horovod(info, port, timeout_s), listener)
+        roll_call = roll_call or _call_roll_over_horovod(info, listener.getsockname()[1], timeout_s)
+        world = cls.of(info, roll_call, Tree.grow(info.rank, roll_call, listener))
         _broadcast_bytes(b"all ranks")  # a failure to connect is reported now, and the first use takes 70 ms
         return world
 

@@ -18,7 +18,7 @@ from mlhpc.common.ranks.environment import RankInfo, identify, number, ports_of,
 from mlhpc.common.ranks.links import require_descriptors
 from mlhpc.common.ranks.rendezvous import Rendezvous, is_loopback
 from mlhpc.common.ranks.rollcall import RollCall
-from mlhpc.common.ranks.socket_world import SocketWorld, interface_of, open_listener, this_peer
+from mlhpc.common.ranks.socket_world import SocketWorld, Tree, interface_of, open_listener, this_peer
 from mlhpc.common.ranks.world import Solo, World
 from mlhpc.errors import QUIET, AlreadyReported, Terminated, UserError, say_at_once
 
@@ -58,14 +58,15 @@ def connect(
     listener = open_listener(info)
     roll_call = call_roll(info, env, timeout_s, listener.getsockname()[1]) if info.leader else None
     try:
-        if framework == "torch":
+        if framework != "horovod":
+            assert roll_call is not None
+            # Connected before PyTorch is loaded, which can take one rank minutes longer than another.
+            tree = Tree.grow(info.rank, roll_call, listener)
+            if framework == "sockets":
+                return SocketWorld.of(info, roll_call, tree)
             from mlhpc.common.ranks.torch_world import TorchWorld
 
-            assert roll_call is not None
-            return TorchWorld.start(info, roll_call, listener)
-        if framework == "sockets":
-            assert roll_call is not None
-            return SocketWorld.start(info, roll_call, listener)
+            return TorchWorld.start(info, roll_call, tree)
         from mlhpc.common.ranks.horovod_world import HorovodWorld
 
         return HorovodWorld.start(info, roll_call, listener, timeout_s)

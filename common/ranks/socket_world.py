@@ -128,9 +128,8 @@ class SocketWorld:
     """Parts of the errors that a framework raises on the other ranks after a loss."""
 
     @classmethod
-    def start(cls, info: RankInfo, roll_call: RollCall, listener: socket.socket) -> Self:
-        """Connect the ranks that answered the roll call, like ``Tree.grow``."""
-        tree = Tree.grow(info.rank, roll_call, listener)
+    def of(cls, info: RankInfo, roll_call: RollCall, tree: Tree) -> Self:
+        """The world of ranks that answered the roll call and are connected in a tree. Called by all of them."""
         world = cls(with_node_index(info, roll_call.roll), roll_call, tree)
         world.barrier()
         roll_call.start_beating()

@@ -14,7 +14,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from mlhpc.common.ranks.environment import RankInfo
 from mlhpc.common.ranks.rollcall import RollCall
-from mlhpc.common.ranks.socket_world import SocketWorld, interface_of
+from mlhpc.common.ranks.socket_world import SocketWorld, Tree, interface_of
 from mlhpc.errors import UserError
 
 PATIENCE = timedelta(days=1)
@@ -28,7 +28,7 @@ class TorchWorld(SocketWorld):
     SYMPTOMS: ClassVar = ("gloo", "NCCL", "XCCL", "CCL_")
 
     @classmethod
-    def start(cls, info: RankInfo, roll_call: RollCall, listener: socket.socket) -> Self:
+    def start(cls, info: RankInfo, roll_call: RollCall, tree: Tree) -> Self:
         """Start torch.distributed on the ranks that answered the roll call. Rank 0 serves the store on a free
         port of the address at which the other ranks reach it, announced by the roll call. Raises
         ``UserError``."""
@@ -52,7 +52,7 @@ class TorchWorld(SocketWorld):
         dist.init_process_group(backend, store=store, rank=info.rank, world_size=info.size, timeout=PATIENCE)
         if backend == "gloo":
             dist.all_reduce(torch.zeros(1))  # so that a failure to connect is reported now
-        world = super().start(info, roll_call, listener)
+        world = cls.of(info, roll_call, tree)
         world._require_own_gpus()
         return world
 
