@@ -12,7 +12,7 @@ from itertools import groupby
 from pathlib import Path
 
 from mlhpc.common.data import generate
-from mlhpc.common.data.manifest import NAME, File, Manifest
+from mlhpc.common.data.manifest import NAME, File, Files, Manifest
 from mlhpc.common.formats.archive import SUFFIX, Member, write
 from mlhpc.common.host.progress import progress
 from mlhpc.common.ranks.collectives import on_rank0
@@ -43,10 +43,12 @@ def require_unpacked(dataset: Manifest) -> None:
         )
 
 
-def require_none(root: Path, files: Sequence[Path]) -> None:
-    """Raise UserError if an archive is among the sample files of a data set whose manifest has none."""
-    if packed := next((path for path in files if path.suffix == SUFFIX), None):
-        raise UserError(f"{packed} is an archive without a manifest; copy {NAME} to {root} too")
+def require_none(root: Path, files: Files) -> None:
+    """Raise UserError if an archive is among the sample ``files`` of a data set whose manifest has none."""
+    if f"{SUFFIX}\0".encode() not in files.names:
+        return  # nor in the rest of the data set
+    if packed := next((file.path for file in files if file.path.endswith(SUFFIX)), None):
+        raise UserError(f"{root / packed} is an archive without a manifest; copy {NAME} to {root} too")
 
 
 def described(each: int | None) -> str:

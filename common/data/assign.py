@@ -4,11 +4,13 @@ node."""
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, overload
+
+import numpy as np
 
 from mlhpc.common.data import archives
 from mlhpc.common.data.arriving import Arriving
-from mlhpc.common.data.manifest import File, Manifest
+from mlhpc.common.data.manifest import File, Files, Manifest
 from mlhpc.common.data.partition import Mode, files_of_node
 from mlhpc.common.data.sharding import Pool
 from mlhpc.common.formats.archive import Sample
@@ -35,6 +37,27 @@ class RankSamples:
         return replace(self, train=train, evaluation=evaluation)
 
 
+@dataclass(frozen=True)
+class Paths(Sequence[Path]):
+    """The paths of ``files`` under ``root``, made when they are requested."""
+
+    files: Files
+    root: Path
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    @overload
+    def __getitem__(self, index: int) -> Path: ...
+    @overload
+    def __getitem__(self, index: slice) -> "Paths": ...
+
+    def __getitem__(self, index: int | slice) -> "Path | Paths":
+        if isinstance(index, slice):
+            return Paths(self.files[index], self.root)
+        return self.root / self.files[index].path
+
+
 def assign_samples(
     dataset: Manifest,
     staged: Path | None,
@@ -43,15 +66,15 @@ def assign_samples(
     *,
     train_samples: int,
     eval_samples: int,
-    is_sample: Callable[[Path], bool] = lambda path: True,
+    is_sample: Callable[[str], bool] | None = None,
     spatial_size: int = 1,
 ) -> RankSamples:
     """The samples of ``train/`` and ``validation/`` that this rank reads, one per file or packed into archives
     (``archives``).
 
     ``staged`` is the folder that the data set was staged to in ``mode``; None: all ranks read it in place.
-    ``is_sample`` selects the files that are samples. The ``spatial_size`` ranks of a spatial group share
-    their samples. Called by all ranks.
+    ``is_sample`` selects the files that are samples (None: all). The ``spatial_size`` ranks of a spatial group
+    share their samples. Called by all ranks.
 
     Raises UserError if the number of files is not that of the run's samples, when nodes that hold shards have
     unequal numbers of ranks, when spatial groups do not fill a pool, or when sharding would separate the files
@@ -80,15 +103,19 @@ def samples_of(
     files: Sequence[File],
     root: Path,
     needed: int,
-    is_sample: Callable[[Path], bool] = lambda path: True,
+    is_sample: Callable[[str], bool] | None = None,
 ) -> Sequence[Sample]:
     """The samples of ``folder`` in ``files``, some of the data set's, which are under ``root``. In order.
     ``needed``: of the whole folder. Raises UserError if archives are not those of the manifest."""
     if archives.samples_per_archive(dataset) is not None:
         return archives.members(dataset, folder, files, root, needed)
-    paths = [root / file.path for file in files if file.path.startswith(f"{folder}/")]
-    archives.require_none(dataset.root, paths)
-    return [path for path in paths if is_sample(path)]
+    selected = Files.of(files).folder(folder)
+    archives.require_none(dataset.root, selected)
+    return Paths(_filtered(selected, is_sample), root)
+
+
+def _filtered(files: Files, is_sample: Callable[[str], bool] | None) -> Files:
+    return files.at(np.array([is_sample(file.path) for file in files], np.bool_)) if is_sample else files
 
 
 def exchangeable(dataset: Manifest) -> int:
@@ -106,16 +133,17 @@ def pool_of(world: World, mode: Mode, spatial_size: int = 1) -> tuple[Mesh, int]
     """
     if mode == "replicate":
         return mesh_of(world.rank, world.size, spatial_size), 0
-    if len(set(world.gather(world.local_size))) > 1:
+    most, fewest = world.max([world.local_size, -world.local_size])
+    if most != -fewest:
         raise UserError("staging.mode=shard requires as many ranks on each node; set mode=replicate")
     return mesh_of(world.local_rank, world.local_size, spatial_size), world.node
 
 
 def _require_samples(
-    dataset: Manifest, folder: str, needed: int, mode: Mode, is_sample: Callable[[Path], bool]
+    dataset: Manifest, folder: str, needed: int, mode: Mode, is_sample: Callable[[str], bool] | None
 ) -> None:
     files = dataset.folder(folder)
-    samples = [file for file in files if is_sample(Path(file.path))]
+    samples = _filtered(files, is_sample)
     if mode == "shard" and len(samples) < len(files):
         raise UserError(f"{dataset.root / folder}: samples have several files; set staging.mode=replicate")
     if len(samples) < needed or (len(samples) != needed and len(samples) == len(files)):

@@ -5,12 +5,18 @@ The checksum (``common/files/checksum.py``) detects truncated, damaged and mixed
 
 import json
 import os
-from collections.abc import Callable, Iterable, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from itertools import chain, pairwise
+from functools import cached_property
+from itertools import chain, islice, pairwise
+from operator import lt
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, overload
+
+import numpy as np
+import numpy.typing as npt
 
 from mlhpc.common.files import atomic
 from mlhpc.common.files.checksum import checksum
@@ -23,7 +29,9 @@ from mlhpc.errors import UserError
 from mlhpc.quantities import binary_text, count
 
 NAME = "manifest.json"
-_VERSION = 1
+_VERSION = 2
+_UNKNOWN = 8 * "-"  # instead of the digits of a checksum
+_CHUNK = 1 << 12  # of columns, whose elements take four times the memory as Python objects
 _OUTSIDE = frozenset({"", ".", ".."})  # path components of absolute paths and of paths not in normal form
 T = TypeVar("T")
 
@@ -41,6 +49,118 @@ class File(NamedTuple):
         return self.path.rpartition("/")[0].partition("/")[0]
 
 
+@dataclass(frozen=True, eq=False)
+class Files(Sequence[File]):
+    """Files as columns, in order of path: half a million take 40 MB, as objects six times as much.
+
+    ``names``: their paths as the file system has them, each with a zero byte after it. ``sizes`` in bytes, int64
+    [n]; ``crc32``, uint32 [n], where ``known``, bool [n]. ``starts``: where in ``names`` the path of each begins,
+    int [n]; None: one after another.
+    """
+
+    names: bytes
+    sizes: npt.NDArray[np.int64]
+    crc32: npt.NDArray[np.uint32]
+    known: npt.NDArray[np.bool_]
+    starts: npt.NDArray[np.int32] | None = None
+
+    @classmethod
+    def of(cls, files: Iterable[File]) -> "Files":
+        """The columns of ``files``, which are in order of path."""
+        if isinstance(files, Files):
+            return files
+        rows = list(files)
+        crcs = [file.crc32 for file in rows]
+        return cls(
+            _joined(file.path for file in rows),
+            np.array([file.size for file in rows], np.int64),
+            np.array([crc or 0 for crc in crcs], np.uint32),
+            np.array([crc is not None for crc in crcs], np.bool_),
+        )
+
+    @cached_property
+    def _starts(self) -> npt.NDArray[np.int32]:
+        if self.starts is not None:
+            return self.starts
+        data = np.frombuffer(self.names, np.uint8)
+        ends = [np.flatnonzero(data[at : at + (1 << 20)] == 0) + at for at in range(0, len(data), 1 << 20)]
+        return np.concatenate([[0], *(part + 1 for part in ends)])[:-1].astype(np.int32)
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Sequence) or len(self) != len(other):
+            return False
+        return all(one == two for one, two in zip(self, other, strict=True))
+
+    @overload
+    def __getitem__(self, index: int) -> File: ...
+    @overload
+    def __getitem__(self, index: slice) -> "Files": ...
+
+    def __getitem__(self, index: int | slice) -> "File | Files":
+        if isinstance(index, slice):
+            return self.at(index)
+        crc = int(self.crc32[index]) if self.known[index] else None
+        return File(self._path(int(self._starts[index])), int(self.sizes[index]), crc)
+
+    def __iter__(self) -> Iterator[File]:
+        columns = self._starts, self.sizes, self.crc32, self.known
+        for at in range(0, len(self), _CHUNK):
+            part = (column[at : at + _CHUNK].tolist() for column in columns)
+            for start, size, crc, known in zip(*part, strict=True):
+                yield File(self._path(start), size, crc if known else None)
+
+    def _path(self, start: int) -> str:
+        return os.fsdecode(self.names[start : self.names.index(b"\0", start)])
+
+    def at(self, chosen: slice | npt.NDArray[Any]) -> "Files":
+        """The files at the indices ``chosen``, in order, or where that is true."""
+        sizes, starts = self.sizes[chosen], self._starts[chosen]
+        return Files(self.names, sizes, self.crc32[chosen], self.known[chosen], starts)
+
+    def joined(self) -> bytes:
+        """``names`` with these files alone."""
+        if self.starts is None:
+            return self.names
+        return b"".join(self.names[at : self.names.index(b"\0", at) + 1] for at in self.starts.tolist())
+
+    @property
+    def size(self) -> int:
+        """Total bytes of the files."""
+        return int(self.sizes.sum())
+
+    def folder(self, name: str) -> "Files":
+        """The files under the top-level folder ``name``."""
+        start = self._first(f"{name}/", 0)
+        return self[start : self._first(f"{name}0", start)]
+
+    def folders(self) -> Iterator[tuple[str, slice]]:
+        """The top-level folders and where their files are; each file outside folders with an empty name."""
+        start = 0
+        while start < len(self):
+            name = self[start].folder
+            end = self._first(f"{name}0", start) if name else start + 1
+            yield name, slice(start, end)
+            start = end
+
+    def outside(self) -> npt.NDArray[np.bool_]:
+        """Whether each file is outside folders, [n]."""
+        outside = np.zeros(len(self), np.bool_)
+        for name, members in self.folders():
+            outside[members] = not name
+        return outside
+
+    def _first(self, path: str, start: int) -> int:
+        """The first index from ``start`` whose path is not before ``path``; 0 is the character after /."""
+        return bisect_left(range(len(self)), path, start, key=lambda index: self[index].path)
+
+
+def _joined(paths: Iterable[str]) -> bytes:
+    return os.fsencode("\0".join([*paths, ""]))
+
+
 @dataclass(frozen=True)
 class Manifest:
     """The files under ``root``, sorted by path, and facts about the data set as a whole.
@@ -51,22 +171,25 @@ class Manifest:
     """
 
     root: Path
-    files: tuple[File, ...]
+    files: Files
     facts: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "files", Files.of(self.files))  # a tuple, too, where there are few
 
     @property
     def bytes(self) -> int:
         """Total size of the files."""
-        return sum(file.size for file in self.files)
+        return self.files.size
 
     @property
     def checked(self) -> bool:
         """Whether every file has a checksum."""
-        return all(file.crc32 is not None for file in self.files)
+        return bool(self.files.known.all())
 
-    def folder(self, name: str) -> tuple[File, ...]:
+    def folder(self, name: str) -> Files:
         """The files under the top-level folder ``name``, sorted by path."""
-        return tuple(file for file in self.files if file.path.startswith(f"{name}/"))
+        return self.files.folder(name)
 
     def samples(self, folder: str) -> int:
         """Number of samples in ``folder``."""
@@ -75,7 +198,7 @@ class Manifest:
 
 
 LARGEST = 2**30
-"""Bytes of a manifest; a file takes about 70 of them, and four commas and brackets."""
+"""Bytes of a manifest; a file takes about 70 of them, and three commas."""
 
 
 def load(root: Path) -> Manifest:
@@ -92,11 +215,18 @@ def load(root: Path) -> Manifest:
             data = file.read()  # without a size, for which memory would be reserved
         content = parse_json(data.decode(), MOST_VALUES + len(data) // 8)
         del data
-        if content["version"] != _VERSION:
+        version = content["version"]
+        if version not in (1, _VERSION):
             raise UserError(
-                f"{path}: version {content['version']}, expected {_VERSION}; index the data set again"
+                f"{path}: version {version!r:.80}, expected 1 or {_VERSION}; index the data set again"
             )
-        files = tuple(sorted(_file(*row) for row in content["files"]))
+        columns = content["files"]
+        if version == 1:
+            paths, sizes, crcs = map(list, zip(*columns, strict=True) if columns else ([], [], []))
+            digits = " ".join(_digits(*row) for row in zip(paths, crcs, strict=True))
+        else:
+            paths, sizes, digits = (columns[name] for name in ("paths", "sizes", "crc32"))
+        files = _checked_files(paths, sizes, digits)
         facts = _checked_facts(content["facts"])
     except FileNotFoundError as error:
         require_folder(root)
@@ -104,26 +234,50 @@ def load(root: Path) -> Manifest:
     except OSError as error:
         require_folder(root)
         raise UserError(f"{path} cannot be read: {error.strerror}; check the data set") from error
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
         raise UserError(
             f"{path}: not a valid manifest ({error}); regenerate it with 'mlhpc data index {root}'"
         ) from error
-    if repeated := next((one.path for one, two in pairwise(files) if one.path == two.path), None):
-        raise UserError(f"{path}: lists {repeated} twice; regenerate it with 'mlhpc data index {root}'")
     return Manifest(root, files, facts)
 
 
-def _file(path: object, size: object, crc: object) -> File:
-    """A row of a manifest. Raises ValueError if it is malformed."""
-    if type(path) is not str or "\0" in path or not _OUTSIDE.isdisjoint(path.split("/")) or path == NAME:
-        raise ValueError(f"{path!r:.80} is not a path in the data set")
-    os.fsencode(path)  # raises ValueError for characters not allowed in file names
-    if type(size) is not int or not 0 <= size < 1 << 63:
+def _digits(path: object, crc: object) -> str:
+    """A checksum of the first version. Raises ValueError if it is malformed."""
+    try:
+        return _UNKNOWN if crc is None else int(crc, 16).to_bytes(4, "big").hex()  # type: ignore[call-overload]
+    except (ValueError, TypeError, OverflowError):
+        raise ValueError(f"the checksum of {path!r:.80} is {crc!r:.80}") from None
+
+
+def _checked_files(paths: Any, sizes: Any, digits: Any) -> Files:
+    """The files of a manifest. Raises ValueError or TypeError if one is malformed or listed twice. No Python code
+    per file, of which there may be a million, except to name the one that is wrong."""
+    if (type(paths), type(sizes), type(digits)) != (list, list, str):
+        raise ValueError("files is not a table of paths, sizes and crc32")
+    names = _joined(paths)  # raises ValueError for characters not allowed in file names
+    inside = b"/" + names.replace(b"\0", b"/")
+    hidden = b"/." in inside and (b"/./" in inside or b"/../" in inside)
+    if names.count(b"\0") != len(paths) or NAME in paths or hidden or b"//" in inside:
+        wrong = (p for p in paths if "\0" in p or not _OUTSIDE.isdisjoint(p.split("/")) or p == NAME)
+        raise ValueError(f"{next(wrong)!r:.80} is not a path in the data set")
+    del inside
+    column = np.array(sizes, np.int64) if set(map(type, sizes)) <= {int} else np.array([-1])
+    if (column < 0).any() or column.sum(dtype=np.float64) >= 1 << 63:
+        pairs = zip(paths, sizes, strict=False)
+        path, size = next(
+            (p for p in pairs if type(p[1]) is not int or not 0 <= p[1] < 1 << 63), ("all", "8 EiB")
+        )
         raise ValueError(f"the size of {path} is {size!r:.80}")
-    crc32 = None if crc is None else int(crc, 16) if type(crc) is str else -1
-    if crc32 is not None and not 0 <= crc32 < 1 << 32:
-        raise ValueError(f"the checksum of {path} is {crc!r:.80}")
-    return File(path, size, crc32)
+    known = np.array([word != _UNKNOWN for word in digits.split()] if "-" in digits else [True] * len(paths))
+    crc32 = np.frombuffer(bytes.fromhex(digits.replace("-", "0")), ">u4").astype(np.uint32)
+    if not len(paths) == len(sizes) == len(known) == len(crc32):
+        raise ValueError(f"{len(paths)} paths, {len(sizes)} sizes and {len(crc32)} checksums")
+    files = Files(names, column, crc32, known.astype(np.bool_))
+    if not all(map(lt, paths, islice(paths, 1, None))):
+        files = Files.of(sorted(files, key=lambda file: file.path))
+        if repeated := next((one.path for one, two in pairwise(files) if one.path == two.path), None):
+            raise ValueError(f"{repeated} is listed twice")
+    return files
 
 
 def _checked_facts(facts: object) -> dict[str, Any]:
@@ -150,7 +304,7 @@ def listing(root: Path, world: World, workers: int = 8) -> Manifest:
     parts = on_all_ranks(
         world, lambda: in_threads(lambda name: File(name, (root / name).stat().st_size), names, workers)
     )
-    return Manifest(root, tuple(sorted(chain.from_iterable(parts))))
+    return Manifest(root, Files.of(sorted(chain.from_iterable(parts))))
 
 
 def require_folder(root: Path) -> None:
@@ -201,7 +355,7 @@ def index(
 
     names = _names(root, world)[world.rank :: world.size]
     parts = on_all_ranks(world, lambda: in_threads(entry, names, workers))
-    manifest = Manifest(root, tuple(sorted(chain.from_iterable(parts))), facts)
+    manifest = Manifest(root, Files.of(sorted(chain.from_iterable(parts))), facts)
 
     def write() -> None:
         with as_user_error(root / NAME, "cannot be written", "check free space and permissions"):
@@ -212,16 +366,19 @@ def index(
 
 
 def save(manifest: Manifest) -> None:
-    """Write ``manifest.root/manifest.json`` atomically, one file per line; an unknown checksum is ``null``.
+    """Write ``manifest.root/manifest.json`` atomically, a path per line.
 
     Raises OSError.
     """
-    rows = (
-        json.dumps([file.path, file.size, None if file.crc32 is None else f"{file.crc32:08x}"])
-        for file in manifest.files
-    )
+    files = manifest.files
+    digits = files.crc32.astype(">u4").tobytes().hex(" ", 4)
+    if not files.known.all():
+        words = zip(digits.split(), files.known.tolist(), strict=True)
+        digits = " ".join(word if known else _UNKNOWN for word, known in words)
+    columns = f'"crc32": {json.dumps(digits)},\n  "sizes": {json.dumps(files.sizes.tolist())}'
+    paths = json.dumps(os.fsdecode(files.joined()).split("\0")[:-1], separators=(",\n   ", ": "))
     head = json.dumps({"version": _VERSION, "facts": manifest.facts}, indent=1, sort_keys=True)
-    text = head.removesuffix("\n}") + ',\n "files": [\n  ' + ",\n  ".join(rows) + "\n ]\n}\n"
+    text = f'{head.removesuffix(chr(10) + "}")},\n "files": {{\n  {columns},\n  "paths": {paths}\n }}\n}}\n'
     atomic.write_bytes(manifest.root / NAME, text.encode())
 
 
@@ -234,22 +391,27 @@ def take(manifest: Manifest, **samples: int) -> Manifest:
 
     Raises UserError naming the folder, the number of its samples and the number needed, if it has fewer.
     """
-    files = [file for file in manifest.files if "/" not in file.path]
-    selected = {}
+    kept, selected = {}, {}
     for folder, needed in samples.items():
-        available, of_folder = manifest.samples(folder), manifest.folder(folder)
+        available, number = manifest.samples(folder), len(manifest.folder(folder))
         if available < needed:
             raise UserError(
                 f"{manifest.root / folder}: {count(available, 'sample')}, but {needed:,} "
                 f"{'is' if needed == 1 else 'are'} needed; choose a smaller preset, or make or download more data"
             )
-        each = 1 if available == len(of_folder) else manifest.facts.get("samples_per_archive")
+        each = 1 if available == number else manifest.facts.get("samples_per_archive")
         if isinstance(each, int) and each > 0:
-            of_folder = of_folder[: -(-needed // each)]
-            available = min(available, len(of_folder) * each)
-        files += of_folder
-        selected[folder] = available
-    return replace(manifest, files=tuple(sorted(files)), facts=manifest.facts | {"samples": selected})
+            number = min(number, -(-needed // each))
+            available = min(available, number * each)
+        kept[folder], selected[folder] = number, available
+    parts = [
+        np.arange(members.start, min(members.stop, members.start + kept.get(folder, not folder)))
+        for folder, members in manifest.files.folders()
+    ]
+    files = manifest.files
+    if sum(map(len, parts)) < len(files):
+        files = files.at(np.concatenate(parts))
+    return replace(manifest, files=files, facts=manifest.facts | {"samples": selected})
 
 
 def _names(root: Path, world: World) -> list[str]:

@@ -1,13 +1,12 @@
 """Assigns files to nodes after staging, and to the ranks that copy them: pure functions."""
 
 from collections.abc import Sequence
-from itertools import groupby
 from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from mlhpc.common.data.manifest import File
+from mlhpc.common.data.manifest import File, Files
 
 Mode = Literal["replicate", "shard"]
 ShuffleScope = Literal["sample", "node", "global"]
@@ -30,38 +29,50 @@ def balance(sizes: npt.ArrayLike, bins: int) -> npt.NDArray[np.int64]:
     """The bin, 0 to ``bins - 1``, of each of the sizes. Bins differ by at most one in count, and in sum by at
     most the largest size. Sizes and bins are [n].
 
-    Largest first, in rounds; in each round the bin with the smallest sum takes the largest remaining size. After a
-    round, the spread of the sums is at most the larger of the spread before and the range of the round's sizes.
+    Sorted by size, ``bins`` at a time make a group, with one for each bin. Two groups become one, the largest of
+    one with the smallest of the other, whose sums differ by no more than those of either; until one is left.
+    This is the differencing method (Karmarkar and Karp 1982) in rows of arrays.
     """
     size = np.asarray(sizes, dtype=np.int64)
+    if bins == 1 or len(size) == 0 or size.min() == size.max():
+        return np.arange(len(size)) % bins  # the result of the groups, but faster
+    order = np.argsort(-size, kind="stable").astype(np.int32)
+    sums = np.zeros((-(-len(size) // bins), bins), np.int64)
+    sums.ravel()[: len(size)] = size[order]
+    pairings = []
+    while len(sums) > 1:
+        if len(sums) % 2:
+            sums = np.vstack([sums, np.zeros(bins, np.int64)])
+        ranked = np.argsort(sums, axis=1, kind="stable").astype(np.int32)
+        ranked[::2] = ranked[::2, ::-1]
+        sums = np.take_along_axis(sums, ranked, 1)
+        sums = sums[::2] + sums[1::2]
+        pairings.append(ranked)
+    bins_of = np.arange(bins, dtype=np.int32)[np.newaxis]
+    for ranked in reversed(pairings):
+        of_pair = np.repeat(bins_of, 2, axis=0)[: len(ranked)]
+        bins_of = np.empty_like(of_pair)
+        np.put_along_axis(bins_of, ranked, of_pair, 1)
     bin_of = np.empty(len(size), dtype=np.int64)
-    order = np.argsort(-size, kind="stable")
-    if bins == 1 or len(size) == 0 or size[order[0]] == size[order[-1]]:
-        bin_of[order] = np.arange(len(size)) % bins  # the result of the rounds, but faster
-        return bin_of
-    sums = np.zeros(bins, dtype=np.int64)
-    for start in range(0, len(size), bins):
-        largest = order[start : start + bins]
-        smallest_bins = np.argsort(sums, kind="stable")[: len(largest)]
-        bin_of[largest] = smallest_bins
-        sums[smallest_bins] += size[largest]
+    bin_of[order] = bins_of.ravel()[: len(size)]
     return bin_of
 
 
-def files_of_node(files: Sequence[File], node: int, nodes: int, mode: Mode) -> list[File]:
+def files_of_node(files: Sequence[File], node: int, nodes: int, mode: Mode) -> Files:
     """The files on ``node`` of ``nodes`` after staging, in the order of ``files``, which are sorted by
     path.
 
     In mode ``shard`` the parts are disjoint except for files outside folders, which are on all nodes, and
     their union is the data set; each folder is partitioned separately, so its parts differ by at most one file.
     """
+    files = Files.of(files)
     if mode == "replicate" or nodes == 1:
-        return list(files)
-    kept: list[File] = []
-    for folder, group in groupby(files, key=lambda file: file.folder):
-        members = list(group)
-        kept += files_of_rank(members, node, nodes) if folder else members
-    return kept
+        return files
+    kept = np.ones(len(files), np.bool_)
+    for folder, members in files.folders():
+        if folder:
+            kept[members] = balance(files.sizes[members], nodes) == node
+    return files.at(kept)
 
 
 def files_read_by_node(
@@ -70,22 +81,28 @@ def files_read_by_node(
     """The files that staging reads on ``node`` of ``nodes``, which have targets of their own, from the source.
     ``rings``: with ``read_once``, in which nodes forward files that all of them hold (0: without)."""
     if not rings or nodes == 1:
-        return files_of_node(files, node, nodes, mode)
-    everywhere = [file for file in files if mode == "replicate" or not file.folder]
-    reader = balance([file.size for file in everywhere], rings * nodes) % nodes
-    alone = [file for file in files if mode == "shard" and file.folder]
-    return files_of_node(alone, node, nodes, mode) + [everywhere[i] for i in np.flatnonzero(reader == node)]
+        return list(files_of_node(files, node, nodes, mode))
+    alone, everywhere = held_by_one_or_all(Files.of(files), mode)
+    reader = balance(everywhere.sizes, rings * nodes) % nodes
+    return [*files_of_node(alone, node, nodes, mode), *everywhere.at(reader == node)]
+
+
+def held_by_one_or_all(files: Files, mode: Mode) -> tuple[Files, Files]:
+    """The files that a single node holds after staging, and those that every node does."""
+    everywhere = np.ones(len(files), np.bool_) if mode == "replicate" else files.outside()
+    return files.at(~everywhere), files.at(everywhere)
 
 
 def files_of_ring(
     files: Sequence[File], ring: int, rings: int, nodes: int
-) -> tuple[list[File], npt.NDArray[np.int64]]:
+) -> tuple[Files, npt.NDArray[np.int64]]:
     """The files that nodes forward in ``ring`` of ``rings``, in the order of ``files``, and for each the node, 0
     to ``nodes - 1``, that reads it from the source. Balanced in bytes over rings and nodes. The nodes are
     [files]."""
-    bin_of = balance([file.size for file in files], rings * nodes)
-    chosen = np.flatnonzero(bin_of // nodes == ring)
-    return [files[i] for i in chosen], bin_of[chosen] % nodes
+    files = Files.of(files)
+    bin_of = balance(files.sizes, rings * nodes)
+    chosen = bin_of // nodes == ring
+    return files.at(chosen), bin_of[chosen] % nodes
 
 
 class Shards:
@@ -116,7 +133,7 @@ class Shards:
         return np.random.default_rng([self._seed, epoch, 0, _EXCHANGE]).permutation(len(self._first_slots))
 
 
-def files_of_rank(files: list[File], index: int, size: int) -> list[File]:
+def files_of_rank(files: Sequence[File], index: int, size: int) -> Files:
     """Part ``index`` of ``size`` parts of ``files``, balanced in bytes, in the same order."""
-    bin_of = balance([file.size for file in files], size)
-    return [files[i] for i in np.flatnonzero(bin_of == index)]
+    files = Files.of(files)
+    return files.at(balance(files.sizes, size) == index)

@@ -24,13 +24,19 @@ def gather_or_raise(world: World, value: T | None, error: Exception | None) -> l
     When a rank has an error, raises on every rank with the message of the lowest such rank: UserError on rank 0,
     which prints it, and AlreadyReported on the others. The message names the rank unless all messages are equal.
     """
-    outcomes = world.gather((value, None if error is None else _message(error)))
-    messages = [message for _, message in outcomes]
+    raise_any(world, error)
+    return [cast(T, value) for value in world.gather(value)]
+
+
+def raise_any(world: World, error: Exception | None) -> None:
+    """The errors of ``gather_or_raise``, without values: a number for each rank while there is none."""
+    if not world.max(error is not None):
+        return
+    messages = world.gather(None if error is None else _message(error))
     for rank, message in enumerate(messages):
         if message is not None:
             kind = UserError if world.rank == 0 else AlreadyReported
             raise kind(message if set(messages) == {message} else f"rank {rank}: {message}") from error
-    return [cast(T, value) for value, _ in outcomes]
 
 
 def on_all_ranks(world: World, work: Callable[[], T]) -> list[T]:
@@ -42,7 +48,7 @@ def on_each_rank(world: World, work: Callable[[], T]) -> T:
     """This rank's result, for results that cannot be sent, such as open files. Raises like
     ``gather_or_raise``."""
     result, error = attempt(work)
-    gather_or_raise(world, None, error)
+    raise_any(world, error)
     return cast(T, result)
 
 

@@ -26,6 +26,7 @@ from typing import Any, Literal, cast
 
 from mlhpc.errors import UserError
 
+LOOPBACK = "127.0.0.1"
 GREETING_S = 3.0
 """Time in which a new connection must answer its challenge."""
 MAX_HELLO = 4096
@@ -375,6 +376,20 @@ def admit(
             for sock, hello in admission.wait(deadline):
                 if hello is not None:
                     yield sock, hello
+
+
+def listen_on(port: int, local: bool, backlog: int = 1024) -> socket.socket:
+    """A listening socket on ``port`` (0: any) of loopback if ``local``, otherwise of all interfaces, IPv6 included
+    where there is any. Raises OSError."""
+    if not local and socket.has_dualstack_ipv6():
+        return socket.create_server(("", port), family=socket.AF_INET6, backlog=backlog, dualstack_ipv6=True)
+    return socket.create_server((LOOPBACK if local else "", port), backlog=backlog)
+
+
+def ends(sock: socket.socket) -> tuple[str, str]:
+    """The addresses of this end and of the other one. Raises OSError if that is gone."""
+    here, there = (str(name[0]).removeprefix("::ffff:") for name in (sock.getsockname(), sock.getpeername()))
+    return here, there
 
 
 def _accept(listener: socket.socket) -> socket.socket | None:

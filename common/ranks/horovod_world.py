@@ -1,4 +1,4 @@
-"""The ranks of a run over Horovod and TensorFlow."""
+"""The ranks of a run with Horovod for the tensors of TensorFlow."""
 
 import json
 import os
@@ -9,32 +9,33 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import horovod.tensorflow as hvd
 import numpy as np
-import numpy.typing as npt
 import psutil  # type: ignore[import-untyped]  # Horovod requires it
 import tensorflow as tf
 
-from mlhpc.common.ranks.base_world import SYMPTOM_S, BaseWorld, interface_of, this_peer, with_node_index
-from mlhpc.common.ranks.connection import Secret
+from mlhpc.common.ranks.connection import LOOPBACK, Secret
 from mlhpc.common.ranks.environment import RankInfo
-from mlhpc.common.ranks.rendezvous import LOOPBACK, Peer, Rendezvous
+from mlhpc.common.ranks.rendezvous import Peer, Rendezvous
 from mlhpc.common.ranks.rollcall import RollCall
+from mlhpc.common.ranks.socket_world import SocketWorld, Tree, interface_of, this_peer
 from mlhpc.errors import UserError
-
-SYMPTOMS = ("Horovod has been shut down", "HorovodAll", "HorovodBroadcast", "HorovodGrouped")
-"""Parts of the errors that Horovod raises on the other ranks after a loss: for an operation that had not
-begun (horovod/common/common.h), and for operations in progress (horovod/tensorflow/elastic.py)."""
 
 
 @dataclass(frozen=True)
-class HorovodWorld(BaseWorld):
-    """A ``World`` whose collectives are Horovod's and whose losses are the roll call's."""
+class HorovodWorld(SocketWorld):
+    """A ``World`` with Horovod for tensors."""
+
+    # For an operation that had not begun (horovod/common/common.h), and for operations in progress
+    # (horovod/tensorflow/elastic.py).
+    SYMPTOMS: ClassVar = ("Horovod has been shut down", "HorovodAll", "HorovodBroadcast", "HorovodGrouped")
 
     @classmethod
-    def start(cls, info: RankInfo, roll_call: RollCall | None, timeout_s: float = 60.0) -> Self:
+    def start(
+        cls, info: RankInfo, roll_call: RollCall | None, listener: socket.socket, timeout_s: float = 60.0
+    ) -> Self:
         """Start Horovod on the ranks that answered the roll call; if the launcher does not report the host of
         rank 0 (``roll_call`` is None: horovodrun, mpirun), start Horovod first and call the roll over it.
 
@@ -55,48 +56,14 @@ class HorovodWorld(BaseWorld):
                 f"{hvd.rank()} of {hvd.size()}: it was built for another MPI, or cannot see the launcher "
                 "from inside a container; horovodrun --check-build shows its build"
             )
-        roll_call = roll_call or _call_roll_over_horovod(info, timeout_s)
-        world = cls(with_node_index(info, roll_call.roll), roll_call)
-        world.gather(world.broadcast(""))  # their first use takes 70 ms, which staging would be charged with
-        world.barrier()
-        roll_call.start_beating()
+        roll_call = roll_call or _call_roll_over_horovod(info, listener.getsockname()[1], timeout_s)
+        world = cls.of(info, roll_call, Tree.grow(info.rank, roll_call, listener))
+        _broadcast_bytes(b"all ranks")  # a failure to connect is reported now, and the first use takes 70 ms
         return world
-
-    def barrier(self) -> None:
-        self.sum(0.0)
-
-    def sum(self, values: npt.ArrayLike) -> npt.NDArray[np.float64]:
-        """As of ``World``, of the shape of ``values``."""
-        return self._reduce(values, hvd.Sum)
-
-    def max(self, values: npt.ArrayLike) -> npt.NDArray[np.float64]:
-        """As of ``World``, of the shape of ``values``."""
-        return self._reduce(values, hvd.Max)
-
-    def _reduce(self, values: npt.ArrayLike, op: int) -> npt.NDArray[np.float64]:
-        tensor = tf.constant(np.asarray(values, dtype=np.float64))
-        with tf.device("CPU:0"):  # a GPU has no advantage for float64 counts and times
-            return np.asarray(hvd.allreduce(tensor, op=op).numpy(), dtype=np.float64)
-
-    def _broadcast_bytes(self, data: bytes) -> bytes:
-        return _broadcast_bytes(data)
-
-    def _gather_bytes(self, data: bytes) -> list[bytes]:
-        with tf.device("CPU:0"):
-            lengths = hvd.allgather(tf.constant([len(data)], tf.int64)).numpy()
-            everything = hvd.allgather(tf.constant(np.frombuffer(data, np.uint8))).numpy()
-        return [part.tobytes() for part in np.split(everything, np.cumsum(lengths)[:-1])]
-
-    def fail(self, reason: str) -> None:
-        """As of ``World``; an error of Horovod may be a symptom of a lost rank, which is waited for."""
-        if any(symptom in reason for symptom in SYMPTOMS):
-            self.roll_call.wait_for_loss(SYMPTOM_S)
-        self.roll_call.fail(reason)
 
     def close(self) -> None:
         """As of ``World``; waits for all ranks."""
-        self.barrier()  # no rank leaves while another still needs it
-        self.roll_call.close()
+        super().close()
         hvd.shutdown()
 
 
@@ -239,7 +206,7 @@ def _slots(roll: Sequence[Peer]) -> list[Any]:
     return slots
 
 
-def _call_roll_over_horovod(info: RankInfo, timeout_s: float) -> RollCall:
+def _call_roll_over_horovod(info: RankInfo, port: int, timeout_s: float) -> RollCall:
     """The roll call when only Horovod can reach rank 0: Horovod broadcasts its address."""
     listener = None
     rendezvous: dict[str, Any] = {}
@@ -256,7 +223,7 @@ def _call_roll_over_horovod(info: RankInfo, timeout_s: float) -> RollCall:
     rendezvous = json.loads(_broadcast_bytes(json.dumps(rendezvous).encode()))
     proof = Secret("horovod", rendezvous["token"].encode(), "a broadcast")
     meeting = Rendezvous(tuple(rendezvous["hosts"]), (rendezvous["port"],), proof)
-    return RollCall.call(this_peer(info), info.size, meeting, listener=listener, timeout_s=timeout_s)
+    return RollCall.call(this_peer(info, port), info.size, meeting, listener=listener, timeout_s=timeout_s)
 
 
 def _is_ipv4(address: str) -> bool:

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Literal
 
 from mlhpc.common.files.filesystem import SHARED_TYPES, filesystem_of
-from mlhpc.common.ranks.base_world import interface_of, this_peer
-from mlhpc.common.ranks.connection import Munge, Proof, Secret, SecretFile
+from mlhpc.common.ranks.connection import LOOPBACK, Munge, Proof, Secret, SecretFile
 from mlhpc.common.ranks.environment import RankInfo, identify, number, ports_of, with_leader
 from mlhpc.common.ranks.links import require_descriptors
-from mlhpc.common.ranks.rendezvous import LOOPBACK, Rendezvous, is_loopback
+from mlhpc.common.ranks.rendezvous import Rendezvous, is_loopback
 from mlhpc.common.ranks.rollcall import RollCall
+from mlhpc.common.ranks.socket_world import SocketWorld, Tree, interface_of, open_listener, this_peer
 from mlhpc.common.ranks.world import Solo, World
 from mlhpc.errors import QUIET, AlreadyReported, Terminated, UserError, say_at_once
 
@@ -31,9 +31,7 @@ START_S = "MLHPC_START_TIMEOUT"
 """Seconds that ranks wait for one another at the start. Default: 60, above 6,000 ranks one per 100: the first may
 have loaded its programs from a shared file system long before the last."""
 _OPEN_BESIDES = 64
-_GLOO_SOCKETS = 4
-"""File descriptors that rank 0 needs per rank (counted in /proc/self/fd with PyTorch 2.13: two process groups and
-their store). The other ranks need half as many."""
+"""File descriptors that a rank needs besides those of the other nodes' first ranks and of its own node's."""
 
 
 def connect(
@@ -57,26 +55,21 @@ def connect(
     if framework in ("torch", "sockets") and not info.leader:
         info = with_leader(info, env)
     # The roll call comes before loading the framework, so that a missing rank is reported sooner.
-    if framework == "sockets":
-        from mlhpc.common.ranks.socket_world import open_listener
-
-        listener = open_listener(info)
-    port = listener.getsockname()[1] if framework == "sockets" else 0
-    roll_call = call_roll(info, env, timeout_s, port) if info.leader else None
+    listener = open_listener(info)
+    roll_call = call_roll(info, env, timeout_s, listener.getsockname()[1]) if info.leader else None
     try:
-        if framework == "torch":
+        if framework != "horovod":
+            assert roll_call is not None
+            # Connected before PyTorch is loaded, which can take one rank minutes longer than another.
+            tree = Tree.grow(info.rank, roll_call, listener)
+            if framework == "sockets":
+                return SocketWorld.of(info, roll_call, tree)
             from mlhpc.common.ranks.torch_world import TorchWorld
 
-            assert roll_call is not None
-            return TorchWorld.start(info, roll_call)
-        if framework == "sockets":
-            from mlhpc.common.ranks.socket_world import SocketWorld
-
-            assert roll_call is not None
-            return SocketWorld.start(info, roll_call, listener)
+            return TorchWorld.start(info, roll_call, tree)
         from mlhpc.common.ranks.horovod_world import HorovodWorld
 
-        return HorovodWorld.start(info, roll_call, timeout_s)
+        return HorovodWorld.start(info, roll_call, listener, timeout_s)
     except BaseException as error:
         if roll_call:
             roll_call.fail(_reason(error))
@@ -140,7 +133,8 @@ def _require_descriptors(framework: Framework, info: RankInfo) -> None:
     """Raise ``UserError``, once per node, where rank 0 could not open its connections under the limits of here."""
     needed = (info.nodes or info.size) + info.local_size + _OPEN_BESIDES
     try:
-        require_descriptors(needed + (_GLOO_SOCKETS * info.size if framework == "torch" else 0))
+        # PyTorch's store on rank 0 has a connection to each rank; gloo connects ranks that exchange tensors.
+        require_descriptors(needed + (info.size if framework == "torch" else 0))
     except UserError as error:
         if info.local_rank == 0:
             raise

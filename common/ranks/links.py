@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from mlhpc.common.ranks.connection import Proof, admit, introduce
+from mlhpc.common.ranks.connection import Proof, admit, introduce, listen_on
 from mlhpc.common.ranks.world import World
 from mlhpc.errors import UserError, few
 from mlhpc.quantities import seconds_text
@@ -52,7 +52,7 @@ def listening(world: World) -> Iterator[Port]:
     # Ranks on rank 0's node may know only its loopback address: then another rank of the node knows a better one.
     address_of = dict(sorted(homes, key=lambda home: not home[1].startswith("127.")))
     local = all(address.startswith("127.") for address in address_of.values())
-    with socket.create_server(("127.0.0.1" if local else "", 0), backlog=max(128, world.nodes)) as listener:
+    with listen_on(0, local, max(128, world.nodes)) as listener:
         places = world.gather((address_of[world.node], listener.getsockname()[1]))
         yield Port(world.rank, listener, places, world.proof)
 

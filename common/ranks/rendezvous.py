@@ -12,19 +12,21 @@ from typing import Any, NoReturn
 
 from mlhpc.common.ranks.connection import (
     GREETING_S,
+    LOOPBACK,
     MAX_STRANGERS,
     Admission,
     Connection,
     Proof,
     SecretFile,
     encode,
+    ends,
     introduce,
+    listen_on,
 )
 from mlhpc.common.ranks.world import Loss
 from mlhpc.errors import AlreadyReported, UserError
 from mlhpc.quantities import seconds_text
 
-LOOPBACK = "127.0.0.1"
 GONE = "killed or crashed (connection closed)"
 QUIET_S = 0.05
 """After this many seconds without a new connection, the first rank of a node reports the ranks it has gathered."""
@@ -75,11 +77,11 @@ class Meeting:
 
 def listen(rendezvous: Rendezvous) -> socket.socket:
     """A listening socket on the first port of ``rendezvous`` that is free. Raises ``UserError``."""
-    address = LOOPBACK if set(rendezvous.hosts) == {LOOPBACK} else ""
+    local = set(rendezvous.hosts) == {LOOPBACK}
     last: object = "none"
     for port in rendezvous.ports:
         try:
-            return socket.create_server((address, port), backlog=1024)
+            return listen_on(port, local)
         except OSError as error:
             last = error
     raise UserError(f"rank 0 cannot listen on any of the ports {_some(rendezvous.ports)}: {last}")
@@ -175,7 +177,7 @@ def _parts(roll: Sequence[Peer]) -> Iterator[dict[str, Any]]:
 def _ends(sock: socket.socket) -> tuple[str, str]:
     """The addresses of this end and of the other one."""
     try:
-        return sock.getsockname()[0], sock.getpeername()[0]
+        return ends(sock)
     except OSError:  # the other one has just been lost, which its connection shows
         return LOOPBACK, LOOPBACK
 
@@ -216,7 +218,7 @@ def join(me: Peer, size: int, rendezvous: Rendezvous, timeout_s: float) -> Meeti
     is_first = me.local_rank == 0 and bool(rendezvous.node_ports)
     below: list[tuple[Peer, Connection]] = []
     roll: list[Peer] = []
-    above, address = 0, str(up.sock.getsockname()[0])
+    above, address = 0, _ends(up.sock)[0]
     try:
         if is_first:
             _gather_node(below, up, rendezvous, proof, deadline)

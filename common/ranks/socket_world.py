@@ -1,56 +1,61 @@
-"""The ranks of a run without a framework: collectives over separate TCP connections.
+"""The ranks of a run: collectives of the host over the suite's own tree of TCP connections.
 
-For programs that do not train (I/O emulation): a barrier, and small messages. Ranks form a binary tree under
-rank 0, so a barrier takes two messages for each of log2(ranks) levels. Messages are in ``wire`` format,
-preceded by their length.
+For barriers, and for small messages in ``wire`` format, preceded by their length. Rank r heads a range of ranks,
+and those below it the halves of the rest: what moves up or down passes log2(ranks) levels, every rank has at
+most three connections, and messages between ranks that are numbered by node rarely leave one. The frameworks'
+own collectives (``torch_world``, ``horovod_world``) are for tensors.
 """
 
+import fcntl
+import os
 import socket
 import struct
-from dataclasses import dataclass
-from typing import Self
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import ClassVar, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from mlhpc.common.ranks import wire
-from mlhpc.common.ranks.base_world import SYMPTOM_S, BaseWorld, with_node_index
+from mlhpc.common.ranks.connection import Proof, listen_on
 from mlhpc.common.ranks.environment import RankInfo
 from mlhpc.common.ranks.links import accept, connect, receive_exactly
-from mlhpc.common.ranks.rendezvous import LOOPBACK
+from mlhpc.common.ranks.rendezvous import Peer
 from mlhpc.common.ranks.rollcall import RollCall
+from mlhpc.common.ranks.world import Loss
+from mlhpc.errors import UserError
 
-_LENGTH = struct.Struct("<Q")
+T = TypeVar("T")
+Floats = npt.NDArray[np.float64]
+
+SYMPTOM_S = 20.0
+"""Time that an error about another rank waits for the roll call to name the cause."""
 LONGEST = 1 << 40
 """Maximum bytes of a message; longer ones are invalid."""
+_LENGTH = struct.Struct("<Q")
+_SIOCGIFADDR = 0x8915  # linux/sockios.h
 
 
 @dataclass(frozen=True)
-class SocketWorld(BaseWorld):
-    """A ``World`` whose collectives go over a tree of connections: ``parent`` None on rank 0."""
+class Tree:
+    """The connections of a rank to the one above it, None on rank 0, and to those below, in order of rank."""
 
     parent: socket.socket | None
     children: tuple[socket.socket, ...]
 
     @classmethod
-    def start(cls, info: RankInfo, roll_call: RollCall, listener: socket.socket) -> Self:
-        """Connect to this rank's neighbours in the tree, over ``listener``, whose port is in the roll. Called by
-        all ranks that answered the roll call.
+    def grow(cls, rank: int, roll_call: RollCall, listener: socket.socket) -> Self:
+        """Connect over ``listener``, whose port is in the roll. Called by all ranks that answered the roll call.
 
         Connections without the launch's proof are rejected. Raises ``UserError``.
         """
         roll, proof = roll_call.roll, roll_call.proof
+        above, below = neighbours(rank, len(roll))
         with listener:
-            parent = None
-            if info.rank:
-                above = roll[(info.rank - 1) // 2]
-                parent = connect((above.address, above.port), proof, info.rank)
-            below = [rank for rank in (2 * info.rank + 1, 2 * info.rank + 2) if rank < info.size]
-            children = accept(listener, proof, below)
-        world = cls(with_node_index(info, roll_call.roll), roll_call, parent, children)
-        world.barrier()
-        roll_call.start_beating()
-        return world
+            parent = None if above is None else connect((roll[above].address, roll[above].port), proof, rank)
+            return cls(parent, accept(listener, proof, below))
 
     def barrier(self) -> None:
         """Return when every rank has called it: a byte goes up the tree of ranks, and one down."""
@@ -62,52 +67,206 @@ class SocketWorld(BaseWorld):
         for child in self.children:
             child.sendall(b"\0")
 
-    def sum(self, values: npt.ArrayLike) -> npt.NDArray[np.float64]:
-        """As of ``World``, of the shape of ``values``."""
-        own_values = np.asarray(values, dtype=np.float64)
-        # In order of rank, so that the result depends on nothing but the values.
-        return np.asarray(np.sum(self.gather(own_values), axis=0), dtype=np.float64)
-
-    def max(self, values: npt.ArrayLike) -> npt.NDArray[np.float64]:
-        """As of ``World``, of the shape of ``values``."""
-        return np.asarray(np.max(self.gather(np.asarray(values, dtype=np.float64)), axis=0))
-
-    def _broadcast_bytes(self, data: bytes) -> bytes:
+    def broadcast(self, data: bytes) -> bytes:
+        """Rank 0's ``data`` on every rank."""
         if self.parent is not None:
             data = _receive(self.parent)
         for child in self.children:
             _send(child, data)
         return data
 
-    def _gather_bytes(self, data: bytes) -> list[bytes]:
-        subtree: dict[int, bytes] = {self.rank: data}
+    def reduce(self, combine: Callable[..., Floats], values: npt.ArrayLike) -> Floats:
+        """The ``values`` of all ranks, combined in an order that depends only on their number."""
+        own = np.array(values, dtype=np.float64)
         for child in self.children:
-            subtree |= wire.decode(_receive(child))
+            own = combine(own, np.frombuffer(_receive(child)).reshape(own.shape))
         if self.parent is not None:
-            _send(self.parent, wire.encode(subtree))
-        everything: dict[int, bytes] = wire.decode(
-            self._broadcast_bytes(wire.encode(subtree) if self.rank == 0 else b"")
-        )
-        return [everything[rank] for rank in range(self.size)]
+            _send(self.parent, own.tobytes())
+        return np.frombuffer(self.broadcast(own.tobytes())).reshape(own.shape).copy()
+
+    def gather(self, data: bytes) -> list[memoryview]:
+        """Every rank's ``data`` in order of rank, on every rank."""
+        lengths, parts = [struct.pack("<q", len(data))], [data]
+        for child in self.children:  # the ranks below each follow one another
+            lengths.append(_receive(child))
+            parts.append(_receive(child))
+        up = b"".join(lengths), b"".join(parts)
+        if self.parent is not None:
+            _send(self.parent, up[0])
+            _send(self.parent, up[1])
+        ends = np.cumsum(np.frombuffer(self.broadcast(up[0]), np.int64)).tolist()
+        everything = memoryview(self.broadcast(up[1]))
+        return [everything[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+
+    def close(self) -> None:
+        """Close the connections."""
+        for connection in (self.parent, *self.children):
+            if connection is not None:
+                connection.close()
+
+
+def neighbours(rank: int, size: int) -> tuple[int | None, list[int]]:
+    """The rank above ``rank`` in the tree of ``size`` ranks, None for rank 0, and those below it."""
+    above, head, end = None, 0, size
+    while True:
+        middle = (head + end + 2) // 2  # the ranks after the head are divided there
+        if rank == head:
+            return above, [below for below in dict.fromkeys((head + 1, middle)) if below < end]
+        above = head
+        head, end = (head + 1, middle) if rank < middle else (middle, end)
+
+
+@dataclass(frozen=True)
+class SocketWorld:
+    """A ``World`` without a framework, and what those with one have in common."""
+
+    info: RankInfo
+    roll_call: RollCall
+    tree: Tree
+
+    SYMPTOMS: ClassVar[tuple[str, ...]] = ()
+    """Parts of the errors that a framework raises on the other ranks after a loss."""
+
+    @classmethod
+    def of(cls, info: RankInfo, roll_call: RollCall, tree: Tree) -> Self:
+        """The world of ranks that answered the roll call and are connected in a tree. Called by all of them."""
+        world = cls(with_node_index(info, roll_call.roll), roll_call, tree)
+        world.barrier()
+        roll_call.start_beating()
+        return world
+
+    @property
+    def rank(self) -> int:
+        return self.info.rank
+
+    @property
+    def size(self) -> int:
+        return self.info.size
+
+    @property
+    def local_rank(self) -> int:
+        return self.info.local_rank
+
+    @property
+    def local_size(self) -> int:
+        return self.info.local_size
+
+    @property
+    def node(self) -> int:
+        return self.info.node or 0
+
+    @property
+    def nodes(self) -> int:
+        return self.info.nodes or 1
+
+    @property
+    def launcher(self) -> str:
+        return self.info.launcher
+
+    @property
+    def proof(self) -> Proof:
+        return self.roll_call.proof
+
+    @property
+    def address(self) -> str:
+        return self.roll_call.my_address()
+
+    def enter(self, phase: str) -> None:
+        self.roll_call.enter(phase)
+
+    def on_loss(self, callback: Callable[[Loss], None]) -> None:
+        self.roll_call.on_loss(callback)
+
+    def name_places(self, place: Callable[[int], str]) -> None:
+        self.roll_call.name_places(place)
+
+    def before_exit(self, clean_up: Callable[[], object]) -> None:
+        self.roll_call.before_exit(clean_up)
+
+    def reported_elsewhere(self) -> bool:
+        return self.roll_call.reported_elsewhere()
+
+    def barrier(self) -> None:
+        """As of ``World``."""
+        self.tree.barrier()
+
+    def sum(self, values: npt.ArrayLike) -> Floats:
+        """As of ``World``, of the shape of ``values``."""
+        return self.tree.reduce(np.add, values)
+
+    def max(self, values: npt.ArrayLike) -> Floats:
+        """As of ``World``, of the shape of ``values``."""
+        return self.tree.reduce(np.maximum, values)
+
+    def broadcast(self, obj: T) -> T:
+        """As of ``World``."""
+        received = self.tree.broadcast(wire.encode(obj) if self.rank == 0 else b"")
+        return obj if self.rank == 0 else wire.decode(received)
+
+    def gather(self, obj: T) -> list[T]:
+        """As of ``World``."""
+        return wire.decode_all(self.tree.gather(wire.encode(obj)))
 
     def fail(self, reason: str) -> None:
-        """As of ``World``; a broken connection may be a symptom of a lost rank, which is waited for."""
-        if reason.startswith(("ConnectionResetError", "BrokenPipeError", "EOFError")):
-            self.roll_call.wait_for_loss(SYMPTOM_S)  # a symptom: the roll call identifies the lost rank
+        """As of ``World``; an error of a connection or of the framework may be a symptom of a lost rank, which is
+        waited for."""
+        broken = reason.startswith(("ConnectionResetError", "BrokenPipeError", "EOFError"))
+        if broken or any(symptom in reason for symptom in self.SYMPTOMS):
+            self.roll_call.wait_for_loss(SYMPTOM_S)  # the roll call identifies the lost rank
         self.roll_call.fail(reason)
 
     def close(self) -> None:
         """As of ``World``; waits for all ranks."""
         self.barrier()  # no rank leaves while another still needs it
         self.roll_call.close()
-        for connection in (self.parent, *self.children):
-            if connection is not None:
-                connection.close()
+        self.tree.close()
 
 
 def open_listener(info: RankInfo) -> socket.socket:
     """Where the ranks below this one connect to it. Called before the roll call, which tells its port."""
-    return socket.create_server((LOOPBACK if info.local_size == info.size else "", 0), backlog=1024)
+    return listen_on(0, info.local_size == info.size)
+
+
+def this_peer(info: RankInfo, port: int = 0) -> Peer:
+    """This rank's entry in the roll call."""
+    return Peer(info.rank, info.hostname or socket.gethostname(), info.local_rank, os.getpid(), port)
+
+
+def with_node_index(info: RankInfo, roll: Sequence[Peer]) -> RankInfo:
+    """``info`` with the index of its node: if the launcher does not report it, nodes are numbered in the order of
+    their lowest ranks. Nodes of the same name, which have the same local ranks, are told apart by address."""
+    if info.node is not None:
+        return info
+    differ = len({(peer.hostname, peer.local_rank) for peer in roll}) == len(roll)
+    of_rank = [(peer.hostname, "" if differ else peer.address) for peer in roll]
+    nodes = list(dict.fromkeys(of_rank))
+    hosts = tuple(hostname for hostname, _ in nodes)
+    return replace(info, node=nodes.index(of_rank[info.rank]), nodes=len(nodes), hosts=hosts)
+
+
+def interface_of(address: str) -> str:
+    """The network interface that has this address. Raises ``UserError``."""
+    if ":" in address:
+        digits = socket.inet_pton(socket.AF_INET6, address.partition("%")[0]).hex()
+        lines = Path("/proc/net/if_inet6").read_text().splitlines()
+        if name := next((line.split()[-1] for line in lines if line.startswith(digits)), None):
+            return name
+    if address.startswith("127."):
+        address = (
+            "127.0.0.1"  # a host may resolve its own name to another loopback address: Debian, 127.0.1.1
+        )
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        for _, name in socket.if_nameindex():
+            try:
+                answer = fcntl.ioctl(sock, _SIOCGIFADDR, struct.pack("256s", name[:15].encode()))
+            except OSError:
+                continue  # it has no IPv4 address
+            if socket.inet_ntoa(answer[20:24]) == address:
+                return name
+    raise UserError(
+        f"no network interface has the address {address}; set GLOO_SOCKET_IFNAME (Horovod: "
+        "HOROVOD_GLOO_IFACE) to the one to use"
+    )
 
 
 def _send(connection: socket.socket, data: bytes) -> None:

@@ -1,22 +1,20 @@
-"""The ranks of a run over torch.distributed: gloo between hosts; between accelerators the vendor's library:
-NCCL, RCCL on AMD under the same name, and XCCL on Intel."""
+"""The ranks of a run with torch.distributed for tensors: gloo in the memory of hosts; between accelerators the
+vendor's library: NCCL, RCCL on AMD under the same name, and XCCL on Intel."""
 
 import os
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Self
+from typing import ClassVar, Self
 
-import numpy as np
-import numpy.typing as npt
 import torch
 import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from mlhpc.common.ranks.base_world import SYMPTOM_S, BaseWorld, interface_of, with_node_index
 from mlhpc.common.ranks.environment import RankInfo
 from mlhpc.common.ranks.rollcall import RollCall
+from mlhpc.common.ranks.socket_world import SocketWorld, Tree, interface_of
 from mlhpc.errors import UserError
 
 PATIENCE = timedelta(days=1)
@@ -24,19 +22,17 @@ PATIENCE = timedelta(days=1)
 
 
 @dataclass(frozen=True)
-class TorchWorld(BaseWorld):
-    """A ``World`` whose collectives are torch.distributed's and whose losses are the roll call's.
+class TorchWorld(SocketWorld):
+    """A ``World`` with process groups of torch.distributed for tensors."""
 
-    ``host`` is gloo's process group, for data in host memory.
-    """
-
-    host: dist.ProcessGroup
+    SYMPTOMS: ClassVar = ("gloo", "NCCL", "XCCL", "CCL_")
 
     @classmethod
-    def start(cls, info: RankInfo, roll_call: RollCall) -> Self:
+    def start(cls, info: RankInfo, roll_call: RollCall, tree: Tree) -> Self:
         """Start torch.distributed on the ranks that answered the roll call. Rank 0 serves the store on a free
         port of the address at which the other ranks reach it, announced by the roll call. Raises
         ``UserError``."""
+        os.environ.setdefault("TORCH_GLOO_LAZY_INIT", "1")  # connections only between ranks that use them
         facts: dict[str, str | int] = {}
         store = None
         if info.rank == 0:
@@ -56,10 +52,9 @@ class TorchWorld(BaseWorld):
             torch.accelerator.set_device_index(info.local_rank % devices)
         backend = backend_for(_accelerator_type())
         dist.init_process_group(backend, store=store, rank=info.rank, world_size=info.size, timeout=PATIENCE)
-        host = dist.new_group(backend="gloo", timeout=PATIENCE)
-        world = cls(with_node_index(info, roll_call.roll), roll_call, host)
-        world.barrier()
-        roll_call.start_beating()
+        if backend == "gloo":
+            dist.all_reduce(torch.zeros(1))  # so that a failure to connect is reported now
+        world = cls.of(info, roll_call, tree)
         world._require_own_gpus()
         return world
 
@@ -78,43 +73,6 @@ class TorchWorld(BaseWorld):
                 f"GPUs with {visible_variable()}="
             )
 
-    def barrier(self) -> None:
-        self.sum(0.0)
-
-    def sum(self, values: npt.ArrayLike) -> npt.NDArray[np.float64]:
-        """As of ``World``, of the shape of ``values``."""
-        return self._reduce(values, dist.ReduceOp.SUM)
-
-    def max(self, values: npt.ArrayLike) -> npt.NDArray[np.float64]:
-        """As of ``World``, of the shape of ``values``."""
-        return self._reduce(values, dist.ReduceOp.MAX)
-
-    def _reduce(self, values: npt.ArrayLike, op: Any) -> npt.NDArray[np.float64]:
-        tensor = torch.tensor(np.asarray(values, dtype=np.float64))
-        dist.all_reduce(tensor, op, group=self.host)
-        return np.asarray(tensor.numpy(), dtype=np.float64)
-
-    def _broadcast_bytes(self, data: bytes) -> bytes:
-        length = torch.tensor(len(data))
-        dist.broadcast(length, src=0, group=self.host)
-        buffer = torch.empty(int(length), dtype=torch.uint8)
-        if self.rank == 0:
-            buffer.numpy()[:] = np.frombuffer(data, np.uint8)
-        dist.broadcast(buffer, src=0, group=self.host)
-        return buffer.numpy().tobytes()
-
-    def _gather_bytes(self, data: bytes) -> list[bytes]:
-        lengths = [torch.tensor(0) for _ in range(self.size)]
-        dist.all_gather(lengths, torch.tensor(len(data)), group=self.host)
-        longest = int(max(lengths))  # gloo gathers tensors of one size
-        padded = torch.zeros(longest, dtype=torch.uint8)
-        padded.numpy()[: len(data)] = np.frombuffer(data, np.uint8)
-        buffers = [torch.empty(longest, dtype=torch.uint8) for _ in range(self.size)]
-        dist.all_gather(buffers, padded, group=self.host)
-        return [
-            buffer.numpy()[: int(length)].tobytes() for buffer, length in zip(buffers, lengths, strict=True)
-        ]
-
     def group(self, ranks: Sequence[int]) -> dist.ProcessGroup | None:
         """A process group of some of the ranks, for tensors on either device; None if this rank is not
         among them. Called by all ranks of the world, in the same order."""
@@ -129,17 +87,9 @@ class TorchWorld(BaseWorld):
         assert own is not None
         return own
 
-    def fail(self, reason: str) -> None:
-        """As of ``World``; an error of a collective may be a symptom of a lost rank, which is waited for."""
-        # The errors of collectives on the other ranks after a loss are only symptoms.
-        if any(library in reason for library in ("gloo", "NCCL", "XCCL", "CCL_")):
-            self.roll_call.wait_for_loss(SYMPTOM_S)
-        self.roll_call.fail(reason)
-
     def close(self) -> None:
         """As of ``World``; waits for all ranks."""
-        self.barrier()  # no rank leaves while another still needs it
-        self.roll_call.close()
+        super().close()
         dist.destroy_process_group()
 
 
@@ -164,7 +114,8 @@ def _accelerator_type() -> str | None:
 
 def _serve_store(address: str) -> TCPStore:
     """A store on a free port of ``address`` only, since it does not authenticate its clients."""
-    listener = socket.create_server((address, 0), backlog=1024)
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    listener = socket.create_server((address, 0), family=family, backlog=1024)
     return TCPStore(
         address,
         listener.getsockname()[1],

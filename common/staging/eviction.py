@@ -44,7 +44,7 @@ def evict(dataset: Manifest, stage: Path | None, how: Staging, world: World) -> 
     started = time.monotonic()
     rings = 0
     if stage and how.read_once and filesystem_of(stage).type not in SHARED_TYPES:
-        rings = min(world.gather(world.local_size))
+        rings = -int(world.max(-world.local_size))
     mode = how.mode if stage else "replicate"
     files = files_read_by_node(dataset.files, world.node, world.nodes, mode, rings)
     own = files[world.local_rank :: world.local_size]

@@ -26,7 +26,7 @@ from typing import NamedTuple
 import numpy as np
 
 from mlhpc.common.data import manifest as manifests
-from mlhpc.common.data.manifest import File, Manifest
+from mlhpc.common.data.manifest import File, Files, Manifest
 from mlhpc.common.data.partition import Indices, Shards
 from mlhpc.common.files.filesystem import as_user_error, filesystem_of
 from mlhpc.common.ranks.collectives import attempt, gather_or_raise, on_all_ranks, on_each_rank
@@ -96,7 +96,7 @@ def reserve(
         return grown
 
     at_first = bytes_by_node(sizes, shards, epochs[0], world.nodes)
-    on_all_ranks(world, lambda: require_descriptors(world.nodes + _SPARE_DESCRIPTORS))
+    on_each_rank(world, lambda: require_descriptors(world.nodes + _SPARE_DESCRIPTORS))
     needed = np.max(on_all_ranks(world, peak), axis=0)
     group = _group(world)
 
@@ -107,7 +107,7 @@ def reserve(
             mark_exchanging(target)
 
     with exclusive(target, world, group) as in_use:
-        on_all_ranks(world, require)
+        on_each_rank(world, require)
 
 
 def exchange(
@@ -147,14 +147,14 @@ def exchange(
     ranks = {place: rank for rank, place in enumerate(world.gather((mine, world.local_rank)))}
     peers = [ranks[node, world.local_rank] for node in range(world.nodes)]
     with exclusive(target, world, group) as in_use:
-        on_all_ranks(world, prepare)
+        on_each_rank(world, prepare)
         with _links(world, peers) as links:
             for part in rounds(moves, most):
                 own = of_rank(part, world.local_rank, world.local_size)
                 sent, arriving = transfers(files, own, mine)
                 _run_round(sent, arriving, links, peers, target, world)
                 on_each_rank(world, partial(_delete, [each.file for each in sent], target))
-        on_all_ranks(world, finish)
+        on_each_rank(world, finish)
     return Exchanged(len(moves.numbers), int(moves.sizes.sum()))
 
 
@@ -284,4 +284,4 @@ def _forget(target: Path, gone: set[str]) -> None:
 
 def _save(held: Manifest, files: Sequence[File]) -> None:
     with as_user_error(held.root / manifests.NAME, "cannot be written", "free some space"):
-        manifests.save(replace(held, files=tuple(sorted(files))))
+        manifests.save(replace(held, files=Files.of(sorted(files))))

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from mlhpc.common.data.manifest import File
+from mlhpc.common.data.manifest import File, Files
 from mlhpc.common.data.partition import Indices, Shards
 from mlhpc.common.staging.target import FILE_OVERHEAD
 
@@ -146,7 +146,7 @@ def extra_space(moves: Moves, nodes: int, most: int) -> Indices:
 
 def sizes_of(files: Sequence[File]) -> Indices:
     """The sizes of ``files`` in bytes, of shape (files,)."""
-    return np.fromiter((file.size for file in files), np.int64, len(files))
+    return Files.of(files).sizes
 
 
 def bytes_by_node(sizes: Indices, shards: Shards, epoch: int, nodes: int) -> Indices:

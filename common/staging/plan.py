@@ -3,13 +3,12 @@ functions as staging itself, without copying anything."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby
 
 import numpy as np
 import numpy.typing as npt
 
-from mlhpc.common.data.manifest import File
-from mlhpc.common.data.partition import Mode, balance
+from mlhpc.common.data.manifest import File, Files
+from mlhpc.common.data.partition import Mode, balance, held_by_one_or_all
 
 
 @dataclass(frozen=True)
@@ -42,15 +41,11 @@ def plan(
     """The plan for staging ``files``, sorted by path, to ``nodes`` nodes with separate targets."""
     held, read, opened = (np.zeros(nodes, dtype=np.int64) for _ in range(3))
     sent = 0
-    everywhere: list[File] = []
-    for folder, group in groupby(files, key=lambda file: file.folder):
-        members = list(group)
-        if mode == "replicate" or not folder:
-            everywhere += members
-            continue
-        part, number = _by_bin(members, nodes)
+    alone, everywhere = held_by_one_or_all(Files.of(files), mode)
+    for _, members in alone.folders():
+        part, number = _by_bin(alone[members], nodes)
         held, read, opened = held + part, read + part, opened + number
-    total = sum(file.size for file in everywhere)
+    total = everywhere.size
     held = held + total
     if read_once:
         by_reader = (
@@ -67,13 +62,12 @@ def plan(
 def exchanged_bytes(files: Sequence[File], nodes: int) -> float:
     """Expected bytes that all nodes send before an epoch with ``staging.exchange``: a file of
     ``train/`` stays on its node with probability 1 / ``nodes``."""
-    return sum(file.size for file in files if file.folder == "train") * (nodes - 1) / nodes
+    return Files.of(files).folder("train").size * (nodes - 1) / nodes
 
 
-def _by_bin(files: Sequence[File], bins: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+def _by_bin(files: Files, bins: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """The bytes and the number of the files in each bin."""
-    sizes = np.array([file.size for file in files], dtype=np.int64)
     sums = np.zeros(bins, dtype=np.int64)
-    bin_of = balance(sizes, bins)
-    np.add.at(sums, bin_of, sizes)  # exact, unlike a weighted bincount, which adds float64
+    bin_of = balance(files.sizes, bins)
+    np.add.at(sums, bin_of, files.sizes)  # exact, unlike a weighted bincount, which adds float64
     return sums, np.bincount(bin_of, minlength=bins)

@@ -1,12 +1,13 @@
 """The record of a target's content, which staging writes into its manifest before the first file."""
 
 import hashlib
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from mlhpc.common.data import manifest as manifests
-from mlhpc.common.data.manifest import File, Manifest
+from mlhpc.common.data.manifest import Files, Manifest
 from mlhpc.common.data.partition import Mode
 from mlhpc.common.files import atomic
 from mlhpc.common.files.filesystem import as_user_error
@@ -23,7 +24,7 @@ def record_of(manifest: Manifest) -> dict[str, Any] | None:
     return record
 
 
-def prepare(manifest: Manifest, target: Path, files: list[File], group: StagingGroup, in_use: bool) -> bool:
+def prepare(manifest: Manifest, target: Path, files: Files, group: StagingGroup, in_use: bool) -> bool:
     """Called by the first rank of a group: whether the target contains this data set. Removes files that no
     longer belong to the node because the number of nodes changed; refuses if another run may use them."""
     if not group.leads or not (target / manifests.NAME).exists():
@@ -42,7 +43,7 @@ def prepare(manifest: Manifest, target: Path, files: list[File], group: StagingG
         raise UserError(f"{target}: contains another staged data set; remove it or choose another --stage")
     if in_use and record.get("exchanging"):
         raise UserError(f"{target}: another run exchanges shards in this folder; choose another --stage")
-    atomic.sweep({(target / file.path).parent for file in before.files})
+    atomic.sweep({target / folder for folder in {os.path.dirname(file.path) for file in before.files}})
     needed = {file.path for file in files}
     if in_use and needed != {file.path for file in before.files}:
         raise UserError(
@@ -53,9 +54,7 @@ def prepare(manifest: Manifest, target: Path, files: list[File], group: StagingG
     return True
 
 
-def write_record(
-    manifest: Manifest, target: Path, files: list[File], group: StagingGroup, mode: Mode
-) -> None:
+def write_record(manifest: Manifest, target: Path, files: Files, group: StagingGroup, mode: Mode) -> None:
     """Called by the first rank of a group: write the manifest of the target's planned content."""
     if not group.leads:
         return
@@ -63,7 +62,7 @@ def write_record(
     if len(files) < len(manifest.files):
         facts.pop("samples", None)  # they are the whole data set's
     facts["staged"] = {"of": identity(manifest), "mode": mode}
-    _save(replace(manifest, root=target, files=tuple(files), facts=facts))
+    _save(replace(manifest, root=target, files=files, facts=facts))
 
 
 def mark_exchanging(target: Path) -> None:
@@ -80,7 +79,8 @@ def _save(held: Manifest) -> None:
 
 def identity(manifest: Manifest) -> str:
     """A digest of every path, size and checksum: independent of the data set's location."""
-    digest = hashlib.sha256()
-    for file in manifest.files:
-        digest.update(repr(tuple(file)).encode())
+    digest, files = hashlib.sha256(), manifest.files
+    digest.update(files.joined())
+    for column in (files.sizes, files.crc32, files.known):
+        digest.update(column.tobytes())
     return digest.hexdigest()

@@ -36,7 +36,7 @@ class Share:
     of its ring, and ``readers`` the position in the ring that reads each. ``ring``: the ranks of the ring in
     order; empty for a rank in none."""
 
-    alone: list[File]
+    alone: Sequence[File]
     passed: Sequence[File] = ()
     readers: Sequence[int] = ()
     ring: Sequence[int] = ()

@@ -26,19 +26,20 @@ from pathlib import Path
 from typing import NamedTuple
 
 from mlhpc.common.data import manifest as manifests
-from mlhpc.common.data.manifest import File, Manifest
+from mlhpc.common.data.manifest import File, Files, Manifest
 from mlhpc.common.data.partition import (
     Mode,
     ShuffleScope,
     files_of_node,
     files_of_rank,
     files_of_ring,
+    held_by_one_or_all,
     shuffle_scope,
 )
 from mlhpc.common.files import locks
 from mlhpc.common.files.filesystem import filesystem_of
 from mlhpc.common.host.progress import progress
-from mlhpc.common.ranks.collectives import on_all_ranks, on_rank0
+from mlhpc.common.ranks.collectives import on_all_ranks, on_each_rank, on_rank0
 from mlhpc.common.ranks.world import World
 from mlhpc.common.staging.copier import Copied, copy_all
 from mlhpc.common.staging.record import prepare, record_of, write_record
@@ -169,7 +170,7 @@ def prepared(manifest: Manifest, target: Path, world: World, mode: Mode, read_on
             known = on_all_ranks(world, lambda: prepare(manifest, target, files_of_group, group, in_use))
             staged_before = known[group.members[0]]
             check_room(on_all_ranks(world, survey))
-            on_all_ranks(world, lambda: write_record(manifest, target, files_of_group, group, mode))
+            on_each_rank(world, lambda: write_record(manifest, target, files_of_group, group, mode))
             yield Ready(share, todo, in_use, read_once)
     except BaseException:
         if world.local_rank == 0:
@@ -179,7 +180,7 @@ def prepared(manifest: Manifest, target: Path, world: World, mode: Mode, read_on
 
 def _share_of_rank(
     files: Sequence[File],
-    files_of_group: list[File],
+    files_of_group: Files,
     rank: int,
     group: StagingGroup,
     mode: Mode,
@@ -190,8 +191,8 @@ def _share_of_rank(
     index, groups = group.members.index(rank), group.all
     if not read_once or len(groups) == 1:
         return Share(files_of_rank(files_of_group, index, len(group.members)))
-    everywhere = [file for file in files if mode == "replicate" or file.folder == ""]
-    alone = [file for file in files_of_group if mode == "shard" and file.folder != ""]
+    _, everywhere = held_by_one_or_all(Files.of(files), mode)
+    alone, _ = held_by_one_or_all(files_of_group, mode)
     alone = files_of_rank(alone, index, len(group.members))
     rings = min(len(members) for members in groups)
     if index >= rings:  # nodes have different numbers of ranks

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from mlhpc.common.data.partition import Mode
 from mlhpc.common.files import atomic, locks
 from mlhpc.common.files.filesystem import FileSystem, as_user_error
-from mlhpc.common.ranks.collectives import attempt, gather_or_raise, on_all_ranks
+from mlhpc.common.ranks.collectives import attempt, gather_or_raise, on_each_rank
 from mlhpc.common.ranks.world import World
 from mlhpc.errors import UserError
 from mlhpc.quantities import bytes_text
@@ -75,7 +75,7 @@ def staging_group(source: Path, target: Path, world: World, mode: Mode) -> Stagi
                         raise
 
     try:
-        on_all_ranks(world, begin)
+        on_each_rank(world, begin)
         seen = [int(path.name.split(".")[2]) for path in target.glob(f".{token}.*.probe")]
         lowest = world.gather((world.node, min(seen, default=world.node)))
     finally:

@@ -72,7 +72,7 @@ def exchanging(
     if staged is None or shuffle_scope(how.mode, world.nodes, how.exchange) != "global":
         return lambda epoch, samples: samples
     training = dataset.folder("train")
-    at_first = balance([file.size for file in training], world.nodes)
+    at_first = balance(training.sizes, world.nodes)
     movable = exchangeable(dataset)
     shards = Shards(at_first[:movable], seed)
     before = 1
@@ -87,7 +87,7 @@ def exchanging(
         log.metric("exchange_bytes", moved.bytes, epoch=epoch)
         before = epoch
         node_of = np.append(shards.nodes(epoch - 1), at_first[movable:])
-        node_files = [training[i] for i in np.flatnonzero(node_of == world.node)]
+        node_files = training.at(node_of == world.node)
         return replace(
             samples, train=samples_of(dataset, "train", node_files, staged, run.data.train_samples)
         )

@@ -162,7 +162,7 @@ def _is_read(name: str) -> bool:
 
 def _samples(source: Path, known: dict[str, Any], as_stored: bool) -> list[tuple[str, Path]]:
     """Every sample to convert and its folder. Raises UserError for lossy samples unless ``as_stored``."""
-    archives.require_unpacked(manifest.Manifest(source, (), known))
+    archives.require_unpacked(manifest.Manifest(source, manifest.Files.of(()), known))
     folders = [folder for folder in FOLDERS if (source / folder).is_dir()]
     if not folders:
         raise UserError(f"{source} has none of {', '.join(FOLDERS)}; pass the folder of a DeepCAM data set")

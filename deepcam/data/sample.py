@@ -36,10 +36,10 @@ _NPY_MAGIC = b"\x93NUMPY"
 _BLOCK = 1 << 20  # bytes of a block of rows; two threads' blocks fit their cores' level-2 caches
 
 
-def is_sample(path: Path) -> bool:
+def is_sample(path: str) -> bool:
     """Whether a file of a data set stands for a sample: ``data-*.h5``, ``data-*.npy`` with its mask, or
     ``data-*.mlc``, encoded by a codec."""
-    return path.name.startswith("data-") and path.suffix in _SUFFIXES
+    return path.rpartition("/")[2].startswith("data-") and path.endswith(_SUFFIXES)
 
 
 def list_samples(folder: Path, expected: int | None = None) -> list[Sample]:
@@ -49,7 +49,7 @@ def list_samples(folder: Path, expected: int | None = None) -> list[Sample]:
     ``expected`` are left out.
     """
     kinds = "data-*.h5, .npy, .mlc or archived"
-    samples = archive.list_samples(folder, lambda name: is_sample(folder / name), kinds, expected)
+    samples = archive.list_samples(folder, is_sample, kinds, expected)
     if len(suffixes := sorted({file_of(sample).suffix for sample in samples})) > 1:
         raise UserError(f"{folder} has samples as {' and as '.join(suffixes)}; keep only one kind")
     return samples

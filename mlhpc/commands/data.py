@@ -203,7 +203,7 @@ def _data_verify(options: argparse.Namespace) -> int:
         problems = verify(options.data, options.workers, lambda size: advance(1))
     for problem in problems:
         print(problem)
-    summed = sum(file.crc32 is not None for file in listed.files)
+    summed = int(listed.files.known.sum())
     size = f"{count(len(listed.files), 'file')}, {bytes_text(listed.bytes)}"
     compared = f"{size}, {count(summed, 'checksum')} compared"
     print(f"{options.data}: {compared}: {count(len(problems), 'problem') if problems else 'no problems'}")
@@ -211,7 +211,7 @@ def _data_verify(options: argparse.Namespace) -> int:
 
 
 def _data_plan(options: argparse.Namespace) -> int:
-    from mlhpc.common.data.manifest import File, describe
+    from mlhpc.common.data.manifest import File, Files, describe
     from mlhpc.common.ranks.world import Solo
     from mlhpc.preview.plan import show
 
@@ -225,13 +225,13 @@ def _data_plan(options: argparse.Namespace) -> int:
     if options.data is not None:
         if simulated != (None, None):
             raise UserError("pass a data set, or --files and --file-bytes, not both")
-        files = list(describe(options.data, Solo()).files)
+        files = describe(options.data, Solo()).files
     elif None in simulated or min(simulated) < 1:
         raise UserError("pass a data set, or --files and --file-bytes, both at least 1")
     elif not options.files * options.file_bytes * options.nodes < 2**62:
         raise UserError("--files, --file-bytes and --nodes must be less than 4 EiB in all")
     else:
-        files = [File(f"train/{i:09d}", options.file_bytes) for i in range(options.files)]
+        files = Files.of(File(f"train/{i:09d}", options.file_bytes) for i in range(options.files))
     show(files, options.nodes, options.ranks_per_node)
     return 0
 

@@ -94,7 +94,7 @@ def _staging(run: Run, stage: Path | None, dataset: Manifest | None, nodes: int)
     facts |= {"filesystem": target.type, "is_ram": target.is_ram, "free_bytes": target.free_bytes}
     if dataset:
         files = files_of_node(dataset.files, 0, nodes, run.staging.mode)
-        facts |= {"files_per_node": len(files), "bytes_per_node": sum(file.size for file in files)}
+        facts |= {"files_per_node": len(files), "bytes_per_node": files.size}
     return facts
 
 

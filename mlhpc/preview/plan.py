@@ -1,10 +1,8 @@
 """``mlhpc data plan``: compares the staging modes for many nodes."""
 
-from collections.abc import Sequence
-
 from rich.console import Console
 
-from mlhpc.common.data.manifest import File
+from mlhpc.common.data.manifest import Files
 from mlhpc.common.data.partition import Mode
 from mlhpc.common.pages.blocks import table
 from mlhpc.common.pages.terminal import print_table
@@ -19,9 +17,9 @@ _WAYS: tuple[tuple[str, Mode, bool], ...] = (
 )
 
 
-def show(files: Sequence[File], nodes: int, ranks_per_node: int) -> None:
+def show(files: Files, nodes: int, ranks_per_node: int) -> None:
     """Print the load of each mode of staging ``files`` to ``nodes`` nodes."""
-    total = sum(file.size for file in files)
+    total = files.size
     ways = [
         (name, plan(files, nodes, mode, read_once=read_once, ranks_per_node=ranks_per_node))
         for name, mode, read_once in _WAYS

@@ -51,7 +51,7 @@ def select(dataset: Manifest, data: Data) -> Manifest:
             _require_count(dataset.root, split, int(images), expected)
         selected += names
     wanted_names = set(selected)
-    files = tuple(file for file in dataset.files if file.path in wanted_names)
+    files = dataset.files.at(np.array([file.path in wanted_names for file in dataset.files], np.bool_))
     samples = {"train": data.train_samples, "validation": data.eval_samples}
     return replace(dataset, files=files, facts=dataset.facts | {"samples": samples})
 
@@ -119,7 +119,7 @@ def assign_samples(
     for split, expected in zip(SPLITS, (train_samples, eval_samples), strict=True):
         n_images = len(splits[split])
         if mode == "shard":  # ranks of a node read the same files, which count once
-            n_images = sum(world.gather(n_images if mesh.data_rank == 0 else 0))
+            n_images = int(world.sum(n_images if mesh.data_rank == 0 else 0))
         _require_count(dataset.root, split, n_images, expected)
     train, evaluation = (splits[split] for split in SPLITS)
     pool, eval_pool = (Pool(len(images), mesh.data_size, number) for images in (train, evaluation))

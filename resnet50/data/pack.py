@@ -90,7 +90,7 @@ def pack(
     images, names = _open(dataset, world, classes)
     shards = [(split, shard) for split in SPLITS for shard in shards_of(split, len(images[split]))]
     facts = dataset.facts | {"format": "tfrecord", "codec": "tfrecord", "lossy": False, "classes": names}
-    files = tuple(sorted(File(shard.name, 0) for _, shard in shards))
+    files = manifests.Files.of(sorted(File(shard.name, 0) for _, shard in shards))
     packed = replace(dataset, root=target, files=files, facts=facts)  # sizes are filled in afterwards
     team = staging_group(dataset.root, target, world, "replicate")
     own_shards = shards[team.members.index(world.rank) :: len(team.members)]
@@ -191,7 +191,7 @@ def _record(packed: Manifest, of: str, team: StagingGroup) -> None:
 
 def _measured(packed: Manifest) -> Manifest:
     sizes = (File(file.path, (packed.root / file.path).stat().st_size) for file in packed.files)
-    return replace(packed, files=tuple(sizes))
+    return replace(packed, files=manifests.Files.of(sizes))
 
 
 def _write(

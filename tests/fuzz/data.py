@@ -57,7 +57,10 @@ def _damaged(name: str, rng: Random) -> bytes:
 
 def manifest_bytes(rng: Random) -> bytes:
     facts = {"benchmark": "cosmoflow", "samples": {"train": 2, "validation": 1}, "dtype": "int16"}
-    good = {"version": 1, "facts": facts, "files": [["train/a", 3, "00000001"], ["validation/b", 5, None]]}
+    columns = {"paths": ["train/a", "validation/b"], "sizes": [3, 5], "crc32": "00000001 --------"}
+    rows = [["train/a", 3, "00000001"], ["validation/b", 5, None]]
+    version = rng.choice((1, 2))
+    good = {"version": version, "facts": facts, "files": rows if version == 1 else columns}
     text = json.dumps(damaged_value(rng, good)).encode("utf-8", "surrogatepass")
     return damaged_bytes(rng, text) if rng.random() < 0.3 else text
 

@@ -5,6 +5,10 @@ the real protocol: the first rank of each node connects and reports the others o
 connect themselves, as do all without ``--nodes`` (one rank per node). Prints the processor time of rank 0 from
 listening until every rank has the roll, its sockets, and the messages and bytes that it sent and received.
 
+With ``--collectives``: instead what a barrier, a sum of two numbers, and a gathering of a small value from each
+rank cost rank 0 afterwards, whose connections below are threads that answer at once: processor seconds of its
+own thread, and bytes that it sends and receives.
+
 Left out: imports, the connections between the ranks of other nodes, and the time that messages take between nodes.
 """
 
@@ -21,9 +25,13 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from mlhpc.common.ranks.connection import Secret, encode, introduce
-from mlhpc.common.ranks.rendezvous import LOOPBACK, Peer, Rendezvous
+import numpy as np
+
+from mlhpc.common.ranks import wire
+from mlhpc.common.ranks.connection import LOOPBACK, Secret, encode, introduce
+from mlhpc.common.ranks.rendezvous import Peer, Rendezvous
 from mlhpc.common.ranks.rollcall import RollCall
+from mlhpc.common.ranks.socket_world import Tree, neighbours
 
 SECRET = Secret("measured", b"m" * 32)
 AT_ONCE = 32
@@ -128,12 +136,62 @@ def read_to_the_end(socks: Sequence[Counting], zero: subprocess.Popen[str]) -> N
                     raise SystemExit("rank 0 has closed a connection")
 
 
+def collectives(size: int) -> dict[str, dict[str, float]]:
+    """What each collective costs rank 0 of ``size``."""
+    below = neighbours(0, size)[1]
+    numbers = [end - start for start, end in zip(below, [*below[1:], size], strict=True)]
+    value = wire.encode((17, None))
+    length = len(value).to_bytes(8, "little")
+    answers = {
+        "barrier": [b"\0" for _ in numbers],
+        "sum": [framed(bytes(16)) for _ in numbers],
+        "gather": [framed(length * n) + framed(value * n) for n in numbers],
+    }
+    calls = {
+        "barrier": lambda tree: tree.barrier(),
+        "sum": lambda tree: tree.reduce(np.add, (1.0, 2.0)),
+        "gather": lambda tree: wire.decode_all(tree.gather(value)),
+    }
+    costs = {}
+    for name, call in calls.items():
+        pairs = [socket.socketpair() for _ in numbers]
+        with ThreadPoolExecutor(2 * len(pairs)) as pool:
+            for (_, far), answer in zip(pairs, answers[name], strict=True):
+                pool.submit(far.sendall, answer)
+            received = [pool.submit(read_all, far) for _, far in pairs]
+            started = time.thread_time()
+            call(Tree(None, tuple(near for near, _ in pairs)))
+            cpu_s = time.thread_time() - started
+            for near, _ in pairs:
+                near.close()
+            sent = sum(each.result() for each in received)
+        costs[name] = {"cpu_s": cpu_s, "bytes": sent + sum(map(len, answers[name]))}
+    return costs
+
+
+def framed(data: bytes) -> bytes:
+    return len(data).to_bytes(8, "little") + data
+
+
+def read_all(sock: socket.socket) -> int:
+    count = 0
+    with sock:
+        while data := sock.recv(1 << 20):
+            count += len(data)
+    return count
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("ranks", type=int)
     parser.add_argument("--nodes", type=int, help="default: as many as ranks")
     parser.add_argument("--rank-0", type=float, metavar="TIMEOUT_S", help=argparse.SUPPRESS)
+    parser.add_argument("--collectives", action="store_true")
     options = parser.parse_args()
+    if options.collectives:
+        for name, cost in collectives(options.ranks).items():
+            print(f"ranks={options.ranks} {name} cpu_s={cost['cpu_s']:.4f} bytes={cost['bytes']}")
+        sys.exit()
     nodes = options.nodes or options.ranks
     if options.rank_0:
         rank_0(options.ranks, -(-options.ranks // nodes), options.rank_0)

@@ -11,9 +11,17 @@ nine rounds the second smallest to the second largest, 96%).
 Before each copy the source is dropped from the page cache and checked to be gone, and what the last copy left is
 written to disk. What lies below this machine (the host's cache, a server's) stays as it is. No way forces what it
 wrote to disk.
+
+    python tests/perf/staging.py --manifest 1000 589824 [--nodes 250] [--local 8]
+
+What a manifest of that many files costs instead: for rank 0 to read it; and for another rank from the broadcast to
+its own files, first to copy them from shards, then to train in place. Each in a process of its own: seconds, of
+processor time, and by how much the resident set grew at most. Names are as in the published data; sizes and
+checksums are random. Left out: the network, and what a rank does with its own files.
 """
 
 import argparse
+import dataclasses
 import os
 import random
 import shutil
@@ -30,9 +38,13 @@ from rich.console import Console
 from rich.table import Table
 from scipy.stats import binom
 
-from mlhpc.common.data.manifest import Manifest, index
+from mlhpc.common.data.assign import assign_samples
+from mlhpc.common.data.manifest import NAME, File, Files, Manifest, index, load, save, take
+from mlhpc.common.data.partition import files_of_node, files_of_rank
 from mlhpc.common.files import pagecache
 from mlhpc.common.files.filesystem import filesystem_of
+from mlhpc.common.ranks import wire
+from mlhpc.common.ranks.collectives import on_rank0
 from mlhpc.common.ranks.world import Solo
 from mlhpc.common.staging.stage import stage
 
@@ -101,6 +113,85 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
     return ordered[k], ordered[n - 1 - k]
 
 
+class Other(Solo):
+    """The last rank of many, for which ``message`` is what rank 0 broadcasts."""
+
+    message = b""
+
+    def broadcast(self, obj):
+        message, Other.message = self.message, b""
+        return wire.decode(message)
+
+    def gather(self, obj):
+        return [obj]
+
+
+def write_manifest(root: Path, files: int) -> None:
+    rng = np.random.default_rng(files)
+    universes = 10**7 + rng.integers(1, 1000, files // 64 + 1).cumsum()
+    numbers = zip(
+        rng.integers(5e6, 6.5e6, files).tolist(), rng.integers(0, 2**32, files).tolist(), strict=True
+    )
+    rows = []
+    for i, (size, crc) in enumerate(numbers):
+        folder = "validation" if i % 9 == 8 else "train"
+        name = f"{folder}/univ_ics_2019-03_a{universes[i // 64]}_{i % 64:03d}.tfrecord"
+        rows.append(File(name, size, crc))
+    save(Manifest(root, Files.of(sorted(rows)), {}))
+
+
+def manifest_cost(root: Path, part: str, nodes: int, local: int) -> dict[str, float]:
+    """What ``part`` costs this process."""
+
+    def resident(field: str) -> int:
+        text = Path("/proc/self/status").read_text()
+        return int(text.partition(f"{field}:")[2].split()[0]) * 1024
+
+    message = root / "message"
+    before = resident("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")  # forget the largest resident set
+    cpu, wall = time.process_time(), time.perf_counter()
+    wanted = None
+    if part == "read":
+        wanted = load(root)
+        cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
+        message.write_bytes(wire.encode((wanted, None)))
+    else:
+        world = Other(size=nodes * local, rank=nodes * local - 1, local_rank=local - 1, local_size=local)
+        world = dataclasses.replace(world, node=nodes - 1, nodes=nodes)
+        Other.message = message.read_bytes()
+        dataset = on_rank0(world, lambda: None)
+        samples = {name: dataset.samples(name) for name in ("train", "validation")}
+        dataset = take(dataset, **samples)
+        if part == "shards":
+            files = files_of_node(dataset.files, world.node, nodes, "shard")
+            wanted = [*files_of_rank(files, local - 1, local)]
+        stage = Path("/stage") if part == "shards" else None
+        numbers = {"train_samples": samples["train"], "eval_samples": samples["validation"]}
+        wanted = wanted, assign_samples(dataset, stage, "shard", world, **numbers)
+        cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
+    return {
+        "s": wall,
+        "cpu_s": cpu,
+        "peak_mb": (resident("VmHWM") - before) / 1e6,
+        "sent_mb": message.stat().st_size / 1e6,
+        "file_mb": (root / NAME).stat().st_size / 1e6,
+    }
+
+
+def manifests(options: argparse.Namespace) -> None:
+    with tempfile.TemporaryDirectory(dir=options.data) as folder:
+        for files in options.manifest:
+            write_manifest(Path(folder), files)
+            for part in ("read", "shards", "in place"):
+                words = [sys.executable, __file__, "--part", part, "--data", folder]
+                words += ["--nodes", str(options.nodes), "--local", str(options.local)]
+                line = subprocess.run(words, check=True, text=True, stdout=subprocess.PIPE).stdout
+                print(
+                    f"files={files} nodes={options.nodes} ranks={options.local} part={part!r} {line}", end=""
+                )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -110,7 +201,18 @@ def main() -> None:
     parser.add_argument("--files", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--workers", type=int, nargs="+", default=[8], help="one row each")
+    parser.add_argument("--manifest", type=int, nargs="+", metavar="FILES")
+    parser.add_argument("--nodes", type=int, default=250)
+    parser.add_argument("--local", type=int, default=8, help="ranks of a node")
+    parser.add_argument("--part", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.part:
+        cost = manifest_cost(options.data, options.part, options.nodes, options.local)
+        print(" ".join(f"{name}={value:.3f}" for name, value in cost.items()))
+        return
+    if options.manifest:
+        manifests(options)
+        return
     with (
         tempfile.TemporaryDirectory(dir=options.data) as below,
         tempfile.TemporaryDirectory(dir=options.target or below) as above,

@@ -1,9 +1,9 @@
 """Whole runs of CosmoFlow on a tiny data set: the record, the ranks, staging, resuming."""
 
-import json
 import os
 import shutil
 import signal
+from dataclasses import replace
 
 import pytest
 from helpers.warm import run_warm
@@ -22,6 +22,7 @@ from smoke.conftest import (
 )
 
 from mlhpc.benchmarks import load
+from mlhpc.common.data import manifest
 from mlhpc.common.files.filesystem import filesystem_of
 from mlhpc.record.events import read_events
 
@@ -235,14 +236,14 @@ def test_a_data_set_indexed_with_fewer_files_is_not_taken_for_complete(tiny_data
     shutil.copytree(tiny_data, data)
     for path in sorted((data / "train").iterdir())[:9]:
         path.unlink()
-    manifest = (data / "manifest.json").read_bytes()
+    complete = (data / "manifest.json").read_bytes()
     assert mlhpc("data", "index", data).returncode == 0
     again = mlhpc("run", "cosmoflow", "--data", data, "--out", tmp_path / "a", *settings())
     assert again.returncode == 2 and "18 samples, but 27 are needed" in again.stderr
     # A manifest whose sample count exceeds its files.
-    forged = json.loads(manifest)
-    forged["files"] = [file for file in forged["files"] if (data / file[0]).exists()]
-    (data / "manifest.json").write_text(json.dumps(forged))
+    (data / "manifest.json").write_bytes(complete)
+    forged = manifest.load(data)
+    manifest.save(replace(forged, files=[file for file in forged.files if (data / file.path).exists()]))
     rejected = mlhpc("run", "cosmoflow", "--data", data, "--out", tmp_path / "b", *settings())
     assert rejected.returncode == 2 and "18 sample files" in rejected.stderr
 

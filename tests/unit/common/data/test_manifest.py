@@ -1,12 +1,15 @@
 import errno
 import json
 import os
+import tempfile
 import tracemalloc
 import zlib
 from pathlib import Path
 
 import pytest
 from helpers.thread_world import on_ranks
+from hypothesis import given
+from hypothesis import strategies as st
 
 from mlhpc.common.data import manifest
 from mlhpc.common.data.manifest import (
@@ -21,6 +24,7 @@ from mlhpc.common.data.manifest import (
 )
 from mlhpc.common.data.verify import require_listed, verify
 from mlhpc.common.files import atomic
+from mlhpc.common.ranks import wire
 from mlhpc.common.ranks.world import Solo
 from mlhpc.errors import UserError
 
@@ -173,6 +177,75 @@ def test_a_broken_manifest_is_refused_by_name(tmp_path: Path, text: str) -> None
         load(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("paths", "sizes", "crc32", "words"),
+    [
+        (["a"], [1, 2], "00000001", "1 paths, 2 sizes and 1 checksums"),
+        (["a"], [1], "00000001 00000002", "1 paths, 1 sizes and 2 checksums"),
+        (["a"], [1], "0000001", "checksums|hexadecimal"),
+        (["a"], [1], "0000000g", "hexadecimal"),
+        (["a"], [1], ["00000001"], "not a table"),
+        ("a", [1], "00000001", "not a table"),
+        (["a", "a"], [1, 2], "00000001 00000001", "a is listed twice"),
+        (["b", "a", "b"], [1, 1, 1], "-------- -------- --------", "b is listed twice"),
+        (["a/../b"], [1], "00000001", "'a/../b' is not a path"),
+        (["a/"], [1], "00000001", "'a/' is not a path"),
+        (["..", "b"], [1, 1], "-------- --------", r"'\.\.' is not a path"),
+        (["a", "b"], [1, -1], "-------- --------", "the size of b is -1"),
+        (["a", "b"], [2**62, 2**62], "-------- --------", "the size of all is '8 EiB'"),
+    ],
+)
+def test_columns_that_do_not_fit_are_named(tmp_path, paths, sizes, crc32, words) -> None:
+    content = {"version": 2, "facts": {}, "files": {"paths": paths, "sizes": sizes, "crc32": crc32}}
+    (tmp_path / "manifest.json").write_text(json.dumps(content))
+    with pytest.raises(UserError, match=rf"^\S+manifest\.json: not a valid manifest \(.*{words}.*regenerate"):
+        load(tmp_path)
+
+
+def test_a_manifest_that_was_cut_anywhere_is_refused_in_one_line(root: Path) -> None:
+    whole = (index(root, {}, Solo(), workers=1).root / "manifest.json").read_bytes().rstrip()
+    for length in range(len(whole)):
+        (root / "manifest.json").write_bytes(whole[:length])
+        with pytest.raises(UserError, match="regenerate it") as error:
+            load(root)
+        assert "\n" not in str(error.value)
+
+
+def test_the_first_version_still_loads(root: Path) -> None:
+    made = index(root, {"samples": {"train": 3}}, Solo(), workers=1)
+    rows = [[file.path, file.size, f"{file.crc32:08x}"] for file in made.files]
+    content = {"version": 1, "facts": made.facts, "files": rows}
+    (root / "manifest.json").write_text(json.dumps(content))
+    assert load(root) == made
+    save(load(root))
+    assert json.loads((root / "manifest.json").read_text())["version"] == 2 and load(root) == made
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.lists(st.text(st.characters(exclude_characters="/\0", codec="utf-8"), min_size=1), min_size=1),
+            st.integers(0, 2**40),
+            st.none() | st.integers(0, 2**32 - 1),
+        ),
+        max_size=20,
+        unique_by=lambda row: "/".join(row[0]),
+    )
+)
+def test_columns_are_the_files_that_were_written(rows) -> None:
+    files = sorted(File("/".join(parts), size, crc) for parts, size, crc in rows)
+    files = [f for f in files if not {".", ".."} & {*f.path.split("/")} and f.path != "manifest.json"]
+    with tempfile.TemporaryDirectory() as folder:
+        save(Manifest(Path(folder), tuple(files), {}))
+        read = wire.decode(wire.encode(load(Path(folder))))
+    assert list(read.files) == files == [read.files[i] for i in range(len(files))]
+    assert read.bytes == read.files.size == sum(file.size for file in files)
+    for name in {file.folder for file in files} - {""}:
+        assert list(read.folder(name)) == [file for file in files if file.path.startswith(f"{name}/")]
+    assert read.files.outside().tolist() == ["/" not in file.path for file in files]
+    assert list(read.files[1::2].at(slice(1, None))) == files[1::2][1:]
+
+
 def test_files_are_sorted_by_path_in_any_manifest(tmp_path: Path) -> None:
     text = '{"version": 1, "facts": {}, "files": [["b", 1, null], ["a", 1, "0a"]]}'
     (tmp_path / "manifest.json").write_text(text)
@@ -252,7 +325,7 @@ def test_too_few_samples_reports_both_numbers_and_a_remedy(root: Path) -> None:
 def test_a_hundred_thousand_files_take_little_memory(tmp_path: Path) -> None:
     names = [f"train/univ_ics_2019-03_a{i:08d}_{i % 64:03d}.tfrecord" for i in range(100_000)]
     save(Manifest(tmp_path, tuple(File(name, 16_777_303, i) for i, name in enumerate(names)), {}))
-    assert len(json.loads((tmp_path / manifest.NAME).read_text())["files"]) == len(names)
+    assert json.loads((tmp_path / manifest.NAME).read_text())["files"]["paths"] == names
     tracemalloc.start()
     try:
         loaded = load(tmp_path)

@@ -12,11 +12,11 @@ from types import SimpleNamespace
 import pytest
 
 from mlhpc.common.ranks import launch
-from mlhpc.common.ranks.base_world import with_node_index
 from mlhpc.common.ranks.environment import RankInfo, forgotten_launcher, identify, threads_per_rank
 from mlhpc.common.ranks.hostlist import expand_counts, expand_hosts
 from mlhpc.common.ranks.local import run_local
 from mlhpc.common.ranks.rendezvous import Peer
+from mlhpc.common.ranks.socket_world import interface_of, with_node_index
 from mlhpc.common.ranks.world import Solo
 from mlhpc.errors import AlreadyReported, UserError
 
@@ -205,6 +205,20 @@ def test_without_help_of_the_launcher_the_roll_call_numbers_the_nodes():
     assert (with_node_index(info, roll).node, with_node_index(info, roll).nodes) == (1, 2)
     complete = identify(TORCHRUN)
     assert with_node_index(complete, roll) == complete
+
+
+def test_nodes_of_the_same_name_are_told_apart_by_their_addresses():
+    info = RankInfo("mpirun", 3, 4, 1, 2, node=None, nodes=None)
+    roll = [Peer(rank, "node", rank % 2, 1, 0, f"10.0.0.{rank // 2}") for rank in range(4)]
+    assert (with_node_index(info, roll).node, with_node_index(info, roll).nodes) == (1, 2)
+    # Containers of one node have addresses of their own.
+    roll = [Peer(rank, "node", rank, 1, 0, f"10.0.0.{rank}") for rank in range(4)]
+    assert (with_node_index(info, roll).node, with_node_index(info, roll).nodes) == (0, 1)
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "127.0.1.1", "::1"])
+def test_the_interface_of_an_address_is_known(address):
+    assert interface_of(address) == "lo"
 
 
 def test_ranks_of_a_node_share_its_cores(monkeypatch):

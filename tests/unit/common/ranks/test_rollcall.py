@@ -62,6 +62,12 @@ def test_all_ranks_see_the_same_roll_and_rank_0s_facts(rendezvous):
     close(calls)
 
 
+def test_ranks_meet_over_ipv6(rendezvous):
+    calls = call(replace(rendezvous, hosts=("::1",)), range(3), 3)
+    assert [c.hostname for c in calls[2].roll] == ["n0", "n1", "n2"]
+    close(calls)
+
+
 def test_facts_sent_right_after_the_roll_are_not_lost(rendezvous):
     """They may come in the same packet as the roll."""
     with ThreadPoolExecutor(2) as pool:

@@ -1,6 +1,7 @@
 """What ranks send each other: all types that they need, and nothing that runs code."""
 
 import contextlib
+import os
 import pickle
 import struct
 import threading
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from mlhpc.common.data.manifest import File, Manifest
 from mlhpc.common.data.sharding import Pool
 from mlhpc.common.files.filesystem import FileSystem
-from mlhpc.common.ranks.wire import decode, encode
+from mlhpc.common.ranks.wire import decode, decode_all, encode
 
 scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
 keys = st.integers() | st.text() | st.tuples(st.integers(), st.text())
@@ -33,6 +34,25 @@ def same(one, other):
 @given(values)
 def test_values_round_trip(value):
     assert same(decode(encode(value)), value)
+
+
+@given(st.lists(values))
+def test_many_messages_are_decoded_like_each(several):
+    assert same(decode_all([encode(value) for value in several]), several)
+
+
+def test_a_damaged_one_of_many_messages_is_refused():
+    with pytest.raises(ValueError, match="not a message"):
+        decode_all([encode([1, 2]), encode([1, 2])[:-1]])
+
+
+@pytest.mark.parametrize("data", [bytes(1 << 18), os.urandom(1 << 17), os.urandom(5) * 30_000])
+def test_long_bytes_are_the_same_after_compression_and_never_longer(data):
+    sent = encode([data, np.frombuffer(data, np.uint8)])
+    assert len(sent) < 2 * len(data) + 200
+    assert decode(sent)[0] == data and decode(sent)[1].tobytes() == data
+    with pytest.raises(ValueError, match="not a message"):
+        decode(sent[:-9])
 
 
 @given(
