@@ -222,8 +222,8 @@ def workload(log: Log, name: str) -> Workload:
     reads = log.reads()
     ordered = reads.follow_ups == 0 or 2 * reads.sequential >= reads.follow_ups
     per_file = 1 if ordered else max(1, mean_size // transfer)
-    dataset = {"format": "binary", "files": len(whole), "samples_per_file": per_file,
-               "sample_bytes": mean_size // per_file}  # fmt: skip
+    dataset: dict[str, Any] = {"format": "binary", "files": len(whole)}
+    dataset |= {"samples_per_file": per_file, "sample_bytes": mean_size // per_file}
     reader: dict[str, Any] = {"sample_order": "sequential" if ordered else "shuffled"}
     pattern, alike = patterns.most_common(1)[0]
     if 1 < len(pattern) <= MOST_EXTENTS and 2 * alike > len(log.files):  # as where a format has its arrays
