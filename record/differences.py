@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 from rich.console import Console
 from rich.text import Text
 
+from mlhpc.benchmarks.load import dotted
 from mlhpc.common.pages.blocks import Table, table
 from mlhpc.common.pages.terminal import say
 from mlhpc.common.pages.text import printable
@@ -141,13 +142,13 @@ def _first_run(path: Path) -> RunDirectory | None:
 
 
 def _facts(run: RunDirectory) -> Iterator[tuple[tuple[Kind, str], Any]]:
-    for key, value in _leaves(run.config.model_dump(mode="json", exclude_none=True) if run.config else {}):
+    for key, value in dotted(run.config.model_dump(mode="json", exclude_none=True) if run.config else {}):
         if key != "description":
             yield ("data" if key.startswith("data.") else "settings", key), value
     yield ("machine", "bindings"), binding_text(run.env.bindings) or None
     for name, value in run.env.model_dump(exclude_unset=True).items():
         if name not in _OF_EACH_RUN and name != "bindings":
-            for key, leaf in _leaves({name: value}):
+            for key, leaf in dotted({name: value}):
                 if not (name == "variables" and _OF_EACH_LAUNCH.search(key.rpartition(".")[2])):
                     yield (_KINDS.get(name, "environment"), key), leaf
     if result := run.result:
@@ -158,14 +159,6 @@ def _facts(run: RunDirectory) -> Iterator[tuple[tuple[Kind, str], Any]]:
         for key in ("files", "bytes", "mode", "target_filesystem", "target_is_ram"):
             yield ("data", f"staging.{key}"), getattr(staging, key) if staging else None
         yield ("data", "source_evicted"), result.source_evicted
-
-
-def _leaves(table: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in table.items():
-        if isinstance(value, dict):
-            yield from _leaves(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
 
 
 def value_text(value: Any) -> str:

@@ -46,7 +46,7 @@ class Way:
 
     def facts(self) -> Mapping[str, Any]:
         """The facts of the data set's manifest, if it has one."""
-        return manifest.load(self.data).facts if (self.data / manifest.NAME).exists() else {}
+        return manifest.facts_of(self.data)
 
 
 def loader_of(way: Way, samples: Any, source: Source[Batch], count: int | None = None) -> Loader[Batch]:

@@ -201,6 +201,11 @@ LARGEST = 2**30
 """Bytes of a manifest; a file takes about 70 of them, and three commas."""
 
 
+def facts_of(root: Path) -> dict[str, Any]:
+    """The facts in the manifest of the folder ``root``, if it has one. Raises UserError like ``load``."""
+    return load(root).facts if (root / NAME).exists() else {}
+
+
 def load(root: Path) -> Manifest:
     """Read ``root/manifest.json``.
 

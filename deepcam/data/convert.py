@@ -70,7 +70,7 @@ def convert(
     on_rank0(world, lambda: _require_folders(source, out))
     require_listed(source, world, workers, _is_read)
     sums = checksums(source, world)
-    before = on_rank0(world, lambda: _facts_of(source))
+    before = on_rank0(world, lambda: manifest.facts_of(source))
     as_stored = archive is not None and codec is None
     codec = str(before.get("codec", "hdf5")) if as_stored else codec or "npy"
     if archive and codec not in CODECS:
@@ -182,10 +182,6 @@ def _samples(source: Path, known: dict[str, Any], as_stored: bool) -> list[tuple
 def _kind(source: Path, sample: Path) -> tuple[tuple[int, int, int], hdf5.Statistics]:
     shape = sample_shape(sample)
     return shape, hdf5.read_statistics(source, shape[2])
-
-
-def _facts_of(source: Path) -> dict[str, Any]:
-    return manifest.load(source).facts if (source / manifest.NAME).exists() else {}
 
 
 def _make_folder(folder: Path) -> None:

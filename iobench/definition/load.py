@@ -9,7 +9,7 @@ from typing import Any
 import tomli_w
 from pydantic import BaseModel, ValidationError
 
-from mlhpc.benchmarks.toml_lines import parse_toml, toml_lines
+from mlhpc.benchmarks.toml_lines import parse_toml, parse_value, toml_lines
 from mlhpc.common.files.untrusted import read_text
 from mlhpc.errors import UserError, did_you_mean, install, shown
 from mlhpc.iobench.definition import dlio
@@ -156,21 +156,14 @@ def _is_dlio(setting: str) -> bool:
     return setting.startswith("++") or (key in known and f"{table}.{key}" not in _names(Workload))
 
 
-def _toml_value(text: str) -> Any:
-    try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        return text.strip()  # a bare word is a string
-
-
 def _with_setting(
-    tables: dict[str, Any], setting: str, value_of: Callable[[str], Any] = _toml_value
+    tables: dict[str, Any], setting: str, value_of: Callable[[str], Any] = parse_value
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
     key, equals, text = setting.partition("=")
     keys = tuple(part.strip() for part in key.split("."))
     if not equals or not all(keys) or not text.strip():
         raise UserError(f"--set {setting!r} is not of the form table.key=value, such as dataset.files=16")
-    value = value_of(text)
+    value = value_of(text.strip())
     merged = dict(tables)
     inner = merged
     for part in keys[:-1]:

@@ -1,7 +1,6 @@
 """Checks before the first run of a campaign."""
 
 import os
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -71,16 +70,9 @@ def check_settings(campaign: Campaign) -> None:
         except (OSError, ValueError) as error:
             raise UserError(f"{path} cannot be read: {error}; move {path.parent} away") from None
         if actual != expected:
-            a, b = _flat(actual), _flat(expected)
+            a, b = dict(load.dotted(actual)), dict(load.dotted(expected))
             key = next(key for key in {**a, **b} if a.get(key) != b.get(key))
             raise UserError(
                 f"{path.parent} was run with {key} = {shown(a.get(key))}, not {shown(b.get(key))}; "
                 "choose another --out"
             )
-
-
-def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in table.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
-    return flat

@@ -58,7 +58,7 @@ def _bench(options: argparse.Namespace) -> int:
     facts = {}
     for data in options.data:
         manifest.require_folder(data)
-        facts[data] = manifest.load(data).facts if (data / manifest.NAME).exists() else {}
+        facts[data] = manifest.facts_of(data)
     options.data = list(dict.fromkeys(options.data))
     ways = [Way(*each) for each in product(options.data, loaders, batches, workers, dtypes or [""])]
 

@@ -179,7 +179,7 @@ def _data_index(options: argparse.Namespace) -> int:
     from mlhpc.common.formats.archive import SUFFIX
     from mlhpc.common.ranks import launch
 
-    before = manifest.load(options.data).facts if (options.data / manifest.NAME).exists() else {}
+    before = manifest.facts_of(options.data)
     # Files may have been added or removed since the counts of the old manifest were taken.
     # Samples in archives are not files, and archives may have been unpacked.
     packed = archives.FACT in before and any(options.data.glob(f"*/*{SUFFIX}"))
