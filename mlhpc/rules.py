@@ -156,5 +156,5 @@ def _ruleset(benchmark: str, ruleset: str | None) -> str:
     if ruleset is None or (registry.find(benchmark).training_ruleset and ruleset in HPC):
         return default_ruleset(benchmark)
     if ruleset not in known:
-        raise UserError(f"no ruleset {ruleset!r} of {benchmark}; choose from {', '.join(known)}")
+        raise UserError(f"there is no ruleset {ruleset!r} of {benchmark}; choose from {', '.join(known)}")
     return ruleset

@@ -130,7 +130,9 @@ def kind_of(network: Network) -> Kind:
             flops[kind] = flops.get(kind, 0) + layer.training_flops
             largest[kind] = max(largest.get(kind, layer), layer, key=lambda one: one.training_flops)
     if not flops:
-        raise UserError(f"network {network.name}: no layer is a product or convolution, so it has no model")
+        raise UserError(
+            f"network {network.name}: no layer is a matrix product or convolution, so it cannot be modelled"
+        )
     dominant = max(flops, key=lambda kind: flops[kind])
     if dominant not in CALIBRATED:
         raise UserError(

@@ -145,7 +145,7 @@ def _require_samples(
     files = dataset.folder(folder)
     samples = _filtered(files, is_sample)
     if mode == "shard" and len(samples) < len(files):
-        raise UserError(f"{dataset.root / folder}: samples have several files; set staging.mode=replicate")
+        raise UserError(f"{dataset.root / folder}: each sample has several files; set staging.mode=replicate")
     if len(samples) < needed or (len(samples) != needed and len(samples) == len(files)):
         raise UserError(
             f"{dataset.root / folder}: {count(len(samples), 'sample file')}, expected {needed} by "

@@ -1,8 +1,8 @@
 """Batches of a rank's samples, for training and evaluation.
 
-A ``Loader`` decides which samples form a batch, a benchmark's ``Source`` how they are found, read and finished.
-Samples are read ahead by threads of this process (``by_threads``), worker processes (``common.pytorch.workers``)
-or NVIDIA DALI (``common.pytorch.dali``).
+A ``Loader`` decides which samples form a batch; a benchmark's ``Source`` defines how they are found, read and
+prepared. Samples are read ahead by threads of this process (``by_threads``), worker processes
+(``common.pytorch.workers``) or NVIDIA DALI (``common.pytorch.dali``).
 """
 
 from collections.abc import Callable, Generator, Iterable, Sequence

@@ -75,8 +75,8 @@ def restore(
 
 
 def weights_of(saved: checkpoint.Checkpoint) -> dict[str, NDArray[Any]]:
-    """The weights in a checkpoint by their names in the model's ``state_dict()``; with several ranks, the
-    running statistics of batch norm are rank 0's. Any shape."""
+    """The weights in a checkpoint, of any shape, keyed by their names in the model's ``state_dict()``; with
+    several ranks, the running statistics of batch norm are rank 0's."""
     (packed,) = saved.shared
     state = torch.load(io.BytesIO(packed.tobytes()), map_location="cpu", weights_only=True)
     return {name: value.numpy() for name, value in state["model"].items()}

@@ -137,7 +137,7 @@ def make_steps(
 
 
 def compile_mode_of(training: Settings, device: torch.device) -> CompileMode | None:
-    """The mode that the run's network is compiled in, None: not compiled. A CPU captures no graphs."""
+    """The mode that the run's network is compiled in, None: not compiled. On a CPU no graphs are captured."""
     if wants_graphs(training) and has_graphs(device):
         return "reduce-overhead"
     return "default" if training.compile else None

@@ -134,7 +134,7 @@ class Secret:
         return self
 
     def prove(self, words: bytes) -> str:
-        """What only those who know the key can say about ``words``: an HMAC (RFC 2104)."""
+        """The HMAC (RFC 2104) of ``words`` under the shared key."""
         return hmac.new(self.key, words, "sha256").hexdigest()
 
     def proves(self, proof: str, words: bytes) -> bool:

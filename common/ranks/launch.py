@@ -142,7 +142,7 @@ def _require_descriptors(framework: Framework, info: RankInfo) -> None:
 
 
 def call_roll(info: RankInfo, env: Mapping[str, str], timeout_s: float = 60.0, port: int = 0) -> RollCall:
-    """Call the roll at the leader that the launcher reported. ``port``: on which this rank listens for others.
+    """Meet the other ranks at the leader that the launcher reported. ``port``: where this rank listens for others.
     Raises ``UserError``."""
     assert info.leader is not None
     local = info.local_size == info.size

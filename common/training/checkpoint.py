@@ -143,7 +143,9 @@ def reading(path: Path) -> Iterator[None]:
         raise UserError(f"{path.parent} contains no {path.name}; see training.checkpoint_epochs") from None
     except Exception as error:
         reason = " ".join(str(error).split())[:200] or type(error).__name__
-        raise UserError(f"{path} is damaged or of another network ({reason}); choose another") from error
+        raise UserError(
+            f"{path} is damaged, or belongs to another network ({reason}); choose another"
+        ) from error
 
 
 def _counts(names: set[str], prefixes: Sequence[str]) -> list[int]:

@@ -90,7 +90,7 @@ def log_epoch(
     log.metric("bytes", int(log.world.sum(bytes_read)), epoch=epoch)
     log.metric("learning_rate", rate, epoch=epoch)
     if run.emulation.enabled:
-        log.say(f"epoch {epoch}: {samples:,} samples read, not computed")
+        log.say(f"epoch {epoch}: {samples:,} samples read, none trained on")
         return
     log.metric("train_loss", loss, epoch=epoch)
     evaluation = "not evaluated" if quality is None else f"{quality:.4f} (target {run.target.value})"

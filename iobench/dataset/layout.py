@@ -123,9 +123,9 @@ class Layout:
         return file if split == "train" else self.dataset.files + file
 
     def sizes(self, split: Split, file: int) -> Sizes:
-        """Bytes of content of each sample of a file, ``[samples_per_file]``: normal around the mean, none
-        smaller than a hundredth of it. In DLIO's layout a file's samples are equal rectangles with sides
-        that are drawn; files that it wrote may have others."""
+        """Bytes of content of each sample of a file, ``[samples_per_file]``: normally distributed, at least a
+        hundredth of the mean. In DLIO's layout all samples of a file are rectangles of one size, whose sides are
+        drawn; in files that DLIO itself wrote they may differ."""
         dataset, count = self.dataset, self.dataset.samples_per_file
         mean, stdev = dataset.sample_bytes, dataset.sample_bytes_stdev
         # The key alone determines the stream: any file by itself.

@@ -112,7 +112,7 @@ class Storage(FrozenModel):
     )
     region: str = ""
     path_style: bool | None = Field(
-        None, description="put the bucket into the path of a request; none: only if endpoints are given"
+        None, description="path-style requests (bucket in the path); none: only if endpoints are given"
     )
     attempts: Count = Field(5, description="attempts per request before the server counts as unavailable")
 
@@ -129,9 +129,9 @@ Loader = Literal["none", "pytorch", "tensorflow"]
 class LoaderCost(FrozenModel):
     """What a loader with Python workers costs beyond reading (``mlhpc io calibrate``), in seconds of a core."""
 
-    batch: NonNegativeFloat = Field(0.0, description="of a worker, per batch")
-    sample: NonNegativeFloat = Field(0.0, description="of a worker, per sample")
-    per_mb: NonNegativeFloat = Field(0.0, description="of a worker, per MB that it hands over")
+    batch: NonNegativeFloat = Field(0.0, description="time of a worker per batch")
+    sample: NonNegativeFloat = Field(0.0, description="time of a worker per sample")
+    per_mb: NonNegativeFloat = Field(0.0, description="time of a worker per MB handed over")
     steps: tuple[tuple[NonNegativeFloat, NonNegativeFloat], ...] = Field(
         (),
         description="of the training loop, per step: pairs of MB of a batch and seconds; between them on a line",
@@ -155,12 +155,13 @@ class Reader(FrozenModel):
     advice: Literal["normal", "sequential", "random"] = Field(
         "normal", description="posix_fadvise of each file; sequential: the kernel reads ahead twice as far"
     )
-    direct: bool = Field(False, description="O_DIRECT: past the page cache")
+    direct: bool = Field(False, description="O_DIRECT: bypass the page cache")
     mpi_io: bool = Field(False, description="read HDF5 through MPI-IO, if h5py was built with it")
     metadata_bytes: BytesOrNone = Field(0, description="an extra read of this size before each sample")
     load_all: bool = Field(False, description="read all samples into memory before the first step")
     extents: tuple[Extent, ...] = Field(
-        (), description="parts of a sample to read, in this order (binary); none: the whole sample once"
+        (),
+        description="parts of a sample to read, in this order (binary format only); none: the whole sample once",
     )
     loader: Loader = Field("none", description="the Python loader whose cost is added to reading")
     loader_cost: LoaderCost | None = Field(None, description="none: measured before the run")
@@ -303,7 +304,7 @@ class Workload(FrozenModel):
         if dataset.format != "hdf5":
             raise ValueError(f"reader.mpi_io requires hdf5, not {dataset.format}")
         if reader.direct or reader.transfer_bytes or reader.metadata_bytes:
-            raise ValueError("reader.mpi_io does not support direct, transfer_bytes and metadata_bytes")
+            raise ValueError("reader.mpi_io does not support direct, transfer_bytes or metadata_bytes")
         if reader.threads > 1 and 1 in (dataset.files, dataset.eval_files):
             raise ValueError(f"reader.mpi_io requires reader.threads of 0 or 1, not {reader.threads}")
 

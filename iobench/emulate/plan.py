@@ -42,7 +42,7 @@ def require_enough(workload: Workload, ranks: int) -> None:
         if samples < ranks * reader.eval_batch_size:
             raise UserError(
                 f"{count(samples, 'evaluation sample')} for {count(ranks, 'rank')} cannot fill a step of "
-                f"{reader.eval_batch_size} per rank; use more dataset.eval_files"
+                f"{reader.eval_batch_size} per rank; increase dataset.eval_files"
             )
 
 

@@ -59,7 +59,7 @@ class Activity:
             return len(self._handed_in) - 1
 
     def add(self, number: int, reads: Spans) -> None:
-        """Reads of a thread, [n, 2]: when each began and ended, none before the end of the one before."""
+        """Start and end times of a thread's reads, [n, 2], in order and not overlapping."""
         with self._lock:
             self._reads.append(reads)
             self._kept += len(reads)

@@ -17,7 +17,7 @@ from mlhpc.errors import UserError
 
 
 def add(commands: Commands) -> None:
-    check = add_command(commands, "check", _check, "check runs with the official rules and our own")
+    check = add_command(commands, "check", _check, "check runs against the official rules and our own")
     add_results(check)
     add_json(check)
     score = add_command(commands, "score", _score, "compute MLPerf scores of result sets, and check them")

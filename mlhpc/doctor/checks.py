@@ -239,7 +239,7 @@ def clocks(nodes: Sequence[Node]) -> Iterator[CheckResult]:
         return
     worst = max(nodes[1:], key=lambda node: abs(node["offset_s"]))
     offset = abs(worst["offset_s"])
-    detail = f"{worst['host']} is {seconds_text(offset)} from {nodes[0]['host']}"
+    detail = f"{worst['host']}'s clock is {seconds_text(offset)} from that of {nodes[0]['host']}"
     detail += ", the others by less" * (len(nodes) > 2)
     status: Status = "pass" if offset <= CLOCK_PASS_S else "warn" if offset <= CLOCK_WARN_S else "fail"
     remedy = f"set the clock of {worst['host']} (chronyc tracking): throughput compares the clocks of nodes"

@@ -40,9 +40,9 @@ class Rule:
 
 @dataclass(frozen=True)
 class Test:
-    """``ratio``: new over baseline, of a rate baseline over new, so that above 1 is worse, with its 95% interval;
-    None where one of the two has no figures. ``further``: runs that are needed to decide, 0 if it is decided, None
-    if the baseline has too few or differs too much in itself. ``rule``: None for what only is shown."""
+    """``ratio``: new over baseline, or baseline over new for rates, so that above 1 is worse, with its 95%
+    interval; None where one of the two has no figures. ``further``: runs needed to decide, 0 if it is decided,
+    None if the baseline has too few runs or varies too much. ``rule``: None for quantities that are only shown."""
 
     metric: str
     new: tuple[float, ...]

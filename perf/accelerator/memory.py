@@ -124,7 +124,9 @@ def largest_batch(needed: Callable[[int], float], capacity: float, what: str = "
     """The largest batch whose ``needed(batch)`` bytes are at most ``capacity``; ``needed`` grows with the batch.
     Raises UserError if not even one sample fits."""
     if needed(1) > capacity:
-        raise UserError(f"{what} does not fit: it needs {bytes_text(needed(1))} of {bytes_text(capacity)}")
+        raise UserError(
+            f"{what} does not fit: it needs {bytes_text(needed(1))}, there are {bytes_text(capacity)}"
+        )
     low, high = 1, 2
     while needed(high) <= capacity:
         low, high = high, 2 * high

@@ -173,7 +173,7 @@ class Builder:
         return self._add(name, "bias", [x], Tensor(x.shape, name), kept, parameters=2 * x.channels)
 
     def add(self, name: str, x: Tensor, y: Tensor) -> Tensor:
-        """``x += y``, in the memory of ``x``. Its backward pass passes the gradient on."""
+        """``x += y``, in place. The backward pass propagates the gradient unchanged."""
         return self._add(name, "sum", [x, y], x)
 
     def concatenate(self, name: str, *tensors: Tensor) -> Tensor:

@@ -64,7 +64,7 @@ def predict(options: argparse.Namespace) -> int:
 
 
 def _closed(options: argparse.Namespace, given: Machine) -> Iterator[Model]:
-    """Of the closed presets, which are at the batch sizes of the reference convergence points."""
+    """Epochs of the closed presets, whose batch sizes are those of the reference convergence points."""
     settings = [text for text in options.set if "global_batch_size" not in text]
     for name in presets(options.benchmark):
         if name.startswith("closed"):

@@ -134,7 +134,7 @@ def about_sources(sets: Sequence[ResultSet]) -> Iterator[Finding]:
     if envs:
         actual = f"runs at {', '.join(c[:12] for c in commits)}, packed at {str(packed['commit'])[:12]}"
         actual += ", with uncommitted changes" * changed
-        remedy = "check out the commit of the runs, and pack with it"
+        remedy = "check out the commit of the runs, and pack from there"
     expected = "the sources of the runs"
     yield Finding(
         "pack/sources", "warning", f"implementations/{implementation.name()}", expected, actual, remedy

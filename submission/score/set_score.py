@@ -292,7 +292,7 @@ def _scale(results: ResultSet) -> Iterator[Finding]:
     if results.metric == "weak" and not scale <= total <= scale * len(logs):
         expected = f"S ≤ T ≤ M · S, S = {scale} from the logs, M = {len(logs)}"
     elif results.metric == "strong" and scale != total:
-        expected = f"{scale} accelerators (nodes, without accelerators), as in the logs"
+        expected = f"{scale} accelerators (or nodes, if there are none), as in the logs"
     if expected and results.system_json is not None:
         remedy = "describe the part of the machine that was used, and log the same values"
         yield _finding("system", "warning", where, expected, actual, remedy)

@@ -75,4 +75,6 @@ def require(stated: Mapping[str, Any], codecs: Mapping[str, Codec], where: Path)
     it: an edited file must not make a run count as closed."""
     codec = find(str(stated.get("codec")), codecs, where)
     if stated.get("lossy") is not codec.lossy:
-        raise UserError(f"{where}: lossy {stated.get('lossy')}, not as {codec.name}; convert it again")
+        raise UserError(
+            f"{where}: lossy is {stated.get('lossy')}, which is not codec {codec.name}'s; convert it again"
+        )
