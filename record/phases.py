@@ -153,6 +153,7 @@ class _Intervals:
         self.epochs: list[_Open] = []
         self.evaluations: list[float] = []
         self._open: dict[str, int] = {}
+        self._evaluated: float | None = None
 
     def spend(self, seconds: float) -> None:
         """Time passes."""
@@ -175,7 +176,11 @@ class _Intervals:
         if name == "eval" and self._is_beside(record):
             return
         if name == "epoch":
+            if self._evaluated in self._continued - {_number(record)}:
+                self._open["eval"] = 0  # from here on beside this epoch
             self.epochs.append(_Open(record))
+        if name == "eval":
+            self._evaluated = _number(record)
         if name == "eval" and not self._open.get("eval"):
             self.evaluations.append(0.0)
         self._open[name] = self._open.get(name, 0) + 1 if name == "staging" else 1

@@ -145,6 +145,10 @@ def _set_up_gloo(info: RankInfo, roll_call: RollCall) -> None:
     slots = _slots(roll_call.roll)
     if info.rank == 0:
         address = roll_call.my_address()
+        if ":" in address:
+            raise UserError(
+                f"Horovod needs IPv4, and rank 0 is at {address}; set MLHPC_LEADER to an IPv4 address"
+            )
         facts = {"address": address, "port": _serve_rendezvous(address, slots)}
     facts = roll_call.broadcast(facts)
     address = roll_call.my_address()

@@ -5,7 +5,7 @@ node, as in a container with a network of its own, connects to rank 0 itself. Ev
 import socket
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import closing, nullcontext
+from contextlib import closing, nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
 from itertools import product
 from typing import Any, NoReturn
@@ -324,13 +324,27 @@ def _addresses_repeatedly(me: Peer, rendezvous: Rendezvous, until: float) -> Ite
 
 def _greet(host: str, port: int, hello: dict[str, Any], proof: Proof) -> Connection:
     """A connection to the listener there, if it has ``proof``. Raises like ``introduce``."""
-    sock = socket.create_connection((host, port), timeout=GREETING_S)
+    sock = _connected(host, port)
     try:
         introduce(sock, proof, hello, GREETING_S)
     except BaseException:
         sock.close()
         raise
     return Connection(sock)
+
+
+def _connected(host: str, port: int) -> socket.socket:
+    """By IPv4 where there is a way, since Horovod's rendezvous knows no other. Raises OSError."""
+    found = [(host, port)]
+    if ":" not in host:
+        resolved = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        found = [
+            (str(each[4][0]), port) for each in sorted(resolved, key=lambda each: each[0] != socket.AF_INET)
+        ]
+    for address in found[:-1]:
+        with suppress(OSError):
+            return socket.create_connection(address, timeout=GREETING_S)
+    return socket.create_connection(found[-1], timeout=GREETING_S)
 
 
 def _some(things: Iterable[object]) -> str:

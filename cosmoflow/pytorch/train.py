@@ -193,8 +193,8 @@ def _steps(
         warm_up(model, optimizer, scaler, world, steps, zeros, sizes, graphs=wants_graphs(training))
     if group:
         group.traffic.take()  # excludes the warm-up
-    if decoded:
-        device = next(model.parameters()).device
+    device = next(model.parameters()).device
+    if decoded and device.type != "cpu":  # a CPU compiles and page-locks nothing
         for samples in {local_batch_size, training.eval_batch_size, 1}:
             warm_up_decoding(samples, shape, run.loading.sample_dtype, device)
     return steps

@@ -234,7 +234,7 @@ def workload(log: Log, name: str) -> Workload:
     epochs = max(1, round(sum(file.bytes for file in log.files) / sum(whole.values())))
     steps = epochs * max(1, len(whole) * dataset["samples_per_file"] // log.ranks)
     computing = max(0.0, log.seconds - reads.factors()["io_time"]) / steps
-    program = Path(log.command.split()[0]).name if log.command else "a job"
+    program = Path((log.command.split() or ["a job"])[0]).name
     return Workload.model_validate({
         "name": name, "description": f"as Darshan saw {program} on {count(log.ranks, 'rank')}",
         "dataset": dataset, "reader": reader, "train": {"epochs": epochs, "computation": computing},

@@ -60,6 +60,7 @@ def add(commands: Commands) -> None:
     gate.add_argument(
         "--tolerance", default="5%", metavar="SHARE", help="worse by this passes (default: 5%%)"
     )
+    gate.add_argument("--system", help="of the folders (default: as history add names it)")
     gate.add_argument("--rules", type=Path, metavar="FILE.toml", help="metrics with their tolerances")
     gate.add_flag(
         "--nodes", "instead of runs: each node's newest doctor --calibrate against the earlier ones"
@@ -210,7 +211,7 @@ def _gate(options: argparse.Namespace) -> int:
     if not options.runs or not options.baseline:
         raise UserError("what against what? pass runs and --baseline, or --nodes")
     rules = gating.rules_of(options.rules, options.tolerance)
-    result = gating.gate_runs(store, options.runs, options.baseline, rules)
+    result = gating.gate_runs(store, options.runs, options.baseline, rules, options.system)
     if options.json:
         print_json("history gate", {"status": result.status, **asdict(result), "moved": dict(result.moved)})
     else:

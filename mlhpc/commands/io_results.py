@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import re
 from pathlib import Path
 
 from mlhpc.commands.parser import Commands, add_command, byte_size
@@ -116,7 +117,13 @@ def _workload_from(options: argparse.Namespace) -> int:
     from mlhpc.iobench.report.darshan import read_log, workload
 
     require_new(options.out)
-    made = workload(read_log(options.log, options.below), options.out.stem)
+    name = re.sub(r"[^A-Za-z0-9_.-]+", "-", options.out.stem).strip("-._") or "job"
+    try:
+        made = workload(read_log(options.log, options.below), name)
+    except ValueError as error:
+        raise UserError(
+            f"{options.log}: no workload reads like this ({' '.join(str(error).split())})"
+        ) from None
     atomic.write_bytes(options.out, load.dumps(made).encode())
     print(f"{options.out}: {made.description}; set reader.batch_size and train.computation if you know them")
     return 0

@@ -46,7 +46,9 @@ def gather_nodes(
 
     facts: dict[int, dict[str, Any]] = {}
     if rank_info.rank == 0:
-        with socket.create_server((ranks.my_address(), 0), backlog=1024) as listener:
+        own = ranks.my_address()
+        family = socket.AF_INET6 if ":" in own else socket.AF_INET
+        with socket.create_server((own, 0), family=family, backlog=1024) as listener:
             host, port = listener.getsockname()[:2]
             ranks.broadcast({"host": host, "port": port})
             facts[0] = report() | {"offset_s": 0.0}

@@ -46,10 +46,12 @@ def rules_of(path: Path | None, tolerance: str) -> list[Rule]:
     return rules
 
 
-def gate_runs(store: Path, new: Sequence[str], baseline: str, rules: Sequence[Rule]) -> Gate:
-    """Test the runs ``new``, folders or selections, against ``baseline``. Raises UserError."""
+def gate_runs(
+    store: Path, new: Sequence[str], baseline: str, rules: Sequence[Rule], system: str | None = None
+) -> Gate:
+    """Test the runs ``new``, folders (of ``system``) or selections, against ``baseline``. Raises UserError."""
     with opened(store) as index:
-        chosen = [pair for text in new for pair in _measured(index, text)]
+        chosen = [pair for text in new for pair in _measured(index, text, system)]
         return gate(chosen, baseline_of(index, baseline, chosen), rules)
 
 
@@ -65,14 +67,26 @@ def baseline_of(index: Index, selection: str, new: Sequence[Measured]) -> list[M
     wanted, first = conditions(selection), new[0][0] if new else {}
     named = {re.split("[<>=!]", each)[0].strip() for each in wanted}
     if "name" in named:
-        index.name_of(selection)  # says that it is gone, or not unique
+        for each in wanted:  # says that it is gone, or not unique
+            if each.startswith("name="):
+                index.name_of(each.removeprefix("name="))
     else:
         wanted += [f"{key}={first[key]}" for key in SAME if key not in named and first.get(key)]
-    names = {row["name"] for row, _ in new}
-    return [pair for pair in index.measured(wanted) if pair[0]["name"] not in names]
+    # A run that was added under another system's name has another digest.
+    own = [_identity(pair) for pair in new]
+    return [pair for pair in index.measured(wanted) if _identity(pair) not in own]
 
 
-def _measured(index: Index, text: str) -> list[Measured]:
+def _identity(measured: Measured) -> tuple[object, ...]:
+    row, runs = measured
+    return (
+        row["when"] or row["name"],
+        row["settings"],
+        [(run.get("seed"), run.get("time_to_train_s")) for run in runs],
+    )
+
+
+def _measured(index: Index, text: str, system: str | None) -> list[Measured]:
     """The runs of a folder, whether they are in the store or not, or of a selection. Raises UserError."""
     path = Path(text)
     if not path.exists():
@@ -86,7 +100,7 @@ def _measured(index: Index, text: str) -> list[Measured]:
     from mlhpc.history.rows import row_of
     from mlhpc.history.store import digest
 
-    records = [record for record in all_records(path, Given()) if record.kind != "campaign"]
+    records = [record for record in all_records(path, Given(system)) if record.kind != "campaign"]
     return [
         (row_of(digest(record.canonical()), record), [run.model_dump() for run in record.runs])
         for record in records

@@ -41,9 +41,12 @@ def health(rows: Sequence[Measured], tolerance: float) -> list[Health]:
         raise UserError("no node in this store; add files of mlhpc doctor --calibrate --out FILE.toml")
     worst: dict[str, Health] = {}
     for (_, figure), values in found.items():
-        newest = {node: (when, value) for when, node, value in sorted(values)}
-        for node, (when, value) in newest.items():
-            others = [v for at, name, v in values if (name, at) != (node, when)]
+        # Of two figures with the same time the worse one counts as the newest.
+        ordered = sorted(values, key=lambda each: (each[0], -each[2]))
+        newest = {node: number for number, (_, node, _) in enumerate(ordered)}
+        for node, number in newest.items():
+            when, _, value = ordered[number]
+            others = [each[2] for each in (*ordered[:number], *ordered[number + 1 :])]
             ratio = ratio_interval(others, [value]) if len(others) >= FEWEST else None
             own = Health(node, when, figure, value, ratio, verdict_of(ratio, tolerance))
             if node not in worst or _badness(own) > _badness(worst[node]):

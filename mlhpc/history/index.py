@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from mlhpc.errors import UserError, did_you_mean, few
+from mlhpc.history.rows import TEXTS
 from mlhpc.quantities import count, parse_quantity
 
 VERSION = 1
@@ -100,9 +101,12 @@ class Index:
             return key, sign, text
         if key not in (known := self._keys()) and key not in (known := known | self._keys_of_others()):
             raise UserError(f"{condition}: no figure {key!r}; {did_you_mean(key, known)}")
-        with contextlib.suppress(ValueError):
+        if key in TEXTS:
+            return key, sign, text
+        try:
             return key, sign, parse_quantity(text, "s", bare="s") if key.endswith("_s") else float(text)
-        return key, sign, text
+        except ValueError:
+            raise UserError(f"{condition}: {text!r} is not a number; write {key}{sign}NUMBER") from None
 
     def _keys(self) -> set[str]:
         """The keys of all rows, which any row has."""

@@ -42,21 +42,21 @@ def export(store: Path, where: Sequence[str], out: Path) -> str:
     with opened(store) as index:
         chosen = {json.loads(row)["name"] for row in index.rows(where)}
     hosts: dict[str, str] = {}
-    written = 0
+    records: dict[str, Any] = {}
     for file in sorted(files(store)):
         for name, data in contents(store, file):
             if name in chosen and isinstance(data, bytes):
-                chosen.discard(name)
-                put(out, HistoryRecord.model_validate(_without_names(json.loads(data), hosts)))
-                written += 1
-    return f"{count(written, 'record')} in {out}, without names of hosts and users"
+                records[name] = _stripped(json.loads(data), hosts)
+    bases = sorted({_base(host) for host in hosts})
+    systems = {base: f"system{number}" for number, base in enumerate(bases, 1)}
+    for record in records.values():
+        put(out, HistoryRecord.model_validate(_without_names(record, hosts, systems)))
+    return f"{count(len(records), 'record')} in {out}, without names of hosts and users"
 
 
-def _without_names(record: dict[str, Any], hosts: dict[str, str]) -> dict[str, Any]:
-    before = len(hosts)
-    record = _stripped(record, hosts)
-    if len(hosts) > before and record.get("system") in {_base(host) for host in hosts}:
-        record["system"] = "system"
+def _without_names(record: dict[str, Any], hosts: dict[str, str], systems: dict[str, str]) -> dict[str, Any]:
+    if record.get("system") in systems:
+        record["system"] = systems[record["system"]]
     text = json.dumps(record)
     for host in sorted(hosts, key=len, reverse=True):  # also where they stand in other texts
         text = re.sub(rf"(?<![\w.-]){re.escape(json.dumps(host)[1:-1])}(?![\w-])", hosts[host], text)
@@ -75,7 +75,7 @@ def _stripped(value: Any, hosts: dict[str, str]) -> Any:
         return "(path)" if isinstance(value, str) and value.startswith(("/", "~")) else value
     kept = {}
     for key, each in value.items():
-        if key in _PRIVATE:
+        if key in _PRIVATE and not (key == "data" and not isinstance(each, str)):  # a table, or a version
             continue
         named = key in _HOSTS and isinstance(each, str)
         kept[key] = hosts.setdefault(each, f"node{len(hosts) + 1}") if named else _stripped(each, hosts)

@@ -2,7 +2,7 @@
 
 import json
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -225,17 +225,18 @@ def _details(alarm: Alarm, store: Path) -> Details:
 
 
 def _run_of(store: Path, name: str) -> RunDirectory:
-    """The run of a record, as its folder was."""
+    """The run of a record, as its folder was, without what this version cannot read."""
     content = json.loads(content_of(store, name))["content"]
-    config = content.get("config")
-    return RunDirectory(
-        Path(name[:12]),
-        None,
-        Result.model_validate(content["result"]),
-        loads(tomli_w.dumps(config)) if config else None,
-        Environment.model_validate(content.get("environment", {})),
-        (),
-    )
+
+    def read(key: str, parse: Callable[[Any], Any]) -> Any:
+        try:
+            return parse(content[key])
+        except (KeyError, ValueError, UserError):
+            return None
+
+    config = read("config", lambda settings: loads(tomli_w.dumps(settings)))
+    environment = read("environment", Environment.model_validate) or Environment()
+    return RunDirectory(Path(name[:12]), None, read("result", Result.model_validate), config, environment, ())
 
 
 def _notes_table(notes: Sequence[Row]) -> Table:

@@ -13,6 +13,8 @@ ROW = ("name", "when", "kind", "benchmark", "preset", "division", "framework", "
        "number_of_runs", "time_to_train_s", "time_to_train_without_staging_s", "epochs", "epoch_s",
        "samples_per_s", *(f"{part}_s" for part in PARTS), "joules", "joules_per_sample")  # fmt: skip
 """The keys of a row, in order; a row with other figures has these after them."""
+TEXTS = frozenset(ROW[: ROW.index("ranks")])
+"""Those that are compared as text; all others are numbers."""
 
 
 def row_of(name: str, record: "HistoryRecord") -> dict[str, Any]:

@@ -1,4 +1,5 @@
-"""The store of a history: a folder with one file per record, and packs of the records of past years.
+"""The store of a history: a folder with one file per record, and packs of the records of past years, a line with
+name and content for each.
 
 No file ever changes and none needs a lock: files get their names by a rename when they are complete and on the
 disk, names are digests of the content, and nothing is removed before another file has its content. So writers need
@@ -94,10 +95,10 @@ def contents(store: Path, file: str) -> Iterator[tuple[str, bytes | str]]:
                     data if intact else "truncated or changed (its name is not the digest of its content)",
                 )
                 return
-            while line := opened.readline(LARGEST + 1):
-                name, data = digest(line.rstrip(b"\n")), line.rstrip(b"\n")
-                whole = line.endswith(b"\n")
-                yield name, data if whole else "in a pack that ends in the middle of it"
+            while line := opened.readline(LARGEST + 66):
+                name, _, data = line.rstrip(b"\n").partition(b" ")
+                intact = digest(data).encode() == name
+                yield name.decode(errors="replace")[:64], data if intact else "truncated or changed in a pack"
     except FileNotFoundError:
         raise
     except OSError as error:
@@ -136,7 +137,7 @@ def compact(store: Path, years: Iterable[tuple[str, str]], before: int) -> tuple
                     if isinstance(data, bytes):
                         packs.setdefault(year_of[name], {})[name] = data
         for year, records in packs.items():
-            data = b"".join(records[name] + b"\n" for name in sorted(records))
+            data = b"".join(name.encode() + b" " + records[name] + b"\n" for name in sorted(records))
             pack = f"{year:04}-{digest(data)}.jsonl"
             if pack in replaced:
                 replaced.remove(pack)  # packed already, and nothing new

@@ -91,6 +91,19 @@ def test_an_evaluation_beside_the_next_epoch_takes_no_time_from_its_training(tmp
     assert parts.train_rate == pytest.approx(4 * SAMPLES / 80)
 
 
+def test_an_evaluation_that_the_next_epoch_overtakes_ends_there(tmp_path: Path) -> None:
+    """It takes time alone until the next epoch begins, and none after that."""
+    number = [{"epoch_num": n} for n in (1, 2)]
+    events = [
+        (0.0, "epoch_start", None, number[0]), (100.0, "eval_start", None, number[0]),
+        (101.0, "epoch_start", None, number[1]), (110.0, "eval_stop", None, number[0]),
+        (110.0, "epoch_stop", None, number[0]), (201.0, "eval_start", None, number[1]),
+        (210.0, "eval_stop", None, number[1]), (210.0, "epoch_stop", None, number[1]), (210.0, "run_stop"),
+    ]  # fmt: skip
+    parts = phases_of(made_log(tmp_path / "a.txt", events))
+    assert parts.parts() == near(staging=0, first_epoch_excess=0, training=200, evaluation=10, rest=0)
+
+
 def test_overlapping_staging_counts_once(tmp_path: Path) -> None:
     events = [
         (0.0, "staging_start"), (1.0, "staging_start"), (8.0, "staging_stop"), (10.0, "staging_stop"),

@@ -216,6 +216,13 @@ def test_a_chain_of_jobs_continues_a_run_from_its_last_checkpoint(run, tmp_path)
     attempt(out, "aborted")
     assert resumed() == "out.2" and (tmp_path / "out.3").is_dir(), "the third part had saved nothing yet"
     assert resumed() == "out.2", "a job that ended before its run had a folder"
+    attempt(out, "aborted")
+    (out / "checkpoint.npz.part").touch()
+    assert resumed() == "out.2", "killed while it wrote a checkpoint"
+    attempt(out, "aborted", saved=True)
+    chain["OUT"] += "/"
+    [call] = run(FOLDER / "run.sbatch", **chain)
+    assert understood(call).resume == tmp_path / "out.5"
 
 
 @pytest.mark.parametrize(("status", "exits"), [("success", 0), ("failed", 3)])

@@ -87,6 +87,12 @@ def test_a_workload_that_is_there_is_not_overwritten(tmp_path, capsys):
     assert "already exists" in capsys.readouterr().err and made.read_text() == "mine"
 
 
+def test_any_file_name_will_do(tmp_path):
+    made = tmp_path / "my job (2).toml"
+    assert main(["io", "workload-from", str(EXAMPLES / "dxt.darshan"), "--out", str(made)]) == 0
+    assert load.load(str(made)).name == "my-job-2"
+
+
 def test_random_reads_of_a_large_file_become_samples_in_random_order():
     log = read_log(EXAMPLES / "dxt.darshan")
     (file,) = sorted(log.files, key=lambda each: each.bytes)[-1:]

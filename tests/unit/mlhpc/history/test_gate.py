@@ -11,6 +11,7 @@ from scipy import stats
 
 from mlhpc import cli
 from mlhpc.history.gate import Rule, gate, ratio_interval, t_quantile
+from mlhpc.history.health import health
 from mlhpc.history.store import put
 from mlhpc.record.history import HistoryRecord, RunFigures
 
@@ -159,3 +160,38 @@ def test_a_slow_node_is_found(store: Path, capsys) -> None:
     assert nodes["n2"]["figure"] == "storage.local_read" and nodes["n2"]["ratio"][0] == pytest.approx(
         1 / 0.7, abs=0.1
     )
+
+
+def test_runs_of_a_campaign_that_missed_the_target_have_no_time_to_it() -> None:
+    rows = runs(1.0, 3, 1)
+    rows[2][1][0] |= {"time_to_train_s": 400.0, "reached": False}
+    campaign = [({**rows[0][0], "kind": "campaign"}, [run for _, own in rows for run in own])]
+    found = gate(campaign, runs(1.0, 30, 2), [Rule()])
+    (time,) = (test for test in found.tests if test.metric == "time_to_train_s")
+    assert len(time.new) == 2 and max(time.new) < 200
+    assert any("1 new run missed the target" in mark for mark in found.marks)
+
+
+def test_of_two_figures_of_a_node_on_one_day_the_worse_one_counts() -> None:
+    def node(value: float, day: str) -> tuple:
+        row = {"kind": "node", "machine": "A100", "node": "n1", "when": f"2026-01-{day}T00:00:00Z"}
+        return {**row, "accelerator.bandwidth": value}, []
+
+    (found,) = health(
+        [*(node(100.0 + n / 10, f"0{n}") for n in range(1, 6)), node(100, "09"), node(50, "09")], 0.05
+    )
+    assert (found.value, found.verdict) == (50, "slower")
+
+
+def test_a_baseline_by_name_and_a_run_added_for_another_system(store: Path, tmp_path: Path, capsys) -> None:
+    run = make_run(tmp_path / "new")
+    assert cli.main(["history", "add", str(run), "--system", "X", "--store", str(store)]) == 0
+    other = HistoryRecord.model_validate(
+        json.loads(next(store.iterdir()).read_text()) | {"when": "2026-01-01T00:00:00Z"}
+    )
+    name, _ = put(store, other)
+    for words in (["--baseline", "last=40", "--system", "X"], ["--baseline", f"name={name[:12]}"]):
+        capsys.readouterr()
+        assert cli.main(["history", "gate", str(run), *words, "--store", str(store), "--json"]) in (0, 3)
+        tests = json.loads(capsys.readouterr().out)["tests"]
+        assert len(tests[0]["baseline"]) == 1  # without itself

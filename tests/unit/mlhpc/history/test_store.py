@@ -264,3 +264,55 @@ def test_an_export_has_no_names_of_hosts_and_users(tmp_path: Path, capsys) -> No
     assert "nid" not in text and "grace" not in text and "node2" in text
     (row,), (original,) = listed(out, capsys), listed(store, capsys)
     assert row["time_to_train_s"] == original["time_to_train_s"]
+
+
+def test_an_export_keeps_what_makes_results_comparable(tmp_path: Path, capsys) -> None:
+    store, out = tmp_path / "store", tmp_path / "out"
+    content = {"config": {"data": {"train_samples": 64, "path": "/home/grace"}}, "environment": {}}
+    for n in range(3):
+        environment = {"environment": {"hostname": "nid00042" if n else "nid00043"}}
+        versions = {"data": 3, "parts": 1, "preset": 2}
+        put(store, record(60.0 + n, system="nid", versions=versions, content=content | environment))
+    assert cli.main(["history", "export", "--out", str(out), "--store", str(store)]) == 0
+    capsys.readouterr()
+    rows = listed(out, capsys)
+    assert {row["versions"] for row in rows} == {"data 3, parts 1, preset 2"}
+    assert {row["system"] for row in rows} == {"system1"}  # one series stays one
+    kept = [json.loads(file.read_text())["content"]["config"]["data"] for file in out.iterdir()]
+    assert kept == [{"train_samples": 64, "path": "(path)"}] * 3
+
+
+@pytest.mark.parametrize(
+    ("condition", "selected"),
+    [("when>=2026", 2), ("when<2026", 1), ("when>=2026-02", 1), ("settings=1234567890123456", 1),
+     ("mlhpc=1.0", 3), ("time_to_train_s<61.5", 2), ("time_to_train_s<1.5min", 3), ("nodes=4", 3)],
+)  # fmt: skip
+def test_texts_are_compared_as_texts_and_figures_as_numbers(
+    tmp_path: Path, capsys, condition: str, selected: int
+) -> None:
+    store = tmp_path / "store"
+    for n, when in enumerate(("2025-12-31", "2026-01-01", "2026-02-01")):
+        settings = "1234567890123456" if n == 1 else "abcdef"
+        put(store, record(60.0 + n, f"{when}T00:00:00Z", settings=settings, mlhpc="1.0", nodes=4))
+    assert len(listed(store, capsys, "--where", condition)) == selected
+
+
+@pytest.mark.parametrize("condition", ["time_to_train_s<5mins", "nodes>three"])
+def test_a_condition_that_is_no_number_is_one_line(tmp_path: Path, capsys, condition: str) -> None:
+    put(tmp_path / "store", record())
+    assert cli.main(["history", "list", "--store", str(tmp_path / "store"), "--where", condition]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "is not a number" in line
+
+
+def test_a_changed_line_of_a_pack_is_no_record(tmp_path: Path, capsys) -> None:
+    store = tmp_path / "store"
+    years = [(put(store, record(102.0 + n, "2020-01-01T00:00:00Z"))[0], "2020") for n in range(3)]
+    compact(store, years, 2020)
+    (pack,) = store.iterdir()
+    pack.chmod(0o644)
+    pack.write_text(pack.read_text().replace("102.0", "902.0"))
+    assert cli.main(["history", "list", "--store", str(store), "--json"]) == 0
+    printed = capsys.readouterr()
+    assert [row["time_to_train_s"] for row in json.loads(printed.out)["records"]] in ([103, 104], [104, 103])
+    assert "changed in a pack" in printed.err
