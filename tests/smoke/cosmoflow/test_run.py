@@ -227,7 +227,7 @@ print(sorted(run.wait() for run in runs))
 """
     words = ["--data", tiny_data, "--out", tmp_path / "o", *settings("training.max_epochs=1")]
     done = run_warm(TENSORFLOW, ["-c", program, "run", "cosmoflow", *words], timeout=120)
-    assert done.stdout.splitlines()[-1] == "[1, 2]", done.stderr
+    assert done.stdout.splitlines()[-1] == "[2, 3]", done.stderr
     assert [r["key"] for r in mllog(tmp_path / "o")].count("run_stop") == 1
 
 

@@ -6,6 +6,8 @@ import pytest
 from helpers.slow_reads import library
 from smoke.fake_cuda.conftest import on_device
 
+BUSY_S = 0.25
+"""What a step may take longer on a busy machine; docs/evidence/performance.md has the times of an idle one."""
 STEPS, EVALUATIONS = 3, 3  # of an epoch and rank: 13 samples in batches of 4, 5 in batches of 2
 
 
@@ -38,8 +40,8 @@ def test_times_of_steps_and_evaluations_are_those_of_the_kernels(sets, tmp_path,
     for rank in range(ranks):
         steps = steps_of(done, rank)
         assert steps["train"]["count"] == STEPS
-        assert steps["train"]["p50"] == pytest.approx(step_s, rel=0.05)
-        assert steps["eval"]["p50"] == pytest.approx(0.5, rel=0.05)
+        assert steps["train"]["p50"] == pytest.approx(step_s, rel=0.05, abs=BUSY_S)
+        assert steps["eval"]["p50"] == pytest.approx(0.5, abs=BUSY_S)
     assert epoch["train_s"] >= step_s * STEPS and epoch["eval_s"] >= 0.5 * (EVALUATIONS // ranks)
 
 
@@ -49,7 +51,7 @@ def test_a_copy_that_takes_longer_than_the_step_is_the_step(sets, tmp_path):
     changes = {"link_bytes_per_s": (x + y) / 1.0}
     done = on_device(tmp_path, sets["deepcam"], "deepcam", "training.max_epochs=1", changes=changes)
     steps = steps_of(done)["train"]
-    assert steps["count"] == STEPS and steps["p50"] == pytest.approx(1.0, rel=0.05)
+    assert steps["count"] == STEPS and steps["p50"] == pytest.approx(1.0, abs=BUSY_S)
 
 
 def test_the_gap_before_a_batch_that_is_read_slowly_is_data_wait(sets, tmp_path, slow_reads):
@@ -63,5 +65,5 @@ def test_the_gap_before_a_batch_that_is_read_slowly_is_data_wait(sets, tmp_path,
     )
     steps = steps_of(done)["train"]
     (epoch,) = done.result()["epochs"]
-    assert steps["p50"] == pytest.approx(3.0, rel=0.05)
+    assert steps["p50"] == pytest.approx(3.0, abs=BUSY_S)
     assert epoch["data_wait_s"] >= 0.95 * (4.8 + 2 * 1.8)  # a file may be opened more than once
