@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from fake_cuda.library import devices, loader
+from golden.make_run import make_run
 from smoke.conftest import TINY, mlhpc
 
 from mlhpc.common.ranks.environment import set_variables
@@ -14,6 +15,7 @@ from mlhpc.common.ranks.environment import set_variables
 SCRIPTS = Path(__file__).parents[2] / "perf"
 TINY_STEP = "--batch 1 --rows 32 --columns 48 --steps 1 --rounds 1 --precision float32"
 SMALLEST = {
+    "changes": "--series 2 --noise white",
     "codec_loaders": "cosmoflow {sample} --samples 2 --rounds 1",
     "codecs": "cosmoflow {sample} --rounds 1",
     "cosmoflow_input": "--side 16 --batch 2 --samples 4 --rounds 1 --seconds 0.1",
@@ -22,6 +24,7 @@ SMALLEST = {
     "deepcam_step": f"--only ours {TINY_STEP}",
     "direct_reads": "--folder {work} --file-mb 0.1 --files 4 --threads 1 --rounds 1",
     "exchange": "--nodes 4 --files 8 --ranks 1 --spread 0",
+    "history": "{run} --records 20",
     "lamb": "--repeats 1 --device cpu --width 0.1",
     "resnet50_input": "--images 16 --side 64 --batch 4 --workers 1 --rounds 1",
     "resnet50_staging": "--images 60 --rounds 1 --workers 1 --scratch {work}",
@@ -80,7 +83,8 @@ def run(script, words, env):
 
 @pytest.mark.parametrize("script", SMALLEST)
 def test_runs_at_its_smallest_size(sample, variables, tmp_path, script):
-    run(script, SMALLEST[script].format(sample=sample, work=tmp_path), variables)
+    recorded = make_run(tmp_path / "run") if "{run}" in SMALLEST[script] else ""
+    run(script, SMALLEST[script].format(sample=sample, work=tmp_path, run=recorded), variables)
 
 
 @pytest.mark.parametrize("script", ON_DEVICE)
