@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from mlhpc import __version__
 from mlhpc.benchmarks.registry import BUILT_IN, load_object
-from mlhpc.commands import data, io, models, observe, preflight, results, training
+from mlhpc.commands import data, io, models, observe, papers, preflight, results, training
 from mlhpc.commands.parser import Parser, print_help
 from mlhpc.errors import QUIET, AlreadyReported, Terminated, UserError, did_you_mean, missing_package
 
@@ -130,7 +130,7 @@ STAGES = {
 MORE = {
     "settings": ("list", "rules", "scripts"),
     "of a run": ("diff", "trace", "export", "weights"),
-    "other": ("unpack", "completion"),
+    "other": ("unpack", "papers", "completion"),
 }
 
 
@@ -172,6 +172,6 @@ def _parser() -> Parser:
     parser.add_argument("-q", "--quiet", action="store_true", help="print only results and errors")
     parser.set_defaults(parser=parser, root=parser, command=print_help)
     commands = parser.add_subparsers(metavar="COMMAND", prog=parser.prog, parser_class=Parser)
-    for group in (training, observe, data, io, preflight, models, results):
+    for group in (training, observe, data, io, preflight, models, results, papers):
         group.add(commands)
     return parser

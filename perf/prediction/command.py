@@ -41,7 +41,8 @@ def predict(options: argparse.Namespace) -> int:
         write(options.out, page(model, options.nodes))
     if options.nodes:
         prediction = model.at(options.nodes)
-        _print(options.json, prediction.record(), lambda: tables.one(prediction))
+        record = {**prediction.record(), "sample": model.sample(prediction)}
+        _print(options.json, record, lambda: tables.one(prediction))
     else:
         shortest = partial(best, (Model(given, run) for run in _batches(options)))
         _print(options.json, [p.record() for p in many], lambda: tables.scaling(model, many, shortest()))
