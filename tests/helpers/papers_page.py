@@ -29,12 +29,12 @@ def document(rows: Rows) -> str:
         *(f"| {word} | {totals[word]} | {meaning} |" for word, meaning in MEANINGS.items() if totals[word]),
         f"| all | {totals.total()} | |",
         "",
-        "`mlhpc papers` lists them, `mlhpc papers PAPER LABEL` runs one and writes its page, `make papers` runs all",
-        "that need neither an accelerator nor a cluster. A printed number stands in the quoted words; of a figure",
-        "that is only a picture no number is read off. Recomputing what a paper itself computes is a comparison of",
-        "numbers; our model beside a paper's measurement is not, and is called modelled. Tolerances and tests were",
-        "committed before the first run of their row; but what the published logs of round 0.7 give was known before.",
-        "The values below are of one run each on the machine that they name, which had other work to do.",
+        "`mlhpc papers` lists them, `mlhpc papers PAPER LABEL` runs one and writes its page, `make papers` runs",
+        "all that need neither an accelerator nor a cluster. A printed number stands in the quoted words; of a",
+        "figure that is only a picture no number is read off. Recomputing what a paper itself computes is a",
+        "comparison of numbers; our model beside a paper's measurement is not, and is called modelled.",
+        "Tolerances and tests were committed before the first run of their row, but what the published logs of",
+        "round 0.7 give was known before. Values are of one run each, on a machine that had other work to do.",
     ]
     for paper, title in registry().papers.items():
         lines += ["", f"## {title}", "", f"`{paper}`"]
