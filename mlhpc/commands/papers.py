@@ -48,9 +48,11 @@ def _papers(options: argparse.Namespace) -> int:
         print_json("papers", {"figures": [record(figure, measured) for figure, measured in rows]})
     elif options.label:
         (figure, measured), verdict = rows[0], judge(*rows[0])
-        print_table(page.comparison(figure, measured), console, optional=2)
-        print_table(page.tests(figure, measured), console, optional=1)
-        say(console, f"in full: {figure.full}" if figure.full else "")
+        for content, optional in ((page.comparison(figure, measured), 2), (page.tests(figure, measured), 1)):
+            if not content.empty:
+                print_table(content, console, optional=optional)
+        if figure.full:
+            say(console, f"at the paper's size: {figure.full}")
         say(console, f"{verdict.word}: {verdict.details}" if verdict.details else verdict.word, "bold")
     else:
         print_table(page.listing(rows), console)

@@ -1,6 +1,6 @@
-"""The words of the five papers as digests of every three in a row, to find quotes without the texts, which are not part
-of this project: ``python tests/helpers/paper_words.py FOLDER`` writes the file from the texts NNN_*.txt, in the order
-of the registry, and checks that every quote is in them verbatim.
+"""The words of the five papers as digests of every three in a row, to find quotes without the texts, which are no
+part of this project: ``python tests/helpers/paper_words.py FOLDER`` writes the file from the texts NNN_*.txt, in
+the order of the registry, and checks that every quote is in them verbatim.
 """
 
 import hashlib
