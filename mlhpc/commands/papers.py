@@ -65,11 +65,13 @@ def _run(options: argparse.Namespace, figures: "Sequence[Figure]") -> int:
     UserError if there is only one."""
     from mlhpc.common.host.progress import progress
     from mlhpc.common.pages.html import write
+    from mlhpc.common.ranks.local import signals_as_ctrl_c
     from mlhpc.papers.page import page
     from mlhpc.papers.run import Runner
 
     runner, failed = Runner(options.out, options.logs), 0
-    with progress(sum(len(figure.run) for figure in figures), "papers", "commands") as advance:
+    commands = sum(len(figure.run) for figure in figures)
+    with signals_as_ctrl_c(), progress(commands, "papers", "commands") as advance:
         for figure in figures:
             try:
                 measured = runner.measure(figure, advance)

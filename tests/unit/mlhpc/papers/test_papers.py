@@ -8,6 +8,7 @@ from helpers.paper_words import known, quotes, windows, words
 from helpers.papers_page import ROOT, document, rows_of
 
 from mlhpc.cli import main
+from mlhpc.iobench.report.similarity import cosine
 from mlhpc.papers import run
 from mlhpc.papers.expressions import evaluate
 from mlhpc.papers.registry import Figure, registry
@@ -142,6 +143,13 @@ def test_a_stored_verdict_comes_out_again(name, tmp_path):
     assert (after.numbers, after.trends) == (before.numbers, before.trends)
     assert run.stored(tmp_path / "out")[name] == after
     assert [path.name for path in (tmp_path / "out").iterdir()] == [f"{name}.json"]
+
+
+def test_similarities_are_those_of_the_suite():
+    figure = FIGURES["dlio-figure-8"]
+    for number, differences in zip(figure.number, figure.given.values(), strict=True):
+        ours = evaluate(number.ours, {"given": figure.given})
+        assert ours == pytest.approx(cosine(dict(enumerate(differences))), rel=1e-9), number.name
 
 
 def test_the_page_is_that_of_the_shipped_values():
