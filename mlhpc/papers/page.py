@@ -123,7 +123,7 @@ def _figures(figure: Figure, measured: Measured | None) -> tuple[Any, ...]:
         ]
         drawn.append(_dots(rows, len(both)))
     curves = measured.curves if measured else {}
-    points = [
+    points: list[dict[str, Any]] = [
         {"x": x, "y": y, "series": name, "says": f"{name}: {four_digits(x)}, {four_digits(y)}"}
         for name, curve in curves.items()
         for x, y in curve
