@@ -148,14 +148,13 @@ def _dots(rows: list[dict[str, Any]], number: int) -> Any:
 
     from mlhpc.common.pages import charts, plots
 
-    axis = plots.log_axis([row["x"] for row in rows], "value, logarithmic")
+    axis = plots.log_axis([row["x"] for row in rows], "value, logarithmic", room=1.15)
     names = list(dict.fromkeys(row["series"] for row in rows))
     base = charts.chart_of(rows, x=alt.X("x:Q", **axis.channel), y=alt.Y("y:N", sort=None, title=None))
-    colour = alt.Color(
-        "series:N", scale=alt.Scale(domain=names, range=[pair[0] for pair in charts.SERIES[: len(names)]])
-    )
-    marks = base.mark_point(filled=True, size=90, opacity=0.9).encode(
-        color=colour, shape=alt.Shape("series:N", sort=None)
+    colours = alt.Scale(domain=names, range=[pair[0] for pair in charts.SERIES[: len(names)]])
+    marks = base.mark_point(filled=True, size=90, opacity=0.8).encode(
+        color=alt.Color("series:N", scale=colours),
+        shape=alt.Shape("series:N", scale=alt.Scale(domain=names, range=["circle", "triangle-right"])),
     )
     said = "; ".join(row["says"] for row in rows[:60])
     return charts.figure(alt.layer(marks), said, title="Printed and ours", height=40 + 24 * number)

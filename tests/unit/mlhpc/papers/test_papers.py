@@ -126,16 +126,6 @@ def test_a_changed_printed_number_leaves_agreement(name):
         assert judge(changed(figure, number=figures), measured).word == "contradicted"
 
 
-def test_values_of_all_figures_that_need_nothing_are_shipped():
-    missing = [
-        name
-        for name, figure in FIGURES.items()
-        if not figure.needs and judge(figure, SHIPPED.get(name)).word == "not run"
-    ]
-    assert missing == []
-    assert len(AGREEING) >= 5
-
-
 @pytest.mark.parametrize("name", ["dlio-figure-8", "architectural-requirements-table-i"])
 def test_a_stored_verdict_comes_out_again(name, tmp_path):
     figure, before = FIGURES[name], SHIPPED[name]
@@ -237,7 +227,7 @@ def test_json_of_all(capsys, tmp_path):
     ("words", "message"),
     [
         (["dloi"], "no paper 'dloi'; did you mean 'dlio'?"),
-        (["dlio", "Figure 81"], "no 'Figure 81' in dlio; did you mean 'Figure 1"),
+        (["dlio", "Figure 81"], "no 'Figure 81' in dlio; did you mean 'Figure 8'?"),
         (["dlio", "Figure 8", "--all"], "--all runs every figure"),
         (
             ["mlperf-hpc", "Table 4", "--logs", "/nonexistent"],
