@@ -43,7 +43,7 @@ class Verdict(NamedTuple):
 def judge(figure: Figure, measured: Measured | None) -> Verdict:
     """The verdict on ``figure``."""
     if figure.needs:
-        return Verdict(f"needs a {figure.needs}", "")
+        return Verdict(f"needs a {figure.needs}", "ours is modelled" if measured and measured.numbers else "")
     if measured is None or not _complete(figure, measured):
         return Verdict("not run", "")
     compared = [number for number in figure.number if number.compared]
