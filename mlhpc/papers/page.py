@@ -6,8 +6,8 @@ from typing import Any
 
 from mlhpc.common.pages.blocks import Cell, Facts, Section, Table, table
 from mlhpc.papers.registry import Figure, Number, registry
-from mlhpc.papers.verdict import MEANINGS, Measured, judge, within
-from mlhpc.quantities import count, four_digits
+from mlhpc.papers.verdict import MEANINGS, Measured, five_digits, judge, within
+from mlhpc.quantities import count
 
 Rows = Sequence[tuple[Figure, Measured | None]]
 TONES = {"agrees": "good", "trend": "good", "contradicted": "error", "not run": "warning"}
@@ -41,7 +41,7 @@ def comparison(figure: Figure, measured: Measured | None) -> Table:
         value = values.get(number.name)
         tone = "error" if number.compared and number.name in values and not within(number, value) else ""
         return Cell(
-            "" if value is None else four_digits(value), value="" if value is None else value, tone=tone
+            "" if value is None else five_digits(value), value="" if value is None else value, tone=tone
         )
 
     def relation(number: Number) -> str:
@@ -53,7 +53,7 @@ def comparison(figure: Figure, measured: Measured | None) -> Table:
         figure.number,
         {
             "quantity": lambda number: number.name,
-            "printed": lambda number: Cell(four_digits(number.printed), value=number.printed),
+            "printed": lambda number: Cell(five_digits(number.printed), value=number.printed),
             "ours": ours,
             "ours / printed": relation,
             "unit": lambda number: number.unit,
@@ -89,7 +89,7 @@ def page(figure: Figure, measured: Measured | None) -> str:
         "commands": "; ".join(figure.run.values()) or None,
         "at the paper's size": figure.full or None,
         "what limits it": figure.note or None,
-        "measured": measured.where if measured else None,
+        "values of": measured.where if measured else None,
     }
     return render(
         eyebrow="mlhpc papers",
@@ -116,7 +116,7 @@ def _figures(figure: Figure, measured: Measured | None) -> tuple[Any, ...]:
     ]
     if both:
         rows = [
-            {"x": y, "y": name, "series": series, "says": f"{name}, {series}: {four_digits(y)} {n.unit}"}
+            {"x": y, "y": name, "series": series, "says": f"{name}, {series}: {five_digits(y)} {n.unit}"}
             for n, value in both
             for name in [f"{n.name}, {n.unit}" if n.unit else n.name]
             for series, y in (("the paper", n.printed), ("ours", value))
@@ -124,7 +124,7 @@ def _figures(figure: Figure, measured: Measured | None) -> tuple[Any, ...]:
         drawn.append(_dots(rows, len(both)))
     curves = measured.curves if measured else {}
     points: list[dict[str, Any]] = [
-        {"x": x, "y": y, "series": name, "says": f"{name}: {four_digits(x)}, {four_digits(y)}"}
+        {"x": x, "y": y, "series": name, "says": f"{name}: {five_digits(x)}, {five_digits(y)}"}
         for name, curve in curves.items()
         for x, y in curve
         if x > 0 and y > 0

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel
 
 from mlhpc.papers.registry import Figure, Number
-from mlhpc.quantities import four_digits
+from mlhpc.quantities import digits
 
 MEANINGS = {
     "agrees": "every number that is compared lies within its tolerance of the printed one, and every test of a "
@@ -81,8 +81,13 @@ def _share(part: int, whole: int, what: str) -> str:
     return f"{part} of {whole} {what}{'s' if whole > 1 else ''}"
 
 
+def five_digits(value: float | None) -> str:
+    """As many as the papers print."""
+    return digits(value, 5)
+
+
 def _text(value: float | None) -> str:
-    return "nothing" if value is None else four_digits(value)
+    return "nothing" if value is None else five_digits(value)
 
 
 def record(figure: Figure, measured: Measured | None) -> dict[str, Any]:
