@@ -3,6 +3,8 @@
 The file begins with a description of its keys. Quotes are words of the papers, verbatim but for white space.
 """
 
+import hashlib
+import json
 import tomllib
 from collections.abc import Sequence
 from functools import cache
@@ -73,6 +75,14 @@ class Figure(_Entry):
     def name(self) -> str:
         """Name of its files."""
         return name_of(self.paper, self.label)
+
+    @property
+    def basis(self) -> str:
+        """A digest of all that its values follow from; not of what the paper prints."""
+        asked = [(number.name, number.ours) for number in self.number if number.ours]
+        tests = [(trend.says, trend.test) for trend in self.trend]
+        content = json.dumps([self.run, self.given, self.let, asked, tests, self.curves], sort_keys=True)
+        return hashlib.blake2b(content.encode(), digest_size=8).hexdigest()
 
     @property
     def command(self) -> str:

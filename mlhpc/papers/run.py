@@ -99,8 +99,8 @@ def _evaluated(figure: Figure, names: dict[str, Any]) -> Measured:
         trends = {trend.says: bool(evaluate(trend.test, names)) for trend in figure.trend}
         curves = {name: evaluate(points, names) for name, points in figure.curves.items()}
         where = f"{machine()['cpu']}, {time.strftime('%Y-%m-%d', time.gmtime())}, mlhpc {__version__}"
-        return Measured(paper=figure.paper, label=figure.label, numbers=numbers, trends=trends, curves=curves,
-                        where=where)  # fmt: skip
+        return Measured(paper=figure.paper, label=figure.label, basis=figure.basis, numbers=numbers, trends=trends,
+                        curves=curves, where=where)  # fmt: skip
     except ValueError as error:
         raise UserError(f"a value of {figure.label}: {error}") from None
 

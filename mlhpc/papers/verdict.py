@@ -16,17 +16,19 @@ MEANINGS = {
     "modelled": "our model, or a model of ours in place of a machine; never counted as agreement",
     "needs a device": "measured on an accelerator; with the command and, where there is a model, its value",
     "needs a cluster": "likewise, of many nodes",
-    "not run": "no stored values, or other ones than the registry asks for",
+    "not run": "no stored values, or those of other commands or expressions",
 }
 """The verdicts."""
 
 
 class Measured(BaseModel):
-    """Values of a figure. ``numbers``: by name, those that the registry has an expression for; ``trends``: whether
-    each test is true, by what it says; ``curves``: points by name; ``where``: machine, date and version."""
+    """Values of a figure. ``basis``: that of the figure when it was run; ``numbers``: by name, those that the
+    registry has an expression for; ``trends``: whether each test is true, by what it says; ``curves``: points by
+    name; ``where``: machine, date and version."""
 
     paper: str
     label: str
+    basis: str
     numbers: dict[str, float | None]
     trends: dict[str, bool]
     curves: dict[str, list[tuple[float, float]]] = {}
@@ -44,7 +46,7 @@ def judge(figure: Figure, measured: Measured | None) -> Verdict:
     """The verdict on ``figure``."""
     if figure.needs:
         return Verdict(f"needs a {figure.needs}", "ours is modelled" if measured and measured.numbers else "")
-    if measured is None or not _complete(figure, measured):
+    if measured is None or measured.basis != figure.basis:
         return Verdict("not run", "")
     compared = [number for number in figure.number if number.compared]
     outside = [number for number in compared if not within(number, measured.numbers[number.name])]
@@ -68,13 +70,6 @@ def within(number: Number, value: float | None) -> bool:
     """Whether ``value`` lies within the tolerance of the printed number."""
     most = (number.tolerance or 0.0) * abs(number.printed)
     return value is not None and abs(value - number.printed) <= most + 1e-12  # of rounding
-
-
-def _complete(figure: Figure, measured: Measured) -> bool:
-    """Whether there is a value for every expression of the registry."""
-    asked = {number.name for number in figure.number if number.ours}
-    tests = {trend.says for trend in figure.trend}
-    return measured.numbers.keys() == asked and measured.trends.keys() == tests
 
 
 def _share(part: int, whole: int, what: str) -> str:
