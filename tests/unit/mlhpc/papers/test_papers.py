@@ -128,6 +128,16 @@ def test_a_changed_printed_number_leaves_agreement(name):
         assert judge(changed(figure, number=figures), measured).word == "contradicted"
 
 
+def test_values_of_all_figures_that_need_nothing_are_shipped():
+    missing = [
+        name
+        for name, figure in FIGURES.items()
+        if not figure.needs and judge(figure, SHIPPED.get(name)).word == "not run"
+    ]
+    assert missing == []
+    assert len(AGREEING) >= 5
+
+
 @pytest.mark.parametrize("name", ["dlio-figure-8", "architectural-requirements-table-i"])
 def test_a_stored_verdict_comes_out_again(name, tmp_path):
     figure, before = FIGURES[name], SHIPPED[name]
