@@ -4,6 +4,7 @@
 # make test-avx2   the numeric tests as on a processor without AVX-512
 # make lint        ruff, mypy and shellcheck
 # make tutorial    run docs/start/tutorial.md and write what its commands print into it
+# make papers      the figures of the five papers that this machine can show; LOGS=DIR: a clone of hpc_results_v0.7
 # make docs        the documentation and the API as a site: build/docs/site/index.html
 # Everything lives in .venv and build/ of this checkout; `make clean` removes both, and the demo's files.
 
@@ -17,12 +18,12 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
 # Containers often set it: each of the many processes of the tests would then compile the suite anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-slow test-avx2 lint tutorial docs clean
+.PHONY: help demo test test-slow test-avx2 lint tutorial papers docs clean
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
 
 help:
-	@sed -n 's/^# //p' Makefile | head -8
+	@sed -n 's/^# //p' Makefile | head -9
 
 demo: $(VENV)/.demo
 	@echo '== data: 4,608 samples of 576 small universes in the official layout (kept for next time)'
@@ -59,6 +60,9 @@ lint: $(VENV)/.test
 
 tutorial: $(VENV)/.test
 	@$(BIN)/python tests/helpers/tutorial.py
+
+papers: $(VENV)/.test
+	@$(BIN)/mlhpc papers --all $(if $(LOGS),--logs '$(LOGS)')
 
 # The pages lie as in the checkout, so that their links need no change.
 docs: build/docs/.venv

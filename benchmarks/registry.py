@@ -93,10 +93,11 @@ class Benchmark:
     ``make_data(data, out, world, workers, **options)`` writes a data set. ``mlperf_name``: its name in MLPerf's
     rules, None where MLPerf has no such benchmark. ``training_ruleset``: the last ruleset of MLPerf Training
     that has it, None for a benchmark of MLPerf HPC. ``published_codec``: what ``mlhpc study --vary codec`` calls
-    the format that the data set is published in. ``show(sample, out)`` draws a sample. ``servers_study``: the
-    module that ``mlhpc study --vary parameter_servers`` starts; empty for none. ``servers_check(run)``, without a
-    framework, raises UserError for settings that it does not support. ``select(dataset, data)`` returns
-    the part of a data set that a run needs, and raises UserError where there is less; empty: all of it.
+    the format that the data set is published in. ``show(sample, out)`` draws a sample, and may return facts about
+    it. ``servers_study``: the module that ``mlhpc study --vary parameter_servers`` starts; empty for none.
+    ``servers_check(run)``, without a framework, raises UserError for settings that it does not support.
+    ``select(dataset, data)`` returns the part of a data set that a run needs, and raises UserError where there is
+    less; empty: all of it.
     ``check(run)``, without a framework, raises UserError for settings that contradict each other beyond what
     ``settings`` checks; ``mlhpc run --dry-run`` and ``study`` call it, and a trainer's ``check`` has to.
     """

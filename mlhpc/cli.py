@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from mlhpc import __version__
 from mlhpc.benchmarks.registry import BUILT_IN, load_object
-from mlhpc.commands import data, history, io, models, observe, preflight, results, training
+from mlhpc.commands import data, history, io, models, observe, papers, preflight, results, training
 from mlhpc.commands.parser import Parser, print_help
 from mlhpc.errors import (
     QUIET,
@@ -141,7 +141,7 @@ STAGES = {
 MORE = {
     "settings": ("list", "rules", "scripts"),
     "of a run": ("diff", "trace", "export", "weights"),
-    "other": ("history", "unpack", "completion"),
+    "other": ("history", "papers", "unpack", "completion"),
 }
 
 
@@ -183,6 +183,6 @@ def _parser() -> Parser:
     parser.add_argument("-q", "--quiet", action="store_true", help="print only results and errors")
     parser.set_defaults(parser=parser, root=parser, command=print_help)
     commands = parser.add_subparsers(metavar="COMMAND", prog=parser.prog, parser_class=Parser)
-    for group in (training, observe, data, io, preflight, models, results, history):
+    for group in (training, observe, data, io, preflight, models, results, history, papers):
         group.add(commands)
     return parser

@@ -64,6 +64,14 @@ def costs(
     )
 
 
+def gaps(machine: Machine) -> dict[str, float]:
+    """The gaps of figure 4, of the links that the machine file has. An accelerator has its share of what a node
+    reads from its own storage."""
+    figures = {"host": machine.get("links.host"), "network": machine.get("network.bandwidth"),
+               "local": (machine.get("storage.local_read") or 0.0) / machine.per_node}  # fmt: skip
+    return {name: gap(machine, bandwidth) for name, bandwidth in figures.items() if bandwidth}
+
+
 def read_seconds(size: SampleBytes, tier: Tier) -> float | None:
     """Seconds of a node to read a sample: its files are opened, then read but for what memory holds. None if the
     machine file has no figure for it."""

@@ -16,8 +16,10 @@ SPREAD = 0.3
 """The normalised parameters are ±30% around the mean (Ibrahim and Oliker 2022, section V-B)."""
 
 
-def show(sample_file: Path, out_png: Path) -> None:
-    """Draw a slab of the sample at its four redshifts, the counts of each, and the parameters.
+def show(sample_file: Path, out_png: Path) -> dict[str, Any]:
+    """Draw a slab of the sample at its four redshifts, the counts of each, and the parameters. Returns what
+    Ibrahim and Oliker 2022, section V-B, count: values, different ones, different groups of a voxel's four, and
+    how often each value occurs.
 
     Raises UserError if the file is missing, corrupt, or not one sample of a cube at four redshifts, and
     when the image cannot be written.
@@ -64,6 +66,15 @@ def show(sample_file: Path, out_png: Path) -> None:
 
     _draw_counts(below.subplots(), voxels)
     picture.save(figure, out_png, dpi=130)
+    number = np.bincount(voxels.ravel())
+    held = np.flatnonzero(number)
+    groups = np.unique(np.ascontiguousarray(voxels).view("<u8"))  # four values of two bytes
+    return {
+        "values": voxels.size,
+        "unique_values": len(held),
+        "unique_groups": len(groups),
+        "frequencies": [[int(value), int(number[value])] for value in held],
+    }
 
 
 def _draw_counts(axis: Any, voxels: npt.NDArray[np.int16]) -> None:

@@ -13,10 +13,12 @@ from mlhpc.commands.parser import (
     Parser,
     add_benchmark,
     add_command,
+    add_json,
     byte_size,
     number,
     positive,
     print_help,
+    print_json,
 )
 from mlhpc.errors import UserError
 from mlhpc.quantities import count
@@ -67,6 +69,7 @@ def add(commands: Commands) -> None:
     show.add_argument("benchmark", metavar="BENCHMARK", help=NAMES)
     show.add_argument("sample", type=Path, help="a file; for resnet50 the data set, to show many images")
     show.add_out_file(".png", "the picture (default: %(default)s)", default=Path("sample.png"))
+    add_json(show)
 
 
 def _add_options(command: argparse.ArgumentParser, tool: str) -> None:
@@ -243,6 +246,9 @@ def _data_show(options: argparse.Namespace) -> int:
     from mlhpc.common.files.filesystem import require_new
 
     require_new(options.out)
-    registry.load_object(show)(options.sample, options.out)
-    print(options.out)
+    facts = registry.load_object(show)(options.sample, options.out)
+    if options.json:
+        print_json("data show", {"picture": str(options.out), "sample": facts})
+    else:
+        print(options.out)
     return 0

@@ -60,6 +60,7 @@ def add(commands: Commands) -> None:
     sweep.add_count("--repeats", "runs of each combination (default: 3)", default=3)
     sweep.add_folder("--confirm", "also measure in mlhpc run, on this data set", metavar="DATA")
     sweep.add_argument("--preset", default="smoke", help="for --confirm (default: smoke)")
+    sweep.add_flag("--json", "print sweep.json")
     _add_simulate(actions)
     io_results.add(actions)
 
@@ -248,7 +249,10 @@ def _sweep(options: argparse.Namespace) -> int:
             settings = again.recommended.settings
             comparisons["in_a_run"] = in_a_run(sweep, settings, options.confirm, options.preset)
             write(options.out, sweep, points, comparisons)
-    print_sweep(points, comparisons, Console())
+    if options.json:
+        print((options.out / "sweep.json").read_text(), end="")
+    else:
+        print_sweep(points, comparisons, Console())
     return 0
 
 

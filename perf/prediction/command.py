@@ -52,7 +52,9 @@ def predict(options: argparse.Namespace) -> int:
     if options.out:
         write(options.out, page(model, options.nodes))
     if options.json:
-        records = [p.record() for p in predictions]
+        records = [prediction.record() for prediction in predictions]
+        if options.nodes:
+            records[0]["sample"] = model.sample(predictions[0])
         print(json.dumps(records[0] if options.nodes else records, indent=1))
     elif options.nodes:
         _one(predictions[0])

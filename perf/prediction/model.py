@@ -8,8 +8,10 @@ capacity; not staged, a node reads samples from the shared file system, or from 
 """
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from functools import cache
 from typing import Any
 
@@ -21,7 +23,7 @@ from mlhpc.perf.calibration import Calibration, Efficiency, calibration, kind_of
 from mlhpc.perf.collectives import all_reduce
 from mlhpc.perf.epochs import epochs_to_target
 from mlhpc.perf.machines import Machine
-from mlhpc.perf.movement import input_seconds
+from mlhpc.perf.movement import costs, gaps, input_seconds
 from mlhpc.perf.networks.layer import Network
 from mlhpc.perf.networks.registry import network_of
 from mlhpc.perf.parts import parts
@@ -142,6 +144,35 @@ class Model:
             memory=self.fits.needed(one_pass, together),
             largest_batch=self.fits.largest(together),
         )
+
+    def sample(self, prediction: Prediction) -> dict[str, Any]:
+        """As JSON: what a training sample of ``prediction`` costs, in FLOPs and bytes. ``memory``: peaks by local
+        batch; ``costs`` and ``gaps`` as in Ibrahim et al. 2021, section V-C; ``unstaged_step_s``: a step if
+        nothing was staged and nodes had fixed shares."""
+        machine, run, net = self.machine, self.run, self.network
+        moved, gradients = net.traffic(run.training.precision), 4.0 * net.parameters
+        nodes, group, local = prediction.nodes, prediction.parts, prediction.local_batch_size
+        shared = unstaged(machine, self.data_bytes[0], nodes, group, "node").tier
+        elements = Counter[str]()
+        for layer in net.layers:
+            elements[layer.kind] += layer.output_elements
+        by_batch = {
+            2**n: costs(machine, prediction.tier, moved=moved, sample=self.bytes, gradients=gradients,
+                        local_batch_size=2**n)
+            for n in range(9)
+        }  # fmt: skip
+        return {
+            "parameters": net.parameters,
+            "input_elements": net.input_elements,
+            "output_elements": elements,
+            "flops": net.training_flops,
+            "traffic_bytes": moved,
+            **asdict(self.bytes),
+            "memory": [[n, memory_of(run, n, gpu=not machine.is_cpu).peak] for n in by_batch],
+            "gaps": gaps(machine),
+            "costs": [[n, asdict(cost)] for n, cost in by_batch.items()],
+            "unstaged_step_s": self.interval(self.step(nodes, group, local, shared))[0].value,
+        }
 
     def over_nodes(self) -> Iterator[Prediction]:
         """Predictions at 1, 2, 4, … nodes, up to the size of the machine, if the batch can be divided; impossible

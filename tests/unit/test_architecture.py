@@ -55,7 +55,7 @@ FLOORS = (
     {"submission/score"},
     {"submission/check"},
     {"submission/report", "submission/pack"},
-    {"mlhpc/doctor", "mlhpc/observe", "mlhpc/history"},
+    {"mlhpc/doctor", "mlhpc/observe", "mlhpc/papers", "mlhpc/history"},
     {"mlhpc"},
     {"mlhpc/campaign", "mlhpc/preview"},
     {"mlhpc/commands"},

@@ -61,6 +61,18 @@ def test_the_fastest_is_measured_again_beside_its_own(tmp_path, stand_ins):
     assert runs[:3] == runs[3:6] and len(set(runs[:3])) == 3
 
 
+def test_json_is_sweep_json(tmp_path, stand_ins, capsys):
+    words = ["io", "sweep", "mlperf_cosmoflow", "--vary", "reader.threads=1,8", "--set", "dataset.files=4"]
+    assert main([*words, "--out", str(tmp_path / "s"), "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed == json.loads((tmp_path / "s/sweep.json").read_text())
+    assert [point["settings"] for point in printed["points"]] == [
+        [],
+        ["reader.threads=1"],
+        ["reader.threads=8"],
+    ]
+
+
 def test_its_own_settings_may_be_the_fastest(tmp_path, stand_ins):
     assert advise(made(tmp_path, {"reader.threads": ["1", "2"]}))[1] is None
 

@@ -48,7 +48,7 @@ OPTIONS = {
     "data plan": ["--files", "--file-bytes", "--nodes", "--ranks-per-node"],
     "data index": ["--workers"],
     "data verify": ["--workers"],
-    "data show": ["--out"],
+    "data show": ["--out", "--json"],
     "io run": [
         *(
             "--set",
@@ -76,7 +76,7 @@ OPTIONS = {
         *("--set", "--runs", "--ranks", "--targets", "--metadata"),
         *("--ranks-per-node", "--steps", "--json"),
     ],
-    "io sweep": ["--set", "--vary", "--out", "--ranks", "--repeats", "--confirm", "--preset"],
+    "io sweep": ["--set", "--vary", "--out", "--ranks", "--repeats", "--confirm", "--preset", "--json"],
     "list": ["--json"],
     "watch": ["--interval", "--once", "--json"],
     "diff": ["--json"],
@@ -109,6 +109,7 @@ OPTIONS = {
     "pack": ["--org", "--system", "--out", "--ruleset", "--weak", "--prune", "--despite-errors"],
     "unpack": [],
     "presets": ["--explain", "--json"],
+    "papers": ["--all", "--logs", "--out", "--json"],
 }
 
 

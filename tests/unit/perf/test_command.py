@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+from itertools import pairwise
 
 import pytest
 from helpers.page import Page
@@ -42,6 +43,22 @@ def test_json_is_what_is_printed(capsys):
     value, low, high = record["time_to_train_s"]
     assert low < value < high
     assert record["accelerators"] == 512 and record["local_batch_size"] == 2
+
+
+def test_json_of_one_prediction_has_what_a_sample_costs(capsys):
+    plain = ("--set", "data.gzip=false", "--set", "data.train_samples=49152", "--set", "staging.mode=shard")
+    words = ("cosmoflow", "--machine", "cori-gpu", "--nodes", "4", "--batch", "32", *plain, "--json")
+    record = json.loads(output(capsys, *words))
+    sample = record["sample"]
+    # Ibrahim et al. 2021, section V-C; PCIe is shared by two GPUs. Table II's FLOPs are 1.38 times the count.
+    assert sample["gaps"] == {"host": 2 * 56.25, "network": 72.0, "local": 2250.0}
+    assert 247 / (sample["flops"] / 2**30) == pytest.approx(1.38, abs=0.005)
+    assert sample["stored"] == 128**3 * 4 * 2 and sample["input_elements"] == 128**3 * 4
+    assert dict(sample["memory"])[1] == record["memory_bytes"]
+    # Half the batch, twice the share of the gradients; nothing is faster from the shared file system.
+    reduced = [cost["all_reduce"] for _, cost in sample["costs"]]
+    assert all(a == pytest.approx(2 * b) for a, b in pairwise(reduced))
+    assert sample["unstaged_step_s"] >= record["step_s"][0] * 0.999
 
 
 def test_without_nodes_there_is_a_row_for_each_power_of_two(capsys):

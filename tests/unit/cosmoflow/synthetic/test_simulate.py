@@ -262,8 +262,16 @@ def test_a_worker_that_is_killed_is_reported_not_waited_for() -> None:
 def test_show_draws_a_sample(tmp_path: Path) -> None:
     make(small(), tmp_path / "d", Solo(), workers=1)
     sample = tmp_path / "d/train/seed2019_universe000000_000.tfrecord"
-    show(sample, tmp_path / "sample.png")
+    facts = show(sample, tmp_path / "sample.png")
     assert (tmp_path / "sample.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    counts = np.frombuffer(next(tf_example.read_examples(sample))[0], "<i2").tolist()
+    groups = {tuple(counts[n : n + 4]) for n in range(0, len(counts), 4)}
+    assert facts == {
+        "values": len(counts),
+        "unique_values": len(set(counts)),
+        "unique_groups": len(groups),
+        "frequencies": [[value, counts.count(value)] for value in sorted(set(counts))],
+    }
     with pytest.raises(UserError, match=r"cannot be written: there is no folder .*no such; create it or"):
         show(sample, tmp_path / "no such/sample.png")
     tfrecord.write_records(

@@ -1,0 +1,125 @@
+"""Runs the commands of a figure, and stores what its expressions make of their JSON."""
+
+import json
+import math
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from mlhpc import __version__
+from mlhpc.common.files import atomic
+from mlhpc.common.files.filesystem import as_user_error
+from mlhpc.common.files.untrusted import read_text
+from mlhpc.common.host.provenance import machine
+from mlhpc.common.ranks.local import GRACE_S, end, program
+from mlhpc.errors import UserError
+from mlhpc.papers.expressions import evaluate
+from mlhpc.papers.registry import Figure, Number, name_of
+from mlhpc.papers.verdict import Measured
+
+CLONE = "git clone https://github.com/mlcommons/hpc_results_v0.7"
+"""How to get the results of round 0.7, which are not part of this project."""
+SHIPPED = "results.json"
+
+
+class Stored(BaseModel):
+    """The file that is shipped with the suite."""
+
+    figures: list[Measured]
+
+
+class Runner:
+    """Runs figures one after the other. ``out``: the folder for values and, while commands run, their files;
+    ``logs``: a clone of the results of round 0.7, which commands of several figures read once."""
+
+    def __init__(self, out: Path, logs: Path) -> None:
+        self.out, self.logs = out, logs.absolute()
+        self._read: dict[str, Any] = {}
+
+    def measure(self, figure: Figure, advance: Callable[[int], None]) -> Measured:
+        """Run the commands of ``figure``, calling ``advance(1)`` after each, and store its values. Raises
+        UserError if a command fails, an expression has no value, or the logs it reads are missing."""
+        if figure.logs and not self.logs.is_dir():
+            raise UserError(f"no folder {self.logs}; {CLONE}, and pass it with --logs")
+        with as_user_error(self.out, "cannot be written", "choose another --out"):
+            self.out.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(prefix=".work-", dir=self.out) as work:
+                names: dict[str, Any] = {"given": figure.given}
+                for name, command in figure.run.items():
+                    names[name] = self._result(command, Path(work))
+                    advance(1)
+            measured = _evaluated(figure, names)
+            text = measured.model_dump_json(indent=1) + "\n"
+            atomic.write_bytes(self.out / f"{figure.name}.json", text.encode())
+        return measured
+
+    def _result(self, command: str, work: Path) -> Any:
+        if command in self._read:
+            return self._read[command]
+        result = _json_of([word.replace("{logs}", str(self.logs)) for word in shlex.split(command)], work)
+        if "{logs}" in command:  # it depends on no file of its figure
+            self._read[command] = result
+        return result
+
+
+def _json_of(words: list[str], work: Path) -> Any:
+    """What a command of the suite prints, as JSON with ``--json``. Status 1 is a negative result, such as a target
+    that was missed."""
+    process = subprocess.Popen(
+        program(words[1:]), cwd=work, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        output, errors = process.communicate()
+    finally:
+        end([process], GRACE_S)
+    if process.returncode not in (0, 1):
+        lines = errors.strip().splitlines() or [f"status {process.returncode}"]
+        raise UserError(f"{shlex.join(words)}: {lines[-1].removeprefix('mlhpc: ')}")
+    if "--json" not in words:
+        return None
+    try:
+        return json.loads(output)
+    except ValueError:
+        raise UserError(f"{shlex.join(words)}: printed no JSON") from None
+
+
+def _evaluated(figure: Figure, names: dict[str, Any]) -> Measured:
+    try:
+        for name, text in figure.let.items():
+            names[name] = evaluate(text, names)
+        numbers = {number.name: _value(number, names) for number in figure.number if number.ours}
+        trends = {trend.says: bool(evaluate(trend.test, names)) for trend in figure.trend}
+        curves = {name: evaluate(points, names) for name, points in figure.curves.items()}
+        where = f"{machine()['cpu']}, {time.strftime('%Y-%m-%d', time.gmtime())}, mlhpc {__version__}"
+        return Measured(paper=figure.paper, label=figure.label, basis=figure.basis, numbers=numbers, trends=trends,
+                        curves=curves, where=where)  # fmt: skip
+    except ValueError as error:
+        raise UserError(f"a value of {figure.label}: {error}") from None
+
+
+def _value(number: Number, names: Mapping[str, Any]) -> float | None:
+    """Our value to six digits; None for one that is not finite."""
+    value = float(evaluate(number.ours, names))
+    return float(f"{value:.6g}") if math.isfinite(value) else None
+
+
+def stored(out: Path) -> dict[str, Measured]:
+    """Stored values by the name of their figure: those of ``out``, and otherwise those shipped with the suite.
+    Unreadable ones are named on standard error."""
+    shipped = resources.files("mlhpc.papers").joinpath(SHIPPED)
+    known = Stored.model_validate_json(shipped.read_text("utf-8")).figures if shipped.is_file() else []
+    found = list(known)
+    for path in sorted(out.glob("*.json")):
+        try:
+            found.append(Measured.model_validate_json(read_text(path)))
+        except (OSError, ValueError):  # which pydantic's are, too
+            sys.stderr.write(f"mlhpc: {path}: no stored values of a figure, ignored; remove it\n")
+    return {name_of(each.paper, each.label): each for each in found}
