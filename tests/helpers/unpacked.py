@@ -14,6 +14,6 @@ def content(root: Path) -> dict[str, object]:
             contents[str(path.relative_to(root))] = gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data
             if path.name == "manifest.json":
                 manifest = json.loads(data)
-                files = [name for name, _, _ in manifest["files"]]
+                files = manifest["files"]["paths"]
                 contents[str(path.relative_to(root))] = (manifest["facts"], files)
     return contents
