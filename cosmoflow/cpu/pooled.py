@@ -136,7 +136,7 @@ def _on_planes(
     """Call ``work(begin, end, step)`` in as many threads as PyTorch uses, each with a part of the planes."""
     planes = len(chosen) * chosen.shape[2]
     steps = range(first, planes, step)
-    threads = min(torch.get_num_threads(), len(steps))
+    threads = max(1, min(torch.get_num_threads(), len(steps)))  # one plane has no odd one
     cuts = [len(steps) * part // threads for part in range(threads + 1)]
     parts = [steps[begin:end] for begin, end in pairwise(cuts)]
     done = _threads(threads).map(lambda part: work(part.start, part.stop, part.step), parts)

@@ -39,9 +39,7 @@ def add(actions: Commands) -> None:
     made = add_command(actions, "workload-from", _workload_from, "a workload that reads as a job did")
     made.add_argument("log", type=Path, metavar="LOG", help="of Darshan")
     made.add_folder("--below", "count only files below this folder")
-    made.add_argument(
-        "--out", type=Path, metavar="FILE.toml", required=True, help="a file that is not there yet"
-    )
+    made.add_out_file(".toml", "the workload, a new file", required=True)
     listing = add_command(actions, "list", _list, "list the workloads of the suite")
     listing.add_argument("workload", metavar="WORKLOAD", nargs="?", help="print its settings")
 

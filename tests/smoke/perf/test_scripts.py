@@ -27,7 +27,7 @@ SMALLEST = {
     "history": "{run} --records 20",
     "lamb": "--repeats 1 --device cpu --width 0.1",
     "resnet50_input": "--images 16 --side 64 --batch 4 --workers 1 --rounds 1",
-    "resnet50_staging": "--images 60 --rounds 1 --workers 1 --scratch {work}",
+    "resnet50_staging": "--images 200 --rounds 1 --workers 1 --scratch {work}",
     "resnet50_step": "--batch 2 --side 64 --rounds 1 --device cpu",
     "roll_call": "4",
     "runlog": "100",

@@ -69,7 +69,8 @@ OPTIONS = {
     "io size": ["--memory", "--accelerators", "--clients", "--json"],
     "io check": ["--memory"],
     "io report": ["--out"],
-    "io observe": ["--out", "--below"],
+    "io observe": ["--out", "--below", "--darshan"],
+    "io workload-from": ["--below", "--out"],
     "io similarity": [],
     "io list": [],
     "io simulate": [
@@ -94,7 +95,7 @@ OPTIONS = {
     "history annotate": ["--system", "--when", "--store"],
     "history export": ["--out", "--store", "--where"],
     "history compact": ["--before", "--store"],
-    "history gate": ["--baseline", "--tolerance", "--rules", "--nodes", "--store", "--json"],
+    "history gate": ["--baseline", "--tolerance", "--system", "--rules", "--nodes", "--store", "--json"],
     "history page": ["--out", "--store", "--where"],
     "scripts": ["--out"],
     "predict": ["--preset", "--set", "--machine", "--nodes", "--batch", "--against", "--json", "--out"],
