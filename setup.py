@@ -29,7 +29,14 @@ SITES = ("a64fx", "aurora", "frontier", "local", "perlmutter", "slurm", "summit"
 SHIPPED = [
     *(
         f"docs/{name}"
-        for name in ("start/*.md", "guide/*.md", "reference/*.md", "reference/api/*.md", "images/*")
+        for name in (
+            "papers.md",
+            "start/*.md",
+            "guide/*.md",
+            "reference/*.md",
+            "reference/api/*.md",
+            "images/*",
+        )
     ),
     *(
         f"run_scripts/{name}"
