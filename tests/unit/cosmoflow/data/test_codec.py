@@ -212,7 +212,7 @@ def test_a_file_is_read_by_its_bytes(tmp_path, name: str, symmetry: int) -> None
     ("facts", "words"),
     [
         ({"codec": "lut", "lossy": True}, "lossy is True, which is not codec lut's"),
-        ({"codec": "lut"}, "lossy None, not as lut"),
+        ({"codec": "lut"}, "lossy is None, which is not codec lut's"),
         ({"codec": "mystery", "lossy": False}, "encoded by 'mystery', an unknown codec"),
         ({"codec": ["lut"]}, "an unknown codec"),
     ],
