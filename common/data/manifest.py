@@ -8,6 +8,7 @@ import os
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain, islice, pairwise
@@ -248,10 +249,12 @@ def load(root: Path) -> Manifest:
 
 def _digits(path: object, crc: object) -> str:
     """A checksum of the first version. Raises ValueError if it is malformed."""
-    try:
-        return _UNKNOWN if crc is None else int(crc, 16).to_bytes(4, "big").hex()  # type: ignore[call-overload]
-    except (ValueError, TypeError, OverflowError):
-        raise ValueError(f"the checksum of {path!r:.80} is {crc!r:.80}") from None
+    if crc is None:
+        return _UNKNOWN
+    with suppress(ValueError, OverflowError):
+        if isinstance(crc, str):
+            return int(crc, 16).to_bytes(4, "big").hex()
+    raise ValueError(f"the checksum of {path!r:.80} is {crc!r:.80}")
 
 
 def _checked_files(paths: Any, sizes: Any, digits: Any) -> Files:

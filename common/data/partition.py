@@ -29,9 +29,10 @@ def balance(sizes: npt.ArrayLike, bins: int) -> npt.NDArray[np.int64]:
     """The bin, 0 to ``bins - 1``, of each of the sizes. Bins differ by at most one in count, and in sum by at
     most the largest size. Sizes and bins are [n].
 
-    Sorted by size, ``bins`` at a time make a group, with one for each bin. Two groups become one, the largest of
-    one with the smallest of the other, whose sums differ by no more than those of either; until one is left.
-    This is the differencing method (Karmarkar and Karp 1982) in rows of arrays.
+    The files are sorted by size and taken ``bins`` at a time: a group has one file per bin. Pairs of groups are
+    merged, the largest sum of one with the smallest of the other, until one group is left; merged sums differ by
+    no more than those of either group did. This is the differencing method (Karmarkar and Karp 1982) in rows of
+    arrays.
     """
     size = np.asarray(sizes, dtype=np.int64)
     if bins == 1 or len(size) == 0 or size.min() == size.max():
@@ -88,7 +89,7 @@ def files_read_by_node(
 
 
 def held_by_one_or_all(files: Files, mode: Mode) -> tuple[Files, Files]:
-    """The files that a single node holds after staging, and those that every node does."""
+    """The files that only one node has after staging, and those that all nodes have."""
     everywhere = np.ones(len(files), np.bool_) if mode == "replicate" else files.outside()
     return files.at(~everywhere), files.at(everywhere)
 

@@ -31,7 +31,7 @@ START_S = "MLHPC_START_TIMEOUT"
 """Seconds that ranks wait for one another at the start. Default: 60, above 6,000 ranks one per 100: the first may
 have loaded its programs from a shared file system long before the last."""
 _OPEN_BESIDES = 64
-"""File descriptors that a rank needs besides those of the other nodes' first ranks and of its own node's."""
+"""File descriptors that a rank needs in addition to its connections of the roll call."""
 
 
 def connect(

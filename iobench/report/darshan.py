@@ -105,7 +105,7 @@ def read_log(path: Path, below: Path | None = None) -> Log:
             raise
         except BrokenProcessPool:
             raise UserError(f"{path} ended Darshan's reader: damaged, or of another release") from None
-        except Exception as error:
+        except (RuntimeError, ValueError, LookupError, TypeError, AttributeError, OSError) as error:
             raise UserError(
                 f"{path}: not a log that PyDarshan reads ({error or type(error).__name__})"
             ) from None
