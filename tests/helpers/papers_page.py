@@ -2,6 +2,7 @@
 ``python tests/helpers/papers_page.py [FOLDER]``. Without a folder: the page alone, of the values that are shipped.
 """
 
+import re
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -77,7 +78,7 @@ def _markdown(content: Table) -> Iterable[str]:
 
 def _escaped(text: str) -> str:
     """Text that Markdown would take for something else."""
-    return text.replace("|", "\\|").replace("*", "\\*").replace("<", "&lt;").replace("$", "\\$")
+    return re.sub(r"([|*$\[])", r"\\\1", text).replace("<", "&lt;")
 
 
 def rows_of(out: Path) -> Rows:

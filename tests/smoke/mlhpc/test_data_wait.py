@@ -3,11 +3,12 @@ that an event simulation makes of the delays, whichever rank, loader and framewo
 time: two run at once.
 """
 
-from concurrent.futures import Future, ThreadPoolExecutor
-from functools import cache
+from concurrent.futures import ThreadPoolExecutor, wait
+from pathlib import Path
+from typing import Any
 
 import pytest
-from helpers.slow_reads import Cell, library, make_data, run, tolerance, truth
+from helpers.slow_reads import Call, Cell, library, make_data, run, tolerance, truth
 
 from mlhpc.record.events import read_events
 
@@ -30,25 +31,45 @@ CELLS = [
 ]
 
 
+class Runs:
+    """Each cell's run: its result, its calls and its folder. Two run at once."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._data = {name: make_data(name, folder / name) for name in {cell.benchmark for cell in CELLS}}
+        self._pool = ThreadPoolExecutor(2)
+        self._first = {cell: self._pool.submit(self._run, cell, f"{n}") for n, cell in enumerate(CELLS)}
+
+    def _run(self, cell: Cell, name: str) -> tuple[dict[str, Any], list[Call], Path]:
+        folder = self._folder / name
+        folder.mkdir()
+        return *run(cell, self._data[cell.benchmark], folder), folder
+
+    def first(self, cell: Cell) -> tuple[dict[str, Any], list[Call], Path]:
+        return self._first[cell].result()
+
+    def alone(self, cell: Cell) -> tuple[dict[str, Any], list[Call], Path]:
+        """Once more, beside no other of these runs."""
+        wait(self._first.values())
+        return self._run(cell, f"alone {CELLS.index(cell)}")
+
+
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """The result and the calls of each cell, as soon as it has run."""
-    folder = tmp_path_factory.mktemp("delays")
     library()
-    data_of = cache(lambda benchmark: make_data(benchmark, folder / benchmark))
-    for benchmark in {cell.benchmark for cell in CELLS}:
-        data_of(benchmark)
-    with ThreadPoolExecutor(2) as pool:
-        started: dict[Cell, Future] = {}
-        for number, cell in enumerate(CELLS):
-            (folder / f"{number}").mkdir()
-            started[cell] = pool.submit(run, cell, data_of(cell.benchmark), folder / f"{number}")
-        yield lambda cell: (*started[cell].result(), folder / f"{CELLS.index(cell)}")
+    return Runs(tmp_path_factory.mktemp("delays"))
 
 
 @pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.name)
 def test_the_parts_are_those_of_the_injected_delays(cell, runs):
-    result, calls, folder = runs(cell)
+    """A processor that is busy with something else adds to a run's parts, but not to every run's."""
+    try:
+        _compare(cell, *runs.first(cell))
+    except AssertionError:
+        _compare(cell, *runs.alone(cell))
+
+
+def _compare(cell: Cell, result: dict[str, Any], calls: list[Call], folder: Path) -> None:
     expected, parts = truth(cell, calls, result["emulation"]["eval_step_s"]), result["breakdown_s"]
     assert sum(call.seconds for call in calls) > 10
     for part in ("staging", "data_wait", "step", "evaluation"):
