@@ -82,23 +82,43 @@ def breakdown(events: Iterable[dict[str, Any]]) -> Breakdown:
     runs = _seconds(events, "run")
     if not runs:
         raise ValueError("the events contain no finished run")
-    epochs = epoch_times(events)
     counts = _sums(events, "timed", "data_wait", "count")
-    whole = whole_epochs([counts.get(epoch.epoch) for epoch in epochs])
+    epochs = epoch_times(events)
+    return of_epochs(
+        epochs,
+        # Each evaluation separately: an epoch may have none or several.
+        [e["seconds"] for e in events if e["event"] == "end" and e["name"] == "eval"],
+        [counts.get(epoch.epoch) for epoch in epochs],
+        total=sum(runs.values()),
+        staging=sum(_seconds(events, "staging").values()),
+        exchange=sum(_seconds(events, "exchange").values()),
+    )
+
+
+def of_epochs(
+    epochs: tuple[EpochTimes, ...],
+    evaluations: Sequence[float],
+    sizes: Sequence[object],
+    *,
+    total: float,
+    staging: float,
+    exchange: float,
+) -> Breakdown:
+    """Breakdown of ``total`` seconds from the times of its epochs, which have ``sizes`` in batches or samples, and
+    of its ``evaluations``."""
+    whole = whole_epochs(sizes)
     train, waits, steps = ([getattr(e, f"{key}_s") for e in epochs] for key in ("train", "data_wait", "step"))
-    # Each evaluation separately: an epoch may have none or several.
-    evaluations = [e["seconds"] for e in events if e["event"] == "end" and e["name"] == "eval"]
     excess = first_epoch_excess(train[:whole], evaluations)
     trained, evaluated = excess or (0.0, 0.0)
     waited = _divide(trained, waits[:whole], steps[:whole]) if trained else 0.0
     return Breakdown(
-        total=sum(runs.values()),
-        staging=sum(_seconds(events, "staging").values()),
+        total=total,
+        staging=staging,
         first_epoch_excess=sum(excess) if excess else None,
         data_wait=sum(waits) - waited,
         step=sum(steps) - (trained - waited),
         evaluation=sum(evaluations) - evaluated,
-        exchange=sum(_seconds(events, "exchange").values()),
+        exchange=exchange,
         epochs=epochs,
     )
 

@@ -110,7 +110,7 @@ def _weight_gradient(x: Tensor, weight: Tensor, gradient: Tensor, chosen: Tensor
 
 def _input_gradient(x: Tensor, weight: Tensor, gradient: Tensor, chosen: Tensor) -> Tensor:
     x_gradient = torch.zeros_like(x, dtype=torch.float32, memory_format=LAST)
-    packed = _packed(weight)
+    packed = _packed(weight.to(gradient.dtype))  # rounded as in the forward pass
 
     def add(layer: Layer, begin: int, end: int, step: int) -> None:
         scratch = _scratch()  # by name, or it would be freed before the call
