@@ -28,6 +28,11 @@ def add(commands: Commands) -> None:
     report.add_out_file(".html", "the page to write (default: RUN/report.html for one run, none for several)")
     report.add_repeatable("--predict", "UNITS[:BATCH]", "predict a configuration that was not run")
     add_machine(report, "show the breakdown predicted for this machine next to that of the run")
+    report.add_argument(
+        "--what-if",
+        metavar="FACTORS",
+        help="recompute one run: storage=2x, compute=2x, ranks=4, comma-separated",
+    )
     add_json(report)
     _add_pack(commands)
     unpack = add_command(commands, "unpack", _unpack, "unpack a packed submission, verifying checksums")
@@ -96,17 +101,19 @@ def _score(options: argparse.Namespace) -> int:
 def _report(options: argparse.Namespace) -> int:
     from rich.console import Console
 
+    from mlhpc.perf.what_if import parse
     from mlhpc.submission.report.report import report_on
 
     configurations = [_configuration(text) for text in options.predict]
+    change = parse(options.what_if) if options.what_if is not None else None
     if options.json:
         from mlhpc.observe.report_content import report_content
 
         if options.out or options.machine:
             raise UserError("--json cannot be combined with --out or --machine")
-        print_json("report", report_content(options.path, configurations))
+        print_json("report", report_content(options.path, configurations, change))
         return 0
-    page = report_on(options.path, Console(), options.out, configurations, options.machine)
+    page = report_on(options.path, Console(), options.out, configurations, options.machine, change)
     print(page if page else "for a page with all figures and tables: --out FILE.html")
     return 0
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from mlhpc.errors import UserError
+from mlhpc.perf.what_if import Change, what_if
 from mlhpc.record.energy import in_order
 from mlhpc.record.progress import Follower
 from mlhpc.record.run_directory import RunDirectory, read, running
@@ -18,7 +19,9 @@ from mlhpc.submission.report.summary import data_rate, no_score, parts, standing
 
 
 def report_content(
-    paths: Sequence[Path], configurations: Sequence[tuple[int, int | None]] = ()
+    paths: Sequence[Path],
+    configurations: Sequence[tuple[int, int | None]] = (),
+    change: Change | None = None,
 ) -> dict[str, Any]:
     """One run, or a comparison of all sets below ``paths``; nothing is written. Raises UserError like
     ``report_on``."""
@@ -26,7 +29,11 @@ def report_content(
     if len(paths) == 1 and ((first / "run.log").is_file() or (first / "result.json").is_file()):
         if configurations:
             raise UserError("--predict requires several runs: pass their folder")
-        return run_content(read(first))
+        run = read(first)
+        answer = {"what_if": asdict(what_if(run, change))} if change else {}
+        return {**run_content(run), **answer}
+    if change:
+        raise UserError("--what-if requires a single run: pass its folder")
     comparison = compare(paths, configurations)
     return {
         "kind": "comparison",

@@ -1,19 +1,21 @@
 """Predicted and measured values of each part of a run, their ratio, and a description of the limit."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
-from mlhpc.common.pages.blocks import Table, number, table
+from mlhpc.common.pages.blocks import Cell, Table, number, table
 from mlhpc.errors import UserError
 from mlhpc.perf.machines import Machine
 from mlhpc.perf.prediction.model import Model
 from mlhpc.perf.prediction.result import NO_INTERVAL, Prediction
 from mlhpc.perf.scaling import Triple, added
 from mlhpc.perf.staging import staging_seconds
+from mlhpc.perf.what_if import WhatIf
 from mlhpc.quantities import digits, duration_text
 from mlhpc.record.result import Result
 from mlhpc.record.run_directory import RunDirectory
-from mlhpc.submission.report.summary import parts
+from mlhpc.submission.report.summary import PARTS, parts
 
 _SLOWED = 0.05
 """Share of data wait in the training time above which the input path is reported as the limit."""
@@ -148,3 +150,17 @@ def predicted_table(comparison: Beside) -> Table:
             "measured / predicted": lambda part: number(part.ratio or None, "{:.2f}".format),
         },
     )
+
+
+def what_if_table(answer: WhatIf) -> Table:
+    """The parts of the time, as measured and recomputed."""
+    columns = (answer.measured, *answer.cases)
+    keys = [key for key in PARTS if key in answer.measured.parts]
+    rows = [(PARTS[key][0], *(column.parts[key] for column in columns)) for key in keys]
+    rows.append(("Sum", *(column.total_s for column in columns)))
+
+    def seconds(place: int) -> Callable[[tuple[Any, ...]], Cell]:
+        return lambda row: number(row[place], "{:.2f}".format)
+
+    titles = {f"{column.title}, s": seconds(place) for place, column in enumerate(columns, 1)}
+    return table("what_if", rows, {"part": lambda row: row[0], **titles})

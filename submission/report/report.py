@@ -12,6 +12,7 @@ from mlhpc.common.pages.html import bundle_library, write
 from mlhpc.common.pages.terminal import print_facts, print_table
 from mlhpc.errors import UserError
 from mlhpc.perf.machines import machine as find_machine
+from mlhpc.perf.what_if import Change, what_if
 from mlhpc.quantities import bytes_text, count, digits, duration_text
 from mlhpc.record.energy import energy_line
 from mlhpc.record.progress import Follower
@@ -21,7 +22,7 @@ from mlhpc.submission.findings import passes, verdict
 from mlhpc.submission.report.compare import compare
 from mlhpc.submission.report.compare_page import page as comparison_page
 from mlhpc.submission.report.compare_table import print_comparison, text
-from mlhpc.submission.report.predicted import Beside, beside, predicted_table
+from mlhpc.submission.report.predicted import Beside, beside, predicted_table, what_if_table
 from mlhpc.submission.report.run_page import breakdown_table, page
 from mlhpc.submission.report.summary import (
     commit,
@@ -48,10 +49,12 @@ def report_on(
     out: Path | None = None,
     configurations: Sequence[tuple[int, int | None]] = (),
     machine: str | None = None,
+    change: Change | None = None,
 ) -> Path | None:
     """One run folder: :func:`report`. Otherwise a comparison of all sets of runs below ``paths``: printed, and
     written to ``out`` if given. ``configurations``: what to predict, (compute units, global batch size or None).
-    ``machine``: the machine of the prediction shown with a single run.
+    ``machine``: the machine of the prediction shown with a single run; ``change``: what that run is recomputed
+    with.
 
     Returns the path of the page, None without one. It is written even if the output is closed early.
 
@@ -63,9 +66,9 @@ def report_on(
     if len(paths) == 1 and ((first / "run.log").is_file() or (first / "result.json").is_file()):
         if configurations:
             raise UserError("--predict requires several runs: pass their folder, or several paths")
-        return report(first, console, out=out, machine=machine)
-    if machine:
-        raise UserError("--machine requires a single run: pass its folder")
+        return report(first, console, out=out, machine=machine, change=change)
+    if machine or change:
+        raise UserError(f"--{'machine' if machine else 'what-if'} requires a single run: pass its folder")
     if out:
         _refuse_inside(out, paths)
         require_new(out)
@@ -82,6 +85,7 @@ def report(
     ruleset: str | None = None,
     out: Path | None = None,
     machine: str | None = None,
+    change: Change | None = None,
 ) -> Path:
     """Prints a run, writes its page to ``out`` (``report.html`` in its folder), and returns the path.
 
@@ -95,13 +99,18 @@ def report(
     bundle_library()  # now: a process that the check forks has no threads
     out = out or run_dir / "report.html"
     predicted = beside(run, find_machine(machine)) if machine else None
+    changed = what_if(run, change) if change else None
     try:
         _print(run, findings, ruleset, console)
+        if changed:
+            print_table(what_if_table(changed), console)
+            for note in changed.notes:
+                console.print(text(note, "dim"))
         if predicted:
             _print_predicted(predicted, console)
         console.file.flush()  # drawing the page takes seconds
     finally:  # also if nobody reads the output
-        write(out, page(run, findings, ruleset, predicted))
+        write(out, page(run, findings, ruleset, predicted, changed))
     return out
 
 

@@ -10,6 +10,7 @@ from mlhpc.benchmarks import load, registry
 from mlhpc.benchmarks.findings import Finding
 from mlhpc.common.pages.blocks import Banner, Block, Cell, Details, Facts, Grid, Table, number, table
 from mlhpc.common.pages.html import render
+from mlhpc.perf.what_if import WhatIf
 from mlhpc.quantities import bytes_text, count, duration_text, four_digits, whole
 from mlhpc.record.energy import energy_table
 from mlhpc.record.environment import Machine, RankBinding, bindings_table, shared_cores
@@ -18,7 +19,7 @@ from mlhpc.record.result import Epoch, Result
 from mlhpc.record.run_directory import RunDirectory, running
 from mlhpc.submission.findings import findings_table, passes, verdict
 from mlhpc.submission.report import run_charts, summary
-from mlhpc.submission.report.predicted import Beside, predicted_table
+from mlhpc.submission.report.predicted import Beside, predicted_table, what_if_table
 from mlhpc.submission.report.summary import Part
 
 PROBLEMS_LISTED = 20
@@ -26,7 +27,11 @@ _SLOWEST = 10
 
 
 def page(
-    run: RunDirectory, findings: Sequence[Finding], ruleset: str | None, predicted: Beside | None = None
+    run: RunDirectory,
+    findings: Sequence[Finding],
+    ruleset: str | None,
+    predicted: Beside | None = None,
+    changed: WhatIf | None = None,
 ) -> str:
     """The whole HTML text. Missing parts are left out, and listed in a separate section."""
     result, active = run.result, running(run)
@@ -56,12 +61,14 @@ def page(
         machines=count(len(machines), "node"),
         shared_cores=shared_cores(bindings),
         predicted=predicted,
+        notes=changed.notes if changed else (),
         unlisted=len(run.problems) - PROBLEMS_LISTED,
         # The sections.
         missing=None if active else _missing(run.problems[:PROBLEMS_LISTED]),
         breakdown=_breakdown(summary.parts(run)),
         energy=energy_table(result.energy if result else None, clock_s),
         prediction=[Banner(predicted.words), predicted_table(predicted)] if predicted else None,
+        what_if=what_if_table(changed) if changed else None,
         training=Grid(run_charts.training(run, ranks)),
         processes=_processes(ranks, bindings),
         spatial=_spatial(result.epochs) if result else None,

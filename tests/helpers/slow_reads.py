@@ -48,6 +48,7 @@ class Cell:
     passes: int = 1
     packed: bool = False
     spatial: bool = False
+    seconds: float = 12.0
 
     @property
     def name(self) -> str:
@@ -65,7 +66,7 @@ class Cell:
 
     @property
     def delay_ms(self) -> float:
-        """Each delay, for about 12 s of them in the run, all ranks together."""
+        """Each delay, for about ``seconds`` of them in the run, all ranks together."""
         per_rank = {
             "reads": EPOCHS * TRAIN // self.ranks,
             "evaluation": EPOCHS * EVAL // self.ranks,
@@ -73,7 +74,7 @@ class Cell:
             "steps": EPOCHS * (TRAIN // BATCH) * self.passes,
         }[self.where]
         delays = {"one": 1.0, "all": self.ranks, "alternating": 1.0, "random": 0.25 * self.ranks}[self.slow]
-        return 12_000 / (per_rank * delays)
+        return 1000 * self.seconds / (per_rank * delays)
 
 
 @cache

@@ -87,7 +87,7 @@ OPTIONS = {
     "rules": ["--ruleset", "--preset", "--set", "--hyperparameters-from", "--data", "--stage", "--json"],
     "check": ["--ruleset", "--json"],
     "score": ["--ruleset", "--json"],
-    "report": ["--out", "--predict", "--machine", "--json"],
+    "report": ["--out", "--predict", "--machine", "--what-if", "--json"],
     "weights": ["--out"],
     "history add": ["--store", "--system"],
     "history list": ["--store", "--where", "--withdrawn", "--csv", "--json"],
