@@ -41,7 +41,14 @@ from mlhpc.common.pytorch.step import (
 from mlhpc.common.ranks.world import World
 from mlhpc.common.timing.runlog import RunLog
 from mlhpc.common.training.dataset import format_of, open_loader
-from mlhpc.common.training.epoch import log_epoch, log_quality, mark_warm, mean_quality, require_parameters
+from mlhpc.common.training.epoch import (
+    log_epoch,
+    log_quality,
+    mark_warm,
+    mean_quality,
+    named,
+    require_parameters,
+)
 from mlhpc.common.training.finite import require_finite
 from mlhpc.common.training.staging import exchanging, staging
 from mlhpc.deepcam.cpu.kernels import use_cpu_kernels
@@ -144,7 +151,7 @@ def train(
             if training.checkpoint_epochs and epoch % training.checkpoint_epochs == 0:
                 with log.span("checkpoint", epoch=epoch):
                     save(log.out, load.dumps(run), seed, epoch, *state, frozen=freezer.frozen)
-        log.finish("success" if met else "failed", peak_memory(device))
+        log.finish("success" if met else "failed", peak_memory(device), named(run, loader))
 
 
 def _network(run: DeepCam, device: torch.device, world: World) -> DeepLab:

@@ -20,7 +20,7 @@ from mlhpc.errors import UserError, say_at_once
 from mlhpc.quantities import duration_text, seconds_text
 from mlhpc.record.breakdown import EpochTimes, breakdown, epoch_times, waits_are_of_all_ranks
 from mlhpc.record.events import read_events
-from mlhpc.record.result import DataWait, Emulation, Epoch, Result, Samples, SlowRank, Target
+from mlhpc.record.result import DataWait, Emulation, Epoch, Result, Samples, SlowBatch, SlowRank, Target
 
 Event = dict[str, Any]
 
@@ -136,6 +136,7 @@ def _data_wait(events: list[Event], epochs: Sequence[EpochTimes]) -> DataWait:
         train_s=sum(epoch.data_wait_s for epoch in epochs),
         eval_s=sum(epoch.eval_data_wait_s for epoch in epochs),
         ranks=tuple(slowest[:NAMED]),
+        batches=tuple(SlowBatch(**_tags(event)) for event in events if event["event"] == "slow"),
     )
 
 

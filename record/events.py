@@ -10,6 +10,8 @@ monotonic clock since the log was opened, ``event``, ``name``, and more by kind 
 - ``metric``: ``value``, ``epoch``. ``mark``: a point in time, and ``waited`` until then, by kind of loop.
 - ``waited``, from rank 0 after the run: the data wait of all ranks in a loop of ``count`` intervals, and ``lost``:
   how much of it came from which rank; with ``"after": "warm"`` of the steps after that mark.
+- ``slow``, from rank 0 after the run: a batch of training that waited long, its ``rank``, ``epoch`` and ``step``,
+  ``seconds``, and ``samples``.
 - ``progress``: ``step``, from rank 0 about every five seconds.
 - ``energy``: ``name`` is the kind of counters, ``joules`` since ``run_start``, ``nodes``, from the first rank of a
   node about every ten seconds; ``incomplete`` if other counters of the node are known to be missing.

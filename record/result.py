@@ -105,14 +105,26 @@ class SlowRank(Fields):
     epoch: Count | None = None
 
 
+class SlowBatch(Fields):
+    """``seconds`` that ``rank`` waited for a batch of training, and some of its ``samples``, if their names are
+    known."""
+
+    seconds: Seconds
+    rank: Count
+    epoch: Count
+    step: Count
+    samples: tuple[Text, ...] = ()
+
+
 class DataWait(Fields):
     """Data wait of the run in seconds. ``of``: "all ranks", or "rank 0" if the run was aborted. ``ranks``: those
-    that the others waited for, the slowest first."""
+    that the others waited for, the slowest first; ``batches``: those waited for much longer than the others."""
 
     of: Text
     train_s: Seconds = 0.0
     eval_s: Seconds = 0.0
     ranks: tuple[SlowRank, ...] = ()
+    batches: tuple[SlowBatch, ...] = ()
 
 
 class DataFormat(Fields):

@@ -39,7 +39,7 @@ from mlhpc.common.ranks.world import World
 from mlhpc.common.staging.stage import StagingReport, stage
 from mlhpc.common.timing.runlog import RunLog
 from mlhpc.common.training.dataset import format_of, open_loader
-from mlhpc.common.training.epoch import log_epoch, log_quality, mark_warm, require_parameters, total
+from mlhpc.common.training.epoch import log_epoch, log_quality, mark_warm, named, require_parameters, total
 from mlhpc.common.training.finite import require_finite
 from mlhpc.resnet50.data.pack import pack
 from mlhpc.resnet50.data.source import ResNet50Source, open_data, zeros_batch
@@ -129,7 +129,7 @@ def train(
             if training.checkpoint_epochs and epoch % training.checkpoint_epochs == 0:
                 with log.span("checkpoint", epoch=epoch):
                     save(log.out, load.dumps(run), seed, epoch, model, optimizer, scaler, world)
-        log.finish("success" if met else "failed", peak_memory(device))
+        log.finish("success" if met else "failed", peak_memory(device), named(run, loader))
 
 
 def _steps(

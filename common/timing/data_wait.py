@@ -13,6 +13,7 @@ Each rank keeps its waits in memory, and they are reduced once the clock has sto
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from heapq import nlargest
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,9 @@ from mlhpc.common.ranks.world import World
 
 Seconds = npt.NDArray[np.float32]
 NAMED = 8
-"""Maximum number of ranks listed for a loop."""
+"""Maximum number of ranks listed for a loop, and of slow batches and their samples for a run."""
+LONG_S, LONG = 0.5, 3.0
+"""A batch is slow if its wait exceeds these seconds, and so many times the median of its rank's waits."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,37 @@ def by_interval(waits: Sequence[float], passes: int | None, last: float = 0.0) -
         return np.array([sum(waits) + last], np.float32)
     sums = [sum(waits[begin : begin + passes]) for begin in range(0, len(waits), passes)]
     return np.array([*sums, last], np.float32)
+
+
+@dataclass(frozen=True)
+class SlowBatch:
+    """Seconds that ``rank`` waited for its batch ``step`` of ``epoch``, both counted from 1, and the first of the
+    samples in it, by file name."""
+
+    seconds: float
+    rank: int
+    epoch: int
+    step: int
+    samples: tuple[str, ...] = ()
+
+
+def slow_batches(kept: Sequence[Waits], rank: int) -> list[SlowBatch]:
+    """The slow batches of this rank's training, the slowest first. The first batch of an epoch, which no step
+    hides, is compared with the first ones of other epochs."""
+    epochs: dict[int, list[float]] = {}
+    for waits in kept:
+        if waits.name == "data_wait" and "epoch" in waits.tags:  # the last one: until there were no more
+            epochs.setdefault(waits.tags["epoch"], []).extend(waits.own[:-1].tolist())
+    first = [waits[0] for waits in epochs.values() if waits]
+    later = [wait for waits in epochs.values() for wait in waits[1:]]
+    bounds = [max(LONG_S, LONG * float(np.median(waits or [0.0]))) for waits in (first, later)]
+    slow = (
+        SlowBatch(wait, rank, epoch, step)
+        for epoch, waits in epochs.items()
+        for step, wait in enumerate(waits, 1)
+        if wait > bounds[step > 1]
+    )
+    return nlargest(NAMED, slow, key=lambda batch: batch.seconds)
 
 
 def seconds_of(ranks: Sequence[Seconds]) -> float:

@@ -14,6 +14,9 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import asdict, replace
+from heapq import nlargest
+from itertools import chain, islice
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Protocol, Self, TypeVar
@@ -100,6 +103,8 @@ class RunLog:
         self._timers: dict[str, StepTimer] = {}  # of running loops
         self._waited: dict[str, float] = {}  # in finished loops
         self._waits: list[data_wait.Waits] = []  # of finished loops, in their order
+        self._passes = 1  # batches of an interval of training
+        self._samples_of: Callable[[int, int], Iterable[object]] | None = None
         self._marks: dict[str, list[tuple[int, str]]] = {}  # in running loops: batches before it, name
         self._status: Status = "aborted"
         self._stopping = threading.Lock()
@@ -233,6 +238,8 @@ class RunLog:
         the loop: the intervals of ``data_wait``. ``shared``: if ranks share samples, returns the seconds for which
         this one has waited for others to read theirs, so far."""
         timer = self._timers[name] = StepTimer(record_event)
+        if phase != "eval":
+            self._passes = passes
         others: list[float] = []
         iterator = iter(batches)
         try:
@@ -278,6 +285,19 @@ class RunLog:
                 lost = [[rank, seconds] for rank, seconds in loop.lost.items()]
                 tags: dict[str, Any] = {"count": loop.intervals, "seconds": loop.seconds, "lost": lost}
                 self._event("waited", loop.name, **tags, **loop.tags)
+        own = data_wait.slow_batches(self._waits, self.world.rank)
+        if self._samples_of:
+            own = [replace(each, samples=self._named(each)) for each in own]
+        every = [each for rank in self.world.gather(own) for each in rank]
+        if self.world.rank == 0:
+            for each in nlargest(data_wait.NAMED, every, key=lambda batch: batch.seconds):
+                self._event("slow", "data_wait", **asdict(each))
+
+    def _named(self, batch: data_wait.SlowBatch) -> tuple[str, ...]:
+        assert self._samples_of
+        passes = range((batch.step - 1) * self._passes, batch.step * self._passes)
+        names = chain.from_iterable(self._samples_of(batch.epoch - 1, each) for each in passes)
+        return tuple(Path(str(name)).name for name in islice(names, data_wait.NAMED))
 
     def _range(self, name: str) -> AbstractContextManager[None]:
         """A range of the device's profiler; nothing without a device."""
@@ -359,10 +379,16 @@ class RunLog:
                 line + "\n"
             )  # a single write: print makes two, and lines of other ranks may interleave
 
-    def finish(self, status: Status, device_peak_bytes: int | None = None) -> None:
+    def finish(
+        self,
+        status: Status,
+        device_peak_bytes: int | None = None,
+        samples_of: Callable[[int, int], Iterable[object]] | None = None,
+    ) -> None:
         """Set the status of ``run_stop``; without it a run counts as aborted. Notes the peak memory
-        of the process, and of its device if ``device_peak_bytes`` is given."""
-        self._status = status
+        of the process, and of its device if ``device_peak_bytes`` is given. ``samples_of(epoch, batch)``, both
+        counted from 0: names of the samples in a batch of training; those of slow batches are recorded."""
+        self._status, self._samples_of = status, samples_of
         # Linux counts in KiB (getrusage(2)).
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         self.note("memory", peak_bytes=peak, device_peak_bytes=device_peak_bytes)

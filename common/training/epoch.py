@@ -35,6 +35,13 @@ def read_earlier_epochs(
     world.barrier()
 
 
+def named(run: Run, loader: Loader[Any]) -> Callable[[int, int], list[object]] | None:
+    """The names of the samples of a training batch, as ``RunLog.finish`` takes them. None where it is not known
+    which batch was waited for: samples are exchanged between epochs, or DALI reads ahead of requests."""
+    changing = getattr(run.staging, "exchange", False)
+    return None if changing or getattr(run.loading, "loader", "") == "dali" else loader.files_of
+
+
 def require_parameters(parameters: int, expected: int | None) -> None:
     """Raise UserError if the network that was built does not have the ``expected`` number of parameters."""
     if expected not in (None, parameters):

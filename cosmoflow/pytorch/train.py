@@ -41,7 +41,14 @@ from mlhpc.common.ranks.mesh import mesh_of
 from mlhpc.common.ranks.world import World
 from mlhpc.common.timing.runlog import RunLog
 from mlhpc.common.training.dataset import format_of, open_loader
-from mlhpc.common.training.epoch import log_epoch, log_quality, mark_warm, mean_quality, require_parameters
+from mlhpc.common.training.epoch import (
+    log_epoch,
+    log_quality,
+    mark_warm,
+    mean_quality,
+    named,
+    require_parameters,
+)
 from mlhpc.common.training.finite import require_finite
 from mlhpc.common.training.staging import exchanging, staging
 from mlhpc.cosmoflow.check import check as check_settings
@@ -142,7 +149,7 @@ def train(
             if training.checkpoint_epochs and epoch % training.checkpoint_epochs == 0:
                 with log.span("checkpoint", epoch=epoch):
                     save(log.out, load.dumps(run), seed, epoch, model, optimizer, scaler, world)
-        log.finish("success" if met else "failed", peak_memory(device))
+        log.finish("success" if met else "failed", peak_memory(device), named(run, loader))
 
 
 def _network(run: CosmoFlow, device: torch.device, group: SpatialGroup | None) -> CosmoFlowNet:

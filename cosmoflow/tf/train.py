@@ -18,7 +18,14 @@ from mlhpc.common.ranks.world import World, mean
 from mlhpc.common.timing.runlog import RunLog
 from mlhpc.common.training.dataset import format_of, open_loader
 from mlhpc.common.training.emulation import WaitingStep
-from mlhpc.common.training.epoch import log_epoch, log_quality, mark_warm, mean_quality, require_parameters
+from mlhpc.common.training.epoch import (
+    log_epoch,
+    log_quality,
+    mark_warm,
+    mean_quality,
+    named,
+    require_parameters,
+)
 from mlhpc.common.training.finite import require_finite
 from mlhpc.common.training.staging import exchanging, staging
 from mlhpc.cosmoflow.check import check as check_settings
@@ -120,7 +127,7 @@ def train(
             if training.checkpoint_epochs and epoch % training.checkpoint_epochs == 0:
                 with log.span("checkpoint", epoch=epoch):
                     save(log.out, load.dumps(run), seed, epoch, model, optimizer, world)
-        log.finish("success" if met else "failed", peak_memory(device))
+        log.finish("success" if met else "failed", peak_memory(device), named(run, loader))
 
 
 def _network(run: CosmoFlow, device: str | None, seed: int, world: World) -> keras.Model:

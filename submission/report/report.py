@@ -35,6 +35,7 @@ from mlhpc.submission.report.summary import (
     progress_facts,
     quality,
     rules_text,
+    slow_epochs,
     slow_ranks,
     standing,
     throughput,
@@ -174,6 +175,8 @@ def _facts(run: RunDirectory) -> dict[str, str]:
             facts["staged"] = f"{count(staging.files, 'file')}, {took}"
         if energy := energy_line(result.energy):
             facts["energy"] = energy
+        if slow := slow_epochs(run):
+            facts["slow epochs"] = slow
         on = "an unknown number of nodes" if result.nodes is None else count(result.nodes, "node")
         facts["ranks"] = f"{result.ranks} on {on}, launched by {result.launcher}"
         facts["seed"] = str(result.seed)

@@ -58,6 +58,7 @@ def page(
         ranks=len(ranks.ranks),
         left_out=ranks.left_out,
         slow_ranks=summary.slow_ranks(run),
+        slow_epochs=summary.slow_epochs(run),
         machines=count(len(machines), "node"),
         shared_cores=shared_cores(bindings),
         predicted=predicted,

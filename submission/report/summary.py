@@ -1,13 +1,16 @@
 """The facts of a run in its report, and the formatting of numbers, in the terminal and on the page."""
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
 from mlhpc.benchmarks import registry
 from mlhpc.benchmarks.findings import Finding
+from mlhpc.errors import few
 from mlhpc.quantities import bytes_text, count, digits, duration_text, joules_text, seconds_text, watts_text
+from mlhpc.record.breakdown import whole_epochs
 from mlhpc.record.energy import NAMES as MEASURED
 from mlhpc.record.environment import Environment
 from mlhpc.record.phases import PARTS as LOG_PARTS
@@ -162,6 +165,47 @@ def slow_ranks(run: RunDirectory) -> str:
     return f"{total}: " + ("; ".join(named) or "no rank stands out")
 
 
+def slow_epochs(run: RunDirectory) -> str:
+    """A sentence about the epochs that took longer than the rest: by how much, in which part, and the batches that
+    a rank waited longest for; also those of other epochs. Empty if there are none."""
+    result = run.result
+    if result is None:
+        return ""
+    hosts = {binding.rank: binding.hostname for binding in run.env.bindings}
+    batches: dict[int, list[str]] = {}
+    every = result.data_wait.batches if result.data_wait else ()
+    often = Counter(name for slow in every for name in slow.samples)
+    for slow in every:
+        on = f" on {hosts[slow.rank]}" if slow.rank in hosts else ""
+        # First what is in several slow batches, which is likely what made them slow.
+        of = f" ({few(sorted(slow.samples, key=lambda name: -often[name]), 2)})" if slow.samples else ""
+        words = f"rank {slow.rank}{on} waited {duration_text(slow.seconds)} for batch {slow.step}{of}"
+        batches.setdefault(slow.epoch, []).append(words)
+    said = []
+    for epoch in result.epochs:
+        more = _more(result.epochs, epoch)
+        if more or epoch.epoch in batches:
+            longer = [f"{duration_text(seconds)} of {part}" for part, seconds in more.items() if seconds > 0]
+            took = f"{duration_text(sum(more.values()))} more than the median ({', '.join(longer)})"
+            words = [took] * bool(more) + batches.get(epoch.epoch, [])[:_NAMED]
+            said.append(f"epoch {epoch.epoch}: {', '.join(words)}")
+    return "; ".join(said[:_NAMED]) + (f"; and {len(said) - _NAMED} more" if len(said) > _NAMED else "")
+
+
+def _more(epochs: Sequence[Epoch], epoch: Epoch) -> dict[str, float]:
+    """What the parts of a slow epoch took beyond their medians, in seconds; empty for other epochs."""
+    whole = epochs[: whole_epochs([each.samples for each in epochs])]
+    names = {"data_wait_s": "data wait", "step_s": "steps", "eval_s": "evaluation"}
+    if len(whole) < 3:
+        return {}
+    usual = {key: median(getattr(each, key) or 0.0 for each in whole) for key in names}
+    more = {name: (getattr(epoch, key) or 0.0) - usual[key] for key, name in names.items()}
+    beyond = sum(more.values())
+    return more if beyond > max(_LONG_S, _LONG * sum(usual.values())) else {}
+
+
+_LONG_S, _LONG = 1.0, 0.1
+"""Seconds, and share of the median epoch, by which a slow epoch exceeds that."""
 _SLIGHT = 0.01
 """Share of a run below which its data wait is not worth a line."""
 _NAMED, _NOTABLE, _TIMES_FAIR = 4, 0.05, 1.5

@@ -34,8 +34,8 @@ DALI_AHEAD = 2
 
 @dataclass(frozen=True)
 class Cell:
-    """A run and its delays. ``where``: in reads (of training), staging, evaluation, or steps; ``slow``: one (rank
-    1, or 0 of 1), all, alternating (ranks take turns, batch by batch) or random."""
+    """A run and its delays. ``where``: in reads (of training), of one file, in staging, evaluation, or steps;
+    ``slow``: one (rank 1, or 0 of 1), all, alternating (ranks take turns, batch by batch) or random."""
 
     benchmark: str
     ranks: int
@@ -72,6 +72,7 @@ class Cell:
             "evaluation": EPOCHS * EVAL // self.ranks,
             "staging": (TRAIN + EVAL) // self.ranks,
             "steps": EPOCHS * (TRAIN // BATCH) * self.passes,
+            "file": EPOCHS,
         }[self.where]
         delays = {"one": 1.0, "all": self.ranks, "alternating": 1.0, "random": 0.25 * self.ranks}[self.slow]
         return 1000 * self.seconds / (per_rank * delays)
@@ -128,6 +129,11 @@ def run(cell: Cell, data: Path, folder: Path, timeout: float = 300) -> tuple[dic
     return result, read_log(folder / "log")
 
 
+def slow_file(data: Path) -> Path:
+    """The file of training samples in ``data`` whose reads a cell with ``where="file"`` delays."""
+    return sorted(path for path in (data / FOLDERS[0]).rglob("*") if path.is_file())[TRAIN // 3]
+
+
 def environment(cell: Cell, data: Path, log: Path) -> dict[str, str]:
     train, evaluation = (f"{data}/{name}/" for name in FOLDERS)
     call = "preadv" if cell.packed else "open"
@@ -136,6 +142,7 @@ def environment(cell: Cell, data: Path, log: Path) -> dict[str, str]:
         "evaluation": f"{call}:{train}=0,{call}:{evaluation}={cell.delay_ms},sleep:main=0",
         "staging": f"open:{data}/={cell.delay_ms}",
         "steps": f"{call}:{train}=0,{call}:{evaluation}=0,sleep:main={cell.delay_ms}",
+        "file": f"open:{slow_file(data)}={cell.delay_ms}",
     }
     env = {"LD_PRELOAD": str(library()), "SLOW_READS": rules[cell.where], "SLOW_READS_LOG": str(log)}
     if cell.slow == "one":

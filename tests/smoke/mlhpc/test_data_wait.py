@@ -13,6 +13,7 @@ from helpers.slow_reads import Call, Cell, library, make_data, run, tolerance, t
 from mlhpc.perf.what_if import Change, what_if
 from mlhpc.record.events import read_events
 from mlhpc.record.run_directory import read
+from mlhpc.submission.report.summary import slow_epochs
 
 pytestmark = pytest.mark.slow  # two minutes
 
@@ -105,3 +106,24 @@ def test_a_run_on_slow_storage_says_how_long_it_takes_on_storage_twice_as_fast(r
         if case.total_s == pytest.approx(measured, rel=0.1):
             return
     pytest.fail(f"recomputed {case.total_s:.2f} s, measured {measured:.2f} s")
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [
+        Cell("cosmoflow", 1, where="file", seconds=6),
+        Cell("cosmoflow", 2, where="file", slow="all", seconds=12, **TENSORFLOW),
+        Cell("deepcam", 2, where="file", slow="all", passes=2, seconds=12),
+        Cell("resnet50", 1, where="file", loader="workers", seconds=6),
+    ],
+    ids=lambda cell: cell.name,
+)
+def test_a_slow_file_is_among_those_named_in_the_report(runs, cell):
+    result, calls, folder = runs.first(cell)
+    (name,) = {Path(call.path).name for call in calls}
+    batches = result["data_wait"]["batches"]
+    assert [batch["epoch"] for batch in batches[:2]] in ([1, 2], [2, 1])
+    assert all(any(name in sample for sample in batch["samples"]) for batch in batches[:2])
+    assert all(batch["seconds"] == pytest.approx(3, abs=0.6) for batch in batches[:2])
+    words = slow_epochs(read(folder / "run"))
+    assert f"rank {batches[0]['rank']}" in words and name in words

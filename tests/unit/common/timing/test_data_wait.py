@@ -9,7 +9,7 @@ from helpers.thread_world import on_ranks
 
 from mlhpc.common.ranks.world import Solo
 from mlhpc.common.timing import data_wait, runlog
-from mlhpc.common.timing.data_wait import Waits, by_interval
+from mlhpc.common.timing.data_wait import Waits, by_interval, slow_batches
 from mlhpc.common.timing.runlog import RunLog
 from mlhpc.common.timing.steps import StepTimer
 from mlhpc.record.breakdown import epoch_times, waits_are_of_all_ranks
@@ -171,7 +171,7 @@ def test_the_ranks_agree_only_after_the_clock(tmp_path, clock):
 
     train(Recorded(), tmp_path, clock, [1.0] * 3, [1.0])
     assert [name for name, _ in calls[:2]] == ["barrier"] * 2
-    assert {name for name, _ in calls[2:]} == {"max"} and len(calls) > 2
+    assert {name for name, _ in calls[2:]} == {"max", "gather"} and len(calls) > 2
     # After the run's end, which is an "end"; the reduced waits follow.
     assert all(last in (["end"], ["waited"]) for _, last in calls[2:])
 
@@ -181,3 +181,19 @@ def test_an_aborted_run_has_only_the_waits_of_each_rank(tmp_path, clock):
     assert all(isinstance(result, ZeroDivisionError) for result in results)
     events = read_events(tmp_path / "events.rank0.jsonl")
     assert not waits_are_of_all_ranks(events) and epoch_times(events)[0].data_wait_s == 0.0
+
+
+def test_a_batch_is_slow_beside_others_of_its_place():
+    """The first batch of each epoch is waited for in whole: here a second, in the third epoch ten."""
+    waits = {epoch: [1.0] + [0.01] * 9 for epoch in (1, 2, 3)}
+    waits[2][3], waits[3][0], waits[1][5] = 2.0, 10.0, 0.4  # the last is too short to matter
+    kept = [
+        Waits("data_wait", {"epoch": epoch}, np.array([*own, 5.0]), np.array([*own, 5.0]))
+        for epoch, own in waits.items()
+    ]
+    slow = slow_batches(kept, rank=7)
+    assert [(each.rank, each.epoch, each.step, each.seconds) for each in slow] == [
+        (7, 3, 1, 10.0),
+        (7, 2, 4, 2.0),
+    ]
+    assert slow_batches([], rank=0) == []
