@@ -6,6 +6,7 @@ import platform
 import threading
 import time
 from contextlib import suppress
+from functools import cache
 
 import numpy as np
 
@@ -45,14 +46,22 @@ def give_way() -> None:
     would be preempted for milliseconds.
 
     The policy SCHED_IDLE, and not only niceness 19: the kernel then counts the core of a reader as idle, and wakes
-    its own threads there and not on the core of the loop."""
+    its own threads there and not on the core of the loop. Where other programs keep all cores busy, such a thread
+    would hardly ever run: there it has niceness only."""
     with suppress(OSError):  # if this is not permitted, steps oversleep more, which is reported
         thread = threading.get_native_id()
-        if _keep_io_priority():
+        if _keep_io_priority() and not _others_are_busy():
             os.sched_setscheduler(thread, os.SCHED_IDLE, os.sched_param(0))
         else:
             niceness = max(MILD_NICENESS, os.getpriority(os.PRIO_PROCESS, thread))
             os.setpriority(os.PRIO_PROCESS, thread, niceness)
+
+
+@cache
+def _others_are_busy() -> bool:
+    """Whether more than twice as many threads as cores wanted to run in the last minute; asked once, before this
+    process has threads of its own."""
+    return os.getloadavg()[0] > 2 * (os.cpu_count() or 1)
 
 
 def _keep_io_priority() -> bool:

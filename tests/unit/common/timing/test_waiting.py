@@ -11,6 +11,19 @@ import pytest
 from mlhpc.common.timing import waiting
 
 
+@pytest.fixture(autouse=True)
+def load(monkeypatch):
+    """The load of the machine: none, or what the test sets."""
+
+    def set_load(number):
+        waiting._others_are_busy.cache_clear()
+        monkeypatch.setattr(waiting.os, "getloadavg", lambda: (number,) * 3)
+
+    set_load(0.0)
+    yield set_load
+    waiting._others_are_busy.cache_clear()
+
+
 def in_thread(work):
     """What ``work(id of a new thread)`` returns there."""
     results = []
@@ -37,6 +50,12 @@ def test_a_thread_that_gives_way_keeps_its_io_priority():
     level = (niceness + 20) // 5  # ioprio_set(2): what Linux takes where none is set
     assert in_thread(give_way_and_look) == (f"best-effort: prio {level}", os.SCHED_IDLE)
     assert os.sched_getscheduler(0) == os.SCHED_OTHER  # the loop's
+
+
+def test_a_thread_does_not_give_way_to_a_whole_machine_of_others(load):
+    """Of a core that others want all the time, the idle class gets three of a thousand parts."""
+    load(3.0 * os.cpu_count())
+    assert in_thread(give_way_and_look)[1] == os.SCHED_OTHER
 
 
 def test_an_io_priority_that_somebody_set_stays():
