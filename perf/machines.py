@@ -50,6 +50,12 @@ _PLAIN: dict[str, dict[str, type]] = {
 _REQUIRED = {("", "title"), ("accelerator", "model"), ("accelerator", "family"), ("accelerator", "per_node")}
 
 
+def dimension_of(key: str) -> str:
+    """What the figure ``key`` measures: bytes, bytes/s, FLOP/s, s or a share."""
+    table, _, name = key.partition(".")
+    return _FIGURES[table][name].dimension
+
+
 def written(key: str, value: float) -> str:
     """The figure ``key`` as in a machine file: ``900 GB/s``."""
     table, _, name = key.partition(".")

@@ -25,6 +25,7 @@ def add(commands: Commands) -> None:
         metavar="FILE.csv",
         help="prediction errors for measured sets in this file, or 'published'",
     )
+    predict.add_flag("--what-if", "also the time with twice as much of each figure of the machine")
     predict.add_flag("--json", "print JSON")
     predict.add_out_file(".html", "write a page with charts")
 

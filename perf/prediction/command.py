@@ -15,7 +15,7 @@ from mlhpc.common.pages.blocks import Table, table
 from mlhpc.common.pages.terminal import print_facts, print_table, say
 from mlhpc.errors import UserError, few
 from mlhpc.perf.machines import Machine, known, machine
-from mlhpc.perf.prediction.model import Model, best
+from mlhpc.perf.prediction.model import Model, best, enlarged
 from mlhpc.perf.prediction.result import Prediction, terms_table
 from mlhpc.quantities import count, seconds_text, whole
 
@@ -40,6 +40,8 @@ def predict(options: argparse.Namespace) -> int:
         from mlhpc.common.pages.html import write
         from mlhpc.perf.prediction.page import page
 
+    if options.what_if and not options.nodes:
+        raise UserError("--what-if needs --nodes: how many nodes the machine has before it is enlarged")
     batch = [] if options.batch is None else [f"hyperparameters.global_batch_size={options.batch}"]
     model = Model(given, load(options.benchmark, options.preset, [*options.set, *batch]))
     predictions = [model.at(options.nodes)] if options.nodes else list(model.over_nodes())
@@ -55,9 +57,13 @@ def predict(options: argparse.Namespace) -> int:
         records = [prediction.record() for prediction in predictions]
         if options.nodes:
             records[0]["sample"] = model.sample(predictions[0])
+        if options.what_if:
+            records[0]["what_if"] = [row._asdict() for row in enlarged(model, options.nodes)]
         print(json.dumps(records[0] if options.nodes else records, indent=1))
     elif options.nodes:
         _one(predictions[0])
+        if options.what_if:
+            _enlarged(model, predictions[0])
     else:
         _scaling(model, predictions, best(_closed(options, given)))
     if options.out:
@@ -80,6 +86,27 @@ def _one(p: Prediction) -> None:
     say(console, f"{PREDICTED}. {p.configuration}")
     print_table(terms_table(p), console)
     print_facts(((Text(key, "dim"), value) for key, value in p.facts.items()), console)
+
+
+def _enlarged(model: Model, p: Prediction) -> None:
+    """What to enlarge: the figures of which twice as much shortens the time to train."""
+    console, before = Console(highlight=False), p.total_s[0] if p.total_s else math.inf
+    if not math.isfinite(before):
+        raise UserError("--what-if needs a time to train, and no epochs are published for this batch size")
+    rows = enlarged(model, p.nodes)
+    useful = [row for row in rows if row.seconds < (1 - _USEFUL) * before]
+    columns = {
+        "twice as much": lambda row: row.figure,
+        "time to train": lambda row: seconds_text(row.seconds),
+        "shorter by": lambda row: f"{1 - row.seconds / before:.1%}",
+    }
+    if useful:
+        print_table(table("what_if", useful, columns), console)
+    rest = [row.figure for row in rows if row not in useful]
+    say(console, f"less than {_USEFUL:.0%} shorter with twice as much of: {', '.join(rest) or 'nothing'}")
+
+
+_USEFUL = 0.01
 
 
 def _scaling(model: Model, predictions: Sequence[Prediction], shortest: Prediction | None) -> None:

@@ -11,9 +11,9 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from mlhpc.benchmarks.load import load
 from mlhpc.benchmarks.schema import Run
@@ -22,7 +22,7 @@ from mlhpc.perf.accelerator.memory import RESERVED, largest_batch, memory_of
 from mlhpc.perf.calibration import Calibration, Efficiency, calibration, kind_of, roofline
 from mlhpc.perf.collectives import all_reduce
 from mlhpc.perf.epochs import epochs_to_target
-from mlhpc.perf.machines import Machine
+from mlhpc.perf.machines import Machine, dimension_of
 from mlhpc.perf.movement import costs, gaps, input_seconds
 from mlhpc.perf.networks.layer import Network
 from mlhpc.perf.networks.registry import network_of
@@ -36,6 +36,15 @@ from mlhpc.perf.tiers import FILE_SYSTEM, Scope, Tier, tiers
 from mlhpc.quantities import bytes_text, count, seconds_text
 
 _NOTHING: Triple = (0.0, 0.0, 0.0)
+
+
+class Enlarged(NamedTuple):
+    """A figure of a machine, twice as fast or as large, and the seconds of a run then."""
+
+    figure: str
+    seconds: float
+
+
 MOST_NODES = 2**17
 """Where a machine file does not say how many there are."""
 
@@ -46,6 +55,28 @@ def predict(machine: Machine, run: Run, nodes: int) -> Prediction:
     figure that the file lacks.
     """
     return Model(machine, run).at(nodes)
+
+
+def enlarged(model: "Model", nodes: int) -> list[Enlarged]:
+    """The time to train on ``nodes`` with each figure of the machine, in turn, twice as large (latencies half as
+    large), and on twice as many nodes where that is possible: the most effective first. Capacity is only used
+    where that is faster. Raises UserError where ``nodes`` are impossible."""
+    machine, rows = model.machine, []
+    before = model.at(nodes).total_s or (math.inf,)
+    for key, value in machine.figures.items():
+        if key.startswith("efficiency."):  # of the calibration, not of the machine
+            continue
+        better = {**machine.figures, key: value * (0.5 if dimension_of(key) == "s" else 2)}
+        other = Model(
+            replace(machine, figures=better), model.run, staged=model.staged, scope=model.scope,
+            generation=model.generation, calibrated=model.calibrated,
+        )  # fmt: skip
+        total = (other.at(nodes).total_s or before)[0]
+        rows.append(Enlarged(key, min(total, before[0]) if dimension_of(key) == "bytes" else total))
+    with suppress(UserError):
+        if total := model.at(2 * nodes).total_s:
+            rows.append(Enlarged("nodes", total[0]))
+    return sorted(rows, key=lambda row: row.seconds)
 
 
 class Model:
@@ -316,8 +347,8 @@ class Model:
         lines = []
         if together > 1 and self.plan is None:
             lines.append(
-                "several accelerators per sample: the undivided share of a step is Fugaku's; this suite's "
-                "benchmarks keep a sample on one accelerator"
+                "several accelerators per sample: the undivided share of a step is Fugaku's; a run divides "
+                "samples only with training.spatial"
             )
         if placed.moved and self.epochs and staging_s[0] > trained[0]:
             middle, slow, fast = (bytes_text(rate, "/s") for rate in parts().staging_rate)

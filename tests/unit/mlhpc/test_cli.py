@@ -98,7 +98,17 @@ OPTIONS = {
     "history gate": ["--baseline", "--tolerance", "--system", "--rules", "--nodes", "--store", "--json"],
     "history page": ["--out", "--store", "--where"],
     "scripts": ["--out"],
-    "predict": ["--preset", "--set", "--machine", "--nodes", "--batch", "--against", "--json", "--out"],
+    "predict": [
+        "--preset",
+        "--set",
+        "--machine",
+        "--nodes",
+        "--batch",
+        "--against",
+        "--what-if",
+        "--json",
+        "--out",
+    ],
     "doctor": [
         *("--data", "--stage", "--out", "--ranks", "--json"),
         *("--site", "--calibrate", "--system", "--set"),

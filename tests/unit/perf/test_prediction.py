@@ -10,7 +10,7 @@ from mlhpc.benchmarks.load import load
 from mlhpc.common.pages.blocks import Table
 from mlhpc.errors import UserError
 from mlhpc.perf.machines import machine
-from mlhpc.perf.prediction.model import Model, best, predict, with_batch
+from mlhpc.perf.prediction.model import Model, best, enlarged, predict, with_batch
 from mlhpc.perf.prediction.page import time_to_train
 from mlhpc.perf.published import published
 from mlhpc.perf.scaling import Estimate
@@ -319,3 +319,21 @@ def test_preparing_samples_on_the_host_binds_in_words():
 def test_fast_preparation_and_none_declared_change_nothing():
     fast = predict(preparing(100e9), cosmoflow_of_ibrahim_2021(), 1)
     assert fast.step.seconds == predict(machine("cori-gpu"), cosmoflow_of_ibrahim_2021(), 1).step.seconds
+
+
+@pytest.mark.parametrize("name", ["perlmutter", "horeka", "fugaku"])
+def test_what_to_enlarge_is_what_a_machine_file_with_that_figure_gives(name):
+    """Half of the latency and twice of everything else; more capacity may make staging possible where it does not
+    pay, and then stays unused."""
+    model = Model(machine(name), load("deepcam", "closed", MIXED))
+    before = model.at(16).total_s[0]
+    rows = enlarged(model, 16)
+    assert [row.seconds for row in rows] == sorted(row.seconds for row in rows)
+    assert all(row.seconds <= before * (1 + 1e-9) for row in rows)
+    assert dict(rows)["nodes"] == model.at(32).total_s[0] < before
+    for key in ("accelerator.bandwidth", "network.bandwidth", "network.latency"):
+        figures = model.machine.figures
+        changed = replace(
+            model.machine, figures={**figures, key: figures[key] * (0.5 if "latency" in key else 2)}
+        )
+        assert dict(rows)[key] == predict(changed, model.run, 16).total_s[0]
