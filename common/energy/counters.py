@@ -59,6 +59,11 @@ class Spent:
     host: str
 
 
+def widest(by_kind: Mapping[str, float]) -> float | None:
+    """The figure of the kind of counter that contains the others."""
+    return next((by_kind[kind] for kind in ("node", "accelerators", "processors") if kind in by_kind), None)
+
+
 def stood_still(measured: str, joules: float, seconds: float) -> bool:
     """Whether ``joules`` counted in ``seconds`` are those of a broken counter, as virtual machines show them."""
     return measured != "accelerators" and seconds >= STILL_S and joules == 0

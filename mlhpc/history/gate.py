@@ -11,8 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from mlhpc.common.energy.counters import widest
 from mlhpc.errors import UserError, few
-from mlhpc.history.rows import PARTS, widest
+from mlhpc.history.rows import PARTS
 from mlhpc.quantities import count
 
 METRICS = ("time_to_train_s", "epochs", "epoch_s", "time_to_train_without_staging_s", "samples_per_s",
