@@ -15,7 +15,6 @@ from typing import Any
 from mlhpc.common.files.untrusted import parse_json, printable, read_object, read_text
 from mlhpc.errors import UserError
 from mlhpc.history.store import digest, put
-from mlhpc.record.energy import in_order
 from mlhpc.record.environment import Environment
 from mlhpc.record.history import HistoryRecord, RunFigures, canonical, time_text
 from mlhpc.record.result import Result
@@ -131,13 +130,8 @@ def run_figures(result: Result) -> RunFigures:
     known = {key: value for key, value in parts.items() if value is not None}
     epochs = len(result.epochs)
     trained = sum(known.get(part, 0.0) for part in ("data_wait", "step", "evaluation"))
-    samples = sum(epoch.samples or 0 for epoch in result.epochs)
     rates = [epoch.samples_per_s for epoch in result.epochs if epoch.samples_per_s]
-    joules = {
-        kind: energy.whole_joules
-        for kind, energy in in_order(result.energy).items()
-        if energy.whole_joules is not None
-    }
+    joules, samples = result.joules, result.trained_samples
     sane = seconds is not None and seconds > 0
     return RunFigures(
         time_to_train_s=seconds if sane else None,

@@ -163,7 +163,7 @@ def _facts(run: RunDirectory) -> dict[str, str]:
             speed_of = f", {bytes_text(staging.bytes / staging.seconds, '/s')}" if staging.seconds else ""
             took = f"{bytes_text(staging.bytes)} in {duration_text(staging.seconds)}{speed_of}"
             facts["staged"] = f"{count(staging.files, 'file')}, {took}"
-        if energy := energy_line(result.energy):
+        if energy := energy_line(result.energy, result.trained_samples):
             facts["energy"] = energy
         on = "an unknown number of nodes" if result.nodes is None else count(result.nodes, "node")
         facts["ranks"] = f"{result.ranks} on {on}, launched by {result.launcher}"
