@@ -71,13 +71,18 @@ def verify(archive: Path, digest: str | None) -> Acceptance:
         pairs = zip_longest(stated.splitlines(), found.splitlines(), fillvalue="")
         for one, other in pairs:
             if one != other:
-                changed = f"{FIGURES} has {printable(one.strip())}, computed again {other.strip()}"
+                changed = f"{FIGURES} has {printable(one.strip(' ,'))}, computed again {other.strip(' ,')}"
                 raise UserError(f"{archive}: {changed}; it was changed, or is of another version")
         return accepted
 
 
 def _text(accepted: Acceptance) -> str:
-    return json.dumps(finite(accepted.content), indent=1) + "\n"
+    """The figures to nine digits, which are the same on every machine."""
+    text = json.dumps(finite(accepted.content))
+    return (
+        json.dumps(json.loads(text, parse_float=lambda digits: float(f"{float(digits):.9g}")), indent=1)
+        + "\n"
+    )
 
 
 def _no_evidence(folder: str, names: list[str]) -> list[str]:

@@ -10,7 +10,7 @@ from mlhpc.benchmarks.schema import Run
 from mlhpc.benchmarks.toml_lines import parse_toml
 from mlhpc.common.files.untrusted import read_text
 from mlhpc.errors import UserError, did_you_mean
-from mlhpc.perf.machines import Machine, known, machine
+from mlhpc.perf.machines import Machine, machine
 from mlhpc.perf.prediction.model import with_batch
 from mlhpc.perf.published import Published, published
 from mlhpc.quantities import Dimension, parse_quantity
@@ -31,7 +31,7 @@ def _parsed(dimension: Dimension) -> BeforeValidator:
     return BeforeValidator(lambda value: parse_quantity(str(value), dimension))
 
 
-Positive = Annotated[float, Field(gt=0, lt=1e300)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Nodes = Annotated[int, Field(ge=1, le=10**7)]
 
 
@@ -134,6 +134,6 @@ def read(path: Path) -> tuple[Tender, Machine]:
         except UserError as error:
             raise UserError(f"{at_line(path, text, f'jobs.{name}')}: {error}") from None
     named = tender.system.machine
-    if named not in known() and Path(named).name != named:
+    if Path(named).name != named:
         raise UserError(f"{path}: machine {named!r}: a machine file must be beside the tender")
-    return tender, machine(named if named in known() else str(path.parent / named))
+    return tender, machine(str(path.parent / named) if named.endswith(".toml") else named)
