@@ -78,7 +78,7 @@ def load_file(
     except ValueError as error:
         raise UserError(f"{path}: invalid TOML ({error}); pass the config.toml of a run") from None
     if own.get("benchmark") != benchmark:
-        where = _at(path, text, "benchmark")
+        where = at_line(path, text, "benchmark")
         raise UserError(f"{where} is a configuration of {shown(own.get('benchmark'))}, not of {benchmark}")
     try:
         return _validated(_over(own, dict(tables or {})), settings)
@@ -87,7 +87,7 @@ def load_file(
         above += [setting.partition("=")[0].strip() for setting in settings]
         if any(f"{key}.".startswith(f"{error.key}.") or key in _with_parents(error.key) for key in above):
             raise  # the key was set over the file, or conflicts with it
-        raise UserError(f"{_at(path, text, error.key)}: {error}") from None
+        raise UserError(f"{at_line(path, text, error.key)}: {error}") from None
 
 
 def dumps(run: Run) -> str:
@@ -160,7 +160,7 @@ def toml_value(value: Any) -> str:
     return repr(value) if isinstance(value, float) else json.dumps(value, ensure_ascii=False)
 
 
-def _at(path: Path, text: str, key: str) -> str:
+def at_line(path: Path, text: str, key: str) -> str:
     """The position of ``key``, or else of its table, in the file ``path`` with ``text``."""
     lines = toml_lines(text)
     line = next((lines[name] for name in _with_parents(key) if name in lines), None)

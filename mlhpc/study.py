@@ -160,6 +160,7 @@ def content(study: Study) -> dict[str, Any]:
                         "data_wait_s": run.wait_s,
                         "staging_s": run.staging_s,
                         "samples_per_s": run.samples_per_s,
+                        "joules_per_sample": run.joules_per_sample,
                         "servers": asdict(run.servers) if run.servers else None,
                     }
                     for run in cell.runs

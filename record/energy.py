@@ -12,8 +12,8 @@ from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
 
 from mlhpc.common.energy.counters import stood_still
 from mlhpc.common.pages.blocks import Cell, Table, number, table
-from mlhpc.quantities import count, joules_text, watts_text
-from mlhpc.record.fields import Count, Fields, Name, Text
+from mlhpc.quantities import count, joules_text, seconds_text, watts_text
+from mlhpc.record.fields import Count, Fields, Name, Number, Seconds, Text
 
 NAMES = {"accelerators": "accelerators", "processors": "processors", "node": "whole nodes"}
 """Kinds of energy counters, in display order."""
@@ -22,13 +22,31 @@ NAMES = {"accelerators": "accelerators", "processors": "processors", "node": "wh
 class Energy(Fields):
     """The joules of one kind of counters between start and stop on the nodes of the run; None if none could
     be read. ``source``: the interface of the ``counters`` on ``nodes`` nodes. ``problems``: missing counters,
-    with the reason."""
+    with the reason. ``readings``: of the counter with the fewest; ``longest_gap_s``: between two of them;
+    ``caps_w``: the distinct power limits."""
 
     joules: Annotated[float, Field(ge=0, le=1e18)] | None
     counters: Count
     source: Text
     nodes: Count | None = None
     problems: tuple[Text, ...] = ()
+    readings: Count | None = None
+    longest_gap_s: Seconds | None = None
+    caps_w: tuple[Number, ...] = ()
+
+    def short_of_rules(self, kind: str) -> list[str]:
+        """What of MLPerf Training's Power Measurement Rules a figure of this kind does not meet: "Measure at the
+        PSUs", "Report 1 Measurement per Second", "Measure max(a run, 60 power samples)", "Measure or Estimate
+        Interconnects"."""
+        gap, readings = self.longest_gap_s or 0.0, self.readings
+        short = {
+            f"{NAMES[kind]}: below the measuring point, the power supply": kind != "node",
+            f"{readings if readings is not None else 'unknown number of'} readings, not 60": (readings or 0)
+            < 60,
+            f"a gap of {seconds_text(gap)}": gap > 1.0,
+            "without the network": (self.nodes or 1) > 1,
+        }
+        return [why for why, holds in short.items() if holds]
 
     @property
     def whole_joules(self) -> float | None:
@@ -66,17 +84,19 @@ def measured_in(runs: Iterable[Mapping[str, Energy]]) -> list[str]:
     return [kind for kind in NAMES if any(kind in kinds for kinds in kinds_of_runs)]
 
 
-def energy_line(energies: Mapping[str, Energy] | None) -> str:
-    """``accelerators 81.23 kJ (NVML), whole nodes incomplete (Slurm, ipmi)``; empty without any figure."""
+def energy_line(energies: Mapping[str, Energy] | None, samples: int = 0) -> str:
+    """``accelerators 81.23 kJ (NVML), 3.97 J/sample, whole nodes incomplete (Slurm, ipmi)``; empty without any
+    figure. ``samples``: of training."""
     figures = energies or {}
     return ", ".join(
         f"{NAMES[kind]} {joules_text(figures[kind].whole_joules)} ({figures[kind].source})"
+        + (f", {joules_text(each)}/sample" if (each := _per(figures[kind].whole_joules, samples)) else "")
         for kind in measured_in([figures])
     )
 
 
-def energy_table(energies: Mapping[str, Energy] | None, seconds: float | None) -> Table:
-    """The figures of one run, whose clock ran for ``seconds``."""
+def energy_table(energies: Mapping[str, Energy] | None, seconds: float | None, samples: int) -> Table:
+    """The figures of one run, whose clock ran for ``seconds`` and which trained on ``samples``."""
     return table(
         "energy",
         in_order(energies).items(),
@@ -84,31 +104,34 @@ def energy_table(energies: Mapping[str, Energy] | None, seconds: float | None) -
             "measured": lambda f: Cell(NAMES[f[0]], value=f[0]),
             "read with": lambda f: f[1].source,
             "energy": lambda f: number(f[1].joules, joules_text, none="no figure"),
-            "mean power": lambda f: number(_watts(f[1].joules, seconds), watts_text),
+            "mean power": lambda f: number(_per(f[1].joules, seconds), watts_text),
+            "per sample": lambda f: number(_per(f[1].whole_joules, samples), joules_text),
+            "power limits": lambda f: ", ".join(map(watts_text, f[1].caps_w[:4])),
             "counters": lambda f: Cell(
                 str(f[1].counters), ("" if f[1].nodes is None else f"on {count(f[1].nodes, 'node')}",)
             ),
             "not in it": lambda f: "; ".join(f[1].problems[:8]) + " …" * (len(f[1].problems) > 8),
+            "short of MLPerf's power rules": lambda f: "; ".join(f[1].short_of_rules(f[0])),
         },
         text_columns=2,
-        prose=(5,),
+        prose=(7, 8),
     )
 
 
-def _watts(joules: float | None, seconds: float | None) -> float | None:
-    return joules / seconds if joules is not None and seconds and seconds > 0 else None
+def _per(joules: float | None, share: float | None) -> float | None:
+    return joules / share if joules is not None and share and share > 0 else None
 
 
 # Of a run that is still running.
 
 OLD_S = 30.0
-"""Age in seconds above which a reading is not current: two readings have been missed."""
+"""Age in seconds above which a reading is not current: file systems show it late."""
 
 
 @dataclass(frozen=True)
 class EnergySoFar:
     """The joules of one kind of counters since run_start, of a run that is still running. One rank of each node
-    records them about every ten seconds.
+    records them about every second.
 
     ``watts``: mean power between the last two readings; None if a node has no current one, and after the run.
     ``nodes``: number of nodes included, of ``of_nodes``. ``at_least``: counters, nodes or recent readings are

@@ -192,6 +192,17 @@ class Result(Fields):
     emulation: Emulation | None = None
     versions: dict[Name, Count] | None = None
 
+    @property
+    def trained_samples(self) -> int:
+        """Of all epochs."""
+        return sum(epoch.samples or 0 for epoch in self.epochs)
+
+    @property
+    def joules(self) -> dict[str, float]:
+        """Of the training by kind of counter, without incomplete figures."""
+        figures = {kind: energy.whole_joules for kind, energy in in_order(self.energy).items()}
+        return {kind: joules for kind, joules in figures.items() if joules is not None}
+
 
 def energies_of(log: Path) -> dict[str, Energy]:
     """The energies of the run whose log is ``log``; empty if it is not one of this suite or has none."""

@@ -17,8 +17,8 @@ from mlhpc.common.host.accelerators import Vendor
 from mlhpc.errors import install
 
 _NONE = Counters("accelerators")
-_Found = tuple[dict[str, Read], tuple[str, ...]]
-"""Counters by name, and what tells the devices from others."""
+_Found = tuple[dict[str, Read], tuple[str, ...], list[Read]]
+"""Counters by name, what tells the devices from others, and their power limits."""
 
 
 def accelerator_counters(vendor: Vendor | None = None, root: Path = Path("/")) -> Counters:
@@ -48,13 +48,13 @@ def _library(source: str, module: str, remedy: str, found_by: Callable[[Any], _F
     except Exception as error:  # amdsmi of PyPI comes without libamd_smi.so, and its import raises KeyError
         return replace(none, problems=(f"{source} cannot load its library ({said(error)}): {remedy}",))
     try:
-        reads, devices = found_by(library)
+        reads, devices, caps = found_by(library)
     except Exception as error:
         return replace(
             none, problems=(f"{source} cannot read the devices ({said(error)}): check the driver",)
         )
     counters = answering("accelerators", source, reads, f"{source} has no energy counter for these devices")
-    return replace(counters, devices=devices)
+    return replace(counters, devices=devices, caps=caps)
 
 
 def _identities(devices: Sequence[Any], identity: Callable[[Any], object]) -> tuple[str, ...]:
@@ -66,7 +66,8 @@ def _identities(devices: Sequence[Any], identity: Callable[[Any], object]) -> tu
 
 
 def _nvidia(nvml: Any) -> _Found:
-    """nvmlDeviceGetTotalEnergyConsumption: millijoules since the driver was loaded (NVML API reference)."""
+    """nvmlDeviceGetTotalEnergyConsumption, millijoules since the driver was loaded, and
+    nvmlDeviceGetEnforcedPowerLimit, milliwatts (NVML API reference)."""
     nvml.nvmlInit()
 
     def joules(device: Any) -> float:
@@ -74,12 +75,14 @@ def _nvidia(nvml: Any) -> _Found:
 
     devices = [nvml.nvmlDeviceGetHandleByIndex(number) for number in range(nvml.nvmlDeviceGetCount())]
     reads: dict[str, Read] = {f"GPU {n}": partial(joules, device) for n, device in enumerate(devices)}
-    return reads, _identities(devices, lambda device: nvml.nvmlDeviceGetUUID(device))
+    caps: list[Read] = [lambda own=own: nvml.nvmlDeviceGetEnforcedPowerLimit(own) / 1e3 for own in devices]
+    return reads, _identities(devices, lambda device: nvml.nvmlDeviceGetUUID(device)), caps
 
 
 def _amd(amdsmi: Any) -> _Found:
-    """amdsmi_get_energy_count: a counter and the microjoules of one count (AMD SMI Python API). Of the two dies of
-    an MI250X only the first counts, for both; ROCm before 6.4 calls the counter ``power``."""
+    """amdsmi_get_energy_count, a counter and the microjoules of one count; amdsmi_get_power_cap_info, microwatts
+    (AMD SMI Python API). Of the two dies of an MI250X only the first counts, for both; ROCm before 6.4 calls the
+    counter ``power``."""
     amdsmi.amdsmi_init()
 
     def joules(device: Any) -> float:
@@ -89,7 +92,12 @@ def _amd(amdsmi: Any) -> _Found:
 
     devices = amdsmi.amdsmi_get_processor_handles()
     reads: dict[str, Read] = {f"GPU {n}": partial(joules, device) for n, device in enumerate(devices)}
-    return reads, _identities(devices, lambda device: amdsmi.amdsmi_get_gpu_device_uuid(device))
+
+    def limit(device: Any) -> float:
+        return float(amdsmi.amdsmi_get_power_cap_info(device)["power_cap"]) / 1e6
+
+    caps: list[Read] = [partial(limit, device) for device in devices]
+    return reads, _identities(devices, lambda device: amdsmi.amdsmi_get_gpu_device_uuid(device)), caps
 
 
 def _without_second_dies(counters: Counters) -> Counters:
@@ -109,4 +117,5 @@ def _intel(root: Path) -> Counters:
     }
     reads = {card: lambda path=path: int(path.read_text()) / 1e6 for card, path in files.items()}
     without = "the driver has no energy counter (sys/class/drm/card*/device/hwmon)"
-    return answering("accelerators", "sysfs", reads, without)
+    caps = [lambda path=path: int(path.with_name("power1_max").read_text()) / 1e6 for path in files.values()]
+    return replace(answering("accelerators", "sysfs", reads, without), caps=caps)

@@ -34,7 +34,7 @@ class Counters:
     ``source``: what they are read with. ``reads``: one per counter, by its name. ``problems``: why there are none,
     or why one is left out, a line each; empty too for a node without what they count. ``wraps``: joules at which a
     counter starts again from zero; one without an entry never does. ``devices``: what tells the accelerators that
-    this process can see from others, with or without a counter.
+    this process can see from others, with or without a counter. ``caps``: read the power limits in watts.
     """
 
     measured: Measured
@@ -43,12 +43,14 @@ class Counters:
     problems: tuple[str, ...] = ()
     wraps: Mapping[str, float] = field(default_factory=dict)
     devices: tuple[str, ...] = ()
+    caps: Sequence[Read] = ()
 
 
 @dataclass(frozen=True)
 class Spent:
     """What counters counted in a run. ``joules``: of the ``counters`` that could be read, which are of ``nodes``
-    nodes. ``problems``: which are not in it, and why. ``host``: where, empty if the problems say it."""
+    nodes. ``problems``: which are not in it, and why. ``host``: where, empty if the problems say it. ``readings``
+    of a counter, and the seconds between the two that are farthest apart; ``caps_w``: power limits at the stop."""
 
     measured: Measured
     source: str
@@ -57,6 +59,14 @@ class Spent:
     nodes: int
     problems: list[str]
     host: str
+    readings: int = 0
+    longest_gap_s: float = 0.0
+    caps_w: tuple[float, ...] = ()
+
+
+def widest(by_kind: Mapping[str, float]) -> float | None:
+    """The figure of the kind of counter that contains the others."""
+    return next((by_kind[kind] for kind in ("node", "accelerators", "processors") if kind in by_kind), None)
 
 
 def stood_still(measured: str, joules: float, seconds: float) -> bool:
@@ -112,7 +122,8 @@ class Sum:
         self._used: dict[str, float] = {}
         self._lost: dict[str, str] = {}  # counters whose sum is not known, and why
         self._failed: dict[str, str] = {}  # those that could not be read the last time
-        self._started = self._read_at = 0.0
+        self._started = self._read_at = self._longest_gap_s = 0.0
+        self._readings = 1
 
     def start(self) -> None:
         """Read the counters for the first time."""
@@ -135,7 +146,9 @@ class Sum:
 
     def read(self) -> None:
         """Read the counters again."""
-        self._read_at = self._clock()
+        before, self._read_at = self._read_at, self._clock()
+        self._longest_gap_s = max(self._longest_gap_s, self._read_at - before)
+        self._readings += 1
         for name, read in self.counters.reads.items():
             early, now, late = self._last[name], self._clock(), reading(read)
             if isinstance(early, str):
@@ -178,4 +191,6 @@ class Sum:
         used = [joules for name, joules in self._used.items() if name not in lost]
         problems = [*self.counters.problems, *(lost[name] for name in self._used if name in lost)]
         kind, source = self.counters.measured, self.counters.source
-        return Spent(kind, source, sum(used), len(used), 1 if used else 0, problems, host)
+        caps = (reading(cap) for cap in self.counters.caps)
+        return Spent(kind, source, sum(used), len(used), 1 if used else 0, problems, host, self._readings,
+                     self._longest_gap_s, tuple(cap for cap in caps if isinstance(cap, float)))  # fmt: skip

@@ -16,9 +16,8 @@ from mlhpc.common.host.accelerators import Vendor
 from mlhpc.common.ranks.world import World
 from mlhpc.quantities import count, seconds_text
 
-EVERY_S = 10.0
-"""Seconds between two readings: a package at 1 kW passes the smallest range of RAPL, 65.5 kJ, in 65 s, and a
-reading takes less than a millisecond."""
+EVERY_S = 0.9
+"""Seconds from one reading to the next: at least one each second (MLPerf Training, Power Measurement Rules)."""
 HALT_S = 5.0
 """Seconds that the end of a run waits for a reading in progress: a driver may block forever."""
 Record = Callable[[str, float, bool], None]
@@ -116,7 +115,7 @@ class Meter:
         self._blocked = False
 
     def start(self, record: Record) -> None:
-        """Read the counters, and from now on every ten seconds, from a thread. ``record`` gets what this rank's
+        """Read the counters, and from now on about every second, from a thread. ``record`` gets what this rank's
         counters of a kind have counted since, and whether they are all that there should be. Called by all ranks,
         which read their counters when Slurm has answered: on many nodes that takes seconds, in which none has
         started."""
@@ -189,6 +188,9 @@ def figures(gathered: Sequence[Spent], nodes: int) -> dict[Measured, dict[str, A
                 "counters": sum(one.counters for one in read),
                 "nodes": counted,
                 "problems": problems,
+                "readings": min((one.readings for one in read), default=0),
+                "longest_gap_s": round(max((one.longest_gap_s for one in read), default=0.0), 3),
+                "caps_w": sorted({cap for one in of_kind for cap in one.caps_w}),
             }
     return energy
 

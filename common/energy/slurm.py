@@ -74,7 +74,8 @@ class SlurmNodes:
                 problems.append((name, [used]))
             else:
                 joules.append(used)
-        return Spent("node", self._source, sum(joules), len(joules), len(joules), named_once(problems), "")
+        return Spent("node", self._source, sum(joules), len(joules), len(joules), named_once(problems), "", 2,
+                     stopped - self._started)  # fmt: skip
 
     def _used(self, first: Sample | None, last: Sample | None, stopped: float) -> float | str:
         if first is None or last is None:

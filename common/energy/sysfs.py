@@ -1,6 +1,7 @@
 """Energy counters in files of the kernel: RAPL of processors, and pm_counters of HPE Cray nodes."""
 
 import re
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -42,7 +43,8 @@ def rapl(root: Path = Path("/")) -> Counters:
     reads: dict[str, Read] = {name: partial(_joules, zones[name] / "energy_uj") for name in wraps}
     counters = answering("processors", source, reads, "no counter (RAPL) can be read")
     unknown = tuple(f"{name} does not state its range" for name in zones if name not in wraps)
-    return Counters("processors", source, counters.reads, counters.problems + unknown, wraps)
+    caps = [partial(_joules, zones[name] / "constraint_0_power_limit_uw") for name in wraps]
+    return Counters("processors", source, counters.reads, counters.problems + unknown, wraps, caps=caps)
 
 
 def _zones(folder: Path, one_per_package: bool) -> tuple[dict[str, Path], str]:
@@ -102,8 +104,10 @@ def cray(measured: Measured, root: Path = Path("/")) -> Counters:
     source = "Cray pm_counters"
     if measured == "processors":
         source += ": " + ", ".join(path.name.removesuffix("_energy") for path in files)
-    reads: dict[str, Read] = {path.name: partial(_cray_joules, path) for path in files}
-    return answering(measured, source, reads, "Cray's pm_counters cannot be read")
+    reads: dict[str, Read] = {path.name: partial(_cray_figure, path) for path in files}
+    limits = [path.with_name(path.name.replace("energy", "power_cap")) for path in files]
+    caps = [partial(_cray_figure, path) for path in limits if path.exists() and _cray_figure(path)]  # 0: none
+    return replace(answering(measured, source, reads, "Cray's pm_counters cannot be read"), caps=caps)
 
 
 def _cray_files(measured: Measured, folder: Path) -> list[Path]:
@@ -113,9 +117,9 @@ def _cray_files(measured: Measured, folder: Path) -> list[Path]:
     return [path for name in names if (path := folder / name).exists()]
 
 
-def _cray_joules(path: Path) -> float:
+def _cray_figure(path: Path) -> float:
     text = path.read_text()
-    value = re.match(r"(\d+) J\b", text)
+    value = re.match(r"(\d+) [JW]\b", text)
     if not value:
-        raise ValueError(f"{text.strip()!r} is not in joules")
+        raise ValueError(f"{text.strip()!r} is not in joules or watts")
     return float(value[1])

@@ -18,9 +18,7 @@ SHOWN = 30
 def add(commands: Commands) -> None:
     history = add_command(commands, "history", print_help, "results over years: compare, gate, find changes")
     actions = history.add_subparsers(title="commands", metavar="", parser_class=Parser)
-    adding = add_command(
-        actions, "add", _add, "add runs, campaigns, studies, logs of others, ReFrame's database"
-    )
+    adding = add_command(actions, "add", _add, "add runs, studies, logs of others, ReFrame's database")
     adding.add_argument("path", type=Path, nargs="+", metavar="PATH", help="runs, folders, logs, databases")
     _add_store(adding)
     adding.add_argument("--system", metavar="NAME", help="system (default: the cluster, or the host)")
@@ -30,15 +28,11 @@ def add(commands: Commands) -> None:
     listing.add_flag("--withdrawn", "also list withdrawn records")
     listing.add_flag("--csv", "print CSV")
     add_json(listing)
-    withdraw = add_command(
-        actions, "withdraw", _withdraw, "withdraw a record: it is kept, and no longer counts"
-    )
+    withdraw = add_command(actions, "withdraw", _withdraw, "keep a record that no longer counts")
     withdraw.add_argument("name", metavar="NAME", help="its name, or how that begins")
     withdraw.add_argument("--reason", required=True, metavar="TEXT", help="why")
     _add_store(withdraw)
-    annotate = add_command(
-        actions, "annotate", _annotate, "note an event, such as maintenance, on a time line"
-    )
+    annotate = add_command(actions, "annotate", _annotate, "note an event, such as maintenance")
     annotate.add_argument("text", metavar="TEXT", help="what happened")
     annotate.add_argument("--system", required=True, metavar="NAME", help="the system")
     annotate.add_argument("--when", metavar="DATE", help="ISO 8601 (default: now)")
@@ -50,21 +44,13 @@ def add(commands: Commands) -> None:
     compact = add_command(actions, "compact", _compact, "pack the records of past years, a file per year")
     compact.add_count("--before", "pack years before this one (default: the current)", metavar="YEAR")
     _add_store(compact)
-    gate = add_command(
-        actions, "gate", _gate, "test new runs against a baseline: 0 passed, 1 slower, 3 undecided"
-    )
-    gate.add_argument(
-        "runs", nargs="*", metavar="RUN", help="folders of runs, names of records, or selections"
-    )
+    gate = add_command(actions, "gate", _gate, "test new runs: 0 passed, 1 slower, 3 undecided")
+    gate.add_argument("runs", nargs="*", metavar="RUN", help="folders, names of records, or selections")
     gate.add_argument("--baseline", metavar="SELECTION|NAME", help="such as last=40 or when>=2026-01,nodes=4")
-    gate.add_argument(
-        "--tolerance", default="5%", metavar="SHARE", help="worse by this passes (default: 5%%)"
-    )
+    gate.add_argument("--tolerance", default="5%", metavar="SHARE", help="passes (default: 5%%)")
     gate.add_argument("--system", help="of the folders (default: as history add names it)")
     gate.add_argument("--rules", type=Path, metavar="FILE.toml", help="metrics with their tolerances")
-    gate.add_flag(
-        "--nodes", "instead of runs: each node's newest doctor --calibrate against the earlier ones"
-    )
+    gate.add_flag("--nodes", "instead of runs: each node's newest doctor --calibrate against earlier ones")
     _add_store(gate)
     add_json(gate)
     page = add_command(actions, "page", _page, "write a page of a system: time lines, changes, their causes")
@@ -79,9 +65,7 @@ def _add_store(parser: Parser) -> None:
 
 
 def _add_where(parser: Parser) -> None:
-    parser.add_repeatable(
-        "--where", "KEY=VALUE", "select: = != < <= > >=, * in texts, last=N; may be repeated"
-    )
+    parser.add_repeatable("--where", "KEY=VALUE", "select: = != < <= > >=, * in texts, last=N")
 
 
 def _store(options: argparse.Namespace) -> Path:
@@ -111,11 +95,7 @@ def _add(options: argparse.Namespace) -> int:
             name, is_new = put(store, record)
             new, seen = new + is_new, seen + 1
             print(
-                name[:12],
-                record.kind,
-                record.benchmark or "",
-                "" if is_new else "(there already)",
-                flush=True,
+                name[:12], record.kind, record.benchmark or "", "(there already)" * (not is_new), flush=True
             )
     print(f"{count(new, 'new record')} of {seen} in {store}")
     return 0

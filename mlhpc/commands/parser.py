@@ -215,9 +215,11 @@ def add_hyperparameters_from(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_results(parser: argparse.ArgumentParser) -> None:
-    """Add the path of results, and ``--ruleset``."""
-    parser.add_argument("path", type=Path, help="a run, a log, a folder of runs, or a submission tree")
+def add_results(parser: argparse.ArgumentParser, **options: Any) -> None:
+    """Add the path of results, with ``options`` of it, and ``--ruleset``."""
+    parser.add_argument(
+        "path", type=Path, help="a run, a log, a folder of runs, or a submission tree", **options
+    )
     add_ruleset(parser)
 
 

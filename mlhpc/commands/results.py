@@ -21,7 +21,15 @@ def add(commands: Commands) -> None:
     add_results(check)
     add_json(check)
     score = add_command(commands, "score", _score, "compute MLPerf scores of result sets, and check them")
-    add_results(score)
+    add_results(score, nargs="?")
+    score.add_argument(
+        "--acceptance",
+        type=Path,
+        metavar="FILE",
+        help="judge by this tender (TOML), or check an archive of --out",
+    )
+    score.add_folder("--out", "with --acceptance: write the evidence as an archive")
+    score.add_argument("--digest", metavar="SHA256", help="that the manifest of the archive must have")
     add_json(score)
     report = add_command(commands, "report", _report, "break down the time of one run or of several")
     report.add_argument("path", type=Path, nargs="+", help="runs, folders of runs, logs, submission trees")
@@ -85,6 +93,10 @@ def _check(options: argparse.Namespace) -> int:
 
 
 def _score(options: argparse.Namespace) -> int:
+    if options.acceptance:
+        return _acceptance(options)
+    if options.path is None or options.out or options.digest:
+        raise UserError("which results? pass a path; --out and --digest require --acceptance")
     if options.json:
         from mlhpc.submission.check.content import score_content
 
@@ -96,6 +108,37 @@ def _score(options: argparse.Namespace) -> int:
     from mlhpc.submission.check.console import print_score
 
     return print_score(options.path, options.ruleset, Console())
+
+
+def _acceptance(options: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from mlhpc.submission.acceptance import evidence
+    from mlhpc.submission.acceptance.console import print_acceptance
+
+    given, is_tender = options.acceptance, options.acceptance.suffix == ".toml"
+    own = {"--digest": options.digest} if is_tender else {"PATH": options.path, "--out": options.out}
+    if unused := [name for name, value in {"--ruleset": options.ruleset, **own}.items() if value]:
+        raise UserError(f"--acceptance {given} cannot be combined with {unused[0]}")
+    written: dict[str, str] = {}
+    if not is_tender:
+        accepted = evidence.verify(given, options.digest)
+    elif options.out:
+        accepted, archive, digest = evidence.write(given, options.path, options.out)
+        written = {"archive": str(archive), "digest": digest}
+    else:
+        accepted = evidence.accept(given, options.path)
+    if options.json:
+        print_json("score", {**accepted.content, **written})
+        return accepted.status
+    print_acceptance(accepted, Console())
+    if written:
+        print(f"evidence: {archive}\ndigest of its manifest, to be sent separately: {digest}")
+        print(f"to check: mlhpc score --acceptance {archive} --digest {digest}")
+    elif not is_tender:
+        unknown = "" if options.digest else "; whose manifest it is was not: pass --digest"
+        print(f"checked: every file has its checksum, and the figures are those of the logs{unknown}")
+    return accepted.status
 
 
 def _report(options: argparse.Namespace) -> int:

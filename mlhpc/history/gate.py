@@ -7,18 +7,20 @@ its own: it is taken to have that of the others.
 
 import math
 import statistics
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from mlhpc.common.energy.counters import widest
 from mlhpc.errors import UserError, few
-from mlhpc.history.rows import PARTS, widest
+from mlhpc.history.rows import PARTS
 from mlhpc.quantities import count
 
 METRICS = ("time_to_train_s", "epochs", "epoch_s", "time_to_train_without_staging_s", "samples_per_s",
-           "joules_per_sample")  # fmt: skip
+           "joules", "joules_per_sample")  # fmt: skip
 HIGHER_IS_BETTER = frozenset({"samples_per_s"})
-TO_TARGET = frozenset({"time_to_train_s", "epochs", "time_to_train_without_staging_s"})
+TO_TARGET = frozenset({"time_to_train_s", "epochs", "time_to_train_without_staging_s", "joules"})
 """Figures that only runs which reached the target have."""
 TESTED = ("time_to_train_s", "epochs", "epoch_s")
 """Tested in every gate: epochs to target and seconds per epoch apart, since their causes differ."""
@@ -74,9 +76,7 @@ def gate(new: Sequence[Measured], baseline: Sequence[Measured], rules: Sequence[
     require_comparable(new, baseline)
     tolerances = {rule.metric: rule.tolerance for rule in rules}
     shown = [*TESTED, *(metric for metric in tolerances if metric not in TESTED)]
-    tests = [
-        _test(metric, new, baseline, tolerances.get(metric), shown_at=rules[0].tolerance) for metric in shown
-    ]
+    tests = (_test(metric, new, baseline, tolerances.get(metric), rules[0].tolerance) for metric in shown)
     known = tuple(test for test in tests if test.counts or test.ratio)
     return Gate(known, _moved(new, baseline), tuple(_marks(new, baseline)))
 
@@ -89,9 +89,8 @@ def require_comparable(new: Sequence[Measured], baseline: Sequence[Measured]) ->
     for key in ("benchmark", "preset"):
         values = [sorted({str(row[key] or "not known") for row, _ in rows}) for rows in (new, baseline)]
         if len({*values[0], *values[1]}) > 1:
-            raise UserError(
-                f"{key} {few(values[0], 3)} cannot be compared with {few(values[1], 3)}; select one"
-            )
+            pair = " cannot be compared with ".join(few(each, 3) for each in values)
+            raise UserError(f"{key} {pair}; select one")
     stated: dict[str, set[str]] = {}
     for row, _ in (*new, *baseline):
         for each in (row["versions"] or "").split(", "):
@@ -111,8 +110,8 @@ def _figures(rows: Sequence[Measured], metric: str) -> tuple[float, ...]:
     for _, runs in rows:
         for run in runs:
             value = run.get(metric)
-            if metric == "joules_per_sample":
-                value = widest(value or {})
+            if isinstance(value, dict):  # joules by kind of counter
+                value = widest(value)
             if value is not None and value > 0 and (run.get("reached") or metric not in TO_TARGET):
                 values.append(float(value))
     return tuple(values)
@@ -120,13 +119,12 @@ def _figures(rows: Sequence[Measured], metric: str) -> tuple[float, ...]:
 
 def _test(
     metric: str,
-    new_rows: Sequence[Measured],
-    old_rows: Sequence[Measured],
+    ours: Sequence[Measured],
+    theirs: Sequence[Measured],
     tolerance: float | None,
-    *,
     shown_at: float,
 ) -> Test:
-    new, baseline = _figures(new_rows, metric), _figures(old_rows, metric)
+    new, baseline = _figures(ours, metric), _figures(theirs, metric)
     allowed = shown_at if tolerance is None else tolerance
     worse = (baseline, new) if metric in HIGHER_IS_BETTER else (new, baseline)
     ratio = ratio_interval(*worse)
@@ -204,20 +202,13 @@ def _further(
         n, m = (len(one) + more, len(two)) if new_is_above else (len(one), len(two) + more)
         return _half_width(one, two, n, m) < distance
 
-    if not enough(MOST_RUNS):
-        return None
-    low, high = 0, MOST_RUNS  # enough(high), not enough(low)
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if enough(middle) else (middle, high)
-    return high
+    further = 1 + bisect_left(range(1, MOST_RUNS + 1), True, key=enough)
+    return further if further <= MOST_RUNS else None
 
 
 def _moved(new: Sequence[Measured], baseline: Sequence[Measured]) -> tuple[tuple[str, float], ...]:
     means = [_part_means(rows) for rows in (new, baseline)]
-    changes = {
-        part: means[0][part] - means[1][part] for part in PARTS if part in means[0] and part in means[1]
-    }
+    changes = {part: means[0][part] - means[1][part] for part in PARTS if all(part in each for each in means)}
     return tuple(sorted(changes.items(), key=lambda change: -abs(change[1])))
 
 
@@ -238,9 +229,7 @@ def _marks(new: Sequence[Measured], baseline: Sequence[Measured]) -> list[str]:
             marks.append(f"{key}: {' against '.join(shown)}")
     unstated = sum(not row["versions"] for row, _ in (*new, *baseline))
     if unstated:
-        marks.append(
-            f"{count(unstated, 'record')} without versions: whether they can be compared is not known"
-        )
+        marks.append(f"{count(unstated, 'record')} without versions: may not be comparable")
     of_targets = [runs for row, runs in new if row["kind"] in ("run", "campaign")]
     missed = sum(not run.get("reached") for runs in of_targets for run in runs)
     if missed:

@@ -79,11 +79,8 @@ def baseline_of(index: Index, selection: str, new: Sequence[Measured]) -> list[M
 
 def _identity(measured: Measured) -> tuple[object, ...]:
     row, runs = measured
-    return (
-        row["when"] or row["name"],
-        row["settings"],
-        [(run.get("seed"), run.get("time_to_train_s")) for run in runs],
-    )
+    own = [(run.get("seed"), run.get("time_to_train_s")) for run in runs]
+    return row["when"] or row["name"], row["settings"], own
 
 
 def _measured(index: Index, text: str, system: str | None) -> list[Measured]:
@@ -91,9 +88,7 @@ def _measured(index: Index, text: str, system: str | None) -> list[Measured]:
     path = Path(text)
     if not path.exists():
         if not re.fullmatch("[0-9a-f]{6,64}", text) and not re.search("[<>=]", text):
-            raise UserError(
-                f"{text}: no such folder; pass a run, a record's name, or a selection such as last=5"
-            )
+            raise UserError(f"{text}: no such folder; pass a run, a record's name, or a selection (last=5)")
         return index.measured(conditions(text))
     from mlhpc.history.importing import all_records
     from mlhpc.history.reading import Given
@@ -101,7 +96,5 @@ def _measured(index: Index, text: str, system: str | None) -> list[Measured]:
     from mlhpc.history.store import digest
 
     records = [record for record in all_records(path, Given(system)) if record.kind != "campaign"]
-    return [
-        (row_of(digest(record.canonical()), record), [run.model_dump() for run in record.runs])
-        for record in records
-    ]
+    rows = (row_of(digest(record.canonical()), record) for record in records)
+    return [(row, [run.model_dump() for run in each.runs]) for row, each in zip(rows, records, strict=True)]

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from mlhpc.common.files.untrusted import clean, parse_json, printable
 from mlhpc.errors import UserError
-from mlhpc.history.reading import Given, node_record, records_of
+from mlhpc.history.reading import Given, node_record, records_of, same
 from mlhpc.record.energy import in_order
 from mlhpc.record.fields import first_problem
 from mlhpc.record.history import HistoryRecord, RunFigures, time_text
@@ -73,8 +73,7 @@ def _set_record(entry: "Entry", when: str | None, prints: list[str], given: Give
     reached = entry.over in (OVER_SCORED, OVER_CONVERGED)
     runs = []
     for run in entry.runs:
-        parts = run.phases
-        epochs = len(parts.epochs)
+        parts, epochs = run.phases, len(run.phases.epochs)
         energy = {k: e.whole_joules for k, e in in_order(run.energy).items() if e.whole_joules is not None}
         runs.append(
             RunFigures(
@@ -91,25 +90,15 @@ def _set_record(entry: "Entry", when: str | None, prints: list[str], given: Give
     score = entry.score.minutes if entry.score else None
     return HistoryRecord(
         kind="result set",
-        benchmark=entry.benchmark,
-        preset=entry.preset,
-        division=entry.division,
+        **same(entry, "benchmark", "preset", "division", "org", "machine", "nodes"),
         system=given.system or entry.system,
-        org=entry.org,
-        machine=entry.machine,
         when=when,
         status="scored" if score is not None else "not scored",
-        nodes=entry.nodes,
         accelerators=entry.scale if entry.unit == "accelerator" else 0,
         global_batch_size=entry.batch,
         runs=tuple(runs),
         figures={} if score is None else {"score_s": score * 60},
-        content={
-            "logs": prints,
-            "software": entry.software,
-            "metric": entry.metric,
-            "notes": list(entry.notes),
-        },
+        content={"logs": prints, "notes": list(entry.notes), **same(entry, "software", "metric")},
     )
 
 
@@ -120,9 +109,8 @@ def reframe(path: Path, given: Given) -> Iterator[HistoryRecord]:
             schema = (db.execute("SELECT schema_version FROM metadata").fetchone() or [_REFRAME_SCHEMA])[0]
             if schema != _REFRAME_SCHEMA:
                 raise UserError(f"{path}: schema {schema} of ReFrame; {_REFRAME_SCHEMA} can be read")
-            for session, blob in db.execute(
-                "SELECT uuid, json_blob FROM sessions ORDER BY session_start_unix"
-            ):
+            sessions = "SELECT uuid, json_blob FROM sessions ORDER BY session_start_unix"
+            for session, blob in db.execute(sessions):
                 yield from _reframe_session(str(session), str(blob)[:_LARGEST_SESSION], given)
     except sqlite3.Error as error:
         raise UserError(f"{path}: not a database of ReFrame that can be read ({error})") from None
@@ -131,16 +119,13 @@ def reframe(path: Path, given: Given) -> Iterator[HistoryRecord]:
 def _reframe_session(session: str, blob: str, given: Given) -> Iterator[HistoryRecord]:
     try:
         report = clean(parse_json(blob))
-        cases = [
-            (n, m, case) for n, run in enumerate(report["runs"]) for m, case in enumerate(run["testcases"])
-        ]
-        for run, number, case in cases:
-            if record := _reframe_case(f"{session}:{run}:{number}", case, given):
-                yield record
+        for n, run in enumerate(report["runs"]):
+            for m, case in enumerate(run["testcases"]):
+                if record := _reframe_case(f"{session}:{n}:{m}", case, given):
+                    yield record
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(
-            f"session {printable(session)[:40]} of ReFrame cannot be read ({error!r:.100})"
-        ) from None
+        name = printable(session)[:40]
+        raise UserError(f"session {name} of ReFrame cannot be read ({error!r:.100})") from None
 
 
 def _reframe_case(uuid: str, case: dict[str, Any], given: Given) -> HistoryRecord | None:

@@ -46,19 +46,16 @@ class Index:
 
     def measured(self, where: Sequence[str]) -> list[tuple[dict[str, Any], list[dict[str, Any]]]]:
         """The same rows, each with the figures of its runs. Raises UserError."""
-        return [
-            (json.loads(body), json.loads(runs)) for body, runs in self._select("body, runs", where, False)
-        ]
+        chosen = self._select("body, runs", where, False)
+        return [(json.loads(body), json.loads(runs)) for body, runs in chosen]
 
     def name_of(self, prefix: str) -> str:
         """The name of the record that begins with ``prefix``. Raises UserError if none or several do."""
-        found = [
-            name for (name,) in self.db.execute("SELECT name FROM records WHERE name GLOB ?", [f"{prefix}*"])
-        ]
+        found = self.db.execute("SELECT name FROM records WHERE name GLOB ?", [f"{prefix}*"]).fetchall()
         if len(found) != 1:
             what = f"{count(len(found), 'record')} of this store begin with it" if found else "no such record"
             raise UserError(f"{prefix}: {what}; mlhpc history list shows their names")
-        return str(found[0])
+        return str(found[0][0])
 
     def notes(self, kind: str) -> list[dict[str, Any]]:
         """The rows of withdrawals or annotations, with ``of`` and ``text``."""
@@ -84,10 +81,8 @@ class Index:
                 value = f"{value}*" if key == "name" else value
             conditions.append(f"{left} {sign} ?")
             values.append(value)
-        query = (
-            f"SELECT {columns} FROM records WHERE {' AND '.join(conditions)} ORDER BY at DESC, name LIMIT ?"
-        )
-        return self.db.execute(query, [*values, last]).fetchall()[::-1]
+        query = f"SELECT {columns} FROM records WHERE {' AND '.join(conditions)}"
+        return self.db.execute(f"{query} ORDER BY at DESC, name LIMIT ?", [*values, last]).fetchall()[::-1]
 
     def _parsed(self, condition: str) -> tuple[str, str, Any]:
         match = _CONDITION.fullmatch(condition)
@@ -121,11 +116,8 @@ class Index:
 
 def conditions(text: str) -> list[str]:
     """The conditions of a SELECTION, which commas separate; a digest is the name of a record."""
-    return (
-        [f"name={text}"]
-        if re.fullmatch("[0-9a-f]{6,64}", text)
-        else [part for part in text.split(",") if part]
-    )
+    is_name = re.fullmatch("[0-9a-f]{6,64}", text)
+    return [f"name={text}"] if is_name else [part for part in text.split(",") if part]
 
 
 def cache_of(store: Path) -> Path:
@@ -157,11 +149,8 @@ def opened(store: Path, *, quiet: bool = False) -> Iterator[Index]:
 def _unchanged(db: sqlite3.Connection, store: Path) -> set[str]:
     """The files in the index; of those with a problem only the ones that still have their size: a copy that was
     interrupted may have been repeated."""
-    known = set()
-    for file, size, problem in db.execute("SELECT * FROM files"):
-        if not problem or _size(store / file) == size:
-            known.add(file)
-    return known
+    files = db.execute("SELECT * FROM files")
+    return {file for file, size, problem in files if not problem or _size(store / file) == size}
 
 
 def _size(path: Path) -> int:

@@ -65,10 +65,8 @@ class Line:
         found = []
         for figure in ALARMING:
             rows = [row for row in self.rows if row[figure] and row[figure] > 0]
-            found += [
-                Alarm(figure, change, rows[change.at - 1], rows[change.at])
-                for change in changes([row[figure] for row in rows])
-            ]
+            shifts = changes([row[figure] for row in rows])
+            found += [Alarm(figure, shift, rows[shift.at - 1], rows[shift.at]) for shift in shifts]
         return tuple(sorted(found, key=lambda alarm: alarm.first_bad["when"] or ""))
 
 
@@ -98,35 +96,25 @@ def _lines(rows: Sequence[Row]) -> list[Line]:
     groups: dict[str, list[Row]] = {}
     for row in rows:
         if row["status"] == "success" and row["time_to_train_s"]:
-            size = (
-                f"{count(row['nodes'], 'node')}, {count(row['ranks'] or 0, 'rank')}" if row["nodes"] else ""
-            )
-            version = f"versions {row['versions']}" if row["versions"] else ""
-            title = " · ".join(filter(None, (row["benchmark"], row["preset"], size, version)))
+            nodes = row["nodes"] and f"{count(row['nodes'], 'node')}, {count(row['ranks'] or 0, 'rank')}"
+            version = row["versions"] and f"versions {row['versions']}"
+            title = " · ".join(filter(None, (row["benchmark"], row["preset"], nodes, version)))
             groups.setdefault(title, []).append(row)
     return [Line(title, tuple(own)) for title, own in sorted(groups.items())]
 
 
 def _sections(line: Line, notes: Sequence[Row], store: Path) -> Iterator[Section]:
     step = smallest_step([row["time_to_train_s"] for row in line.rows if row["time_to_train_s"]])
-    noise = (
-        f"The noise of these runs can show steps of {step:.1%} of the time to train, in most cases within 12 runs."
-        if step is not None
-        else f"Changes are looked for from {FEWEST} runs on."
-    )
+    noise = f"Changes are looked for from {FEWEST} runs on."
+    if step is not None:
+        noise = f"The noise of these runs can show steps of {step:.1%} of the time, mostly within 12 runs."
     about = f"{noise} Red: a change. Grey: an annotation. Dashed: the mean before the last change."
     yield Section(line.title, about, (Grid((_times(line, notes), _rates(line)), 1), _alarm_table(line)))
     pairs = {(alarm.last_good["name"], alarm.first_bad["name"]): alarm for alarm in line.alarms}
     details = [_details(alarm, store) for alarm in pairs.values()]
-    yield Section(
-        f"{line.title}: records",
-        "Between the last run before each change and the first one after it; then all records.",
-        (
-            *details,
-            Details("Annotations", (_notes_table(notes),)),
-            Details("Runs", (_runs_table(line),)),
-        ),
-    )
+    tables = Details("Annotations", (_notes_table(notes),)), Details("Runs", (_runs_table(line),))
+    about = "Between the last run before each change and the first one after it; then all records."
+    yield Section(f"{line.title}: records", about, (*details, *tables))
 
 
 def _label(n: int, row: Row) -> str:
@@ -152,9 +140,8 @@ def _times(line: Line, notes: Sequence[Row]) -> charts.Figure:
     drawn = {row["part"] for row in rows}
     colours = {title: charts.PARTS[part][0] for part, title in PARTS.items() if title in drawn}
     what = f"Time to train of {count(len(numbered), 'run')} by part, {count(len(changed), 'change')}"
-    return plots.columns(
-        rows, what, titles=("run", "seconds"), colours=colours, over=marks, title="Time to train"
-    )
+    axes = ("run", "seconds")
+    return plots.columns(rows, what, titles=axes, colours=colours, over=marks, title="Time to train")
 
 
 def _noted(line: Line, notes: Sequence[Row]) -> set[str]:

@@ -15,7 +15,6 @@ from typing import Any
 from mlhpc.common.files.untrusted import parse_json, printable, read_object, read_text
 from mlhpc.errors import UserError
 from mlhpc.history.store import digest, put
-from mlhpc.record.energy import in_order
 from mlhpc.record.environment import Environment
 from mlhpc.record.history import HistoryRecord, RunFigures, canonical, time_text
 from mlhpc.record.result import Result
@@ -70,38 +69,40 @@ def run_record(path: Path, given: Given) -> HistoryRecord:
     if run.result is None:
         why = dict(run.problems)["result.json"]
         raise UserError(f"{path}: result.json {why}; the run has not ended, or is damaged")
-    cell = path.parent / "cell.json"
+    result, config = run.result, run.config.model_dump(mode="json", exclude_none=True) if run.config else {}
     content: dict[str, Any] = {
-        "result": run.result.model_dump(exclude_unset=True),
+        "result": result.model_dump(exclude_unset=True),
         "environment": run.env.model_dump(exclude_unset=True),
-        "config": run.config.model_dump(mode="json", exclude_none=True) if run.config else {},
+        "config": config,
     }
-    if cell.is_file():
-        with contextlib.suppress(OSError, ValueError):
-            content["cell"] = read_object(cell, os.O_NOFOLLOW)
-    started = run.log.first("run_start") if run.log else None
-    result, env = run.result, run.env
+    with contextlib.suppress(OSError, ValueError):  # most runs are no cell of a study
+        content["cell"] = read_object(path.parent / "cell.json", os.O_NOFOLLOW)
     if run.log and run.log.fingerprint:
         content["log"] = run.log.fingerprint
     return HistoryRecord(
         kind="study cell" if "cell" in content else "run",
-        **_where(env, given),
-        benchmark=result.benchmark,
-        preset=result.preset,
-        division=result.division,
-        framework=run.framework,
-        when=time_text(started.time_ms / 1e3 if started else env.date),
-        status=result.status,
-        mlhpc=result.mlhpc,
-        settings=_settings(content["config"]),
-        versions=result.versions or {},
-        ranks=result.ranks,
-        nodes=result.nodes,
-        accelerators=sum(len(machine.accelerators) for machine in env.machines),
+        **_where(run.env, given),
+        **same(result, "benchmark", "preset", "division", "status", "mlhpc", "ranks", "nodes"),
         global_batch_size=result.global_batch_size,
+        framework=run.framework,
+        when=_when(run),
+        settings=_settings(config),
+        versions=result.versions or {},
+        accelerators=sum(len(machine.accelerators) for machine in run.env.machines),
         runs=(run_figures(result),),
         content=content,
     )
+
+
+def same(source: object, *keys: str) -> dict[str, Any]:
+    """What ``source`` and a record call by the same names."""
+    return {key: getattr(source, key) for key in keys}
+
+
+def _when(run: RunDirectory | None) -> str | None:
+    """The start of a run."""
+    started = run.log.first("run_start") if run and run.log else None
+    return time_text(started.time_ms / 1e3 if started else run.env.date if run else None)
 
 
 def _where(env: Environment, given: Given) -> dict[str, Any]:
@@ -131,13 +132,8 @@ def run_figures(result: Result) -> RunFigures:
     known = {key: value for key, value in parts.items() if value is not None}
     epochs = len(result.epochs)
     trained = sum(known.get(part, 0.0) for part in ("data_wait", "step", "evaluation"))
-    samples = sum(epoch.samples or 0 for epoch in result.epochs)
     rates = [epoch.samples_per_s for epoch in result.epochs if epoch.samples_per_s]
-    joules = {
-        kind: energy.whole_joules
-        for kind, energy in in_order(result.energy).items()
-        if energy.whole_joules is not None
-    }
+    joules, samples = result.joules, result.trained_samples
     sane = seconds is not None and seconds > 0
     return RunFigures(
         time_to_train_s=seconds if sane else None,
@@ -162,29 +158,24 @@ def campaign_record(path: Path, given: Given) -> HistoryRecord:
     first: RunDirectory | None = None
     with contextlib.suppress(UserError, IndexError):
         first = read(path / campaign.run_states[0].name)
-    started = first.log.first("run_start") if first and first.log else None
-    env = first.env if first else Environment()
     score = campaign.score.minutes
+    runs = (
+        RunFigures(
+            time_to_train_s=state.seconds,
+            time_to_train_without_staging_s=state.without_staging_s,
+            reached=state.state == "converged",
+            **same(state, "epochs", "seed"),
+        )
+        for state in campaign.run_states
+    )
     return HistoryRecord(
         kind="campaign",
-        **_where(env, given),
-        benchmark=campaign.benchmark,
-        preset=campaign.preset,
-        division=campaign.division,
-        when=time_text(started.time_ms / 1e3 if started else env.date),
+        **_where(first.env if first else Environment(), given),
+        **same(campaign, "benchmark", "preset", "division", "mlhpc"),
+        when=_when(first),
         status="scored" if score is not None else "not scored",
-        mlhpc=campaign.mlhpc,
         versions=(first.result.versions or {}) if first and first.result else {},
-        runs=tuple(
-            RunFigures(
-                time_to_train_s=state.seconds,
-                time_to_train_without_staging_s=state.without_staging_s,
-                epochs=state.epochs,
-                reached=state.state == "converged",
-                seed=state.seed,
-            )
-            for state in campaign.run_states
-        ),
+        runs=tuple(runs),
         figures={} if score is None else {"score_s": score * 60},
         content={"campaign": campaign.model_dump(mode="json", exclude_unset=True)},
     )
@@ -205,9 +196,7 @@ def _io_record(path: Path, content: dict[str, Any], given: Given) -> HistoryReco
         benchmark=re.sub(r"[^\w.+-]", "_", result.workload.name)[:100],
         **_where(Environment(hostname=hosts[0] if hosts else None), given),
         when=time_text(result.date),
-        mlhpc=result.mlhpc,
-        ranks=result.ranks,
-        nodes=result.nodes,
+        **same(result, "mlhpc", "ranks", "nodes"),
         runs=(RunFigures(samples_per_s=result.samples_per_s),),
         figures={key: value for key, value in figures.items() if value is not None},
         content={"io": content},
@@ -225,17 +214,13 @@ def _of_json(path: Path, given: Given) -> Iterator[HistoryRecord]:
             raise UserError(f"{path}: not the --json output of mlhpc profile or mlhpc predict")
         predicted = "machine" in each
         step, total = (_first(each.get(key)) for key in ("step_s", "time_to_train_s"))
-        named = {"machine": each["machine"], "system": given.system or each["machine"]} if predicted else {}
+        named = ("benchmark", "preset", "framework", "nodes", "accelerators", "global_batch_size")
         yield HistoryRecord(
             kind="prediction" if predicted else "profile",
-            benchmark=each["benchmark"],
-            preset=each.get("preset"),
-            framework=each.get("framework"),
-            **(named or {"machine": each.get("gpu"), "system": given.system}),
+            machine=each["machine"] if predicted else each.get("gpu"),
+            system=given.system or each.get("machine"),
             when=time_text(each.get("date")),
-            nodes=each.get("nodes"),
-            accelerators=each.get("accelerators"),
-            global_batch_size=each.get("global_batch_size"),
+            **{key: each.get(key) for key in named},
             runs=(RunFigures(time_to_train_s=total),) if total else (),
             figures={"training_step_s": step} if step is not None else {},
             content={"json": each},
@@ -248,9 +233,7 @@ def node_record(path: Path, given: Given) -> HistoryRecord:
 
     measured = machine(str(path))
     node = measured.title.removesuffix(", as measured")
-    dates = [
-        found[0] for source in measured.sources.values() if (found := re.search(r"\d{4}-\d\d-\d\d", source))
-    ]
+    dates = re.findall(r"\d{4}-\d\d-\d\d", " ".join(measured.sources.values()))
     if node == measured.title or not dates:
         raise UserError(f"{path}: not measured by mlhpc doctor --calibrate")
     return HistoryRecord(

@@ -1,8 +1,10 @@
-"""Rows: what a list, a selection and a gate need of a record. Without imports of other packages, which would take
+"""Rows: what a list, a selection and a gate need of a record. Without imports of pydantic, which would take
 longer than reading ten thousand rows."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
+
+from mlhpc.common.energy.counters import widest
 
 if TYPE_CHECKING:
     from mlhpc.record.history import HistoryRecord
@@ -44,8 +46,3 @@ def _mean(values: list[Any]) -> Any:
     if len(known) < 2:
         return known[0] if known else None
     return sum(known) / len(known)
-
-
-def widest(by_kind: Mapping[str, float]) -> float | None:
-    """The figure of the kind of counter that contains the others."""
-    return next((by_kind[kind] for kind in ("node", "accelerators", "processors") if kind in by_kind), None)

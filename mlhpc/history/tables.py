@@ -38,6 +38,7 @@ def _unusual(status: str | None) -> str:
     return "" if status in (None, "success", "pass", "scored") else status
 
 
+_HEALTH = {"pass": "healthy"}
 _TONES = {"slower": "error", "undecided": "warning"}
 
 
@@ -100,7 +101,7 @@ def print_nodes(nodes: Sequence[Health], console: Console) -> None:
         "worst figure": lambda node: node.figure,
         "slower by": lambda node: ratio_text(node.ratio),
         "verdict": lambda node: Cell(
-            {"pass": "healthy"}.get(node.verdict, node.verdict), tone=_TONES.get(node.verdict, "")
+            _HEALTH.get(node.verdict, node.verdict), tone=_TONES.get(node.verdict, "")
         ),
     }
     print_table(table("nodes", nodes, columns, text_columns=3, prose=(3, 4)), console)

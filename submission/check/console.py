@@ -19,7 +19,13 @@ from mlhpc.submission.findings import print_findings, verdict
 from mlhpc.submission.result_set import ResultSet
 from mlhpc.submission.score.rcp import Comparison
 from mlhpc.submission.score.score import RunScore, Strong, Weak
-from mlhpc.submission.score.set_score import compare_set, division_of, has_own_target, target_of
+from mlhpc.submission.score.set_score import (
+    compare_set,
+    division_of,
+    has_own_target,
+    scored_joules,
+    target_of,
+)
 
 METRIC = {"strong": "time to solution (strong)", "weak": "throughput (weak)"}
 
@@ -133,6 +139,9 @@ def _lines(checked: SetCheck) -> list[Text]:
     lines = [_score(score, checked.passes)]
     if isinstance(score, Strong) and score.mean is not None:
         lines.append(_spread(score))
+    if joules := scored_joules(score):
+        used = ", ".join(f"{NAMES[kind]} {joules_text(value)}" for kind, value in joules.items())
+        lines.append(Text(f"energy of a training, mean of the runs in the score: {used}"))
     if rule := target_of(results):
         own = "; not the target of MLPerf: not an MLPerf result" if has_own_target(results) else ""
         lines.append(Text(f"target: {rule[0].metric} {rule[0].value:g}{own}"))

@@ -10,7 +10,7 @@ from mlhpc.submission.check.check import SetCheck, check_sets
 from mlhpc.submission.check.rulesets import exist
 from mlhpc.submission.findings import grouped, verdict
 from mlhpc.submission.score.score import RunScore, Weak
-from mlhpc.submission.score.set_score import division_of, has_own_target, target_of
+from mlhpc.submission.score.set_score import division_of, has_own_target, scored_joules, target_of
 
 
 def check_content(path: Path, ruleset: str | None) -> dict[str, Any]:
@@ -62,6 +62,7 @@ def _score(checked: SetCheck) -> dict[str, Any]:
         "score_without_staging_min": score.without_staging_minutes,
         "no_score": score.why or None,
         "target": None,
+        "energy_j": scored_joules(score),
         "runs": [_run(run) for run in score.runs],
     }
     if target:

@@ -173,7 +173,7 @@ def _facts(run: RunDirectory) -> dict[str, str]:
             speed_of = f", {bytes_text(staging.bytes / staging.seconds, '/s')}" if staging.seconds else ""
             took = f"{bytes_text(staging.bytes)} in {duration_text(staging.seconds)}{speed_of}"
             facts["staged"] = f"{count(staging.files, 'file')}, {took}"
-        if energy := energy_line(result.energy):
+        if energy := energy_line(result.energy, result.trained_samples):
             facts["energy"] = energy
         if slow := slow_epochs(run):
             facts["slow epochs"] = slow

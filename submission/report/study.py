@@ -20,10 +20,12 @@ from pydantic import ValidationError
 
 from mlhpc.benchmarks.load import dotted, loads, toml_value
 from mlhpc.benchmarks.schema import Run
+from mlhpc.common.energy.counters import widest
 from mlhpc.common.files.untrusted import read_text
 from mlhpc.errors import UserError
 from mlhpc.quantities import seconds_text
 from mlhpc.record.breakdown import waits_are_of_all_ranks
+from mlhpc.record.energy import energies_in
 from mlhpc.record.environment import Environment
 from mlhpc.record.events import read_events
 from mlhpc.record.fields import first_problem
@@ -46,7 +48,8 @@ GLOBAL_BATCH = "hyperparameters.global_batch_size"
 @dataclass(frozen=True)
 class Measured:
     """One run: ``steps`` steps in ``seconds``, including ``wait_s`` of data wait. ``staging_s`` is None
-    unless everything was copied: not staged, or files existed already."""
+    unless everything was copied: not staged, or files existed already. ``joules_per_sample``: of the whole run
+    over all its samples, by the kind of counter that contains the others."""
 
     path: Path
     steps: int
@@ -56,6 +59,7 @@ class Measured:
     staging_s: float | None
     environment: Environment | None
     servers: ServerFigures | None = None
+    joules_per_sample: float | None = None
 
     @property
     def samples_per_s(self) -> float:
@@ -201,6 +205,8 @@ def _measured(run: Path, settings: Mapping[str, Value]) -> Measured:
     if warm is None and config.study.warmup_steps:
         raise ValueError("it ended before its warm-up")
     copied = "staging" in ends and not notes.get("staging", {}).get("kept")
+    energies = {kind: each.whole_joules for kind, each in energies_in(notes.get("energy")).items()}
+    joules = widest({kind: whole for kind, whole in energies.items() if whole is not None})
     return Measured(
         run,
         steps=config.study.steps,
@@ -209,6 +215,7 @@ def _measured(run: Path, settings: Mapping[str, Value]) -> Measured:
         wait_s=waited,
         staging_s=ends["staging"]["seconds"] if copied else None,
         environment=_environment(run),
+        joules_per_sample=joules and joules / (expected_steps * config.hyperparameters.global_batch_size),
     )
 
 

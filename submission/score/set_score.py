@@ -3,6 +3,7 @@
 import re
 from collections import Counter
 from collections.abc import Iterator
+from statistics import fmean
 from typing import Any
 
 from mlhpc.benchmarks import registry
@@ -12,7 +13,7 @@ from mlhpc.common.files.untrusted import printable
 from mlhpc.errors import shown
 from mlhpc.quantities import count
 from mlhpc.record.mllog import Log
-from mlhpc.record.result import Target
+from mlhpc.record.result import Target, energies_of
 from mlhpc.submission.findings import allowed_value
 from mlhpc.submission.result_set import SETTINGS, SIZES, ResultSet
 from mlhpc.submission.score.rcp import Comparison, compare, reference_points
@@ -61,6 +62,19 @@ def score_set(results: ResultSet) -> Strong | Weak:
     if results.metric == "weak":
         return score_weak(results.condensed, *rules, results.total_scale, results.condensed_pruned)
     return score_strong(results.condensed, *rules)
+
+
+def scored_joules(score: Strong | Weak) -> dict[str, float]:
+    """Mean joules of a training by kind of counter, over the runs that make up the score (MLPerf Training, Power
+    Measurement Rules, "Scoring"); without kinds of which one of these runs has no complete figure."""
+    runs = [
+        {kind: energy.whole_joules for kind, energy in energies_of(run.path).items()}
+        for run in score.runs
+        if run.converged and not run.dropped and score.minutes is not None
+    ]
+    figures = {kind: [run.get(kind) for run in runs] for kind in (runs[0] if runs else ())}
+    return {kind: fmean(known) for kind, values in figures.items()
+            if len(known := [value for value in values if value is not None]) == len(runs)}  # fmt: skip
 
 
 def division_of(results: ResultSet) -> str:

@@ -55,6 +55,7 @@ FLOORS = (
     {"submission/score"},
     {"submission/check"},
     {"submission/report", "submission/pack"},
+    {"submission/acceptance"},
     {"mlhpc/doctor", "mlhpc/observe", "mlhpc/papers", "mlhpc/history"},
     {"mlhpc"},
     {"mlhpc/campaign", "mlhpc/preview"},

@@ -86,7 +86,7 @@ OPTIONS = {
     "completion": [],
     "rules": ["--ruleset", "--preset", "--set", "--hyperparameters-from", "--data", "--stage", "--json"],
     "check": ["--ruleset", "--json"],
-    "score": ["--ruleset", "--json"],
+    "score": ["--ruleset", "--acceptance", "--out", "--digest", "--json"],
     "report": ["--out", "--predict", "--machine", "--what-if", "--json"],
     "weights": ["--out"],
     "history add": ["--store", "--system"],

@@ -105,7 +105,9 @@ def test_intel_counts_cards_once_though_tiles_have_files_too(tmp_path):
         folder.mkdir(parents=True)
         (folder / "name").write_text(f"{name}\n")
         (folder / "energy1_input").write_text(f"{microjoules}\n")
+        (folder / "power1_max").write_text("300000000\n")
     assert list(joules(accelerator_counters("intel", tmp_path)).values()) == [5.0, 7.0]
+    assert [limit() for limit in accelerator_counters("intel", tmp_path).caps] == [300.0, 300.0]
     assert "no energy counter" in accelerator_counters("intel", tmp_path / "empty").problems[0]
 
 
@@ -114,13 +116,17 @@ def test_devices_are_known_by_their_uuid_where_the_driver_says_it(monkeypatch):
     nvml = SimpleNamespace(nvmlInit=lambda: None, nvmlDeviceGetCount=lambda: 2,
                            nvmlDeviceGetHandleByIndex=lambda number: number,
                            nvmlDeviceGetTotalEnergyConsumption=lambda device: 1,
+                           nvmlDeviceGetEnforcedPowerLimit=lambda device: 700_000 - 1000 * device,
                            nvmlDeviceGetUUID=lambda device: f"GPU-{device + 7}")  # fmt: skip
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
     assert accelerator_counters("nvidia").devices == ("GPU-7", "GPU-8")
+    assert [limit() for limit in accelerator_counters("nvidia").caps] == [700.0, 699.0]
     amdsmi = SimpleNamespace(amdsmi_init=lambda: None, amdsmi_get_processor_handles=lambda: ["a", "b"],
                              amdsmi_get_energy_count=lambda device: {"power": 1, "counter_resolution": 15.3},
+                             amdsmi_get_power_cap_info=lambda device: {"power_cap": 560_000_000},
                              amdsmi_get_gpu_device_uuid=lambda device: f"uuid {device}")  # fmt: skip
     monkeypatch.setitem(sys.modules, "amdsmi", amdsmi)
     assert accelerator_counters("amd").devices == ("uuid a", "uuid b")
+    assert [limit() for limit in accelerator_counters("amd").caps] == [560.0, 560.0]
     del amdsmi.amdsmi_get_gpu_device_uuid
     assert accelerator_counters("amd").devices == ("0", "1")

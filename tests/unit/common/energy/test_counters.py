@@ -72,6 +72,26 @@ def test_a_counter_without_a_range_that_was_reset_makes_no_figure():
     assert spent.problems == ["package-0 was reset: from 100 J to 30 J"]
 
 
+def test_readings_are_counted_and_the_longest_gap_between_two_is_kept():
+    counter = Counter(0.0, 100.0)
+    made = summing(counter)
+    for seconds in (0.9, 0.9, 7.5, 0.9):
+        counter.wait(seconds)
+        made.read()
+    counter.wait(0.2)
+    spent = made.spent("")
+    assert (spent.readings, spent.longest_gap_s) == (6, pytest.approx(7.5))
+
+
+def test_a_power_limit_that_cannot_be_read_is_none():
+    def denied():
+        raise PermissionError("denied")
+
+    made = Sum(Counters("processors", "RAPL", {"package-0": lambda: 1.0}, caps=(lambda: 280.0, denied)))
+    made.start()
+    assert made.spent("").caps_w == (280.0,)
+
+
 def test_a_failed_reading_in_between_is_made_up_for_by_the_next():
     counter = Counter(100.0, 50.0, RANGE_J)
     made = summing(counter)

@@ -52,10 +52,15 @@ def test_each_kind_that_a_node_has_is_a_figure_of_its_own(tmp_path):
             count(root, zone, 1_000_000 * (2 + number))  # 1 + 2 + 3 + 4 J
         pm_counters(root, CRAY_EX | {"energy": 9025})
 
-    assert recorded(tmp_path, *counters_of_node(False, root), during=during) == {
+    (root / "sys/class/powercap/intel-rapl:0/constraint_0_power_limit_uw").write_text("280000000\n")
+    (root / "sys/cray/pm_counters/power_cap").write_text("2000 W 1700000000000000 us\n")
+    note = recorded(tmp_path, *counters_of_node(False, root), during=during)
+    assert [0 < figure.pop("longest_gap_s") < 60 for figure in note.values()] == [True, True]
+    assert note == {
         "processors": {"joules": 10.0, "source": "RAPL, packages and memory", "counters": 4, "nodes": 1,
-                       "problems": []},
-        "node": {"joules": 25.0, "source": "Cray pm_counters", "counters": 1, "nodes": 1, "problems": []},
+                       "problems": [], "readings": 2, "caps_w": [280.0]},
+        "node": {"joules": 25.0, "source": "Cray pm_counters", "counters": 1, "nodes": 1, "problems": [],
+                 "readings": 2, "caps_w": [2000.0]},
     }  # fmt: skip
 
 
@@ -108,7 +113,8 @@ def test_a_run_whose_accelerators_have_no_counters_says_why(tmp_path, capsys):
     missing = "NVML is not installed: pip install x"
     note = recorded(tmp_path, Counters("accelerators", "NVML", problems=(missing,)))
     assert note["accelerators"] == {
-        "joules": None, "source": "NVML", "counters": 0, "nodes": 0, "problems": [missing]
+        "joules": None, "source": "NVML", "counters": 0, "nodes": 0, "problems": [missing],
+        "readings": 0, "longest_gap_s": 0.0, "caps_w": [],
     }  # fmt: skip
     assert capsys.readouterr().err == f"no energy figure for the accelerators: {missing}\n"
 

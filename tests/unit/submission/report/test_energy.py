@@ -13,6 +13,7 @@ from rich.console import Console
 
 from mlhpc import cli
 from mlhpc.quantities import joules_text
+from mlhpc.record.energy import Energy
 from mlhpc.submission.check.console import print_score
 from mlhpc.submission.report.compare import compare
 from mlhpc.submission.report.compare_page import page as comparison_page
@@ -75,6 +76,31 @@ def test_a_report_shows_each_kind_with_its_name_and_mean_power(tmp_path: Path) -
     assert "251.7" not in page.text + text, "kinds are never added"
 
 
+SAMPLED = {"readings": 132, "longest_gap_s": 0.93, "caps_w": [400.0, 700.0]}
+
+
+def test_a_report_says_joules_per_sample_power_limits_and_what_the_power_rules_miss(tmp_path: Path) -> None:
+    energies = {
+        "accelerators": figure(81_234.5) | SAMPLED,
+        "node": figure(150_000.0, "Slurm, ipmi", nodes=2) | {"readings": 2, "longest_gap_s": 93.2},
+    }
+    run = run_with(tmp_path / "run", energies)
+    epochs = json.loads((run / "result.json").read_text())["epochs"]
+    samples = sum(epoch["samples"] for epoch in epochs)
+    page, text = report_of(run)
+    assert f"accelerators 81.23 kJ (NVML), {joules_text(81_234.5 / samples)}/sample" in text
+    assert "400 W, 700 W" in page.text
+    assert "accelerators: below the measuring point, the power supply" in page.text
+    assert "2 readings, not 60; a gap of 93.2 s; without the network" in page.text
+
+
+def test_a_node_read_each_second_meets_the_power_rules() -> None:
+    assert (
+        Energy(joules=1.0, counters=1, source="Cray pm_counters", nodes=1, **SAMPLED).short_of_rules("node")
+        == []
+    )
+
+
 @pytest.mark.parametrize(("energy", "on_page", "printed"), [
     (OLD, "accelerators NVML 81.23 kJ", "accelerators 81.23 kJ (NVML)"),
     ({"accelerators": figure(81_234.5, problems=[LOST])}, LOST, "accelerators incomplete (NVML)"),
@@ -121,7 +147,11 @@ def test_a_score_shows_the_joules_of_each_run_beside_its_minutes(tmp_path: Path,
 
     runs = ten_runs(tmp_path / "runs", energy_of)
     text = of_score(runs)
-    assert text.count("energy of") == 2 and "accelerators" in text and "processors" not in text
+    # The runs in the score are neither the fastest, run_0, nor the slowest, run_9; run_8 has no complete figure.
+    mean = sum(5.0 * (n + 1) for n in range(1, 9)) / 8
+    assert f"energy of a training, mean of the runs in the score: whole nodes {mean:g} kJ" in text
+    assert of_json(capsys, "score", runs)["sets"][0]["energy_j"] == {"node": mean * 1e3}
+    assert text.count("energy of") == 3 and "accelerators" in text and "processors" not in text
     scored = of_json(capsys, "score", runs)["sets"][0]["runs"]
     for n, run in enumerate(scored):
         whole = {"accelerators": 1000.0 * (n + 1), "processors": None, "node": 5000.0 * (n + 1)}

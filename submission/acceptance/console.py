@@ -1,0 +1,98 @@
+"""The output of ``mlhpc score --acceptance``."""
+
+from collections.abc import Iterator
+from functools import partial
+
+from rich.console import Console
+
+from mlhpc.common.pages.blocks import Cell, Table, number, table
+from mlhpc.common.pages.terminal import print_table, say
+from mlhpc.quantities import bytes_text, count, digits, duration_text, joules_text
+from mlhpc.submission.acceptance.judge import COLUMNS, Acceptance, Judged
+from mlhpc.submission.acceptance.tender import TIERS
+
+_TONES = {"fails": "error", "passes": ""}
+_STATUS = {0: "accepted", 1: "not accepted", 3: "undecided"}
+
+
+def print_acceptance(accepted: Acceptance, console: Console) -> None:
+    """Times, metric, required bandwidths, what is missing, and the verdict."""
+    tender = accepted.tender
+    say(console, f"{tender.title}: {count(tender.system.nodes, 'node')} of {accepted.machine.title}", "bold")
+    print_table(_times(accepted), console)
+    for each in accepted.jobs:
+        for line in _lines(each, tender.jobs[each.name].changes):
+            say(console, f"{each.name}: {line}")
+    for tier in dict.fromkeys(job.tier for job in tender.jobs.values()):
+        say(console, f"tier {tier}: {TIERS[tier]}")
+    print_table(_bandwidths(accepted), console)
+    say(console, "bandwidths of a node: required at the accelerators' peak, files at the predicted rate / offered "
+                 "(Ibrahim et al. 2021, section VII)")  # fmt: skip
+    for each in accepted.jobs:
+        if each.verdict not in ("passes", "fails"):
+            time = each.times.get("predicted")
+            hours = f"  # about {digits(time.seconds * time.nodes / 3600)} node hours a run" if time else ""
+            say(console, f"to run: {each.command}{hours}")
+    say(console, "improvement: geometric mean of c · U · S with U = (n_ref / n) · (N / N_ref) and S = t_ref / t "
+                 "≥ 1 (NERSC, Scalable System Improvement)")  # fmt: skip
+    required = tender.required_improvement
+    for column, value in accepted.improvements.items():
+        wanted = f", required {digits(required)}" if required and column == "measured" else ""
+        say(console, f"improvement, {column}: {digits(value)}{wanted}")
+    say(console, f"verdict: {_STATUS[accepted.status]}", "bold")
+
+
+def _times(accepted: Acceptance) -> Table:
+    def time(column: str, each: Judged) -> Cell | str:
+        value = each.reference if column == "reference" else each.times.get(column)
+        if value is None:
+            return ""
+        return Cell(duration_text(value.seconds) + " *" * bool(value.scaled), value=value.seconds)
+
+    return table(
+        "acceptance",
+        accepted.jobs,
+        {
+            "job": lambda each: each.name,
+            "tier": lambda each: accepted.tender.jobs[each.name].tier,
+            "verdict": lambda each: Cell(each.verdict, tone=_TONES.get(each.verdict, "warning")),
+            "nodes": lambda each: str(each.nodes),
+            **{column: partial(time, column) for column in ("reference", *COLUMNS)},
+            "improvement": lambda each: number(each.improvements.get("measured"), digits),
+            "energy": lambda each: number(each.joules, joules_text),
+        },
+        text_columns=3,
+    )
+
+
+def _lines(each: Judged, changes: str) -> Iterator[str]:
+    """Where times come from, why some are unknown, and what is wrong."""
+    for column, time in {"reference": each.reference, "measured": each.times.get("measured")}.items():
+        if time:
+            yield f"{column}: {time.source}" + f" * scaled by predict from {time.scaled}" * bool(time.scaled)
+    ends = each.predicted_s
+    yield (
+        f"predicted: {duration_text(ends[1])} to {duration_text(ends[2])}"
+        if ends
+        else f"no prediction: {each.unknown}"
+    )
+    if changes:
+        yield f"changes: {changes}"
+    yield from (f"fails: {problem}" for problem in each.problems)
+
+
+def _bandwidths(accepted: Acceptance) -> Table:
+    def pair(needed: str, has: str, each: Judged) -> str:
+        return " / ".join(bytes_text(each.bandwidths[key], "/s") for key in (needed, has))
+
+    return table(
+        "bandwidths",
+        accepted.jobs,
+        {
+            "job": lambda each: each.name,
+            "samples / host link": partial(pair, "samples", "link"),
+            "memory": partial(pair, "memory", "memory_of_machine"),
+            "files / file system": partial(pair, "files", "file_system"),
+            "files / local storage": partial(pair, "files", "local"),
+        },
+    )

@@ -1,0 +1,90 @@
+"""The evidence of an acceptance test as one archive, and checking it: its files by the digest of their manifest,
+its figures by computing them again from the logs in it."""
+
+import json
+import shutil
+import tempfile
+from itertools import zip_longest
+from pathlib import Path
+
+from mlhpc.common.files.checksum import sha256
+from mlhpc.common.files.filesystem import as_user_error
+from mlhpc.common.files.untrusted import finite, printable, read_text
+from mlhpc.errors import UserError
+from mlhpc.submission.acceptance.judge import Acceptance, judge
+from mlhpc.submission.acceptance.tender import read
+from mlhpc.submission.check.check import check_sets
+from mlhpc.submission.pack.archive import CHECKSUMS, NAME, aside, unpack, write_archive
+
+KEPT = frozenset({".txt", ".log", ".json", ".jsonl", ".toml"})
+"""Files of results that are evidence; checkpoints, pages and data are not."""
+FIGURES = "acceptance.json"
+
+
+def accept(tender_file: Path, results: Path | None) -> Acceptance:
+    """The verdict on the tender, with the finished jobs below ``results``. Raises UserError."""
+    tender, machine = read(tender_file)
+    sets = list(check_sets(results)) if results else []
+    return judge(tender, machine, sets, results or Path())
+
+
+def write(tender_file: Path, results: Path | None, out: Path) -> tuple[Acceptance, Path, str]:
+    """Like :func:`accept`, of copies of the files, which are written as an archive into ``out``; its path, and the
+    digest of its manifest. Raises UserError."""
+    name = tender_file.stem
+    if not NAME.fullmatch(name):
+        raise UserError(f"{tender_file}: name it with letters, digits, '-' and '_', as the archive will be")
+    beside = tender_file.parent / read(tender_file)[0].system.machine
+    with aside(out) as part, as_user_error(out, "cannot be written", "free some space"):
+        tree = part / name
+        tree.mkdir()
+        shutil.copyfile(tender_file, tree / "tender.toml")
+        if beside.suffix == ".toml":
+            shutil.copyfile(beside, tree / beside.name)
+        evidence = results and tree / "results"
+        if results and evidence:
+            shutil.copytree(results, evidence / results.resolve().name, ignore=_no_evidence)
+        accepted = accept(tree / "tender.toml", evidence)
+        (tree / FIGURES).write_text(_text(accepted), "utf-8")
+        archive = write_archive(part, name)
+        digest = sha256(part / f"{name}{CHECKSUMS}")
+        for made in (archive, part / f"{name}{CHECKSUMS}"):
+            if (out / made.name).exists():
+                raise UserError(f"{out / made.name} already exists; choose another --out")
+            made.rename(out / made.name)
+    return accepted, out / archive.name, digest
+
+
+def verify(archive: Path, digest: str | None) -> Acceptance:
+    """The verdict in ``archive``, computed again. Raises UserError if a file is damaged, if ``digest`` is not the
+    SHA-256 of the manifest, or if a figure is not that of the logs."""
+    with tempfile.TemporaryDirectory(prefix="mlhpc-") as folder:
+        tree = unpack(archive, Path(folder))
+        found = sha256(Path(folder) / f"{tree.name}{CHECKSUMS}")
+        if digest and digest.lower() != found:
+            raise UserError(
+                f"{archive}: its manifest has the digest {found}, not {digest}; it is another archive"
+            )
+        evidence = tree / "results"
+        accepted = accept(tree / "tender.toml", evidence if evidence.is_dir() else None)
+        stated, found = read_text(tree / FIGURES), _text(accepted)
+        pairs = zip_longest(stated.splitlines(), found.splitlines(), fillvalue="")
+        for one, other in pairs:
+            if one != other:
+                changed = f"{FIGURES} has {printable(one.strip(' ,'))}, computed again {other.strip(' ,')}"
+                raise UserError(f"{archive}: {changed}; it was changed, or is of another version")
+        return accepted
+
+
+def _text(accepted: Acceptance) -> str:
+    """The figures to nine digits, which are the same on every machine."""
+    text = json.dumps(finite(accepted.content))
+    return (
+        json.dumps(json.loads(text, parse_float=lambda digits: float(f"{float(digits):.9g}")), indent=1)
+        + "\n"
+    )
+
+
+def _no_evidence(folder: str, names: list[str]) -> list[str]:
+    paths = [Path(folder, name) for name in names]
+    return [path.name for path in paths if path.is_symlink() or not (path.is_dir() or path.suffix in KEPT)]

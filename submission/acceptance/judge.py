@@ -1,0 +1,280 @@
+"""Whether finished jobs are what a tender requires: ratios of times, and their weighted geometric mean.
+
+The metric is NERSC's Scalable System Improvement (nersc.gov/research-and-development/apex/apex-benchmarks/ssi):
+the geometric mean, with weights w, of c · U · S of each job, where c is its capability factor, S = t_ref / t its
+speedup and U = (n_ref / n) · (N / N_ref) the ratio of utilizations: n nodes of N run it. S must be 1 or more.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from mlhpc.benchmarks.load import load
+from mlhpc.benchmarks.registry import logged_name
+from mlhpc.benchmarks.schema import Run
+from mlhpc.common.energy.counters import widest
+from mlhpc.errors import UserError, few
+from mlhpc.perf.machines import Machine
+from mlhpc.perf.movement import required_bandwidth
+from mlhpc.perf.prediction.model import Model, with_batch
+from mlhpc.perf.scaling import Triple
+from mlhpc.quantities import count, duration_text
+from mlhpc.submission.acceptance.tender import Job, Tender
+from mlhpc.submission.check.check import SetCheck
+from mlhpc.submission.findings import verdict
+from mlhpc.submission.score.score import Strong
+from mlhpc.submission.score.set_score import division_of, scored_joules, target_of
+
+COLUMNS = ("offered", "predicted", "measured")
+
+
+@dataclass(frozen=True)
+class Time:
+    """Seconds to train on ``nodes``. ``scaled``: the other size from which predictions have scaled them."""
+
+    seconds: float
+    nodes: int
+    source: str
+    scaled: str = ""
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A job on ``nodes``. ``times`` and ``improvements`` (c · U · S) by column, where they are known; ``unknown``:
+    why a prediction is not. ``predicted_s``: with its interval. ``joules``: of a training. ``bandwidths``: those
+    required, and those of the machine, in bytes/s of a node. ``command``: what runs it."""
+
+    name: str
+    nodes: int
+    reference: Time | None
+    times: dict[str, Time]
+    predicted_s: Triple | None
+    unknown: str
+    joules: float | None
+    improvements: dict[str, float]
+    problems: tuple[str, ...]
+    bandwidths: dict[str, float | None]
+    command: str
+
+    @property
+    def verdict(self) -> str:
+        """passes, fails, missing, or scaled: not measured at this size, so that it decides nothing."""
+        measured = self.times.get("measured")
+        if self.problems or measured is None:
+            return "fails" if self.problems else "missing"
+        return "scaled" if measured.scaled else "passes"
+
+
+@dataclass(frozen=True)
+class Acceptance:
+    """The verdicts on all jobs of ``tender``."""
+
+    tender: Tender
+    machine: Machine
+    jobs: tuple[Judged, ...]
+
+    @property
+    def improvements(self) -> dict[str, float]:
+        """The metric by column, where all jobs with a reference have a time."""
+        jobs = [
+            (each.improvements, self.tender.jobs[each.name].weight) for each in self.jobs if each.reference
+        ]
+        return {
+            column: geometric_mean((own[column], weight) for own, weight in jobs)
+            for column in COLUMNS
+            if jobs and all(column in own for own, _ in jobs)
+        }
+
+    @property
+    def status(self) -> int:
+        """0 accepted, 1 not accepted, 3 undecided: jobs are missing, or were measured at another size."""
+        required, reached = self.tender.required_improvement or 0.0, self.improvements.get("measured")
+        verdicts = {judged.verdict for judged in self.jobs}
+        if "fails" in verdicts or (reached is not None and reached < required):
+            return 1
+        return 0 if verdicts == {"passes"} and (not required or reached is not None) else 3
+
+    @property
+    def content(self) -> dict[str, Any]:
+        """As JSON (docs/reference/json.md)."""
+        return {
+            "tender": self.tender.model_dump(mode="json"),
+            "status": self.status,
+            "improvements": self.improvements,
+            "jobs": [{**asdict(each), "verdict": each.verdict} for each in self.jobs],
+        }
+
+
+def geometric_mean(weighted: Iterable[tuple[float, float]]) -> float:
+    """Of pairs of a value above 0 and its weight."""
+    values, weights = zip(*weighted, strict=True)
+    return math.exp(fmean(map(math.log, values), weights))
+
+
+def judge(tender: Tender, machine: Machine, sets: Sequence[SetCheck], root: Path) -> Acceptance:
+    """The jobs of ``tender``, with the finished ones among ``sets``, which lie below ``root``. Raises UserError if
+    two sets are of one job."""
+    return Acceptance(
+        tender, machine, tuple(_judged(tender, machine, name, sets, root) for name in tender.jobs)
+    )
+
+
+def _judged(tender: Tender, machine: Machine, name: str, sets: Sequence[SetCheck], root: Path) -> Judged:
+    job = tender.jobs[name]
+    run, nodes, predicted_s, unknown = job.run, tender.nodes_of(job), None, ""
+    times = {"offered": Time(job.offered, nodes, "offered")} if job.offered else {}
+    try:
+        predicted_s = predicted(machine, run, nodes)
+        times["predicted"] = Time(predicted_s[0], nodes, "mlhpc predict")
+    except UserError as error:
+        unknown = str(error)
+    reference = _reference(job, run) if job.reference else None
+    problems, joules = list[str](), None
+    if checked := _of_job(job, run, nodes, sets):
+        problems, joules = (
+            list(_against_tier(job, run, machine, checked)),
+            widest(scored_joules(checked.score)),
+        )
+        try:
+            times["measured"] = _measured(machine, run, nodes, checked, root)
+        except UserError as error:
+            problems.append(str(error))
+    improvements = {
+        column: job.capability
+        * (reference.nodes / time.nodes * tender.system.nodes / tender.reference_nodes)
+        * (reference.seconds / time.seconds)
+        for column, time in times.items()
+        if reference
+    }
+    judged = Judged(name, nodes, reference, times, predicted_s, unknown, joules, improvements, (),
+                    _bandwidths(machine, run, nodes), _command(job, name, nodes, machine))  # fmt: skip
+    return replace(judged, problems=(*problems, *_against_requirements(job, judged)))
+
+
+def predicted(machine: Machine, run: Run, nodes: int) -> Triple:
+    """Seconds to train with their interval. Raises UserError."""
+    total = Model(machine, run).at(nodes).total_s
+    if total is None:
+        raise UserError(f"no convergence of {run.benchmark}, preset {run.preset}, is published")
+    return total
+
+
+def _scaled(time: Time, machine: Machine, measured: Run, run: Run, nodes: int) -> Time:
+    """``time`` of ``measured`` as of ``run`` on ``nodes``, by the ratio of the two predictions."""
+    batch = measured.hyperparameters.global_batch_size
+    if time.nodes == nodes and batch == run.hyperparameters.global_batch_size:
+        return time
+    ratio = predicted(machine, run, nodes)[0] / predicted(machine, measured, time.nodes)[0]
+    return Time(time.seconds * ratio, nodes, time.source, f"{count(time.nodes, 'node')}, batch {batch}")
+
+
+def _reference(job: Job, run: Run) -> Time:
+    """Of the published set; scaled, if another size is wanted, to the batch of ``run`` too, staging in shards."""
+    row = job.published
+    time = Time(row.total_s or 0.0, row.nodes, row.name)
+    if job.reference_nodes is None:
+        return time
+    own = load(row.benchmark, row.preset, [f"training.precision={row.precision}", "staging.mode=shard"])
+    batches = row.batch, run.hyperparameters.global_batch_size
+    return _scaled(time, row.machine, *(with_batch(own, batch) for batch in batches), job.reference_nodes)
+
+
+def _of_job(job: Job, run: Run, nodes: int, sets: Sequence[SetCheck]) -> SetCheck | None:
+    """The finished set of time to solution that is nearest in size. Raises UserError if two are."""
+    distances: dict[float, list[SetCheck]] = {}
+    for each in sets:
+        of, size = each.results, _logged(each, "number_of_nodes")
+        is_own = of.benchmark == logged_name(job.benchmark) and of.preset in (None, run.preset)
+        if is_own and of.metric == "strong" and each.copy_of is None:
+            distances.setdefault(abs(math.log(size / nodes)) if size else math.inf, []).append(each)
+    nearest = distances[min(distances)] if distances else [None]
+    if len(nearest) > 1:
+        paths = few([str(each.results.path) for each in nearest if each], 3)
+        raise UserError(f"{count(len(nearest), 'set')} of {job.benchmark} of one size: {paths}; leave one")
+    return nearest[0]
+
+
+def _logged(checked: SetCheck, key: str) -> int | None:
+    logs = checked.results.condensed
+    value = logs[0].value(key) if logs else None
+    return value if isinstance(value, int) and value > 0 else None
+
+
+def _measured(machine: Machine, run: Run, nodes: int, checked: SetCheck, root: Path) -> Time:
+    """Its score. Raises UserError if it has none, or none at this size."""
+    where = checked.results.path.relative_to(root).as_posix()
+    if not isinstance(checked.score, Strong) or checked.score.minutes is None:
+        raise UserError(f"{where}: no score: {checked.score.why}")
+    size, batch = _logged(checked, "number_of_nodes"), _logged(checked, "global_batch_size")
+    if size is None or batch is None:
+        raise UserError(f"{where}: its logs lack number_of_nodes or global_batch_size")
+    return _scaled(Time(checked.score.minutes * 60, size, where), machine, with_batch(run, batch), run, nodes)
+
+
+def _against_tier(job: Job, run: Run, machine: Machine, checked: SetCheck) -> Iterable[str]:
+    """What the tier does not allow, or was not measured on this machine."""
+    if job.tier != "optimized" and not checked.passes:
+        first = next(each for each in checked.findings if each.severity == "error")
+        yield f"tier {job.tier}: the check {verdict(checked.findings)}; {first.rule}: {first.actual}"
+    facts = {"train_samples": run.data.train_samples, "eval_samples": run.data.eval_samples}
+    if not machine.is_cpu:
+        facts["accelerators_per_node"] = machine.per_node
+    if job.tier == "closed" and (division := division_of(checked.results)) != run.division:
+        yield f"tier closed: division {division or 'not known'}, not {run.division}"
+    target = target_of(checked.results)
+    if target is None or target[0].value != run.target.value:
+        yield f"target {target[0].value if target else 'not known'}, not {run.target.value}"
+    for key, samples in facts.items():
+        logged = _logged(checked, key)
+        if logged is None or abs(logged - samples) > 0.01 * samples:  # some log whole batches
+            yield f"{key} {logged}, not {samples}"
+
+
+def _against_requirements(job: Job, judged: Judged) -> Iterable[str]:
+    time = judged.times.get("measured")
+    if time is None or time.scaled:
+        return
+    reached = judged.improvements.get("measured")
+    if job.required_time and time.seconds > job.required_time:
+        yield f"{duration_text(time.seconds)}, required {duration_text(job.required_time)}"
+    if job.required_improvement and reached is not None and reached < job.required_improvement:
+        yield f"improvement {reached:.3g}, required {job.required_improvement:.3g}"
+    if judged.reference and judged.reference.seconds < time.seconds:
+        yield f"slower than the reference, {duration_text(judged.reference.seconds)}: S is below 1"
+    if job.required_joules and (judged.joules is None or judged.joules > job.required_joules):
+        measured = "no complete figure" if judged.joules is None else f"{judged.joules:.4g} J"
+        yield f"energy: {measured}, required {job.required_joules:.4g} J per training"
+
+
+def _bandwidths(machine: Machine, run: Run, nodes: int) -> dict[str, float | None]:
+    """Bytes/s of a node (Ibrahim et al. 2021, section VII): samples and memory traffic at the accelerators' peak,
+    files at the predicted rate, and what the machine has; None where that is not known."""
+    model, precision = Model(machine, run), run.training.precision
+    peak, flops = machine.peak(precision)[0] * machine.per_node, model.network.training_flops
+    link, shared = machine.get("links.host"), machine.get("storage.shared_read")
+    rate = None
+    with suppress(UserError):
+        rate = model.at(nodes).samples_per_s[0]
+    return {
+        "samples": required_bandwidth(flops, model.bytes.received, peak),
+        "link": link and link * machine.per_node,
+        "memory": required_bandwidth(flops, model.network.traffic(precision), peak),
+        "memory_of_machine": machine.figures["accelerator.bandwidth"] * machine.per_node,
+        "files": rate and rate * machine.per_node * model.bytes.stored,
+        "file_system": shared and shared / nodes,
+        "local": machine.get("storage.local_read"),
+    }
+
+
+def _command(job: Job, name: str, nodes: int, machine: Machine) -> str:
+    """What runs the job under Slurm."""
+    batch = [f"hyperparameters.global_batch_size={job.batch}"] if job.batch else []
+    words = "".join(f" --set '{setting}'" for setting in (*job.set, *batch))
+    return (
+        f"BENCHMARK={job.benchmark} PRESET={job.preset} OUT=results/{name} sbatch -N {nodes} "
+        f"--ntasks-per-node={machine.per_node} run_scripts/campaign.sbatch{words}"
+    )

@@ -1,0 +1,139 @@
+"""A tender, or an acceptance test, as one TOML file: jobs, what they are compared with, and what is required."""
+
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+
+from mlhpc.benchmarks.load import at_line, load
+from mlhpc.benchmarks.schema import Run
+from mlhpc.benchmarks.toml_lines import parse_toml
+from mlhpc.common.files.untrusted import read_text
+from mlhpc.errors import UserError, did_you_mean
+from mlhpc.perf.machines import Machine, machine
+from mlhpc.perf.prediction.model import with_batch
+from mlhpc.perf.published import Published, published
+from mlhpc.quantities import Dimension, parse_quantity
+from mlhpc.record.fields import Name, Text, first_problem
+
+Tier = Literal["closed", "ported", "optimized"]
+TIERS: dict[Tier, str] = {
+    "closed": "MLPerf's closed division: the set passes its check, convergence included",
+    "ported": "other code, libraries, precision and hyperparameters, described in changes; network, data and "
+    "target are the preset's, and the set passes its check",
+    "optimized": "anything that trains on the preset's data to its target, described in changes",
+}
+"""What each tier allows; ported and optimized after the tiers of NERSC-10 and OLCF-6 (olcf.ornl.gov/benchmarks,
+"OLCF-6 Benchmark Run Rules")."""
+
+
+def _parsed(dimension: Dimension) -> BeforeValidator:
+    return BeforeValidator(lambda value: parse_quantity(str(value), dimension))
+
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Nodes = Annotated[int, Field(ge=1, le=10**7)]
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class System(_Table):
+    """What is offered: ``nodes`` of ``machine``, one of the suite or a machine file beside the tender."""
+
+    machine: str
+    nodes: Nodes
+
+
+class Job(_Table):
+    """A training: on ``nodes``, or a ``fraction`` of the system's. ``reference``: the name of a published set, of
+    another size if ``reference_nodes`` is given; ``offered``: the bidder's time to train. ``capability`` and
+    ``weight``: c and w of the metric."""
+
+    benchmark: Name
+    preset: Name = "closed"
+    set: tuple[str, ...] = ()
+    batch: Nodes | None = None
+    nodes: Nodes | None = None
+    fraction: Annotated[float, _parsed("a share"), Field(gt=0, le=1)] | None = None
+    tier: Tier = "closed"
+    changes: Text = ""
+    reference: str | None = None
+    reference_nodes: Nodes | None = None
+    offered: Annotated[Positive, _parsed("s")] | None = None
+    capability: Positive = 1.0
+    weight: Positive = 1.0
+    required_time: Annotated[Positive, _parsed("s")] | None = None
+    required_improvement: Positive | None = None
+    required_joules: Positive | None = None
+
+    @model_validator(mode="after")
+    def _agrees(self) -> Self:
+        if (self.nodes is None) == (self.fraction is None):
+            raise ValueError("give either nodes or fraction")
+        if self.required_improvement and not self.reference:
+            raise ValueError("required_improvement needs a reference")
+        if self.tier != "closed" and not self.changes:
+            raise ValueError(f"tier {self.tier} needs changes: what differs from the closed division")
+        return self
+
+    @property
+    def run(self) -> Run:
+        """Its run. Raises UserError."""
+        run = load(self.benchmark, self.preset, self.set)
+        return run if self.batch is None else with_batch(run, self.batch)
+
+    @property
+    def published(self) -> Published:
+        """The reference. Raises UserError if no set of time to solution has this name."""
+        sets = {row.name: row for row in published() if row.benchmark == self.benchmark and row.total_s}
+        if self.reference not in sets:
+            why = did_you_mean(str(self.reference), sets)
+            raise UserError(f"no published set {self.reference!r} of {self.benchmark}; {why}")
+        return sets[self.reference]
+
+
+class Tender(_Table):
+    """``reference_nodes``: of the whole reference system."""
+
+    title: Text
+    reference_nodes: Nodes
+    required_improvement: Positive | None = None
+    system: System
+    jobs: dict[Name, Job] = Field(min_length=1)
+
+    def nodes_of(self, job: Job) -> int:
+        """Of ``job``: at least one."""
+        return job.nodes or max(1, round((job.fraction or 1.0) * self.system.nodes))
+
+
+def read(path: Path) -> tuple[Tender, Machine]:
+    """The tender in ``path`` and its machine. Raises UserError, with the line of the key."""
+    try:
+        text = read_text(path)
+        tables: dict[str, Any] = parse_toml(text)
+        tender = Tender.model_validate(tables)
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}; pass a tender (docs/guide/acceptance.md)") from None
+    except ValidationError as error:
+        problem = error.errors()[0]
+        key = ".".join(map(str, problem["loc"]))
+        said = first_problem(error)
+        if problem["type"] == "extra_forbidden":
+            table: type[_Table] = {1: Tender, 2: System}.get(len(problem["loc"]), Job)
+            said = f"unknown key {key!r}; {did_you_mean(str(problem['loc'][-1]), table.model_fields)}"
+        raise UserError(f"{at_line(path, text, key)}: {said}") from None
+    except ValueError as error:
+        raise UserError(f"{path}: invalid TOML ({error}); pass a tender") from None
+    for name, job in tender.jobs.items():
+        try:
+            if tender.nodes_of(job) > tender.system.nodes:
+                raise UserError(f"{job.nodes} of {tender.system.nodes} nodes; lower nodes")
+            _ = job.run, job.reference and job.published
+        except UserError as error:
+            raise UserError(f"{at_line(path, text, f'jobs.{name}')}: {error}") from None
+    named = tender.system.machine
+    if Path(named).name != named:
+        raise UserError(f"{path}: machine {named!r}: a machine file must be beside the tender")
+    return tender, machine(str(path.parent / named) if named.endswith(".toml") else named)
