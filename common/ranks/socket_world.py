@@ -7,13 +7,16 @@ own collectives (``torch_world``, ``horovod_world``) are for tensors.
 """
 
 import fcntl
+import multiprocessing
 import os
 import socket
 import struct
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from multiprocessing import forkserver
 from pathlib import Path
-from typing import ClassVar, Self, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -34,6 +37,9 @@ SYMPTOM_S = 20.0
 """Time that an error about another rank waits for the roll call to name the cause."""
 LONGEST = 1 << 40
 """Maximum bytes of a message; longer ones are invalid."""
+COLLECTIVES = "MLHPC_COLLECTIVES"
+"""``mpi``: collectives of the host by MPI instead of the tree."""
+_MOST_OF_MPI = 1 << 30  # bytes of a call, whose counts have 32 bits
 _LENGTH = struct.Struct("<Q")
 _SIOCGIFADDR = 0x8915  # linux/sockios.h
 
@@ -103,6 +109,76 @@ class Tree:
         for connection in (self.parent, *self.children):
             if connection is not None:
                 connection.close()
+
+
+@dataclass(frozen=True)
+class Mpi(Tree):
+    """The same by MPI, where it has started the ranks: ``comm``, of mpi4py. Waits asleep, since the processors may
+    be busy reading or computing; MPI itself would wait in a loop."""
+
+    comm: Any
+
+    @classmethod
+    def start(cls, info: RankInfo, served: list[str]) -> Self:
+        """Initialise MPI on the ranks that it started. ``served``: modules for the server of worker processes,
+        which comes first, since MPI's libraries may not survive a fork. Called by all. Raises ``UserError``."""
+        multiprocessing.set_forkserver_preload(served)
+        forkserver.ensure_running()
+        try:
+            from mpi4py import MPI
+        except (ImportError, RuntimeError) as error:
+            raise UserError(f"{COLLECTIVES}=mpi requires mpi4py with its MPI library: {error}") from None
+        comm = MPI.COMM_WORLD
+        if (comm.rank, comm.size) != (info.rank, info.size):
+            raise UserError(
+                f"{info.launcher} started this as rank {info.rank} of {info.size}, but MPI reports rank "
+                f"{comm.rank} of {comm.size}: mpi4py has another library than the launcher; unset {COLLECTIVES}"
+            )
+        return cls(None, (), comm)
+
+    def barrier(self) -> None:
+        """As of ``Tree``."""
+        _finish(self.comm.Ibarrier())
+
+    def broadcast(self, data: bytes) -> bytes:
+        """As of ``Tree``."""
+        length = np.array(len(data))
+        _finish(self.comm.Ibcast(length))
+        message = np.frombuffer(data, np.uint8) if self.comm.rank == 0 else np.empty(length, np.uint8)
+        for at in range(0, len(message), _MOST_OF_MPI):
+            _finish(self.comm.Ibcast(message[at : at + _MOST_OF_MPI]))
+        return message.tobytes()
+
+    def reduce(self, combine: Callable[..., Floats], values: npt.ArrayLike) -> Floats:
+        """As of ``Tree``, in MPI's order."""
+        from mpi4py import MPI
+
+        own = np.array(values, dtype=np.float64)
+        _finish(self.comm.Iallreduce(MPI.IN_PLACE, own, MPI.SUM if combine is np.add else MPI.MAX))
+        return own
+
+    def gather(self, data: bytes) -> list[memoryview]:
+        """As of ``Tree``."""
+        lengths = np.empty(self.comm.size, np.int64)
+        _finish(self.comm.Iallgather(np.array(len(data)), lengths))
+        ends = np.cumsum(lengths).tolist()
+        everything = np.empty(ends[-1], np.uint8)
+        _finish(self.comm.Iallgatherv(np.frombuffer(data, np.uint8), [everything, lengths]))
+        whole = memoryview(everything)
+        return [whole[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+
+    def close(self) -> None:
+        """Finalise MPI."""
+        from mpi4py import MPI
+
+        MPI.Finalize()
+
+
+def _finish(request: Any) -> None:
+    pause_s = 0.0
+    while not request.Test():
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s + 1e-5, 1e-3)
 
 
 def neighbours(rank: int, size: int) -> tuple[int | None, list[int]]:
