@@ -164,8 +164,7 @@ class Mpi(Tree):
         ends = np.cumsum(lengths).tolist()
         everything = np.empty(ends[-1], np.uint8)
         _finish(self.comm.Iallgatherv(np.frombuffer(data, np.uint8), [everything, lengths]))
-        whole = memoryview(everything)
-        return [whole[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+        return [everything[start:end].data for start, end in zip([0, *ends], ends, strict=False)]
 
     def close(self) -> None:
         """Finalise MPI."""
