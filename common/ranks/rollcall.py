@@ -13,6 +13,7 @@ lost rank.
 
 import os
 import queue
+import re
 import selectors
 import socket
 import sys
@@ -148,12 +149,12 @@ class RollCall:
             self._send_all(fail=reason)
 
     def reported_elsewhere(self) -> bool:
-        """After ``fail``: whether another rank prints the reason instead: rank 0 if it fails for the same
-        reason, otherwise the rank that reports this one as lost. Waits until that is decided."""
+        """After ``fail``: whether another rank prints such a reason instead: rank 0 if it fails for one of its
+        kind, otherwise the rank that reports this one as lost. Waits until that is decided."""
         self._answered.wait(ANSWER_S)
         reason = self._reasons.get(self.me.rank)
         # Rank 0 may add the remedy.
-        return reason is not None and any(printed.startswith(reason) for printed in self._printed)
+        return reason is not None and any(_kind(each).startswith(_kind(reason)) for each in self._printed)
 
     def close(self) -> None:
         """Leave: afterwards no loss is reported here, and this rank does not count as lost.
@@ -306,6 +307,11 @@ class RollCall:
         finally:
             sys.stdout.flush()
             sys.stderr.flush()
+
+
+def _kind(reason: str) -> str:
+    """``reason`` without the files and numbers in which those of ranks differ, as when a file system fails."""
+    return re.sub(r"\S*/\S*|\d+", "", reason)
 
 
 def _acting(lost: int) -> int:

@@ -39,7 +39,6 @@ LONGEST = 1 << 40
 """Maximum bytes of a message; longer ones are invalid."""
 COLLECTIVES = "MLHPC_COLLECTIVES"
 """``mpi``: collectives of the host by MPI instead of the tree."""
-_MOST_OF_MPI = 1 << 30  # bytes of a call, whose counts have 32 bits
 _LENGTH = struct.Struct("<Q")
 _SIOCGIFADDR = 0x8915  # linux/sockios.h
 
@@ -113,10 +112,10 @@ class Tree:
 
 @dataclass(frozen=True)
 class Mpi(Tree):
-    """The same by MPI, where it has started the ranks: ``comm``, of mpi4py. Waits asleep, since the processors may
+    """The same by MPI, where it has started the ranks: ``mpi`` of mpi4py. Waits asleep, since the processors may
     be busy reading or computing; MPI itself would wait in a loop."""
 
-    comm: Any
+    mpi: Any
 
     @classmethod
     def start(cls, info: RankInfo, served: list[str]) -> Self:
@@ -134,43 +133,42 @@ class Mpi(Tree):
                 f"{info.launcher} started this as rank {info.rank} of {info.size}, but MPI reports rank "
                 f"{comm.rank} of {comm.size}: mpi4py has another library than the launcher; unset {COLLECTIVES}"
             )
-        return cls(None, (), comm)
+        return cls(None, (), MPI)
 
     def barrier(self) -> None:
         """As of ``Tree``."""
-        _finish(self.comm.Ibarrier())
+        _finish(self.mpi.COMM_WORLD.Ibarrier())
 
     def broadcast(self, data: bytes) -> bytes:
         """As of ``Tree``."""
-        length = np.array(len(data))
-        _finish(self.comm.Ibcast(length))
-        message = np.frombuffer(data, np.uint8) if self.comm.rank == 0 else np.empty(length, np.uint8)
-        for at in range(0, len(message), _MOST_OF_MPI):
-            _finish(self.comm.Ibcast(message[at : at + _MOST_OF_MPI]))
+        comm, length = self.mpi.COMM_WORLD, np.array(len(data))
+        _finish(comm.Ibcast(length))
+        message = np.frombuffer(data, np.uint8) if comm.rank == 0 else np.empty(length, np.uint8)
+        _finish(comm.Ibcast(message))
         return message.tobytes()
 
     def reduce(self, combine: Callable[..., Floats], values: npt.ArrayLike) -> Floats:
         """As of ``Tree``, in MPI's order."""
-        from mpi4py import MPI
-
-        own = np.array(values, dtype=np.float64)
-        _finish(self.comm.Iallreduce(MPI.IN_PLACE, own, MPI.SUM if combine is np.add else MPI.MAX))
+        own, operation = (
+            np.array(values, dtype=np.float64),
+            self.mpi.SUM if combine is np.add else self.mpi.MAX,
+        )
+        _finish(self.mpi.COMM_WORLD.Iallreduce(self.mpi.IN_PLACE, own, operation))
         return own
 
     def gather(self, data: bytes) -> list[memoryview]:
         """As of ``Tree``."""
-        lengths = np.empty(self.comm.size, np.int64)
-        _finish(self.comm.Iallgather(np.array(len(data)), lengths))
+        comm = self.mpi.COMM_WORLD
+        lengths = np.empty(comm.size, np.int64)
+        _finish(comm.Iallgather(np.array(len(data)), lengths))
         ends = np.cumsum(lengths).tolist()
         everything = np.empty(ends[-1], np.uint8)
-        _finish(self.comm.Iallgatherv(np.frombuffer(data, np.uint8), [everything, lengths]))
+        _finish(comm.Iallgatherv(np.frombuffer(data, np.uint8), [everything, lengths]))
         return [everything[start:end].data for start, end in zip([0, *ends], ends, strict=False)]
 
     def close(self) -> None:
         """Finalise MPI."""
-        from mpi4py import MPI
-
-        MPI.Finalize()
+        self.mpi.Finalize()
 
 
 def _finish(request: Any) -> None:

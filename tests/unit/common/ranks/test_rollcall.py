@@ -228,7 +228,14 @@ def knock(port):
 
 
 @pytest.mark.parametrize(
-    ("reasons", "same"), [(("a", "a"), True), (("a", "b"), False), (("a; resume it", "a"), True)]
+    ("reasons", "same"),
+    [
+        (("a", "a"), True),
+        (("a", "b"), False),
+        (("a; resume it", "a"), True),
+        (("/d/1.h5 cannot be read: eof 96; get it", "/d/20.h5 cannot be read: eof 4"), True),
+        (("/d/1.h5 cannot be read", "/d/1.h5 is damaged"), False),
+    ],
 )
 def test_a_failure_shared_with_rank_0_is_recognised(rendezvous, reasons, same):
     calls = call(rendezvous, range(2), 2)
