@@ -41,6 +41,8 @@ PRINTED_S = 1.0
 trials; in none of 12 when the rank waited for 0.5 s)."""
 GOODBYE_S = 10.0
 """Time that a finished rank waits until the others have read its goodbye."""
+OTHER_NODES = 8
+"""Maximum number of nodes, far from one another, that report the loss of rank 0 in addition to its own."""
 SAME_FAILURE_S = 0.5
 """Time in which a rank may fail after another for the same reason: an error that all ranks raise is
 not a loss."""
@@ -286,9 +288,10 @@ class RollCall:
     def _end(self, loss: Loss) -> NoReturn:
         """Report the lost rank, let the acting rank record it, and end the process immediately."""
         acts = self.me.rank == _acting(loss.rank)
-        # The whole node of rank 0 may be lost, including rank 1: then the other nodes report it too.
-        gone = loss.rank not in self._reasons
-        if acts or (gone and loss.rank == 0 and self.me.local_rank == 0):
+        # The whole node of rank 0 may be lost, including rank 1, or its rack: then other nodes report it too.
+        gone = loss.rank == 0 and 0 not in self._reasons
+        others = [peer.rank for peer in self.roll if peer.local_rank == 0] if gone else []
+        if acts or self.me.rank in others[1 :: len(others) // OTHER_NODES + 1]:
             say_at_once(str(loss))
         # Now that it is printed, the lost rank need not print it, if it still exists.
         (self._send_all if acts else self._send_down)(loss=asdict(loss))

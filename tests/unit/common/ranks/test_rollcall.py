@@ -272,6 +272,22 @@ def test_why_a_rank_fails_is_one_line_of_another_rank(rendezvous, monkeypatch, c
     assert line == f"mlhpc: {named} was lost in phase 'start': /data/7.npz: damaged"
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # SystemExit
+def test_when_rank_0_is_lost_some_of_many_nodes_say_so(rendezvous, monkeypatch, capfd):
+    ended = threading.Semaphore(0)
+    monkeypatch.setattr(rollcall, "PRINTED_S", 0)
+    monkeypatch.setattr(rollcall.os, "_exit", lambda status: ended.release() or sys.exit(status))
+    zero, *others = call(rendezvous, range(40), 40)
+    zero._leaving.set()
+    for connection in list(zero._connections.values()):
+        connection.sock.shutdown(socket.SHUT_RDWR)  # as of a killed process
+    assert all(ended.acquire(timeout=20) for _ in others)
+    join(others)
+    lines = capfd.readouterr().err.splitlines()
+    assert 2 <= len(lines) <= 9 and len(set(lines)) == 1
+    assert lines[0].startswith("mlhpc: rank 0 on n0 was lost in phase 'start': killed or crashed")
+
+
 def test_a_rank_that_fails_when_rank_0_is_gone_reports_it_itself(rendezvous, monkeypatch):
     monkeypatch.setattr(rollcall, "ANSWER_S", 1e6)
     zero, one = call(rendezvous, range(2), 2)
