@@ -123,17 +123,14 @@ class Mpi(Tree):
         which comes first, since MPI's libraries may not survive a fork. Called by all. Raises ``UserError``."""
         multiprocessing.set_forkserver_preload(served)
         forkserver.ensure_running()
-        try:
-            from mpi4py import MPI
-        except (ImportError, RuntimeError) as error:
-            raise UserError(f"{COLLECTIVES}=mpi requires mpi4py with its MPI library: {error}") from None
-        comm = MPI.COMM_WORLD
+        mpi = load_mpi(f"{COLLECTIVES}=mpi")
+        comm = mpi.COMM_WORLD
         if (comm.rank, comm.size) != (info.rank, info.size):
             raise UserError(
                 f"{info.launcher} started this as rank {info.rank} of {info.size}, but MPI reports rank "
                 f"{comm.rank} of {comm.size}: mpi4py has another library than the launcher; unset {COLLECTIVES}"
             )
-        return cls(None, (), MPI)
+        return cls(None, (), mpi)
 
     def barrier(self) -> None:
         """As of ``Tree``."""
@@ -169,6 +166,16 @@ class Mpi(Tree):
     def close(self) -> None:
         """Finalise MPI."""
         self.mpi.Finalize()
+
+
+def load_mpi(user: str) -> Any:
+    """mpi4py's ``MPI``, initialised, for the setting ``user``. Raises ``UserError``."""
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        reason = " ".join(str(error).split())
+        raise UserError(f"{user} needs mpi4py with its MPI library: {reason}") from None
+    return MPI
 
 
 def _finish(request: Any) -> None:
