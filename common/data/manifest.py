@@ -262,13 +262,8 @@ def _checked_files(paths: Any, sizes: Any, digits: Any) -> Files:
     per file, of which there may be a million, except to name the one that is wrong."""
     if (type(paths), type(sizes), type(digits)) != (list, list, str):
         raise ValueError("files is not a table of paths, sizes and crc32")
-    names = _joined(paths)  # raises ValueError for characters not allowed in file names
-    inside = b"/" + names.replace(b"\0", b"/")
-    hidden = b"/." in inside and (b"/./" in inside or b"/../" in inside)
-    if names.count(b"\0") != len(paths) or NAME in paths or hidden or b"//" in inside:
-        wrong = (p for p in paths if "\0" in p or not _OUTSIDE.isdisjoint(p.split("/")) or p == NAME)
-        raise ValueError(f"{next(wrong)!r:.80} is not a path in the data set")
-    del inside
+    parts = (paths[at : at + _CHUNK] for at in range(0, len(paths), _CHUNK))
+    names = b"".join(map(_checked_names, parts))
     column = np.array(sizes, np.int64) if set(map(type, sizes)) <= {int} else np.array([-1])
     if (column < 0).any() or column.sum(dtype=np.float64) >= 1 << 63:
         pairs = zip(paths, sizes, strict=False)
@@ -276,16 +271,28 @@ def _checked_files(paths: Any, sizes: Any, digits: Any) -> Files:
             (p for p in pairs if type(p[1]) is not int or not 0 <= p[1] < 1 << 63), ("all", "8 EiB")
         )
         raise ValueError(f"the size of {path} is {size!r:.80}")
-    known = np.array([word != _UNKNOWN for word in digits.split()] if "-" in digits else [True] * len(paths))
+    known = np.ones(len(paths), np.bool_)
+    if "-" in digits:
+        known = np.array([word != _UNKNOWN for word in digits.split()], np.bool_)
     crc32 = np.frombuffer(bytes.fromhex(digits.replace("-", "0")), ">u4").astype(np.uint32)
     if not len(paths) == len(sizes) == len(known) == len(crc32):
         raise ValueError(f"{len(paths)} paths, {len(sizes)} sizes and {len(crc32)} checksums")
-    files = Files(names, column, crc32, known.astype(np.bool_))
+    files = Files(names, column, crc32, known)
     if not all(map(lt, paths, islice(paths, 1, None))):
         files = Files.of(sorted(files, key=lambda file: file.path))
         if repeated := next((one.path for one, two in pairwise(files) if one.path == two.path), None):
             raise ValueError(f"{repeated} is listed twice")
     return files
+
+
+def _checked_names(paths: Sequence[str]) -> bytes:
+    """``_joined``. Raises ValueError or TypeError if one is malformed."""
+    inside = "/".join(["", *paths, ""])
+    hidden = "/." in inside and ("/./" in inside or "/../" in inside)
+    if "\0" in inside or "//" in inside or hidden or NAME in paths:
+        wrong = (p for p in paths if "\0" in p or not _OUTSIDE.isdisjoint(p.split("/")) or p == NAME)
+        raise ValueError(f"{next(wrong)!r:.80} is not a path in the data set")
+    return _joined(paths)  # raises ValueError for characters not allowed in file names
 
 
 def _checked_facts(facts: object) -> dict[str, Any]:

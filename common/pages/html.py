@@ -9,11 +9,9 @@ scripts written here, by their hashes.
 import base64
 import hashlib
 from collections.abc import Sequence
-from contextlib import suppress
 from functools import cache
 from importlib import resources
 from pathlib import Path
-from threading import Lock, Thread
 from typing import Any
 
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
@@ -23,7 +21,7 @@ from mlhpc import __version__, quantities
 from mlhpc.common.files.atomic import write_bytes
 from mlhpc.common.files.filesystem import as_user_error
 from mlhpc.common.files.regular import open_regular
-from mlhpc.common.pages import charts
+from mlhpc.common.pages import charts, library
 from mlhpc.common.pages.text import printable, slug
 from mlhpc.errors import UserError
 
@@ -87,7 +85,7 @@ def _finalize(value: Any) -> Any:
 
 def _scripts(content: str) -> tuple[Markup, ...]:
     """The scripts of a page with charts."""
-    return (Markup(_library()), Markup(_resource("page.js"))) if '<div class="chart"' in content else ()
+    return (Markup(library.script()), Markup(_resource("page.js"))) if '<div class="chart"' in content else ()
 
 
 @cache
@@ -102,34 +100,6 @@ def _style() -> str:
     names |= charts.PARTS | {f"c{n}": pair for n, pair in enumerate(charts.SERIES)}
     light, dark = (" ".join(f"--{name}: {pair[n]};" for name, pair in names.items()) for n in (0, 1))
     return _resource("page.css").replace("/*LIGHT*/", light).replace("/*DARK*/", dark)
-
-
-def bundle_library() -> None:
-    """Begin to bundle the library of charts in a thread, for a page that is rendered later: it takes as long as
-    drawing them."""
-
-    def bundle() -> None:
-        with suppress(Exception):  # which the page will raise
-            _library()
-
-    Thread(target=bundle).start()
-
-
-_bundling = Lock()
-
-
-def _library() -> str:
-    """vega, vega-lite and vega-embed as one script, from vl-convert."""
-    with _bundling:
-        return _bundle()
-
-
-@cache
-def _bundle() -> str:
-    import vl_convert
-
-    bundle: str = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
-    return bundle.replace("</script", "<\\/script")
 
 
 def _policy(scripts: Sequence[str]) -> str:

@@ -82,12 +82,12 @@ def lines(
     }
     picked, opacity = charts.pickable("series")
     base = base.encode(color=alt.Color("series:N", **by), opacity=opacity)
-    joined: Any = {"detail": "join:N", "order": {"value": None}}
+    joined: Any = {"detail": alt.Detail("join:N"), "order": alt.OrderValue(None)}
     drawn = base.mark_line(strokeWidth=2).encode(strokeDash=alt.StrokeDash("series:N", **by), **joined)
     rule = base.mark_rule(strokeWidth=1.5)
     whiskers = [
-        rule.transform_filter("isValid(datum.y_low)").encode(y="y_low:Q", y2="y_high:Q"),
-        rule.transform_filter("isValid(datum.x_low)").encode(x="x_low:Q", x2="x_high:Q"),
+        rule.transform_filter("isValid(datum.y_low)").encode(y=alt.Y("y_low:Q"), y2=alt.Y2("y_high:Q")),
+        rule.transform_filter("isValid(datum.x_low)").encode(x=alt.X("x_low:Q"), x2=alt.X2("x_high:Q")),
     ]
     points = base.mark_point(strokeWidth=2, size=size).encode(
         shape=alt.Shape("series:N", **by),

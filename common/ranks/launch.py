@@ -18,7 +18,15 @@ from mlhpc.common.ranks.environment import RankInfo, identify, number, ports_of,
 from mlhpc.common.ranks.links import require_descriptors
 from mlhpc.common.ranks.rendezvous import Rendezvous, is_loopback
 from mlhpc.common.ranks.rollcall import RollCall
-from mlhpc.common.ranks.socket_world import SocketWorld, Tree, interface_of, open_listener, this_peer
+from mlhpc.common.ranks.socket_world import (
+    COLLECTIVES,
+    Mpi,
+    SocketWorld,
+    Tree,
+    interface_of,
+    open_listener,
+    this_peer,
+)
 from mlhpc.common.ranks.world import Solo, World
 from mlhpc.errors import QUIET, AlreadyReported, Terminated, UserError, say_at_once
 
@@ -61,7 +69,7 @@ def connect(
         if framework != "horovod":
             assert roll_call is not None
             # Connected before PyTorch is loaded, which can take one rank minutes longer than another.
-            tree = Tree.grow(info.rank, roll_call, listener)
+            tree = _tree(framework, info, env, roll_call, listener)
             if framework == "sockets":
                 return SocketWorld.of(info, roll_call, tree)
             from mlhpc.common.ranks.torch_world import TorchWorld
@@ -76,6 +84,19 @@ def connect(
             if isinstance(error, UserError) and roll_call.reported_elsewhere():
                 raise AlreadyReported(str(error)) from error
         raise
+
+
+def _tree(
+    framework: Framework, info: RankInfo, env: Mapping[str, str], roll_call: RollCall, listener: socket.socket
+) -> Tree:
+    """The host collectives of the ranks. Raises ``UserError``."""
+    engine = env.get(COLLECTIVES, "")
+    if engine not in ("", "mpi"):
+        raise UserError(f"{COLLECTIVES}={engine}: set it to mpi, or unset it")
+    if not engine:
+        return Tree.grow(info.rank, roll_call, listener)
+    listener.close()
+    return Mpi.start(info, ["mlhpc.common.pytorch.workers"] if framework == "torch" else [])
 
 
 @contextmanager

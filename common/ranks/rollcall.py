@@ -13,6 +13,7 @@ lost rank.
 
 import os
 import queue
+import re
 import selectors
 import socket
 import sys
@@ -40,6 +41,8 @@ PRINTED_S = 1.0
 trials; in none of 12 when the rank waited for 0.5 s)."""
 GOODBYE_S = 10.0
 """Time that a finished rank waits until the others have read its goodbye."""
+OTHER_NODES = 8
+"""Maximum number of nodes, far from one another, that report the loss of rank 0 in addition to its own."""
 SAME_FAILURE_S = 0.5
 """Time in which a rank may fail after another for the same reason: an error that all ranks raise is
 not a loss."""
@@ -148,12 +151,12 @@ class RollCall:
             self._send_all(fail=reason)
 
     def reported_elsewhere(self) -> bool:
-        """After ``fail``: whether another rank prints the reason instead: rank 0 if it fails for the same
-        reason, otherwise the rank that reports this one as lost. Waits until that is decided."""
+        """After ``fail``: whether another rank prints such a reason instead: rank 0 if it fails for one of its
+        kind, otherwise the rank that reports this one as lost. Waits until that is decided."""
         self._answered.wait(ANSWER_S)
         reason = self._reasons.get(self.me.rank)
         # Rank 0 may add the remedy.
-        return reason is not None and any(printed.startswith(reason) for printed in self._printed)
+        return reason is not None and any(_kind(each).startswith(_kind(reason)) for each in self._printed)
 
     def close(self) -> None:
         """Leave: afterwards no loss is reported here, and this rank does not count as lost.
@@ -285,9 +288,10 @@ class RollCall:
     def _end(self, loss: Loss) -> NoReturn:
         """Report the lost rank, let the acting rank record it, and end the process immediately."""
         acts = self.me.rank == _acting(loss.rank)
-        # The whole node of rank 0 may be lost, including rank 1: then the other nodes report it too.
-        gone = loss.rank not in self._reasons
-        if acts or (gone and loss.rank == 0 and self.me.local_rank == 0):
+        # The whole node of rank 0 may be lost, including rank 1, or its rack: then other nodes report it too.
+        gone = loss.rank == 0 and 0 not in self._reasons
+        others = [peer.rank for peer in self.roll if peer.local_rank == 0] if gone else []
+        if acts or self.me.rank in others[1 :: len(others) // OTHER_NODES + 1]:
             say_at_once(str(loss))
         # Now that it is printed, the lost rank need not print it, if it still exists.
         (self._send_all if acts else self._send_down)(loss=asdict(loss))
@@ -306,6 +310,11 @@ class RollCall:
         finally:
             sys.stdout.flush()
             sys.stderr.flush()
+
+
+def _kind(reason: str) -> str:
+    """``reason`` without the files and numbers in which those of ranks differ, as when a file system fails."""
+    return re.sub(r"\S*/\S*|\d+", "", reason)
 
 
 def _acting(lost: int) -> int:

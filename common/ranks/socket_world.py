@@ -7,13 +7,16 @@ own collectives (``torch_world``, ``horovod_world``) are for tensors.
 """
 
 import fcntl
+import multiprocessing
 import os
 import socket
 import struct
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from multiprocessing import forkserver
 from pathlib import Path
-from typing import ClassVar, Self, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -34,6 +37,8 @@ SYMPTOM_S = 20.0
 """Time that an error about another rank waits for the roll call to name the cause."""
 LONGEST = 1 << 40
 """Maximum bytes of a message; longer ones are invalid."""
+COLLECTIVES = "MLHPC_COLLECTIVES"
+"""``mpi``: collectives of the host by MPI instead of the tree."""
 _LENGTH = struct.Struct("<Q")
 _SIOCGIFADDR = 0x8915  # linux/sockios.h
 
@@ -103,6 +108,81 @@ class Tree:
         for connection in (self.parent, *self.children):
             if connection is not None:
                 connection.close()
+
+
+@dataclass(frozen=True)
+class Mpi(Tree):
+    """The same by MPI, where it has started the ranks: ``mpi`` of mpi4py. Waits asleep, since the processors may
+    be busy reading or computing; MPI itself would wait in a loop."""
+
+    mpi: Any
+
+    @classmethod
+    def start(cls, info: RankInfo, served: list[str]) -> Self:
+        """Initialise MPI on the ranks that it started. ``served``: modules for the server of worker processes,
+        which comes first, since MPI's libraries may not survive a fork. Called by all. Raises ``UserError``."""
+        multiprocessing.set_forkserver_preload(served)
+        forkserver.ensure_running()
+        mpi = load_mpi(f"{COLLECTIVES}=mpi")
+        comm = mpi.COMM_WORLD
+        if (comm.rank, comm.size) != (info.rank, info.size):
+            raise UserError(
+                f"{info.launcher} started this as rank {info.rank} of {info.size}, but MPI reports rank "
+                f"{comm.rank} of {comm.size}: mpi4py has another library than the launcher; unset {COLLECTIVES}"
+            )
+        return cls(None, (), mpi)
+
+    def barrier(self) -> None:
+        """As of ``Tree``."""
+        _finish(self.mpi.COMM_WORLD.Ibarrier())
+
+    def broadcast(self, data: bytes) -> bytes:
+        """As of ``Tree``."""
+        comm, length = self.mpi.COMM_WORLD, np.array(len(data))
+        _finish(comm.Ibcast(length))
+        message = np.frombuffer(data, np.uint8) if comm.rank == 0 else np.empty(length, np.uint8)
+        _finish(comm.Ibcast(message))
+        return message.tobytes()
+
+    def reduce(self, combine: Callable[..., Floats], values: npt.ArrayLike) -> Floats:
+        """As of ``Tree``, in MPI's order."""
+        own, operation = (
+            np.array(values, dtype=np.float64),
+            self.mpi.SUM if combine is np.add else self.mpi.MAX,
+        )
+        _finish(self.mpi.COMM_WORLD.Iallreduce(self.mpi.IN_PLACE, own, operation))
+        return own
+
+    def gather(self, data: bytes) -> list[memoryview]:
+        """As of ``Tree``."""
+        comm = self.mpi.COMM_WORLD
+        lengths = np.empty(comm.size, np.int64)
+        _finish(comm.Iallgather(np.array(len(data)), lengths))
+        ends = np.cumsum(lengths).tolist()
+        everything = np.empty(ends[-1], np.uint8)
+        _finish(comm.Iallgatherv(np.frombuffer(data, np.uint8), [everything, lengths]))
+        return [everything[start:end].data for start, end in zip([0, *ends], ends, strict=False)]
+
+    def close(self) -> None:
+        """Finalise MPI."""
+        self.mpi.Finalize()
+
+
+def load_mpi(user: str) -> Any:
+    """mpi4py's ``MPI``, initialised, for the setting ``user``. Raises ``UserError``."""
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        reason = " ".join(str(error).split())
+        raise UserError(f"{user} needs mpi4py with its MPI library: {reason}") from None
+    return MPI
+
+
+def _finish(request: Any) -> None:
+    pause_s = 0.0
+    while not request.Test():
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s + 1e-5, 1e-3)
 
 
 def neighbours(rank: int, size: int) -> tuple[int | None, list[int]]:

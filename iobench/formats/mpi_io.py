@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mlhpc.common.files.filesystem import as_user_error
+from mlhpc.common.ranks.socket_world import load_mpi
 from mlhpc.errors import UserError
 from mlhpc.iobench.formats.access import Bytes, CountedFile
 from mlhpc.iobench.formats.counting import ReadStatistics, clock
@@ -27,11 +28,7 @@ def require_mpi(ranks: int, shared: bool) -> None:
 
 
 def _mpi() -> Any:
-    try:
-        from mpi4py import MPI
-    except (ImportError, RuntimeError) as error:
-        raise UserError(f"reader.mpi_io needs mpi4py with its MPI library: {error}") from None
-    return MPI
+    return load_mpi("reader.mpi_io")
 
 
 class MpiFile(CountedFile):

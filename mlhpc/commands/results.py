@@ -142,6 +142,10 @@ def _acceptance(options: argparse.Namespace) -> int:
 
 
 def _report(options: argparse.Namespace) -> int:
+    from mlhpc.common.pages import library
+
+    if not options.json and (options.out or len(options.path) == 1):
+        library.begin()  # before imports that take as long
     from rich.console import Console
 
     from mlhpc.perf.what_if import parse

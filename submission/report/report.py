@@ -8,7 +8,7 @@ from rich.console import Console
 from mlhpc.benchmarks import registry
 from mlhpc.benchmarks.findings import Finding
 from mlhpc.common.files.filesystem import require_new
-from mlhpc.common.pages.html import bundle_library, write
+from mlhpc.common.pages.html import write
 from mlhpc.common.pages.terminal import print_facts, print_table
 from mlhpc.errors import UserError
 from mlhpc.perf.machines import machine as find_machine
@@ -97,7 +97,6 @@ def report(
     """
     run = read(run_dir)
     findings = [] if running(run) else check_run(run, ruleset)
-    bundle_library()  # now: a process that the check forks has no threads
     out = out or run_dir / "report.html"
     predicted = beside(run, find_machine(machine)) if machine else None
     changed = what_if(run, change) if change else None

@@ -106,6 +106,9 @@ def check_groups(world: World) -> None:
     import torch
     import torch.distributed as dist
 
+    assert (world.group([0]) is None) == (
+        world.rank > 0
+    )  # from here on rank 0 is in more groups than the others
     # Groups of one: a sum in them is this rank's own; in the group of all, everyone's.
     alone = [world.group([rank]) for rank in range(world.size)][world.rank]
     everyone = world.group(range(world.size))

@@ -2,13 +2,14 @@
 when one is lost."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from helpers.warm import run_warm
-from ranks.need import need
+from ranks.need import need, need_module
 from smoke.conftest import PYTORCH, TENSORFLOW
 
 PROGRAM = Path(__file__).parents[2] / "ranks" / "program.py"
@@ -111,6 +112,34 @@ def test_torchrun(how, status):
     assert bool(done.returncode) == bool(status), done.stderr
     expected = "rank 1/2 node 0/1 by torchrun is done" if how == "well" else "was lost in phase 'epoch 2'"
     assert expected in done.stdout + done.stderr
+
+
+@pytest.mark.system
+@HOW
+@pytest.mark.parametrize("framework", ["torch", "sockets"])
+def test_collectives_by_mpi(framework, how, status):
+    need("mpirun")
+    need_module("mpi4py")
+    mpirun = ["mpirun", "-np", "3", "--allow-run-as-root", "--oversubscribe"]
+    done = run(mpirun, how, framework=framework, MLHPC_COLLECTIVES="mpi")
+    assert bool(done.returncode) == bool(status), done.stderr
+    expected = (
+        "rank 2/3 node 0/1 by mpirun is done" if how == "well" else "rank 1 on .* was lost in phase 'epoch 2'"
+    )
+    assert re.search(expected, done.stdout + done.stderr)
+
+
+def test_collectives_by_mpi_need_ranks_of_mpi():
+    """Each of these ranks would be alone in MPI."""
+    need_module("mpi4py")
+    done = run_locally("well", framework="torch", MLHPC_COLLECTIVES="mpi")
+    assert done.returncode == 2
+    assert "of 2, but MPI reports rank 0 of 1: mpi4py has another library" in done.stderr
+
+
+def test_an_unknown_engine_of_collectives_is_refused():
+    done = run_locally("well", framework="torch", MLHPC_COLLECTIVES="nccl")
+    assert done.returncode == 2 and "MLHPC_COLLECTIVES=nccl: set it to mpi, or unset it" in done.stderr
 
 
 @FRAMEWORKS

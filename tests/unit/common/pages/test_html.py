@@ -5,6 +5,7 @@ import io
 import json
 import os
 import re
+import sys
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -12,7 +13,7 @@ import altair as alt
 import pytest
 from helpers.page import Page
 
-from mlhpc.common.pages import charts, plots
+from mlhpc.common.pages import charts, library, plots
 from mlhpc.common.pages.blocks import (
     Banner,
     Cell,
@@ -67,6 +68,15 @@ def test_only_the_scripts_of_the_page_may_run_and_nothing_is_fetched() -> None:
     rules = dict(rule.strip().split(" ", 1) for rule in str(policy).split(";"))
     assert rules["default-src"] == "'none'" and rules["img-src"] == "data:"
     assert re.fullmatch(r"('sha256-[A-Za-z0-9+/]{43}=' ?){2}", rules["script-src"])
+
+
+def test_scripts_that_cannot_be_bundled_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    for cached in (library.begin, library.script):
+        cached.cache_clear()
+    with pytest.raises(UserError, match=r"vl-convert cannot bundle the scripts of charts \(status 1\)"):
+        evil_page()
+    library.begin.cache_clear()
 
 
 def test_a_page_without_charts_has_no_script() -> None:

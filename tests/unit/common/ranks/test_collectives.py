@@ -2,6 +2,7 @@
 
 import math
 import socket
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlhpc.common.ranks.collectives import on_all_ranks, on_each_rank, on_rank0
-from mlhpc.common.ranks.socket_world import Tree, neighbours
+from mlhpc.common.ranks.socket_world import Tree, load_mpi, neighbours
 from mlhpc.errors import AlreadyReported, UserError
 
 
@@ -119,3 +120,13 @@ def test_a_tree_of_a_node_crosses_to_others_seldom() -> None:
     ways = [(rank, below) for rank in range(1024) for below in neighbours(rank, 1024)[1]]
     assert len(ways) == 1023
     assert sum(one // 8 != other // 8 for one, other in ways) < 3 * 128
+
+
+def test_an_mpi_library_that_cannot_be_loaded_is_one_line(tmp_path, monkeypatch):
+    (tmp_path / "mpi4py").mkdir()
+    (tmp_path / "mpi4py/__init__.py").write_text('raise RuntimeError("cannot load MPI library\\nlibmpi.so")')
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "mpi4py", raising=False)
+    with pytest.raises(UserError) as caught:
+        load_mpi("here")
+    assert str(caught.value) == "here needs mpi4py with its MPI library: cannot load MPI library libmpi.so"

@@ -228,7 +228,14 @@ def knock(port):
 
 
 @pytest.mark.parametrize(
-    ("reasons", "same"), [(("a", "a"), True), (("a", "b"), False), (("a; resume it", "a"), True)]
+    ("reasons", "same"),
+    [
+        (("a", "a"), True),
+        (("a", "b"), False),
+        (("a; resume it", "a"), True),
+        (("/d/1.h5 cannot be read: eof 96; get it", "/d/20.h5 cannot be read: eof 4"), True),
+        (("/d/1.h5 cannot be read", "/d/1.h5 is damaged"), False),
+    ],
 )
 def test_a_failure_shared_with_rank_0_is_recognised(rendezvous, reasons, same):
     calls = call(rendezvous, range(2), 2)
@@ -263,6 +270,22 @@ def test_why_a_rank_fails_is_one_line_of_another_rank(rendezvous, monkeypatch, c
     (line,) = capfd.readouterr().err.splitlines()
     named = f"rank {failing[0]} on n{failing[0]}"
     assert line == f"mlhpc: {named} was lost in phase 'start': /data/7.npz: damaged"
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # SystemExit
+def test_when_rank_0_is_lost_some_of_many_nodes_say_so(rendezvous, monkeypatch, capfd):
+    ended = threading.Semaphore(0)
+    monkeypatch.setattr(rollcall, "PRINTED_S", 0)
+    monkeypatch.setattr(rollcall.os, "_exit", lambda status: ended.release() or sys.exit(status))
+    zero, *others = call(rendezvous, range(40), 40)
+    zero._leaving.set()
+    for connection in list(zero._connections.values()):
+        connection.sock.shutdown(socket.SHUT_RDWR)  # as of a killed process
+    assert all(ended.acquire(timeout=20) for _ in others)
+    join(others)
+    lines = capfd.readouterr().err.splitlines()
+    assert 2 <= len(lines) <= 9 and len(set(lines)) == 1
+    assert lines[0].startswith("mlhpc: rank 0 on n0 was lost in phase 'start': killed or crashed")
 
 
 def test_a_rank_that_fails_when_rank_0_is_gone_reports_it_itself(rendezvous, monkeypatch):
