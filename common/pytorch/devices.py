@@ -171,20 +171,6 @@ def kept_random_state(device: torch.device) -> AbstractContextManager[None]:
     return torch.random.fork_rng(devices=[device.index], device_type=device.type)
 
 
-def has_graphs(device: torch.device) -> bool:
-    """Whether torch.compile captures graphs there (CUDA graphs, HIP graphs)."""
-    return device.type == "cuda"
-
-
-next_graph_step = torch.compiler.cudagraph_mark_step_begin
-"""Marks the start of a step: from now on its graphs may overwrite the results of the previous one."""
-
-
-def wants_graphs(training: Any) -> bool:
-    """``training.cuda_graphs``, if the benchmark has it."""
-    return bool(getattr(training, "cuda_graphs", False))
-
-
 def activities(device: torch.device) -> list[ProfilerActivity]:
     """The activities that a profiler must record for ``device``."""
     recorded = {"cuda": ProfilerActivity.CUDA, "xpu": ProfilerActivity.XPU}
