@@ -169,7 +169,9 @@ class CosmoFlow(schema.Run):
     def uncapturable(self) -> str:
         """As of ``schema.Run``; a graph has one resolution."""
         return (
-            "training.coarse_epochs changes them" if self.training.coarse_epochs else super().uncapturable()
+            "training.coarse_epochs changes the size of samples"
+            if self.training.coarse_epochs
+            else super().uncapturable()
         )
 
     def require_startable(self, ranks: int, *, staged: bool) -> None:

@@ -69,10 +69,21 @@ def restore(
         (packed,) = saved.shared
         state = torch.load(io.BytesIO(packed.tobytes()), map_location="cpu", weights_only=True)
         model.load_state_dict({rename(name): value for name, value in state["model"].items()})
+        rates = [group["lr"] for group in optimizer.param_groups]
         optimizer.load_state_dict(state["optimizer"])
+        for group, rate in zip(optimizer.param_groups, rates, strict=True):
+            _to_device(group, rate)
         scaler.load_state_dict(state["scaler"])
         _restore_own(model, [torch.from_numpy(np.array(value)) for value in saved.of_rank[world.rank]])
         return saved.epoch, dict(state["numbers"])
+
+
+def _to_device(group: dict[str, Any], rate: object) -> None:
+    """Move what a group of an optimizer holds to its weights' device; its rate is a tensor if ``rate`` is one."""
+    device = group["params"][0].device
+    if isinstance(rate, Tensor):  # which older checkpoints have as a number
+        group["lr"] = torch.as_tensor(group["lr"], dtype=rate.dtype)
+    group |= {name: value.to(device) for name, value in group.items() if isinstance(value, Tensor)}
 
 
 def weights_of(saved: checkpoint.Checkpoint) -> dict[str, NDArray[Any]]:
