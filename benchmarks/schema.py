@@ -382,6 +382,11 @@ class Run(FrozenModel):
         """Backward passes whose gradients are accumulated for one step."""
         return 1
 
+    @property
+    def graphs(self) -> str:
+        """``training.cuda_graphs``; "off" for benchmarks without it."""
+        return self.training.cuda_graphs if isinstance(self.training, DdpTraining) else "off"
+
     def uncapturable(self) -> str:
         """Which of the settings keeps its steps from being replayed as CUDA graphs; empty for none."""
         if self.backward_passes > 1:
@@ -392,8 +397,7 @@ class Run(FrozenModel):
 
     @model_validator(mode="after")
     def _graphs_possible(self) -> Self:
-        wanted = isinstance(self.training, DdpTraining) and self.training.cuda_graphs == "on"
-        if wanted and (why := self.uncapturable()):
+        if self.graphs == "on" and (why := self.uncapturable()):
             raise ValueError(f"training.cuda_graphs=on: {why}; set it to auto or off")
         return self
 

@@ -1,7 +1,6 @@
-"""Steps replayed from CUDA graphs (``training.cuda_graphs``): forward and backward pass, all-reduce, and optimizer
+"""Steps replayed from graphs of an accelerator: forward and backward pass, all-reduce, and optimizer
 in one launch. What decides whether a run replays its steps is a comparison with eager ones, before the clock."""
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Generic
@@ -10,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 
-from mlhpc.benchmarks.schema import DdpTraining, Run
-from mlhpc.common.pytorch.devices import accelerator, mover
+from mlhpc.benchmarks.schema import Run
+from mlhpc.common.pytorch.devices import GRAPHS, Capture, capture_on, mover, without_graphs
 from mlhpc.common.pytorch.loading import TensorPair
 from mlhpc.common.pytorch.state import preserve_state, tensors_of
 from mlhpc.common.pytorch.step import Measured, Step, Steps, WarmUpSizes, set_rate, warm_up
@@ -20,16 +19,10 @@ from mlhpc.common.ranks.world import World
 from mlhpc.common.timing.runlog import RunLog
 from mlhpc.errors import UserError
 
-Capture = Callable[[Step[Any], Tensor, Tensor], Callable[[], Any]]
-"""Records what ``step(x, y)`` does, without doing it, and returns what does it again with the current content of
-``x`` and ``y``: the result is in the same memory each time."""
 State = tuple[nn.Module, torch.optim.Optimizer, GradScaler, World]
 
 WARM_UP = 11
-"""Eager steps before a capture, as many as DistributedDataParallel needs (this and what ``obstacle`` asks of NCCL:
-PyTorch's documentation, "CUDA semantics", "Usage with DistributedDataParallel")."""
-MIN_NCCL = (2, 9, 6)
-ASYNC_ERRORS = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
+"""Eager steps before a capture, as many as DistributedDataParallel needs (``devices.without_graphs``)."""
 
 TRIALS = ((1.0, 2.0**8), (0.5, 2.0**127), (0.25, 2.0**9))
 """Of each step of a trial: the factor on the rate, and the loss scale, of which one overflows."""
@@ -37,21 +30,12 @@ TRIALS = ((1.0, 2.0**8), (0.5, 2.0**127), (0.25, 2.0**9))
 
 def obstacle(run: Run, device: torch.device, world: World) -> str:
     """Why steps of ``run`` cannot be replayed from graphs on ``device``; empty if they can."""
-    if why := run.uncapturable():
-        return why
-    if device.type != "cuda" or accelerator() != "cuda":
-        return "it needs an NVIDIA GPU"
-    if world.size > 1:
-        if (version := torch.cuda.nccl.version()) < MIN_NCCL:
-            return f"it needs NCCL {'.'.join(map(str, MIN_NCCL))}, not {'.'.join(map(str, version))}"
-        if (value := os.environ.get(ASYNC_ERRORS)) != "0":
-            return f"it needs {ASYNC_ERRORS}=0, not {value}"
-    return ""
+    return run.uncapturable() or without_graphs(device, world.size)
 
 
 def require_graphs(run: Run, device: torch.device, world: World) -> None:
-    """Raise UserError for ``training.cuda_graphs=on`` where there is an ``obstacle``."""
-    if _wanted(run) == "on" and (why := obstacle(run, device, world)):
+    """Raise UserError for ``on`` where there is an ``obstacle``."""
+    if run.graphs == "on" and (why := obstacle(run, device, world)):
         raise _refused(why)
 
 
@@ -65,12 +49,12 @@ def start(
 ) -> tuple[Steps[Measured], "Graphs | None"]:
     """The steps that ``make`` makes, warmed up unless they are emulated, and their graphs if they are replayed:
     see ``Graphs.objection``. Called by all ranks, before the clock; ``zeros`` and ``sizes`` as of ``warm_up``.
-    Raises UserError for ``training.cuda_graphs=on`` that cannot be."""
+    Raises UserError for ``on`` that cannot be."""
     if run.emulation.enabled:
         return make(None), None
-    device, world, wanted = next(state[0].parameters()).device, state[3], _wanted(run)
+    device, world, wanted = next(state[0].parameters()).device, state[3], run.graphs
     why = "" if wanted == "off" else obstacle(run, device, world)
-    graphs = Graphs(on_device(device), device) if wanted != "off" and not why else None
+    graphs = Graphs(capture_on(device), device) if wanted != "off" and not why else None
     steps = make(graphs)
     warm_up(*state, steps, zeros, sizes._replace(accumulate=WARM_UP) if graphs else sizes)
     if graphs and (why := graphs.objection(steps, state, batches(zeros, sizes, world), wanted == "auto")):
@@ -79,33 +63,11 @@ def start(
         graphs = None
         steps = make(graphs)  # a capture that fails leaves DistributedDataParallel in the middle of a step
         warm_up(*state, steps, zeros, sizes)
-    if wanted != "off" and device.type == "cuda":
-        log.note("cuda_graphs", replayed=graphs is not None, reason=why)
+    if wanted != "off" and device.type != "cpu":
+        log.note("graphs", replayed=graphs is not None, reason=why)
         if why:
-            log.say(f"training.cuda_graphs=auto: steps run eagerly, since {why}")
+            log.say(f"{GRAPHS}=auto: steps run eagerly, since {why}")
     return steps, graphs
-
-
-def on_device(device: torch.device) -> Capture:
-    """Captures on ``device``, all into one pool of memory. From here on the calling thread works on a stream of
-    its own, since the default one cannot be captured: DistributedDataParallel is built and warmed up there."""
-    stream, pool = torch.cuda.Stream(device), torch.cuda.graph_pool_handle()
-    stream.wait_stream(torch.cuda.current_stream(device))
-    torch.cuda.set_stream(stream)
-
-    def capture(step: Step[Any], x: Tensor, y: Tensor) -> Callable[[], Any]:
-        graph = torch.cuda.CUDAGraph()
-        # NCCL's and other threads may go on calling what this one may not.
-        with torch.cuda.graph(graph, pool, stream, capture_error_mode="thread_local"):
-            result = step(x, y)
-
-        def replay() -> Any:
-            graph.replay()
-            return result
-
-        return replay
-
-    return capture
 
 
 class Replayed(Generic[Measured]):
@@ -240,7 +202,7 @@ def batches(zeros: Callable[[int], TensorPair], sizes: WarmUpSizes, world: World
 
 def _trial(steps: Steps[Any], state: State, trial: Sequence[TensorPair]) -> dict[str, list[Tensor]]:
     """Take the steps, with another rate and loss scale in each and an evaluation before the last one, and restore
-    everything: what they left, by kind, on the host."""
+    all that is in tensors: what they left, by kind, on the host."""
     model, optimizer, scaler, _ = state
     rate, scale = float(optimizer.param_groups[0]["lr"]), scaler.state_dict()
     losses, scales = [], []
@@ -258,7 +220,6 @@ def _trial(steps: Steps[Any], state: State, trial: Sequence[TensorPair]) -> dict
         result = {
             kind: [each.detach().to("cpu", copy=True) for each in found] for kind, found in left.items()
         }
-    set_rate(optimizer, rate)
     return result
 
 
@@ -291,9 +252,5 @@ def _vote(world: World, why: str) -> str:
     return objections[0] if objections else ""
 
 
-def _wanted(run: Run) -> str:
-    return run.training.cuda_graphs if isinstance(run.training, DdpTraining) else "off"
-
-
 def _refused(why: str) -> UserError:
-    return UserError(f"training.cuda_graphs=on: {why}; set it to auto or off")
+    return UserError(f"{GRAPHS}=on: {why}; set it to auto or off")
