@@ -140,14 +140,14 @@ class Graphs:
             why = "whether a step is skipped is decided on the host"
         if compared:
             eager.append(take())
-        why = _vote(world, why) or _vote(world, self._captured())
+        why = _vote(world, why) or _vote(world, self.captured())
         if not why:
-            self._set_active(True)
+            self.set_active(True)
             if compared and (why := _vote(world, difference(*eager, take()))):
-                self._set_active(False)
+                self.set_active(False)
         return why
 
-    def _captured(self) -> str:
+    def captured(self) -> str:
         """Capture the steps. If that fails: why."""
         try:
             for step in self._steps:
@@ -159,7 +159,8 @@ class Graphs:
             return f"a step cannot be captured ({str(error).partition(chr(10))[0]})"
         return ""
 
-    def _set_active(self, active: bool) -> None:
+    def set_active(self, active: bool) -> None:
+        """Whether steps are replayed from now on."""
         self._active = active
         for step in self._steps:
             step.active = active
