@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple, Self
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -192,14 +193,24 @@ def capture_on(device: torch.device) -> Capture:
     """Captures on ``device``, all into one pool of memory. From here on the calling thread works on a stream of
     its own, since the default one cannot be captured: DistributedDataParallel is built and warmed up there."""
     stream, pool = torch.cuda.Stream(device), torch.cuda.graph_pool_handle()
+    alive = WeakSet[torch.cuda.CUDAGraph]()
     stream.wait_stream(torch.cuda.current_stream(device))
     torch.cuda.set_stream(stream)
 
     def capture(step: Callable[[Tensor, Tensor], Any], x: Tensor, y: Tensor) -> Callable[[], Any]:
+        nonlocal pool
+        if not alive:  # a pool that no graph uses any more cannot be captured into
+            pool = torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
+        alive.add(graph)
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()  # of eager steps; torch.cuda.graph would also free the page-locked batches
         # NCCL's and other threads may go on calling what this one may not.
-        with torch.cuda.graph(graph, pool, stream, capture_error_mode="thread_local"):
+        graph.capture_begin(pool, capture_error_mode="thread_local")
+        try:
             result = step(x, y)
+        finally:
+            graph.capture_end()
 
         def replay() -> Any:
             graph.replay()
