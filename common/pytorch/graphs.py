@@ -150,7 +150,8 @@ class Graphs:
     def captured(self) -> str:
         """Capture the steps. If that fails: why."""
         try:
-            for step in self._steps:
+            # The evaluation first: its few large tensors leave memory for training's many.
+            for step in reversed(self._steps):
                 step.capture()
         except (RuntimeError, UserError) as failure:
             error: BaseException = failure
