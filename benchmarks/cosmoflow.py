@@ -111,7 +111,6 @@ class Training(schema.HorovodTraining, schema.SpatialTraining):
     weights: str = setting(
         "", "initial weights (open division): a file of mlhpc weights from either framework"
     )
-    cuda_graphs: bool = setting(False, "replay the training step as a CUDA graph", only_in="pytorch")
     coarse_epochs: tuple[NonNegativeInt, ...] = setting(
         (),
         "multi-resolution training with coarser samples in the first epochs; [a, b]: a epochs "
@@ -131,8 +130,8 @@ class Training(schema.HorovodTraining, schema.SpatialTraining):
         if self.coarse_epochs and sum(self.coarse_epochs) >= self.max_epochs:
             epochs = list(self.coarse_epochs)
             raise ValueError(f"coarse_epochs {epochs} must be fewer than max_epochs={self.max_epochs}")
-        if self.coarse_epochs and (self.compile or self.cuda_graphs or self.spatial_size > 1):
-            raise ValueError("coarse_epochs cannot be combined with compile, cuda_graphs or spatial")
+        if self.coarse_epochs and (self.compile or self.spatial_size > 1):
+            raise ValueError("coarse_epochs cannot be combined with compile or spatial")
         return self
 
 
@@ -166,6 +165,14 @@ class CosmoFlow(schema.Run):
                 f"network, not {stages}"
             )
         return self
+
+    def uncapturable(self) -> str:
+        """As of ``schema.Run``; a graph has one resolution."""
+        return (
+            "training.coarse_epochs changes the size of samples"
+            if self.training.coarse_epochs
+            else super().uncapturable()
+        )
 
     def require_startable(self, ranks: int, *, staged: bool) -> None:
         if self.training.spatial_size > 1 and self.loading.decode == "device":

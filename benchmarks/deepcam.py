@@ -110,7 +110,6 @@ class Training(schema.DdpTraining):
         True, "on a CPU, use this suite's convolutions instead of the framework's; same function"
     )
     eval_steps: NonNegativeInt = setting(0, "steps between evaluations; 0: only after each epoch")
-    cuda_graphs: bool = setting(False, "replay the training step as a CUDA graph")
     freeze_below: float = setting(
         0.0,
         "freeze leading blocks whose weights changed by less than this fraction of their norm in "
@@ -173,23 +172,6 @@ class DeepCam(schema.Run):
         if batch % passes:
             raise ValueError(
                 f"hyperparameters.gradient_accumulation_frequency={passes} must divide the global batch of {batch}"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _graphs_possible(self) -> "DeepCam":
-        hparams = self.hyperparameters
-        if self.training.cuda_graphs and hparams.gradient_accumulation_frequency > 1:
-            # Replayed graphs write gradients where those of the earlier passes are (PyTorch issue 96693).
-            raise ValueError(
-                "training.cuda_graphs would discard all but the last backward pass of a step; set "
-                "it to false, or hyperparameters.gradient_accumulation_frequency to 1"
-            )
-        if self.training.cuda_graphs and hparams.batchnorm_group_size > 1:
-            # Graphs would hold NCCL communicators, whose shutdown waits for the graphs' (PyTorch issue 115388).
-            raise ValueError(
-                "training.cuda_graphs would capture the exchange of batch-norm statistics and "
-                "hang; set it to false, or hyperparameters.batchnorm_group_size to 1"
             )
         return self
 

@@ -9,12 +9,27 @@ from collections.abc import Iterator, Mapping
 from math import prod
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, NonNegativeInt, PositiveInt, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    JsonValue,
+    NonNegativeInt,
+    PositiveInt,
+    model_validator,
+)
 
 from mlhpc.errors import UserError
 from mlhpc.quantities import count
 
 Device = Literal["auto", "cpu", "cuda", "rocm", "xpu"]
+CudaGraphs = Annotated[
+    Literal["auto", "on", "off"],
+    BeforeValidator(
+        lambda v: ("on" if v else "off") if isinstance(v, bool) else v
+    ),  # as files had it earlier
+]
 DEVICE = "cpu, cuda (NVIDIA), rocm (AMD), xpu (Intel), or auto: what PyTorch finds, else cpu"
 """Description of ``training.device`` for benchmarks in PyTorch."""
 
@@ -136,6 +151,11 @@ class DdpTraining(Training):
     )
     compile: bool = setting(False, "compile the network with torch.compile", only_in="pytorch")
 
+    cuda_graphs: CudaGraphs = setting(
+        "off",
+        "replay whole steps as CUDA graphs (NVIDIA); auto: if a trial gives the same as eager steps",
+        only_in="pytorch",
+    )
     bucket_cap_mib: float | None = setting(
         None,
         "maximum all-reduce of DistributedDataParallel; none: PyTorch's default",
@@ -148,6 +168,11 @@ class DdpTraining(Training):
         """The size of the gradient buckets, if set."""
         own = {} if self.bucket_cap_mib is None else {"ddp_bucket_cap_mib": self.bucket_cap_mib}
         return super().exchange() | own
+
+    def variables(self) -> dict[str, str]:
+        """With graphs, NCCL's watchdog must not look at the collectives in them."""
+        own = {} if self.cuda_graphs == "off" else {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}
+        return super().variables() | own
 
 
 class SpatialTraining(DdpTraining):
@@ -166,8 +191,8 @@ class SpatialTraining(DdpTraining):
     def require_groups(self, ranks: int, batch: int) -> None:
         """Raise UserError unless ``ranks`` form groups of ``spatial_size`` that share a global ``batch``."""
         group, cut = self.spatial_size, list(self.spatial)
-        if group > 1 and (self.compile or getattr(self, "cuda_graphs", False)):
-            raise UserError(f"training.spatial={cut} requires compile=false and cuda_graphs=false")
+        if group > 1 and self.compile:
+            raise UserError(f"training.spatial={cut} requires compile=false")
         if ranks % group:
             raise UserError(f"training.spatial={cut} requires a multiple of {group} ranks, not {ranks}")
         if group > 1 and batch % (ranks // group):
@@ -356,6 +381,25 @@ class Run(FrozenModel):
     def backward_passes(self) -> int:
         """Backward passes whose gradients are accumulated for one step."""
         return 1
+
+    @property
+    def graphs(self) -> str:
+        """``training.cuda_graphs``; "off" for benchmarks without it."""
+        return self.training.cuda_graphs if isinstance(self.training, DdpTraining) else "off"
+
+    def uncapturable(self) -> str:
+        """Which of the settings keeps its steps from being replayed as CUDA graphs; empty for none."""
+        if self.backward_passes > 1:
+            return "gradients are accumulated, which a graph of one pass does not do"
+        if self.training.spatial_size > 1:
+            return "training.spatial exchanges parts of samples through the host"
+        return "steps are emulated" if self.emulation.enabled else ""
+
+    @model_validator(mode="after")
+    def _graphs_possible(self) -> Self:
+        if self.graphs == "on" and (why := self.uncapturable()):
+            raise ValueError(f"training.cuda_graphs=on: {why}; set it to auto or off")
+        return self
 
     def require_startable(self, ranks: int, *, staged: bool) -> None:
         """Raise UserError if the run cannot start with this number of ``ranks``, or requires ``staged`` data.

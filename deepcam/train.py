@@ -1,6 +1,7 @@
 """DeepCAM, trained to target. The clock runs inside ``with log.span("run", sync=True)`` and nowhere else."""
 
 import math
+from collections.abc import Callable
 from contextlib import ExitStack, closing, nullcontext
 from functools import partial
 from itertools import islice
@@ -22,9 +23,9 @@ from mlhpc.common.pytorch.devices import (
     peak_memory,
     pick_device,
     place,
-    wants_graphs,
 )
 from mlhpc.common.pytorch.feeds import prepare
+from mlhpc.common.pytorch.graphs import Graphs, require_graphs, start
 from mlhpc.common.pytorch.loading import dtype_of
 from mlhpc.common.pytorch.state import restore, save
 from mlhpc.common.pytorch.step import (
@@ -36,7 +37,6 @@ from mlhpc.common.pytorch.step import (
     make_steps,
     set_rate,
     waiting_steps,
-    warm_up,
 )
 from mlhpc.common.ranks.world import World
 from mlhpc.common.timing.runlog import RunLog
@@ -59,6 +59,7 @@ from mlhpc.deepcam.model import DeepLab, build_model, current_name
 from mlhpc.deepcam.optim.optimizer import make_optimizer, rate_at
 from mlhpc.errors import UserError
 
+TrainAndEvaluate = Steps[tuple[torch.Tensor, int]]
 State = tuple[DeepLab, torch.optim.Optimizer, GradScaler, World]
 ADVICE = "look at them with mlhpc data show deepcam, or lower hyperparameters.opt_lr"
 """Advice for a loss that is not finite."""
@@ -69,6 +70,7 @@ def check(run: DeepCam, staged: Path | None, world: World) -> None:
     run.require_startable(world.size, staged=staged is not None)
     device = pick_device(run.training.device, world.local_rank)
     make_scaler(run.training.precision, device)
+    require_graphs(run, device, world)
     if run.loading.decode == "device" and device.type == "cpu":
         raise UserError("loading.decode=device needs a GPU; on a CPU set loading.decode=host")
 
@@ -94,9 +96,8 @@ def train(
         last_epoch, numbers = restore(resume, *state, current_name) if resume else (0, {})
         freezer = Freezer(model, training.freeze_below, frozen=numbers.get("frozen", 0))
         make = partial(_steps, run, *state)
-        steps = make()
         prepare(run.loading.loader, "mlhpc.deepcam.data.sample")
-        _warm_up(run, steps, state, local_batch_size)
+        steps, graphs = _start(run, make, state, local_batch_size, log)
         events = None if run.emulation.enabled else device_events(device)
 
     # The clock: from the moment the last rank is ready until the slowest one has finished.
@@ -147,7 +148,7 @@ def train(
             log_epoch(run, log, epoch, trained, bytes_read, rate=rate, loss=loss, quality=iou)
             if met:
                 break
-            steps = make() if freezer.after_epoch(world, log, epoch) else steps
+            steps = make(graphs) if freezer.after_epoch(world, log, epoch) else steps
             if training.checkpoint_epochs and epoch % training.checkpoint_epochs == 0:
                 with log.span("checkpoint", epoch=epoch):
                     save(log.out, load.dumps(run), seed, epoch, *state, frozen=freezer.frozen)
@@ -168,8 +169,13 @@ def _network(run: DeepCam, device: torch.device, world: World) -> DeepLab:
 
 
 def _steps(
-    run: DeepCam, model: DeepLab, optimizer: torch.optim.Optimizer, scaler: GradScaler, world: World
-) -> Steps[tuple[torch.Tensor, int]]:
+    run: DeepCam,
+    model: DeepLab,
+    optimizer: torch.optim.Optimizer,
+    scaler: GradScaler,
+    world: World,
+    graphs: Graphs | None,
+) -> TrainAndEvaluate:
     """The steps for the weights that are not frozen."""
     training, accumulate = run.training, run.backward_passes
     if run.emulation.enabled:
@@ -177,21 +183,26 @@ def _steps(
     if training.compile:  # code compiled earlier is obsolete, and PyTorch's cache is limited
         torch.compiler.reset()
     loss_of, measure = weighted_cross_entropy, summed_iou
-    return make_steps(
+    steps = make_steps(
         model, training, world, optimizer, scaler, loss_of=loss_of, measure=measure, accumulate=accumulate
     )
+    return graphs.replayed(steps) if graphs else steps
 
 
-def _warm_up(run: DeepCam, steps: Steps[tuple[torch.Tensor, int]], state: State, local_batch: int) -> None:
-    """Compile and run the steps on zeros, unless they are emulated."""
-    if run.emulation.enabled:
-        return
+def _start(
+    run: DeepCam,
+    make: Callable[[Graphs | None], TrainAndEvaluate],
+    state: State,
+    local_batch: int,
+    log: RunLog,
+) -> tuple[TrainAndEvaluate, Graphs | None]:
+    """The steps, compiled and run on zeros, and their graphs."""
     shape, dtype = run.data.sample_shape, dtype_of(run.loading.sample_dtype)
-    if run.loading.decode == "device":
+    if run.loading.decode == "device" and not run.emulation.enabled:
         from mlhpc.deepcam.data import delta_triton  # needs Triton
 
         delta_triton.warm_up(shape, dtype, next(state[0].parameters()).device)
     zeros = partial(zeros_batch, sample_shape=shape, dtype=dtype)
     evaluated, passes, loading = run.training.eval_batch_size, run.backward_passes, run.loading
     sizes = WarmUpSizes(local_batch, evaluated, passes, loading.prefetch, loading.decode == "device")
-    warm_up(*state, steps, zeros, sizes, graphs=wants_graphs(run.training))
+    return start(run, make, state, zeros, sizes, log)

@@ -7,7 +7,6 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from torch.amp.grad_scaler import GradScaler
 
 from mlhpc.benchmarks import load
 from mlhpc.benchmarks.resnet50 import ResNet50
@@ -23,6 +22,7 @@ from mlhpc.common.pytorch.devices import (
     place,
 )
 from mlhpc.common.pytorch.feeds import prepare
+from mlhpc.common.pytorch.graphs import Graphs, State, require_graphs, start
 from mlhpc.common.pytorch.state import restore, save
 from mlhpc.common.pytorch.step import (
     Steps,
@@ -33,7 +33,6 @@ from mlhpc.common.pytorch.step import (
     make_steps,
     set_rate,
     waiting_steps,
-    warm_up,
 )
 from mlhpc.common.ranks.world import World
 from mlhpc.common.staging.stage import StagingReport, stage
@@ -54,7 +53,9 @@ ADVICE = "look at them, or lower the base learning rate in hyperparameters"
 def check(run: ResNet50, staged: Path | None, world: World) -> None:
     """Raise UserError if the run cannot start on these ranks and this machine. No side effects."""
     run.require_startable(world.size, staged=staged is not None)
-    make_scaler(run.training.precision, pick_device(run.training.device, world.local_rank))
+    device = pick_device(run.training.device, world.local_rank)
+    make_scaler(run.training.precision, device)
+    require_graphs(run, device, world)
 
 
 @oom_as_user_error()
@@ -78,7 +79,7 @@ def train(
         optimizer = make_optimizer(hparams, model, training.sgd)
         scaler = make_scaler(training.precision, device)
         last_epoch, _ = restore(resume, model, optimizer, scaler, world) if resume else (0, {})
-        steps = _steps(run, model, optimizer, scaler, world, local_batch_size)
+        steps = _steps(run, (model, optimizer, scaler, world), local_batch_size, log)
         prepare(run.loading.loader, "mlhpc.resnet50.data.reader")
         events = None if run.emulation.enabled else device_events(device)
 
@@ -132,25 +133,23 @@ def train(
         log.finish("success" if met else "failed", peak_memory(device), named(run, loader))
 
 
-def _steps(
-    run: ResNet50,
-    model: torch.nn.Module,
-    optimizer: torch.optim.Optimizer,
-    scaler: GradScaler,
-    world: World,
-    local_batch_size: int,
-) -> Steps[torch.Tensor]:
+def _steps(run: ResNet50, state: State, local_batch_size: int, log: RunLog) -> Steps[torch.Tensor]:
     """The steps, compiled and warmed up on zeros."""
     training, accumulate = run.training, run.backward_passes
-    if run.emulation.enabled:
-        return waiting_steps(run, world, lambda _: math.nan)
     loss_of = partial(cross_entropy, label_smoothing=training.label_smoothing)
-    make = partial(make_steps, model, training, world, optimizer, scaler)
-    steps = make(loss_of=loss_of, measure=count_correct, accumulate=accumulate)
+
+    def make(graphs: Graphs | None) -> Steps[torch.Tensor]:
+        model, optimizer, scaler, world = state
+        if run.emulation.enabled:
+            return waiting_steps(run, world, lambda _: math.nan)
+        build = partial(make_steps, model, training, world, optimizer, scaler)
+        steps = build(loss_of=loss_of, measure=count_correct, accumulate=accumulate)
+        return graphs.replayed(steps) if graphs else steps
+
     zeros = partial(zeros_batch, sample_shape=run.data.sample_shape)
     evaluated, loading = training.eval_batch_size, run.loading
     sizes = WarmUpSizes(local_batch_size, evaluated, accumulate, loading.prefetch, loading.loader == "dali")
-    warm_up(model, optimizer, scaler, world, steps, zeros, sizes)
+    steps, _ = start(run, make, state, zeros, sizes, log)
     return steps
 
 

@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple, Self
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +19,12 @@ from mlhpc.common.timing.runlog import Ranges
 from mlhpc.common.timing.steps import RecordEvent
 from mlhpc.errors import DeviceLost, UserError
 
+GRAPHS = "training.cuda_graphs"
+MIN_NCCL = (2, 9, 6)
+ASYNC_ERRORS = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
+Capture = Callable[[Callable[[Tensor, Tensor], Any], Tensor, Tensor], Callable[[], Any]]
+"""Records what ``step(x, y)`` does, without doing it, and returns what does it again with the current content of
+``x`` and ``y``: the result is in the same memory each time."""
 RUNTIME_CALLS = ("cuda", "hip", "ur", "ze")
 """Names of runtime calls in a profile, which launch kernels but compute nothing."""
 
@@ -171,18 +178,47 @@ def kept_random_state(device: torch.device) -> AbstractContextManager[None]:
     return torch.random.fork_rng(devices=[device.index], device_type=device.type)
 
 
-def has_graphs(device: torch.device) -> bool:
-    """Whether torch.compile captures graphs there (CUDA graphs, HIP graphs)."""
-    return device.type == "cuda"
+def without_graphs(device: torch.device, ranks: int) -> str:
+    """Why steps of ``ranks`` on ``device`` cannot be captured; empty if they can. What it asks of NCCL is what
+    PyTorch's documentation does ("CUDA semantics", "Usage with DistributedDataParallel")."""
+    if device.type != "cuda" or torch.version.hip:
+        return "it needs an NVIDIA GPU"
+    if ranks > 1 and (version := torch.cuda.nccl.version()) < MIN_NCCL:
+        return "it needs NCCL {}.{}.{}, not {}.{}.{}".format(*MIN_NCCL, *version)
+    handled = ranks > 1 and os.environ.get(ASYNC_ERRORS) != "0"
+    return f"it needs {ASYNC_ERRORS}=0 before ranks connect" if handled else ""
 
 
-next_graph_step = torch.compiler.cudagraph_mark_step_begin
-"""Marks the start of a step: from now on its graphs may overwrite the results of the previous one."""
+def capture_on(device: torch.device) -> Capture:
+    """Captures on ``device``, all into one pool of memory. From here on the calling thread works on a stream of
+    its own, since the default one cannot be captured: DistributedDataParallel is built and warmed up there."""
+    stream, pool = torch.cuda.Stream(device), torch.cuda.graph_pool_handle()
+    alive = WeakSet[torch.cuda.CUDAGraph]()
+    stream.wait_stream(torch.cuda.current_stream(device))
+    torch.cuda.set_stream(stream)
 
+    def capture(step: Callable[[Tensor, Tensor], Any], x: Tensor, y: Tensor) -> Callable[[], Any]:
+        nonlocal pool
+        if not alive:  # a pool that no graph uses any more cannot be captured into
+            pool = torch.cuda.graph_pool_handle()
+        graph = torch.cuda.CUDAGraph()
+        alive.add(graph)
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()  # of eager steps; torch.cuda.graph would also free the page-locked batches
+        # NCCL's and other threads may go on calling what this one may not.
+        graph.capture_begin(pool, capture_error_mode="thread_local")
+        try:
+            result = step(x, y)
+        finally:
+            graph.capture_end()
 
-def wants_graphs(training: Any) -> bool:
-    """``training.cuda_graphs``, if the benchmark has it."""
-    return bool(getattr(training, "cuda_graphs", False))
+        def replay() -> Any:
+            graph.replay()
+            return result
+
+        return replay
+
+    return capture
 
 
 def activities(device: torch.device) -> list[ProfilerActivity]:

@@ -21,9 +21,14 @@ def momentum_step(
     *,
     momentum: float,
     lr: float,
-    found_inf: Tensor,
+    found_inf: Tensor | None,
 ) -> None:
     """v = momentum v + change, w = w - lr v, in place, unless ``found_inf`` is 1."""
+    if found_inf is None:
+        torch._foreach_mul_(velocities, momentum)
+        torch._foreach_add_(velocities, changes)
+        torch._foreach_add_(weights, velocities, alpha=-lr)
+        return
     fixed: Any = {
         "weight_decay": 0.0,
         "dampening": 0.0,

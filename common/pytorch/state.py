@@ -1,7 +1,8 @@
 """Saving and restoring a run's weights, optimizer and random state."""
 
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.amp.grad_scaler import GradScaler
 
-from mlhpc.common.pytorch.devices import random_state
+from mlhpc.common.pytorch.devices import kept_random_state, random_state
 from mlhpc.common.ranks.world import World
 from mlhpc.common.training import checkpoint
 
@@ -68,10 +69,21 @@ def restore(
         (packed,) = saved.shared
         state = torch.load(io.BytesIO(packed.tobytes()), map_location="cpu", weights_only=True)
         model.load_state_dict({rename(name): value for name, value in state["model"].items()})
+        rates = [group["lr"] for group in optimizer.param_groups]
         optimizer.load_state_dict(state["optimizer"])
+        for group, rate in zip(optimizer.param_groups, rates, strict=True):
+            _to_device(group, rate)
         scaler.load_state_dict(state["scaler"])
         _restore_own(model, [torch.from_numpy(np.array(value)) for value in saved.of_rank[world.rank]])
         return saved.epoch, dict(state["numbers"])
+
+
+def _to_device(group: dict[str, Any], rate: object) -> None:
+    """Move what a group of an optimizer holds to its weights' device; its rate is a tensor if ``rate`` is one."""
+    device = group["params"][0].device
+    if isinstance(rate, Tensor):  # which older checkpoints have as a number
+        group["lr"] = torch.as_tensor(group["lr"], dtype=rate.dtype)
+    group |= {name: value.to(device) for name, value in group.items() if isinstance(value, Tensor)}
 
 
 def weights_of(saved: checkpoint.Checkpoint) -> dict[str, NDArray[Any]]:
@@ -80,6 +92,37 @@ def weights_of(saved: checkpoint.Checkpoint) -> dict[str, NDArray[Any]]:
     (packed,) = saved.shared
     state = torch.load(io.BytesIO(packed.tobytes()), map_location="cpu", weights_only=True)
     return {name: value.numpy() for name, value in state["model"].items()}
+
+
+@contextmanager
+def preserve_state(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer, scaler: GradScaler
+) -> Iterator[None]:
+    """Restore weights, buffers, optimizer, loss scale and random state, in place, at the end.
+
+    Optimizer state created in between is set to zero, the initial value of momentum and Adam's means.
+    """
+    tensors = (*model.parameters(), *model.buffers(), *tensors_of(optimizer))
+    before = [(tensor, tensor.clone()) for tensor in tensors]
+    scale, training = scaler.state_dict(), model.training
+    with kept_random_state(tensors[0].device):
+        yield
+    existing = {id(tensor) for tensor in tensors}
+    with torch.no_grad():
+        for tensor, value in before:
+            tensor.copy_(value)
+        for tensor in tensors_of(optimizer):
+            if id(tensor) not in existing:
+                tensor.zero_()
+    scaler.load_state_dict(scale)
+    model.train(training)
+
+
+def tensors_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    """All tensors of the optimizer: those of each parameter, and those of its groups, such as rates."""
+    of_parameters = [value for state in optimizer.state.values() for value in state.values()]
+    of_groups = [value for group in optimizer.param_groups for value in group.values()]
+    return [value for value in of_parameters + of_groups if isinstance(value, Tensor)]
 
 
 def _restore_own(model: torch.nn.Module, own: Sequence[Tensor]) -> None:

@@ -1,9 +1,9 @@
 """One training step and one evaluation step, on a CPU or a GPU, of one rank or many."""
 
 import socket
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -18,14 +18,11 @@ from mlhpc.common.host.compiler import require_compiler
 from mlhpc.common.pytorch.buffers import page_lock
 from mlhpc.common.pytorch.devices import (
     StreamEvent,
-    has_graphs,
-    kept_random_state,
     mover,
     name_of,
-    next_graph_step,
     oom_as_user_error,
-    wants_graphs,
 )
+from mlhpc.common.pytorch.state import preserve_state
 from mlhpc.common.ranks.world import World, mean
 from mlhpc.common.timing.steps import MAX_IN_FLIGHT
 from mlhpc.common.training.emulation import WaitingStep
@@ -70,9 +67,6 @@ class WarmUpSizes(NamedTuple):
     prefetch: int = 0
     decoded: bool = False
 
-
-CompileMode = Literal["default", "reduce-overhead"]
-"""A mode of torch.compile. "reduce-overhead" replays the compiled code as captured graphs."""
 
 SLOW = 5.0
 """Times the median rank's seconds from which on an accelerator is reported. Of one model they differ by up to 22%,
@@ -119,7 +113,6 @@ def make_steps(
     """The steps of ``model`` with the run's settings, gradients averaged over ranks. Call it again after freezing
     weights."""
     layout = torch.channels_last if training.channels_last else torch.contiguous_format
-    mode = compile_mode_of(training, next(model.parameters()).device)
     train = make_train_step(
         wrap_ddp(model, world, training.bucket_cap_mib),
         loss_of,
@@ -128,19 +121,17 @@ def make_steps(
         training.precision,
         layout=layout,
         accumulate=accumulate,
-        compile_mode=mode,
+        compiled=training.compile,
     )
     evaluate = make_eval_step(
-        model, measure, training.precision, batch=training.eval_batch_size, layout=layout, compile_mode=mode
+        model,
+        measure,
+        training.precision,
+        batch=training.eval_batch_size,
+        layout=layout,
+        compiled=training.compile,
     )
     return Steps(train, evaluate)
-
-
-def compile_mode_of(training: Settings, device: torch.device) -> CompileMode | None:
-    """The mode that the run's network is compiled in, None: not compiled. On a CPU no graphs are captured."""
-    if wants_graphs(training) and has_graphs(device):
-        return "reduce-overhead"
-    return "default" if training.compile else None
 
 
 def waiting_steps(run: Run, world: World, measure: Callable[[int], Any]) -> Steps[Any]:
@@ -158,7 +149,7 @@ def make_train_step(
     *,
     layout: torch.memory_format = torch.preserve_format,
     accumulate: int = 1,
-    compile_mode: CompileMode | None = None,
+    compiled: bool = False,
 ) -> Step[Tensor]:
     """``(x, y) -> loss``, which updates the weights every ``accumulate`` calls with the mean gradient of
     these calls, and of all ranks if ``model`` comes from ``wrap_ddp``.
@@ -167,12 +158,12 @@ def make_train_step(
     GPU. Matrix products use ``precision``; weights, batch norm's statistics, loss and optimizer stay in
     float32. ``x`` may be delivered in float16 or bfloat16: it is converted to float32 on the device, and
     ``precision`` governs all later operations. ``layout`` is that of ``x`` on the device. The
-    network is compiled in ``compile_mode``, or not at all. The step raises UserError when a GPU has too little
+    network is compiled if ``compiled``. The step raises UserError when a GPU has too little
     memory.
     """
     device = next(model.parameters()).device
     inner = _unwrapped(model)  # its mode counts: a wrapper of the same model may have changed it
-    forward, move = _compile(model, device, compile_mode), mover(device)
+    forward, move = _compile(model, device, compiled), mover(device)
     calls = 0
 
     def step(x: Tensor, y: Tensor) -> Tensor:
@@ -181,8 +172,6 @@ def make_train_step(
         last = calls % accumulate == 0
         if not inner.training:
             inner.train()
-        if compile_mode == "reduce-overhead":
-            next_graph_step()
         with _enough_memory(len(x), "a smaller batch per pass"):
             x, y = _ready(move(x), layout), move(y)
             with _unshared(model, not last):
@@ -206,7 +195,7 @@ def make_eval_step(
     *,
     batch: int = 1,
     layout: torch.memory_format = torch.preserve_format,
-    compile_mode: CompileMode | None = None,
+    compiled: bool = False,
 ) -> Step[Measured]:
     """``(x, y) -> measure(logits, y)``, shapes as in ``make_train_step``, computed on the device. Ranks may call
     it as often as each has batches.
@@ -217,15 +206,13 @@ def make_eval_step(
     """
     inner = _unwrapped(model)
     device = next(model.parameters()).device
-    forward, move = _compile(inner, device, compile_mode), mover(device)
-    filled = batch if compile_mode or device.type != "cpu" else 1
+    forward, move = _compile(inner, device, compiled), mover(device)
+    filled = batch if compiled or device.type != "cpu" else 1
 
     @torch.no_grad()
     def step(x: Tensor, y: Tensor) -> Measured:
         if inner.training:
             inner.eval()
-        if compile_mode == "reduce-overhead":
-            next_graph_step()
         with _enough_memory(max(len(x), filled), "a smaller training.eval_batch_size"):
             x, y = _ready(move(x), layout), move(y)
             if len(x) < filled:
@@ -245,10 +232,8 @@ def warm_up(
     steps: Steps[Measured],
     zeros: Callable[[int], tuple[Tensor, Tensor]],
     sizes: WarmUpSizes,
-    *,
-    graphs: bool = False,
 ) -> None:
-    """Run both steps on ``zeros(samples)``, which compiles and captures them, and restore everything they change.
+    """Run both steps on ``zeros(samples)``, which compiles them, and restore everything they change.
     For an accelerator also what an epoch does besides, whose code is loaded when it is first used, and page-lock
     the memory of the batches. Reports ranks whose accelerator is slow.
 
@@ -258,16 +243,14 @@ def warm_up(
     gradients are averaged.
     """
     device = next(model.parameters()).device
-    # With graphs, compiled code runs once before it is captured, in its second call.
-    for _ in range(2 if graphs else 1):
-        with preserve_state(model, optimizer, scaler):
-            losses = [steps.train(*zeros(sizes.train)) for _ in range(sizes.accumulate)]
-            results: list[Any] = [steps.evaluate(*zeros(sizes.evaluation))]
-            if device.type != "cpu":
-                results.append(steps.evaluate(*zeros(1)))  # other kernels than of several samples
-                total([result[0] if isinstance(result, tuple) else result for result in results])
-                gather_losses(2 * losses, world)
-                average_statistics(model, world)
+    with preserve_state(model, optimizer, scaler):
+        losses = [steps.train(*zeros(sizes.train)) for _ in range(sizes.accumulate)]
+        results: list[Any] = [steps.evaluate(*zeros(sizes.evaluation))]
+        if device.type != "cpu":
+            results.append(steps.evaluate(*zeros(1)))  # other kernels than of several samples
+            total([result[0] if isinstance(result, tuple) else result for result in results])
+            gather_losses(2 * losses, world)
+            average_statistics(model, world)
     if device.type != "cpu":
         _page_lock(zeros, sizes)
         report_slow_devices(lambda: steps.evaluate(*zeros(sizes.evaluation)), device, world)
@@ -304,28 +287,6 @@ def report_slow_devices(work: Callable[[], object], device: torch.device, world:
         say_at_once(few(slow, 8, "; "))
 
 
-@contextmanager
-def preserve_state(model: nn.Module, optimizer: torch.optim.Optimizer, scaler: GradScaler) -> Iterator[None]:
-    """Restore weights, buffers, optimizer, loss scale and random state, in place, at the end.
-
-    Optimizer state created in between is set to zero, the initial value of momentum and Adam's means.
-    """
-    tensors = (*model.parameters(), *model.buffers(), *_state(optimizer))
-    before = [(tensor, tensor.clone()) for tensor in tensors]
-    scale, training = scaler.state_dict(), model.training
-    with kept_random_state(tensors[0].device):
-        yield
-    existing = {id(tensor) for tensor in tensors}
-    with torch.no_grad():
-        for tensor, value in before:
-            tensor.copy_(value)
-        for tensor in _state(optimizer):
-            if id(tensor) not in existing:
-                tensor.zero_()
-    scaler.load_state_dict(scale)
-    model.train(training)
-
-
 def gather_losses(losses: Sequence[Tensor], world: World) -> tuple[npt.NDArray[np.float64], float]:
     """This rank's ``losses`` of an epoch, on the host, and their mean over all ranks, which have the same number
     of them. Waits for the device. Called by all ranks."""
@@ -358,13 +319,6 @@ def average_statistics(model: nn.Module, world: World) -> None:
         buffer.copy_(part.view_as(buffer))
 
 
-def _state(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    """All tensors of the optimizer: those of each parameter, and those of its groups, such as rates."""
-    of_parameters = [value for state in optimizer.state.values() for value in state.values()]
-    of_groups = [value for group in optimizer.param_groups for value in group.values()]
-    return [value for value in of_parameters + of_groups if isinstance(value, Tensor)]
-
-
 def _unshared(model: nn.Module, waits: bool) -> AbstractContextManager[None]:
     """With ``waits``, gradients are accumulated on this rank only."""
     return model.no_sync() if waits and isinstance(model, DistributedDataParallel) else nullcontext()
@@ -376,15 +330,12 @@ def _unwrapped(model: nn.Module) -> nn.Module:
     return inner
 
 
-def _compile(model: nn.Module, device: torch.device, mode: CompileMode | None) -> Callable[[Tensor], Tensor]:
-    """Graphs are torch.compile's own: it captures as much as possible of forward and backward, keeps the memory,
-    and runs the rest normally. Capturing the whole step by hand would have to include the all-reduce of the
-    gradients and their accumulation, for only a few more kernels."""
-    if mode is None:
+def _compile(model: nn.Module, device: torch.device, compiled: bool) -> Callable[[Tensor], Tensor]:
+    if not compiled:
         return model
     require_compiler(gpu=device.type != "cpu")
     # Compiled for the actual sizes: code for dynamic shapes is slower.
-    return torch.compile(model, dynamic=False, mode=mode)
+    return torch.compile(model, dynamic=False)
 
 
 def _enough_memory(samples: int, smaller: str) -> AbstractContextManager[None]:

@@ -1,5 +1,6 @@
 """Keras's optimizers in PyTorch. PyTorch's differ, and the closed division requires the reference's."""
 
+import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -13,8 +14,10 @@ _ADAM_EPSILON = 1e-7  # Keras's default, outside of the bias correction
 
 
 def make_optimizer(hyperparameters: Hyperparameters, parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
-    """SGD with momentum, or Adam. The caller sets the rate when an epoch starts (``set_rate``)."""
-    rate = hyperparameters.opt_base_learning_rate
+    """SGD with momentum, or Adam. The learning rate is a tensor on the parameters' device: set it with
+    ``set_rate``."""
+    parameters = list(parameters)
+    rate = torch.tensor(hyperparameters.opt_base_learning_rate, device=parameters[0].device)
     if hyperparameters.opt_name == "sgd":
         return KerasSGD(parameters, rate, momentum=hyperparameters.opt_momentum)
     return KerasAdam(parameters, rate)
@@ -27,7 +30,7 @@ class KerasSGD(torch.optim.Optimizer):
     GradScaler leaves it to this class to skip a step. The gradients are overwritten.
     """
 
-    def __init__(self, parameters: Iterable[Tensor], lr: float, *, momentum: float) -> None:
+    def __init__(self, parameters: Iterable[Tensor], lr: Tensor, *, momentum: float) -> None:
         super().__init__(parameters, {"lr": lr, "momentum": momentum})
         self._step_supports_amp_scaling = True
 
@@ -41,14 +44,11 @@ class KerasSGD(torch.optim.Optimizer):
             weights = [weight for weight in group["params"] if weight.grad is not None]
             gradients = [weight.grad for weight in weights]
             velocities = [self._velocity(weight) for weight in weights]
-            if (found_inf := unscale(self, gradients)) is not None:
-                torch._foreach_mul_(gradients, -group["lr"])
-                momentum = group["momentum"]
-                momentum_step(weights, gradients, velocities, momentum=momentum, lr=-1.0, found_inf=found_inf)
-                continue
-            torch._foreach_mul_(velocities, group["momentum"])
-            torch._foreach_add_(velocities, gradients, alpha=-group["lr"])
-            torch._foreach_add_(weights, velocities)
+            found_inf = unscale(self, gradients)
+            torch._foreach_mul_(gradients, -group["lr"])
+            momentum_step(
+                weights, gradients, velocities, momentum=group["momentum"], lr=-1.0, found_inf=found_inf
+            )
         return loss
 
     def _velocity(self, weight: Tensor) -> Tensor:
@@ -61,14 +61,30 @@ class KerasSGD(torch.optim.Optimizer):
 
 class KerasAdam(torch.optim.Adam):
     """Adam with Keras's epsilon, which is added to √v before the bias correction (Kingma and Ba 2015, end of
-    section 2); PyTorch adds it after."""
+    section 2); PyTorch adds it after. Never waits for a GPU."""
 
-    def __init__(self, parameters: Iterable[Tensor], lr: float) -> None:
-        super().__init__(parameters, lr, eps=_ADAM_EPSILON)
+    def __init__(self, parameters: Iterable[Tensor], lr: Tensor) -> None:
+        super().__init__(parameters, lr, eps=_ADAM_EPSILON, fused=True)
 
+    @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
         for group in self.param_groups:
-            states = (self.state[weight] for weight in group["params"])
-            step = 1 + max((int(state["step"]) for state in states if state), default=0)
-            group["eps"] = _ADAM_EPSILON / (1 - group["betas"][1] ** step) ** 0.5
-        return super().step(closure)
+            weights, gradients, means, squares, maxima, counts = lists = [], [], [], [], [], []
+            self._init_group(group, *lists)
+            found_inf = unscale(self, gradients)
+            torch._foreach_add_(counts, 1 if found_inf is None else 1 - found_inf)
+            beta1, beta2 = group["betas"]
+            step = counts[0].double()
+            # The rate has the bias corrections: after infinitely many steps the kernel's own are 1.
+            rate = (group["lr"] * (1 - beta2**step).sqrt() / (1 - beta1**step)).float()
+            many = [torch.full_like(counts[0], math.inf)] * len(weights)
+            fixed = {"beta1": beta1, "beta2": beta2, "eps": group["eps"], "weight_decay": 0.0}
+            fixed |= {"amsgrad": False, "maximize": False}
+            torch._fused_adam_(
+                weights, gradients, means, squares, maxima, many, lr=rate, found_inf=found_inf, **fixed
+            )
+        return loss

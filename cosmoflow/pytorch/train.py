@@ -21,8 +21,8 @@ from mlhpc.common.pytorch.devices import (
     peak_memory,
     pick_device,
     place,
-    wants_graphs,
 )
+from mlhpc.common.pytorch.graphs import Graphs, require_graphs, start
 from mlhpc.common.pytorch.loading import TensorPair, dtype_of
 from mlhpc.common.pytorch.slab_batches import Batches
 from mlhpc.common.pytorch.spatial import SpatialGroup, Traffic, spatial_group
@@ -72,7 +72,9 @@ def check(run: CosmoFlow, staged: Path | None, world: World) -> None:
     """Raise UserError if the run cannot start on these ranks and this machine. No side effects."""
     check_settings(run)
     run.require_startable(world.size, staged=staged is not None)
-    make_scaler(run.training.precision, pick_device(run.training.device, world.local_rank))
+    device = pick_device(run.training.device, world.local_rank)
+    make_scaler(run.training.precision, device)
+    require_graphs(run, device, world)
 
 
 @oom_as_user_error()
@@ -96,7 +98,7 @@ def train(
         scaler = make_scaler(training.precision, device)
         torch.manual_seed(seed + 1 + mesh.data_rank)  # dropout: each group of ranks drops different units
         last_epoch, _ = restore(resume, model, optimizer, scaler, world) if resume else (0, {})
-        steps = _steps(run, model, optimizer, scaler, world, group, local_batch_size)
+        steps = _steps(run, (model, optimizer, scaler, world), group, local_batch_size, log)
         events = None if run.emulation.enabled else device_events(device)
 
     # The clock: from the moment the last rank is ready until the slowest one has finished.
@@ -177,27 +179,30 @@ def _network(run: CosmoFlow, device: torch.device, group: SpatialGroup | None) -
 
 def _steps(
     run: CosmoFlow,
-    model: CosmoFlowNet,
-    optimizer: torch.optim.Optimizer,
-    scaler: GradScaler,
-    world: World,
+    state: tuple[CosmoFlowNet, torch.optim.Optimizer, GradScaler, World],
     group: SpatialGroup | None,
     local_batch_size: int,
+    log: RunLog,
 ) -> Steps[tuple[torch.Tensor, int]]:
     """The steps, compiled and warmed up on zeros for every resolution that the run trains at."""
-    training, shape = run.training, run.data.sample_shape
+    training, shape, model = run.training, run.data.sample_shape, state[0]
     if run.emulation.enabled:
-        return waiting_steps(run, world, lambda samples: (math.nan, samples))
+        return waiting_steps(run, state[3], lambda samples: (math.nan, samples))
     loss_of = partial(training_loss, model=model, weight_decay=run.hyperparameters.opt_weight_decay)
-    steps = make_steps(model, training, world, optimizer, scaler, loss_of=loss_of, measure=absolute_error)
+
+    def make(graphs: Graphs | None) -> Steps[tuple[torch.Tensor, int]]:
+        model, optimizer, scaler, world = state
+        steps = make_steps(model, training, world, optimizer, scaler, loss_of=loss_of, measure=absolute_error)
+        return graphs.replayed(steps) if graphs else steps
+
     slab = (*group.plan.shape(group.rank), shape[-1]) if group else shape
     dtype = dtype_of(run.loading.sample_dtype)
     zeros = partial(_zeros_batch, sample_shape=slab, targets=run.network.targets, dtype=dtype)
     decoded = run.loading.decode == "device"
     sizes = WarmUpSizes(local_batch_size, training.eval_batch_size, decoded=decoded)
-    for halvings in range(len(training.coarse_epochs) + 1):
-        model.halvings = halvings
-        warm_up(model, optimizer, scaler, world, steps, zeros, sizes, graphs=wants_graphs(training))
+    steps, _ = start(run, make, state, zeros, sizes, log)
+    for model.halvings in range(1, len(training.coarse_epochs) + 1):
+        warm_up(*state, steps, zeros, sizes)
     if group:
         group.traffic.take()  # excludes the warm-up
     device = next(model.parameters()).device

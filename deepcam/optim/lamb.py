@@ -119,15 +119,6 @@ class Lamb(torch.optim.Optimizer):
                 finite=found_inf is None,
             )
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As of ``Optimizer``; step and rate go to the device of the parameters."""
-        super().load_state_dict(state_dict)
-        for group in self.param_groups:
-            device = group["params"][0].device
-            group["step"] = group["step"].to(device)
-            if isinstance(group["lr"], Tensor):
-                group["lr"] = group["lr"].to(device)
-
 
 def update(
     weights: list[Tensor],

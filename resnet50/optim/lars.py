@@ -25,7 +25,7 @@ class Lars(torch.optim.Optimizer):
     def __init__(
         self,
         parameters: Iterable[Any],
-        lr: float,
+        lr: float | Tensor,
         *,
         momentum: float = 0.9,
         weight_decay: float = 0.0,
@@ -75,15 +75,7 @@ class Lars(torch.optim.Optimizer):
             torch._foreach_add_(gradients, weights, alpha=decay)
         if group["adapt"]:
             multiply_each(gradients, rates)
-        if found_inf is not None:
-            if not group["adapt"]:
-                torch._foreach_mul_(gradients, rate)
-            momentum = group["momentum"]
-            momentum_step(weights, gradients, velocities, momentum=momentum, lr=1.0, found_inf=found_inf)
-            return
-        torch._foreach_mul_(velocities, group["momentum"])
-        if group["adapt"]:
-            torch._foreach_add_(velocities, gradients)
         else:
-            torch._foreach_add_(velocities, gradients, alpha=rate)
-        torch._foreach_sub_(weights, velocities)
+            torch._foreach_mul_(gradients, rate)
+        momentum = group["momentum"]
+        momentum_step(weights, gradients, velocities, momentum=momentum, lr=1.0, found_inf=found_inf)

@@ -18,7 +18,8 @@ _KERAS_EPSILON = 1e-7  # used by the reference for an epsilon of 0, which it log
 def make_optimizer(
     hyperparameters: Hyperparameters, model: nn.Module, sgd: Literal["mlperf", "pytorch"] = "pytorch"
 ) -> torch.optim.Optimizer:
-    """The optimizer of ``opt_name`` over ``model``.
+    """The optimizer of ``opt_name`` over ``model``. The learning rate is a tensor on its device: set it with
+    ``set_rate``.
 
     LARS and SGD of ``sgd`` "pytorch" (v = momentum v + g, w = w - lr v) apply weight decay, and LARS its trust
     ratio, only to weights of more than one dimension: neither to biases nor to batch norm's parameters.
@@ -29,17 +30,18 @@ def make_optimizer(
     """
     facts = hyperparameters
     parameters = list(model.parameters())
+    on_device = partial(torch.tensor, device=parameters[0].device)
     decayed: Group = {"params": [p for p in parameters if p.ndim > 1]}
     rest: Group = {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0}
     if facts.opt_name == "lars":
         return Lars(
             [decayed, rest | {"adapt": False}],
-            facts.lars_opt_base_learning_rate,
+            on_device(facts.lars_opt_base_learning_rate),
             momentum=facts.lars_opt_momentum,
             weight_decay=facts.lars_opt_weight_decay,
             eps=facts.lars_epsilon or _KERAS_EPSILON,
         )
-    rate, momentum = facts.sgd_opt_base_learning_rate, facts.sgd_opt_momentum
+    rate, momentum = on_device(facts.sgd_opt_base_learning_rate), facts.sgd_opt_momentum
     if sgd == "mlperf":
         norms = [p for m in model.modules() if isinstance(m, nn.BatchNorm2d) for p in m.parameters()]
         norm_ids = set(map(id, norms))

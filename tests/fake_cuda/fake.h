@@ -91,8 +91,8 @@ cudaError_t launch(const std::string& kernel, cudaStream_t stream);
 enum class Place { device, pinned, pageable };
 Place place_of(const void* pointer);
 // Larger copies take their time but move nothing: the memory of a device of 80 GB is host memory here, and only what
-// is written to takes any. Batches and buckets of smoke presets are far smaller.
-constexpr size_t MOVED_BYTES = 32 << 20;
+// is written to takes any. Batches and buckets of smoke presets are far smaller. 0 to time the host alone.
+inline size_t moved_bytes() { return size_t(setting("moved_bytes", 32 << 20)); }
 
 // report.cpp
 void count(const char* section, const std::string& name, double amount = 1);

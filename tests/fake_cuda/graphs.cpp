@@ -151,7 +151,9 @@ EXPORT cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t hand
     if (auto error = check_device()) return error;
     Guard guard(lock());
     Graph& graph = *graph_of(executable);
-    Seconds busy_until = now() + (setting("graph_host_us") + setting("graph_node_host_us") * graph.tasks.size()) * 1e-6;
+    double host_us = setting("graph_host_us") + setting("graph_node_host_us") * graph.tasks.size();
+    Seconds busy_until = now() + host_us * 1e-6;
+    count("host_us", "graph_host_us", host_us);
     count("graphs", "launched");
     count_towards_loss();
     for (auto& task : graph.tasks) submit(stream_of(handle), task);

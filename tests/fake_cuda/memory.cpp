@@ -82,7 +82,7 @@ static cudaError_t copy(void* to, const void* from, size_t bytes, cudaStream_t h
         Seconds duration = copy_time(bytes, target, source);
         submit(stream, [=] {
             return [=](Stream& on, Seconds enqueued) {
-                if (bytes <= MOVED_BYTES) memmove(to, from, bytes);
+                if (bytes <= moved_bytes()) memmove(to, from, bytes);
                 on.occupy(enqueued, duration);
                 return true;
             };
@@ -96,7 +96,7 @@ static cudaError_t copy(void* to, const void* from, size_t bytes, cudaStream_t h
 static void fill(char* begin, int value, size_t bytes) {
     char *first = (char*)whole_pages(uintptr_t(begin)), *last = (char*)(uintptr_t(begin + bytes) & ~uintptr_t(4095));
     if (value || first >= last) {
-        if (bytes <= MOVED_BYTES) memset(begin, value, bytes);
+        if (bytes <= moved_bytes()) memset(begin, value, bytes);
         return;
     }
     memset(begin, 0, first - begin);

@@ -151,7 +151,7 @@ static ncclResult_t enqueue(const char* name, cudaStream_t handle, bool sends, T
 }
 
 static std::string payload(const void* data, size_t bytes) {
-    return bytes <= MOVED_BYTES ? std::string(static_cast<const char*>(data), bytes) : "";
+    return bytes <= moved_bytes() ? std::string(static_cast<const char*>(data), bytes) : "";
 }
 
 // `finish` gets what all ranks sent, in their order. `traffic`: the bytes that pass through a rank's link.

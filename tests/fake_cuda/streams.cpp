@@ -18,6 +18,7 @@ void sleep_until(Seconds time) {
 }
 
 void spend_us(const char* key) {
+    count("host_us", key, setting(key));
     Seconds end = now() + setting(key) * 1e-6;
     while (now() < end) {
     }

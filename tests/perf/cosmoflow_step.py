@@ -127,8 +127,7 @@ def pytorch_step(
     optimizer = make_optimizer(_hyperparameters(x), model.parameters())
     loss_of = partial(training_loss, model=model, weight_decay=0.0)
     scaler = make_scaler(precision, device)
-    mode = "default" if compiled else None
-    step = make_train_step(model, loss_of, optimizer, scaler, precision, compile_mode=mode)
+    step = make_train_step(model, loss_of, optimizer, scaler, precision, compiled=compiled)
     counts, targets = torch.from_numpy(x), torch.from_numpy(y)
     return lambda: float(step(counts, targets))
 

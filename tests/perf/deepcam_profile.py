@@ -31,14 +31,15 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from mlhpc.benchmarks.deepcam import Hyperparameters, Network
 from mlhpc.common.host.malloc import keep_memory
-from mlhpc.common.pytorch.devices import pick_device
-from mlhpc.common.pytorch.step import CompileMode, make_scaler, make_train_step
+from mlhpc.common.pytorch.devices import capture_on, pick_device
+from mlhpc.common.pytorch.graphs import Replayed
+from mlhpc.common.pytorch.step import make_scaler, make_train_step
 from mlhpc.deepcam.cpu.kernels import use_cpu_kernels
 from mlhpc.deepcam.metric import weighted_cross_entropy
 from mlhpc.deepcam.model import build_model
 from mlhpc.deepcam.optim.optimizer import make_optimizer
 
-WAYS: dict[str, CompileMode | None] = {"eager": None, "compiled": "default", "graphs": "reduce-overhead"}
+WAYS = ("eager", "compiled", "graphs")
 KINDS = (
     ("copies", r"memcpy|memset|copy_|nchwToNhwc|nhwcToNchw|transpose|contiguous"),
     ("optimizer", r"multi_tensor|foreach|lamb|adam"),
@@ -63,7 +64,6 @@ def flops(batch: int, rows: int, columns: int) -> int:
 
 
 def our_step(way: str, batch: int, device: torch.device, options: argparse.Namespace) -> Callable[[], object]:
-    mode = WAYS[way]
     torch.manual_seed(0)
     model = build_model(Network(), 16).to(device, memory_format=torch.channels_last)
     if device.type == "cpu":
@@ -72,12 +72,14 @@ def our_step(way: str, batch: int, device: torch.device, options: argparse.Names
     step = make_train_step(
         model,
         weighted_cross_entropy,
-        make_optimizer(facts, model.parameters(), compiled=mode is not None),
+        make_optimizer(facts, model.parameters(), compiled=way == "compiled"),
         make_scaler(options.precision, device),
         options.precision,
         layout=torch.channels_last,
-        compile_mode=mode,
+        compiled=way == "compiled",
     )
+    if way == "graphs":
+        step = Replayed(step, capture_on(device), device, active=True)
     x = torch.rand(batch, options.rows, options.columns, 16).permute(0, 3, 1, 2)
     y = (x[:, 0] > 0.98).to(torch.uint8) + (x[:, 1] > 0.995).to(torch.uint8)
     if device.type == "cuda":

@@ -3,17 +3,20 @@ real runs.
 
     python tests/perf/host_step.py [--benchmark NAME ...] [--precision NAME ...] [--mode eager graph] [--json]
 
-Sizes and settings are the closed presets', batches are random and page-locked. Per row: ``step_ms``, of steps
-that follow one another; ``host_ms``, until a step returns on an idle device (eager: its launches; graph: copies,
-rate and replay); ``device_ms``, the sum of its kernels and copies by the profiler; ``launches``, of kernels and
-copies; ``syncs``, waits of the host for the device; peak memory in GB. ``graph`` is the whole step, optimizer
-included, captured by hand, with the learning rate frozen: a bound of what ``mlhpc run`` could reach, not what it
-does. ``driver_ms`` is for simulated devices, whose driver's charge is known.
+Sizes and settings are the closed presets', batches are random and page-locked, and a step is what the loop of
+``mlhpc run`` has without its loader and log: the timer's events, the rate, the copies and the step; ``graph`` is
+``training.cuda_graphs``. Per row: ``step_ms``, of steps that follow one another; ``host_ms``, until a step returns
+on an idle device; ``device_ms``, the sum of its kernels and copies by the profiler; ``launches``, what the host
+gives the driver: kernels, copies, graphs; ``syncs``, waits of the host for the device; the peak of memory, in GB,
+with one evaluation. ``driver_ms``: what of ``host_ms`` a simulated device charges for its driver (tests/fake_cuda;
+with FAKE_CUDA_SET="kernel_us=0;moved_bytes=0" the rest is the host's own work).
 """
 
 import argparse
+import ctypes
 import itertools
 import json
+import os
 import statistics
 import sys
 import time
@@ -28,22 +31,28 @@ from rich.table import Table
 from torch.profiler import ProfilerActivity, profile
 
 from mlhpc.benchmarks.load import load
-from mlhpc.common.pytorch.devices import mover, name_of, pick_device, place
-from mlhpc.common.pytorch.step import make_scaler, make_steps, set_rate
+from mlhpc.common.pytorch.devices import capture_on, device_events, name_of, pick_device, place
+from mlhpc.common.pytorch.graphs import WARM_UP, Graphs
+from mlhpc.common.pytorch.step import Steps, make_scaler, make_steps, set_rate
 from mlhpc.common.ranks.world import World
+from mlhpc.common.timing.steps import StepTimer
 
 BATCHES = {"cosmoflow": (1, 4), "deepcam": (1, 2, 8), "resnet50": (64, 256)}
-MODES = ("eager", "graph")  # a capture that fails ends the program: PyTorch cannot go on in that process
+MODES = ("eager", "graph")
+LAUNCHES = ("cudaLaunchKernel", "cuLaunchKernel", "cudaMemcpyAsync", "cudaMemsetAsync", "cudaGraphLaunch")
 PRECISIONS = ("float32", "mixed_bfloat16", "mixed_float16")
 
 
 class Subject(NamedTuple):
-    """What is timed: ``train(x, y)`` updates the weights and returns the loss; ``rate`` sets the learning rate."""
+    """What is timed: ``train(x, y)`` updates the weights and returns the loss; ``rate`` sets the learning rate;
+    ``evaluate`` takes ``evaluated``, a batch of the preset's size."""
 
     train: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
     rate: Callable[[], None]
     x: torch.Tensor
     y: torch.Tensor
+    evaluate: Callable[[torch.Tensor, torch.Tensor], Any]
+    evaluated: tuple[torch.Tensor, torch.Tensor]
 
 
 def subject(benchmark: str, batch: int, precision: str, device: torch.device, *settings: str) -> Subject:
@@ -60,8 +69,11 @@ def subject(benchmark: str, batch: int, precision: str, device: torch.device, *s
         place(model, device, channels_last=training.channels_last)
         optimizer = make_optimizer(hparams, model.parameters(), compiled=training.compile)
         loss_of, measure = weighted_cross_entropy, summed_iou
-        x = torch.randn((batch, *shape)).permute(0, 3, 1, 2)
-        y = torch.randint(3, (batch, *shape[:2]), dtype=torch.uint8)
+
+        def made(samples: int) -> list[torch.Tensor]:
+            x = torch.randn((samples, *shape)).permute(0, 3, 1, 2)
+            return [x, torch.randint(3, (samples, *shape[:2]), dtype=torch.uint8)]
+
     elif benchmark == "resnet50":
         from mlhpc.resnet50.metric import count_correct, cross_entropy
         from mlhpc.resnet50.model import build_model as build_resnet
@@ -71,8 +83,11 @@ def subject(benchmark: str, batch: int, precision: str, device: torch.device, *s
         place(model, device, channels_last=training.channels_last)
         optimizer = make_lars(hparams, model, training.sgd)
         loss_of, measure = partial(cross_entropy, label_smoothing=training.label_smoothing), count_correct
-        x = torch.randn((batch, *shape)).permute(0, 3, 1, 2)
-        y = torch.randint(run.network.classes, (batch,))
+
+        def made(samples: int) -> list[torch.Tensor]:
+            x = torch.randn((samples, *shape)).permute(0, 3, 1, 2)
+            return [x, torch.randint(run.network.classes, (samples,))]
+
     else:
         from mlhpc.cosmoflow.pytorch.metric import absolute_error, training_loss
         from mlhpc.cosmoflow.pytorch.model import CosmoFlowNet
@@ -84,14 +99,19 @@ def subject(benchmark: str, batch: int, precision: str, device: torch.device, *s
         optimizer = make_sgd(hparams, model.parameters())
         loss_of = partial(training_loss, model=model, weight_decay=hparams.opt_weight_decay)
         measure = absolute_error
-        x = torch.randint(0, 300, (batch, *shape), dtype=torch.int16)
-        y = torch.rand((batch, run.network.targets)) * 2 - 1
+
+        def made(samples: int) -> list[torch.Tensor]:
+            x = torch.randint(0, 300, (samples, *shape), dtype=torch.int16)
+            return [x, torch.rand((samples, run.network.targets)) * 2 - 1]
+
     scaler = make_scaler(precision, device)
     world: World = Alone()
     steps = make_steps(
         model, training, world, optimizer, scaler, loss_of=loss_of, measure=measure, accumulate=1
     )
-    return Subject(steps.train, lambda: set_rate(optimizer, 1e-4), x.pin_memory(), y.pin_memory())
+    x, y, *evaluated = (part.pin_memory() for n in (batch, training.eval_batch_size) for part in made(n))
+    rate = partial(set_rate, optimizer, 1e-4)
+    return Subject(steps.train, rate, x, y, steps.evaluate, (evaluated[0], evaluated[1]))
 
 
 class Alone:
@@ -101,38 +121,45 @@ class Alone:
 
 
 def captured(of: Subject, device: torch.device) -> Subject:
-    """The same with the whole step replayed from a graph."""
-    move, side = mover(device), torch.cuda.Stream(device)
-    x, y = of.x.to(device), of.y.to(device)
-    side.wait_stream(torch.cuda.current_stream(device))
-    with torch.cuda.stream(side):
-        for _ in range(5):
-            of.train(x, y)
-    torch.cuda.current_stream(device).wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=side):
-        loss = of.train(x, y)
+    """The same with both steps replayed from graphs, as ``mlhpc run`` does it."""
+    graphs = Graphs(capture_on(device), device)
+    steps = graphs.replayed(Steps(of.train, of.evaluate))
+    for _ in range(WARM_UP):
+        of.rate()
+        steps.train(of.x, of.y)
+    steps.evaluate(*of.evaluated)
+    if why := graphs.captured():
+        raise SystemExit(why)
+    graphs.set_active(True)
+    return of._replace(train=steps.train, evaluate=steps.evaluate)
 
-    def replay(new_x: torch.Tensor, new_y: torch.Tensor) -> torch.Tensor:
-        x.copy_(move(new_x), non_blocking=True)
-        y.copy_(move(new_y), non_blocking=True)
-        graph.replay()
-        return loss.clone()
 
-    return of._replace(train=replay, rate=lambda: None)
+def simulated() -> dict[str, Any]:
+    """What a simulated device has counted; empty for a real one."""
+    library = ctypes.CDLL(os.environ.get("LD_PRELOAD", "").partition(":")[0] or None)
+    if not hasattr(library, "fake_cuda_report"):
+        return {}
+    library.fake_cuda_report.restype = ctypes.c_char_p
+    return dict(json.loads(library.fake_cuda_report())["total"])
 
 
 def measure(of: Subject, seconds: float) -> dict[str, Any]:
     """Times of a step, ms, and what the profiler and the allocator count in it."""
 
-    def step() -> torch.Tensor:
-        of.rate()
-        return of.train(of.x, of.y)
+    timer = StepTimer(device_events(torch.device("cuda", torch.cuda.current_device())))
 
+    def step() -> torch.Tensor:
+        timer.start()
+        of.rate()
+        loss = of.train(of.x, of.y)
+        timer.ask()
+        return loss
+
+    torch.cuda.reset_peak_memory_stats()
     for _ in range(4):
         loss = step()
+    of.evaluate(*of.evaluated)
     torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
     once = _ms(lambda: (step(), torch.cuda.synchronize()))
     steps = max(5, int(seconds * 1e3 / once))
     whole = _ms(lambda: ([step() for _ in range(steps)], torch.cuda.synchronize())) / steps
@@ -146,18 +173,27 @@ def measure(of: Subject, seconds: float) -> dict[str, Any]:
         loss = step()
         torch.cuda.set_sync_debug_mode("default")
     torch.cuda.synchronize()
+    before = simulated()
     with profile(activities=[ProfilerActivity.CUDA]) as profiled:
         for _ in range(2):
             step()
+        after = simulated()
         torch.cuda.synchronize()
     events = [event for event in profiled.events() or () if event.device_type.name == "CUDA"]
+    launches = sum(event.name.startswith(LAUNCHES) for event in profiled.events() or ())
+
+    def counted(*sections: str) -> float:
+        """By the simulated device, for one step."""
+        first, last = (sum(sum(d.get(name, {}).values()) for name in sections) for d in (before, after))
+        return (last - first) / 2
+
     return {
         "step_ms": round(whole, 3),
         "host_ms": round(statistics.median(hosts), 3),
         "host_min_ms": round(min(hosts), 3),
-        "driver_ms": None,
+        "driver_ms": round(counted("host_us") / 1e3, 3) if after else None,
         "device_ms": round(sum(event.device_time_total for event in events) / 2e3, 3),
-        "launches": len(events) / 2,
+        "launches": counted("kernels", "copies", "memsets", "graphs") if after else launches / 2,
         "syncs": sum("called a synchronizing" in str(warning.message) for warning in caught),
         "peak_gb": round(torch.cuda.max_memory_allocated() / 1e9, 3),
         "reserved_gb": round(torch.cuda.max_memory_reserved() / 1e9, 3),
@@ -191,8 +227,6 @@ def main() -> int:
     device, rows = pick_device("cuda", 0), []
     cells = itertools.product(options.mode, options.benchmark, options.precision)
     for mode, benchmark, precision in cells:
-        if (mode, precision) == ("graph", "mixed_float16"):
-            continue  # the loss scaler asks the device, which ends a capture
         for batch in options.batch or BATCHES[benchmark]:
             of = subject(benchmark, batch, precision, device, *options.set)
             of = captured(of, device) if mode == "graph" else of

@@ -48,8 +48,7 @@ def our_step(
     chosen = ["hyperparameters.opt_name=" + ("lars" if options.lars else "sgd")]
     optimizer = make_optimizer(load.load("resnet50", "closed", chosen).hyperparameters, model)
     scaler = make_scaler(precision, x.device)
-    mode = "default" if options.compile else None
-    step = make_train_step(model, cross_entropy, optimizer, scaler, precision, compile_mode=mode)
+    step = make_train_step(model, cross_entropy, optimizer, scaler, precision, compiled=options.compile)
     inputs = x.contiguous(memory_format=torch.channels_last)
     return lambda: step(inputs, y)
 

@@ -227,7 +227,7 @@ def test_compiled_code_sees_a_single_batch_size(monkeypatch):
     monkeypatch.setattr(step_module, "require_compiler", lambda gpu: None)  # nothing is compiled here
     model, *_ = made()
     plain = make_eval_step(model, summed_iou)
-    filled = make_eval_step(model, summed_iou, batch=3, compile_mode="default")
+    filled = make_eval_step(model, summed_iou, batch=3, compiled=True)
     for samples in (3, 1, 2):
         (wanted, count), (told, counted) = (step(*batch_of(samples)) for step in (plain, filled))
         assert counted == count == samples and float(told) == pytest.approx(float(wanted))

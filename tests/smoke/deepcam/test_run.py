@@ -210,7 +210,7 @@ def of_another_benchmark(data):
         (
             lambda d: None,
             ["training.cuda_graphs=true", "hyperparameters.gradient_accumulation_frequency=2"],
-            "training.cuda_graphs would discard",
+            "training.cuda_graphs=on: gradients are accumulated",
         ),
     ],
 )
@@ -227,7 +227,11 @@ def test_invalid_input_is_a_one_line_error_with_status_2_and_an_aborted_log(
     assert "Traceback" not in done.stderr and not list(tmp_path.rglob("*.part"))
     if message == "stats.h5":
         assert not stage.exists(), "before terabytes are copied"
-    if message in ("sees no accelerator", "needs a GPU", "training.cuda_graphs would discard"):
+    if message in (
+        "sees no accelerator",
+        "needs a GPU",
+        "training.cuda_graphs=on: gradients are accumulated",
+    ):
         assert not out.exists(), "a run that cannot start leaves no folder"
     if (out / "run.log").exists() and "run_start" in (out / "run.log").read_text():
         assert mllog(out)[-1]["metadata"]["status"] == "aborted"

@@ -19,12 +19,17 @@ EXCHANGE = ["staging.mode=shard", "staging.exchange=true"]
         (
             "deepcam",
             ["training.cuda_graphs=true", "hyperparameters.gradient_accumulation_frequency=2"],
-            "training.cuda_graphs would discard all but the last backward pass",
+            "training.cuda_graphs=on: gradients are accumulated",
         ),
         (
-            "deepcam",
-            ["training.cuda_graphs=true", "hyperparameters.batchnorm_group_size=2"],
-            "training.cuda_graphs would capture the exchange of batch-norm statistics",
+            "cosmoflow",
+            ["training.framework=pytorch", "training.cuda_graphs=on", "training.spatial=[2,1,1]"],
+            "training.cuda_graphs=on: training.spatial exchanges parts of samples through the host",
+        ),
+        (
+            "cosmoflow",
+            ["training.framework=pytorch", "training.cuda_graphs=on", "training.coarse_epochs=[1]"],
+            "training.cuda_graphs=on: training.coarse_epochs changes the size of samples",
         ),
         ("deepcam", ["loading.cache=true", "loading.loader=dali"], "set loading.loader=threads"),
         ("cosmoflow", ["staging.read_once=true", "staging.overlap=true"], "cannot forward files"),

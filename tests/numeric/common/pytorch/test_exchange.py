@@ -2,7 +2,7 @@
 
 import pytest
 
-from mlhpc.common.pytorch.exchange import BucketTimes, _Bucket
+from mlhpc.common.pytorch.profile import BucketTimes, _Bucket
 
 
 def test_buckets_that_overlap_count_their_shared_time_once():

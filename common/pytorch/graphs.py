@@ -1,0 +1,258 @@
+"""Steps replayed from graphs of an accelerator: forward and backward pass, all-reduce, and optimizer
+in one launch. What decides whether a run replays its steps is a comparison with eager ones, before the clock."""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Generic
+
+import torch
+from torch import Tensor, nn
+from torch.amp.grad_scaler import GradScaler
+
+from mlhpc.benchmarks.schema import Run
+from mlhpc.common.pytorch.devices import GRAPHS, Capture, capture_on, mover, without_graphs
+from mlhpc.common.pytorch.loading import TensorPair
+from mlhpc.common.pytorch.state import preserve_state, tensors_of
+from mlhpc.common.pytorch.step import Measured, Step, Steps, WarmUpSizes, set_rate, warm_up
+from mlhpc.common.ranks.collectives import raise_any
+from mlhpc.common.ranks.world import World
+from mlhpc.common.timing.runlog import RunLog
+from mlhpc.errors import UserError
+
+State = tuple[nn.Module, torch.optim.Optimizer, GradScaler, World]
+
+WARM_UP = 11
+"""Eager steps before a capture, as many as DistributedDataParallel needs (``devices.without_graphs``)."""
+
+TRIALS = ((1.0, 2.0**8), (0.5, 2.0**127), (0.25, 2.0**9))
+"""Of each step of a trial: the factor on the rate, and the loss scale, of which one overflows."""
+
+
+def obstacle(run: Run, device: torch.device, world: World) -> str:
+    """Why steps of ``run`` cannot be replayed from graphs on ``device``; empty if they can."""
+    return run.uncapturable() or without_graphs(device, world.size)
+
+
+def require_graphs(run: Run, device: torch.device, world: World) -> None:
+    """Raise UserError for ``on`` where there is an ``obstacle``."""
+    if run.graphs == "on" and (why := obstacle(run, device, world)):
+        raise _refused(why)
+
+
+def start(
+    run: Run,
+    make: Callable[["Graphs | None"], Steps[Measured]],
+    state: State,
+    zeros: Callable[[int], TensorPair],
+    sizes: WarmUpSizes,
+    log: RunLog,
+) -> tuple[Steps[Measured], "Graphs | None"]:
+    """The steps that ``make`` makes, warmed up unless they are emulated, and their graphs if they are replayed:
+    see ``Graphs.objection``. Called by all ranks, before the clock; ``zeros`` and ``sizes`` as of ``warm_up``.
+    Raises UserError for ``on`` that cannot be."""
+    if run.emulation.enabled:
+        return make(None), None
+    device, world, wanted = next(state[0].parameters()).device, state[3], run.graphs
+    why = "" if wanted == "off" else obstacle(run, device, world)
+    graphs = Graphs(capture_on(device), device) if wanted != "off" and not why else None
+    steps = make(graphs)
+    warm_up(*state, steps, zeros, sizes._replace(accumulate=WARM_UP) if graphs else sizes)
+    if graphs and (why := graphs.objection(steps, state, batches(zeros, sizes, world), wanted == "auto")):
+        if wanted == "on":
+            raise_any(world, _refused(why))
+        graphs = None
+        steps = make(graphs)  # a capture that fails leaves DistributedDataParallel in the middle of a step
+        warm_up(*state, steps, zeros, sizes)
+    if wanted != "off" and device.type != "cpu":
+        log.note("graphs", replayed=graphs is not None, reason=why)
+        if why:
+            log.say(f"{GRAPHS}=auto: steps run eagerly, since {why}")
+    return steps, graphs
+
+
+class Replayed(Generic[Measured]):
+    """``step``, which while ``active`` is captured after ``WARM_UP`` calls, and then replayed for batches of the
+    largest size so far; others, such as a short last one, run eagerly."""
+
+    def __init__(self, step: Step[Measured], capture: Capture, device: torch.device, active: bool) -> None:
+        self.active = active
+        self._step, self._capture, self._move = step, capture, mover(device)
+        self._calls = 0
+        self._inputs: tuple[Tensor, Tensor] | None = None
+        self._replay: Callable[[], Measured] | None = None
+
+    def __call__(self, x: Tensor, y: Tensor) -> Measured:
+        x, y = self._move(x), self._move(y)
+        if self._replay is None and (self._inputs is None or len(x) > len(self._inputs[0])):
+            self._inputs = x.clone(), y.clone()
+        assert self._inputs is not None
+        if self.active and len(x) == len(self._inputs[0]):
+            if self._replay is None and self._calls >= WARM_UP:
+                self.capture()
+            if self._replay is not None:
+                for held, new in zip(self._inputs, (x, y), strict=True):
+                    held.copy_(new)
+                return _kept(self._replay())
+        self._calls += 1
+        return self._step(x, y)
+
+    def capture(self) -> None:
+        """Capture the step now."""
+        assert self._inputs is not None
+        self._replay = self._capture(self._step, *self._inputs)
+
+
+def _kept(result: Any) -> Any:
+    """A copy of a step's result, whose memory the next replay uses again."""
+    if isinstance(result, tuple):
+        return tuple(map(_kept, result))
+    return result.clone() if isinstance(result, Tensor) else result
+
+
+class Graphs:
+    """The graphs of a run's training and evaluation step."""
+
+    def __init__(self, capture: Capture, device: torch.device) -> None:
+        self._capture, self._device = capture, device
+        self._active = False
+        self._steps: tuple[Replayed[Any], ...] = ()
+
+    def replayed(self, steps: Steps[Measured]) -> Steps[Measured]:
+        """These steps, in place of those of an earlier call, which freezing has made obsolete. Replayed if those
+        were: in the first ``WARM_UP`` calls they run eagerly."""
+        wrapped = Steps(*(Replayed(step, self._capture, self._device, self._active) for step in steps))
+        self._steps = (wrapped.train, wrapped.evaluate)
+        return wrapped
+
+    def objection(self, steps: Steps[Any], state: State, trial: Sequence[TensorPair], compared: bool) -> str:
+        """Capture the steps and let them be replayed, unless a rank objects: then why, on all ranks.
+
+        A value that changes between steps must be on the device. If ``compared``, steps on ``trial``, whose last
+        batch is evaluated, are taken twice eagerly and once replayed, from the same state: weights, statistics,
+        losses, loss scale and optimizer state must not differ by more than twice what the eager ones do.
+        """
+        _, optimizer, scaler, world = state
+        take = partial(_trial, steps, state, trial)
+        before = on_host(optimizer, self._device)
+        eager = [take()]
+        why = frozen(before, on_host(optimizer, self._device))
+        if scaler.is_enabled() and not getattr(optimizer, "_step_supports_amp_scaling", False):
+            why = "whether a step is skipped is decided on the host"
+        if compared:
+            eager.append(take())
+        why = _vote(world, why) or _vote(world, self.captured())
+        if not why:
+            self.set_active(True)
+            if compared and (why := _vote(world, difference(*eager, take()))):
+                self.set_active(False)
+        return why
+
+    def captured(self) -> str:
+        """Capture the steps. If that fails: why."""
+        try:
+            # The evaluation first: its few large tensors leave memory for training's many.
+            for step in reversed(self._steps):
+                step.capture()
+        except (RuntimeError, UserError) as failure:
+            error: BaseException = failure
+            while error.__context__ is not None:  # the last one is only that the capture is broken
+                error = error.__context__
+            return f"a step cannot be captured ({str(error).partition(chr(10))[0]})"
+        return ""
+
+    def set_active(self, active: bool) -> None:
+        """Whether steps are replayed from now on."""
+        self._active = active
+        for step in self._steps:
+            step.active = active
+
+
+def on_host(optimizer: torch.optim.Optimizer, device: torch.device) -> list[tuple[str, object]]:
+    """The names and values of the optimizer that are not tensors on ``device``: a graph would keep those that they
+    have when it is captured."""
+    values: list[tuple[str, object]] = []
+    for owner in (*optimizer.param_groups, *optimizer.state.values()):
+        for name, value in owner.items():
+            if isinstance(value, Tensor):
+                if value.device != device:
+                    values.append((name, value.tolist()))
+            elif name != "params":
+                values.append((name, value))
+    return values
+
+
+def frozen(before: Sequence[tuple[str, object]], after: Sequence[tuple[str, object]]) -> str:
+    """Which values on the host (``on_host``) steps have changed; empty for none."""
+    changed = {name for (name, old), (_, new) in zip(before, after, strict=True) if old != new}
+    return f"a graph would freeze what the optimizer has on the host: {', '.join(sorted(changed))}" * bool(
+        changed
+    )
+
+
+def batches(zeros: Callable[[int], TensorPair], sizes: WarmUpSizes, world: World) -> list[TensorPair]:
+    """A random batch for each step of a trial and one for its evaluation, other ones on each rank: normal numbers,
+    counts, or labels 0 and 1."""
+    generator = torch.Generator().manual_seed(world.rank)
+    made = [zeros(size) for size in (*[sizes.train] * len(TRIALS), sizes.evaluation)]
+    for tensor in (tensor for batch in made for tensor in batch):
+        if tensor.is_floating_point():
+            tensor.normal_(generator=generator)
+        else:
+            tensor.random_(300 if tensor.dtype == torch.int16 else 2, generator=generator)
+    return made
+
+
+def _trial(steps: Steps[Any], state: State, trial: Sequence[TensorPair]) -> dict[str, list[Tensor]]:
+    """Take the steps, with another rate and loss scale in each and an evaluation before the last one, and restore
+    all that is in tensors: what they left, by kind, on the host."""
+    model, optimizer, scaler, _ = state
+    rate, scale = float(optimizer.param_groups[0]["lr"]), scaler.state_dict()
+    losses, scales = [], []
+    with preserve_state(model, optimizer, scaler):
+        for batch, (factor, chosen) in zip(trial, TRIALS, strict=False):
+            if len(losses) == len(TRIALS) - 1:
+                measured = steps.evaluate(*trial[-1])
+                losses.append(measured[0] if isinstance(measured, tuple) else measured)
+            set_rate(optimizer, rate * factor)
+            scaler.load_state_dict(scale | {"scale": chosen})
+            losses.append(steps.train(*batch))
+            scales.append(torch.tensor([scaler.get_scale(), scaler.state_dict().get("_growth_tracker", 0)]))
+        left = {"weights": [*model.parameters()], "statistics": [*model.buffers()], "losses": losses}
+        left |= {"loss scale": scales, "optimizer": tensors_of(optimizer)}
+        result = {
+            kind: [each.detach().to("cpu", copy=True) for each in found] for kind, found in left.items()
+        }
+    return result
+
+
+def difference(
+    first: Mapping[str, list[Tensor]],
+    second: Mapping[str, list[Tensor]],
+    replayed: Mapping[str, list[Tensor]],
+) -> str:
+    """What of ``replayed`` is further from ``first``, of the same steps, than twice as far as ``second``; empty
+    for nothing."""
+    for kind, values in first.items():
+        own, other = _distance(values, second[kind]), _distance(values, replayed[kind])
+        if not other <= 2 * own:
+            return f"{kind} of replayed steps differ by {other:.2g}, those of eager ones by {own:.2g}"
+    return ""
+
+
+def _distance(first: Sequence[Tensor], second: Sequence[Tensor]) -> float:
+    """The norm of what differs; numbers that are not finite are equal to themselves."""
+    squares = 0.0
+    for a, b in zip(first, second, strict=True):
+        same = (a == b) | (a.isnan() & b.isnan())
+        squares += float(torch.where(same, 0.0, a.double() - b.double()).square().sum())
+    return squares**0.5
+
+
+def _vote(world: World, why: str) -> str:
+    """The first objection of any rank, named, on all ranks; empty if there is none."""
+    objections = [f"{each} (rank {rank})" for rank, each in enumerate(world.gather(why)) if each]
+    return objections[0] if objections else ""
+
+
+def _refused(why: str) -> UserError:
+    return UserError(f"{GRAPHS}=on: {why}; set it to auto or off")

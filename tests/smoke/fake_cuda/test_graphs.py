@@ -1,0 +1,118 @@
+"""Steps replayed from CUDA graphs on a device that computes nothing: what is launched, by which ranks, and what is
+said. Numbers say nothing here, so a trial may find a difference: ``on`` makes none."""
+
+import json
+import os
+import signal
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from smoke.conftest import wait_for
+from smoke.fake_cuda.conftest import on_device
+
+TWO = {"devices": 2}
+STEPS = {"deepcam": 3, "cosmoflow": 3, "resnet50": 3}  # of an epoch, on one rank
+EVALUATIONS = {"deepcam": 2, "cosmoflow": 3, "resnet50": 3}  # of an epoch, without a short last one
+ON = "training.cuda_graphs=on"
+
+
+def decided(done, rank=0):
+    """What the log says of the decision."""
+    events = map(json.loads, (done.out / f"events.rank{rank}.jsonl").read_text().splitlines())
+    (note,) = [event for event in events if event.get("name") == "graphs"]
+    return note["replayed"], note["reason"]
+
+
+@pytest.mark.parametrize("benchmark", STEPS)
+@pytest.mark.parametrize("precision", ["float32", "mixed_float16"])
+def test_captures_before_the_start_and_replays_every_full_batch(sets, tmp_path, benchmark, precision):
+    """One launch a step and one an evaluation, with optimizer and loss scale in it; the short last batch of an
+    evaluation runs eagerly."""
+    done = on_device(tmp_path, sets[benchmark], benchmark, ON, f"training.precision={precision}")
+    assert len(done.result()["epochs"]) == 2 and decided(done) == (True, ""), done.said
+    counted = done.counted()
+    assert counted["graphs"] == {"launched": 2 * (STEPS[benchmark] + EVALUATIONS[benchmark])}
+    assert done.first_used() == {}
+    assert "host to device, pageable" not in counted["copies"], counted["copies"]
+
+
+def test_a_step_has_a_few_launches_and_no_wait(sets, tmp_path):
+    """Twice as many steps have a few more launches each, for rate and loss, and no more waits."""
+    few, many = (
+        on_device(
+            tmp_path / str(size), sets["deepcam"], "deepcam", ON, f"hyperparameters.global_batch_size={size}"
+        )
+        for size in (4, 2)
+    )
+    more = 2 * (13 // 2 - 13 // 4)  # steps
+    launches = [sum(done.counted()["kernels"].values()) for done in (few, many)]
+    assert launches[1] - launches[0] <= 4 * more
+    assert few.counted()["synchronisations"] == many.counted()["synchronisations"]
+
+
+@pytest.mark.parametrize("chosen", [[], ["hyperparameters.batchnorm_group_size=2"]], ids=["", "grouped"])
+def test_two_ranks_replay_their_exchange_too(sets, tmp_path, chosen):
+    done = on_device(tmp_path, sets["deepcam"], "deepcam", ON, *chosen, words=("--ranks", 2), changes=TWO)
+    assert done.result()["ranks"] == 2, done.said
+    for rank in (0, 1):
+        assert decided(done, rank) == (True, "")
+        assert done.counted(rank)["graphs"]["launched"] >= 2 * STEPS["deepcam"]
+        assert "ncclAllReduce" not in done.counted(rank)["kernels"]  # only in the graph
+        assert done.first_used(rank) == {}
+
+
+def test_weights_that_are_frozen_are_captured_anew(sets, tmp_path):
+    chosen = (ON, "training.freeze_below=1e30", "hyperparameters.global_batch_size=1")
+    done = on_device(tmp_path, sets["deepcam"], "deepcam", *chosen)
+    assert len(done.result()["epochs"]) == 2, done.said
+    # 13 steps and 2 evaluations, then 11 eager steps, 2 replayed ones and eager evaluations.
+    assert done.counted()["graphs"] == {"captured": 1, "instantiated": 1, "launched": 13 + 2 + 2}
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_auto_trains_either_way_as_the_log_says(sets, tmp_path, ranks):
+    words = ("--ranks", ranks) if ranks > 1 else ()
+    auto = "training.cuda_graphs=auto"
+    done = on_device(tmp_path, sets["deepcam"], "deepcam", auto, words=words, changes=TWO)
+    assert len(done.result()["epochs"]) == 2, done.said
+    replayed, why = decided(done)
+    for rank in range(ranks):
+        assert decided(done, rank) == (replayed, why) and (why == "") == replayed
+        assert bool(done.counted(rank).get("graphs")) == replayed
+        assert done.total(rank)["graphs"]["captured"] == 2
+    assert (f"training.cuda_graphs=auto: steps run eagerly, since {why}" in done.said) == (not replayed)
+
+
+def test_accumulated_gradients_run_eagerly_and_say_why(sets, tmp_path):
+    chosen = ("training.cuda_graphs=auto", "hyperparameters.gradient_accumulation_frequency=2")
+    done = on_device(tmp_path, sets["deepcam"], "deepcam", *chosen)
+    assert "graphs" not in done.total() and "steps run eagerly, since gradients are accumulated" in done.said
+
+
+def test_a_rank_that_is_killed_while_ranks_replay_is_named(sets, tmp_path):
+    """A replayed collective is not watched by NCCL's own thread, which would end the process."""
+    changes = TWO | {"kernel_us nll_loss2d_forward": 1e6}
+
+    def kill():
+        events = tmp_path / "out" / "events.rank1.jsonl"
+        wait_for(lambda: events.exists() and '"name": "epoch"' in events.read_text())
+        pid = next(int(fd.parts[2]) for fd in Path("/proc").glob("[0-9]*/fd/*") if leads_to(fd, events))
+        os.kill(pid, signal.SIGKILL)
+
+    with ThreadPoolExecutor(1) as pool:
+        killed = pool.submit(kill)
+        chosen = (ON, "training.max_epochs=99")
+        done = on_device(tmp_path, sets["deepcam"], "deepcam", *chosen, words=("--ranks", 2), changes=changes)
+        killed.result()
+    assert done.status not in (0, 3)
+    (line,) = [
+        line for line in done.said.splitlines() if line.startswith("mlhpc: rank") and "was lost" in line
+    ]
+    assert line.startswith("mlhpc: rank 1 on ")
+
+
+def leads_to(link, path):
+    with suppress(OSError):
+        return os.readlink(link) == str(path)
