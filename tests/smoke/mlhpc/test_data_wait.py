@@ -98,7 +98,7 @@ def _compare(cell: Cell, result: dict[str, Any], calls: list[Call], folder: Path
 @pytest.mark.parametrize("benchmark", ["cosmoflow", "deepcam", "resnet50"])
 @pytest.mark.parametrize("where", ["reads", "staging"])
 def test_a_run_on_slow_storage_says_how_long_it_takes_on_storage_twice_as_fast(runs, where, benchmark):
-    slow, fast = (Cell(benchmark, 2, where=where, slow="all", seconds=seconds) for seconds in (24.0, 12.0))
+    slow, fast = (Cell(benchmark, 2, where=where, slow="all", seconds=seconds) for seconds in (12.0, 6.0))
     for attempt in (runs.first, runs.alone):
         slow_run, fast_run = (attempt(cell)[2] / "run" for cell in (slow, fast))
         (case,) = what_if(read(slow_run), Change(storage=2)).cases
