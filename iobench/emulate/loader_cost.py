@@ -63,20 +63,20 @@ def with_cost(workload: Workload, given: Path | None, world: World) -> Workload:
     if kind is None or workload.reader.loader_cost is not None:
         return workload
 
-    def find() -> LoaderCost | None:
+    def find() -> dict[str, Any] | None:
         if given:
-            return _read(given, kind)
+            return _read(given, kind).model_dump()
         try:
             print(
                 f"measuring what the loader {kind} costs (io calibrate writes it to a file)", file=sys.stderr
             )
-            return _cost(calibrate(kind))
+            return _cost(calibrate(kind)).model_dump()
         except UserError as error:
             print(f"utilisation will be without the cost of the loader: {error}", file=sys.stderr)
             return None
 
     found = on_rank0(world, find)
-    return with_loader_cost(workload, found)
+    return with_loader_cost(workload, LoaderCost(**found) if found else None)
 
 
 def with_loader_cost(workload: Workload, cost: LoaderCost | None) -> Workload:

@@ -4,9 +4,10 @@ import json
 import time
 
 import pytest
+from helpers.thread_world import on_ranks
 
 from mlhpc.cli import main
-from mlhpc.iobench.definition.schema import Dataset, LoaderCost, Reader
+from mlhpc.iobench.definition.schema import Dataset, LoaderCost, Reader, Workload
 from mlhpc.iobench.emulate import loader_cost
 
 WORKLOAD = """name = "small"
@@ -127,3 +128,20 @@ def test_without_the_framework_the_run_goes_on_and_says_so(tmp_path, monkeypatch
     assert "the cost of the loader, pytorch, is not included" in " ".join(printed.out.split())
     monkeypatch.setattr(loader_cost, "FRAMEWORKS", {"pytorch": "no_such_package"})
     assert main(["io", "calibrate"]) == 2
+
+
+def test_the_costs_of_a_file_reach_every_rank(tmp_path):
+    costs = {
+        "batch": [0.001, 0, 1],
+        "sample": [0, 0, 0],
+        "per_mb": [0, 0, 0],
+        "steps": [[0.1, [0.002, 0, 1]]],
+    }
+    (tmp_path / "costs.json").write_text(json.dumps({"pytorch": costs}))
+    workload = Workload(
+        name="small",
+        reader=Reader(loader="pytorch"),
+        dataset=Dataset(format="binary", files=4, sample_bytes=1000),
+    )
+    found = on_ranks(2, 1, lambda world: loader_cost.with_cost(workload, tmp_path / "costs.json", world))
+    assert [each.reader.loader_cost for each in found] == [LoaderCost(batch=0.001, steps=((0.1, 0.002),))] * 2
