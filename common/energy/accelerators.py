@@ -75,7 +75,11 @@ def _nvidia(nvml: Any) -> _Found:
 
     devices = [nvml.nvmlDeviceGetHandleByIndex(number) for number in range(nvml.nvmlDeviceGetCount())]
     reads: dict[str, Read] = {f"GPU {n}": partial(joules, device) for n, device in enumerate(devices)}
-    caps: list[Read] = [lambda own=own: nvml.nvmlDeviceGetEnforcedPowerLimit(own) / 1e3 for own in devices]
+
+    def limit(device: Any) -> float:
+        return float(nvml.nvmlDeviceGetEnforcedPowerLimit(device)) / 1e3
+
+    caps: list[Read] = [partial(limit, device) for device in devices]
     return reads, _identities(devices, lambda device: nvml.nvmlDeviceGetUUID(device)), caps
 
 

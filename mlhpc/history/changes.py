@@ -3,8 +3,9 @@
 Each run is compared with a window of earlier runs that ends ``GUARD`` runs before it and begins at the last
 change. The transform of Hawkins (1987, The Statistician 36) makes the deviation standard normal however short the
 window is. Deviations are divided by what the window's autocorrelation of lag one adds to the deviation of a mean,
-and clipped; a large one counts only if the run before deviates too. Allowance and threshold were chosen with
-``tests/perf/changes.py``, which measures what is found, and how often in error.
+and clipped; a large one alone leaves the sums as they are. A window of more than ``SHORT`` runs would find a
+change sooner: allowance and threshold are higher instead, against false alarms by drift and autocorrelation. They
+were chosen with ``tests/perf/changes.py``, which measures what is found, and how often in error.
 """
 
 import math
@@ -16,12 +17,14 @@ import numpy.typing as npt
 
 FEWEST = 10
 """Runs of a window below which there is no verdict, and above ``WINDOW`` only the newest count."""
-WINDOW = 200
+WINDOW = 120
 GUARD = 12
 ALLOWANCE = 0.5
 PENALTY = 2.5
 """By how many standard errors of its mean, above those of 28 runs, a shorter window widens the allowance."""
-THRESHOLD = 5.05
+SHORT = 38
+"""Runs of a window, as after 40 runs, for which allowance and threshold are the least."""
+THRESHOLD, HIGHEST = 4.35, 6.0
 CLIP = 2.0
 LARGE = 4.5
 _TO_SD = 1.4826
@@ -52,11 +55,12 @@ def changes(values: Sequence[float]) -> list[Change]:
             continue
         raw = _deviation(window, float(logs[now]))
         alone = abs(raw) > LARGE and math.copysign(before, raw * before) < CLIP
-        deviation, before = 0.0 if alone else min(max(raw, -CLIP), CLIP), raw
-        allowance = ALLOWANCE + PENALTY * max(0.0, len(window) ** -0.5 - 28**-0.5)
+        long = max(0.0, 1 - math.sqrt(SHORT / len(window)))
+        allowance = ALLOWANCE + 0.4 * long + PENALTY * max(0.0, len(window) ** -0.5 - 28**-0.5)
+        deviation, before = math.copysign(allowance if alone else min(abs(raw), CLIP), raw), raw
         up, up_from = _added(up, up_from, deviation - allowance, now)
         down, down_from = _added(down, down_from, -deviation - allowance, now)
-        if max(up, down) > THRESHOLD:
+        if max(up, down) > min(THRESHOLD + 9 * long, HIGHEST):
             at = _onset(logs, float(np.median(window)), up_from if up > down else down_from, now)
             ratio = math.exp(float(np.mean(logs[at : now + 1]) - np.mean(logs[begin:at][-WINDOW:])))
             found.append(Change(at, now, ratio))
@@ -103,10 +107,10 @@ def _kept(window: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
 
 def _inflation(residuals: npt.NDArray[np.float64]) -> float:
     """By how much autocorrelation widens the distribution of a mean: sqrt((1 + r) / (1 - r)) of an AR(1) series
-    (Box, Jenkins and Reinsel, Time Series Analysis, chapter 3), r less its standard error."""
+    (Box, Jenkins and Reinsel, Time Series Analysis, chapter 3), r less a fifth of its standard error."""
     power = float(residuals @ residuals)
     r = float(residuals[1:] @ residuals[:-1]) / power if power > 0 else 0.0
-    r = min(max(r - 1 / math.sqrt(len(residuals)), 0.0), 0.8)
+    r = min(max(r - 0.2 / math.sqrt(len(residuals)), 0.0), 0.8)
     return math.sqrt((1 + r) / (1 - r))
 
 

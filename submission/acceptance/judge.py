@@ -179,8 +179,8 @@ def _reference(job: Job, run: Run) -> Time:
     if job.reference_nodes is None:
         return time
     own = load(row.benchmark, row.preset, [f"training.precision={row.precision}", "staging.mode=shard"])
-    batches = row.batch, run.hyperparameters.global_batch_size
-    return _scaled(time, row.machine, *(with_batch(own, batch) for batch in batches), job.reference_nodes)
+    wanted = with_batch(own, run.hyperparameters.global_batch_size)
+    return _scaled(time, row.machine, with_batch(own, row.batch), wanted, job.reference_nodes)
 
 
 def _of_job(job: Job, run: Run, nodes: int, sets: Sequence[SetCheck]) -> SetCheck | None:

@@ -121,7 +121,8 @@ def read(path: Path) -> tuple[Tender, Machine]:
         key = ".".join(map(str, problem["loc"]))
         said = first_problem(error)
         if problem["type"] == "extra_forbidden":
-            table: type[_Table] = {1: Tender, 2: System}.get(len(problem["loc"]), Job)
+            tables_at: dict[int, type[_Table]] = {1: Tender, 2: System}
+            table = tables_at.get(len(problem["loc"]), Job)
             said = f"unknown key {key!r}; {did_you_mean(str(problem['loc'][-1]), table.model_fields)}"
         raise UserError(f"{at_line(path, text, key)}: {said}") from None
     except ValueError as error:

@@ -67,7 +67,9 @@ def page(
         # The sections.
         missing=None if active else _missing(run.problems[:PROBLEMS_LISTED]),
         breakdown=_breakdown(summary.parts(run)),
-        energy=energy_table(result and result.energy, clock_s, result.trained_samples if result else 0),
+        energy=energy_table(
+            result.energy if result else None, clock_s, result.trained_samples if result else 0
+        ),
         prediction=[Banner(predicted.words), predicted_table(predicted)] if predicted else None,
         what_if=what_if_table(changed) if changed else None,
         training=Grid(run_charts.training(run, ranks)),

@@ -50,6 +50,24 @@ def test_accumulated_batches_are_one_step(site):
     assert run.samples_per_s == pytest.approx(20 * 8 / 2.0) and run.step_s == pytest.approx(0.1)
 
 
+def test_joules_per_sample_are_those_of_the_whole_run_by_the_widest_counters(site):
+    site.takes(run1=[2.0, 0.5])
+    assert site.study("--vary", "batch=4", "--repeats", "1", "--steps", "20", "--warmup", "3") == 0
+    (cell,) = read(site.out).cells
+    assert cell.runs[0].joules_per_sample is None
+    figure = {"joules": 460.0, "counters": 1, "source": "NVML", "nodes": 1, "problems": []}
+    note = {
+        "t": 9.0,
+        "event": "note",
+        "name": "energy",
+        "accelerators": figure,
+        "node": figure | {"joules": 920.0},
+    }
+    with (cell.path / "run-1/events.rank0.jsonl").open("a") as events:
+        events.write(json.dumps(note) + "\n")
+    assert read(site.out).cells[0].runs[0].joules_per_sample == pytest.approx(920 / (23 * 4))
+
+
 def test_a_run_that_was_moved_to_another_cell_is_not_measured_there(site):
     assert site.study("--vary", "batch=4,8", "--repeats", "1") == 0
     four, eight = (cell.path for cell in read(site.out).cells)
