@@ -1,6 +1,7 @@
 """Steps replayed from graphs of an accelerator: forward and backward pass, all-reduce, and optimizer
 in one launch. What decides whether a run replays its steps is a comparison with eager ones, before the clock."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -125,16 +126,15 @@ class Graphs:
         _, optimizer, scaler, world = state
         take = partial(_trial, steps, state, trial)
         before = on_host(optimizer, self._device)
-        eager = [take()]
+        first = take()
         why = frozen(before, on_host(optimizer, self._device))
         if scaler.is_enabled() and not getattr(optimizer, "_step_supports_amp_scaling", False):
             why = "whether a step is skipped is decided on the host"
-        if compared:
-            eager.append(take())
+        second = take() if compared else first
         why = _vote(world, why) or _vote(world, self.captured())
         if not why:
             self.set_active(True)
-            if compared and (why := _vote(world, difference(*eager, take()))):
+            if compared and (why := _vote(world, difference(first, second, take()))):
                 self.set_active(False)
         return why
 
@@ -201,7 +201,8 @@ def _trial(steps: Steps[Any], state: State, trial: Sequence[TensorPair]) -> dict
     all that is in tensors: what they left, by kind, on the host."""
     model, optimizer, scaler, _ = state
     rate, scale = float(optimizer.param_groups[0]["lr"]), scaler.state_dict()
-    losses, scales = [], []
+    losses: list[Tensor] = []
+    scales: list[Tensor] = []
     with preserve_state(model, optimizer, scaler):
         for batch, (factor, chosen) in zip(trial, TRIALS, strict=False):
             if len(losses) == len(TRIALS) - 1:
@@ -211,7 +212,11 @@ def _trial(steps: Steps[Any], state: State, trial: Sequence[TensorPair]) -> dict
             scaler.load_state_dict(scale | {"scale": chosen})
             losses.append(steps.train(*batch))
             scales.append(torch.tensor([scaler.get_scale(), scaler.state_dict().get("_growth_tracker", 0)]))
-        left = {"weights": [*model.parameters()], "statistics": [*model.buffers()], "losses": losses}
+        left: dict[str, list[Tensor]] = {
+            "weights": [*model.parameters()],
+            "statistics": [*model.buffers()],
+            "losses": losses,
+        }
         left |= {"loss scale": scales, "optimizer": tensors_of(optimizer)}
         result = {
             kind: [each.detach().to("cpu", copy=True) for each in found] for kind, found in left.items()
@@ -239,7 +244,7 @@ def _distance(first: Sequence[Tensor], second: Sequence[Tensor]) -> float:
     for a, b in zip(first, second, strict=True):
         same = (a == b) | (a.isnan() & b.isnan())
         squares += float(torch.where(same, 0.0, a.double() - b.double()).square().sum())
-    return squares**0.5
+    return math.sqrt(squares)
 
 
 def _vote(world: World, why: str) -> str:
