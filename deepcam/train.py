@@ -25,7 +25,7 @@ from mlhpc.common.pytorch.devices import (
     place,
 )
 from mlhpc.common.pytorch.feeds import prepare
-from mlhpc.common.pytorch.graphs import Graphs, require_graphs, start
+from mlhpc.common.pytorch.graphs import Graphs, require_graphs, start_steps
 from mlhpc.common.pytorch.loading import dtype_of
 from mlhpc.common.pytorch.state import restore, save
 from mlhpc.common.pytorch.step import (
@@ -192,4 +192,4 @@ def _start(
     zeros = partial(zeros_batch, sample_shape=shape, dtype=dtype)
     evaluated, passes, loading = run.training.eval_batch_size, run.backward_passes, run.loading
     sizes = WarmUpSizes(local_batch, evaluated, passes, loading.prefetch, loading.decode == "device")
-    return start(run, make, state, zeros, sizes, log)
+    return start_steps(run, make, state, zeros, sizes, log)

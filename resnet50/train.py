@@ -22,7 +22,7 @@ from mlhpc.common.pytorch.devices import (
     place,
 )
 from mlhpc.common.pytorch.feeds import prepare
-from mlhpc.common.pytorch.graphs import require_graphs, start
+from mlhpc.common.pytorch.graphs import require_graphs, start_steps
 from mlhpc.common.pytorch.state import restore, save
 from mlhpc.common.pytorch.step import (
     Captured,
@@ -149,7 +149,7 @@ def _steps(run: ResNet50, state: State, local_batch_size: int, log: RunLog) -> S
     zeros = partial(zeros_batch, sample_shape=run.data.sample_shape)
     evaluated, loading = training.eval_batch_size, run.loading
     sizes = WarmUpSizes(local_batch_size, evaluated, accumulate, loading.prefetch, loading.loader == "dali")
-    steps, _ = start(run, make, state, zeros, sizes, log)
+    steps, _ = start_steps(run, make, state, zeros, sizes, log)
     return steps
 
 

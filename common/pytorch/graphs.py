@@ -37,7 +37,7 @@ def require_graphs(run: Run, device: torch.device, world: World) -> None:
         raise _refused(why)
 
 
-def start(
+def start_steps(
     run: Run,
     make: Callable[[Captured | None], Steps[Measured]],
     state: State,

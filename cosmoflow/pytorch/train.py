@@ -22,7 +22,7 @@ from mlhpc.common.pytorch.devices import (
     pick_device,
     place,
 )
-from mlhpc.common.pytorch.graphs import require_graphs, start
+from mlhpc.common.pytorch.graphs import require_graphs, start_steps
 from mlhpc.common.pytorch.loading import TensorPair, dtype_of
 from mlhpc.common.pytorch.slab_batches import Batches
 from mlhpc.common.pytorch.spatial import SpatialGroup, Traffic, spatial_group
@@ -188,7 +188,7 @@ def _steps(
     zeros = partial(_zeros_batch, sample_shape=slab, targets=run.network.targets, dtype=dtype)
     decoded = run.loading.decode == "device"
     sizes = WarmUpSizes(local_batch_size, training.eval_batch_size, decoded=decoded)
-    steps, _ = start(run, lambda captured: make(captured=captured), state, zeros, sizes, log)
+    steps, _ = start_steps(run, lambda captured: make(captured=captured), state, zeros, sizes, log)
     for model.halvings in range(1, len(training.coarse_epochs) + 1):
         warm_up(*state, steps, zeros, sizes)
     if group:

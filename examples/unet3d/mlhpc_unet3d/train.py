@@ -59,7 +59,9 @@ def train(run, data, staged, seed, resume, world, log):
             step.WarmUpSizes(batch_size, training.eval_batch_size),
             lambda n: [torch.zeros(n, *slab)] * 2,
         )
-        steps, _ = graphs.start(run, lambda captured: make(captured=captured), trained, zeros, sizes, log)
+        steps, _ = graphs.start_steps(
+            run, lambda captured: make(captured=captured), trained, zeros, sizes, log
+        )
 
     # The clock: from the moment the last rank is ready until the slowest one has finished.
     with log.span("run", sync=True), ExitStack() as beside:
