@@ -25,10 +25,11 @@ from mlhpc.common.pytorch.devices import (
     place,
 )
 from mlhpc.common.pytorch.feeds import prepare
-from mlhpc.common.pytorch.graphs import Graphs, require_graphs, start
+from mlhpc.common.pytorch.graphs import Graphs, require_graphs, start_steps
 from mlhpc.common.pytorch.loading import dtype_of
 from mlhpc.common.pytorch.state import restore, save
 from mlhpc.common.pytorch.step import (
+    Captured,
     Steps,
     WarmUpSizes,
     average_statistics,
@@ -95,7 +96,7 @@ def train(
         state = (model, optimizer, scaler, world)
         last_epoch, numbers = restore(resume, *state, current_name) if resume else (0, {})
         freezer = Freezer(model, training.freeze_below, frozen=numbers.get("frozen", 0))
-        make = partial(_steps, run, *state)
+        make = partial(_steps, run, state)
         prepare(run.loading.loader, "mlhpc.deepcam.data.sample")
         steps, graphs = _start(run, make, state, local_batch_size, log)
         events = None if run.emulation.enabled else device_events(device)
@@ -148,7 +149,8 @@ def train(
             log_epoch(run, log, epoch, trained, bytes_read, rate=rate, loss=loss, quality=iou)
             if met:
                 break
-            steps = make(graphs) if freezer.after_epoch(world, log, epoch) else steps
+            if freezer.after_epoch(world, log, epoch):
+                steps = make(graphs.anew() if graphs else None)
             if training.checkpoint_epochs and epoch % training.checkpoint_epochs == 0:
                 with log.span("checkpoint", epoch=epoch):
                     save(log.out, load.dumps(run), seed, epoch, *state, frozen=freezer.frozen)
@@ -168,30 +170,22 @@ def _network(run: DeepCam, device: torch.device, world: World) -> DeepLab:
     return model
 
 
-def _steps(
-    run: DeepCam,
-    model: DeepLab,
-    optimizer: torch.optim.Optimizer,
-    scaler: GradScaler,
-    world: World,
-    graphs: Graphs | None,
-) -> TrainAndEvaluate:
+def _steps(run: DeepCam, state: State, captured: Captured | None) -> TrainAndEvaluate:
     """The steps for the weights that are not frozen."""
     training, accumulate = run.training, run.backward_passes
     if run.emulation.enabled:
-        return waiting_steps(run, world, lambda samples: (math.nan, samples))
+        return waiting_steps(run, state[3], lambda samples: (math.nan, samples))
     if training.compile:  # code compiled earlier is obsolete, and PyTorch's cache is limited
         torch.compiler.reset()
     loss_of, measure = weighted_cross_entropy, summed_iou
-    steps = make_steps(
-        model, training, world, optimizer, scaler, loss_of=loss_of, measure=measure, accumulate=accumulate
+    return make_steps(
+        state, training, loss_of=loss_of, measure=measure, accumulate=accumulate, captured=captured
     )
-    return graphs.replayed(steps) if graphs else steps
 
 
 def _start(
     run: DeepCam,
-    make: Callable[[Graphs | None], TrainAndEvaluate],
+    make: Callable[[Captured | None], TrainAndEvaluate],
     state: State,
     local_batch: int,
     log: RunLog,
@@ -205,4 +199,4 @@ def _start(
     zeros = partial(zeros_batch, sample_shape=shape, dtype=dtype)
     evaluated, passes, loading = run.training.eval_batch_size, run.backward_passes, run.loading
     sizes = WarmUpSizes(local_batch, evaluated, passes, loading.prefetch, loading.decode == "device")
-    return start(run, make, state, zeros, sizes, log)
+    return start_steps(run, make, state, zeros, sizes, log)

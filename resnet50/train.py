@@ -22,9 +22,11 @@ from mlhpc.common.pytorch.devices import (
     place,
 )
 from mlhpc.common.pytorch.feeds import prepare
-from mlhpc.common.pytorch.graphs import Graphs, State, require_graphs, start
+from mlhpc.common.pytorch.graphs import require_graphs, start_steps
 from mlhpc.common.pytorch.state import restore, save
 from mlhpc.common.pytorch.step import (
+    Captured,
+    State,
     Steps,
     WarmUpSizes,
     average_statistics,
@@ -138,18 +140,16 @@ def _steps(run: ResNet50, state: State, local_batch_size: int, log: RunLog) -> S
     training, accumulate = run.training, run.backward_passes
     loss_of = partial(cross_entropy, label_smoothing=training.label_smoothing)
 
-    def make(graphs: Graphs | None) -> Steps[torch.Tensor]:
-        model, optimizer, scaler, world = state
+    def make(captured: Captured | None) -> Steps[torch.Tensor]:
         if run.emulation.enabled:
-            return waiting_steps(run, world, lambda _: math.nan)
-        build = partial(make_steps, model, training, world, optimizer, scaler)
-        steps = build(loss_of=loss_of, measure=count_correct, accumulate=accumulate)
-        return graphs.replayed(steps) if graphs else steps
+            return waiting_steps(run, state[3], lambda _: math.nan)
+        build = partial(make_steps, state, training, accumulate=accumulate, captured=captured)
+        return build(loss_of=loss_of, measure=count_correct)
 
     zeros = partial(zeros_batch, sample_shape=run.data.sample_shape)
     evaluated, loading = training.eval_batch_size, run.loading
     sizes = WarmUpSizes(local_batch_size, evaluated, accumulate, loading.prefetch, loading.loader == "dali")
-    steps, _ = start(run, make, state, zeros, sizes, log)
+    steps, _ = start_steps(run, make, state, zeros, sizes, log)
     return steps
 
 

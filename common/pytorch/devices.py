@@ -22,9 +22,10 @@ from mlhpc.errors import DeviceLost, UserError
 GRAPHS = "training.cuda_graphs"
 MIN_NCCL = (2, 9, 6)
 ASYNC_ERRORS = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
-Capture = Callable[[Callable[[Tensor, Tensor], Any], Tensor, Tensor], Callable[[], Any]]
-"""Records what ``step(x, y)`` does, without doing it, and returns what does it again with the current content of
-``x`` and ``y``: the result is in the same memory each time."""
+Work = Callable[..., Tensor]
+Capture = Callable[[Work, tuple[Tensor, ...]], Callable[[], Tensor]]
+"""Records what ``work(*inputs)`` does, without doing it, and returns what does it again with the current content
+of ``inputs``: the result is in the same memory each time."""
 RUNTIME_CALLS = ("cuda", "hip", "ur", "ze")
 """Names of runtime calls in a profile, which launch kernels but compute nothing."""
 
@@ -197,7 +198,7 @@ def capture_on(device: torch.device) -> Capture:
     stream.wait_stream(torch.cuda.current_stream(device))
     torch.cuda.set_stream(stream)
 
-    def capture(step: Callable[[Tensor, Tensor], Any], x: Tensor, y: Tensor) -> Callable[[], Any]:
+    def capture(work: Work, inputs: tuple[Tensor, ...]) -> Callable[[], Tensor]:
         nonlocal pool
         if not alive:  # a pool that no graph uses any more cannot be captured into
             pool = torch.cuda.graph_pool_handle()
@@ -208,11 +209,11 @@ def capture_on(device: torch.device) -> Capture:
         # NCCL's and other threads may go on calling what this one may not.
         graph.capture_begin(pool, capture_error_mode="thread_local")
         try:
-            result = step(x, y)
+            result = work(*inputs)
         finally:
             graph.capture_end()
 
-        def replay() -> Any:
+        def replay() -> Tensor:
             graph.replay()
             return result
 

@@ -1,25 +1,23 @@
 """Steps replayed from graphs of an accelerator: forward and backward pass, all-reduce, and optimizer
 in one launch. What decides whether a run replays its steps is a comparison with eager ones, before the clock."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Generic
+from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.amp.grad_scaler import GradScaler
+from torch import Tensor
 
 from mlhpc.benchmarks.schema import Run
-from mlhpc.common.pytorch.devices import GRAPHS, Capture, capture_on, mover, without_graphs
+from mlhpc.common.pytorch.devices import GRAPHS, Capture, Work, capture_on, mover, without_graphs
 from mlhpc.common.pytorch.loading import TensorPair
 from mlhpc.common.pytorch.state import preserve_state, tensors_of
-from mlhpc.common.pytorch.step import Measured, Step, Steps, WarmUpSizes, set_rate, warm_up
+from mlhpc.common.pytorch.step import Captured, Measured, State, Steps, WarmUpSizes, set_rate, warm_up
 from mlhpc.common.ranks.collectives import raise_any
 from mlhpc.common.ranks.world import World
 from mlhpc.common.timing.runlog import RunLog
 from mlhpc.errors import UserError
-
-State = tuple[nn.Module, torch.optim.Optimizer, GradScaler, World]
 
 WARM_UP = 11
 """Eager steps before a capture, as many as DistributedDataParallel needs (``devices.without_graphs``)."""
@@ -39,9 +37,9 @@ def require_graphs(run: Run, device: torch.device, world: World) -> None:
         raise _refused(why)
 
 
-def start(
+def start_steps(
     run: Run,
-    make: Callable[["Graphs | None"], Steps[Measured]],
+    make: Callable[[Captured | None], Steps[Measured]],
     state: State,
     zeros: Callable[[int], TensorPair],
     sizes: WarmUpSizes,
@@ -55,13 +53,13 @@ def start(
     device, world, wanted = next(state[0].parameters()).device, state[3], run.graphs
     why = "" if wanted == "off" else obstacle(run, device, world)
     graphs = Graphs(capture_on(device), device) if wanted != "off" and not why else None
-    steps = make(graphs)
+    steps = make(graphs.anew() if graphs else None)
     warm_up(*state, steps, zeros, sizes._replace(accumulate=WARM_UP) if graphs else sizes)
     if graphs and (why := graphs.objection(steps, state, batches(zeros, sizes, world), wanted == "auto")):
         if wanted == "on":
             raise_any(world, _refused(why))
         graphs = None
-        steps = make(graphs)  # a capture that fails leaves DistributedDataParallel in the middle of a step
+        steps = make(None)  # a capture that fails leaves DistributedDataParallel in the middle of a step
         warm_up(*state, steps, zeros, sizes)
     if wanted != "off" and device.type != "cpu":
         log.note("graphs", replayed=graphs is not None, reason=why)
@@ -70,43 +68,34 @@ def start(
     return steps, graphs
 
 
-class Replayed(Generic[Measured]):
-    """``step``, which while ``active`` is captured after ``WARM_UP`` calls, and then replayed for batches of the
-    largest size so far; others, such as a short last one, run eagerly."""
+class Replayed:
+    """``work``, which while ``active`` is captured after ``WARM_UP`` calls, and then replayed for batches of the
+    largest size so far; others run eagerly."""
 
-    def __init__(self, step: Step[Measured], capture: Capture, device: torch.device, active: bool) -> None:
+    def __init__(self, work: Work, capture: Capture, device: torch.device, active: bool) -> None:
         self.active = active
-        self._step, self._capture, self._move = step, capture, mover(device)
+        self._work, self._capture, self._move = work, capture, mover(device)
         self._calls = 0
-        self._inputs: tuple[Tensor, Tensor] | None = None
-        self._replay: Callable[[], Measured] | None = None
+        self.inputs: tuple[Tensor, ...] = ()
+        self._replay: Callable[[], Tensor] | None = None
 
-    def __call__(self, x: Tensor, y: Tensor) -> Measured:
-        x, y = self._move(x), self._move(y)
-        if self._replay is None and (self._inputs is None or len(x) > len(self._inputs[0])):
-            self._inputs = x.clone(), y.clone()
-        assert self._inputs is not None
-        if self.active and len(x) == len(self._inputs[0]):
+    def __call__(self, *batch: Tensor) -> Tensor:
+        moved = tuple(map(self._move, batch))
+        if not self.inputs or (self._replay is None and len(moved[0]) > len(self.inputs[0])):
+            self.inputs = tuple(part.clone() for part in moved)
+        if self.active and len(moved[0]) == len(self.inputs[0]):
             if self._replay is None and self._calls >= WARM_UP:
                 self.capture()
             if self._replay is not None:
-                for held, new in zip(self._inputs, (x, y), strict=True):
+                for held, new in zip(self.inputs, moved, strict=True):
                     held.copy_(new)
-                return _kept(self._replay())
+                return self._replay().clone()  # the next replay uses its memory again
         self._calls += 1
-        return self._step(x, y)
+        return self._work(*moved)
 
     def capture(self) -> None:
-        """Capture the step now."""
-        assert self._inputs is not None
-        self._replay = self._capture(self._step, *self._inputs)
-
-
-def _kept(result: Any) -> Any:
-    """A copy of a step's result, whose memory the next replay uses again."""
-    if isinstance(result, tuple):
-        return tuple(map(_kept, result))
-    return result.clone() if isinstance(result, Tensor) else result
+        """Capture the work now."""
+        self._replay = self._capture(self._work, self.inputs)
 
 
 class Graphs:
@@ -115,14 +104,17 @@ class Graphs:
     def __init__(self, capture: Capture, device: torch.device) -> None:
         self._capture, self._device = capture, device
         self._active = False
-        self._steps: tuple[Replayed[Any], ...] = ()
+        self._parts: list[Replayed] = []
 
-    def replayed(self, steps: Steps[Measured]) -> Steps[Measured]:
-        """These steps, in place of those of an earlier call, which freezing has made obsolete. Replayed if those
-        were: in the first ``WARM_UP`` calls they run eagerly."""
-        wrapped = Steps(*(Replayed(step, self._capture, self._device, self._active) for step in steps))
-        self._steps = (wrapped.train, wrapped.evaluate)
-        return wrapped
+    def anew(self) -> Captured:
+        """What captures the parts of new steps, in place of those that freezing has made obsolete: if those were
+        replayed, these are after ``WARM_UP`` eager calls."""
+        self._parts.clear()
+        return self._replayed
+
+    def _replayed(self, work: Work) -> Work:
+        self._parts.append(Replayed(work, self._capture, self._device, self._active))
+        return self._parts[-1]
 
     def objection(self, steps: Steps[Any], state: State, trial: Sequence[TensorPair], compared: bool) -> str:
         """Capture the steps and let them be replayed, unless a rank objects: then why, on all ranks.
@@ -134,25 +126,27 @@ class Graphs:
         _, optimizer, scaler, world = state
         take = partial(_trial, steps, state, trial)
         before = on_host(optimizer, self._device)
-        eager = [take()]
+        first = take()
         why = frozen(before, on_host(optimizer, self._device))
         if scaler.is_enabled() and not getattr(optimizer, "_step_supports_amp_scaling", False):
             why = "whether a step is skipped is decided on the host"
-        if compared:
-            eager.append(take())
+        second = take() if compared else first
         why = _vote(world, why) or _vote(world, self.captured())
         if not why:
             self.set_active(True)
-            if compared and (why := _vote(world, difference(*eager, take()))):
+            if compared and (why := _vote(world, difference(first, second, take()))):
                 self.set_active(False)
         return why
 
     def captured(self) -> str:
-        """Capture the steps. If that fails: why."""
+        """Capture the steps, which get their ``x`` in the same memory. If that fails: why."""
+        largest = max((part.inputs[0] for part in self._parts), key=len)
+        for part in self._parts:
+            part.inputs = (largest[: len(part.inputs[0])], *part.inputs[1:])
         try:
             # The evaluation first: its few large tensors leave memory for training's many.
-            for step in reversed(self._steps):
-                step.capture()
+            for part in reversed(self._parts):
+                part.capture()
         except (RuntimeError, UserError) as failure:
             error: BaseException = failure
             while error.__context__ is not None:  # the last one is only that the capture is broken
@@ -163,8 +157,8 @@ class Graphs:
     def set_active(self, active: bool) -> None:
         """Whether steps are replayed from now on."""
         self._active = active
-        for step in self._steps:
-            step.active = active
+        for part in self._parts:
+            part.active = active
 
 
 def on_host(optimizer: torch.optim.Optimizer, device: torch.device) -> list[tuple[str, object]]:
@@ -207,7 +201,8 @@ def _trial(steps: Steps[Any], state: State, trial: Sequence[TensorPair]) -> dict
     all that is in tensors: what they left, by kind, on the host."""
     model, optimizer, scaler, _ = state
     rate, scale = float(optimizer.param_groups[0]["lr"]), scaler.state_dict()
-    losses, scales = [], []
+    losses: list[Tensor] = []
+    scales: list[Tensor] = []
     with preserve_state(model, optimizer, scaler):
         for batch, (factor, chosen) in zip(trial, TRIALS, strict=False):
             if len(losses) == len(TRIALS) - 1:
@@ -217,7 +212,11 @@ def _trial(steps: Steps[Any], state: State, trial: Sequence[TensorPair]) -> dict
             scaler.load_state_dict(scale | {"scale": chosen})
             losses.append(steps.train(*batch))
             scales.append(torch.tensor([scaler.get_scale(), scaler.state_dict().get("_growth_tracker", 0)]))
-        left = {"weights": [*model.parameters()], "statistics": [*model.buffers()], "losses": losses}
+        left: dict[str, list[Tensor]] = {
+            "weights": [*model.parameters()],
+            "statistics": [*model.buffers()],
+            "losses": losses,
+        }
         left |= {"loss scale": scales, "optimizer": tensors_of(optimizer)}
         result = {
             kind: [each.detach().to("cpu", copy=True) for each in found] for kind, found in left.items()
@@ -245,7 +244,7 @@ def _distance(first: Sequence[Tensor], second: Sequence[Tensor]) -> float:
     for a, b in zip(first, second, strict=True):
         same = (a == b) | (a.isnan() & b.isnan())
         squares += float(torch.where(same, 0.0, a.double() - b.double()).square().sum())
-    return squares**0.5
+    return math.sqrt(squares)
 
 
 def _vote(world: World, why: str) -> str:

@@ -33,6 +33,8 @@ from mlhpc.quantities import count, seconds_text
 Measured = TypeVar("Measured")
 Step = Callable[[Tensor, Tensor], Measured]
 """A step on fields or images [b, channels, H, W] and their labels."""
+State = tuple[nn.Module, torch.optim.Optimizer, GradScaler, World]
+Captured = Callable[[Callable[..., Tensor]], Callable[..., Tensor]]
 
 
 class Settings(Protocol):
@@ -100,18 +102,17 @@ def wrap_ddp(model: nn.Module, world: World, bucket_cap_mib: float | None = None
 
 
 def make_steps(
-    model: nn.Module,
+    state: State,
     training: Settings,
-    world: World,
-    optimizer: torch.optim.Optimizer,
-    scaler: GradScaler,
     *,
     loss_of: Callable[[Tensor, Tensor], Tensor],
     measure: Callable[[Tensor, Tensor], Measured],
     accumulate: int = 1,
+    captured: Captured | None = None,
 ) -> Steps[Measured]:
-    """The steps of ``model`` with the run's settings, gradients averaged over ranks. Call it again after freezing
-    weights."""
+    """The steps of the model with the run's settings, gradients averaged over ranks. Call it again after freezing
+    weights. ``captured``: makes of a training step, and of the network in evaluation, what replays it."""
+    model, optimizer, scaler, world = state
     layout = torch.channels_last if training.channels_last else torch.contiguous_format
     train = make_train_step(
         wrap_ddp(model, world, training.bucket_cap_mib),
@@ -123,6 +124,8 @@ def make_steps(
         accumulate=accumulate,
         compiled=training.compile,
     )
+    if captured:
+        train = captured(train)
     evaluate = make_eval_step(
         model,
         measure,
@@ -130,6 +133,7 @@ def make_steps(
         batch=training.eval_batch_size,
         layout=layout,
         compiled=training.compile,
+        captured=captured,
     )
     return Steps(train, evaluate)
 
@@ -196,6 +200,7 @@ def make_eval_step(
     batch: int = 1,
     layout: torch.memory_format = torch.preserve_format,
     compiled: bool = False,
+    captured: Captured | None = None,
 ) -> Step[Measured]:
     """``(x, y) -> measure(logits, y)``, shapes as in ``make_train_step``, computed on the device. Ranks may call
     it as often as each has batches.
@@ -206,19 +211,27 @@ def make_eval_step(
     """
     inner = _unwrapped(model)
     device = next(model.parameters()).device
-    forward, move = _compile(inner, device, compiled), mover(device)
+    compute, move = _compile(inner, device, compiled), mover(device)
     filled = batch if compiled or device.type != "cpu" else 1
 
     @torch.no_grad()
-    def step(x: Tensor, y: Tensor) -> Measured:
+    def forward(x: Tensor) -> Tensor:
         if inner.training:
             inner.eval()
+        with _autocast(device, precision):
+            return compute(_ready(x, layout))
+
+    if captured:
+        forward = captured(forward)
+
+    @torch.no_grad()
+    def step(x: Tensor, y: Tensor) -> Measured:
         with _enough_memory(max(len(x), filled), "a smaller training.eval_batch_size"):
-            x, y = _ready(move(x), layout), move(y)
+            x, y = move(x), move(y)
             if len(x) < filled:
                 x = F.pad(x, (*(0, 0) * (x.dim() - 1), 0, filled - len(x)))
+            logits = forward(x)
             with _autocast(device, precision):
-                logits = forward(x)
                 return measure(logits[: len(y)], y)
 
     return step

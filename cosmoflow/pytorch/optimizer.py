@@ -73,8 +73,12 @@ class KerasAdam(torch.optim.Adam):
             with torch.enable_grad():
                 loss = closure()
         for group in self.param_groups:
-            weights, gradients, means, squares, maxima, counts = lists = [], [], [], [], [], []
-            self._init_group(group, *lists)
+            weights = [weight for weight in group["params"] if weight.grad is not None]
+            gradients = [weight.grad for weight in weights]
+            states = [self._state(weight) for weight in weights]
+            counts, means, squares = (
+                [state[name] for state in states] for name in ("step", "exp_avg", "exp_avg_sq")
+            )
             found_inf = unscale(self, gradients)
             torch._foreach_add_(counts, 1 if found_inf is None else 1 - found_inf)
             beta1, beta2 = group["betas"]
@@ -82,9 +86,16 @@ class KerasAdam(torch.optim.Adam):
             # The rate has the bias corrections: after infinitely many steps the kernel's own are 1.
             rate = (group["lr"] * (1 - beta2**step).sqrt() / (1 - beta1**step)).float()
             many = [torch.full_like(counts[0], math.inf)] * len(weights)
-            fixed = {"beta1": beta1, "beta2": beta2, "eps": group["eps"], "weight_decay": 0.0}
+            fixed: Any = {"beta1": beta1, "beta2": beta2, "eps": group["eps"], "weight_decay": 0.0}
             fixed |= {"amsgrad": False, "maximize": False}
             torch._fused_adam_(
-                weights, gradients, means, squares, maxima, many, lr=rate, found_inf=found_inf, **fixed
+                weights, gradients, means, squares, [], many, lr=rate, found_inf=found_inf, **fixed
             )
         return loss
+
+    def _state(self, weight: Tensor) -> dict[str, Tensor]:
+        state: dict[str, Tensor] = self.state[weight]
+        if not state:
+            means, squares = torch.zeros_like(weight), torch.zeros_like(weight)
+            state.update(step=means.new_zeros(()), exp_avg=means, exp_avg_sq=squares)
+        return state

@@ -22,7 +22,7 @@ from mlhpc.common.pytorch.devices import (
     pick_device,
     place,
 )
-from mlhpc.common.pytorch.graphs import Graphs, require_graphs, start
+from mlhpc.common.pytorch.graphs import require_graphs, start_steps
 from mlhpc.common.pytorch.loading import TensorPair, dtype_of
 from mlhpc.common.pytorch.slab_batches import Batches
 from mlhpc.common.pytorch.spatial import SpatialGroup, Traffic, spatial_group
@@ -189,18 +189,13 @@ def _steps(
     if run.emulation.enabled:
         return waiting_steps(run, state[3], lambda samples: (math.nan, samples))
     loss_of = partial(training_loss, model=model, weight_decay=run.hyperparameters.opt_weight_decay)
-
-    def make(graphs: Graphs | None) -> Steps[tuple[torch.Tensor, int]]:
-        model, optimizer, scaler, world = state
-        steps = make_steps(model, training, world, optimizer, scaler, loss_of=loss_of, measure=absolute_error)
-        return graphs.replayed(steps) if graphs else steps
-
+    make = partial(make_steps, state, training, loss_of=loss_of, measure=absolute_error)
     slab = (*group.plan.shape(group.rank), shape[-1]) if group else shape
     dtype = dtype_of(run.loading.sample_dtype)
     zeros = partial(_zeros_batch, sample_shape=slab, targets=run.network.targets, dtype=dtype)
     decoded = run.loading.decode == "device"
     sizes = WarmUpSizes(local_batch_size, training.eval_batch_size, decoded=decoded)
-    steps, _ = start(run, make, state, zeros, sizes, log)
+    steps, _ = start_steps(run, lambda captured: make(captured=captured), state, zeros, sizes, log)
     for model.halvings in range(1, len(training.coarse_epochs) + 1):
         warm_up(*state, steps, zeros, sizes)
     if group:

@@ -69,6 +69,10 @@ def _torch(node: Node, needed: bool) -> Iterator[CheckResult]:
         detail, _, remedy = missing.partition(": ")
         yield CheckResult("fail" if needed else "warn", name, detail, remedy)
         return
+    if missing := facts.get("without_graphs"):
+        yield CheckResult(
+            "warn", "graphs", f"not with several ranks: {missing}", "leave training.cuda_graphs off"
+        )
     remedy = "install a build for your CUDA, ROCm or XPU (pytorch.org)"
     yield from _framework(name, facts, node, needed, remedy)
     if node["gpus"] and facts.get("gpus") and not facts["built"]:

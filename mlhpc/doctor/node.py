@@ -172,13 +172,14 @@ _TORCH = """
 import json
 import torch
 import torch.distributed as d
-from mlhpc.common.pytorch.devices import first_device, without_code
+from mlhpc.common.pytorch.devices import first_device, without_code, without_graphs
 gpus = torch.accelerator.device_count()
 kind = torch.accelerator.current_accelerator().type if gpus else None
 own = d.get_default_backend_for_device(kind) if gpus and d.is_available() else None
 print(json.dumps({"version": torch.__version__, "gpus": gpus, "usable": gpus > 0, "kind": kind,
                   "cuda": torch.version.cuda, "rocm": torch.version.hip,
                   "without_code": without_code(first_device()),
+                  "without_graphs": without_graphs(first_device(), 2) if kind == "cuda" else "",
                   "backend": own, "built": bool(own) and d.is_backend_available(own),
                   "gloo": d.is_available() and d.is_gloo_available()}))
 """
@@ -192,7 +193,7 @@ def _load_frameworks(framework: Framework) -> dict[str, Any]:
         programs["tensorflow"] = _TENSORFLOW
     if framework != "horovod" and "torch" in installed:
         programs["torch"] = _TORCH
-    env = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3"}
+    env = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}  # as of runs
     processes = {
         name: subprocess.Popen(
             [sys.executable, "-P", "-c", code],

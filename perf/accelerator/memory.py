@@ -58,7 +58,7 @@ class Memory:
 
 def memory_of(run: Run, batch: int, *, gpu: bool = True) -> Memory:
     """The memory of a step of ``run`` with ``batch`` samples per backward pass on one accelerator: a GPU, whose
-    peak includes ``WORKSPACES`` if it has dense layers, or a CPU."""
+    peak includes ``WORKSPACES`` if it has dense layers and the batch that a captured step reads, or a CPU."""
     optimizer = str(getattr(run.hyperparameters, "opt_name", "none")).lower()
     # int16 is sent to the device and kept; its logarithm is the network's input.
     counts = getattr(run.loading, "sample_dtype", "") == "int16"
@@ -70,7 +70,8 @@ def memory_of(run: Run, batch: int, *, gpu: bool = True) -> Memory:
     memory = step_memory(network, batch, run.training.precision, optimizer, extra_input=extra, gpu=gpu,
                          accumulates=accumulates)  # fmt: skip
     multiplies = gpu and any(layer.kind == "dense" for layer in network)
-    return replace(memory, peak=memory.peak + WORKSPACES * multiplies)
+    read = (2 if counts else 4) * batch * network.input_elements if gpu and run.graphs != "off" else 0
+    return replace(memory, peak=memory.peak + WORKSPACES * multiplies + read)
 
 
 def step_memory(

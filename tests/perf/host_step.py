@@ -33,7 +33,7 @@ from torch.profiler import ProfilerActivity, profile
 from mlhpc.benchmarks.load import load
 from mlhpc.common.pytorch.devices import capture_on, device_events, name_of, pick_device, place
 from mlhpc.common.pytorch.graphs import WARM_UP, Graphs
-from mlhpc.common.pytorch.step import Steps, make_scaler, make_steps, set_rate
+from mlhpc.common.pytorch.step import make_scaler, make_steps, set_rate
 from mlhpc.common.ranks.world import World
 from mlhpc.common.timing.steps import StepTimer
 
@@ -55,7 +55,9 @@ class Subject(NamedTuple):
     evaluated: tuple[torch.Tensor, torch.Tensor]
 
 
-def subject(benchmark: str, batch: int, precision: str, device: torch.device, *settings: str) -> Subject:
+def subject(
+    benchmark: str, batch: int, precision: str, device: torch.device, *settings: str, graphed: bool = False
+) -> Subject:
     """The benchmark's network, optimizer and training step as its training file builds them."""
     run: Any = load(benchmark, "closed", [f"training.precision={precision}", *settings])
     training, hparams, shape = run.training, run.hyperparameters, run.data.sample_shape
@@ -106,12 +108,16 @@ def subject(benchmark: str, batch: int, precision: str, device: torch.device, *s
 
     scaler = make_scaler(precision, device)
     world: World = Alone()
-    steps = make_steps(
-        model, training, world, optimizer, scaler, loss_of=loss_of, measure=measure, accumulate=1
-    )
+    graphs = Graphs(capture_on(device), device) if graphed else None
+    captured = graphs.anew() if graphs else None
+    state = (model, optimizer, scaler, world)
+    steps = make_steps(state, training, loss_of=loss_of, measure=measure, captured=captured)
     x, y, *evaluated = (part.pin_memory() for n in (batch, training.eval_batch_size) for part in made(n))
     rate = partial(set_rate, optimizer, 1e-4)
-    return Subject(steps.train, rate, x, y, steps.evaluate, (evaluated[0], evaluated[1]))
+    of = Subject(steps.train, rate, x, y, steps.evaluate, (evaluated[0], evaluated[1]))
+    if graphs:
+        capture(of, graphs)
+    return of
 
 
 class Alone:
@@ -120,18 +126,15 @@ class Alone:
     rank, size, local_rank, local_size = 0, 1, 0, 1
 
 
-def captured(of: Subject, device: torch.device) -> Subject:
-    """The same with both steps replayed from graphs, as ``mlhpc run`` does it."""
-    graphs = Graphs(capture_on(device), device)
-    steps = graphs.replayed(Steps(of.train, of.evaluate))
+def capture(of: Subject, graphs: Graphs) -> None:
+    """Warm up and capture, as ``mlhpc run`` does it."""
     for _ in range(WARM_UP):
         of.rate()
-        steps.train(of.x, of.y)
-    steps.evaluate(*of.evaluated)
+        of.train(of.x, of.y)
+    of.evaluate(*of.evaluated)
     if why := graphs.captured():
         raise SystemExit(why)
     graphs.set_active(True)
-    return of._replace(train=steps.train, evaluate=steps.evaluate)
 
 
 def simulated() -> dict[str, Any]:
@@ -228,8 +231,7 @@ def main() -> int:
     cells = itertools.product(options.mode, options.benchmark, options.precision)
     for mode, benchmark, precision in cells:
         for batch in options.batch or BATCHES[benchmark]:
-            of = subject(benchmark, batch, precision, device, *options.set)
-            of = captured(of, device) if mode == "graph" else of
+            of = subject(benchmark, batch, precision, device, *options.set, graphed=mode == "graph")
             row = {"benchmark": benchmark, "batch": batch, "precision": precision, "mode": mode}
             rows.append(row | measure(of, options.seconds))
             del of  # its memory, before the next one is built

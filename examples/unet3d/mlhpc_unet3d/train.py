@@ -9,7 +9,7 @@ from mlhpc.benchmarks import load
 from mlhpc.common.data.sharding import divide_batch
 from mlhpc.common.host.malloc import keep_memory
 from mlhpc.common.host.progress import track
-from mlhpc.common.pytorch import devices, state, step
+from mlhpc.common.pytorch import devices, graphs, state, step
 from mlhpc.common.pytorch.batchnorm import group_batchnorm
 from mlhpc.common.pytorch.loading import pinned
 from mlhpc.common.pytorch.slab_batches import Batches
@@ -28,7 +28,9 @@ from mlhpc_unet3d.settings import slab_plan
 def check(run, staged, world):
     slab_plan(run)
     run.require_startable(world.size, staged=staged is not None)
-    step.make_scaler(run.training.precision, devices.pick_device(run.training.device, world.local_rank))
+    device = devices.pick_device(run.training.device, world.local_rank)
+    step.make_scaler(run.training.precision, device)
+    graphs.require_graphs(run, device, world)
 
 
 @devices.oom_as_user_error()
@@ -52,9 +54,14 @@ def train(run, data, staged, seed, resume, world, log):
         scaler = step.make_scaler(training.precision, device)
         trained = model, optimizer, scaler, world
         last_epoch, _ = state.restore(resume, *trained) if resume else (0, {})
-        steps = step.make_steps(model, training, world, optimizer, scaler, loss_of=voxel_loss, measure=counts)
-        sizes = step.WarmUpSizes(batch_size, training.eval_batch_size)
-        step.warm_up(*trained, steps, lambda n: [torch.zeros(n, *slab)] * 2, sizes)
+        make = partial(step.make_steps, trained, training, loss_of=voxel_loss, measure=counts)
+        sizes, zeros = (
+            step.WarmUpSizes(batch_size, training.eval_batch_size),
+            lambda n: [torch.zeros(n, *slab)] * 2,
+        )
+        steps, _ = graphs.start_steps(
+            run, lambda captured: make(captured=captured), trained, zeros, sizes, log
+        )
 
     # The clock: from the moment the last rank is ready until the slowest one has finished.
     with log.span("run", sync=True), ExitStack() as beside:

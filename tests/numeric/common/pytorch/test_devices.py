@@ -255,3 +255,27 @@ def test_only_one_file_names_a_vendors_devices(path):
     assert "cuda" not in path.read_text().lower(), (
         f"{path}: use torch.accelerator, or common/pytorch/devices.py"
     )
+
+
+@pytest.mark.parametrize(
+    ("ranks", "version", "handled", "said"),
+    [
+        (1, (2, 8, 4), None, ""),
+        (2, (2, 9, 6), "0", ""),
+        (2, (2, 8, 4), "0", "it needs NCCL 2.9.6, not 2.8.4"),
+        (2, (2, 27, 3), "3", "it needs TORCH_NCCL_ASYNC_ERROR_HANDLING=0 before ranks connect"),
+        (2, (2, 27, 3), None, "it needs TORCH_NCCL_ASYNC_ERROR_HANDLING=0 before ranks connect"),
+    ],
+)
+def test_what_graphs_of_several_ranks_need_of_nccl(monkeypatch, ranks, version, handled, said):
+    monkeypatch.setattr(torch.cuda.nccl, "version", lambda: version)
+    monkeypatch.delenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", raising=False)
+    if handled is not None:
+        monkeypatch.setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", handled)
+    assert module.without_graphs(torch.device("cuda", 0), ranks) == said
+
+
+def test_graphs_are_for_nvidia(monkeypatch):
+    monkeypatch.setattr(torch.version, "hip", "6.4")
+    for kind in ("cuda", "xpu", "cpu"):
+        assert module.without_graphs(torch.device(kind, 0), 1) == "it needs an NVIDIA GPU"

@@ -4,19 +4,21 @@ import pytest
 import torch
 from torch.amp.grad_scaler import GradScaler
 
-from mlhpc.cosmoflow.pytorch.optimizer import KerasSGD
+from mlhpc.cosmoflow.pytorch.optimizer import KerasAdam, KerasSGD
 from mlhpc.resnet50.optim.lars import Lars
 
 
 def make(name, parameters):
     if name == "sgd":
         return KerasSGD(parameters, 0.5, momentum=0.9)
+    if name == "adam":
+        return KerasAdam(parameters, torch.tensor(0.1))
     matrix, vector = parameters
     rest = {"params": [vector], "adapt": False, "weight_decay": 0.0}
     return Lars([{"params": [matrix]}, rest], 0.5, weight_decay=1e-3)
 
 
-@pytest.mark.parametrize("name", ["sgd", "lars"])
+@pytest.mark.parametrize("name", ["sgd", "adam", "lars"])
 def test_scaled_steps_are_those_without_a_scale_and_infinite_gradients_change_nothing(name):
     torch.manual_seed(1)
     start = [torch.randn(4, 3), torch.randn(5)]

@@ -76,6 +76,8 @@ def torch_of(cuda, driver, usable):
         ("PyTorch", "warn", GPU | {"torch__gpus": 4, "torch__backend": "xccl"}, {"backend": "torch"}),
         ("PyTorch", "pass", GPU | {"torch__gpus": 4, "torch__backend": "xccl", "torch__built": True},
          {"backend": "torch"}),
+        ("graphs", "warn", {"torch__without_graphs": "it needs NCCL 2.9.6, not 2.8.4"}, {"backend": "torch"}),
+        ("graphs", None, {"torch__without_graphs": ""}, {"backend": "torch"}),
         ("energy of accelerators", "warn", {"energy": [counted("accelerators", 0, "NVML is not installed")]}, {}),
         ("energy of accelerators", "pass", {"energy": [counted("accelerators", 4)]}, {}),
         ("energy of accelerators", None, {}, {}),

@@ -1,5 +1,7 @@
 """Memory by batch: what fits, and the figures of Ibrahim et al. 2021 by their counting rules."""
 
+import math
+
 import pytest
 from helpers.ibrahim2021_counts import PAPER_ACTIVATIONS_GIB, PAPER_RULES, paper_activations, paper_memory
 
@@ -84,3 +86,15 @@ def test_cosmoflow_grows_eightfold_with_twice_the_side_and_deepcam_fourfold():
         small = network_of(load(benchmark, "open"))
         large = network_of(load(benchmark, "open", [f"data.sample_shape={shape}"]))
         assert large.saved_bytes("float32") == pytest.approx(factor * small.saved_bytes("float32"), rel=0.01)
+
+
+@pytest.mark.parametrize("benchmark, bytes_per_number", [("deepcam", 4), ("cosmoflow", 2)])
+def test_a_captured_step_keeps_the_batch_that_it_reads(benchmark, bytes_per_number):
+    """One batch of the delivered type: int16 counts of CosmoFlow, float32 fields of DeepCAM."""
+    more = ["training.framework=pytorch"] if benchmark == "cosmoflow" else []
+    eager, captured = (
+        load(benchmark, "closed", [f"training.cuda_graphs={choice}", *more]) for choice in ("off", "on")
+    )
+    batch = bytes_per_number * 2 * math.prod(eager.data.sample_shape)
+    assert memory_of(captured, 2).peak - memory_of(eager, 2).peak == batch
+    assert memory_of(captured, 2, gpu=False) == memory_of(eager, 2, gpu=False)
