@@ -71,8 +71,8 @@ def enlarged(model: "Model", nodes: int) -> list[Enlarged]:
             replace(machine, figures=better), model.run, staged=model.staged, scope=model.scope,
             generation=model.generation, calibrated=model.calibrated,
         )  # fmt: skip
-        total = (other.at(nodes).total_s or before)[0]
-        rows.append(Enlarged(key, min(total, before[0]) if dimension_of(key) == "bytes" else total))
+        seconds = (other.at(nodes).total_s or before)[0]
+        rows.append(Enlarged(key, min(seconds, before[0]) if dimension_of(key) == "bytes" else seconds))
     with suppress(UserError):
         if total := model.at(2 * nodes).total_s:
             rows.append(Enlarged("nodes", total[0]))

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from mlhpc.common.pages.blocks import Cell, Table, number, table
 from mlhpc.errors import UserError
@@ -156,11 +155,11 @@ def what_if_table(answer: WhatIf) -> Table:
     """The parts of the time, as measured and recomputed."""
     columns = (answer.measured, *answer.cases)
     keys = [key for key in PARTS if key in answer.measured.parts]
-    rows = [(PARTS[key][0], *(column.parts[key] for column in columns)) for key in keys]
-    rows.append(("Sum", *(column.total_s for column in columns)))
+    rows = [(PARTS[key][0], [column.parts[key] for column in columns]) for key in keys]
+    rows.append(("Sum", [column.total_s for column in columns]))
 
-    def seconds(place: int) -> Callable[[tuple[Any, ...]], Cell]:
-        return lambda row: number(row[place], "{:.2f}".format)
+    def seconds(place: int) -> Callable[[tuple[str, list[float | None]]], Cell]:
+        return lambda row: number(row[1][place], "{:.2f}".format)
 
-    titles = {f"{column.title}, s": seconds(place) for place, column in enumerate(columns, 1)}
-    return table("what_if", rows, {"part": lambda row: row[0], **titles})
+    titles = {f"{column.title}, s": seconds(place) for place, column in enumerate(columns)}
+    return table("what_if", rows, {"part": lambda row: Cell(row[0]), **titles})

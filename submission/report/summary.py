@@ -187,8 +187,8 @@ def slow_epochs(run: RunDirectory) -> str:
         if more or epoch.epoch in batches:
             longer = [f"{duration_text(seconds)} of {part}" for part, seconds in more.items() if seconds > 0]
             took = f"{duration_text(sum(more.values()))} more than the median ({', '.join(longer)})"
-            words = [took] * bool(more) + batches.get(epoch.epoch, [])[:_NAMED]
-            said.append(f"epoch {epoch.epoch}: {', '.join(words)}")
+            phrases = [took] * bool(more) + batches.get(epoch.epoch, [])[:_NAMED]
+            said.append(f"epoch {epoch.epoch}: {', '.join(phrases)}")
     return "; ".join(said[:_NAMED]) + (f"; and {len(said) - _NAMED} more" if len(said) > _NAMED else "")
 
 
