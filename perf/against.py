@@ -1,9 +1,9 @@
 """The model's errors on measured sets: throughput, epochs and time to train, compared with a baseline.
 
 The baseline is the simplest estimate: the median rate of the other sets with the same accelerator, local batch,
-benchmark and framework. It uses all other sets; the model only uses the ``fit`` rows. ``apart`` leaves out a whole
-round, or a whole accelerator family, in turn: what the errors are, and how often the intervals hold, for software
-or hardware of which nothing was known.
+benchmark and framework. It uses all other sets, whereas the model uses only the ``fit`` rows. ``apart`` leaves out
+each whole round, or accelerator family, in turn, to show the errors and the coverage of the intervals for unknown
+software or hardware.
 """
 
 import argparse
@@ -100,7 +100,8 @@ class Summary:
 
 @dataclass(frozen=True)
 class Coverage:
-    """How many of ``of`` intervals contain what was measured, and the median of their widths, end over end."""
+    """The number of ``of`` intervals that contain the measurement, and their median width, as a ratio of their
+    ends."""
 
     inside: int
     of: int
@@ -128,16 +129,17 @@ def against(options: argparse.Namespace) -> int:
 
 
 def compare(sets: Sequence[Published], given: Machine | None = None) -> list[Compared]:
-    """Each set, predicted from its system, batch and framework. Calibrated on the ``fit`` rows among ``sets``, or
-    on the suite's where there are none. ``given``: the machine of all of them; else by their system's name."""
+    """Predict each set from its system, batch and framework. The model is calibrated on the ``fit`` rows among
+    ``sets``, or on the suite's if there are none. ``given`` is the machine of all sets; without it, their system's
+    name selects it."""
     calibrated = fit(sets) if any(row.use == "fit" for row in sets) else calibration()
     return [_compared(row, sets, calibrated, given or row.machine) for row in sets]
 
 
 def apart(sets: Sequence[Published], by: By) -> list[Compared]:
-    """Each set of ``sets`` that is not held out, predicted from those of other rounds, or of other accelerator
-    families: rates, epochs, times and baselines. By round without the sets of accelerators that no other round
-    has: nothing is known of them, as by accelerator."""
+    """Predict rates, epochs, times and baselines of each of ``sets`` that is not held out, from those of other
+    rounds or of other accelerator families. By round, sets are omitted if no other round has their accelerator,
+    because nothing is known of it."""
     shown = [row for row in sets if row.use != "held"]
     factors = fit(shown)
     predicted = []
@@ -212,7 +214,7 @@ def _family(row: Published) -> str:
 
 
 def coverage(intervals: Sequence[tuple[Triple | None, bool | None]]) -> Coverage | None:
-    """Of (interval, whether the measurement is inside) pairs; None without any."""
+    """The coverage of pairs (interval, whether the measurement is inside); None without pairs."""
     known = [(ends, inside) for ends, inside in intervals if ends is not None and inside is not None]
     if not known:
         return None
@@ -221,7 +223,7 @@ def coverage(intervals: Sequence[tuple[Triple | None, bool | None]]) -> Coverage
 
 
 def summary(errors: Sequence[float | None]) -> Summary | None:
-    """Of the errors that are known; None without any."""
+    """The summary of the known errors; None if there are none."""
     absolute = [abs(error) for error in errors if error is not None]
     if not absolute:
         return None

@@ -246,7 +246,7 @@ def _fitted(used: Sequence[Published]) -> Calibration:
 
 
 def nine_of_ten(ratios: Sequence[float]) -> float:
-    """The factor within which nine of ten ratios are of 1."""
+    """The factor from 1 within which nine of ten ratios are."""
     off = sorted(abs(math.log(ratio)) for ratio in ratios)
     # Rounded up, so that the set at the bound is inside.
     return math.exp(off[math.ceil(0.9 * len(off)) - 1]) * (1 + 1e-9) if off else _UNKNOWN_FACTOR
@@ -260,8 +260,8 @@ def group_of(row: Published, by: By) -> str:
 def left_out(
     rows: Sequence[Published], sets: Sequence[Published], by: By
 ) -> Iterator[tuple[Published, Calibration]]:
-    """Each of ``rows``, with a calibration on those ``fit`` rows of ``sets`` that are of other rounds, or of other
-    accelerator families. Rows for which nothing of their kind of layer remains are left out."""
+    """Each of ``rows``, with a calibration on the ``fit`` rows of ``sets`` from other rounds or accelerator
+    families. Rows for whose kind of layer nothing remains are omitted."""
     used = [row for row in sets if row.use == "fit" and row.spatial in (1, 4)]
     for group in dict.fromkeys(group_of(row, by) for row in rows):
         others = [row for row in used if group_of(row, by) != group]

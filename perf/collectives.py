@@ -40,7 +40,7 @@ def parameter_servers(size: float, workers: int, servers: int, bandwidth: float)
 
 @dataclass(frozen=True)
 class AllReduce:
-    """``seconds`` by the fastest ``algorithm``, and of all of them. ``bound``: bandwidth, latency, or
+    """The ``seconds`` of the fastest ``algorithm``, and those of every one. ``bound``: bandwidth, latency, or
     measured if the machine file has a measured rate lower than the model's."""
 
     seconds: float

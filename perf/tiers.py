@@ -1,5 +1,5 @@
-"""Where a node's part of the data set lies: memory, node-local storage or the shared file system (Ibrahim et
-al. 2021, section VI), and what memory serves of data that lies elsewhere."""
+"""Where a node's part of the data set is (memory, node-local storage or the shared file system: Ibrahim et al.
+2021, section VI), and how much of data elsewhere memory serves."""
 
 import math
 from dataclasses import dataclass, replace
@@ -54,7 +54,8 @@ def _opening(machine: Machine) -> float:
 
 
 def shared_rate(machine: Machine, nodes: int) -> float | None:
-    """Bytes/s of one of ``nodes`` that read from the shared file system at once; None where no figure says."""
+    """Bytes/s of each of ``nodes`` that read from the shared file system concurrently; None if the machine file
+    has no figure."""
     whole = machine.get("storage.shared_read")
     rates = [whole / nodes if whole else None, machine.get("storage.shared_read_node")]
     return min((rate for rate in rates if rate), default=None)

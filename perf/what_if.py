@@ -1,7 +1,7 @@
 """A finished run with faster storage, faster steps or another number of ranks, recomputed from its own times.
 
-Reading runs ahead of the steps. The first batch of a loop is waited for in whole, each later one for as long as
-reading it takes longer than the step before it:
+Reading runs ahead of the steps. A loop waits for its first batch as long as reading takes, and for each later
+batch by as much as reading it takes longer than the step before it:
 
     wait = read + (batches - 1) · max(0, read - step)
 
@@ -25,8 +25,8 @@ from mlhpc.record.run_directory import RunDirectory
 
 FACTORS = ("storage", "compute", "ranks")
 SMALL = 0.1
-"""Share of the steps below which waiting may also be the hand-over of batches: how long reading took is then not
-known, only that the steps hid it."""
+"""Share of the steps below which waiting may just be the hand-over of batches: then only that the steps hid
+reading is known, not how long it took."""
 
 
 @dataclass(frozen=True)
@@ -44,8 +44,8 @@ class Change:
 
 @dataclass(frozen=True)
 class Recomputed:
-    """``parts``: seconds by part of time to train, as in ``Breakdown``; ``hidden_s``: at most so many more, as
-    it is not known how long reading took that steps hid. ``title`` names what is assumed."""
+    """``parts``: seconds by part of time to train, as in ``Breakdown``. ``hidden_s``: the most that may have to be
+    added, since the duration of reading that steps hid is not known. ``title`` names the assumptions."""
 
     title: str
     parts: dict[str, float | None]
@@ -59,7 +59,7 @@ class Recomputed:
 
 @dataclass(frozen=True)
 class WhatIf:
-    """The run as measured, and recomputed; ``notes``: what is extrapolated."""
+    """The run as measured and as recomputed; ``notes`` name what is extrapolated."""
 
     measured: Recomputed
     cases: tuple[Recomputed, ...]

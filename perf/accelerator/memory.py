@@ -1,6 +1,5 @@
-"""Memory of a training step on an accelerator, the largest batch that fits, and the optimizer's update.
-
-It follows a step of the suite through its passes: what PyTorch's MemTracker counts.
+"""Memory of a training step on an accelerator, the largest batch that fits, and the optimizer's update. It follows
+a step of the suite through its passes and counts what PyTorch's MemTracker counts.
 """
 
 from collections.abc import Callable
@@ -29,8 +28,8 @@ convolutions and the allocator's fragments: no figures known."""
 
 
 WORKSPACES = 2 * 2**25
-"""Bytes that cuBLAS works in: 32 MiB on Hopper and later, a quarter before, for the forward pass and again for
-autograd's thread (PyTorch, aten/src/ATen/cuda/CublasHandlePool.cpp)."""
+"""Bytes of cuBLAS's workspaces, one for the forward pass and one for autograd's thread: 32 MiB each on Hopper and
+later, a quarter of that before (PyTorch, aten/src/ATen/cuda/CublasHandlePool.cpp)."""
 
 
 @dataclass(frozen=True)

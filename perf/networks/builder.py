@@ -62,8 +62,8 @@ class Window(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """What a layer's backward pass needs of its forward pass: the memory that is kept until then, and the number
-    of elements that it reads besides the output's gradient."""
+    """What a layer's backward pass needs from its forward pass: the memory kept until then, and the number of
+    elements read besides the output's gradient."""
 
     saved: tuple[Saved, ...] = ()
     read: int = 0

@@ -15,7 +15,7 @@ def layers(
     keeps: str = "output",
     cpu_kernels_from: int | None = None,
 ) -> Network:
-    """Samples [n, n, n, channels], whose sides can be halved once a block.
+    """The layers for samples [n, n, n, channels], whose sides can be halved once per block.
 
     ``pool_first``: bias and activation after pooling, as the suite computes the same function with an eighth of
     the work; False: before it, as the reference does, from which Ibrahim et al. 2021 counted. ``keeps``: of a

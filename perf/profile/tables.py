@@ -28,7 +28,7 @@ from mlhpc.perf.profile.ranks import (
 from mlhpc.quantities import bytes_text, count, four_digits, seconds_text, text_of
 
 _SIDE_BY_SIDE = 1.005
-"""Time of all threads over that of the step, above which operations overlapped: more than rounding."""
+"""Ratio of the time of all threads to that of the step above which operations overlapped, beyond rounding."""
 LAYERS_PRINTED = 12
 OPERATIONS_PRINTED = 10
 WORDS = {
@@ -76,7 +76,7 @@ class Shown:
 
     @property
     def side_by_side(self) -> str:
-        """A sentence on operations that ran at the same time; "" if none did."""
+        """A sentence on operations that ran concurrently; "" if none did."""
         threads, step = sum(self.parts.values()), self.profile.wall
         if threads <= _SIDE_BY_SIDE * step:
             return ""
