@@ -25,8 +25,8 @@ from mlhpc.record.run_directory import RunDirectory
 
 FACTORS = ("storage", "compute", "ranks")
 SMALL = 0.1
-"""Share of the steps below which waiting may just be the hand-over of batches: then only that the steps hid
-reading is known, not how long it took."""
+"""Share of the steps below which waiting may just be the hand-over of batches: it is then known that the steps hid
+reading, but not how long reading took."""
 
 
 @dataclass(frozen=True)

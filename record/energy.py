@@ -1,4 +1,5 @@
-"""The energy of a run by kind of counter, from its ``result.json`` or so far from its events, and its formatting.
+"""The energy of a run by kind of counter, from its ``result.json`` or, while it runs, from its events; and its
+formatting.
 
 A node's energy contains that of its processors and accelerators: figures of different kinds are shown side by
 side and never added.
@@ -32,7 +33,8 @@ class Energy(Fields):
 
     @property
     def whole_joules(self) -> float | None:
-        """None also if some of the counters are missing: a partial sum would look like a smaller value."""
+        """The joules, or None even if only some counters are missing, since a partial sum would look like a
+        smaller value."""
         return None if self.problems else self.joules
 
 
@@ -124,8 +126,8 @@ class EnergySoFar:
 
 @dataclass
 class Readings:
-    """Of one node's counters of one kind: times of the first and last reading, on the clock of their rank,
-    and the number of ``nodes`` of the run (0: not in older events)."""
+    """Readings of one node's counters of one kind: times of the first and last, on the clock of their rank, and
+    the run's number of ``nodes`` (0: not in older events)."""
 
     first_t: float
     last_t: float

@@ -1,9 +1,9 @@
-"""Breakdown of the time of a run from its log: any MLLOG file of any program.
+"""Breakdown of the time of a run from its log, which can be the MLLOG file of any program.
 
 All time from run_start to run_stop belongs to exactly one part, so the parts add up to the total. Records after
 run_stop are ignored: some published logs continue training for a power measurement. Epochs are counted as they
-begin; epoch_num, which some logs count from 0, only tells evaluations that run beside the next epoch (OC20 of
-NVIDIA in HPC 3.0): their time is that epoch's, which does not wait for them.
+begin; epoch_num, which some logs count from 0, only identifies evaluations that run beside the next epoch
+(NVIDIA's OC20 in HPC 3.0). Their time belongs to that epoch, which does not wait for them.
 
 The events of this suite's runs have more detail (``record/breakdown.py``: training split into data
 wait and steps); here all runs are measured in the same way.

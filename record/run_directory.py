@@ -46,7 +46,7 @@ class RunDirectory:
 
     @property
     def benchmark(self) -> str:
-        """From the result, the configuration or the log; ``run`` if none has it."""
+        """The benchmark, from the result, the configuration or the log; ``run`` if none states it."""
         source = self.result or self.config
         if source:
             return source.benchmark
@@ -54,7 +54,7 @@ class RunDirectory:
 
     @property
     def preset(self) -> str | None:
-        """From the result or the configuration; None if neither is there."""
+        """The preset, from the result or the configuration; None if there is neither."""
         source = self.result or self.config
         return source.preset if source else None
 
@@ -67,7 +67,7 @@ class RunDirectory:
 
     @property
     def target(self) -> Target | None:
-        """From the result, or the configuration of a run without one; None if neither is there."""
+        """The target, from the result or else from the configuration; None if there is neither."""
         if self.result:
             return self.result.target
         return Target.of(self.config) if self.config else None

@@ -26,8 +26,8 @@ def shuffle_scope(mode: Mode, nodes: int, exchange: bool = False) -> ShuffleScop
 
 
 def balance(sizes: npt.ArrayLike, bins: int) -> npt.NDArray[np.int64]:
-    """The bin, 0 to ``bins - 1``, of each of the sizes. Bins differ by at most one in count, and in sum by at
-    most the largest size. Sizes and bins are [n].
+    """The bin, from 0 to ``bins - 1``, of each size; both are [n]. Bins differ by at most one in count, and by at
+    most the largest size in sum.
 
     The files are sorted by size and taken ``bins`` at a time: a group has one file per bin. Pairs of groups are
     merged, the largest sum of one with the smallest of the other, until one group is left; merged sums differ by

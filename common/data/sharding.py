@@ -35,10 +35,9 @@ def divide_batch(global_batch_size: int, ranks: int) -> int:
 
 
 def steps_per_epoch(pools: Sequence[Pool], local_batch_size: int) -> int:
-    """Training steps per epoch, the same on every rank: as many as the smallest pool can fill.
-
-    Ranks train in lockstep: a rank with one step more than the others would wait forever. Raises
-    ``UserError`` if a pool cannot fill one step.
+    """Training steps per epoch, the same on every rank: as many as the smallest pool can fill. Ranks train in
+    lockstep, so a rank with one step more than the others would wait forever. Raises ``UserError`` if a pool
+    cannot fill one step.
     """
     for pool in pools:
         if pool.samples < pool.ranks * local_batch_size:
