@@ -12,8 +12,8 @@ _BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "int32": 4, "
 
 
 class FusedMessage(NamedTuple):
-    """One all-reduce of the library below Horovod: bytes of its tensors, and its seconds on rank 0, without the
-    time in which Horovod waits for ranks and fills the fusion buffer."""
+    """One all-reduce by the library below Horovod: the bytes of its tensors, and its seconds on rank 0, without
+    the time in which Horovod waits for ranks and fills the fusion buffer."""
 
     bytes: int
     seconds: float

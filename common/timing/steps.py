@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol, Self
 
 MAX_IN_FLIGHT = 2
-"""Steps launched and not finished: one running and one queued keep a device busy."""
+"""Maximum number of steps launched but not finished: one running and one queued keep a device busy."""
 
 
 class DeviceEvent(Protocol):

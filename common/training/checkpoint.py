@@ -132,9 +132,9 @@ def require_ranks(saved: Checkpoint, folder: Path, ranks: int) -> None:
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Raise a one-line UserError for anything that goes wrong while reading the checkpoint ``path``:
-    libraries raise almost any exception for damaged bytes. A library that is not installed is no fault of the
-    file."""
+    """Raise a one-line UserError for anything that goes wrong while reading the checkpoint ``path``, since
+    libraries raise almost any exception for damaged bytes. A library that is not installed is not the file's
+    fault."""
     try:
         yield
     except (UserError, ModuleNotFoundError):

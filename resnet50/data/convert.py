@@ -106,8 +106,8 @@ def convert(source: Path, out: Path, codec: Target, world: World, workers: int) 
 
 
 class _Verified:
-    """``images``, each of whose files, if it contains one image, has the checksum of ``sums`` before it is used.
-    TFRecord has its own checksums."""
+    """``images``, whose files are verified against the checksums ``sums`` before use if they contain one image
+    each. TFRecord has its own checksums."""
 
     def __init__(self, images: Images, sums: Mapping[Path, int]) -> None:
         self._images, self._sums, self.classes = images, sums, images.classes

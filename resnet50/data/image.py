@@ -61,9 +61,9 @@ def size_of(data: Bytes) -> tuple[int, int]:
 
 
 def _require_plausible(data: Bytes) -> None:
-    """Raise BrokenImage for a JPEG whose header claims more pixels than its bytes can encode, before memory for
-    them is allocated, or has stray bytes, which the decoder skips and then might see another size. The cheapest
-    block of 64 pixels takes one bit (ITU-T T.81, annex F.1.2), so a byte encodes at most 512 pixels."""
+    """Raise BrokenImage, before memory is allocated, for a JPEG whose header claims more pixels than its bytes can
+    encode, or has stray bytes, after which the decoder might see another size. The cheapest block of 64 pixels
+    takes one bit (ITU-T T.81, annex F.1.2), so a byte encodes at most 512 pixels."""
     height, width = size_of(data)
     pixels = height * width
     if pixels > MAX_PIXELS or pixels > 4096 + 1024 * len(data):
