@@ -24,7 +24,7 @@ CHECKSUMS = ".sha256"
 suite. It is the first file of the archive."""
 BLOCK = 2**20
 MOST_PARTS = 20
-"""Folders above a file, and its name; a submission has seven. Deeper trees could not be removed again."""
+"""Maximum number of parts of a path; a submission has seven. Deeper trees could not be removed again."""
 LARGEST_READ = 16 * 2**20
 """Maximum bytes of one read by tarfile, for headers; files are read in blocks."""
 MOST_EXPANSION = 200

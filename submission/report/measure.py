@@ -181,7 +181,7 @@ def _division(logged: Any, described: Any) -> tuple[str, str]:
 
 
 def _own_run(log: Log) -> tuple[Result | None, Environment]:
-    """What a run folder of this suite has besides its log."""
+    """What a run folder of this suite contains besides the log."""
     result, env = None, Environment()
     if log.path.name == "run.log":
         with suppress(OSError, ValueError):

@@ -1,10 +1,10 @@
 """The measurements of a study: training throughput by cell, read from the run folders.
 
 A study (Han et al. 2019, "A Quantitative Study of Deep Learning Training on Heterogeneous Supercomputers") runs
-the same training under varied settings, several times each. A cell is one choice of settings; its folder has
-``cell.json``, the settings, and one run folder per repeat. The steps of a run after its warm-up are
-measured, including data wait, on the clock of rank 0, since ranks train in lockstep; the data wait is that of all
-ranks (``common/timing/data_wait.py``).
+the same training under varied settings, several times each. A cell is one choice of settings; its folder contains
+``cell.json`` with the settings and one run folder per repeat. The steps of a run after its warm-up are measured,
+including data wait, on the clock of rank 0, since ranks train in lockstep; the data wait is that of all ranks
+(``common/timing/data_wait.py``).
 """
 
 import contextlib
@@ -45,8 +45,8 @@ GLOBAL_BATCH = "hyperparameters.global_batch_size"
 
 @dataclass(frozen=True)
 class Measured:
-    """One run: ``steps`` steps in ``seconds``, including ``wait_s`` of data wait. ``staging_s`` is None
-    unless everything was copied: not staged, or files existed already."""
+    """One run: ``steps`` steps in ``seconds``, including ``wait_s`` of data wait. ``staging_s`` is None unless
+    everything was copied: it is None if nothing was staged or if files already existed."""
 
     path: Path
     steps: int
@@ -338,7 +338,7 @@ def grouped(cells: Iterable[Cell], axes: Sequence[str]) -> dict[tuple[Value | No
 
 
 def _last_words(run: Path) -> str:
-    """The last line of output of a run whose record gives no reason."""
+    """The last line of output of a run whose record states no reason."""
     try:
         lines = read_text(run.with_suffix(".out"), errors="replace", flags=os.O_NOFOLLOW).splitlines()
     except (OSError, ValueError):
