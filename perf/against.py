@@ -43,9 +43,9 @@ from mlhpc.quantities import digits, four_digits
 
 @dataclass(frozen=True)
 class Compared:
-    """One set. ``rate``: predicted training samples/s per accelerator; ``baseline``: the median of similar
-    sets, None without any; ``epochs``: None without convergence of other sets; ``total_s``: predicted time to
-    train, None for throughput sets, or without epochs. ``how``: the source of the efficiency."""
+    """One set. ``rate``: predicted training samples/s per accelerator; ``baseline``: the median of similar sets,
+    None if there are none; ``epochs``: None if no other sets converged; ``total_s``: predicted time to train, None
+    for throughput sets and without epochs. ``how``: the source of the efficiency."""
 
     row: Published
     rate: Triple

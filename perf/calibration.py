@@ -56,7 +56,7 @@ class Efficiency:
 
     @property
     def how(self) -> str:
-        """What it is of, in words."""
+        """The origin of the efficiency, as text."""
         family, generation = self.group
         if not self.sets:
             return f"{family}, {generation}"

@@ -37,7 +37,7 @@ class ReferenceRuns:
 
     @property
     def mean(self) -> float:
-        """Without the fastest and the slowest run (rcp_checker)."""
+        """Mean epochs, without the fastest and the slowest run (rcp_checker)."""
         return statistics.fmean(self.epochs[1:-1])
 
 

@@ -79,7 +79,7 @@ class Machine:
 
     @property
     def title(self) -> str:
-        """Its name in full."""
+        """The full name."""
         return str(self.facts["title"])
 
     @property

@@ -23,7 +23,7 @@ def gap(machine: Machine, bandwidth: float) -> float:
 @dataclass(frozen=True)
 class Costs:
     """Cost of moving one sample's data, in bytes of the accelerator's memory (figure 4). ``sample``: over the
-    host's link, and from where the data set lies; None if the machine has no figure."""
+    host's link, and from the place of the data set; None if the machine has no figure."""
 
     activations: float
     sample: tuple[float | None, float | None]

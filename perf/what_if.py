@@ -53,7 +53,7 @@ class Recomputed:
 
     @property
     def total_s(self) -> float:
-        """Their sum."""
+        """The sum of the parts in seconds."""
         return sum(seconds or 0.0 for seconds in self.parts.values())
 
 
@@ -90,7 +90,8 @@ def parse(text: str) -> Change:
 
 
 def what_if(run: RunDirectory, change: Change) -> WhatIf:
-    """``run`` with ``change``. Raises UserError if it has not finished, or could not start on so many ranks."""
+    """Recompute ``run`` with ``change``. Raises UserError if the run has not finished, or could not start on that
+    many ranks."""
     result, config = run.result, run.config
     if result is None or config is None or not result.breakdown_s or not result.epochs:
         raise UserError(f"{run.path}: --what-if needs a finished run, with its result.json and config.toml")

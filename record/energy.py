@@ -138,7 +138,7 @@ class Readings:
 
     @property
     def seconds(self) -> float:
-        """From run_start, the time of the first reading, to the last reading."""
+        """Seconds from run_start, the time of the first reading, to the last reading."""
         return self.last_t - self.first_t
 
 
@@ -181,7 +181,7 @@ def energy_so_far(
 def energy_at_the_end(
     nodes: Iterable[Mapping[str, Readings]], note: Mapping[str, Any]
 ) -> dict[str, EnergySoFar]:
-    """From the ``note`` of a run that has reached run_stop, whose figures are those of its result."""
+    """The energy from the ``note`` of a run that has reached run_stop; its figures are those of the result."""
     machines = _machines(nodes)
     figures = energies_in({kind: value for kind, value in note.items() if kind in NAMES})
     return {

@@ -104,11 +104,11 @@ class Log:
         return self._by_key.get(key, ())
 
     def first(self, key: str) -> Record | None:
-        """The first record of ``key``; None without one."""
+        """The first record of ``key``; None if there is none."""
         return next(iter(self.all(key)), None)
 
     def value(self, key: str) -> Any:
-        """The value of the first record of ``key``; None without one."""
+        """The value of the first record of ``key``; None if there is none."""
         record = self.first(key)
         return record.value if record else None
 

@@ -106,7 +106,7 @@ class SlowRank(Fields):
 
 
 class SlowBatch(Fields):
-    """``seconds`` that ``rank`` waited for a batch of training, and some of its ``samples``, if their names are
+    """The ``seconds`` for which ``rank`` waited for a training batch, and the names of some of its ``samples``, if
     known."""
 
     seconds: Seconds

@@ -1,7 +1,6 @@
-"""Reads a run folder: log, result, configuration and environment, as far as they exist.
-
-It may be untrusted: types and bounds of its values are checked once, here, so that readers need not expect a
-time of ``inf``, 10¹² ranks or a preset with shell code in it. Links among its files are not followed.
+"""Reads a run folder: log, result, configuration and environment, if they exist. The folder may be untrusted:
+types and bounds of its values are checked once, here, so that readers need not expect a time of ``inf``, 10¹²
+ranks or a preset with shell code in it. Links among its files are not followed.
 """
 
 import os

@@ -19,7 +19,7 @@ STYLES: dict[Severity, str] = {"error": "bold red", "expected": "cyan", "warning
 
 
 def passes(findings: Sequence[Finding]) -> bool:
-    """Whether there are no errors other than expected ones."""
+    """Whether there are no errors except expected ones."""
     return not any(f.severity == "error" for f in findings)
 
 

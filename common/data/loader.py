@@ -119,7 +119,7 @@ class Source(Generic[Batch]):
         return self, samples.__getitem__
 
     def finish(self, arrays: Sequence[Any], results: list[Any]) -> Any:
-        """As in ``Reader``; here a pair of the arrays and the sum of the results, which are sizes in bytes."""
+        """As in ``Reader``; here it returns the arrays and the sum of the results, which are sizes in bytes."""
         return tuple(arrays), sum(results)
 
     def deliver(self, finished: Any) -> tuple[Batch, int]:

@@ -40,7 +40,7 @@ class Way:
     sample_dtype: str = ""
 
     def loading(self) -> dict[str, Any]:
-        """Its settings of ``Loading``, except the loader's name."""
+        """The ``Loading`` settings of this combination, except the loader's name."""
         chosen: dict[str, Any] = {"workers": self.workers}
         return chosen | ({"sample_dtype": self.sample_dtype} if self.sample_dtype else {})
 

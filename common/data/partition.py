@@ -79,8 +79,8 @@ def files_of_node(files: Sequence[File], node: int, nodes: int, mode: Mode) -> F
 def files_read_by_node(
     files: Sequence[File], node: int, nodes: int, mode: Mode, rings: int = 0
 ) -> list[File]:
-    """The files that staging reads on ``node`` of ``nodes``, which have targets of their own, from the source.
-    ``rings``: with ``read_once``, in which nodes forward files that all of them hold (0: without)."""
+    """The files that staging reads from the source on ``node`` of ``nodes`` with separate targets. ``rings``: the
+    number of rings in which nodes forward files that all of them store, with ``read_once`` (0: without)."""
     if not rings or nodes == 1:
         return list(files_of_node(files, node, nodes, mode))
     alone, everywhere = held_by_one_or_all(Files.of(files), mode)

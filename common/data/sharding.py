@@ -1,9 +1,9 @@
 """The samples of a rank, and their order.
 
-Ranks that see the same files share a *pool*: all ranks of the run if every node holds all data, the ranks
-of one node if each node holds a part of it. The same code handles both. It uses indices into the pool's
-sorted file list, so an epoch of half a million samples takes a few megabytes. A rank here is a data rank: the
-ranks of a spatial group (``common.ranks.mesh``) read the same samples.
+Ranks that see the same files share a *pool*: all ranks of the run if every node has all data, the ranks of one
+node if each node has a part of it. The same code handles both. It uses indices into the pool's sorted file list,
+so an epoch of half a million samples takes a few megabytes. A rank here is a data rank: the ranks of a spatial
+group (``common.ranks.mesh``) read the same samples.
 """
 
 from collections.abc import Sequence

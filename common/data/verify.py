@@ -27,8 +27,8 @@ class Problem:
 def verify(root: Path, workers: int, progress: Callable[[int], None] = lambda size: None) -> list[Problem]:
     """Check every file under ``root`` against its manifest: missing, extra, wrong size, wrong checksum.
 
-    Reads all bytes, ``workers`` files at a time; ``progress`` as for ``index``. The list is sorted by path
-    and empty when there is no problem. Raises UserError if there is no manifest.
+    Reads all bytes, ``workers`` files at a time; ``progress`` as for ``index``. The list is sorted by path, and
+    empty if there are no problems. Raises UserError if there is no manifest.
     """
     manifest = load(root)
 

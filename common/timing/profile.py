@@ -46,7 +46,7 @@ class Exchange(NamedTuple):
 
     @property
     def bytes(self) -> float:
-        """Of a step."""
+        """Bytes exchanged per step."""
         return sum(message.bytes * message.calls for message in self.messages)
 
     @property

@@ -395,7 +395,7 @@ class RunLog:
 
     @property
     def status(self) -> Status:
-        """The status of ``run_stop``, as far as it is known."""
+        """The status of ``run_stop``, if known."""
         return self._status
 
     def _event(self, event: str, name: str, at: float | None = None, **tags: Any) -> float:

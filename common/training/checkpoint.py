@@ -125,7 +125,7 @@ def _contents(members: Sequence[zipfile.ZipInfo]) -> str:
 
 
 def require_ranks(saved: Checkpoint, folder: Path, ranks: int) -> None:
-    """Raises UserError unless ``saved``, the checkpoint in ``folder``, was written by ``ranks`` ranks."""
+    """Raise UserError unless ``saved``, the checkpoint in ``folder``, was written by ``ranks`` ranks."""
     if len(saved.of_rank) != ranks:
         raise UserError(f"{folder} requires {count(len(saved.of_rank), 'rank')} to resume, not {ranks}")
 

@@ -159,8 +159,8 @@ class Update(NamedTuple):
 
 
 def update_of(part: Layer | Network, optimizer: str) -> Update:
-    """The update of the weights of a layer or of all, with an optimizer of ``memory.STATES``: weight,
-    gradient and state are read once, weight and state written once."""
+    """The update of all weights, or those of a layer, by an optimizer in ``memory.STATES``, which reads weight,
+    gradient and state once and writes weight and state once."""
     if optimizer == "none":
         return Update(0, 0)
     return Update(OPERATIONS[optimizer] * part.parameters, 4 * (3 + 2 * STATES[optimizer]) * part.parameters)

@@ -103,12 +103,12 @@ class Layer:
 
     @property
     def output_elements(self) -> int:
-        """Of one sample."""
+        """Number of output elements per sample."""
         return math.prod(self.output)
 
     @property
     def input_elements(self) -> int:
-        """Of one sample, over all inputs."""
+        """Number of input elements per sample, over all inputs."""
         return sum(math.prod(shape) for shape in self.inputs)
 
     @property
@@ -168,7 +168,7 @@ class Network:
 
     @property
     def input_elements(self) -> int:
-        """Of one sample."""
+        """Number of input elements per sample."""
         return math.prod(self.input)
 
     def saved_bytes(self, precision: Precision, batch: int = 1) -> int:

@@ -126,7 +126,7 @@ class Model:
         return Efficiency(share, group, 0, self.run.training.precision, exact=True)
 
     def at(self, nodes: int) -> Prediction:
-        """Raises UserError like :func:`predict`."""
+        """The prediction on ``nodes`` nodes. Raises UserError like :func:`predict`."""
         machine, run = self.machine, self.run
         self.require(nodes)
         accelerators, batch = nodes * machine.per_node, run.hyperparameters.global_batch_size
@@ -177,9 +177,9 @@ class Model:
         )
 
     def sample(self, prediction: Prediction) -> dict[str, Any]:
-        """As JSON: what a training sample of ``prediction`` costs, in FLOPs and bytes. ``memory``: peaks by local
+        """The cost of a training sample of ``prediction`` in FLOPs and bytes, as JSON. ``memory``: peaks by local
         batch; ``costs`` and ``gaps`` as in Ibrahim et al. 2021, section V-C; ``unstaged_step_s``: a step if
-        nothing was staged and nodes had fixed shares."""
+        nothing were staged and nodes had fixed shares."""
         machine, run, net = self.machine, self.run, self.network
         moved, gradients = net.traffic(run.training.precision), 4.0 * net.parameters
         nodes, group, local = prediction.nodes, prediction.parts, prediction.local_batch_size
@@ -234,7 +234,7 @@ class Model:
         return reasons
 
     def require(self, nodes: int) -> None:
-        """Raises UserError if the machine has fewer."""
+        """Raise UserError if the machine has fewer than ``nodes`` nodes."""
         machine = self.machine
         if machine.nodes is not None and nodes > machine.nodes:
             raise UserError(f"{machine.at('nodes')}: {nodes} of {machine.nodes} nodes requested")
@@ -252,7 +252,7 @@ class Model:
         return local // passes
 
     def step(self, nodes: int, together: int, local: int, tier: Tier) -> Step:
-        """A step of ``local`` samples of each group of ``together`` accelerators, whose data lies in ``tier``."""
+        """A step of ``local`` samples of each group of ``together`` accelerators, with data in ``tier``."""
         machine, net = self.machine, self.network
         compute = local * self.roofline / self.efficiency.value
         # An efficiency measured on the machine itself includes its launches.

@@ -152,7 +152,7 @@ class Prediction:
 
     @property
     def configuration(self) -> str:
-        """The size of the run in words."""
+        """The size of the run, as text."""
         each = (
             f"a sample on {self.parts} accelerators"
             if self.parts > 1
@@ -175,7 +175,7 @@ class Prediction:
 
     @property
     def facts(self) -> dict[str, str]:
-        """All that is not a term, by label."""
+        """Everything that is not a term, by label."""
         value, low, high = (digits(rate) for rate in self.samples_per_s)
         together = whole(self.samples_per_s[0] * self.accelerators)
         unknown = "" if self.tier.read else ", whose bandwidth is not in the machine file"
@@ -199,7 +199,7 @@ class Prediction:
 
     @property
     def fits(self) -> str:
-        """The largest batch that fits on an accelerator, or on those sharing a sample, in words."""
+        """The largest batch that fits on an accelerator, or on those sharing a sample, as text."""
         capacity = bytes_text(self.machine.figures["accelerator.memory"])
         whose = (
             f"{self.parts} accelerators of {capacity} each"
@@ -221,7 +221,7 @@ class Prediction:
         return f"{self.run.staging.mode}: {held} to each node, {source} off the shared file system{passed}"
 
     def record(self) -> dict[str, Any]:
-        """As JSON: intervals are [value, low, high], times in seconds."""
+        """The prediction as JSON: intervals are [value, low, high], times in seconds."""
         return {
             "benchmark": self.run.benchmark,
             "preset": self.run.preset,

@@ -66,7 +66,7 @@ class Shown:
 
     @property
     def profile(self) -> Profile:
-        """Rank 0's."""
+        """The profile of rank 0."""
         return self.ranks[0]
 
     @property
@@ -88,22 +88,22 @@ class Shown:
 
     @property
     def benchmark(self) -> str:
-        """Its title."""
+        """The title of the benchmark."""
         return registry.title(self.run.benchmark)
 
     @property
     def title(self) -> str:
-        """Of the page."""
+        """The title of the page."""
         return f"{self.benchmark}, a training step by layer"
 
     @property
     def ranks_text(self) -> str:
-        """Their number in words."""
+        """The number of ranks, as text."""
         return count(len(self.ranks), "rank")
 
     @property
     def about(self) -> str:
-        """What was measured, in words."""
+        """What was measured, as text."""
         p = self.profile
         passes = f" in each of {p.passes} backward passes per step" if p.passes > 1 else ""
         return (

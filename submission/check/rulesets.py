@@ -46,7 +46,7 @@ def exist(rules: str) -> bool:
 
 
 def without_rules(benchmark: str, rules: str) -> str:
-    """Why there are no rules, in words."""
+    """A text that says why there are no rules."""
     if not rules:
         return f"MLPerf has no rules for {benchmark}"
     usage, _, ruleset = rules.partition("_")

@@ -108,7 +108,7 @@ class Entry:
 
     @property
     def is_closed(self) -> bool:
-        """Closed as far as is known; never without an official data set."""
+        """Whether the set is closed, as far as is known; always false without an official data set."""
         return self.division == "closed" and self.official is True
 
     @property
@@ -165,7 +165,7 @@ class Entry:
 
     @property
     def excess_s(self) -> Spread | None:
-        """By how many seconds the first epoch took longer than later ones."""
+        """The seconds by which the first epoch took longer than later ones."""
         return spread(r.phases.first_epoch_excess for r in self.runs)
 
     @property

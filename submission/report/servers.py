@@ -32,7 +32,7 @@ class ServerFigures:
 
     @classmethod
     def of(cls, record: ServersRecord) -> Self:
-        """Raises ValueError if the record does not match its number of ranks."""
+        """The figures of a record. Raises ValueError if it does not match its number of ranks."""
         workers, servers, model = record.workers, record.servers, record.model_bytes
         all_steps = record.steps + record.warmup_steps
         if len(record.traffic) != workers + servers:

@@ -46,7 +46,7 @@ class Part:
 
     @property
     def unknown(self) -> str:
-        """The reason if there are no seconds."""
+        """The reason why ``seconds`` is None."""
         return "nothing staged" if self.key == "staging" else "requires three epochs"
 
 
