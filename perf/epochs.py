@@ -1,8 +1,8 @@
 """The number of epochs to target, and its variation between runs and implementations.
 
-The mean is that of the reference convergence points for the batch size (mlperf-logging); between two points
-it is interpolated linearly in logarithms. Submissions differ from the reference by more than repeated runs
-differ from each other: the interval comes from the ratios of the ``fit`` sets of published results to the points.
+The mean is that of the reference convergence points for the batch size (mlperf-logging); between two points it is
+interpolated linearly in logarithms. Submissions differ from the reference by more than repeated runs differ from
+each other, so the interval comes from the ratios of the ``fit`` sets of published results to the points.
 """
 
 import json

@@ -1,5 +1,5 @@
 """Where a node's part of the data set is (memory, node-local storage or the shared file system: Ibrahim et al.
-2021, section VI), and how much of data elsewhere memory serves."""
+2021, section VI), and what share of reads memory serves if it is elsewhere."""
 
 import math
 from dataclasses import dataclass, replace
