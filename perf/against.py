@@ -264,8 +264,8 @@ def show(compared: Sequence[Compared]) -> None:
 
 
 def summaries_of(compared: Sequence[Compared]) -> dict[str, list[str]]:
-    """The summary of each use of sets; and, where some are ``fit``, of predictions from other rounds, and from
-    other accelerators, which say what to expect of a system that is not among the sets."""
+    """The summary of each use of sets and, if some are ``fit``, of predictions from other rounds and other
+    accelerators, which show what to expect for a system that is not among the sets."""
     uses = {"fit": "fit", "test": "test", "held": "held out"}
     found = {name: summaries([c for c in compared if c.row.use == use]) for use, name in uses.items()}
     rows = [c.row for c in compared]
@@ -276,7 +276,7 @@ def summaries_of(compared: Sequence[Compared]) -> dict[str, list[str]]:
 
 
 def summaries(compared: Sequence[Compared]) -> list[str]:
-    """Summary of the errors in sentences; for the baseline over the sets that have one."""
+    """Sentences that summarise the errors; those of the baseline, over the sets that have one."""
     if not compared:
         return []
     both = [c for c in compared if c.baseline is not None]

@@ -44,9 +44,9 @@ CALIBRATED: tuple[Kind, ...] = ("2-D convolution", "3-D convolution")
 
 @dataclass(frozen=True)
 class Efficiency:
-    """``value``: share of the roofline. ``group``: its family and generation. ``sets``: number of published
-    sets of the median, ``precision``: their precision. ``exact``: whether family and generation are the
-    requested ones."""
+    """``value``: share of the roofline. ``group``: its family and generation. ``sets``: number of published sets
+    in the median; ``precision``: their precision. ``exact``: whether family and generation are the requested
+    ones."""
 
     value: float
     group: tuple[str, str]

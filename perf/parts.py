@@ -19,7 +19,7 @@ _NOTHING_STAGED_S = 1.0
 
 @dataclass(frozen=True)
 class Parts:
-    """(median, least, most) over sets.
+    """Each part as (median, least, most) over sets.
 
     ``staging_rate``: bytes/s of a node copying its share of the data set from the shared file system.
     ``evaluation``: accelerator seconds of an evaluated sample over those of a trained one. ``rest``: share of

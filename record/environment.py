@@ -83,8 +83,8 @@ class Environment(Machine):
 
 
 def write_environment(path: Path, data: Path, world: World, binding: Mapping[str, Any]) -> None:
-    """Write the file ``path`` of a run that reads ``data``; ``binding``: of this rank (``describe_binding``).
-    Called by all ranks. Raises UserError."""
+    """Write the file ``path`` of a run that reads ``data``; ``binding`` is that of this rank
+    (``describe_binding``). Called by all ranks. Raises UserError."""
     here = describe_environment() if world.local_rank == 0 else None
     nodes = [facts for facts in world.gather(here) if facts]
     place = {"rank": world.rank, "hostname": gethostname(), "local_rank": world.local_rank}

@@ -1,9 +1,9 @@
 """Hyperparameters of another submission, from its log: ``mlhpc run --hyperparameters-from LOG``.
 
-In an MLPerf round submitters may borrow each other's hyperparameters (Farrell et al. 2021, section 3.2.2).
-The settings of this suite have the names of the logging rules, so the values of a log are used unchanged.
-Values that may have another meaning in another implementation's log are refused, not guessed. Target, data,
-seed and other settings are not taken.
+In an MLPerf round submitters may borrow each other's hyperparameters (Farrell et al. 2021, section 3.2.2). The
+suite's settings have the names of the logging rules, so the values in a log are used unchanged. Values that may
+have another meaning in another implementation's log are refused, not guessed. Target, data, seed and other
+settings are not taken.
 """
 
 import json

@@ -22,8 +22,8 @@ from mlhpc.quantities import count
 
 @dataclass(frozen=True)
 class RankSamples:
-    """The samples of the pools that a rank reads from, and its rank in the pools. ``train`` and ``evaluation``:
-    what a loader's source reads, here samples sorted by path."""
+    """The samples in a rank's pools, and its rank in them. ``train`` and ``evaluation`` are what a loader's source
+    reads, here samples sorted by path."""
 
     train: Any
     evaluation: Any

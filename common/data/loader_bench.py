@@ -50,8 +50,8 @@ class Way:
 
 
 def loader_of(way: Way, samples: Any, source: Source[Batch], count: int | None = None) -> Loader[Batch]:
-    """The loader of ``source`` that reads the first ``count`` of the training ``samples``, all for None. Raises
-    UserError if a batch is larger."""
+    """The loader of ``source`` for the first ``count`` of the training ``samples`` (None: all). Raises UserError
+    if a batch is larger."""
     count, batch = len(samples) if count is None else count, way.local_batch_size
     if batch > count:
         raise UserError(f"--batch {batch} must be 1 to {count}, the number of samples to read")

@@ -138,7 +138,8 @@ class Files(Sequence[File]):
         return self[start : self._first(f"{name}0", start)]
 
     def folders(self) -> Iterator[tuple[str, slice]]:
-        """The top-level folders and where their files are; each file outside folders with an empty name."""
+        """The top-level folders and where their files are; each file outside folders is listed with an empty
+        name."""
         start = 0
         while start < len(self):
             name = self[start].folder

@@ -1,4 +1,4 @@
-"""A run's state after an epoch, as plain arrays: enough to continue on the same trajectory."""
+"""A run's state after an epoch, as plain arrays that are enough to continue on the same trajectory."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Staging in a run: before or during its first epoch; and exchanging shards between epochs."""
+"""Staging before or during the first epoch of a run, and exchanging shards between epochs."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager

@@ -66,7 +66,7 @@ def accelerator(model: Model, tier: Tier) -> list[Section]:
 
 
 def cost(model: Model, tier: Tier) -> list[Section]:
-    """Figure 4, of a data set in ``tier``; the points of Ibrahim et al. 2021 where the machine is theirs."""
+    """Figure 4 for a data set in ``tier``, with the points of Ibrahim et al. 2021 if the machine is theirs."""
     machine, run, network, sample = model.machine, model.run, model.network, model.bytes
     moved = network.traffic(run.training.precision)
     sizes: Any = {"moved": moved, "sample": sample, "gradients": 4 * network.parameters}

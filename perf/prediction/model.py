@@ -242,8 +242,8 @@ class Model:
     # A step
 
     def of_a_pass(self, local: int) -> int:
-        """Samples of one of the backward passes whose gradients a step adds up. Raises UserError if
-        ``local`` cannot be divided among them."""
+        """Samples per backward pass, of which a step accumulates several. Raises UserError if ``local`` cannot be
+        divided among them."""
         passes = self.run.backward_passes
         if local % passes:
             raise UserError(

@@ -28,8 +28,8 @@ class LayerTime(NamedTuple):
     weights: int = 0
 
     def efficiency(self, ceilings: Ceilings) -> float:
-        """The largest share of tensor cores, float32 units and memory bandwidth used (Ibrahim et al. 2021,
-        section V-B), from its minimum computation and traffic. At most 1, although caches can save
+        """The largest of the used shares of tensor cores, float32 units and memory bandwidth (Ibrahim et al. 2021,
+        section V-B), from the minimum computation and traffic. It is at most 1, although caches can save
         traffic."""
         if not self.seconds:
             return 0.0

@@ -1,7 +1,7 @@
 """Packs a data set of many small files into few: TFRecord shards, LMDB, or decoded pixels.
 
-The bytes of an image are copied, not re-encoded, and their order is kept: a run reads the same batches,
-bit for bit, from every format.
+Image bytes are copied, not re-encoded, and images keep their order, so a run reads the same batches, bit for bit,
+from every format.
 """
 
 import errno

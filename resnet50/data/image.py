@@ -28,8 +28,8 @@ class BrokenImage(UserError):
 
 
 def decode(data: Bytes) -> torch.Tensor:
-    """Pixels uint8 ``[3, height, width]``, RGB, of a JPEG's bytes, or of another of ``FORMATS``; for pixels,
-    a view. Greyscale and CMYK are converted to RGB. The orientation of EXIF is ignored, as in ImageNet training.
+    """RGB pixels uint8 ``[3, height, width]`` from the bytes of a JPEG or another of ``FORMATS``; for pixels, a
+    view. Greyscale and CMYK are converted to RGB. The orientation of EXIF is ignored, as in ImageNet training.
 
     Raises BrokenImage, without the file's name, when it cannot be decoded or is truncated.
     """

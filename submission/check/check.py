@@ -1,4 +1,4 @@
-"""Whether a run is valid: the official checkers, and rules for logs, run folders and sets."""
+"""Checks whether a run is valid, by the official checkers and by rules for logs, run folders and sets."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace

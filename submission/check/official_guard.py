@@ -35,7 +35,7 @@ class RuleFileRefused(Exception):
 
 @contextmanager
 def guarded() -> Iterator[list[logging.LogRecord]]:
-    """A context for calls of the official tools. Yields the list of their log records, which grows as they run.
+    """A context for calling the official tools. Yields the list of their log records, which grows as they run.
 
     A refused rule file raises RuleFileRefused through the tool that requested it.
     """

@@ -54,7 +54,7 @@ def aside(out: Path) -> Iterator[Path]:
 
 
 def write_archive(part: Path, org: str) -> Path:
-    """``<org>.tar.gz`` of the tree and its checksums: always the same bytes for the same tree (sorted, without
+    """Write ``<org>.tar.gz`` of the tree and its checksums, with the same bytes for the same tree (sorted, without
     owners and times)."""
     files = sorted(p for p in (part / org).rglob("*") if p.is_file())
     names = [p.relative_to(part).as_posix() for p in files]

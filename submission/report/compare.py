@@ -63,7 +63,7 @@ class Comparison:
 
 
 def compare(paths: Sequence[Path], configurations: Sequence[tuple[int, int | None]] = ()) -> Comparison:
-    """Measures every set of runs below ``paths``. Nothing is written.
+    """Measure every set of runs below ``paths``. Nothing is written.
 
     ``configurations``: configurations to predict, (compute units, global batch size); without a batch size,
     the batch size per unit is that of the nearest set.

@@ -29,8 +29,8 @@ IN_CLOCK, BEFORE_CLOCK, NOT_LOGGED = "in the score", "before the clock", "no rec
 
 @dataclass(frozen=True)
 class RunFacts:
-    """One measured run. ``epochs``: those begun before the evaluation that met the target; all epochs if none
-    did. ``energy``: by kind of counter; empty for logs of other programs."""
+    """One measured run. ``epochs``: those begun before the evaluation that met the target, or all if none did.
+    ``energy``: by kind of counter; empty for logs of other programs."""
 
     phases: Phases
     epochs: int

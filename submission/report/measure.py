@@ -1,6 +1,5 @@
-"""Measures sets of runs: from their logs, their system description and the files next to their logs.
-
-A set whose logs differ in configuration is split: an entry has a single configuration.
+"""Measures sets of runs from their logs, their system description and the files next to the logs. A set whose logs
+differ in configuration is split, because an entry has a single configuration.
 """
 
 import math

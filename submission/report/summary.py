@@ -72,7 +72,7 @@ def _positive(value: float | None) -> float | None:
 
 
 def rules_text(run: RunDirectory, ruleset: str | None) -> str:
-    """The rules that ``run`` is checked against, formatted: "hpc 2.0.0", "no rules of MLPerf"."""
+    """The rules that ``run`` is checked against, as text: "hpc 2.0.0", "no rules of MLPerf"."""
     return rules_of_run(run, ruleset).replace("_", " ") or "no rules of MLPerf"
 
 
@@ -80,9 +80,9 @@ _FRAMEWORKS = {"tensorflow": ("tensorflow", "keras", "horovod"), "torch": ("torc
 
 
 def packages_of(benchmark: str | None, framework: str | None, installed: Mapping[str, str]) -> dict[str, str]:
-    """Name to version of the packages in an ``env.json`` that a run of ``benchmark`` with ``framework`` (None: the
-    benchmark's default) can have used, without those of the other framework. All of them for a benchmark
-    outside this suite."""
+    """Names and versions of the packages in an ``env.json`` that a run of ``benchmark`` with ``framework`` (None:
+    the default) can have used, without those of the other framework; for a benchmark outside this suite, all
+    packages."""
     own = _family(str(benchmark), framework)
     others = tuple(n for key, names in _FRAMEWORKS.items() if own and key != own for n in names)
     return {name: version for name, version in installed.items() if not name.startswith(others)}

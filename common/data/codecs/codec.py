@@ -47,8 +47,8 @@ def require_order(out: npt.NDArray[Any]) -> None:
 
 
 def facts(codec: Codec) -> dict[str, Any]:
-    """The facts in the manifest of a data set encoded by ``codec``: its name, and whether it is lossy. Codecs
-    with an error bound add it."""
+    """The facts in the manifest of a data set encoded by ``codec``: its name, and whether it is lossy. Codecs with
+    an error bound add the bound."""
     more: dict[str, Any] = getattr(codec, "facts", lambda: {})()
     return {"codec": codec.name, "lossy": codec.lossy} | more
 
