@@ -95,9 +95,9 @@ class Calibration:
         return self.of_a_round if efficiency.group[0] == family else self.of_an_accelerator
 
     def efficiency(self, family: str, kind: Kind, generation: str | None = None) -> Efficiency:
-        """The efficiency of this generation; otherwise of the family's generation with the nearest year, or
-        the newest if None; for a family without sets the median of all families' newest. Raises UserError for
-        an unknown kind."""
+        """The efficiency of this generation (None: the newest) or else of the family's generation with the nearest
+        year; for a family without sets, the median over the newest generation of all families. Raises UserError
+        for an unknown kind."""
         groups = {(f, g): e for (f, g, k), e in self.efficiencies.items() if k == kind}
         if not groups:
             raise UserError(f"no known efficiency for layers of type {kind!r}")
@@ -246,7 +246,7 @@ def _fitted(used: Sequence[Published]) -> Calibration:
 
 
 def nine_of_ten(ratios: Sequence[float]) -> float:
-    """The factor from 1 within which nine of ten ratios are."""
+    """The factor by which nine of ten ratios differ from 1 at most."""
     off = sorted(abs(math.log(ratio)) for ratio in ratios)
     # Rounded up, so that the set at the bound is inside.
     return math.exp(off[math.ceil(0.9 * len(off)) - 1]) * (1 + 1e-9) if off else _UNKNOWN_FACTOR

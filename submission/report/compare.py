@@ -194,7 +194,7 @@ def _predicted(
 
 
 def letter(n: int) -> str:
-    """A, B, …, Z, AA, AB, … of 0, 1, …"""
+    """The letters of number 0, 1, …: A, B, …, Z, AA, AB, …"""
     name = ""
     n += 1
     while n:

@@ -156,8 +156,8 @@ def flat(run: Run) -> dict[str, Value]:
 
 
 def measured(run: Path, settings: Mapping[str, Value]) -> Measured:
-    """The measurement of one run of a cell with ``settings``. Raises ValueError, with the reason, if it did
-    not finish, or its record does not match the settings."""
+    """The measurement of one run of a cell with ``settings``. Raises ValueError, with the reason, if the run did
+    not finish or its record does not match the settings."""
     try:
         figures = _measured(run, settings)
     except (ArithmeticError, AttributeError, KeyError, OSError, RecursionError, TypeError) as error:
