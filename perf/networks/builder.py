@@ -143,8 +143,8 @@ class Builder:
     def max_pool(
         self, name: str, x: Tensor, size: int, *, stride: int, padding: int = 0, keeps: str = "indices"
     ) -> Tensor:
-        """Keeps its input, and the "indices" of the largest in 8 bytes (PyTorch) or its "output" (TensorFlow);
-        or only the "places" of the largest in a byte (``cosmoflow/cpu/pooled.py``)."""
+        """Max pooling, which keeps its input and the "indices" of the largest values in 8 bytes (PyTorch) or its
+        "output" (TensorFlow); or only the "places" of the largest in a byte (``cosmoflow/cpu/pooled.py``)."""
         sides = ((side + 2 * padding - size) // stride + 1 for side in x.shape[:-1])
         out = Tensor((*sides, x.channels), name)
         if keeps == "places":

@@ -107,7 +107,7 @@ def framework_of(benchmark: str | None, framework: str | None, installed: Mappin
 
 
 def commit(env: Environment) -> str | None:
-    """The commit of a run's ``env.json``, if it has one."""
+    """The commit in a run's ``env.json``, if there is one."""
     changed = " with uncommitted changes" if env.dirty else ""
     return f"{env.commit}{changed}" if env.commit else None
 
