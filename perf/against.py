@@ -56,7 +56,7 @@ class Compared:
 
     @property
     def error(self) -> float:
-        """Predicted over measured rate, minus 1."""
+        """Ratio of predicted to measured rate, minus 1."""
         return self.rate[0] / self.row.samples_per_s - 1
 
     @property
@@ -66,7 +66,7 @@ class Compared:
 
     @property
     def baseline_error(self) -> float | None:
-        """Baseline over measured rate, minus 1."""
+        """Ratio of baseline to measured rate, minus 1."""
         return None if self.baseline is None else self.baseline / self.row.samples_per_s - 1
 
     @property
@@ -76,7 +76,7 @@ class Compared:
 
     @property
     def total_error(self) -> float | None:
-        """Predicted over measured time to train, minus 1."""
+        """Ratio of predicted to measured time to train, minus 1."""
         return (
             None if self.total_s is None or not self.row.total_s else self.total_s[0] / self.row.total_s - 1
         )

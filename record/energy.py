@@ -157,7 +157,7 @@ def take_reading(event: Mapping[str, Any], readings: dict[str, Readings]) -> Non
 def energy_so_far(
     nodes: Iterable[Mapping[str, Readings]], elapsed_s: float | None, running: bool
 ) -> dict[str, EnergySoFar]:
-    """The sums over ``nodes`` by kind, without missing kinds. ``elapsed_s``: since run_start, if known."""
+    """The sums over ``nodes`` by kind, without missing kinds. ``elapsed_s``: seconds since run_start, if known."""
     sums = {}
     everywhere = list(nodes)
     machines = _machines(everywhere)

@@ -137,7 +137,7 @@ def _rate(step: int, run: ResNet50, epoch_steps: int) -> float:
 
 @dataclass
 class Worker:
-    """One worker, with its copy of the network on its device and of all weights on the host."""
+    """One worker, with a copy of the network on its device and all weights on the host."""
 
     run: ResNet50
     roles: Roles

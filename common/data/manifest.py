@@ -67,7 +67,7 @@ class Files(Sequence[File]):
 
     @classmethod
     def of(cls, files: Iterable[File]) -> "Files":
-        """The columns of ``files``, which are in order of path."""
+        """The columns of ``files``, which must be sorted by path."""
         if isinstance(files, Files):
             return files
         rows = list(files)

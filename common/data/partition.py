@@ -109,9 +109,9 @@ def files_of_ring(
 class Shards:
     """The node of each file in each epoch if nodes exchange files; the same on all ranks.
 
-    ``at_first``: the node of each file after staging, which is epoch 0. Files are in slots; a node has one
-    slot per initial file. Each later epoch is a separate random permutation seeded by the run's ``seed``: it
-    does not depend on earlier epochs, and a node's share is a random sample of all files.
+    ``at_first``: the node of each file after staging, which is epoch 0. Files are in slots; a node has one slot
+    per initial file. Each later epoch is a separate random permutation seeded by the run's ``seed``, so it does
+    not depend on earlier epochs, and a node's share is a random sample of all files.
     """
 
     def __init__(self, at_first: Indices, seed: int) -> None:
