@@ -276,7 +276,8 @@ def summaries_of(compared: Sequence[Compared]) -> dict[str, list[str]]:
 
 
 def summaries(compared: Sequence[Compared]) -> list[str]:
-    """Sentences that summarise the errors; those of the baseline, over the sets that have one."""
+    """Sentences that summarise the errors of the model and, over the sets that have a baseline, of the
+    baseline."""
     if not compared:
         return []
     both = [c for c in compared if c.baseline is not None]

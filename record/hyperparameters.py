@@ -29,10 +29,10 @@ def load_run(
     config: Path | None = None,
     log: Path | None = None,
 ) -> Run:
-    """The run of a preset, or of ``config`` (a run's config.toml), with the hyperparameters of ``log`` over it and
-    ``settings`` on top. ``log`` may be the folder of a run. Raises UserError, also for a log of another benchmark,
-    for missing or repeated hyperparameters, and for values that are ambiguous or that the settings cannot express,
-    which ``settings`` may provide instead.
+    """The run of a preset, or of ``config`` (a run's config.toml), with the hyperparameters of ``log`` in place of
+    its own, and ``settings`` on top. ``log`` may be the folder of a run. Raises UserError, also for a log of
+    another benchmark, for missing or repeated hyperparameters, and for values that are ambiguous or that the
+    settings cannot express, which ``settings`` may provide instead.
     """
 
     def loaded(tables: dict[str, Any]) -> Run:

@@ -37,8 +37,9 @@ _OWNERS = {"eval": "evaluation", "save": "rest", "staging": "staging", "epoch": 
 
 @dataclass(frozen=True)
 class Epoch:
-    """Seconds of one epoch: training, evaluation, checkpoints; and the samples it trained on: steps × batch
-    size if steps are logged, else ``train_samples``; None if it did not end or they are not logged."""
+    """Seconds of one epoch for training, evaluation and checkpoints, and the number of samples it trained on:
+    steps × batch size if steps are logged, or else ``train_samples``; None if the epoch did not end or neither is
+    logged."""
 
     train_s: float
     eval_s: float

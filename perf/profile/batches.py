@@ -102,7 +102,8 @@ def page(shown: Sequence[Shown]) -> str:
 
 
 def by_batch(shown: Sequence[Shown]) -> Table:
-    """Milliseconds per sample by part; relative to the smallest batch, with the paper's values if it has both."""
+    """Milliseconds per sample by part, and relative to the smallest batch, next to the paper's values if the paper
+    has both batch sizes."""
     least = sample_seconds(shown[0])
 
     def time(each: Shown, part: str) -> Cell:

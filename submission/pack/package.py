@@ -1,4 +1,4 @@
-"""Packing runs into the official tree of a submission.
+"""Packs runs into the official tree of a submission.
 
 Layout (MLPerf submission rules, "Directory structure", HPC and Training)::
 
