@@ -1,7 +1,7 @@
 """A finished run with faster storage, faster steps or another number of ranks, recomputed from its own times.
 
 Reading runs ahead of the steps. A loop waits for its first batch as long as reading takes, and for each later
-batch by as much as reading it takes longer than the step before it:
+batch as long as reading exceeds the step before it:
 
     wait = read + (batches - 1) · max(0, read - step)
 
