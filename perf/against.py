@@ -1,9 +1,9 @@
 """The model's errors on measured sets: throughput, epochs and time to train, compared with a baseline.
 
 The baseline is the simplest estimate: the median rate of the other sets with the same accelerator, local batch,
-benchmark and framework. It uses all other sets; the model only uses the ``fit`` rows. ``apart`` leaves out a whole
-round, or a whole accelerator family, in turn: what the errors are, and how often the intervals hold, for software
-or hardware of which nothing was known.
+benchmark and framework. It uses all other sets, whereas the model uses only the ``fit`` rows. ``apart`` leaves out
+each whole round, or accelerator family, in turn, to show the errors and the coverage of the intervals for unknown
+software or hardware.
 """
 
 import argparse
@@ -43,9 +43,9 @@ from mlhpc.quantities import digits, four_digits
 
 @dataclass(frozen=True)
 class Compared:
-    """One set. ``rate``: predicted training samples/s per accelerator; ``baseline``: the median of similar
-    sets, None without any; ``epochs``: None without convergence of other sets; ``total_s``: predicted time to
-    train, None for throughput sets, or without epochs. ``how``: the source of the efficiency."""
+    """One set. ``rate``: predicted training samples/s per accelerator; ``baseline``: the median of similar sets,
+    None if there are none; ``epochs``: None if no other sets converged; ``total_s``: predicted time to train, None
+    for throughput sets and without epochs. ``how``: the source of the efficiency."""
 
     row: Published
     rate: Triple
@@ -56,7 +56,7 @@ class Compared:
 
     @property
     def error(self) -> float:
-        """Predicted over measured rate, minus 1."""
+        """Ratio of predicted to measured rate, minus 1."""
         return self.rate[0] / self.row.samples_per_s - 1
 
     @property
@@ -66,7 +66,7 @@ class Compared:
 
     @property
     def baseline_error(self) -> float | None:
-        """Baseline over measured rate, minus 1."""
+        """Ratio of baseline to measured rate, minus 1."""
         return None if self.baseline is None else self.baseline / self.row.samples_per_s - 1
 
     @property
@@ -76,7 +76,7 @@ class Compared:
 
     @property
     def total_error(self) -> float | None:
-        """Predicted over measured time to train, minus 1."""
+        """Ratio of predicted to measured time to train, minus 1."""
         return (
             None if self.total_s is None or not self.row.total_s else self.total_s[0] / self.row.total_s - 1
         )
@@ -100,7 +100,8 @@ class Summary:
 
 @dataclass(frozen=True)
 class Coverage:
-    """How many of ``of`` intervals contain what was measured, and the median of their widths, end over end."""
+    """The number of ``of`` intervals that contain the measurement, and their median width, as a ratio of their
+    ends."""
 
     inside: int
     of: int
@@ -128,16 +129,17 @@ def against(options: argparse.Namespace) -> int:
 
 
 def compare(sets: Sequence[Published], given: Machine | None = None) -> list[Compared]:
-    """Each set, predicted from its system, batch and framework. Calibrated on the ``fit`` rows among ``sets``, or
-    on the suite's where there are none. ``given``: the machine of all of them; else by their system's name."""
+    """Predict each set from its system, batch and framework. The model is calibrated on the ``fit`` rows among
+    ``sets``, or on the suite's if there are none. ``given`` is the machine of all sets; without it, their system's
+    name selects it."""
     calibrated = fit(sets) if any(row.use == "fit" for row in sets) else calibration()
     return [_compared(row, sets, calibrated, given or row.machine) for row in sets]
 
 
 def apart(sets: Sequence[Published], by: By) -> list[Compared]:
-    """Each set of ``sets`` that is not held out, predicted from those of other rounds, or of other accelerator
-    families: rates, epochs, times and baselines. By round without the sets of accelerators that no other round
-    has: nothing is known of them, as by accelerator."""
+    """Predict rates, epochs, times and baselines of each of ``sets`` that is not held out, from those of other
+    rounds or of other accelerator families. By round, sets are omitted if no other round has their accelerator,
+    because nothing is known of it."""
     shown = [row for row in sets if row.use != "held"]
     factors = fit(shown)
     predicted = []
@@ -212,7 +214,7 @@ def _family(row: Published) -> str:
 
 
 def coverage(intervals: Sequence[tuple[Triple | None, bool | None]]) -> Coverage | None:
-    """Of (interval, whether the measurement is inside) pairs; None without any."""
+    """The coverage of pairs (interval, whether the measurement is inside); None without pairs."""
     known = [(ends, inside) for ends, inside in intervals if ends is not None and inside is not None]
     if not known:
         return None
@@ -221,7 +223,7 @@ def coverage(intervals: Sequence[tuple[Triple | None, bool | None]]) -> Coverage
 
 
 def summary(errors: Sequence[float | None]) -> Summary | None:
-    """Of the errors that are known; None without any."""
+    """The summary of the known errors; None if there are none."""
     absolute = [abs(error) for error in errors if error is not None]
     if not absolute:
         return None
@@ -262,8 +264,8 @@ def show(compared: Sequence[Compared]) -> None:
 
 
 def summaries_of(compared: Sequence[Compared]) -> dict[str, list[str]]:
-    """The summary of each use of sets; and, where some are ``fit``, of predictions from other rounds, and from
-    other accelerators, which say what to expect of a system that is not among the sets."""
+    """The summary of each use of sets and, if some are ``fit``, of predictions from other rounds and other
+    accelerators, which show what to expect for a system that is not among the sets."""
     uses = {"fit": "fit", "test": "test", "held": "held out"}
     found = {name: summaries([c for c in compared if c.row.use == use]) for use, name in uses.items()}
     rows = [c.row for c in compared]
@@ -274,7 +276,8 @@ def summaries_of(compared: Sequence[Compared]) -> dict[str, list[str]]:
 
 
 def summaries(compared: Sequence[Compared]) -> list[str]:
-    """Summary of the errors in sentences; for the baseline over the sets that have one."""
+    """Sentences that summarise the errors of the model and, over the sets that have a baseline, of the
+    baseline."""
     if not compared:
         return []
     both = [c for c in compared if c.baseline is not None]

@@ -44,9 +44,9 @@ CALIBRATED: tuple[Kind, ...] = ("2-D convolution", "3-D convolution")
 
 @dataclass(frozen=True)
 class Efficiency:
-    """``value``: share of the roofline. ``group``: its family and generation. ``sets``: number of published
-    sets of the median, ``precision``: their precision. ``exact``: whether family and generation are the
-    requested ones."""
+    """``value``: share of the roofline. ``group``: its family and generation. ``sets``: number of published sets
+    in the median; ``precision``: their precision. ``exact``: whether family and generation are the requested
+    ones."""
 
     value: float
     group: tuple[str, str]
@@ -56,7 +56,7 @@ class Efficiency:
 
     @property
     def how(self) -> str:
-        """What it is of, in words."""
+        """The origin of the efficiency, as text."""
         family, generation = self.group
         if not self.sets:
             return f"{family}, {generation}"
@@ -95,9 +95,9 @@ class Calibration:
         return self.of_a_round if efficiency.group[0] == family else self.of_an_accelerator
 
     def efficiency(self, family: str, kind: Kind, generation: str | None = None) -> Efficiency:
-        """The efficiency of this generation; otherwise of the family's generation with the nearest year, or
-        the newest if None; for a family without sets the median of all families' newest. Raises UserError for
-        an unknown kind."""
+        """The efficiency of this generation (None: the newest) or else of the family's generation with the nearest
+        year; for a family without sets, the median over the newest generation of all families. Raises UserError
+        for an unknown kind."""
         groups = {(f, g): e for (f, g, k), e in self.efficiencies.items() if k == kind}
         if not groups:
             raise UserError(f"no known efficiency for layers of type {kind!r}")
@@ -246,7 +246,7 @@ def _fitted(used: Sequence[Published]) -> Calibration:
 
 
 def nine_of_ten(ratios: Sequence[float]) -> float:
-    """The factor within which nine of ten ratios are of 1."""
+    """The factor by which nine of ten ratios differ from 1 at most."""
     off = sorted(abs(math.log(ratio)) for ratio in ratios)
     # Rounded up, so that the set at the bound is inside.
     return math.exp(off[math.ceil(0.9 * len(off)) - 1]) * (1 + 1e-9) if off else _UNKNOWN_FACTOR
@@ -260,8 +260,8 @@ def group_of(row: Published, by: By) -> str:
 def left_out(
     rows: Sequence[Published], sets: Sequence[Published], by: By
 ) -> Iterator[tuple[Published, Calibration]]:
-    """Each of ``rows``, with a calibration on those ``fit`` rows of ``sets`` that are of other rounds, or of other
-    accelerator families. Rows for which nothing of their kind of layer remains are left out."""
+    """Each of ``rows``, with a calibration on the ``fit`` rows of ``sets`` from other rounds or accelerator
+    families. Rows for whose kind of layer nothing remains are omitted."""
     used = [row for row in sets if row.use == "fit" and row.spatial in (1, 4)]
     for group in dict.fromkeys(group_of(row, by) for row in rows):
         others = [row for row in used if group_of(row, by) != group]

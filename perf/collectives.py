@@ -33,14 +33,14 @@ def tree(size: float, ranks: int, bandwidth: float, latency: float = 0.0) -> flo
 
 
 def parameter_servers(size: float, workers: int, servers: int, bandwidth: float) -> float:
-    """W workers send M to P servers, among which it is divided, and fetch it again: 2·M·W/(P·B), limited by
-    the servers' links, but at least the time of a worker's link, 2·M/B."""
+    """W workers send M bytes, divided among P servers, and fetch them again. The servers' links limit this to
+    2·M·W/(P·B), but it takes at least the time of a worker's link, 2·M/B."""
     return max(server_bytes(size, workers, servers), 2 * size) / bandwidth
 
 
 @dataclass(frozen=True)
 class AllReduce:
-    """``seconds`` by the fastest ``algorithm``, and of all of them. ``bound``: bandwidth, latency, or
+    """The ``seconds`` of the fastest ``algorithm``, and those of every one. ``bound``: bandwidth, latency, or
     measured if the machine file has a measured rate lower than the model's."""
 
     seconds: float

@@ -1,8 +1,8 @@
 """The number of epochs to target, and its variation between runs and implementations.
 
-The mean is that of the reference convergence points for the batch size (mlperf-logging); between two points
-it is interpolated linearly in logarithms. Submissions differ from the reference by more than repeated runs
-differ from each other: the interval comes from the ratios of the ``fit`` sets of published results to the points.
+The mean is that of the reference convergence points for the batch size (mlperf-logging); between two points it is
+interpolated linearly in logarithms. Submissions differ from the reference by more than repeated runs differ from
+each other, so the interval comes from the ratios of the ``fit`` sets of published results to the points.
 """
 
 import json
@@ -37,7 +37,7 @@ class ReferenceRuns:
 
     @property
     def mean(self) -> float:
-        """Without the fastest and the slowest run (rcp_checker)."""
+        """Mean epochs, without the fastest and the slowest run (rcp_checker)."""
         return statistics.fmean(self.epochs[1:-1])
 
 
@@ -57,7 +57,7 @@ class Spread:
 
 
 def spread_of(ratios: Sequence[float]) -> Spread:
-    """Of at least two ratios."""
+    """The spread of at least two ratios."""
     logs = [math.log(ratio) for ratio in ratios]
     return Spread(statistics.fmean(logs), statistics.stdev(logs), len(logs))
 
@@ -94,7 +94,8 @@ def reference_runs(logged_name: str, rules: str) -> tuple[ReferenceRuns, ...]:
 
 
 def convergence_points(benchmark: str) -> tuple[Point, ...]:
-    """Batch size, and epochs: mean, least and most. Empty for a benchmark without any."""
+    """By batch size, the mean, smallest and largest number of epochs; empty for a benchmark without convergence
+    points."""
     runs = reference_runs(*_RULES[benchmark]) if benchmark in _RULES else ()
     return tuple(Point(p.batch_size, (p.mean, p.epochs[0], p.epochs[-1]), "reference") for p in runs)
 
@@ -102,8 +103,8 @@ def convergence_points(benchmark: str) -> tuple[Point, ...]:
 def epochs_to_target(
     benchmark: str, preset: str, batch: int, sets: Sequence[Published] | None = None
 ) -> Estimate:
-    """Epochs with their interval, from the ``fit`` rows of ``sets`` (None: the published ones). Raises
-    UserError for a preset without published convergence."""
+    """The number of epochs to target with its interval, from the ``fit`` rows of ``sets`` (None: the published
+    ones). Raises UserError for a preset without published convergence."""
     if preset == "v07":
         return _round_07(batch, published() if sets is None else sets)
     points = convergence_points(benchmark)

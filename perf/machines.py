@@ -79,7 +79,7 @@ class Machine:
 
     @property
     def title(self) -> str:
-        """Its name in full."""
+        """The full name."""
         return str(self.facts["title"])
 
     @property
@@ -119,7 +119,7 @@ class Machine:
         return self.figures[key]
 
     def at(self, key: str) -> str:
-        """Position of ``key``, ``FILE, line N``; for a missing key the line of its table, or else the last
+        """The position of ``key`` as ``FILE, line N``; for a missing key, the line of its table or else the last
         line."""
         return _at(self.where, self.lines, key)
 

@@ -1,8 +1,8 @@
 """What moving bytes costs: Ibrahim et al. 2021, section V-C and figure 4, and the input path of a step.
 
 The gap of a byte is the reciprocal of the bandwidth that limits it, relative to that of the accelerator's own
-memory. The cost of a sample is the sum of bytes times gap over model and activations, the sample itself, and the
-all-reduce of the gradients, whose share of one sample falls with the local batch. It is a lower bound: everything
+memory. The cost of a sample is bytes times gap, summed over model and activations, the sample itself, and the
+all-reduce of the gradients, whose share per sample falls with the local batch. It is a lower bound: everything
 overlaps, and memory runs at its peak.
 """
 
@@ -23,7 +23,7 @@ def gap(machine: Machine, bandwidth: float) -> float:
 @dataclass(frozen=True)
 class Costs:
     """Cost of moving one sample's data, in bytes of the accelerator's memory (figure 4). ``sample``: over the
-    host's link, and from where the data set lies; None if the machine has no figure."""
+    host's link, and from the place of the data set; None if the machine has no figure."""
 
     activations: float
     sample: tuple[float | None, float | None]
@@ -73,7 +73,7 @@ def gaps(machine: Machine) -> dict[str, float]:
 
 
 def read_seconds(size: SampleBytes, tier: Tier) -> float | None:
-    """Seconds of a node to read a sample: its files are opened, then read but for what memory holds. None if the
+    """Seconds in which a node reads a sample: it opens the files, then reads what is not in memory. None if the
     machine file has no figure for it."""
     if not tier.read:
         return size.files * tier.opening or None

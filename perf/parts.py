@@ -19,7 +19,7 @@ _NOTHING_STAGED_S = 1.0
 
 @dataclass(frozen=True)
 class Parts:
-    """(median, least, most) over sets.
+    """Each part as (median, least, most) over sets.
 
     ``staging_rate``: bytes/s of a node copying its share of the data set from the shared file system.
     ``evaluation``: accelerator seconds of an evaluated sample over those of a trained one. ``rest``: share of
@@ -32,7 +32,7 @@ class Parts:
 
 
 def of_sets(sets: Sequence[Published]) -> Parts:
-    """From the strong-scaling ``fit`` rows of ``sets``. Raises UserError without any."""
+    """The parts derived from the strong-scaling ``fit`` rows of ``sets``. Raises UserError if there are none."""
     rows = [row for row in sets if row.use == "fit" and row.metric == "strong" and row.total_s]
     rates, evaluation, rest = [], [], []
     for row in rows:
@@ -58,5 +58,5 @@ def _triple(values: Sequence[float]) -> Triple:
 
 @cache
 def parts() -> Parts:
-    """From the published sets."""
+    """The parts derived from the published sets."""
     return of_sets(published())

@@ -67,7 +67,7 @@ class Published:
 
     @property
     def framework(self) -> str:
-        """By its name in the log's software; otherwise all of that."""
+        """The framework, by its name in the log's software; otherwise the whole software text."""
         return next(
             (name for key, name in _FRAMEWORKS.items() if key in self.software.lower()), self.software
         )
@@ -86,7 +86,7 @@ class Published:
 
     @property
     def year(self) -> int:
-        """Of the round."""
+        """The year of the round."""
         return _YEARS.get(self.round, max(_YEARS.values()))
 
     @property
@@ -152,7 +152,7 @@ def read(path: Path) -> list[Published]:
 
 
 def parse(text: str, where: str) -> Iterable[Published]:
-    """Raises UserError with the invalid line."""
+    """Parse the rows of a file. Raises UserError with the invalid line."""
     reader = csv.DictReader(io.StringIO(text))
     if missing := sorted(_WANTED - set(reader.fieldnames or ())):
         raise UserError(f"{where}, line 1: --against requires the column {missing[0]!r}")  # fmt: skip
@@ -172,7 +172,7 @@ class _Cells:
         self._row, self._where = row, where
 
     def number(self, key: str, *, optional: bool = False) -> float:
-        """Above 0; if ``optional`` also 0, and NaN for an empty cell."""
+        """A number above 0; if ``optional``, also 0, and NaN for an empty cell."""
         text = (self._row.get(key) or "").strip()
         if not text and optional:
             return math.nan

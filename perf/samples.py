@@ -12,7 +12,7 @@ FILE_DEEPCAM = 61_000_000
 JPEG_IMAGENET = 114_660
 """Mean bytes of an ImageNet image (MLPerf Storage 1.0, workload resnet50)."""
 FILES_IMAGENET = 1024 / 1_281_167
-"""Files per image of ImageNet's TFRecords: 1,024 of the training set."""
+"""Files per image of ImageNet's TFRecords; the training set has 1,024 files."""
 _OFFICIAL = {"cosmoflow": (128, 128, 128, 4), "deepcam": (768, 1152, 16), "resnet50": (224, 224, 3)}
 _TYPE_BYTES = {"int16": 2, "float16": 2, "bfloat16": 2, "float32": 4}
 
@@ -28,7 +28,7 @@ class SampleBytes:
 
 
 def sample_bytes(run: Run) -> SampleBytes:
-    """For ``run``'s data set. Non-official sizes are scaled by their number of values.
+    """The bytes of a sample in ``run``'s data set. Non-official sizes are scaled by their number of values.
 
     Values are delivered in ``loading.sample_dtype``, ResNet-50's in float32. Samples that a GPU decodes
     (``loading.decode=device``, and images with DALI) cross the link encoded, in fewer bytes than these.

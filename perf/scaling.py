@@ -214,8 +214,8 @@ def _slope(left: Point, right: Point) -> float:
 
 
 def neighbours(system: Sequence[Measured]) -> list[tuple[int, int]]:
-    """Configurations worth a prediction: half and double the size of each set, with its batch size per unit,
-    without measured ones. (units, batch), sorted."""
+    """Configurations worth predicting, as sorted pairs (units, batch): half and twice the size of each set, with
+    its batch size per unit, except measured ones."""
     measured = {(m.units, m.batch) for m in system}
     candidates = set()
     for m in system:

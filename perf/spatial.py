@@ -61,8 +61,8 @@ def _of_layer(layer: Layer, splits: tuple[int, ...], width: int) -> tuple[int, i
 
 
 def divide(batch: int, accelerators: int, plan: SlabPlan | None = None) -> tuple[int, int]:
-    """(accelerators on one sample, samples of such a group), as in ``plan`` if given. Raises UserError if
-    they cannot be divided evenly."""
+    """The number of accelerators per sample and of samples per group of such accelerators, as in ``plan`` if
+    given. Raises UserError if they cannot be divided evenly."""
     if plan is not None:
         groups = accelerators // plan.size
         if accelerators % plan.size or batch % groups:

@@ -1,4 +1,4 @@
-"""What staging moves, where data lies after it, and how long that takes."""
+"""What staging moves, where it puts the data, and how long it takes."""
 
 import math
 from dataclasses import dataclass
@@ -110,12 +110,12 @@ def _notes(staging: Staging, nodes: int) -> tuple[str, ...]:
 
 
 def staging_seconds(machine: Machine, held: float, nodes: int, tier: Tier, received: float = 0.0) -> Triple:
-    """In which each of ``nodes`` gets ``held`` bytes into ``tier``: ``received`` of them from other nodes, the
-    rest from the shared file system, at what published sets reached per node, within what the machine's figures
-    allow. Nodes pass on at the bandwidth of one network card, as in :func:`exchange_seconds`, while they read and
-    write: the slowest of the three counts. At best the host's memory holds at the end what it can, and node-local
-    storage has written the rest: a bound, Linux keeps 20% of it dirty (vm.dirty_ratio). Raises UserError if
-    nodes pass on without a figure of the network."""
+    """Seconds in which each of ``nodes`` gets ``held`` bytes into ``tier``: ``received`` of them from other nodes,
+    the rest from the shared file system, at the rate that published sets reached per node, within the machine's
+    limits. Nodes forward data at the bandwidth of one network card, as in :func:`exchange_seconds`, while they
+    read and write; the slowest of the three determines the time. At best the host's memory is full at the end, and
+    node-local storage has written the rest. This is a bound: Linux keeps 20% of memory dirty (vm.dirty_ratio).
+    Raises UserError if nodes forward data and the machine file has no figure for the network."""
     if machine.holds_data:
         return 0.0, 0.0, 0.0
     read = shared_rate(machine, nodes) or math.inf
@@ -136,8 +136,8 @@ def staging_seconds(machine: Machine, held: float, nodes: int, tier: Tier, recei
 def exchange_seconds(machine: Machine, size: float, tier: Tier) -> float:
     """Seconds in which a node sends ``size`` bytes of its shard to other nodes, and writes the same number of
     received bytes to ``tier``: a lower bound from the machine's figures. All connections of a node use one
-    address, and so only one of its network cards (``links.listening``). Raises UserError without a figure of
-    the network."""
+    address, and so only one of its network cards (``links.listening``). Raises UserError if the machine file has
+    no figure for the network."""
     rates: list[float | None] = [machine.need("network.bandwidth", "an exchange of shards between nodes")]
     if tier.name == "node-local storage":
         rates += [machine.get("storage.local_write"), machine.get("storage.local_read")]

@@ -1,5 +1,5 @@
-"""Where a node's part of the data set lies: memory, node-local storage or the shared file system (Ibrahim et
-al. 2021, section VI), and what memory serves of data that lies elsewhere."""
+"""Where a node's part of the data set is (memory, node-local storage or the shared file system: Ibrahim et al.
+2021, section VI), and what share of reads memory serves if it is elsewhere."""
 
 import math
 from dataclasses import dataclass, replace
@@ -18,10 +18,10 @@ samples of each node, the same for the whole run (docs/guide/data.md, "Shuffle s
 
 @dataclass(frozen=True)
 class Tier:
-    """Where a node's part of the data set lies. ``read``: bytes/s of one node, None if unknown. ``cached``:
-    share of the bytes that the node's memory holds from earlier epochs, so that they are not read again.
-    ``opening``: seconds of the node for each file of the shared file system, whose servers are asked even if
-    memory holds the bytes."""
+    """The place of a node's part of the data set. ``read``: bytes/s of one node, None if unknown. ``cached``:
+    share of the bytes that are in the node's memory from earlier epochs, so that they are not read again.
+    ``opening``: seconds of the node per file of the shared file system, whose servers are asked even if the bytes
+    are in memory."""
 
     name: str
     read: float | None
@@ -31,7 +31,8 @@ class Tier:
 
 
 def tiers(machine: Machine, nodes: int) -> list[tuple[Tier, float]]:
-    """The tiers that can hold a node's part of the data set, the fastest first, with their capacity in bytes."""
+    """The tiers that can store a node's part of the data set, the fastest first, with their capacities in
+    bytes."""
     fitting: list[tuple[Tier, float]] = []
     if (size := machine.get("host.memory")) is not None:
         fitting.append((Tier("host memory", machine.get("host.memory_bandwidth"), "host.memory"), size))
@@ -54,7 +55,8 @@ def _opening(machine: Machine) -> float:
 
 
 def shared_rate(machine: Machine, nodes: int) -> float | None:
-    """Bytes/s of one of ``nodes`` that read from the shared file system at once; None where no figure says."""
+    """Bytes/s of each of ``nodes`` that read from the shared file system concurrently; None if the machine file
+    has no figure."""
     whole = machine.get("storage.shared_read")
     rates = [whole / nodes if whole else None, machine.get("storage.shared_read_node")]
     return min((rate for rate in rates if rate), default=None)

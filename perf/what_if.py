@@ -1,7 +1,7 @@
 """A finished run with faster storage, faster steps or another number of ranks, recomputed from its own times.
 
-Reading runs ahead of the steps. The first batch of a loop is waited for in whole, each later one for as long as
-reading it takes longer than the step before it:
+Reading runs ahead of the steps. A loop waits for its first batch as long as reading takes, and for each later
+batch as long as reading exceeds the step before it:
 
     wait = read + (batches - 1) · max(0, read - step)
 
@@ -25,8 +25,8 @@ from mlhpc.record.run_directory import RunDirectory
 
 FACTORS = ("storage", "compute", "ranks")
 SMALL = 0.1
-"""Share of the steps below which waiting may also be the hand-over of batches: how long reading took is then not
-known, only that the steps hid it."""
+"""Share of the steps below which waiting may just be the hand-over of batches: it is then known that the steps hid
+reading, but not how long reading took."""
 
 
 @dataclass(frozen=True)
@@ -44,8 +44,8 @@ class Change:
 
 @dataclass(frozen=True)
 class Recomputed:
-    """``parts``: seconds by part of time to train, as in ``Breakdown``; ``hidden_s``: at most so many more, as
-    it is not known how long reading took that steps hid. ``title`` names what is assumed."""
+    """``parts``: seconds by part of time to train, as in ``Breakdown``. ``hidden_s``: the most that may have to be
+    added, since the duration of reading that steps hid is not known. ``title`` names the assumptions."""
 
     title: str
     parts: dict[str, float | None]
@@ -53,13 +53,13 @@ class Recomputed:
 
     @property
     def total_s(self) -> float:
-        """Their sum."""
+        """The sum of the parts in seconds."""
         return sum(seconds or 0.0 for seconds in self.parts.values())
 
 
 @dataclass(frozen=True)
 class WhatIf:
-    """The run as measured, and recomputed; ``notes``: what is extrapolated."""
+    """The run as measured and as recomputed; ``notes`` name what is extrapolated."""
 
     measured: Recomputed
     cases: tuple[Recomputed, ...]
@@ -90,7 +90,8 @@ def parse(text: str) -> Change:
 
 
 def what_if(run: RunDirectory, change: Change) -> WhatIf:
-    """``run`` with ``change``. Raises UserError if it has not finished, or could not start on so many ranks."""
+    """Recompute ``run`` with ``change``. Raises UserError if the run has not finished, or could not start on that
+    many ranks."""
     result, config = run.result, run.config
     if result is None or config is None or not result.breakdown_s or not result.epochs:
         raise UserError(f"{run.path}: --what-if needs a finished run, with its result.json and config.toml")

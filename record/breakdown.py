@@ -18,7 +18,8 @@ from statistics import median
 from typing import Any
 
 VERSION = 1
-"""Of the definitions of the parts: incremented when one changes, since a comparison across that is none."""
+"""Version of the definitions of the parts, incremented when one changes, since results across versions are not
+comparable."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ class Breakdown:
 
     @property
     def rest(self) -> float:
-        """What is in none of the parts."""
+        """The time outside all other parts."""
         parts = self.staging + (self.first_epoch_excess or 0.0) + self.data_wait + self.step + self.evaluation
         return self.total - parts - self.exchange
 
@@ -104,8 +105,8 @@ def of_epochs(
     staging: float,
     exchange: float,
 ) -> Breakdown:
-    """Breakdown of ``total`` seconds from the times of its epochs, which have ``sizes`` in batches or samples, and
-    of its ``evaluations``."""
+    """Breakdown of ``total`` seconds from the times of its ``evaluations`` and of its epochs, whose ``sizes`` are
+    in batches or samples."""
     whole = whole_epochs(sizes)
     train, waits, steps = ([getattr(e, f"{key}_s") for e in epochs] for key in ("train", "data_wait", "step"))
     excess = first_epoch_excess(train[:whole], evaluations)
@@ -124,8 +125,8 @@ def of_epochs(
 
 
 def whole_epochs(sizes: Sequence[object]) -> int:
-    """The number of epochs that are comparable with the first, of all epochs with their ``sizes`` in batches or
-    samples: an evaluation within the last one may end it early."""
+    """The number of epochs comparable with the first, given the ``sizes`` of all epochs in batches or samples: an
+    evaluation within the last epoch may end it early."""
     return len(sizes) - (len(sizes) > 1 and sizes[-1] != sizes[0])
 
 

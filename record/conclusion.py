@@ -27,8 +27,8 @@ Event = dict[str, Any]
 
 class Conclusion:
     """Writes ``result.json`` once: at the end of training, or when another rank is lost. ``close_log`` closes the
-    log of a run that has lost a rank. Raises UserError at once for a run, such as a plug-in's, whose settings no
-    result can hold: after the training it would be lost."""
+    log of a run that has lost a rank. Raises UserError at once for a run, such as a plug-in's, whose settings a
+    result cannot store, because after the training the result would be lost."""
 
     def __init__(self, run: Run, out: Path, world: World, close_log: Callable[[Loss], None]) -> None:
         self._run, self._out, self._world, self._close_log = run, out, world, close_log
@@ -42,7 +42,7 @@ class Conclusion:
         world.on_loss(self._lost)
 
     def write(self) -> tuple[list[Event], Result]:
-        """The events of this rank and the result; rank 0 writes it to the run's folder."""
+        """Write the events of this rank and, on rank 0, the result to the run's folder."""
         with self._turn:
             return self._write()
 

@@ -103,7 +103,7 @@ def print_differences(differing: Sequence[Difference], console: Console) -> None
 
 
 def differences_table(entries: Sequence[Entry]) -> Table:
-    """For a comparison page: how the runs of each set differ from those of the first set, for sets of run
+    """For a comparison page, the differences between the runs of each set and those of the first, for sets of run
     folders."""
     readable = ((entry.letter, run) for entry in entries if (run := _first_run(entry.path)))
     runs = list(islice(readable, _MOST_RUNS + 1))

@@ -1,4 +1,5 @@
-"""The energy of a run by kind of counter, from its ``result.json`` or so far from its events, and its formatting.
+"""The energy of a run by kind of counter, from its ``result.json`` or, while it runs, from its events; and its
+formatting.
 
 A node's energy contains that of its processors and accelerators: figures of different kinds are shown side by
 side and never added.
@@ -50,7 +51,8 @@ class Energy(Fields):
 
     @property
     def whole_joules(self) -> float | None:
-        """None also if some of the counters are missing: a partial sum would look like a smaller value."""
+        """The joules, or None even if only some counters are missing, since a partial sum would look like a
+        smaller value."""
         return None if self.problems else self.joules
 
 
@@ -147,8 +149,8 @@ class EnergySoFar:
 
 @dataclass
 class Readings:
-    """Of one node's counters of one kind: times of the first and last reading, on the clock of their rank,
-    and the number of ``nodes`` of the run (0: not in older events)."""
+    """Readings of one node's counters of one kind: times of the first and last, on the clock of their rank, and
+    the run's number of ``nodes`` (0: not in older events)."""
 
     first_t: float
     last_t: float
@@ -159,7 +161,7 @@ class Readings:
 
     @property
     def seconds(self) -> float:
-        """From run_start, the time of the first reading, to the last reading."""
+        """Seconds from run_start, the time of the first reading, to the last reading."""
         return self.last_t - self.first_t
 
 
@@ -178,7 +180,7 @@ def take_reading(event: Mapping[str, Any], readings: dict[str, Readings]) -> Non
 def energy_so_far(
     nodes: Iterable[Mapping[str, Readings]], elapsed_s: float | None, running: bool
 ) -> dict[str, EnergySoFar]:
-    """The sums over ``nodes`` by kind, without missing kinds. ``elapsed_s``: since run_start, if known."""
+    """The sums over ``nodes`` by kind, without missing kinds. ``elapsed_s``: seconds since run_start, if known."""
     sums = {}
     everywhere = list(nodes)
     machines = _machines(everywhere)
@@ -202,7 +204,7 @@ def energy_so_far(
 def energy_at_the_end(
     nodes: Iterable[Mapping[str, Readings]], note: Mapping[str, Any]
 ) -> dict[str, EnergySoFar]:
-    """From the ``note`` of a run that has reached run_stop, whose figures are those of its result."""
+    """The energy from the ``note`` of a run that has reached run_stop; its figures are those of the result."""
     machines = _machines(nodes)
     figures = energies_in({kind: value for kind, value in note.items() if kind in NAMES})
     return {

@@ -22,8 +22,8 @@ Ranges = Annotated[str, Field(pattern=r"^[0-9,-]*$", max_length=1_000)]
 
 
 class RankBinding(Fields):
-    """Of one rank: the cores it may run on, their NUMA nodes, its memory policy, and its number of compute
-    threads."""
+    """The binding of one rank: the cores it may run on, their NUMA nodes, its memory policy, and its number of
+    compute threads."""
 
     rank: Count
     hostname: Text
@@ -42,7 +42,7 @@ def _or_empty(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
 
 
 Bindings = Annotated[tuple[RankBinding, ...], Field(max_length=MOST_RANKS), WrapValidator(_or_empty)]
-"""Of all ranks; none if they are invalid."""
+"""The bindings of all ranks; none if they are invalid."""
 
 
 class Machine(Fields):
@@ -78,13 +78,13 @@ class Environment(Machine):
 
     @property
     def machines(self) -> tuple[Machine, ...]:
-        """The nodes of the run, as far as they are known."""
+        """The known nodes of the run."""
         return self.nodes or ((self,) if self.hostname else ())
 
 
 def write_environment(path: Path, data: Path, world: World, binding: Mapping[str, Any]) -> None:
-    """Write the file ``path`` of a run that reads ``data``; ``binding``: of this rank (``describe_binding``).
-    Called by all ranks. Raises UserError."""
+    """Write the file ``path`` of a run that reads ``data``; ``binding`` is that of this rank
+    (``describe_binding``). Called by all ranks. Raises UserError."""
     here = describe_environment() if world.local_rank == 0 else None
     nodes = [facts for facts in world.gather(here) if facts]
     place = {"rank": world.rank, "hostname": gethostname(), "local_rank": world.local_rank}
@@ -164,7 +164,7 @@ def shared_cores(bindings: Sequence[RankBinding]) -> str:
 
 
 def bindings_table(bindings: Sequence[RankBinding]) -> Table:
-    """CPU cores, memory and devices of the ranks, a row for those bound alike."""
+    """CPU cores, memory and devices of the ranks, with one row for ranks that are bound alike."""
     return table(
         "bindings",
         binding_rows(bindings),

@@ -30,7 +30,7 @@ from mlhpc.common.files.untrusted import MOST_VALUES, count_values, parse_json
 from mlhpc.record.fields import MOST_RANKS, Number
 
 LONGEST_EVENT = 2**20
-"""Characters of an event."""
+"""Maximum number of characters of an event."""
 
 
 def read_events(path: Path) -> list[dict[str, Any]]:
@@ -53,7 +53,7 @@ def read_events(path: Path) -> list[dict[str, Any]]:
 
 
 class Event(BaseModel):
-    """One event: the keys on whose types readers rely."""
+    """One event, with the keys on whose types readers rely."""
 
     model_config = ConfigDict(strict=True, extra="allow")
     event: str
@@ -69,7 +69,7 @@ class Event(BaseModel):
 
 
 def is_event(line: object) -> bool:
-    """Whether a line of a rank's events, as it is parsed, is one."""
+    """Whether a parsed line of a rank's events is an event."""
     try:
         return bool(Event.model_validate(line))
     except ValidationError:

@@ -37,14 +37,15 @@ class Fields(BaseModel):
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """The object in the file ``path``, which is no link. Raises OSError or ValueError if it cannot be read."""
+        """The object in the file ``path``, which must not be a link. Raises OSError or ValueError if it cannot be
+        read."""
         try:
             return cls.model_validate(read_object(path, os.O_NOFOLLOW))
         except json.JSONDecodeError as error:
             raise ValueError(f"Invalid JSON: {error}") from None
 
     def write(self, path: Path) -> None:
-        """Write the file ``path``: the keys that were set, also to None. Raises UserError."""
+        """Write the keys that were set, even to None, to the file ``path``. Raises UserError."""
         values = finite(self.model_dump(exclude_unset=True))
         write_text(path, json.dumps(values, indent=1) + "\n")
 

@@ -1,7 +1,7 @@
-"""A record of a history: what a run, a campaign or another measurement leaves for years (``mlhpc/history``).
+"""A record of a history: what is kept of a run, a campaign or another measurement for years (``mlhpc/history``).
 
-A record never changes. Its file is its content as canonical JSON, and its name the SHA-256 of that: ``sha256sum``
-of the file prints its name, the same run added twice is one record, and copying files merges two stores.
+A record never changes. Its file contains canonical JSON and is named by the SHA-256 of that content, so
+``sha256sum`` prints the file's name, the same run added twice is one record, and copying files merges two stores.
 """
 
 import json
@@ -36,11 +36,11 @@ class RunFigures(Fields):
 
 
 class HistoryRecord(Fields):
-    """``when``: of the measurement, in UTC. ``machine``: its accelerators or processor; ``node``: the host that
-    was measured alone. ``settings``: a digest of all settings. ``versions``: of the preset, the data generator and
-    the parts. ``runs``: those of which it consists; ``figures``: others that it measured. ``content``: the files
-    of the measurement as they were read. ``of``: the record that is withdrawn, ``text``: why, or the annotation
-    of ``system``."""
+    """``when``: time of the measurement, in UTC. ``machine``: its accelerators or processor; ``node``: the host,
+    if it was measured alone. ``settings``: a digest of all settings. ``versions``: of the preset, the data
+    generator and the parts. ``runs``: the runs that it consists of; ``figures``: other measured figures.
+    ``content``: the files of the measurement as they were read. ``of``: the record that is withdrawn, ``text``:
+    why, or the annotation of ``system``."""
 
     format: Literal[1] = Field(default=1, alias="history")
     kind: Kind
@@ -83,7 +83,7 @@ def canonical(value: Any) -> bytes:
 
 
 def time_text(when: str | float | None) -> str | None:
-    """A time of ISO 8601, or seconds since 1970, in UTC and seconds; None if it is neither."""
+    """An ISO 8601 time, or seconds since 1970, as text in UTC to the second; None for anything else."""
     try:
         at = datetime.fromisoformat(when) if isinstance(when, str) else datetime.fromtimestamp(when or 0, UTC)
         return None if when is None else f"{at.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}"

@@ -1,9 +1,9 @@
 """Hyperparameters of another submission, from its log: ``mlhpc run --hyperparameters-from LOG``.
 
-In an MLPerf round submitters may borrow each other's hyperparameters (Farrell et al. 2021, section 3.2.2).
-The settings of this suite have the names of the logging rules, so the values of a log are used unchanged.
-Values that may have another meaning in another implementation's log are refused, not guessed. Target, data,
-seed and other settings are not taken.
+In an MLPerf round submitters may borrow each other's hyperparameters (Farrell et al. 2021, section 3.2.2). The
+suite's settings have the names of the logging rules, so the values in a log are used unchanged. Values that may
+have another meaning in another implementation's log are refused, not guessed. Target, data, seed and other
+settings are not taken.
 """
 
 import json
@@ -29,11 +29,10 @@ def load_run(
     config: Path | None = None,
     log: Path | None = None,
 ) -> Run:
-    """The run of a preset, or of ``config`` (a run's config.toml), with the hyperparameters of ``log`` over it and
-    ``settings`` on top. ``log`` may be the folder of a run.
-
-    Raises UserError, also for a log of another benchmark, one with missing hyperparameters or several values
-    of one, and for values that the settings cannot express or that are ambiguous: ``settings`` may provide those.
+    """The run of a preset, or of ``config`` (a run's config.toml), with the hyperparameters of ``log`` in place of
+    its own, and ``settings`` on top. ``log`` may be the folder of a run. Raises UserError, also for a log of
+    another benchmark, for missing or repeated hyperparameters, and for values that are ambiguous or that the
+    settings cannot express, which ``settings`` may provide instead.
     """
 
     def loaded(tables: dict[str, Any]) -> Run:

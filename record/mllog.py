@@ -104,11 +104,11 @@ class Log:
         return self._by_key.get(key, ())
 
     def first(self, key: str) -> Record | None:
-        """The first record of ``key``; None without one."""
+        """The first record of ``key``; None if there is none."""
         return next(iter(self.all(key)), None)
 
     def value(self, key: str) -> Any:
-        """The value of the first record of ``key``; None without one."""
+        """The value of the first record of ``key``; None if there is none."""
         record = self.first(key)
         return record.value if record else None
 
@@ -193,11 +193,11 @@ class Log:
 
 
 LARGEST = 256 * 2**20
-"""Characters of a log that are read; those of the published HPC sets have fewer than five million."""
+"""Maximum number of characters read from a log; logs of the published HPC sets have fewer than five million."""
 
 
 def parse(path: Path, flags: int = 0) -> Log:
-    """Reads the MLLOG lines of ``path``; ``flags`` as for ``open_regular``. A file without any gives a
+    """Read the MLLOG lines of ``path``; ``flags`` as for ``open_regular``. A file without such lines yields a
     ``Log`` without records.
 
     Raises:

@@ -1,9 +1,9 @@
-"""Breakdown of the time of a run from its log: any MLLOG file of any program.
+"""Breakdown of the time of a run from its log, which can be the MLLOG file of any program.
 
 All time from run_start to run_stop belongs to exactly one part, so the parts add up to the total. Records after
 run_stop are ignored: some published logs continue training for a power measurement. Epochs are counted as they
-begin; epoch_num, which some logs count from 0, only tells evaluations that run beside the next epoch (OC20 of
-NVIDIA in HPC 3.0): their time is that epoch's, which does not wait for them.
+begin; epoch_num, which some logs count from 0, only identifies evaluations that run beside the next epoch
+(NVIDIA's OC20 in HPC 3.0). Their time belongs to that epoch, which does not wait for them.
 
 The events of this suite's runs have more detail (``record/breakdown.py``: training split into data
 wait and steps); here all runs are measured in the same way.
@@ -37,8 +37,9 @@ _OWNERS = {"eval": "evaluation", "save": "rest", "staging": "staging", "epoch": 
 
 @dataclass(frozen=True)
 class Epoch:
-    """Seconds of one epoch: training, evaluation, checkpoints; and the samples it trained on: steps × batch
-    size if steps are logged, else ``train_samples``; None if it did not end or they are not logged."""
+    """Seconds of one epoch for training, evaluation and checkpoints, and the number of samples it trained on:
+    steps × batch size if steps are logged, or else ``train_samples``; None if the epoch did not end or neither is
+    logged."""
 
     train_s: float
     eval_s: float

@@ -1,9 +1,9 @@
-"""The progress of a run, from the events of its ranks: also for active runs on other nodes, through a shared
-file system.
+"""The progress of a run, from the events of its ranks; for active runs on other nodes, through a shared file
+system.
 
-Rank 0's events contain phase, epoch and metric, those of other ranks their data wait and the energy of their
-node. Of a large run only the first ranks are followed. Each update reads only new parts of their files, and only
-relevant lines of other ranks than 0 are parsed.
+Rank 0's events contain phase, epoch and metric, those of other ranks their data wait and the energy of their node.
+In a large run only the first ranks are followed. Each update reads only new parts of their files, and parses only
+relevant lines from ranks other than 0.
 """
 
 import os
@@ -29,7 +29,7 @@ _MOST_BYTES = 64 * 2**20
 """Maximum bytes of a file read per update; the next update continues."""
 _LEAST_BYTES = 64 * 2**10
 HOLE_S = 30.0
-"""Seconds after which zeros in a file count as lost bytes, and not as bytes not yet visible on this node."""
+"""Seconds after which zeros in a file are taken for lost bytes instead of bytes not yet visible on this node."""
 _RANK_0 = "events.rank0.jsonl"
 
 

@@ -78,8 +78,8 @@ def write_rank_table(folder: Path, world: World, events: Sequence[Mapping[str, A
 
 
 def read_rank_table(folder: Path, ranks: int | None) -> RankTable:
-    """The table of a run of ``ranks`` ranks; of one without, as while it runs, from the events of its first ranks,
-    as many as can be read in about a second. Raises OSError."""
+    """The table of a run of ``ranks`` ranks; if there is none, as while the run is active, a table from the events
+    of as many of its first ranks as can be read in about a second. Raises OSError."""
     with suppress(OSError, ValueError, TypeError, RecursionError):
         return RankTable.read(folder / NAME)
     read: dict[int, list[dict[str, Any]]] = {}

@@ -11,7 +11,7 @@ from mlhpc.record.fields import Count, Fields, Measured, Name, Ranks, Seconds, T
 
 
 class Target(Fields):
-    """The quality that ends a run, and ``best``, the nearest to it that an evaluation found."""
+    """The quality that ends a run, and ``best``, the closest value that an evaluation reached."""
 
     metric: Name
     label: Text
@@ -26,7 +26,7 @@ class Target(Fields):
 
     @property
     def higher_is_better(self) -> bool:
-        """Whether a higher value of the metric is better: only of accuracy."""
+        """Whether a higher value of the metric is better, which is true only for accuracy."""
         return self.metric == "eval_accuracy"
 
     def met_by(self, value: float) -> bool:
@@ -96,8 +96,8 @@ class Staging(Fields):
 
 
 class SlowRank(Fields):
-    """Seconds of data wait in training and evaluation in which this rank was the one that the others waited for.
-    ``epoch``: that with most of it."""
+    """Seconds of data wait in training and evaluation during which the others waited for this rank. ``epoch``: the
+    one with most of it."""
 
     rank: Count
     train_s: Seconds = 0.0
@@ -106,7 +106,7 @@ class SlowRank(Fields):
 
 
 class SlowBatch(Fields):
-    """``seconds`` that ``rank`` waited for a batch of training, and some of its ``samples``, if their names are
+    """The ``seconds`` for which ``rank`` waited for a training batch, and the names of some of its ``samples``, if
     known."""
 
     seconds: Seconds
@@ -118,7 +118,8 @@ class SlowBatch(Fields):
 
 class DataWait(Fields):
     """Data wait of the run in seconds. ``of``: "all ranks", or "rank 0" if the run was aborted. ``ranks``: those
-    that the others waited for, the slowest first; ``batches``: those waited for much longer than the others."""
+    that the others waited for, the slowest first; ``batches``: those that took much longer to arrive than the
+    rest."""
 
     of: Text
     train_s: Seconds = 0.0

@@ -1,7 +1,6 @@
-"""Reads a run folder: log, result, configuration and environment, as far as they exist.
-
-It may be untrusted: types and bounds of its values are checked once, here, so that readers need not expect a
-time of ``inf``, 10¹² ranks or a preset with shell code in it. Links among its files are not followed.
+"""Reads a run folder: log, result, configuration and environment, if they exist. The folder may be untrusted:
+types and bounds of its values are checked once, here, so that readers need not expect a time of ``inf``, 10¹²
+ranks or a preset with shell code in it. Links among its files are not followed.
 """
 
 import os
@@ -46,7 +45,7 @@ class RunDirectory:
 
     @property
     def benchmark(self) -> str:
-        """From the result, the configuration or the log; ``run`` if none has it."""
+        """The benchmark, from the result, the configuration or the log; ``run`` if none states it."""
         source = self.result or self.config
         if source:
             return source.benchmark
@@ -54,7 +53,7 @@ class RunDirectory:
 
     @property
     def preset(self) -> str | None:
-        """From the result or the configuration; None if neither is there."""
+        """The preset, from the result or the configuration; None if there is neither."""
         source = self.result or self.config
         return source.preset if source else None
 
@@ -67,7 +66,7 @@ class RunDirectory:
 
     @property
     def target(self) -> Target | None:
-        """From the result, or the configuration of a run without one; None if neither is there."""
+        """The target, from the result or else from the configuration; None if there is neither."""
         if self.result:
             return self.result.target
         return Target.of(self.config) if self.config else None

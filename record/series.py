@@ -10,7 +10,7 @@ from mlhpc.record.fields import Count, Fields, Name, Number, Ranks, Seconds, Tex
 State = Literal["converged", "missed", "aborted", "running", "to do"]
 Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Value = str | int | float | bool
-"""Of a setting."""
+"""The value of a setting."""
 
 
 class RunState(Fields):
@@ -67,8 +67,8 @@ class CellRecord(Fields):
 
 
 class ServersRecord(Fields):
-    """A run with parameter servers. ``traffic``: bytes sent and received by each rank, workers
-    first. ``compute_s``: of the mean worker; ``staleness``: updates by which gradients are stale, in the mean."""
+    """A run with parameter servers. ``traffic``: bytes sent and received by each rank, workers first.
+    ``compute_s``: mean over the workers; ``staleness``: mean number of updates by which gradients are stale."""
 
     workers: Ranks
     threads: Count | None = None

@@ -13,11 +13,10 @@ BLOCKS = {"resnet50": (3, 4, 6, 3), "resnet101": (3, 4, 23, 3)}
 
 
 def build_model(network: Network) -> nn.Module:
-    """Images ``[b, 3, side, side]`` to logits ``[b, classes]``, for sides of at least 32 (AlexNet: 63).
-
-    Torchvision's layers. ResNet-50 with all its blocks, ``width`` 1 and 1000 classes has 25,557,032
-    parameters; "v1.5" is stride 2 in the 3 x 3 convolution of a stage's first block. The initial weights are
-    drawn from torch's random state.
+    """A network of torchvision's layers from images ``[b, 3, side, side]`` to logits ``[b, classes]``, for sides
+    of at least 32 (AlexNet: 63). ResNet-50 with all its blocks, ``width`` 1 and 1000 classes has 25,557,032
+    parameters; "v1.5" is stride 2 in the 3 x 3 convolution of a stage's first block. The initial weights are drawn
+    from torch's random state.
     """
     if network.name == "lenet":
         return lenet(network.classes)
@@ -34,9 +33,9 @@ def build_model(network: Network) -> nn.Module:
 
 @torch.no_grad()
 def initialise(model: nn.Module) -> None:
-    """The initial weights of the MLPerf reference: for convolutions He's normal distribution (He et al. 2015,
+    """Set the initial weights of the MLPerf reference: for convolutions He's normal distribution (He et al. 2015,
     section 2.2: variance 2 / fan-in) truncated at two standard deviations, for dense layers a normal distribution
-    with standard deviation 0.01, biases zero. Batch norm starts with weight 1 and bias 0."""
+    with standard deviation 0.01 and zero biases. Batch norm starts with weight 1 and bias 0."""
     # A normal distribution truncated at two standard deviations has a standard deviation of 0.8796.
     truncated = math.sqrt(1 - 4 * math.exp(-2) / math.sqrt(2 * math.pi) / math.erf(math.sqrt(2)))
     for module in model.modules():

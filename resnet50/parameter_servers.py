@@ -1,9 +1,9 @@
 """ResNet-50's networks trained with parameter servers or a ring, for ``mlhpc study --vary
 parameter_servers=0,1,2,4``.
 
-Never a benchmark: there is no log, no target and no result, only ``servers.json``
-(``submission/report/servers.py`` reads it), and ``mlhpc run`` cannot start it. ``mlhpc study`` starts it as
-``python -m mlhpc.resnet50.parameter_servers``, a single process that starts a rank for every worker and server.
+This is not a benchmark: it writes no log and no result, only ``servers.json`` (read by
+``submission/report/servers.py``), has no target, and cannot be started by ``mlhpc run``. ``mlhpc study`` starts it
+as ``python -m mlhpc.resnet50.parameter_servers``, a single process that starts a rank for every worker and server.
 """
 
 import argparse
@@ -57,7 +57,7 @@ from mlhpc.resnet50.optim.optimizer import make_optimizer, rate_at
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run one worker or server of the job, as ``argv`` says; the exit status."""
+    """Run one worker or server of the job, as specified by ``argv``. Returns the exit status."""
     options = _options(argv)
     try:
         run = load.load("resnet50", options.preset, options.set)
@@ -137,7 +137,7 @@ def _rate(step: int, run: ResNet50, epoch_steps: int) -> float:
 
 @dataclass
 class Worker:
-    """One worker: its copy of the network, on its device, and the weights of all on the host."""
+    """One worker, with a copy of the network on its device and all weights on the host."""
 
     run: ResNet50
     roles: Roles

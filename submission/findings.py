@@ -19,7 +19,7 @@ STYLES: dict[Severity, str] = {"error": "bold red", "expected": "cyan", "warning
 
 
 def passes(findings: Sequence[Finding]) -> bool:
-    """Whether there are no errors other than expected ones."""
+    """Whether there are no errors except expected ones."""
     return not any(f.severity == "error" for f in findings)
 
 
@@ -36,8 +36,8 @@ def verdict(findings: Sequence[Finding]) -> str:
 
 
 def grouped(findings: Sequence[Finding]) -> list[Finding]:
-    """Findings that differ only in place and value, merged: a hundred logs that lack a key give one finding.
-    Sorted by first occurrence."""
+    """Merge findings that differ only in place and value, sorted by first occurrence: a hundred logs that lack a
+    key yield one finding."""
     groups: dict[Finding, list[Finding]] = {}
     for f in findings:
         groups.setdefault(replace(f, where="", actual=""), []).append(f)
@@ -95,7 +95,7 @@ def findings_table(findings: Sequence[tuple[str, Finding]]) -> Table:
 
 
 def allowed_value(field: str, actual: str, allowed: Sequence[str]) -> tuple[str, str]:
-    """What is expected of a field that has ``allowed`` values, and what to do about another one."""
+    """The expected value of a field with ``allowed`` values, and what to do about any other."""
     letters = re.sub("[^a-z]", "", actual.lower())
     folded = {re.sub("[^a-z]", "", each.lower()): each for each in allowed}
     within = [each for each in folded if letters and letters in each]

@@ -73,8 +73,8 @@ class ResultSet:
 
     @property
     def fingerprint(self) -> frozenset[str]:
-        """The fingerprints of its logs: the same for a set and its copies. Empty if one cannot be read: then it is
-        not known to be a copy of any."""
+        """The fingerprints of its logs, which are the same for a set and its copies. Empty if a log cannot be
+        read, because then the set cannot be known to be a copy."""
         found = frozenset(log.fingerprint for log in self.condensed)
         return frozenset() if "" in found else found
 
@@ -85,8 +85,8 @@ class ResultSet:
 
     @property
     def total_scale(self) -> int | None:
-        """Compute units (accelerators, or nodes if a node has none) in the system description; without one,
-        from a throughput campaign's campaign.json (T)."""
+        """T, the compute units (accelerators, or nodes if a node has none) in the system description or else in a
+        throughput campaign's campaign.json."""
         fields = self.system_json
         if fields is None:
             return self.campaign_scale

@@ -85,7 +85,8 @@ def _below(top: Path) -> Iterator[ResultSet]:
 
 
 def _is_log(path: Path) -> bool:
-    """A link may lead out of the tree, and what it leads to would be packed as a log."""
+    """Whether this is a log, but not a link, which may lead out of the tree to something that would be packed as a
+    log."""
     return path.is_file() and not path.is_symlink()
 
 
@@ -117,8 +118,8 @@ class _TreePosition:
 
 
 def _tree_position(folder: Path) -> _TreePosition | None:
-    """From the path. None if ``<org>/results/<system>/…`` does not lead to it, or if the folder ``results`` has
-    neither ``<org>/systems`` next to it nor a level strong or weak below it."""
+    """The position that the path implies. None if the path is not ``<org>/results/<system>/…``, or if the folder
+    ``results`` has neither ``<org>/systems`` next to it nor a level strong or weak below it."""
     above = folder.absolute().parts
     for depth in (1, 2, 3):
         if len(above) <= depth + 1 or above[-1 - depth] != "results":

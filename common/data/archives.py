@@ -1,8 +1,8 @@
 """Data sets with many samples per file: the mapping of samples to archives, and writing archives.
 
-The archives of a folder, in order of name, contain its samples in order of their names:
-``samples_per_archive`` (of the manifest) in each, the rest in the last one. So sample i of a data set is the
-same whether packed or not, and a run reads the same batches.
+The archives of a folder, in order of name, contain its samples in order of their names: ``samples_per_archive`` (a
+fact in the manifest) in each, and the rest in the last. So sample i of a data set is the same whether packed or
+not, and a run reads the same batches.
 """
 
 import os
@@ -57,10 +57,9 @@ def described(each: int | None) -> str:
 
 
 def members(dataset: Manifest, folder: str, files: Sequence[File], root: Path, samples: int) -> list[Member]:
-    """The samples among the first ``samples`` of ``folder`` that are in ``files``, some of its archives, which are
-    under ``root``. In order. No archive is opened.
-
-    Raises UserError if the archives of the folder are not those that the manifest's numbers make.
+    """Those of the first ``samples`` samples of ``folder`` that are in ``files``, some of its archives under
+    ``root``, in order. No archive is opened. Raises UserError if the folder's archives do not match the numbers in
+    the manifest.
     """
     each, archives = samples_per_archive(dataset), dataset.folder(folder)
     available = dataset.samples(folder)
@@ -100,8 +99,8 @@ def write_missing(
     world: World,
     workers: int,
 ) -> None:
-    """Write the ``archives`` (``grouped``) missing in ``out``; ``content(name)`` gives the file of a sample.
-    The ranks divide the archives, with ``workers`` threads in each; a thread keeps one sample in memory at a time.
+    """Write the ``archives`` (``grouped``) missing in ``out``; ``content(name)`` returns the file of a sample. The
+    ranks divide the archives, with ``workers`` threads in each; a thread keeps one sample in memory at a time.
 
     Called by all ranks. Raises UserError, the same on all ranks: what ``content`` raises, or a full disk.
     """

@@ -8,7 +8,7 @@ from mlhpc.common.formats.archive import Member, Sample, file_of
 
 
 class Arriving(Sequence[Sample]):
-    """``samples`` under ``staged``, located when they are requested: there if their file exists, otherwise in
+    """``samples`` that are located when requested: under ``staged`` if their file exists there, otherwise in
     ``source``."""
 
     def __init__(self, samples: Sequence[Sample], staged: Path, source: Path) -> None:

@@ -22,8 +22,8 @@ from mlhpc.quantities import count
 
 @dataclass(frozen=True)
 class RankSamples:
-    """The samples of the pools that a rank reads from, and its rank in the pools. ``train`` and ``evaluation``:
-    what a loader's source reads, here samples sorted by path."""
+    """The samples in a rank's pools, and its rank in them. ``train`` and ``evaluation`` are what a loader's source
+    reads, here samples sorted by path."""
 
     train: Any
     evaluation: Any
@@ -74,11 +74,9 @@ def assign_samples(
 
     ``staged`` is the folder that the data set was staged to in ``mode``; None: all ranks read it in place.
     ``is_sample`` selects the files that are samples (None: all). The ``spatial_size`` ranks of a spatial group
-    share their samples. Called by all ranks.
-
-    Raises UserError if the number of files is not that of the run's samples, when nodes that hold shards have
-    unequal numbers of ranks, when spatial groups do not fill a pool, or when sharding would separate the files
-    of a sample.
+    share their samples. Called by all ranks. Raises UserError if the number of files differs from that of the
+    run's samples, if nodes with shards have unequal numbers of ranks, if spatial groups do not fill a pool, or if
+    sharding would separate the files of a sample.
     """
     mode = mode if staged else "replicate"
     packed = archives.samples_per_archive(dataset) is not None
@@ -105,8 +103,8 @@ def samples_of(
     needed: int,
     is_sample: Callable[[str], bool] | None = None,
 ) -> Sequence[Sample]:
-    """The samples of ``folder`` in ``files``, some of the data set's, which are under ``root``. In order.
-    ``needed``: of the whole folder. Raises UserError if archives are not those of the manifest."""
+    """The samples of ``folder`` that are in ``files``, some of the data set's files under ``root``, in order.
+    ``needed``: number of samples of the whole folder. Raises UserError if archives do not match the manifest."""
     if archives.samples_per_archive(dataset) is not None:
         return archives.members(dataset, folder, files, root, needed)
     selected = Files.of(files).folder(folder)
@@ -126,10 +124,8 @@ def exchangeable(dataset: Manifest) -> int:
 
 def pool_of(world: World, mode: Mode, spatial_size: int = 1) -> tuple[Mesh, int]:
     """This rank's coordinates in its pool, and the pool's number: one pool of all ranks, or one per node for a
-    sharded data set. Called by all ranks.
-
-    Raises UserError if nodes that hold shards have unequal numbers of ranks, or spatial groups do not fill a
-    pool.
+    sharded data set. Called by all ranks. Raises UserError if nodes with shards have unequal numbers of ranks, or
+    if spatial groups do not fill a pool.
     """
     if mode == "replicate":
         return mesh_of(world.rank, world.size, spatial_size), 0

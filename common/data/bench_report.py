@@ -29,8 +29,9 @@ Measured = Mapping[Way, Sequence[Figures]]
 def run_all(
     ways: Sequence[Way], epoch: Callable[[Way], Figures], rounds: int
 ) -> tuple[dict[Way, list[Figures]], dict[Way, str]]:
-    """``epoch`` of each way, ``rounds`` times, in turn, each in its own process; and the reason for those
-    that raise UserError. ``epoch`` must be picklable. Raises the first UserError if no way can be measured."""
+    """Call ``epoch`` for each way in turn, ``rounds`` times, each in its own process. Returns the results, and the
+    reason for each way that raises UserError. ``epoch`` must be picklable. Raises the first UserError if no way
+    can be measured."""
     results: dict[Way, list[Figures]] = {way: [] for way in ways}
     reasons: dict[Way, str] = {}
     with progress(rounds * len(ways), "bench", "turns") as advance:
@@ -48,9 +49,9 @@ def run_all(
 
 
 def agreements(measured: Measured, close: float, lossy: Callable[[Path], bool]) -> dict[Way, str]:
-    """For every way how its samples compare with those of the first way that has the same batch and type: bit
-    for bit, by how much ``x`` differs on average, or "NO", where that is more than ``close``. Samples of a lossy
-    data set may differ by anything, but not their ``y``."""
+    """For every way, how its samples compare with those of the first way with the same batch and type: "bit for
+    bit", the mean difference of ``x``, or "NO" if that exceeds ``close``. Samples of a lossy data set may differ
+    by anything, but not their ``y``."""
     first: dict[tuple[int, str], tuple[Way, Figures]] = {}
     agreement = {}
     for way, figures in measured.items():
@@ -71,8 +72,8 @@ def medians(figures: Sequence[Figures]) -> Figures:
 
 
 def raised(ceilings: Ceilings, measured: Measured) -> Ceilings:
-    """``ceilings``, or what a loader reached in a round where that is more: processes share no interpreter as the
-    threads of the ceilings do, and a device may have kept files that the page cache has dropped."""
+    """``ceilings``, raised to what a loader reached in a round if that is more: processes do not share an
+    interpreter as the threads of the ceilings do, and a device may have kept files that the page cache dropped."""
     rounds = [figures for each in measured.values() for figures in each]
     return replace(
         ceilings,
@@ -83,8 +84,8 @@ def raised(ceilings: Ceilings, measured: Measured) -> Ceilings:
 
 
 def decoding(figures: Figures, ceilings: Ceilings) -> float | None:
-    """The share of a sample's processor time that is not reading its bytes: decoding, checksums, normalising,
-    laying out. None if no bytes are read."""
+    """The share of a sample's processor time not spent on reading its bytes, but on decoding, checksums,
+    normalisation and layout. None if no bytes are read."""
     if not (figures.read and figures.cpu_s):
         return None
     return min(1.0, max(0.0, 1 - figures.read * ceilings.read_cpu_s / figures.cpu_s))

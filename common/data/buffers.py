@@ -17,7 +17,7 @@ class Buffers:
         self._free: dict[int, list[mmap.mmap]] = {}
 
     def take(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-        """An uninitialised array, in page-aligned memory unless it is smaller than a page. Of the given shape."""
+        """An uninitialised array of the given shape, in page-aligned memory unless it is smaller than a page."""
         kind = np.dtype(dtype)
         size = prod(shape) * kind.itemsize
         if size < mmap.PAGESIZE:

@@ -1,4 +1,4 @@
-"""Generates a data set of many files with several ranks and processes; resumes after an interruption."""
+"""Generate a data set of many files with several ranks and processes, and resume after an interruption."""
 
 import json
 import multiprocessing
@@ -219,7 +219,7 @@ def write_on_all_ranks(world: World, out: Path | str, work: Callable[[], object]
 
 
 def write_on_rank0(world: World, out: Path | str, work: Callable[[], object]) -> None:
-    """``on_rank0`` for ``work`` that writes below ``out``; errors as of ``write_on_all_ranks``."""
+    """``on_rank0`` for ``work`` that writes below ``out``, with the errors of ``write_on_all_ranks``."""
     on_rank0(world, partial(_write, out, work))
 
 

@@ -26,7 +26,7 @@ from mlhpc.common.ranks.world import World
 
 Batch = TypeVar("Batch")
 Parts = Sequence[tuple[tuple[int, ...], str]]
-"""Shape and type of each array of a sample. A type is the name of one of NumPy's or of ``dtypes.NUMPY``."""
+"""Shape and type of each array of a sample. A type is the name of a NumPy type or a key of ``dtypes.NUMPY``."""
 Draw = tuple[int, int, int]
 """What the random numbers of a training epoch depend on: the seed, the number of the pool, and the epoch from
 0."""
@@ -55,7 +55,7 @@ stops its threads or processes."""
 
 
 class Loading(Protocol):
-    """How many threads or processes of a rank read, and how many batches ahead."""
+    """How many threads or processes of a rank read, and how many batches they read ahead."""
 
     @property
     def workers(self) -> int:
@@ -99,10 +99,8 @@ def by_threads(
 
 
 class Source(Generic[Batch]):
-    """How the samples of a benchmark are found, read and finished: a ``Reader`` with the ``feed`` that it is
-    read by.
-
-    A benchmark defines ``feed``, ``parts`` and ``read``, and the other methods as far as it needs them.
+    """How the samples of a benchmark are found, read and finished: a ``Reader`` with the ``feed`` that reads it. A
+    benchmark defines ``feed``, ``parts`` and ``read``, and other methods as needed.
     """
 
     feed: Feed
@@ -121,12 +119,12 @@ class Source(Generic[Batch]):
         return self, samples.__getitem__
 
     def finish(self, arrays: Sequence[Any], results: list[Any]) -> Any:
-        """As in ``Reader``; here a pair of the arrays and the sum of the results, which are sizes in bytes."""
+        """As in ``Reader``; here it returns the arrays and the sum of the results, which are sizes in bytes."""
         return tuple(arrays), sum(results)
 
     def deliver(self, finished: Any) -> tuple[Batch, int]:
-        """What ``finish`` returned as a batch for the training loop, and its bytes as stored. Called in this
-        process, in order."""
+        """Turn what ``finish`` returned into a batch for the training loop, and its number of stored bytes. Called
+        in this process, in order."""
         batch: tuple[Batch, int] = finished
         return batch
 

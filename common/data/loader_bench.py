@@ -40,7 +40,7 @@ class Way:
     sample_dtype: str = ""
 
     def loading(self) -> dict[str, Any]:
-        """Its settings of ``Loading``, except the loader's name."""
+        """The ``Loading`` settings of this combination, except the loader's name."""
         chosen: dict[str, Any] = {"workers": self.workers}
         return chosen | ({"sample_dtype": self.sample_dtype} if self.sample_dtype else {})
 
@@ -50,8 +50,8 @@ class Way:
 
 
 def loader_of(way: Way, samples: Any, source: Source[Batch], count: int | None = None) -> Loader[Batch]:
-    """The loader of ``source`` that reads the first ``count`` of the training ``samples``, all for None. Raises
-    UserError if a batch is larger."""
+    """The loader of ``source`` for the first ``count`` of the training ``samples`` (None: all). Raises UserError
+    if a batch is larger."""
     count, batch = len(samples) if count is None else count, way.local_batch_size
     if batch > count:
         raise UserError(f"--batch {batch} must be 1 to {count}, the number of samples to read")

@@ -67,7 +67,7 @@ class Files(Sequence[File]):
 
     @classmethod
     def of(cls, files: Iterable[File]) -> "Files":
-        """The columns of ``files``, which are in order of path."""
+        """The columns of ``files``, which must be sorted by path."""
         if isinstance(files, Files):
             return files
         rows = list(files)
@@ -117,7 +117,7 @@ class Files(Sequence[File]):
         return os.fsdecode(self.names[start : self.names.index(b"\0", start)])
 
     def at(self, chosen: slice | npt.NDArray[Any]) -> "Files":
-        """The files at the indices ``chosen``, in order, or where that is true."""
+        """The files at the indices ``chosen``, in order, or those for which ``chosen`` is true."""
         sizes, starts = self.sizes[chosen], self._starts[chosen]
         return Files(self.names, sizes, self.crc32[chosen], self.known[chosen], starts)
 
@@ -138,7 +138,8 @@ class Files(Sequence[File]):
         return self[start : self._first(f"{name}0", start)]
 
     def folders(self) -> Iterator[tuple[str, slice]]:
-        """The top-level folders and where their files are; each file outside folders with an empty name."""
+        """The top-level folders and where their files are; each file outside folders is listed with an empty
+        name."""
         start = 0
         while start < len(self):
             name = self[start].folder
@@ -199,7 +200,7 @@ class Manifest:
 
 
 LARGEST = 2**30
-"""Bytes of a manifest; a file takes about 70 of them, and three commas."""
+"""Maximum bytes of a manifest; a file takes about 70 of them, and three commas."""
 
 
 def facts_of(root: Path) -> dict[str, Any]:
@@ -210,8 +211,8 @@ def facts_of(root: Path) -> dict[str, Any]:
 def load(root: Path) -> Manifest:
     """Read ``root/manifest.json``.
 
-    Raises UserError if ``root`` is not a folder, has no manifest, or the manifest is malformed: it is not
-    trusted, and paths that lead out of the data set are rejected.
+    Raises UserError if ``root`` is not a folder, has no manifest, or the manifest, which is not trusted, is
+    malformed or has paths that lead out of the data set.
     """
     path = root / NAME
     try:
@@ -456,7 +457,7 @@ def walk(root: Path) -> Iterable[str]:
 
 
 def in_threads(work: Callable[[Any], T], items: Sequence[Any], workers: int) -> list[T]:
-    """``work`` of each item, in their order, by ``workers`` threads."""
+    """The results of ``work`` for each item, in order, computed by ``workers`` threads."""
     with ThreadPoolExecutor(max(1, workers)) as pool:
         # One future per batch: half a million futures would cost more than the work.
         batches = [items[i : i + 256] for i in range(0, len(items), 256)]

@@ -26,8 +26,8 @@ def shuffle_scope(mode: Mode, nodes: int, exchange: bool = False) -> ShuffleScop
 
 
 def balance(sizes: npt.ArrayLike, bins: int) -> npt.NDArray[np.int64]:
-    """The bin, 0 to ``bins - 1``, of each of the sizes. Bins differ by at most one in count, and in sum by at
-    most the largest size. Sizes and bins are [n].
+    """The bin, from 0 to ``bins - 1``, of each size; both are [n]. Bins differ by at most one in count, and by at
+    most the largest size in sum.
 
     The files are sorted by size and taken ``bins`` at a time: a group has one file per bin. Pairs of groups are
     merged, the largest sum of one with the smallest of the other, until one group is left; merged sums differ by
@@ -79,8 +79,8 @@ def files_of_node(files: Sequence[File], node: int, nodes: int, mode: Mode) -> F
 def files_read_by_node(
     files: Sequence[File], node: int, nodes: int, mode: Mode, rings: int = 0
 ) -> list[File]:
-    """The files that staging reads on ``node`` of ``nodes``, which have targets of their own, from the source.
-    ``rings``: with ``read_once``, in which nodes forward files that all of them hold (0: without)."""
+    """The files that staging reads from the source on ``node`` of ``nodes`` with separate targets. ``rings``: the
+    number of rings in which nodes forward files that all of them store, with ``read_once`` (0: without)."""
     if not rings or nodes == 1:
         return list(files_of_node(files, node, nodes, mode))
     alone, everywhere = held_by_one_or_all(Files.of(files), mode)
@@ -109,9 +109,9 @@ def files_of_ring(
 class Shards:
     """The node of each file in each epoch if nodes exchange files; the same on all ranks.
 
-    ``at_first``: the node of each file after staging, which is epoch 0. Files are in slots; a node has one
-    slot per initial file. Each later epoch is a separate random permutation seeded by the run's ``seed``: it
-    does not depend on earlier epochs, and a node's share is a random sample of all files.
+    ``at_first``: the node of each file after staging, which is epoch 0. Files are in slots; a node has one slot
+    per initial file. Each later epoch is a separate random permutation seeded by the run's ``seed``, so it does
+    not depend on earlier epochs, and a node's share is a random sample of all files.
     """
 
     def __init__(self, at_first: Indices, seed: int) -> None:

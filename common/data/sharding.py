@@ -1,9 +1,9 @@
 """The samples of a rank, and their order.
 
-Ranks that see the same files share a *pool*: all ranks of the run if every node holds all data, the ranks
-of one node if each node holds a part of it. The same code handles both. It uses indices into the pool's
-sorted file list, so an epoch of half a million samples takes a few megabytes. A rank here is a data rank: the
-ranks of a spatial group (``common.ranks.mesh``) read the same samples.
+Ranks that see the same files share a *pool*: all ranks of the run if every node has all data, the ranks of one
+node if each node has a part of it. The same code handles both. It uses indices into the pool's sorted file list,
+so an epoch of half a million samples takes a few megabytes. A rank here is a data rank: the ranks of a spatial
+group (``common.ranks.mesh``) read the same samples.
 """
 
 from collections.abc import Sequence
@@ -35,10 +35,9 @@ def divide_batch(global_batch_size: int, ranks: int) -> int:
 
 
 def steps_per_epoch(pools: Sequence[Pool], local_batch_size: int) -> int:
-    """Training steps per epoch, the same on every rank: as many as the smallest pool can fill.
-
-    Ranks train in lockstep: a rank with one step more than the others would wait forever. Raises
-    ``UserError`` if a pool cannot fill one step.
+    """Training steps per epoch, the same on every rank: as many as the smallest pool can fill. Ranks train in
+    lockstep, so a rank with one step more than the others would wait forever. Raises ``UserError`` if a pool
+    cannot fill one step.
     """
     for pool in pools:
         if pool.samples < pool.ranks * local_batch_size:

@@ -27,8 +27,8 @@ class Problem:
 def verify(root: Path, workers: int, progress: Callable[[int], None] = lambda size: None) -> list[Problem]:
     """Check every file under ``root`` against its manifest: missing, extra, wrong size, wrong checksum.
 
-    Reads all bytes, ``workers`` files at a time; ``progress`` as for ``index``. The list is sorted by path
-    and empty when there is no problem. Raises UserError if there is no manifest.
+    Reads all bytes, ``workers`` files at a time; ``progress`` as for ``index``. The list is sorted by path, and
+    empty if there are no problems. Raises UserError if there is no manifest.
     """
     manifest = load(root)
 
@@ -94,8 +94,8 @@ def checksums(root: Path, world: World) -> dict[Path, int]:
 
 
 def require_checksum(path: Path, expected: Mapping[Path, int]) -> None:
-    """Raise UserError if ``expected`` has a CRC-32 for ``path`` and its content has another. For files of formats
-    without checksums, whose damage would otherwise be sealed by those of the converted files."""
+    """Raise UserError if ``expected`` has a CRC-32 for ``path`` and its content has another. This is for formats
+    without checksums, whose damage would otherwise be hidden by the checksums of the converted files."""
     if path not in expected:
         return
     with as_user_error(path, "cannot be read", "copy or regenerate the file"):

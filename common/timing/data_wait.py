@@ -5,8 +5,8 @@ for data as long as the rank that waited longest: **data wait is the sum over th
 any rank**. The rest of an interval is the step: computing, and waiting for ranks that compute longer. An interval
 of training is a step of the optimizer with all its accumulated batches; an evaluation is one interval as a whole.
 
-The waits of one rank would not do: while another rank waits for its files, this one waits for that rank inside its
-step. Nor would the largest of the ranks' sums: in each step it may be another rank whose file is slow.
+The waits of one rank are not enough: while another rank waits for its files, this one waits for that rank inside
+its step. Nor is the largest of the ranks' sums, because a different rank's file may be slow in each step.
 
 Each rank keeps its waits in memory, and they are reduced once the clock has stopped.
 """
@@ -30,8 +30,8 @@ LONG_S, LONG = 0.5, 3.0
 
 @dataclass(frozen=True)
 class Waits:
-    """What one rank waited for its batches in (a part of) a loop: ``seconds`` by interval, and ``own``, the same
-    without waiting for the ranks with which it shares samples. ``tags``: of the loop, such as its epoch."""
+    """How long one rank waited for its batches in (a part of) a loop: ``seconds`` by interval, and ``own``, the
+    same without the waits for ranks with which it shares samples. ``tags``: of the loop, such as its epoch."""
 
     name: str
     tags: Mapping[str, Any]
@@ -42,7 +42,7 @@ class Waits:
 @dataclass(frozen=True)
 class DataWait:
     """The data wait of all ranks in (a part of) a loop. ``lost``: by rank, the seconds of it in which the others
-    waited for that rank; of the ``NAMED`` ranks with most."""
+    waited for that rank, for the ``NAMED`` ranks with most."""
 
     name: str
     tags: Mapping[str, Any]
@@ -53,8 +53,8 @@ class DataWait:
 
 def by_interval(waits: Sequence[float], passes: int | None, last: float = 0.0) -> Seconds:
     """Seconds by interval, from the ``waits`` for each batch. An interval has ``passes`` batches, or all of the
-    loop's if that is None. ``last``, the wait until the loop learned that there are no more, is an interval of
-    its own if there are several. Returns [intervals]."""
+    loop's if that is None. ``last``, the wait until the loop learned that there are no more batches, is an
+    interval of its own if there are several. Returns [intervals]."""
     if passes is None:
         return np.array([sum(waits) + last], np.float32)
     sums = [sum(waits[begin : begin + passes]) for begin in range(0, len(waits), passes)]
@@ -75,7 +75,7 @@ class SlowBatch:
 
 def slow_batches(kept: Sequence[Waits], rank: int) -> list[SlowBatch]:
     """The slow batches of this rank's training, the slowest first. The first batch of an epoch, which no step
-    hides, is compared with the first ones of other epochs."""
+    hides, is compared with the first batches of other epochs."""
     epochs: dict[int, list[float]] = {}
     for waits in kept:
         if waits.name == "data_wait" and "epoch" in waits.tags:  # the last one: until there were no more
@@ -98,8 +98,8 @@ def seconds_of(ranks: Sequence[Seconds]) -> float:
 
 
 def reduce(world: World, kept: Sequence[Waits]) -> list[DataWait] | None:
-    """The data wait of all ranks, loop by loop; ``kept``: of this rank, in the order of the loops. None if the
-    ranks had different numbers of loops. Called by all ranks, outside the clock."""
+    """The data wait of all ranks, loop by loop; ``kept`` has this rank's waits, in the order of the loops. None if
+    the ranks had different numbers of loops. Called by all ranks, outside the clock."""
     most, least = _ends(world, [len(kept)])
     if most != least:
         return None

@@ -1,5 +1,5 @@
-"""Where the ranks of a run write their events: at most ``PER_FOLDER`` files in a folder, since parallel file
-systems create the files of one folder one after the other."""
+"""Where the ranks of a run write their events: at most ``PER_FOLDER`` files per folder, since parallel file
+systems create the files of a folder one after another."""
 
 import os
 import re
@@ -12,7 +12,8 @@ _FOLDER = re.compile(r"events\.ranks[1-9]\d{0,8}-\d{1,9}")
 
 
 def events_path(folder: Path, rank: int) -> Path:
-    """The file of ``rank`` in a run's folder: of the first ranks directly in it, as of all in early versions."""
+    """The file of ``rank`` in a run's folder. Files of the first ranks, and in early versions of all ranks, are
+    directly in it."""
     first = rank // PER_FOLDER * PER_FOLDER
     below = folder / f"events.ranks{first}-{first + PER_FOLDER - 1}" if first else folder
     return below / f"events.rank{rank}.jsonl"

@@ -7,7 +7,7 @@ from collections.abc import Callable
 FIRST_S = 4.0
 """Seconds of silence before the first line of a phase; each further one waits twice as long."""
 EVERY_S = 60.0
-"""But at most this long: one line per minute in a batch log."""
+"""The longest of these waits in seconds: one line per minute in a batch log."""
 EVENT_S = 5.0
 """Seconds between the events that ``mlhpc watch`` reads."""
 

@@ -12,8 +12,8 @@ _BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "int32": 4, "
 
 
 class FusedMessage(NamedTuple):
-    """One all-reduce of the library below Horovod: bytes of its tensors, and its seconds on rank 0, without the
-    time in which Horovod waits for ranks and fills the fusion buffer."""
+    """One all-reduce by the library below Horovod: the bytes of its tensors, and its seconds on rank 0, without
+    the time in which Horovod waits for ranks and fills the fusion buffer."""
 
     bytes: int
     seconds: float
@@ -27,8 +27,8 @@ def enable() -> None:
 def fused_messages(path: Path) -> list[FusedMessage]:
     """The all-reduces in the timeline ``path``, in order.
 
-    Tensors are fused if their all-reduces begin one after the other before any of them ends: Horovod runs one at a
-    time. Raises ValueError for a file that is not a timeline.
+    Tensors are fused if their all-reduces begin one after another before any of them ends, since Horovod runs one
+    at a time. Raises ValueError for a file that is not a timeline.
     """
     tensors: dict[int, int] = {}  # bytes by pid, which identifies a tensor in a timeline
     running: dict[int, str] = {}  # open activities

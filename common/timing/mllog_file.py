@@ -32,13 +32,13 @@ def close_mllog(mllog: MLLogger) -> None:
 
 
 def metadata_of(tags: dict[str, Any]) -> dict[str, Any]:
-    """The names of published logs: ``epoch_num`` for the epoch, from 1 as in most of them, and ``step_num`` for
-    the number of steps so far."""
+    """Metadata under the names of published logs: ``epoch_num`` is the epoch, from 1 as in most of them, and
+    ``step_num`` the number of steps so far."""
     return {f"{key}_num" if key in ("epoch", "step") else key: value for key, value in tags.items()}
 
 
 def has_run_stop(path: Path, patience_s: float) -> bool:
-    """Whether rank 0 closed the log itself, as it does after an exception, but not if it was killed."""
+    """Whether rank 0 closed the log itself, as it does after an exception but not if it is killed."""
     until = time.monotonic() + patience_s
     while not (closed := '"run_stop"' in path.read_text(encoding="utf-8")) and time.monotonic() < until:
         time.sleep(0.1)

@@ -1,6 +1,5 @@
-"""Results of a profiler for some training steps, independent of the framework.
-
-A step is a step of the optimizer: with gradient accumulation, several backward passes and one exchange.
+"""Results of a profiler for some training steps, independent of the framework. A step is a step of the optimizer:
+with gradient accumulation, it has several backward passes and one exchange.
 """
 
 import math
@@ -47,7 +46,7 @@ class Exchange(NamedTuple):
 
     @property
     def bytes(self) -> float:
-        """Of a step."""
+        """Bytes exchanged per step."""
         return sum(message.bytes * message.calls for message in self.messages)
 
     @property
@@ -162,7 +161,7 @@ class Feed:
         self._before, self._waited = 0, 0.0
 
     def start(self) -> None:
-        """Count from here."""
+        """Start counting batches and bytes."""
         self._before, self._waited = self._count(), 0.0
 
     def next(self) -> Any:

@@ -1,4 +1,4 @@
-"""The events of a run with their times: the only source of all numbers of the suite.
+"""The events of a run with their times, the only source of all of the suite's numbers.
 
 Time is read from one monotonic clock per rank (``time.perf_counter``). MLLOG records have milliseconds since
 1970, as required by the rules: the wall time at which the log was opened plus the monotonic time since, so
@@ -47,7 +47,7 @@ class EnergyMeter(Protocol):
     nodes: int
 
     def start(self, record: Callable[[str, float, bool], None]) -> None:
-        """Start measuring; ``record`` gets what this rank's counters of a kind count."""
+        """Start measuring; ``record`` receives the readings of this rank's counters of each kind."""
 
     def halt(self) -> None:
         """Stop measuring, without figures."""
@@ -57,7 +57,7 @@ class EnergyMeter(Protocol):
 
 
 class Ranges(Protocol):
-    """What marks spans for the profiler of a vendor's device, such as ``torch.cuda.nvtx``."""
+    """Marks spans for the profiler of a device's vendor, such as ``torch.cuda.nvtx``."""
 
     def range_push(self, msg: str, /) -> object:
         """Open a range named ``msg`` within the open ones."""
@@ -144,11 +144,10 @@ class RunLog:
 
     @contextmanager
     def span(self, name: str, *, sync: bool = False, **tags: Any) -> Iterator[dict[str, Any]]:
-        """An interval. ``sync``: it starts when the last rank has reached it and ends when the slowest one has
-        finished; otherwise it is local to this rank, and nothing waits.
-
-        Its end is also recorded when an exception passes through, with that exception. Yields its tags; tags
-        changed inside, such as ``step``, are recorded with their new value at its end."""
+        """Record an interval. With ``sync`` it starts when the last rank has reached it and ends when the slowest
+        has finished; otherwise it is local to this rank, and nothing waits. If an exception passes through, its
+        end is recorded with that exception. Yields its tags; tags changed inside, such as ``step``, are recorded
+        with their new value at its end."""
         phase = name
         if "epoch" in tags:
             phase = f"epoch {tags['epoch']}" if name == "epoch" else f"{name} of epoch {tags['epoch']}"
@@ -235,8 +234,8 @@ class RunLog:
         queue of the device that the steps run on (None: they run on the host): ``StepTimer``.
 
         In training all ranks wait for one another after every ``passes`` batches, in the phase "eval" only after
-        the loop: the intervals of ``data_wait``. ``shared``: if ranks share samples, returns the seconds for which
-        this one has waited for others to read theirs, so far."""
+        the loop: the intervals of ``data_wait``. ``shared``: if ranks share samples, returns the seconds that this
+        rank has waited so far for others to read theirs."""
         timer = self._timers[name] = StepTimer(record_event)
         if phase != "eval":
             self._passes = passes
@@ -330,7 +329,7 @@ class RunLog:
         return self._span_s.get((name, epoch), 0.0)
 
     def mark(self, name: str, **tags: Any) -> None:
-        """A point in time inside the clock, with the seconds that each kind of loop has waited so far."""
+        """Record a point in time inside the clock, with the seconds that each kind of loop has waited so far."""
         waited = dict(self._waited)
         for loop, timer in self._timers.items():
             waited[loop] = waited.get(loop, 0.0) + timer.waited()
@@ -338,25 +337,25 @@ class RunLog:
         self._event("mark", name, waited=waited, **tags)
 
     def metric(self, name: str, value: float, **tags: Any) -> None:
-        """A measured value, such as ``eval_error``; with ``epoch`` if the rules require ``epoch_num``."""
+        """Record a measured value, such as ``eval_error``, with ``epoch`` if the rules require ``epoch_num``."""
         at = self._event("metric", name, value=value, **tags)
         if name in ("eval_error", "eval_accuracy"):
             self._record("event", name, value, metadata_of(tags), at)
 
     def hyperparameters(self, values: dict[str, Any]) -> None:
-        """Facts of the run that the rules require as records, one per key."""
+        """Record facts of the run that the rules require, with one record per key."""
         at = self._event("facts", "hyperparameters", values=values)
         for key, value in values.items():
             self._record("event", key, value, {}, at)
 
     def note(self, name: str, **tags: Any) -> None:
-        """An event that is neither an interval nor a metric."""
+        """Record an event that is neither an interval nor a metric."""
         self._event("note", name, **tags)
 
     def data_format(self, *, generator: int | None = None, **facts: Any) -> None:
-        """How the data set is stored: its ``codec`` (None: as published), whether it is ``lossy``, and
-        related facts of its manifest; its ``shuffle_scope``; and ``samples_per_archive``, if samples were
-        packed before the run; and the version of the ``generator`` that made it. In the log these are the records
+        """Record how the data set is stored: its ``codec`` (None: as published), whether it is ``lossy``, and
+        related facts of its manifest; its ``shuffle_scope``; ``samples_per_archive``, if samples were packed
+        before the run; and the version of the ``generator`` that made it. In the log these are the records
         ``data_codec``, ``shuffle_scope``, ``samples_per_archive`` and ``data_version``."""
         at = self._event("note", "data", **facts)
         if generator is not None:
@@ -371,7 +370,7 @@ class RunLog:
                 self._record("event", key, facts[key], {}, at)
 
     def say(self, line: str) -> None:
-        """A line for the user, from rank 0, unless ``mlhpc --quiet`` is set."""
+        """Print a line for the user, from rank 0, unless ``mlhpc --quiet`` is set."""
         if self._heartbeat:
             self._heartbeat.said()
         if self.world.rank == 0 and not os.environ.get(QUIET):
@@ -385,9 +384,9 @@ class RunLog:
         device_peak_bytes: int | None = None,
         samples_of: Callable[[int, int], Iterable[object]] | None = None,
     ) -> None:
-        """Set the status of ``run_stop``; without it a run counts as aborted. Notes the peak memory
-        of the process, and of its device if ``device_peak_bytes`` is given. ``samples_of(epoch, batch)``, both
-        counted from 0: names of the samples in a batch of training; those of slow batches are recorded."""
+        """Set the status of ``run_stop``, without which a run counts as aborted. Notes the peak memory of the
+        process, and of its device if ``device_peak_bytes`` is given. ``samples_of(epoch, batch)``, both counted
+        from 0: names of the samples in a batch of training; those of slow batches are recorded."""
         self._status, self._samples_of = status, samples_of
         # Linux counts in KiB (getrusage(2)).
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
@@ -396,7 +395,7 @@ class RunLog:
 
     @property
     def status(self) -> Status:
-        """The status of ``run_stop``, as far as it is known."""
+        """The status of ``run_stop``, if known."""
         return self._status
 
     def _event(self, event: str, name: str, at: float | None = None, **tags: Any) -> float:
@@ -432,7 +431,8 @@ class RunLog:
                 )
 
     def lost(self, loss: Loss) -> None:
-        """On the lowest surviving rank, when another is lost: close the record of a run that cannot continue."""
+        """Called on the lowest surviving rank when another is lost: close the record of a run that cannot
+        continue."""
         with self._closing:
             if self._events.closed:  # the run had ended
                 return

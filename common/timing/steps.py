@@ -1,11 +1,11 @@
-"""Step time and data wait, separated, on processors that compute synchronously and on devices that queue work.
+"""Separates step time and data wait, on processors that compute synchronously and on devices that queue work.
 
-On a CPU the training step returns when it is complete: the time that the loop waits for its next batch is
-data wait, the rest is the step. On a GPU the step returns as soon as its kernels are queued, and the host
-soon runs many steps ahead. It then waits for batches while the device is still computing: by host time, most
-of the step would be reported as data wait, and the batches in flight would fill the device's memory.
-Therefore the host stays at most ``MAX_IN_FLIGHT`` steps ahead, and times are read from events in the device's
-own queue after they have passed, without any synchronisation per step.
+On a CPU the training step returns when it is complete, so the time that the loop waits for its next batch is data
+wait, and the rest is the step. On a GPU the step returns as soon as its kernels are queued, and the host soon runs
+many steps ahead. It then waits for batches while the device is still computing: by host time, most of the step
+would be reported as data wait, and the batches in flight would fill the device's memory. Therefore the host stays
+at most ``MAX_IN_FLIGHT`` steps ahead, and times are read from events in the device's own queue after they have
+passed, without any synchronisation per step.
 """
 
 import time
@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol, Self
 
 MAX_IN_FLIGHT = 2
-"""Steps launched and not finished: one running and one queued keep a device busy."""
+"""Maximum number of steps launched but not finished: one running and one queued keep a device busy."""
 
 
 class DeviceEvent(Protocol):

@@ -1,4 +1,4 @@
-"""Waits like a computation would: until the deadline, without oversleeping and without starving reader threads."""
+"""Waits as a computation would: until the deadline, without oversleeping and without starving reader threads."""
 
 import ctypes
 import os
@@ -45,9 +45,9 @@ def give_way() -> None:
     of an accelerator, which readers do not slow down; on a machine with fewer cores than threads, the loop
     would be preempted for milliseconds.
 
-    The policy SCHED_IDLE, and not only niceness 19: the kernel then counts the core of a reader as idle, and wakes
-    its own threads there and not on the core of the loop. Where other programs keep all cores busy, such a thread
-    would hardly ever run: there it has niceness only."""
+    The policy is SCHED_IDLE, not just niceness 19, because the kernel then counts a reader's core as idle and
+    wakes its own threads there instead of on the loop's core. If other programs keep all cores busy, such a thread
+    would hardly ever run; then it has only niceness."""
     with suppress(OSError):  # if this is not permitted, steps oversleep more, which is reported
         thread = threading.get_native_id()
         if _keep_io_priority() and not _others_are_busy():

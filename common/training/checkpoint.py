@@ -1,4 +1,4 @@
-"""A run's state after an epoch, as plain arrays: enough to continue on the same trajectory."""
+"""A run's state after an epoch, as plain arrays that are enough to continue on the same trajectory."""
 
 import json
 import os
@@ -125,16 +125,16 @@ def _contents(members: Sequence[zipfile.ZipInfo]) -> str:
 
 
 def require_ranks(saved: Checkpoint, folder: Path, ranks: int) -> None:
-    """Raises UserError unless ``saved``, the checkpoint in ``folder``, was written by ``ranks`` ranks."""
+    """Raise UserError unless ``saved``, the checkpoint in ``folder``, was written by ``ranks`` ranks."""
     if len(saved.of_rank) != ranks:
         raise UserError(f"{folder} requires {count(len(saved.of_rank), 'rank')} to resume, not {ranks}")
 
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Raise a one-line UserError for anything that goes wrong while reading the checkpoint ``path``:
-    libraries raise almost any exception for damaged bytes. A library that is not installed is no fault of the
-    file."""
+    """Raise a one-line UserError for anything that goes wrong while reading the checkpoint ``path``, since
+    libraries raise almost any exception for damaged bytes. A library that is not installed is not the file's
+    fault."""
     try:
         yield
     except (UserError, ModuleNotFoundError):

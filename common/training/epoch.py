@@ -20,9 +20,9 @@ def read_earlier_epochs(
     function of ``loader`` that yields this rank's batches of an epoch. Afterwards the page cache or
     ``loading.cache`` has the same content as in a later epoch of training.
 
-    The orders are those of the epochs from the second on (1, counted from 0), so that the steps measured
-    afterwards use that of the first, regardless of their number. Called by all ranks, which end together.
-    Raises UserError like the loader.
+    The samples are in the order of the second and later epochs (1, 2, …, counted from 0), so that the steps
+    measured afterwards use the order of the first, however many epochs are read. Called by all ranks, which end
+    together. Raises UserError like the loader.
     """
     if not run.study.earlier_epochs:
         return
@@ -66,7 +66,7 @@ def mean_quality(
 
 
 def total(values: Sequence[Any]) -> float:
-    """The sum of numbers that may be on a device, for which it waits only once."""
+    """The sum of numbers that may be on a device, which is waited for only once."""
     return float(sum(values))
 
 

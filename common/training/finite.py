@@ -17,9 +17,9 @@ def require_finite(
     advice: str,
     world: World,
 ) -> None:
-    """Raise UserError on all ranks when a loss of any rank is NaN or infinite, with the step, its files
-    (``files_of(step)``, from 0) and ``advice``. All ranks call it with the losses of their steps of ``epoch``.
-    ``losses`` are [steps]."""
+    """Raise UserError on all ranks if a loss of any rank is NaN or infinite, naming the step, its files
+    (``files_of(step)``, from 0) and ``advice``. Called by all ranks with the ``losses`` [steps] of their steps in
+    ``epoch``."""
     bad = np.flatnonzero(~np.isfinite(losses))
     first_bad = int(bad[0]) if len(bad) else len(losses)
     # The gradients of the first bad loss spoil all ranks at the next step: only that loss is reported.

@@ -24,9 +24,9 @@ def learning_rate(
 
     ``multistep`` is the closed division's (mlcommons/hpc, utils/optimizers.py of the benchmark that counts in
     epochs; compared with its recorded rates in the tests): a decay factor is a fraction of ``peak``, not of the
-    rate before it, and applies "after" its boundary: in epochs > boundary.
-    ``linear`` (open division; Farrell et al. 2021, section 4.2.1) falls in equal steps per epoch from ``peak``
-    in epoch ``warmup_epochs`` to zero in epoch ``max_epochs``, the first that is not trained.
+    rate before it, and applies "after" its boundary: in epochs > boundary. ``linear`` (open division; Farrell et
+    al. 2021, section 4.2.1) decreases in equal steps per epoch, from ``peak`` in epoch ``warmup_epochs`` to zero
+    in epoch ``max_epochs``, the first that is not trained.
 
     Raises ``ValueError`` for a negative epoch, and for ``linear`` without ``max_epochs``.
     """
@@ -51,7 +51,7 @@ class StepSchedule:
     """The schedules of the MLPerf HPC reference that counts in steps (mlcommons/hpc, utils/schedulers.py as
     train.py drives it, rounds 2.0 and 3.0).
 
-    Equal to it step by step; the rates of a run of the reference are recorded in tests/data/reference.
+    Every step's rate equals the reference's, as recorded from a run of it in tests/data/reference.
 
     Warm-up: step s covers the fraction (s + 1) / ``warmup_steps`` of the way from 0 to ``base`` for a factor of
     1 and from ``base`` to ``base * warmup_factor`` for a larger one. The last step of warm-up repeats the rate

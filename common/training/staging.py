@@ -1,4 +1,4 @@
-"""Staging in a run: before or during its first epoch; and exchanging shards between epochs."""
+"""Staging before or during the first epoch of a run, and exchanging shards between epochs."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -25,8 +25,8 @@ def staging(
     """Stage ``dataset`` to ``staged`` (None: it is read in place); the report is the note "staging" of ``log``.
 
     Yields a function that every rank calls after every epoch's training, outside its span. With
-    ``run.staging.overlap`` files are copied while the block runs, and the first call waits until all are there,
-    in a span "staging": what such spans last is staging that training did not hide. Otherwise the files are
+    ``run.staging.overlap`` files are copied while the block runs, and the first call waits, in a span "staging",
+    until all are there: such spans last as long as the staging that training did not hide. Otherwise the files are
     there before the block, and the function does nothing. Raises UserError, the same on all ranks.
     """
     how = run.staging

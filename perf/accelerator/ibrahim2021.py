@@ -30,12 +30,12 @@ class Row:
 
     @property
     def hbm_limit_gib(self) -> float:
-        """Activations written once and read once."""
+        """The limit of HBM traffic in GiB: activations written once and read once."""
         return 2 * self.activations_gib
 
     @property
     def flops_per_sample_byte(self) -> float:
-        """By the mixed prefixes of the table."""
+        """FLOPs per byte of a sample, by the mixed prefixes of the table."""
         return 1000 * self.gif / self.sample_mib
 
     @property

@@ -1,6 +1,5 @@
-"""Memory of a training step on an accelerator, the largest batch that fits, and the optimizer's update.
-
-It follows a step of the suite through its passes: what PyTorch's MemTracker counts.
+"""Memory of a training step on an accelerator, the largest batch that fits, and the optimizer's update. It follows
+a step of the suite through its passes and counts what PyTorch's MemTracker counts.
 """
 
 from collections.abc import Callable
@@ -29,8 +28,8 @@ convolutions and the allocator's fragments: no figures known."""
 
 
 WORKSPACES = 2 * 2**25
-"""Bytes that cuBLAS works in: 32 MiB on Hopper and later, a quarter before, for the forward pass and again for
-autograd's thread (PyTorch, aten/src/ATen/cuda/CublasHandlePool.cpp)."""
+"""Bytes of cuBLAS's workspaces, one for the forward pass and one for autograd's thread: 32 MiB each on Hopper and
+later, a quarter of that before (PyTorch, aten/src/ATen/cuda/CublasHandlePool.cpp)."""
 
 
 @dataclass(frozen=True)
@@ -161,8 +160,8 @@ class Update(NamedTuple):
 
 
 def update_of(part: Layer | Network, optimizer: str) -> Update:
-    """The update of the weights of a layer or of all, with an optimizer of ``memory.STATES``: weight,
-    gradient and state are read once, weight and state written once."""
+    """The update of all weights, or those of a layer, by an optimizer in ``memory.STATES``, which reads weight,
+    gradient and state once and writes weight and state once."""
     if optimizer == "none":
         return Update(0, 0)
     return Update(OPERATIONS[optimizer] * part.parameters, 4 * (3 + 2 * STATES[optimizer]) * part.parameters)

@@ -24,7 +24,7 @@ class Tensor:
 
     @property
     def elements(self) -> int:
-        """Of one sample."""
+        """Number of elements of one sample."""
         return math.prod(self.shape)
 
     @property
@@ -62,8 +62,8 @@ class Window(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """What a layer's backward pass needs of its forward pass: the memory that is kept until then, and the number
-    of elements that it reads besides the output's gradient."""
+    """What a layer's backward pass needs from its forward pass: the memory kept until then, and the number of
+    elements read besides the output's gradient."""
 
     saved: tuple[Saved, ...] = ()
     read: int = 0
@@ -91,7 +91,7 @@ class Builder:
     def convolution(
         self, name: str, x: Tensor, filters: int, window: Window | int, *, bias: bool = False
     ) -> Tensor:
-        """Over all sides; an integer is the kernel of a window that keeps them."""
+        """A convolution over all sides; an integer ``window`` is the kernel of one that keeps them."""
         window = Window(window) if isinstance(window, int) else window
         out = (*window.sides(x), filters)
         weights = window.kernel ** len(x.shape[:-1]) * x.channels * filters
@@ -115,14 +115,14 @@ class Builder:
         return self._product(name, "transposed convolution", x, out, flops, weights, 0)
 
     def dense(self, name: str, x: Tensor, units: int) -> Tensor:
-        """Over the flattened ``x``, with bias."""
+        """A dense layer over the flattened ``x``, with bias."""
         weights = x.elements * units
         return self._product(name, "dense", x, (units,), 2 * weights, weights, units)
 
     # Everything else
 
     def batch_norm(self, name: str, x: Tensor, *, relu: bool = False) -> Tensor:
-        """In training, over the batch; keeps its input. ``relu`` in place after it."""
+        """Batch norm over the training batch, optionally with an in-place ``relu`` after it; keeps its input."""
         statistics = Saved(f"{name} statistics", 2 * x.channels, "float32", once=True)
         out = Tensor(x.shape, name)
         kept = Kept((*self._keep(x), statistics), x.elements)
@@ -130,11 +130,12 @@ class Builder:
         return self.relu(f"{name} ReLU", out) if relu else out
 
     def relu(self, name: str, x: Tensor) -> Tensor:
-        """In place; keeps its output."""
+        """An in-place ReLU, which keeps its output."""
         return self._add(name, "activation", [x], x, Kept(self._keep(x), x.elements))
 
     def activation(self, name: str, x: Tensor, *, keeps: str = "input") -> Tensor:
-        """Not in place; keeps its "input" (leaky ReLU in TensorFlow) or its "output" (tanh)."""
+        """An activation that is not in place and keeps its "input" (leaky ReLU in TensorFlow) or its "output"
+        (tanh)."""
         out = Tensor(x.shape, name, type=x.type)
         saved = self._keep(x if keeps == "input" else out)
         return self._add(name, "activation", [x], out, Kept(saved, x.elements))
@@ -142,8 +143,8 @@ class Builder:
     def max_pool(
         self, name: str, x: Tensor, size: int, *, stride: int, padding: int = 0, keeps: str = "indices"
     ) -> Tensor:
-        """Keeps its input, and the "indices" of the largest in 8 bytes (PyTorch) or its "output" (TensorFlow);
-        or only the "places" of the largest in a byte (``cosmoflow/cpu/pooled.py``)."""
+        """Max pooling, which keeps its input and the "indices" of the largest values in 8 bytes (PyTorch) or its
+        "output" (TensorFlow); or only the "places" of the largest in a byte (``cosmoflow/cpu/pooled.py``)."""
         sides = ((side + 2 * padding - size) // stride + 1 for side in x.shape[:-1])
         out = Tensor((*sides, x.channels), name)
         if keeps == "places":
@@ -177,7 +178,7 @@ class Builder:
         return self._add(name, "sum", [x, y], x)
 
     def concatenate(self, name: str, *tensors: Tensor) -> Tensor:
-        """Side by side along the channels."""
+        """Concatenation along the channels."""
         channels = sum(tensor.channels for tensor in tensors)
         return self._add(name, "concatenation", tensors, Tensor((*tensors[0].shape[:-1], channels), name))
 
@@ -195,12 +196,13 @@ class Builder:
         return self._add(name, "dropout", [x], Tensor(x.shape, name), mask)
 
     def cross_entropy(self, x: Tensor, *, labels: int) -> None:
-        """Of logits ``x`` in float32, with ``labels`` integer classes; keeps the logarithms of probabilities."""
+        """Cross entropy of logits ``x`` in float32, with ``labels`` integer classes; keeps the logarithms of
+        probabilities."""
         kept = Kept((Saved("log softmax", x.elements, "float32"), Saved("labels", labels, "int64")))
         self._loss(x, kept, forward=5, backward=3)
 
     def squared_error(self, x: Tensor) -> None:
-        """Of predictions ``x`` in float32; keeps the differences."""
+        """Squared error of predictions ``x`` in float32; keeps the differences."""
         kept = Kept((Saved("differences", x.elements, "float32"),))
         self._loss(x, kept, forward=3, backward=2)
 

@@ -15,12 +15,13 @@ def layers(
     keeps: str = "output",
     cpu_kernels_from: int | None = None,
 ) -> Network:
-    """Samples [n, n, n, channels], whose sides can be halved once a block.
+    """The layers for samples [n, n, n, channels], whose sides can be halved once per block.
 
-    ``pool_first``: bias and activation after pooling, as the suite computes the same function with an eighth of
-    the work; False: before it, as the reference does, from which Ibrahim et al. 2021 counted. ``keeps``: of a
-    pooling, its "output" (TensorFlow) or the "indices" of the largest (PyTorch). ``cpu_kernels_from``: the
-    first block, counted from 0, for which PyTorch uses the CPU kernels if they suit it; they keep less.
+    ``pool_first``: bias and activation come after pooling, by which the suite computes the same function with an
+    eighth of the work; False: before it, as in the reference and the counts of Ibrahim et al. 2021. ``keeps``:
+    what a pooling keeps, its "output" (TensorFlow) or the "indices" of the largest values (PyTorch).
+    ``cpu_kernels_from``: the first block, counted from 0, for which PyTorch uses the CPU kernels if they suit it;
+    they keep less.
     """
     net = Builder("CosmoFlow", sample_shape)
     x = net.input

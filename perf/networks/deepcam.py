@@ -10,7 +10,7 @@ DILATIONS = (6, 12, 18)
 
 
 def layers(network: deepcam.Network, sample_shape: Sequence[int]) -> Network:
-    """Samples [rows, columns, channels], sides divisible by 16."""
+    """The layers for samples [rows, columns, channels], with sides divisible by 16."""
     net = Builder("DeepCAM", sample_shape)
     net_filters = _Filters(network.width)
     xception = _Xception(net, net_filters)

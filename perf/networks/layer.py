@@ -79,9 +79,9 @@ class Pass(NamedTuple):
     weights: int
 
     def traffic(self, precision: Precision, batch: int | None = None) -> float:
-        """Bytes read and written a sample; the weights' share of a batch of ``batch`` samples (None: without, as
-        Ibrahim et al. 2021, section V-A, assumes). Gradients of weights are float32, as the weights that are
-        updated."""
+        """Bytes read and written per sample, including its share of the weights in a batch of ``batch`` samples
+        (None: without weights, as Ibrahim et al. 2021, section V-A, assume). Gradients of weights are float32, as
+        are the updated weights."""
         weight = 4 if self.name == "weight gradient" else activation_bytes(precision)
         shared = self.weights * weight / batch if batch else 0.0
         return self.elements * activation_bytes(precision) + shared
@@ -103,12 +103,12 @@ class Layer:
 
     @property
     def output_elements(self) -> int:
-        """Of one sample."""
+        """Number of output elements per sample."""
         return math.prod(self.output)
 
     @property
     def input_elements(self) -> int:
-        """Of one sample, over all inputs."""
+        """Number of input elements per sample, over all inputs."""
         return sum(math.prod(shape) for shape in self.inputs)
 
     @property
@@ -168,7 +168,7 @@ class Network:
 
     @property
     def input_elements(self) -> int:
-        """Of one sample."""
+        """Number of input elements per sample."""
         return math.prod(self.input)
 
     def saved_bytes(self, precision: Precision, batch: int = 1) -> int:

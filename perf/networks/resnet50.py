@@ -11,7 +11,7 @@ EXPANSION = 4
 
 
 def layers(network: resnet50.Network, sample_shape: Sequence[int]) -> Network:
-    """Images [side, side, 3] of at least 32 (AlexNet: 63)."""
+    """The layers for images [side, side, 3] with sides of at least 32 (AlexNet: 63)."""
     if network.name == "lenet":
         return _lenet(network, sample_shape)
     if network.name == "alexnet":

@@ -29,8 +29,8 @@ BOUNDS = {"tensor": "tensor cores", "float32": "float32 units", "memory": "memor
 
 
 def accelerator(model: Model, tier: Tier) -> list[Section]:
-    """The cost of moving data that lies in ``tier``; the roofline with every layer, which a table sums by kind;
-    and the memory by batch size."""
+    """The cost of moving data in ``tier``; the roofline with every layer, summed by kind in a table; and the
+    memory by batch size."""
     machine, run, network = model.machine, model.run, model.network
     precision, figures, paper = run.training.precision, machine.figures, TABLE_II.get(run.benchmark)
     ceilings = Ceilings(str(machine.facts["accelerator.model"]), machine.peak(precision)[0],
@@ -66,7 +66,7 @@ def accelerator(model: Model, tier: Tier) -> list[Section]:
 
 
 def cost(model: Model, tier: Tier) -> list[Section]:
-    """Figure 4, of a data set in ``tier``; the points of Ibrahim et al. 2021 where the machine is theirs."""
+    """Figure 4 for a data set in ``tier``, with the points of Ibrahim et al. 2021 if the machine is theirs."""
     machine, run, network, sample = model.machine, model.run, model.network, model.bytes
     moved = network.traffic(run.training.precision)
     sizes: Any = {"moved": moved, "sample": sample, "gradients": 4 * network.parameters}

@@ -2,9 +2,9 @@
 equation 1).
 
 Each term has a value and the ends of its interval; deviations add in quadrature. A step is the roofline over the
-calibrated efficiency, launches, and the all-reduce; if the input path is slower, the step waits for it.
-Staged, each node keeps the whole data set or its share (``staging.mode``) in the fastest tier with enough
-capacity; not staged, a node reads samples from the shared file system, or from memory if cached.
+calibrated efficiency, launches, and the all-reduce; if the input path is slower, the step waits for it. If data is
+staged, each node keeps the whole data set or its share (``staging.mode``) in the fastest tier with enough
+capacity; otherwise a node reads samples from the shared file system, or from memory if cached.
 """
 
 import math
@@ -50,17 +50,17 @@ MOST_NODES = 2**17
 
 
 def predict(machine: Machine, run: Run, nodes: int) -> Prediction:
-    """``run`` on ``nodes`` of ``machine``, staged where the data set fits. Raises UserError if it cannot be
-    there: too many nodes, a batch that cannot be divided or does not fit, a data set larger than every tier, a
-    figure that the file lacks.
+    """Predict ``run`` on ``nodes`` of ``machine``, with data staged if it fits. Raises UserError if the run is
+    impossible there: too many nodes, a batch that cannot be divided or does not fit, a data set larger than every
+    tier, or a figure missing from the machine file.
     """
     return Model(machine, run).at(nodes)
 
 
 def enlarged(model: "Model", nodes: int) -> list[Enlarged]:
-    """The time to train on ``nodes`` with each figure of the machine, in turn, twice as large (latencies half as
-    large), and on twice as many nodes where that is possible: the most effective first. Capacity is only used
-    where that is faster. Raises UserError where ``nodes`` are impossible."""
+    """The time to train on ``nodes`` after doubling each figure of the machine in turn (halving latencies), and on
+    twice as many nodes if possible, the most effective change first. More capacity is used only if that is faster.
+    Raises UserError if ``nodes`` are impossible."""
     machine, rows = model.machine, []
     before = model.at(nodes).total_s or (math.inf,)
     for key, value in machine.figures.items():
@@ -126,7 +126,7 @@ class Model:
         return Efficiency(share, group, 0, self.run.training.precision, exact=True)
 
     def at(self, nodes: int) -> Prediction:
-        """Raises UserError like :func:`predict`."""
+        """The prediction on ``nodes`` nodes. Raises UserError like :func:`predict`."""
         machine, run = self.machine, self.run
         self.require(nodes)
         accelerators, batch = nodes * machine.per_node, run.hyperparameters.global_batch_size
@@ -177,9 +177,9 @@ class Model:
         )
 
     def sample(self, prediction: Prediction) -> dict[str, Any]:
-        """As JSON: what a training sample of ``prediction`` costs, in FLOPs and bytes. ``memory``: peaks by local
+        """The cost of a training sample of ``prediction`` in FLOPs and bytes, as JSON. ``memory``: peaks by local
         batch; ``costs`` and ``gaps`` as in Ibrahim et al. 2021, section V-C; ``unstaged_step_s``: a step if
-        nothing was staged and nodes had fixed shares."""
+        nothing were staged and nodes had fixed shares."""
         machine, run, net = self.machine, self.run, self.network
         moved, gradients = net.traffic(run.training.precision), 4.0 * net.parameters
         nodes, group, local = prediction.nodes, prediction.parts, prediction.local_batch_size
@@ -222,8 +222,8 @@ class Model:
                 yield predict(self.machine, with_batch(self.run, batch), each)
 
     def limits(self, predictions: Sequence[Prediction]) -> list[str]:
-        """Why :meth:`over_nodes`, which returned ``predictions``, has none for half of its fewest nodes and for
-        twice its most, in sentences. Says nothing where the machine has no more nodes."""
+        """Sentences that say why :meth:`over_nodes`, which returned ``predictions``, predicts neither half of the
+        smallest nor twice the largest number of nodes. Empty if the machine has no more nodes."""
         reasons = []
         for nodes in (predictions[0].nodes // 2, predictions[-1].nodes * 2):
             if 1 <= nodes <= (self.machine.nodes or MOST_NODES):
@@ -234,7 +234,7 @@ class Model:
         return reasons
 
     def require(self, nodes: int) -> None:
-        """Raises UserError if the machine has fewer."""
+        """Raise UserError if the machine has fewer than ``nodes`` nodes."""
         machine = self.machine
         if machine.nodes is not None and nodes > machine.nodes:
             raise UserError(f"{machine.at('nodes')}: {nodes} of {machine.nodes} nodes requested")
@@ -242,8 +242,8 @@ class Model:
     # A step
 
     def of_a_pass(self, local: int) -> int:
-        """Samples of one of the backward passes whose gradients a step adds up. Raises UserError if
-        ``local`` cannot be divided among them."""
+        """Samples per backward pass, of which a step accumulates several. Raises UserError if ``local`` cannot be
+        divided among them."""
         passes = self.run.backward_passes
         if local % passes:
             raise UserError(
@@ -252,7 +252,7 @@ class Model:
         return local // passes
 
     def step(self, nodes: int, together: int, local: int, tier: Tier) -> Step:
-        """A step of ``local`` samples of each group of ``together`` accelerators, whose data lies in ``tier``."""
+        """A step of ``local`` samples of each group of ``together`` accelerators, with data in ``tier``."""
         machine, net = self.machine, self.network
         compute = local * self.roofline / self.efficiency.value
         # An efficiency measured on the machine itself includes its launches.
@@ -271,8 +271,7 @@ class Model:
         )
 
     def interval(self, step: Step) -> tuple[Estimate, list[str]]:
-        """Seconds of a step from how far the published sets lie from each other, nine of ten of which are within
-        it; and notes on that."""
+        """The interval of a step in seconds, which contains nine of ten published sets, and notes on it."""
         family, known = self.machine.family, self.generation is not None
         half = self.calibrated.factor_of(self.efficiency, family, known=known)
         notes: list[str] = []
@@ -303,14 +302,14 @@ class Model:
     # Data
 
     def placed(self, nodes: int, together: int) -> Placement:
-        """Where the training data lies. Raises UserError where no tier is large enough."""
+        """Where the training data is. Raises UserError if no tier is large enough."""
         if self.staged:
             return place(self.machine, self.run.staging, *self.data_bytes, nodes, together)
         train, _ = self.data_bytes
         return unstaged(self.machine, train, nodes, together, self.scope)
 
     def staging(self, nodes: int, together: int, local: int, step: Step, placed: Placement) -> Triple:
-        """Seconds of staging, or if nothing is staged what the first epoch takes longer."""
+        """Seconds of staging; if nothing is staged, the extra time of the first epoch."""
         if placed.moved is None:
             return self.first_epoch(nodes, together, local, step)
         received = placed.moved.sent / nodes
@@ -329,8 +328,8 @@ class Model:
         return excess[0], min(excess), max(excess)
 
     def exchange(self, nodes: int, tier: Tier) -> float | None:
-        """Seconds in which nodes exchange their shards of the training data before an epoch, which they do before
-        every one but the first; None if they do not."""
+        """Seconds in which nodes exchange their shards of the training data before each epoch but the first; None
+        if they do not exchange any."""
         if not self.run.staging.exchange or nodes == 1:
             return None
         return exchange_seconds(self.machine, self._exchanged(nodes) / nodes, tier)
@@ -342,8 +341,8 @@ class Model:
     def notes(
         self, nodes: int, together: int, placed: Placement, staging_s: Triple, trained: Triple
     ) -> list[str]:
-        """What is to be said of accelerators that share a sample, and of staging that takes longer than the epochs
-        in ``trained``."""
+        """Notes on accelerators that share a sample, and on staging that takes longer than the epochs in
+        ``trained``."""
         lines = []
         if together > 1 and self.plan is None:
             lines.append(
@@ -372,7 +371,7 @@ def with_batch(run: Run, batch: int) -> Run:
 
 def best(models: Iterable[Model]) -> Prediction | None:
     """The shortest time to train over ``models`` (of runs with several batch sizes) and node counts in powers of
-    two, one accelerator a sample at most. None if none of them can be."""
+    two, with at most one accelerator per sample. None if all are impossible."""
     predictions = (p for model in models for p in model.over_nodes() if p.total_s and p.parts == 1)
     return min(predictions, key=lambda p: p.total_s[0] if p.total_s else math.inf, default=None)
 
@@ -397,8 +396,8 @@ def _trained(run: Run) -> tuple[Any, ...]:
 
 
 class Fits:
-    """Of one run on one machine. ``local``: samples of a backward pass; ``together``: accelerators that share a
-    sample."""
+    """What fits into memory for one run on one machine. ``local``: samples of a backward pass; ``together``:
+    accelerators that share a sample."""
 
     def __init__(self, machine: Machine, run: Run) -> None:
         self.machine, self.run = machine, run

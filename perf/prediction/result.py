@@ -18,7 +18,7 @@ from mlhpc.perf.tiers import Tier
 from mlhpc.quantities import bytes_text, count, digits, seconds_text, whole
 
 NO_INTERVAL = "no interval model"
-"""For waits, exchanges, and staging at the machine's own rates: one value, of an error that is not known."""
+"""For waits, exchanges, and staging at the machine's own rates: a single value, whose error is not known."""
 
 
 @dataclass(frozen=True)
@@ -72,11 +72,11 @@ class Prediction:
     """One run of ``run`` on ``nodes`` of ``machine``. Times in seconds; each estimate is a value with its ends.
 
     ``parts``: accelerators on one sample; ``local_batch_size``: samples of such a group in a step, in all its
-    backward passes. ``staging_s``: of data that is not staged, what the first epoch takes longer; ``moved``: the
-    bytes of staging, None if nothing is staged. ``epochs`` and all that needs them is None if no convergence
-    is published. ``notes``: what the figures rest on. ``memory``: peak bytes of a step on an accelerator;
-    ``largest_batch``: samples of the largest backward pass that fits the memory of the ``parts`` accelerators of a
-    sample.
+    backward passes. ``staging_s``: for data that is not staged, the extra time of the first epoch; ``moved``: the
+    bytes of staging, None if nothing is staged. ``epochs``, and everything that depends on it, is None if no
+    convergence is published. ``notes``: the basis of the figures. ``memory``: peak bytes of a step on an
+    accelerator; ``largest_batch``: samples of the largest backward pass that fits the memory of the ``parts``
+    accelerators of a sample.
     """
 
     machine: Machine
@@ -152,7 +152,7 @@ class Prediction:
 
     @property
     def configuration(self) -> str:
-        """The size of the run in words."""
+        """The size of the run, as text."""
         each = (
             f"a sample on {self.parts} accelerators"
             if self.parts > 1
@@ -175,7 +175,7 @@ class Prediction:
 
     @property
     def facts(self) -> dict[str, str]:
-        """All that is not a term, by label."""
+        """Everything that is not a term, by label."""
         value, low, high = (digits(rate) for rate in self.samples_per_s)
         together = whole(self.samples_per_s[0] * self.accelerators)
         unknown = "" if self.tier.read else ", whose bandwidth is not in the machine file"
@@ -199,7 +199,7 @@ class Prediction:
 
     @property
     def fits(self) -> str:
-        """The largest batch that fits on an accelerator, or on those sharing a sample, in words."""
+        """The largest batch that fits on an accelerator, or on those sharing a sample, as text."""
         capacity = bytes_text(self.machine.figures["accelerator.memory"])
         whose = (
             f"{self.parts} accelerators of {capacity} each"
@@ -221,7 +221,7 @@ class Prediction:
         return f"{self.run.staging.mode}: {held} to each node, {source} off the shared file system{passed}"
 
     def record(self) -> dict[str, Any]:
-        """As JSON: intervals are [value, low, high], times in seconds."""
+        """The prediction as JSON: intervals are [value, low, high], times in seconds."""
         return {
             "benchmark": self.run.benchmark,
             "preset": self.run.preset,

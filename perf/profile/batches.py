@@ -52,8 +52,8 @@ def per_sample(shown: Shown) -> dict[str, float]:
     """Seconds per sample and rank by ``PARTS``; their sum is the time of a step without the profiler divided
     by its samples.
 
-    The shares are those of the profiled step. Only operations overlap: the time without waits is divided
-    among them. Communication counts as a wait if its unhidden part was measured, otherwise as operations.
+    The shares are those of the profiled step. Only operations overlap, so the time without waits is divided among
+    them. Communication counts as a wait if its unhidden part was measured, otherwise as operations.
     """
     profile, parts = shown.profile, shown.parts
     waits = {"input wait": parts.get("input wait", 0.0), "other wait": parts.get("wait", 0.0)}
@@ -102,7 +102,8 @@ def page(shown: Sequence[Shown]) -> str:
 
 
 def by_batch(shown: Sequence[Shown]) -> Table:
-    """Milliseconds per sample by part; relative to the smallest batch, with the paper's values if it has both."""
+    """Milliseconds per sample by part, and relative to the smallest batch, next to the paper's values if the paper
+    has both batch sizes."""
     least = sample_seconds(shown[0])
 
     def time(each: Shown, part: str) -> Cell:

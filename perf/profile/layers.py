@@ -28,8 +28,8 @@ class LayerTime(NamedTuple):
     weights: int = 0
 
     def efficiency(self, ceilings: Ceilings) -> float:
-        """The largest share of tensor cores, float32 units and memory bandwidth used (Ibrahim et al. 2021,
-        section V-B), from its minimum computation and traffic. At most 1, although caches can save
+        """The largest of the used shares of tensor cores, float32 units and memory bandwidth (Ibrahim et al. 2021,
+        section V-B), from the minimum computation and traffic. It is at most 1, although caches can save
         traffic."""
         if not self.seconds:
             return 0.0
@@ -53,8 +53,8 @@ class Bin(NamedTuple):
 
 
 def by_part(profile: Profile) -> dict[str, float]:
-    """Seconds of a step by part: of all threads or streams, so their sum is more than the step where
-    operations run side by side."""
+    """Seconds of a step by part, summed over all threads or streams, so that they exceed the step if operations
+    overlap."""
     parts: dict[Part, float] = defaultdict(float)
     for work in profile.work:
         parts[work.part] += work.seconds
@@ -64,8 +64,8 @@ def by_part(profile: Profile) -> dict[str, float]:
 
 
 def divided(seconds: float, waits: Mapping[str, float], operations: Mapping[str, float]) -> dict[str, float]:
-    """The parts of ``seconds``, which they add up to: ``waits`` as long as they were, and ``operations``,
-    which may run side by side, by their shares of the rest."""
+    """Parts that add up to ``seconds``: ``waits`` keep their length, and ``operations``, which may overlap, share
+    the rest in proportion."""
     left, busy = max(0.0, seconds - sum(waits.values())), sum(operations.values())
     shrunk = min(1.0, left / busy) if busy else 0.0
     parts = {**waits, **{name: shrunk * value for name, value in operations.items()}}

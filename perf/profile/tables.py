@@ -28,7 +28,7 @@ from mlhpc.perf.profile.ranks import (
 from mlhpc.quantities import bytes_text, count, four_digits, seconds_text, text_of
 
 _SIDE_BY_SIDE = 1.005
-"""Time of all threads over that of the step, above which operations overlapped: more than rounding."""
+"""Ratio of the time of all threads to that of the step above which operations overlapped, beyond rounding."""
 LAYERS_PRINTED = 12
 OPERATIONS_PRINTED = 10
 WORDS = {
@@ -66,7 +66,7 @@ class Shown:
 
     @property
     def profile(self) -> Profile:
-        """Rank 0's."""
+        """The profile of rank 0."""
         return self.ranks[0]
 
     @property
@@ -76,7 +76,7 @@ class Shown:
 
     @property
     def side_by_side(self) -> str:
-        """A sentence on operations that ran at the same time; "" if none did."""
+        """A sentence on operations that ran concurrently; "" if none did."""
         threads, step = sum(self.parts.values()), self.profile.wall
         if threads <= _SIDE_BY_SIDE * step:
             return ""
@@ -88,22 +88,22 @@ class Shown:
 
     @property
     def benchmark(self) -> str:
-        """Its title."""
+        """The title of the benchmark."""
         return registry.title(self.run.benchmark)
 
     @property
     def title(self) -> str:
-        """Of the page."""
+        """The title of the page."""
         return f"{self.benchmark}, a training step by layer"
 
     @property
     def ranks_text(self) -> str:
-        """Their number in words."""
+        """The number of ranks, as text."""
         return count(len(self.ranks), "rank")
 
     @property
     def about(self) -> str:
-        """What was measured, in words."""
+        """What was measured, as text."""
         p = self.profile
         passes = f" in each of {p.passes} backward passes per step" if p.passes > 1 else ""
         return (

@@ -41,8 +41,8 @@ class View(NamedTuple):
 
 
 def training_view(height: int, width: int, size: int, rng: np.random.Generator) -> View:
-    """A random box resized to ``size x size``, mirrored half the time. If no box of the drawn shapes
-    fits in ten tries, the largest central one of an allowed ratio, as in torchvision's RandomResizedCrop."""
+    """A random box resized to ``size x size``, mirrored half the time. If no box of the drawn shapes fits in ten
+    tries, it is the largest central box of an allowed ratio, as in torchvision's RandomResizedCrop."""
     mirrored = bool(rng.random() < 0.5)
     for _ in range(_TRIES):
         area = height * width * rng.uniform(*AREA)
@@ -66,9 +66,8 @@ def evaluation_view(height: int, width: int, size: int) -> View:
 
 
 def crop_resize(pixels: torch.Tensor, view: View, size: int) -> torch.Tensor:
-    """The ``view`` of an image uint8 ``[3, height, width]``: uint8 ``[3, size, size]``, not mirrored.
-
-    Bilinear with antialiasing, as Pillow does it.
+    """The ``view``, uint8 ``[3, size, size]`` and not mirrored, of an image uint8 ``[3, height, width]``: bilinear
+    with antialiasing, as in Pillow.
     """
     box = functional.resized_crop(
         pixels, view.top, view.left, view.height, view.width, [view.rows, view.columns], antialias=True

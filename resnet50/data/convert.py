@@ -1,7 +1,7 @@
 """Packs a data set of many small files into few: TFRecord shards, LMDB, or decoded pixels.
 
-The bytes of an image are copied, not re-encoded, and their order is kept: a run reads the same batches,
-bit for bit, from every format.
+Image bytes are copied, not re-encoded, and images keep their order, so a run reads the same batches, bit for bit,
+from every format.
 """
 
 import errno
@@ -106,8 +106,8 @@ def convert(source: Path, out: Path, codec: Target, world: World, workers: int) 
 
 
 class _Verified:
-    """``images``, each of whose files, if it contains one image, has the checksum of ``sums`` before it is used.
-    TFRecord has its own checksums."""
+    """``images``, whose files are verified against the checksums ``sums`` before use if they contain one image
+    each. TFRecord has its own checksums."""
 
     def __init__(self, images: Images, sums: Mapping[Path, int]) -> None:
         self._images, self._sums, self.classes = images, sums, images.classes

@@ -87,7 +87,7 @@ class DecodedByDali:
 
     @contextmanager
     def errors(self, in_use: Sequence[list[_Source]]) -> Iterator[None]:
-        """Raises an error naming the image that DALI could not decode, if our decoder also fails on it."""
+        """Raise an error naming the image that DALI could not decode, if the suite's decoder also fails on it."""
         try:
             yield
         except RuntimeError:

@@ -35,7 +35,7 @@ _SWITCH = {"train": "data.train_samples", "validation": "data.eval_samples"}
 
 def select(dataset: Manifest, data: Data) -> Manifest:
     """The part of a data set that a run needs: the files of its two splits, which must contain exactly the number
-    of images in ``data``: a part would contain only the first classes.
+    of images in ``data``, because a part would contain only the first classes.
 
     Raises UserError if a split is missing, mixed or has another number of images according to names
     and facts (TFRecord, LMDB and raw arrays without a count in the manifest are counted by ``assign_samples``).
@@ -134,10 +134,9 @@ def open_splits(
     here: Container[str] | None = None,
     mode: Mode = "replicate",
 ) -> tuple[dict[Split, Images], list[str] | None]:
-    """The images of both splits, and the names of the classes if known. Called by all ranks.
-
-    They are under ``root`` (None: the data set's), limited to the files in ``here`` (None: all), staged in
-    ``mode``. ``classes`` None: their number is not checked. Raises UserError like ``assign_samples``.
+    """The images of both splits, and the names of the classes if known. Images are under ``root`` (None: the data
+    set's), limited to the files in ``here`` (None: all), staged in ``mode``. With ``classes`` None, their number
+    is not checked. Called by all ranks. Raises UserError like ``assign_samples``.
     """
     names = {split: files_of(dataset, split) for split in SPLITS}
     kinds = {split: format_of(dataset, names[split]) for split in SPLITS}

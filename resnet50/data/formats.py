@@ -37,8 +37,8 @@ class Images(Protocol):
     def __len__(self) -> int: ...
 
     def read(self, index: int) -> tuple[Bytes, int]:
-        """An image, in a separate writable buffer, and its label. Raises UserError naming it. uint8 [bytes] as
-        encoded, or [rows, columns, 3] decoded."""
+        """An image in a separate writable buffer, uint8 [bytes] encoded or [rows, columns, 3] decoded, and its
+        label. Raises UserError naming the image."""
 
     def name(self, index: int) -> str:
         """The file and the position in it, for messages."""

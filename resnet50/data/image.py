@@ -28,8 +28,8 @@ class BrokenImage(UserError):
 
 
 def decode(data: Bytes) -> torch.Tensor:
-    """Pixels uint8 ``[3, height, width]``, RGB, of a JPEG's bytes, or of another of ``FORMATS``; for pixels,
-    a view. Greyscale and CMYK are converted to RGB. The orientation of EXIF is ignored, as in ImageNet training.
+    """RGB pixels uint8 ``[3, height, width]`` from the bytes of a JPEG or another of ``FORMATS``; for pixels, a
+    view. Greyscale and CMYK are converted to RGB. The orientation of EXIF is ignored, as in ImageNet training.
 
     Raises BrokenImage, without the file's name, when it cannot be decoded or is truncated.
     """
@@ -61,9 +61,9 @@ def size_of(data: Bytes) -> tuple[int, int]:
 
 
 def _require_plausible(data: Bytes) -> None:
-    """Raise BrokenImage for a JPEG whose header claims more pixels than its bytes can encode, before memory for
-    them is allocated, or has stray bytes, which the decoder skips and then might see another size. The cheapest
-    block of 64 pixels takes one bit (ITU-T T.81, annex F.1.2), so a byte encodes at most 512 pixels."""
+    """Raise BrokenImage, before memory is allocated, for a JPEG whose header claims more pixels than its bytes can
+    encode, or has stray bytes, after which the decoder might see another size. The cheapest block of 64 pixels
+    takes one bit (ITU-T T.81, annex F.1.2), so a byte encodes at most 512 pixels."""
     height, width = size_of(data)
     pixels = height * width
     if pixels > MAX_PIXELS or pixels > 4096 + 1024 * len(data):

@@ -27,9 +27,9 @@ _TRIES = 100
 def training_view(height: int, width: int, size: int, rng: np.random.Generator) -> View:
     """A random box resized to ``size x size``, mirrored half the time; the whole image if no box fits.
 
-    The aspect ratio is uniform, then the height over the integers that ratio and area allow. So lengths
-    are uniform, not areas, and small boxes are more frequent than in torchvision's RandomResizedCrop. The last
-    row and column of positions are never drawn.
+    The aspect ratio is uniform; then the height is uniform over the integers that ratio and area allow. So
+    lengths, not areas, are uniform, and small boxes are more frequent than in torchvision's RandomResizedCrop. The
+    last row and column of positions are never drawn.
     """
     mirrored = bool(rng.random() < 0.5)
     for _ in range(_TRIES):
@@ -58,7 +58,7 @@ def render(pixels: torch.Tensor, view: View, size: int, x: npt.NDArray[np.float3
     floats, minus ``MEAN``.
 
     Bilinear, without antialiasing and without rounding. Output pixel i is sampled at i · input / output, so the
-    first pixels of image and output coincide (TensorFlow 1's resize). A mirrored image is mirrored before.
+    first pixels of image and output coincide (TensorFlow 1's resize). Mirroring happens before resizing.
     """
     above, below, down = _neighbours(view.down, size, view.height, view.rows)
     before, after, right = _neighbours(view.right, size, view.width, view.columns)

@@ -1,9 +1,9 @@
 """Packs JPEG files into TFRecord shards while staging, so that few files are written instead of many.
 
-All of it is inside the clock, in every run. Each node reads every image once, and writes the shards that
-``mlhpc data convert resnet50 --to tfrecord`` would: a run reads the same batches, bit for bit. Target locks,
-the check of free space, and the removal after the run are shared with staging. A shard is complete or absent,
-but interrupted packing is not resumed: the next run starts over.
+Packing is inside the clock, in every run. Each node reads every image once and writes the shards that ``mlhpc data
+convert resnet50 --codec tfrecord`` would, so a run reads the same batches, bit for bit. Target locks, the check of
+free space, and the removal after the run are shared with staging. A shard is complete or absent, but interrupted
+packing is not resumed: the next run starts over.
 """
 
 import os
@@ -46,8 +46,8 @@ _RECORD_OVERHEAD = 1024
 
 
 class _Checked(Files):
-    """Images that are checked against the data set's manifest as they are read, into memory that is reused
-    for the thread's next image: allocating fresh pages costs more than reading it."""
+    """Images that are checked against the data set's manifest as they are read. Each thread reuses its memory for
+    the next image, because allocating fresh pages costs more than reading."""
 
     def __init__(self, images: Files, files: Sequence[File], root: Path) -> None:
         super().__init__(images.paths, images.labels, images.classes)

@@ -49,9 +49,9 @@ Batch = tuple[torch.Tensor, torch.Tensor, int, tuple[str, ...]]
 class Reader:
     """Reads images of one epoch, ``size x size`` as the network's input. Thread-safe.
 
-    ``draw`` is (seed, pool, epoch): the view of image i depends only on it and i, so that it is the same
-    for any number of ranks and workers. None: the view of evaluation. With ``broken`` "skip", an image that
-    cannot be decoded is skipped: training uses the next one, evaluation none. Labels are in page-locked memory if
+    ``draw`` is (seed, pool, epoch), or None for the views of evaluation; the view of image i depends only on it
+    and i, so that it is the same for any number of ranks and workers. With ``broken`` "skip", an image that cannot
+    be decoded is skipped: training uses the next one, evaluation none. Labels are in page-locked memory if
     ``pinned``.
     """
 
@@ -68,7 +68,7 @@ class Reader:
         return (((self.size, self.size, 3), "float32"),)
 
     def finish(self, arrays: Sequence[torch.Tensor], results: Sequence[Sample]) -> Batch:
-        """The batch whose images are ``arrays``. They are [b, size, size, 3]."""
+        """The batch whose images are ``arrays``, [b, size, size, 3]."""
         y = torch.tensor([sample.label for sample in results], dtype=torch.int64, pin_memory=self.pinned)
         broken = tuple(message for sample in results for message in sample.broken)
         return arrays[0], y, sum(sample.size for sample in results), broken

@@ -1,8 +1,7 @@
 """The images of a run as batches for the training step: cropped and normalised, channels last in memory.
 
-Every feed (``loading.loader``) gives the same images in the same order, and the same views of them: "threads" and
-"workers" with torchvision, which agree bit for bit; and "dali", whose decoder and resampling differ by a few grey
-levels.
+Every feed (``loading.loader``) delivers the same views of the same images in the same order. "threads" and
+"workers" use torchvision and agree bit for bit; the decoder and resampling of "dali" differ by a few grey levels.
 """
 
 import sys
@@ -40,9 +39,9 @@ class ResNet50Source(Source[TensorPair]):
     ``device`` other than "cpu" batches are in page-locked memory, with DALI on the GPU. ``ranks_on_node`` is the
     number of ranks that need memory at the same time.
 
-    An image that cannot be decoded stops the run. With ``loading.broken_images`` "skip" it is reported on standard
-    error, once, and recorded in ``skipped`` with its name and error: in training the next image takes its
-    place, in evaluation the batch is smaller.
+    An image that cannot be decoded stops the run. With ``loading.broken_images`` "skip" it is reported once on
+    standard error, and recorded in ``skipped`` with its name and error. In training the next image takes its
+    place; in evaluation the batch is smaller.
     """
 
     loading: Loading

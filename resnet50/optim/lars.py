@@ -19,7 +19,7 @@ class Lars(torch.optim.Optimizer):
     Norms are over the whole tensor. For groups without ``adapt`` the reference omits weight decay too: pass
     ``weight_decay`` 0.
 
-    Nothing waits for a GPU: a GradScaler leaves it to this class to skip a step. The gradients are overwritten.
+    Nothing waits for a GPU: a GradScaler leaves skipping a step to this class. The gradients are overwritten.
     """
 
     def __init__(

@@ -1,10 +1,10 @@
 """Images of classes that differ in arrangement, outline, texture and colour, on cluttered backgrounds.
 
-A class is a look: an outline (a circle with a few waves around it), a texture inside it (stripes, checks,
-dots, rings, blotches or none, at some scale) and the hues of its rim and of its core. Classes come in pairs
-that differ only in the order of the two hues, so statistics of a whole image (colours, spectra, textures)
-find the pair but not the class; a network has to see what surrounds what. An image shows one object of its
-class, randomly placed, rotated, scaled and lit, on a mottled background among smaller objects of other classes.
+A class is a look: an outline (a circle with a few waves around it), a texture inside it (stripes, checks, dots,
+rings, blotches or none, at some scale) and the hues of its rim and of its core. Classes come in pairs that differ
+only in the order of the two hues, so statistics of a whole image (colours, spectra, textures) identify the pair
+but not the class; a network has to see what surrounds what. An image shows one object of its class, randomly
+placed, rotated, scaled and lit, on a mottled background among smaller objects of other classes.
 """
 
 import colorsys

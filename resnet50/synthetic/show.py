@@ -14,11 +14,9 @@ ROWS, COLUMNS = 5, 8
 
 
 def show(data: Path, out_png: Path) -> None:
-    """Draw 40 training images of the data set at ``data``, of any format, in order of class: evenly spaced,
-    uncropped, as stored.
-
-    Raises UserError if the data set or one of the images cannot be read, and when the image cannot be
-    written.
+    """Draw 40 evenly spaced training images of the data set at ``data``, in any format, in order of class,
+    uncropped and as stored. Raises UserError if the data set or one of the images cannot be read, or if the
+    overview cannot be written.
     """
     # Not pyplot, which requires a display and keeps every figure.
     from matplotlib.figure import Figure

@@ -1,4 +1,4 @@
-"""Whether a run is valid: the official checkers, and rules for logs, run folders and sets."""
+"""Checks whether a run is valid, by the official checkers and by rules for logs, run folders and sets."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -24,9 +24,9 @@ from mlhpc.submission.score.set_score import compare_set, division_of, has_own_t
 @dataclass(frozen=True)
 class SetCheck:
     """A set and its findings. ``rules``: its own (``rulesets.rules_of``), which need not exist; ``complying``:
-    number of its logs that pass the official compliance checker under them, None without rules; ``excused``:
-    number of those that fail only on the official target, which the preset does not have; ``copy_of``: an
-    earlier set with the same logs."""
+    number of its logs that pass the official compliance checker under these rules, None without rules;
+    ``excused``: number of logs that fail only on the official target, which the preset does not have; ``copy_of``:
+    an earlier set with the same logs."""
 
     results: ResultSet
     rules: str
@@ -76,7 +76,7 @@ def check_sets(path: Path, ruleset: str | None = None) -> Iterator[SetCheck]:
 
 def check_set(results: ResultSet, ruleset: str | None = None) -> SetCheck:
     """The findings on one set: on every run, on the set, and those of the official checkers for sets. Every log is
-    checked under the rules of the set, whatever it says."""
+    checked under the rules of the set, whatever rules the log names."""
     rules = rules_of(results.benchmark, ruleset, None if results.runs else results.path)
     score = score_set(results)
     is_single = not results.is_tree and (results.path.is_file() or results.runs == (results.path,))
@@ -124,8 +124,8 @@ def complies(official: Sequence[Finding]) -> bool:
 
 
 def _pruned_findings(results: ResultSet, rules: str) -> Iterator[Finding]:
-    """Pruned logs do not count, and "should" comply (MLPerf HPC training rules 3.0, Throughput): package_checker
-    does not read them, and a killed instance has no run_stop. So their findings are only warnings."""
+    """Pruned logs do not count and "should" comply (MLPerf HPC training rules 3.0, Throughput). Since
+    package_checker does not read them and a killed instance has no run_stop, their findings are only warnings."""
     for path in results.pruned_paths:
         log = parse(path)
         for finding in (*official_findings(log, rules), *log_rules(log)):
@@ -135,7 +135,8 @@ def _pruned_findings(results: ResultSet, rules: str) -> Iterator[Finding]:
 def _run_by_run(
     results: ResultSet, rules: str, is_single: bool
 ) -> Iterator[tuple[Path, list[Finding], list[Finding]]]:
-    """Every log with the findings of the official checker on it, and the other ones, also on its run folder."""
+    """Every log with the findings of the official checker on it, and the other findings on it and its run
+    folder."""
     for path in results.runs:
         prefix = "" if is_single else f"{path.name}/"
         both = _of_run(read(path), rules, results.metric)
@@ -220,8 +221,8 @@ def _of_run(run: RunDirectory, rules: str, metric: Metric) -> tuple[list[Finding
 
 
 def _excused(finding: Finding, result: Result | None) -> Finding:
-    """The official target is built into the checker. A preset of the open division with its own target cannot meet
-    both; if it met its own, the finding is expected."""
+    """The official target is built into the checker. An open-division preset with its own target cannot meet both;
+    if it met its own, the finding is expected."""
     official = target_in(finding)
     if official is None or result is None or result.division == "closed" or not result.target.reached:
         return finding

@@ -21,7 +21,7 @@ def log_rules(log: Log) -> Iterator[Finding]:
 
 
 def bare_log_rules(log: Log) -> Iterator[Finding]:
-    """Findings on a log outside of a run folder; for run folders ``run_rules`` has the same rules."""
+    """Findings on a log outside a run folder; ``run_rules`` has the same rules for run folders."""
     for rule in (_has_seed, _not_resumed, _successful):
         yield from rule(log)
 

@@ -39,8 +39,8 @@ from mlhpc.submission.result_set import BYPASS, PRUNED, SCALING, ResultSet
 __all__ = ["official_findings", "package_findings", "rcp_verdict", "seed_findings", "summary", "target_in"]
 
 LONGEST = 10_000
-"""Bytes of an MLLOG line that the official parser reads in 0.1 s; its time grows with the square of the length
-(100,000 bytes: 6 to 10 s). Logs with longer lines are not passed to it."""
+"""Bytes of an MLLOG line that the official parser reads in 0.1 s. Its time grows with the square of the length
+(100,000 bytes take 6 to 10 s), so logs with longer lines are not passed to it."""
 MOST_PARSING = 50_000_000_000
 """Sum of the squared lengths of a log's MLLOG lines that the official parser reads in a minute, like a
 million lines of 220 bytes."""
@@ -78,8 +78,8 @@ def official_findings(log: Log, rules: str) -> list[Finding]:
 
 
 def package_findings(results: ResultSet, rules: str) -> list[Finding]:
-    """The findings of package_checker on a set of a submission tree: number of files, seeds, convergence points
-    (the last two in the closed division), system description. Logs that do not comply are only counted."""
+    """The findings of package_checker on a set of a submission tree: number of files, seeds and convergence points
+    (both in the closed division), and system description. Logs that do not comply are only counted."""
     from mlperf_logging.package_checker import package_checker
 
     if not _are_readable(results):

@@ -1,10 +1,10 @@
 """The official tools under a guard: they read only their own rule files, always terminate, and print nothing.
 
 mlperf-logging 4.1.68 puts values of a log (division, benchmark, optimizer) into the name of the next rule file,
-``hpc_2.0.0/{division}_common.yaml``, and executes the code in that file. An untrusted log could name any file
-this way, or a rule file that includes itself endlessly. package_checker and result_summarizer use the same
-checker, so one guard around all of them is enough. It also keeps the parsed rule files: the checker parses
-four or five for each log, three quarters of the time that a check takes.
+``hpc_2.0.0/{division}_common.yaml``, and executes the code in that file. An untrusted log could name any file this
+way, or a rule file that includes itself endlessly. package_checker and result_summarizer use the same checker, so
+one guard around all of them is enough. It also caches the parsed rule files: the checker parses four or five for
+each log, which takes three quarters of a check's time.
 """
 
 import io
@@ -35,7 +35,7 @@ class RuleFileRefused(Exception):
 
 @contextmanager
 def guarded() -> Iterator[list[logging.LogRecord]]:
-    """A context for calls of the official tools. Yields the list of their log records, which grows as they run.
+    """A context for calling the official tools. Yields the list of their log records, which grows as they run.
 
     A refused rule file raises RuleFileRefused through the tool that requested it.
     """

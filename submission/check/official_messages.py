@@ -19,7 +19,7 @@ from mlhpc.submission.check.rulesets import HPC, TRAINING, without_rules
 from mlhpc.submission.findings import allowed_value
 
 RULE_FOLDERS = (*(f"hpc_{each}" for each in HPC), *(f"training_{each}" for each in TRAINING))
-"""Those of the official rule files that can be chosen here."""
+"""The folders of official rule files that can be chosen here."""
 
 # The compliance checker, on one log.
 
@@ -230,7 +230,8 @@ def package_crash(where: str, error: BaseException) -> Finding:
 
 
 def why_it_stopped(error: BaseException) -> str:
-    """In one line. The official tools look up values without asking whether there are any: KeyError."""
+    """The reason, in one line. The official tools look up values without asking whether they exist, hence
+    KeyError."""
     text = str(error.args[0] if isinstance(error, KeyError) and error.args else error).partition("\n")[0]
     if isinstance(error, KeyError):
         missing = text if text not in ("", "None") else "value that it looks up"

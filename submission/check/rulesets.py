@@ -1,4 +1,4 @@
-"""Which rules of MLPerf a set is checked against."""
+"""The MLPerf rules that a set is checked against."""
 
 import re
 from pathlib import Path
@@ -19,7 +19,7 @@ def rules_of(benchmark: str, ruleset: str | None = None, path: Path | None = Non
     """The rules of a benchmark by the name in its logs: ``hpc_2.0.0``, ``training_4.0.0``; "" if MLPerf has no
     rules for it. They need not ``exist``.
 
-    The version is the requested ``ruleset``; without one that of the round in whose folder ``path`` lies
+    The version is the requested ``ruleset``; without one, that of the round whose folder contains ``path``
     (``training_results_v0.7/<org>/results/…``); without a round HPC 2.0.0, the last that times staging, or the
     benchmark's last training ruleset.
     """
@@ -46,7 +46,7 @@ def exist(rules: str) -> bool:
 
 
 def without_rules(benchmark: str, rules: str) -> str:
-    """Why there are no rules, in words."""
+    """A text that says why there are no rules."""
     if not rules:
         return f"MLPerf has no rules for {benchmark}"
     usage, _, ruleset = rules.partition("_")

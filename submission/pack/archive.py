@@ -24,7 +24,7 @@ CHECKSUMS = ".sha256"
 suite. It is the first file of the archive."""
 BLOCK = 2**20
 MOST_PARTS = 20
-"""Folders above a file, and its name; a submission has seven. Deeper trees could not be removed again."""
+"""Maximum number of parts of a path; a submission has seven. Deeper trees could not be removed again."""
 LARGEST_READ = 16 * 2**20
 """Maximum bytes of one read by tarfile, for headers; files are read in blocks."""
 MOST_EXPANSION = 200
@@ -54,7 +54,7 @@ def aside(out: Path) -> Iterator[Path]:
 
 
 def write_archive(part: Path, org: str) -> Path:
-    """``<org>.tar.gz`` of the tree and its checksums: always the same bytes for the same tree (sorted, without
+    """Write ``<org>.tar.gz`` of the tree and its checksums, with the same bytes for the same tree (sorted, without
     owners and times)."""
     files = sorted(p for p in (part / org).rglob("*") if p.is_file())
     names = [p.relative_to(part).as_posix() for p in files]

@@ -166,7 +166,7 @@ python3 -m venv .venv
 
 
 def _environment() -> str:
-    """Shell lines that put the environment of setup.sh first in PATH; without one, the current one is used."""
+    """Shell lines that put the environment made by setup.sh first in PATH; without it, the current one is used."""
     return f"""bin="$(cd "$(dirname "${{BASH_SOURCE[0]}}")/../{name()}" && pwd)/.venv/bin"
 export PATH="$bin:$PATH"  # of setup.sh"""
 

@@ -1,8 +1,8 @@
 """Secrets and names of hosts and people, which a submission should not publish.
 
-A secret is an error; a name is a warning, since logs must not be edited: the submitter decides. The patterns
-of secrets are documented by their issuers (prefixes of tokens, PEM and PGP headers), as used by scanners such
-as detect-secrets; every repetition is bounded, so that the time is linear in the size of the files.
+A secret is an error. A name is only a warning, since logs must not be edited, so the submitter decides. The
+patterns of secrets are documented by their issuers (prefixes of tokens, PEM and PGP headers), as used by scanners
+such as detect-secrets; every repetition is bounded, so that the time is linear in the size of the files.
 """
 
 import codecs

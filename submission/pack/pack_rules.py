@@ -1,5 +1,5 @@
-"""Rules for packing runs: the system description, one configuration in a set, MLPerf's target, and the sources of
-the runs."""
+"""Rules for packing runs: system description, one configuration per set, MLPerf's target, and the runs'
+sources."""
 
 import getpass
 import socket
@@ -77,7 +77,7 @@ def about_system(
 
 
 def one_configuration(results: ResultSet) -> Iterator[Finding]:
-    """A set has one ``config.toml``. Settings in the logs are compared by the check of the set."""
+    """A set has one ``config.toml``. The check of the set compares the settings in the logs."""
     configured = [(run.path, run.config) for run in runs_of(results) if run.config]
     for path, config in configured[1:]:
         if other := _first_difference(configured[0][1].model_dump(), config.model_dump()):
@@ -154,7 +154,7 @@ def _more(count: int) -> str:
 
 
 def names_of(sets: Sequence[ResultSet]) -> Names:
-    """Names of hosts and users in the runs and on this machine, which a submission should not publish."""
+    """The names of hosts and users in the runs and on this machine, which a submission should not publish."""
     envs = [run.env for results in sets for run in runs_of(results)]
     hosts = {node.hostname for env in envs for node in (env, *env.nodes)}
     try:

@@ -1,4 +1,4 @@
-"""Packing runs into the official tree of a submission.
+"""Packs runs into the official tree of a submission.
 
 Layout (MLPerf submission rules, "Directory structure", HPC and Training)::
 
@@ -49,7 +49,7 @@ from mlhpc.submission.score.set_score import has_own_target, score_set
 from mlhpc.submission.system.description import read
 
 LONGEST_NAME = 120
-"""Bytes of a name that becomes one of a folder and part of a file's; file systems allow 255."""
+"""Maximum bytes of a name that becomes a folder's and part of a file's; file systems allow 255."""
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ def _require_request(org: str, out: Path, ruleset: str | None) -> None:
 
 
 def _sources(paths: Sequence[Path], weak: Sequence[Path]) -> list[ResultSet]:
-    """The sets to pack, one per benchmark and metric, of everything in ``paths`` and ``weak``."""
+    """The sets to pack from everything in ``paths`` and ``weak``, one per benchmark and metric."""
     groups: dict[tuple[str, Metric], list[ResultSet]] = {}
     sources: dict[Path, Path] = {}
     for path in (*paths, *weak):

@@ -1,4 +1,4 @@
-"""Many runs side by side: sets of runs from run folders, campaigns and the submission trees of others.
+"""Compares many runs: sets of runs from run folders, campaigns and other people's submission trees.
 
 The analysis is that of Farrell et al. 2021, section 4.1: time to solution broken down, staging against
 computing, throughput and epoch scaling. Only sets of the same problem (benchmark, samples, preset) share a
@@ -31,7 +31,7 @@ DETAILED = 150
 @dataclass(frozen=True)
 class Predicted:
     """A prediction for one submitter's machine in one division. ``measured_min``: the time measured at this
-    configuration, which the prediction does not use; None without one."""
+    configuration, if any, which the prediction does not use."""
 
     problem: tuple[str, int | None, int | None, str, bool]
     org: str
@@ -63,7 +63,7 @@ class Comparison:
 
 
 def compare(paths: Sequence[Path], configurations: Sequence[tuple[int, int | None]] = ()) -> Comparison:
-    """Measures every set of runs below ``paths``. Nothing is written.
+    """Measure every set of runs below ``paths``. Nothing is written.
 
     ``configurations``: configurations to predict, (compute units, global batch size); without a batch size,
     the batch size per unit is that of the nearest set.
@@ -119,8 +119,8 @@ def _with_copies(entries: Sequence[Entry]) -> list[Entry]:
 def _predictions(
     entries: Sequence[Entry], configurations: Sequence[tuple[int, int | None]]
 ) -> Iterator[Predicted]:
-    """For every machine and division: the requested ``configurations``, or else half and double of the measured
-    sizes; then each measured set, of the first ``DETAILED`` of a problem, predicted from the others."""
+    """For every machine and division, the requested ``configurations``, or else half and twice the measured sizes;
+    then each of the first ``DETAILED`` measured sets of a problem, predicted from the others."""
     measured_sets = [(e, m) for e in entries if (m := e.measured)]
     groups: dict[tuple[object, ...], list[tuple[Entry, Measured]]] = {}
     for entry, measured in measured_sets:
@@ -147,8 +147,8 @@ def _predictions(
 
 
 def references(entry: Entry) -> list[Point]:
-    """Epochs to target by batch size of the reference implementation (reference convergence points), if
-    ``entry`` trains on their data set; the fewest epochs of several points at one batch size."""
+    """The reference implementation's epochs to target by batch size (reference convergence points), if ``entry``
+    trains on their data set; of several points at one batch size, the fewest epochs."""
     name = registry.our_name(entry.benchmark)
     if name not in registry.benchmarks() or "closed" not in load.presets(name):
         return []
@@ -194,7 +194,7 @@ def _predicted(
 
 
 def letter(n: int) -> str:
-    """A, B, …, Z, AA, AB, … of 0, 1, …"""
+    """The letters of number 0, 1, …: A, B, …, Z, AA, AB, …"""
     name = ""
     n += 1
     while n:

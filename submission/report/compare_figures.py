@@ -1,8 +1,8 @@
 """Figures 1 and 2 of Farrell et al. 2021: the time to solution of each set by part, and its scaling.
 
-Figure 2 has four plots with logarithmic axes that are shared along rows and columns: from the number of units to
-the batch size (a), from there to the epochs (b); from the units to the epoch rate (c), from there to the
-resulting time (d).
+Figure 2 has four plots with logarithmic axes, shared along rows and columns: from the number of units to the batch
+size (a) and from there to the epochs (b); from the units to the epoch rate (c) and from there to the resulting
+time (d).
 """
 
 from collections.abc import Callable, Sequence
@@ -181,7 +181,7 @@ def _labels(rows: Sequence[dict[str, Any]], x: LogAxis, y: LogAxis) -> list[dict
 
 
 def _whisker(spread: Spread | None) -> dict[str, float]:
-    """Mean ± standard deviation, if there are enough runs; above 0, as the axis is logarithmic."""
+    """Mean ± standard deviation, if there are enough runs; above 0, because the axis is logarithmic."""
     if not spread or not spread.has_interval or not spread.sd:
         return {}
     return {"x_low": max(spread.mean - spread.sd, spread.mean / 10), "x_high": spread.mean + spread.sd}

@@ -29,8 +29,8 @@ IN_CLOCK, BEFORE_CLOCK, NOT_LOGGED = "in the score", "before the clock", "no rec
 
 @dataclass(frozen=True)
 class RunFacts:
-    """One measured run. ``epochs``: those begun before the evaluation that met the target; all epochs if none
-    did. ``energy``: by kind of counter; empty for logs of other programs."""
+    """One measured run. ``epochs``: those begun before the evaluation that met the target, or all if none did.
+    ``energy``: by kind of counter; empty for logs of other programs."""
 
     phases: Phases
     epochs: int
@@ -41,13 +41,12 @@ class RunFacts:
 class Entry:
     """One set of runs of one configuration, measured.
 
-    ``letter`` names it in the figures. ``unit``: accelerators, processors, ranks or nodes;
-    ``machine`` its model. ``runs`` are those used for the measurements, ``over`` describes them.
-    ``official``: whether its sample counts are those of a published data set; None if unknown. ``data_set``: the
-    (training, evaluation) samples of that published data set, else those logged. ``scale``: compute units of one
-    run. ``aborted``: runs that were terminated or never ended. ``staged``: position of its staging records.
-    ``log_ids`` identify the logs by the times in them; ``copy_of`` is the letter of an earlier set with the
-    same logs.
+    ``letter`` names it in the figures. ``unit``: accelerators, processors, ranks or nodes; ``machine`` its model.
+    ``runs`` are those used for the measurements, and ``over`` describes them. ``official``: whether its sample
+    counts are those of a published data set; None if unknown. ``data_set``: the (training, evaluation) samples of
+    that published data set, or else those logged. ``scale``: compute units of one run. ``aborted``: runs that were
+    terminated or never ended. ``staged``: position of its staging records. ``log_ids`` identify the logs by the
+    times in them; ``copy_of`` is the letter of an earlier set with the same logs.
     """
 
     letter: str
@@ -109,7 +108,7 @@ class Entry:
 
     @property
     def is_closed(self) -> bool:
-        """Closed as far as is known; never without an official data set."""
+        """Whether the set is closed, as far as is known; always false without an official data set."""
         return self.division == "closed" and self.official is True
 
     @property
@@ -119,13 +118,13 @@ class Entry:
 
     @property
     def problem(self) -> tuple[str, int | None, int | None, str, bool]:
-        """Sets of the same problem may share a figure."""
+        """The key of the problem; sets of the same problem may share a figure."""
         own = "" if self.official or self.preset is None else self.preset
         return self.benchmark, *self.data_set, own, self.coarse
 
     @cached_property
     def line(self) -> tuple[str, str, str]:
-        """One machine of one submitter: throughput scaling connects its sets."""
+        """The key of one submitter's machine, whose sets throughput scaling connects."""
         return self.org, self.unit, re.sub(r"\s*\(.*?\)", "", self.machine)
 
     @cached_property
@@ -166,12 +165,12 @@ class Entry:
 
     @property
     def excess_s(self) -> Spread | None:
-        """By how many seconds the first epoch took longer than later ones."""
+        """The seconds by which the first epoch took longer than later ones."""
         return spread(r.phases.first_epoch_excess for r in self.runs)
 
     @property
     def staging_in_epochs(self) -> Spread | None:
-        """T_staging / T_epoch: the epochs that could be trained while staging. Called compute-to-staging
+        """T_staging / T_epoch: the epochs that could be trained during staging, called compute-to-staging
         throughput ratio in Farrell et al. 2021, Table 5."""
         return spread(r.phases.staging / r.phases.epoch_s if r.phases.epoch_s else None for r in self.runs)
 
@@ -209,7 +208,7 @@ class Entry:
 
     @property
     def joules(self) -> dict[str, Spread | None]:
-        """By kind of counter: over the runs with complete figures, None if there are none."""
+        """Energy in joules by kind of counter, over the runs with complete figures; None if there are none."""
         kinds = measured_in(r.energy for r in self.runs)
         return {
             kind: spread(r.energy[kind].whole_joules for r in self.runs if kind in r.energy) for kind in kinds
@@ -217,7 +216,7 @@ class Entry:
 
     @property
     def measured(self) -> Measured | None:
-        """For the scaling model; None if the logs lack a quantity that it needs."""
+        """The quantities for the scaling model; None if the logs lack one."""
         epochs, epoch_s = self.epochs, self.steady_epoch_s
         staging = spread(r.phases.staging + (r.phases.first_epoch_excess or 0.0) for r in self.runs)
         rest = spread(r.phases.rest for r in self.runs)

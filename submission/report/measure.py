@@ -1,6 +1,5 @@
-"""Measures sets of runs: from their logs, their system description and the files next to their logs.
-
-A set whose logs differ in configuration is split: an entry has a single configuration.
+"""Measures sets of runs from their logs, their system description and the files next to the logs. A set whose logs
+differ in configuration is split, because an entry has a single configuration.
 """
 
 import math
@@ -181,7 +180,7 @@ def _division(logged: Any, described: Any) -> tuple[str, str]:
 
 
 def _own_run(log: Log) -> tuple[Result | None, Environment]:
-    """What a run folder of this suite has besides its log."""
+    """What a run folder of this suite contains besides the log."""
     result, env = None, Environment()
     if log.path.name == "run.log":
         with suppress(OSError, ValueError):

@@ -1,4 +1,4 @@
-"""Predicted and measured values of each part of a run, their ratio, and a description of the limit."""
+"""Predicted and measured values of each part of a run, their ratio, and what limits training."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -78,8 +78,8 @@ def beside(run: RunDirectory, machine: Machine) -> Beside:
 
 
 def _predicted(model: Model, p: Prediction, result: Result, apart: bool) -> dict[str, Triple]:
-    """By part, for the epochs that were trained. ``apart``: the first epoch's excess is a separate part, not
-    contained in the measured waits and steps."""
+    """The prediction by part, for the epochs that were trained. ``apart``: the first epoch's excess is a separate
+    part, not contained in the measured waits and steps."""
     trained = sum(e.samples or model.run.data.train_samples for e in result.epochs) / p.batch
     spread = [end / p.step_s.value for end in p.step_s.ends]
     evaluations = sum(1 for e in result.epochs if e.eval_s)

@@ -52,10 +52,10 @@ def report_on(
     machine: str | None = None,
     change: Change | None = None,
 ) -> Path | None:
-    """One run folder: :func:`report`. Otherwise a comparison of all sets of runs below ``paths``: printed, and
-    written to ``out`` if given. ``configurations``: what to predict, (compute units, global batch size or None).
-    ``machine``: the machine of the prediction shown with a single run; ``change``: what that run is recomputed
-    with.
+    """For one run folder, :func:`report`; otherwise a comparison of all sets of runs below ``paths``, printed and,
+    if ``out`` is given, written to it. ``configurations``: what to predict, (compute units, global batch size or
+    None). For a single run, ``machine`` is that of the prediction shown with it, and ``change`` what it is
+    recomputed with.
 
     Returns the path of the page, None without one. It is written even if the output is closed early.
 

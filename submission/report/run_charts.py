@@ -121,7 +121,7 @@ def _described(title: str, rows: Rows) -> str:
 
 
 def learning_curve(run: RunDirectory) -> Figure | None:
-    """The quality metric over time since run_start with the spans of staging; over epochs without a log."""
+    """The quality metric over time since run_start, with the spans of staging; without a log, over epochs."""
     target, log = run.target, run.log
     if target is None:
         return None
@@ -177,8 +177,8 @@ def epoch_times(epochs: Sequence[Epoch]) -> Figure | None:
 
 
 def step_times(ranks: RankTable) -> Figure | None:
-    """Percentiles of the step time by epoch: in each epoch those of the rank with the smallest median. The steps
-    of the others contain more waiting for other ranks, and for their data."""
+    """Percentiles of the step time by epoch, in each epoch those of the rank with the smallest median: other
+    ranks' steps contain more waiting for ranks and their data."""
     rows = [
         {
             "x": epoch,

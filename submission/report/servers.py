@@ -15,11 +15,11 @@ from mlhpc.record.series import ServersRecord
 
 @dataclass(frozen=True)
 class ServerFigures:
-    """``accuracy``: of the final weights on the evaluation images. ``utilisation``: the mean share of the time
-    of the steps that workers spent in forward and backward passes. ``host_to_device``, ``worker_bytes``,
-    ``busiest_bytes``: bytes per step, all workers together; of a worker; of a server, or with none of a rank of
-    the ring. ``predicted_bytes``: the last by its formula. ``staleness``: mean number of updates by which
-    gradients are stale.
+    """``accuracy``: of the final weights on the evaluation images. ``utilisation``: the mean share of the time of
+    the steps that workers spent in forward and backward passes. Bytes per step: ``host_to_device`` of all workers
+    together, ``worker_bytes`` of a worker, ``busiest_bytes`` of a server or, without servers, of a rank of the
+    ring. ``predicted_bytes``: the last by its formula. ``staleness``: mean number of updates by which gradients
+    are stale.
     """
 
     accuracy: float
@@ -32,7 +32,7 @@ class ServerFigures:
 
     @classmethod
     def of(cls, record: ServersRecord) -> Self:
-        """Raises ValueError if the record does not match its number of ranks."""
+        """The figures of a record. Raises ValueError if it does not match its number of ranks."""
         workers, servers, model = record.workers, record.servers, record.model_bytes
         all_steps = record.steps + record.warmup_steps
         if len(record.traffic) != workers + servers:

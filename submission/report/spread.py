@@ -36,14 +36,14 @@ class Spread(NamedTuple):
         return self.mean, max(0.0, self.mean - half), self.mean + half
 
     def content(self) -> dict[str, float | None]:
-        """As JSON; the ends are None where there are too few runs for an interval."""
+        """The spread as JSON; the ends are None if there are too few runs for an interval."""
         mean, low, high = self.interval
         known = self.has_interval
         return {"mean": mean, "low95": low if known else None, "high95": high if known else None, "n": self.n}
 
 
 def spread(values: Iterable[float | None]) -> Spread | None:
-    """The spread of the finite values; None without any."""
+    """The spread of the finite values; None if there are none."""
     finite = [v for v in values if v is not None and math.isfinite(v)]
     if not finite:
         return None

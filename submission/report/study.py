@@ -1,10 +1,10 @@
 """The measurements of a study: training throughput by cell, read from the run folders.
 
 A study (Han et al. 2019, "A Quantitative Study of Deep Learning Training on Heterogeneous Supercomputers") runs
-the same training under varied settings, several times each. A cell is one choice of settings; its folder has
-``cell.json``, the settings, and one run folder per repeat. The steps of a run after its warm-up are
-measured, including data wait, on the clock of rank 0, since ranks train in lockstep; the data wait is that of all
-ranks (``common/timing/data_wait.py``).
+the same training under varied settings, several times each. A cell is one choice of settings; its folder contains
+``cell.json`` with the settings and one run folder per repeat. The steps of a run after its warm-up are measured,
+including data wait, on the clock of rank 0, since ranks train in lockstep; the data wait is that of all ranks
+(``common/timing/data_wait.py``).
 """
 
 import contextlib
@@ -160,8 +160,8 @@ def flat(run: Run) -> dict[str, Value]:
 
 
 def measured(run: Path, settings: Mapping[str, Value]) -> Measured:
-    """The measurement of one run of a cell with ``settings``. Raises ValueError, with the reason, if it did
-    not finish, or its record does not match the settings."""
+    """The measurement of one run of a cell with ``settings``. Raises ValueError, with the reason, if the run did
+    not finish or its record does not match the settings."""
     try:
         figures = _measured(run, settings)
     except (ArithmeticError, AttributeError, KeyError, OSError, RecursionError, TypeError) as error:
@@ -346,7 +346,7 @@ def grouped(cells: Iterable[Cell], axes: Sequence[str]) -> dict[tuple[Value | No
 
 
 def _last_words(run: Path) -> str:
-    """The last line of output of a run whose record gives no reason."""
+    """The last line of output of a run whose record states no reason."""
     try:
         lines = read_text(run.with_suffix(".out"), errors="replace", flags=os.O_NOFOLLOW).splitlines()
     except (OSError, ValueError):

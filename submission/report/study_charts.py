@@ -69,8 +69,8 @@ def variability(study: Study) -> list[Figure]:
 
 
 def sample_times(study: Study) -> tuple[Figure | None, int]:
-    """After Figs. 9 and 12 of Ibrahim and Oliker 2022: time per sample of the global batch, the part that was data
-    wait, and the number of omitted cells. None unless settings of the input were varied."""
+    """As in Figs. 9 and 12 of Ibrahim and Oliker 2022, the time per sample of the global batch and the part that
+    was data wait; and the number of omitted cells. None unless settings of the input were varied."""
     if not {"codec", "data", "storage", "data.train_samples", "study.earlier_epochs"} & set(study.axes):
         return None, 0
     rows = []

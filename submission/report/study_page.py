@@ -1,9 +1,9 @@
 """A study as one self-contained HTML page: figures for each setting that was varied, and the table.
 
-After Han et al. 2019: throughput by network and storage and its variability (Fig. 4), over ranks
-(Fig. 6), by data format (Fig. 10), over the local batch size (Fig. 11). Means over repeats with 95% intervals.
-And after Ibrahim and Oliker 2022: throughput by codec, storage, batch and set size (Figs. 8, 10, 11),
-and the share of data wait per sample (Figs. 9 and 12).
+Figures follow Han et al. 2019: throughput by network and storage and its variability (Fig. 4), over ranks (Fig.
+6), by data format (Fig. 10), and over the local batch size (Fig. 11), as means over repeats with 95% intervals.
+Others follow Ibrahim and Oliker 2022: throughput by codec, storage, batch and set size (Figs. 8, 10, 11), and the
+share of data wait per sample (Figs. 9 and 12).
 """
 
 from collections.abc import Callable, Iterable
@@ -156,9 +156,10 @@ def _interval(cell: StudyCell) -> str:
 
 
 def _speedup(study: Study, cell: StudyCell) -> tuple[float | None, float | None]:
-    """Throughput over that of the cell with the fewest ranks and the same other settings, and its ratio to
-    that of the ranks; None without such a cell. One of the batch sizes is among these settings unless all cells
-    have it in common: the axes lack only the one that follows from the ranks and the other (``study.read``)."""
+    """Throughput relative to that of the cell with the fewest ranks and otherwise the same settings, and this
+    speed-up relative to the ratio of ranks; None without such a cell. The settings include one of the batch sizes
+    unless all cells share it: the axes lack only the one that follows from the ranks and the other
+    (``study.read``)."""
     others = [axis for axis in study.axes if axis != "ranks"]
     same = [c for c in study.cells if all(c.settings.get(axis) == cell.settings.get(axis) for axis in others)]
     rates = [(_ranks(c), c.samples_per_s.mean) for c in same if c.samples_per_s and _ranks(c)]
@@ -170,7 +171,7 @@ def _speedup(study: Study, cell: StudyCell) -> tuple[float | None, float | None]
 
 
 def _ranks(cell: StudyCell) -> int:
-    """0 if the cell's settings, a file that others may have written, do not say."""
+    """The number of ranks; 0 if the cell's settings, a file that others may have written, do not state it."""
     ranks = cell.settings.get("ranks")
     return max(0, ranks) if isinstance(ranks, int) else 0
 

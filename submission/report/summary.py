@@ -46,7 +46,7 @@ class Part:
 
     @property
     def unknown(self) -> str:
-        """The reason if there are no seconds."""
+        """The reason why ``seconds`` is None."""
         return "nothing staged" if self.key == "staging" else "requires three epochs"
 
 
@@ -72,7 +72,7 @@ def _positive(value: float | None) -> float | None:
 
 
 def rules_text(run: RunDirectory, ruleset: str | None) -> str:
-    """The rules that ``run`` is checked against, formatted: "hpc 2.0.0", "no rules of MLPerf"."""
+    """The rules that ``run`` is checked against, as text: "hpc 2.0.0", "no rules of MLPerf"."""
     return rules_of_run(run, ruleset).replace("_", " ") or "no rules of MLPerf"
 
 
@@ -80,9 +80,9 @@ _FRAMEWORKS = {"tensorflow": ("tensorflow", "keras", "horovod"), "torch": ("torc
 
 
 def packages_of(benchmark: str | None, framework: str | None, installed: Mapping[str, str]) -> dict[str, str]:
-    """Name to version of the packages in an ``env.json`` that a run of ``benchmark`` with ``framework`` (None: the
-    benchmark's default) can have used, without those of the other framework. All of them for a benchmark
-    outside this suite."""
+    """Names and versions of the packages in an ``env.json`` that a run of ``benchmark`` with ``framework`` (None:
+    the default) can have used, without those of the other framework; for a benchmark outside this suite, all
+    packages."""
     own = _family(str(benchmark), framework)
     others = tuple(n for key, names in _FRAMEWORKS.items() if own and key != own for n in names)
     return {name: version for name, version in installed.items() if not name.startswith(others)}
@@ -107,7 +107,7 @@ def framework_of(benchmark: str | None, framework: str | None, installed: Mappin
 
 
 def commit(env: Environment) -> str | None:
-    """The commit of a run's ``env.json``, if it has one."""
+    """The commit in a run's ``env.json``, if there is one."""
     changed = " with uncommitted changes" if env.dirty else ""
     return f"{env.commit}{changed}" if env.commit else None
 
@@ -136,8 +136,8 @@ def no_score(run: RunDirectory, findings: Sequence[Finding]) -> list[str]:
 
 
 def slow_ranks(run: RunDirectory) -> str:
-    """A sentence about the ranks that the others waited for: what each cost the run, and where; or that the data
-    wait is that of rank 0 only. Empty for a run of one rank, and without data wait."""
+    """A sentence about the ranks that the others waited for, with what each cost the run, and where; or a
+    statement that the data wait is only that of rank 0. Empty for a run of one rank, and without data wait."""
     result = run.result
     if result is None or result.ranks < 2:
         return ""
@@ -166,8 +166,8 @@ def slow_ranks(run: RunDirectory) -> str:
 
 
 def slow_epochs(run: RunDirectory) -> str:
-    """A sentence about the epochs that took longer than the rest: by how much, in which part, and the batches that
-    a rank waited longest for; also those of other epochs. Empty if there are none."""
+    """A sentence about the epochs that took longer than the rest, by how much and in which part, and the batches,
+    also of other epochs, that a rank waited longest for. Empty if there are none."""
     result = run.result
     if result is None:
         return ""
@@ -207,7 +207,7 @@ def _more(epochs: Sequence[Epoch], epoch: Epoch) -> dict[str, float]:
 _LONG_S, _LONG = 1.0, 0.1
 """Seconds, and share of the median epoch, by which a slow epoch exceeds that."""
 _SLIGHT = 0.01
-"""Share of a run below which its data wait is not worth a line."""
+"""Share of a run below which data wait is not reported in a line of its own."""
 _NAMED, _NOTABLE, _TIMES_FAIR = 4, 0.05, 1.5
 """Slow ranks named in a line at most; and what one must have cost to be named, as a share of the data wait, and in
 multiples of an equal share."""
@@ -242,8 +242,8 @@ def target_sign(target: Target) -> str:
 
 
 def throughput(run: RunDirectory) -> float | None:
-    """Samples per second while training, the median over epochs; only of epochs with the largest samples, if
-    some trained on coarser ones."""
+    """Samples per second while training: the median over epochs or, if some trained on coarser samples, over those
+    with the largest ones."""
     epochs = run.result.epochs if run.result else ()
     largest = max((e.trained_side or 0 for e in epochs), default=0)
     return _finite_median(

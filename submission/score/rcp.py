@@ -1,9 +1,9 @@
 """Whether a set converged faster than the reference can: reference convergence points (RCP).
 
-The reference is trained many times at several batch sizes; its epochs at one batch size are a point. A
-closed result whose mean number of epochs is significantly below the reference's did not perform the same training
-(MLPerf training rules, "Reference Convergence Points"). The points come with mlperf-logging; the test is computed
-here from its definition, so that the official rcp_checker is an independent second opinion.
+The reference is trained many times at several batch sizes; its epochs at one batch size are a point. A closed
+result whose mean number of epochs is significantly below the reference's did not perform the same training (MLPerf
+training rules, "Reference Convergence Points"). The points come with mlperf-logging. The test is computed here
+from its definition, so that the official rcp_checker provides an independent second opinion.
 """
 
 import math
@@ -37,11 +37,11 @@ class Point:
 class Comparison:
     """A set compared with the reference.
 
-    ``points``: the point used, or the two around the batch size. ``epochs``: mean of the set without the
-    fastest and slowest; ``reference``: of the points at this batch size; ``bound``: the fewest epochs that
-    are not significantly below it; ``p_value``: probability of at most this number of epochs if the set
-    trains like the reference. All None if they cannot be computed, with the reason in ``why``; ``how``: how
-    the points were chosen. ``applies``: False if the comparison is impossible for a reason outside the set.
+    ``points``: the point used, or the two around the batch size. ``epochs``: mean of the set without the fastest
+    and slowest run; ``reference``: that of the points at this batch size; ``bound``: the fewest epochs that are
+    not significantly below it; ``p_value``: probability of at most this number of epochs if the set trains like
+    the reference. All None if they cannot be computed, with the reason in ``why``; ``how``: how the points were
+    chosen. ``applies``: False if the comparison is impossible for a reason outside the set.
     """
 
     passes: bool
@@ -136,8 +136,8 @@ def choose(points: Sequence[Point], batch_size: int) -> tuple[tuple[Point, ...],
 
 
 def pruned(points: Sequence[Point]) -> list[Point]:
-    """The points without those at smaller batch sizes than the fastest point's, and without those slower than the
-    line from the last one kept to the next (mlperf-logging 4.1.68, rcp_checker)."""
+    """The points, except those at smaller batch sizes than the fastest point's and those slower than the line from
+    the last point kept to the next (mlperf-logging 4.1.68, rcp_checker)."""
     fastest = min(points, key=lambda point: point.epochs)
     rest = [point for point in points if point.batch_size >= fastest.batch_size]
     kept = rest[:1]

@@ -132,7 +132,7 @@ def score_strong(logs: Sequence[Log], target: Target, runs_needed: int) -> Stron
     """Time to solution: the fastest and the slowest run are dropped, the rest averaged; one run that did not
     converge counts as the slowest, two leave no score (MLPerf training rules, "Benchmark Results").
 
-    The score without staging is computed likewise from the times without staging: other runs may be dropped.
+    The score without staging is computed likewise from the times without staging, so other runs may be dropped.
     """
     runs = [score_run(log, target) for log in logs]
     times = [r.seconds / 60 for r in runs if r.converged and r.seconds is not None]

@@ -32,7 +32,8 @@ TEXTS = (
     "submitter", "system_name", "host_processor_model_name", "host_processor_core_count",
     "accelerator_model_name", "accelerators_per_node", "framework",
 )  # fmt: skip
-"""Fields that the official tools join as text (mlperf-logging, system_desc_checker) and that cannot be numbers."""
+"""Fields that cannot be numbers, because the official tools join them as text (mlperf-logging,
+system_desc_checker)."""
 
 
 def target_of(results: ResultSet) -> tuple[Target, int] | None:
@@ -45,7 +46,8 @@ def target_of(results: ResultSet) -> tuple[Target, int] | None:
 
 
 def has_own_target(results: ResultSet) -> bool:
-    """Whether the runs have another target than MLPerf's: a small preset, not an MLPerf result."""
+    """Whether the target of the runs is not MLPerf's, as in a small preset, so that this is not an MLPerf
+    result."""
     official = score_rules(results.benchmark)
     return bool(official and results.target and results.target.value != official[0].value)
 
@@ -118,7 +120,7 @@ def official_samples(benchmark: str) -> int:
 
 
 def label(log: Log) -> str:
-    """The log's name; for run folders that of the folder, since their logs all have the same name."""
+    """The log's name, or for run folders the folder's, since their logs all have the same name."""
     return log.path.parent.name if log.path.name == "run.log" else log.path.name
 
 

@@ -1,5 +1,5 @@
-"""The system description of a submission: the official fields, as far as available from the machine and from
-Slurm, and the names of missing ones.
+"""The system description of a submission: the official fields, as far as the machine and Slurm provide them, and
+the names of missing fields.
 
 Fields and required values: MLPerf submission rules (mlcommons/policies, submission_rules.adoc,
 "<system_desc_id>.json metadata"); the same names are required by mlperf-logging 4.1.68, system_desc_checker.

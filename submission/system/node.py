@@ -18,9 +18,8 @@ from mlhpc.submission.system.probe import output, text
 
 
 def node_facts(env: Mapping[str, str] = os.environ, root: Path = Path("/")) -> dict[str, Any]:
-    """``fields`` that can be read on this node, and ``hints`` for those that can be read partly; JSON values.
-
-    ``root`` replaces / where /proc, /sys and /etc are read.
+    """``fields`` that can be read on this node, and ``hints`` for fields that can be read only in part; JSON
+    values. ``root`` replaces / in the paths of /proc, /sys and /etc.
     """
     of_accelerators, hints = _accelerators(env, root)
     fields: dict[str, Any] = (
@@ -212,8 +211,8 @@ _PCI_ACCELERATORS = ("0x0302", "0x0380", "0x1200")  # 3D controller, other displ
 
 
 def _accelerators(env: Mapping[str, str], root: Path) -> tuple[dict[str, str], dict[str, str]]:
-    """Fields and hints. NVIDIA's come from nvidia-smi; of AMD's and Intel's their tools give model and memory;
-    those without a tool are only counted on the PCI bus."""
+    """Fields and hints. NVIDIA's come from nvidia-smi. For AMD and Intel, their tools report model and memory;
+    accelerators without a tool are only counted on the PCI bus."""
     table = [
         [cell.strip() for cell in line.split(",")]
         for line in output(

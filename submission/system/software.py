@@ -22,7 +22,7 @@ CUDA_SOFTWARE = {
 
 
 def frameworks() -> list[str]:
-    """The frameworks that are installed, each with its version."""
+    """The installed frameworks, each with its version."""
     candidates = (("TensorFlow", ("tensorflow", "tensorflow-cpu")), ("PyTorch", ("torch",)))
     return [
         f"{name} {v}"
@@ -32,9 +32,8 @@ def frameworks() -> list[str]:
 
 
 def stack(env: Mapping[str, str], root: Path) -> dict[str, str]:
-    """Versions by name: of installed packages and of the machine's tools.
-
-    ``root`` replaces / where /proc is read.
+    """Versions of installed packages and of the machine's tools, by name. ``root`` replaces / in the path of
+    /proc.
     """
     installed = {d.name.lower(): d.version for d in metadata.distributions() if d.name}
     versions = {"Python": platform.python_version()}

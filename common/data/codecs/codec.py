@@ -24,7 +24,7 @@ class Codec(Protocol):
     lossy: bool
 
     def encode(self, array: npt.NDArray[Any]) -> Sections:
-        """The sections that encode ``array``, of any order of axes and bytes. Any shape of up to four axes."""
+        """The sections that encode ``array``, which has up to four axes, of any shape, order and byte order."""
         ...
 
     def decode(self, frame: Frame, out: npt.NDArray[Any]) -> None:
@@ -34,21 +34,21 @@ class Codec(Protocol):
 
 
 def as_stored(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """``array`` in the order of frames: axes in C order, bytes little-endian. Codecs encode this, since they
-    take the bytes as they lie in memory. Any shape."""
+    """``array`` in the order of frames: axes in C order, bytes little-endian. Codecs encode such arrays, since
+    they take the bytes as they are in memory. Any shape."""
     return np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
 
 
 def require_order(out: npt.NDArray[Any]) -> None:
-    """Raise ValueError unless ``out`` has the order of frames. A decoder would fill a copy of another. Any
-    shape."""
+    """Raise ValueError unless ``out``, of any shape, has the order of frames: otherwise a decoder would fill a
+    copy of it."""
     if not out.flags.c_contiguous or out.dtype != out.dtype.newbyteorder("<"):
         raise ValueError("samples are decoded into C-contiguous little-endian arrays")
 
 
 def facts(codec: Codec) -> dict[str, Any]:
-    """The facts in the manifest of a data set encoded by ``codec``: its name, and whether it is lossy. Codecs
-    with an error bound add it."""
+    """The facts in the manifest of a data set encoded by ``codec``: its name, and whether it is lossy. Codecs with
+    an error bound add the bound."""
     more: dict[str, Any] = getattr(codec, "facts", lambda: {})()
     return {"codec": codec.name, "lossy": codec.lossy} | more
 
@@ -71,8 +71,8 @@ def find_stated(encoded: Frame, codecs: Mapping[str, Codec], stated: str | None,
 
 
 def require(stated: Mapping[str, Any], codecs: Mapping[str, Codec], where: Path) -> None:
-    """Raise UserError unless the facts ``stated`` in the manifest ``where`` name one of ``codecs``, and match
-    it: an edited file must not make a run count as closed."""
+    """Raise UserError unless the facts ``stated`` in the manifest ``where`` name one of ``codecs`` and match it,
+    so that an edited file cannot make a run count as closed."""
     codec = find(str(stated.get("codec")), codecs, where)
     if stated.get("lossy") is not codec.lossy:
         raise UserError(

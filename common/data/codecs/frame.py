@@ -69,8 +69,8 @@ class Frame:
         return UserError(f"{self.where}: {name}{problem}; {_REMEDY}")
 
     def array(self, section: str, dtype: npt.DTypeLike, length: int | None = None) -> npt.NDArray[np.generic]:
-        """A section as an array without copying, of ``length`` items if given. Raises UserError if the size does
-        not match. One-dimensional."""
+        """A section as a one-dimensional array without copying, of ``length`` items if given. Raises UserError if
+        the size does not match."""
         kind = np.dtype(dtype)
         if section not in self.sections:
             raise self.error(f"section {section!r} is missing")

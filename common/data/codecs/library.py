@@ -30,7 +30,7 @@ def load(name: str, distribution: str) -> Any:
 
 
 def pco_compress(array: npt.NDArray[Any]) -> bytes:
-    """A one-dimensional array of 16- or 32-bit numbers, compressed by pcodec; nothing for an empty one."""
+    """A one-dimensional array of 16- or 32-bit numbers, compressed by pcodec; no bytes for an empty array."""
     pco = load("pcodec", "pcodec")
     if not array.size:
         return b""
@@ -41,7 +41,7 @@ def pco_compress(array: npt.NDArray[Any]) -> bytes:
 
 
 def pco_decompress(frame: Frame, section: str, dtype: npt.DTypeLike, length: int) -> npt.NDArray[Any]:
-    """The ``length`` values of ``section``. Raises UserError if it contains another number. They are [length]."""
+    """The values of ``section``, [length]. Raises UserError if it contains another number of values."""
     out = np.empty(length, dtype)
     pco_decompress_into(frame, section, out)
     return out
@@ -135,7 +135,7 @@ def _zstd_decompress(frame: Frame, section: str, most: int) -> bytes:
 
 
 def inflated(frame: Frame, sections: Sequence[str]) -> Frame:
-    """The frame with those ``sections``, compressed by zstd, decompressed. Raises UserError if one is missing,
+    """The frame with its ``sections``, compressed by zstd, decompressed. Raises UserError if one is missing,
     damaged, or larger than the frame's whole array."""
     most = frame.dtype.itemsize * prod(frame.shape)
     parts = {}
@@ -146,9 +146,9 @@ def inflated(frame: Frame, sections: Sequence[str]) -> Frame:
 
 
 def zfp_compress(plane: npt.NDArray[np.float32], tolerance: float) -> bytes:
-    """Two axes of float32, finite, for an error of at most ``tolerance``; at 0, in zfp's lossless mode. Not all
-    tolerances are kept (values of 1e-29 lose more): the caller proves them. Raises UserError for other values.
-    ``plane`` is [rows, columns]."""
+    """Compress the finite float32 values of ``plane`` [rows, columns] with an error of at most ``tolerance``; for
+    0, in zfp's lossless mode. zfp does not keep every tolerance (values of 1e-29 lose more), so the caller must
+    verify it. Raises UserError for other values."""
     if not np.isfinite(plane).all():
         raise UserError("zfp supports only finite values; use another codec")
     zfp = load("zfpy", "zfpy")
@@ -161,7 +161,7 @@ def zfp_decompress(
     frame: Frame, section: str, shape: tuple[int, ...], tolerance: float
 ) -> npt.NDArray[np.float32]:
     """Inverse of ``zfp_compress``. Raises UserError if the section is missing or empty. zfp itself does not
-    validate: a damaged stream gives wrong values, and it reads beyond the end of a short one. Returns ``shape``,
+    validate: a damaged stream yields wrong values, and zfp reads beyond the end of a short one. Returns ``shape``,
     [rows, columns]."""
     if not 0 <= tolerance < np.inf:
         raise frame.error("contains an invalid tolerance", "limits")
@@ -178,8 +178,8 @@ def zfp_decompress(
 
 
 def sz3_compress(plane: npt.NDArray[np.float32], tolerance: float) -> bytes:
-    """Two axes of float32, finite, for an error of at most ``tolerance``, which the caller proves. Raises
-    UserError for other values. ``plane`` is [rows, columns]."""
+    """Compress the finite float32 values of ``plane`` [rows, columns] with an error of at most ``tolerance``,
+    which the caller must verify. Raises UserError for other values."""
     if not np.isfinite(plane).all():
         raise UserError("sz3 keeps finite values only; take another codec")
     pysz = load("pysz", "pysz")
