@@ -23,7 +23,8 @@ def momentum_step(
     lr: float,
     found_inf: Tensor | None,
 ) -> None:
-    """v = momentum v + change, w = w - lr v, in place, unless ``found_inf`` is 1."""
+    """v = momentum v + change, w = w - lr v, in place, unless ``found_inf`` is 1. Each weight, its change and its
+    velocity have the same shape."""
     if found_inf is None:
         torch._foreach_mul_(velocities, momentum)
         torch._foreach_add_(velocities, changes)

@@ -301,8 +301,8 @@ def report_slow_devices(work: Callable[[], object], device: torch.device, world:
 
 
 def gather_losses(losses: Sequence[Tensor], world: World) -> tuple[npt.NDArray[np.float64], float]:
-    """This rank's ``losses`` of an epoch, on the host, and their mean over all ranks, which have the same number
-    of them. Waits for the device. Called by all ranks."""
+    """This rank's ``losses`` of an epoch, [steps], on the host, and their mean over all ranks, which have the same
+    number of them. Waits for the device. Called by all ranks."""
     own = torch.stack(list(losses)).double().cpu().numpy()
     (average,) = mean(world, own.mean(), weight=1)
     return own, float(average)
