@@ -137,12 +137,13 @@ def slow_file(data: Path) -> Path:
 def environment(cell: Cell, data: Path, log: Path) -> dict[str, str]:
     train, evaluation = (f"{data}/{name}/" for name in FOLDERS)
     call = "preadv" if cell.packed else "open"
+    slow = slow_file(data) if cell.where == "file" else None
     rules = {
         "reads": f"{call}:{train}={cell.delay_ms},{call}:{evaluation}=0,sleep:main=0",
         "evaluation": f"{call}:{train}=0,{call}:{evaluation}={cell.delay_ms},sleep:main=0",
         "staging": f"open:{data}/={cell.delay_ms}",
         "steps": f"{call}:{train}=0,{call}:{evaluation}=0,sleep:main={cell.delay_ms}",
-        "file": f"open:{slow_file(data)}={cell.delay_ms}",
+        "file": f"open:{slow}={cell.delay_ms}",
     }
     env = {"LD_PRELOAD": str(library()), "SLOW_READS": rules[cell.where], "SLOW_READS_LOG": str(log)}
     if cell.slow == "one":

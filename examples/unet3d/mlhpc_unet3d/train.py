@@ -28,9 +28,7 @@ from mlhpc_unet3d.settings import slab_plan
 def check(run, staged, world):
     slab_plan(run)
     run.require_startable(world.size, staged=staged is not None)
-    device = devices.pick_device(run.training.device, world.local_rank)
-    step.make_scaler(run.training.precision, device)
-    graphs.require_graphs(run, device, world)
+    step.make_scaler(run.training.precision, devices.pick_device(run.training.device, world.local_rank))
 
 
 @devices.oom_as_user_error()
@@ -55,12 +53,9 @@ def train(run, data, staged, seed, resume, world, log):
         trained = model, optimizer, scaler, world
         last_epoch, _ = state.restore(resume, *trained) if resume else (0, {})
         make = partial(step.make_steps, trained, training, loss_of=voxel_loss, measure=counts)
-        sizes, zeros = (
-            step.WarmUpSizes(batch_size, training.eval_batch_size),
-            lambda n: [torch.zeros(n, *slab)] * 2,
-        )
+        sizes = step.WarmUpSizes(batch_size, training.eval_batch_size)
         steps, _ = graphs.start_steps(
-            run, lambda captured: make(captured=captured), trained, zeros, sizes, log
+            run, lambda held: make(captured=held), trained, lambda n: [torch.zeros(n, *slab)] * 2, sizes, log
         )
 
     # The clock: from the moment the last rank is ready until the slowest one has finished.
