@@ -150,7 +150,7 @@ def train(
             if met:
                 break
             if freezer.after_epoch(world, log, epoch):
-                steps = make(graphs.anew() if graphs else None)
+                steps = make(graphs.for_new_steps() if graphs else None)
             if training.checkpoint_epochs and epoch % training.checkpoint_epochs == 0:
                 with log.span("checkpoint", epoch=epoch):
                     save(log.out, load.dumps(run), seed, epoch, *state, frozen=freezer.frozen)

@@ -49,9 +49,9 @@ def run_all(
 
 
 def agreements(measured: Measured, close: float, lossy: Callable[[Path], bool]) -> dict[Way, str]:
-    """For every way, how its samples compare with those of the first way with the same batch and type: "bit for
-    bit", the mean difference of ``x``, or "NO" if that exceeds ``close``. Samples of a lossy data set may differ
-    by anything, but not their ``y``."""
+    """Compare the samples of each way with those of the first way that has the same batch and type. Returns "bit
+    for bit", the mean difference of ``x``, or "NO" if that exceeds ``close``. In a lossy data set ``x`` may differ
+    by any amount, but ``y`` must be equal."""
     first: dict[tuple[int, str], tuple[Way, Figures]] = {}
     agreement = {}
     for way, figures in measured.items():

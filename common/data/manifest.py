@@ -211,8 +211,8 @@ def facts_of(root: Path) -> dict[str, Any]:
 def load(root: Path) -> Manifest:
     """Read ``root/manifest.json``.
 
-    Raises UserError if ``root`` is not a folder, has no manifest, or the manifest, which is not trusted, is
-    malformed or has paths that lead out of the data set.
+    Raises UserError if ``root`` is not a folder or has no manifest, or if the manifest is malformed or contains
+    paths outside the data set: it is untrusted input.
     """
     path = root / NAME
     try:

@@ -94,8 +94,8 @@ def checksums(root: Path, world: World) -> dict[Path, int]:
 
 
 def require_checksum(path: Path, expected: Mapping[Path, int]) -> None:
-    """Raise UserError if ``expected`` has a CRC-32 for ``path`` and its content has another. This is for formats
-    without checksums, whose damage would otherwise be hidden by the checksums of the converted files."""
+    """Raise UserError if the CRC-32 of ``path`` differs from the one in ``expected``. Used for formats without
+    checksums: conversion would otherwise give damaged samples valid checksums."""
     if path not in expected:
         return
     with as_user_error(path, "cannot be read", "copy or regenerate the file"):

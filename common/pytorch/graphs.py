@@ -53,7 +53,7 @@ def start_steps(
     device, world, wanted = next(state[0].parameters()).device, state[3], run.graphs
     why = "" if wanted == "off" else obstacle(run, device, world)
     graphs = Graphs(capture_on(device), device) if wanted != "off" and not why else None
-    steps = make(graphs.anew() if graphs else None)
+    steps = make(graphs.for_new_steps() if graphs else None)
     warm_up(*state, steps, zeros, sizes._replace(accumulate=WARM_UP) if graphs else sizes)
     if graphs and (why := graphs.objection(steps, state, batches(zeros, sizes, world), wanted == "auto")):
         if wanted == "on":
@@ -106,9 +106,10 @@ class Graphs:
         self._active = False
         self._parts: list[Replayed] = []
 
-    def anew(self) -> Captured:
-        """What captures the parts of new steps, in place of those that freezing has made obsolete: if those were
-        replayed, these are after ``WARM_UP`` eager calls."""
+    def for_new_steps(self) -> Captured:
+        """Returns the function that captures the parts of new steps, and drops the captures of the old ones, which
+        freezing weights has made invalid. If the old steps were replayed, so are the new ones, after ``WARM_UP``
+        eager calls."""
         self._parts.clear()
         return self._replayed
 
@@ -162,8 +163,8 @@ class Graphs:
 
 
 def on_host(optimizer: torch.optim.Optimizer, device: torch.device) -> list[tuple[str, object]]:
-    """The names and values of the optimizer that are not tensors on ``device``: a graph would keep those that they
-    have when it is captured."""
+    """Names and values of optimizer settings and state that are not tensors on ``device``. A graph would replay
+    the values from the time of its capture."""
     values: list[tuple[str, object]] = []
     for owner in (*optimizer.param_groups, *optimizer.state.values()):
         for name, value in owner.items():
@@ -234,7 +235,10 @@ def difference(
     for kind, values in first.items():
         own, other = _distance(values, second[kind]), _distance(values, replayed[kind])
         if not other <= 2 * own:
-            return f"{kind} of replayed steps differ by {other:.2g}, those of eager ones by {own:.2g}"
+            return (
+                f"{kind} differ by {other:.2g} between replayed and eager steps, "
+                f"and by {own:.2g} between two eager runs"
+            )
     return ""
 
 

@@ -109,7 +109,7 @@ def subject(
     scaler = make_scaler(precision, device)
     world: World = Alone()
     graphs = Graphs(capture_on(device), device) if graphed else None
-    captured = graphs.anew() if graphs else None
+    captured = graphs.for_new_steps() if graphs else None
     state = (model, optimizer, scaler, world)
     steps = make_steps(state, training, loss_of=loss_of, measure=measure, captured=captured)
     x, y, *evaluated = (part.pin_memory() for n in (batch, training.eval_batch_size) for part in made(n))

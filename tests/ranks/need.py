@@ -2,7 +2,6 @@
 
 import os
 import shutil
-from importlib.util import find_spec
 
 import pytest
 
@@ -14,14 +13,6 @@ def need(*programs: str) -> None:
         pytest.fail(f"CI must have {', '.join(missing)}")
     if missing:
         pytest.skip(f"{', '.join(missing)} not installed")
-
-
-def need_module(name: str) -> None:
-    """The same of a module of the environment that ``make test`` sets up."""
-    if find_spec(name) is None and os.environ.get("CI"):
-        pytest.fail(f"CI must have {name}")
-    if find_spec(name) is None:
-        pytest.skip(f"{name} not installed")
 
 
 def search_path() -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from helpers.warm import run_warm
-from ranks.need import need, need_module
+from ranks.need import need
 from smoke.conftest import PYTORCH, TENSORFLOW
 
 PROGRAM = Path(__file__).parents[2] / "ranks" / "program.py"
@@ -119,7 +119,6 @@ def test_torchrun(how, status):
 @pytest.mark.parametrize("framework", ["torch", "sockets"])
 def test_collectives_by_mpi(framework, how, status):
     need("mpirun")
-    need_module("mpi4py")
     mpirun = ["mpirun", "-np", "3", "--allow-run-as-root", "--oversubscribe"]
     done = run(mpirun, how, framework=framework, MLHPC_COLLECTIVES="mpi")
     assert bool(done.returncode) == bool(status), done.stderr
@@ -131,7 +130,6 @@ def test_collectives_by_mpi(framework, how, status):
 
 def test_collectives_by_mpi_need_ranks_of_mpi():
     """Each of these ranks would be alone in MPI."""
-    need_module("mpi4py")
     done = run_locally("well", framework="torch", MLHPC_COLLECTIVES="mpi")
     assert done.returncode == 2
     assert "of 2, but MPI reports rank 0 of 1: mpi4py has another library" in done.stderr

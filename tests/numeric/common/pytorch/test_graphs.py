@@ -44,7 +44,7 @@ class Case:
         self.optimizer, self.scaler = make(self.model), GradScaler("cpu", enabled=scaled)
         self.state = (self.model, self.optimizer, self.scaler, world or Solo())
         self.graphs = Graphs(capture(self) if capture else run_again, CPU)
-        captured = self.graphs.anew()
+        captured = self.graphs.for_new_steps()
         train = captured(make_train_step(self.model, squared_error, self.optimizer, self.scaler))
         evaluate = make_eval_step(self.model, error_and_count, captured=captured)
         self.steps = Steps(train, evaluate)
@@ -130,7 +130,7 @@ def test_steps_that_are_replayed_as_they_are_meet_no_objection_and_change_nothin
 )
 def test_a_planted_fault_is_found_and_no_step_is_replayed(fault, scaled):
     case = Case(fault, scaled=scaled)
-    assert "of replayed steps differ by" in case.objection()
+    assert "between replayed and eager steps" in case.objection()
     assert not case.steps.train.active
 
 
