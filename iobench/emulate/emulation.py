@@ -21,7 +21,7 @@ from mlhpc.iobench.emulate.pipeline import NullStorage, OpenFile, Pipeline, Stor
 from mlhpc.iobench.emulate.plan import files_of_rank, pieces
 from mlhpc.iobench.emulate.record import Run
 from mlhpc.iobench.emulate.steps import EpochTimes, run_steps
-from mlhpc.iobench.formats.counting import ReadStatistics
+from mlhpc.iobench.formats.counting import ReadStatistics, Timeline
 
 Cache = Literal["each", "first", "warm", "keep"]
 """Treatment of the page cache: drop the data before each epoch, before the first one, fill it before the
@@ -105,6 +105,7 @@ class _Rank:
         self.run.reading.reading_s += pipeline.activity.reading_s
         self.run.reading.waited_s += pipeline.activity.waited_s
         for number, times in enumerate(pipeline.times):
+            self.run.read_bytes.include(times.statistics.timeline)
             if times.statistics.events is not None:
                 self.run.events.append((number, times.statistics.events))
 
@@ -155,6 +156,7 @@ def _train(rank: _Rank, checkpoints: Checkpoints) -> None:
         if epoch == 0:
             world.barrier()
             run.origin = clock()
+            run.read_bytes = Timeline(run.origin)
             device_before, cpu_before = rank.process.read_bytes(), cpu_seconds()
             if rank.layout and workload.reader.load_all:
                 run.load_s = _load_all(rank, rank.layout)

@@ -8,7 +8,7 @@ from mlhpc.iobench.emulate.checkpoints import Transfer
 from mlhpc.iobench.emulate.counters import DeviceIo
 from mlhpc.iobench.emulate.pipeline import ThreadTimes
 from mlhpc.iobench.emulate.steps import EpochTimes
-from mlhpc.iobench.formats.counting import ReadEvent
+from mlhpc.iobench.formats.counting import ReadEvent, Timeline
 
 _OF_STATISTICS = ("opens", "open_s", "calls", "bytes", "follow_ups", "sequential", "consecutive")
 _OF_THREADS = ("samples", "content_bytes", "decode_s", "preprocess_s", "blocked_s")
@@ -56,6 +56,7 @@ class Run:
     evaluations: list[EpochTimes] = field(default_factory=list)
     reading: Reading = field(default_factory=Reading)
     origin: float = 0.0  # on this process's clock, when the ranks met before the first epoch or checkpoint
+    read_bytes: Timeline = field(default_factory=Timeline)  # of all threads
     cpu_s: float = 0.0
     load_s: float = 0.0
     device_bytes: int | None = None  # of this process, all epochs

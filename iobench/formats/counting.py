@@ -20,6 +20,10 @@ UNSETTLED = 4096
 """Reads that a thread records before they are counted, and the maximum per run."""
 SPANS_KEPT = 1 << 16
 """Reads of all threads whose times are kept before those that are over for all are summed up."""
+INTERVALS = 256
+"""Of a timeline."""
+SHORTEST = 2.0**-10
+"""Seconds of an interval of a timeline at first."""
 _RUN = struct.Struct("qqqq")
 
 Spans = npt.NDArray[np.float64]
@@ -139,6 +143,44 @@ def union(spans: Spans) -> Spans:
 
 
 @dataclass
+class Timeline:
+    """An amount, such as bytes, over the time since ``origin``: ``amounts`` [INTERVALS] in equal intervals, which
+    become longer as time passes. Earlier amounts are not counted."""
+
+    origin: float = field(default_factory=clock)
+    interval_s: float = SHORTEST
+    amounts: npt.NDArray[np.float64] = field(default_factory=lambda: np.zeros(INTERVALS))
+
+    def add(self, spans: Spans, amounts: npt.NDArray[np.float64]) -> None:
+        """``amounts`` [n], each spread evenly over its span of begin and end. ``spans`` [n, 2]: in order and not
+        overlapping."""
+        if not len(spans):
+            return
+        while spans[-1, 1] > self.origin + INTERVALS * self.interval_s:
+            self.lengthen()
+        so_far = np.cumsum(amounts)
+        edges = self.origin + self.interval_s * np.arange(INTERVALS + 1)
+        until = np.interp(edges, spans.ravel(), np.stack([so_far - amounts, so_far], 1).ravel(), left=0)
+        self.amounts += np.diff(until)
+
+    def include(self, other: "Timeline") -> None:
+        """Add all of ``other``, which may begin later."""
+        begins = other.origin + other.interval_s * np.arange(INTERVALS)
+        spans = np.stack([begins, begins + other.interval_s], 1)
+        self.add(spans[: other.used], other.amounts[: other.used])
+
+    @property
+    def used(self) -> int:
+        """Intervals up to the last with an amount."""
+        return int(np.flatnonzero(self.amounts)[-1] + 1) if self.amounts.any() else 0
+
+    def lengthen(self) -> None:
+        """Double the intervals."""
+        self.amounts = np.concatenate([self.amounts.reshape(-1, 2).sum(1), np.zeros(INTERVALS // 2)])
+        self.interval_s *= 2
+
+
+@dataclass
 class ReadStatistics:
     """Reads of one thread. As in Darshan, a read is sequential if it starts at or after the end of the
     previous read of that file, consecutive if exactly there.
@@ -155,6 +197,7 @@ class ReadStatistics:
     sequential: int = 0
     consecutive: int = 0
     sizes: Counter[int] = field(default_factory=Counter)
+    timeline: Timeline = field(default_factory=Timeline)
     _times: list[float] = field(default_factory=list)  # of each run: when it began, and when its reads ended
     # Of the current run, in one object because other threads look at it: calls and bytes before it, bytes of a
     # read and of the run, and the list of times and its length when the run began.
@@ -216,6 +259,9 @@ class ReadStatistics:
         times = np.stack([noted[:-1][ends[1:]], noted[ends]], axis=1)
         self.seconds += float((times[:, 1] - times[:, 0]).sum())
         self.activity.add(self._number, times)
+        asked = np.repeat(transfer, number)
+        asked[np.cumsum(number) - 1] = last
+        self.timeline.add(times, asked.astype(float))
         within = int((number - 1).sum())  # runs; each of these reads begins where the one before ended
         self.follow_ups += within + int(np.count_nonzero(previous >= 0))
         self.sequential += within + int(np.count_nonzero((previous >= 0) & (offset >= previous)))
@@ -228,10 +274,8 @@ class ReadStatistics:
                 known = size in self.sizes or len(self.sizes) < DISTINCT_SIZES
                 self.sizes[size if known else 1 << (size - 1).bit_length()] += count
         if self.events is not None:
-            transfers = np.repeat(transfer, number)
             place = np.arange(len(times)) - np.repeat(np.cumsum(number) - number, number)  # in its run
-            offsets = np.repeat(offset, number) + place * transfers
-            asked = np.minimum(transfers, np.repeat(length, number) - place * transfers)
+            offsets = np.repeat(offset, number) + place * np.repeat(transfer, number)
             for begin, end, at, size in zip(*times.T.tolist(), offsets.tolist(), asked.tolist(), strict=True):
                 self.events.append(ReadEvent(begin, end - begin, at, size))
         self._times, self._noted = [], 0

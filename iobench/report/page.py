@@ -11,6 +11,7 @@ from mlhpc.common.pages.charts import Figure
 from mlhpc.common.pages.html import render
 from mlhpc.common.pages.plots import Bar, Measure, columns, stacked_bars
 from mlhpc.iobench.report.console import epochs_table, evaluations_table, figure, summary_lines
+from mlhpc.iobench.report.timeline import figures
 from mlhpc.quantities import binary_text, bytes_text, count, plain
 
 # Parts of the time, with the colour of a run's page that each has.
@@ -39,6 +40,7 @@ def page(result: Mapping[str, Any]) -> str:
         summary=Facts(facts) if facts else None,
         utilisation=_utilisation(result["binding"]) if result["binding"] else None,
         transfers=_transfers(result),
+        timeline=figures(result["timeline"], result["ranks"]) if result.get("timeline") else None,
         epochs=epochs_table(result["epochs"]),
         evaluations=evaluations_table(result["evaluations"]),
         checkpoints=_checkpoints(result["checkpoints"]),

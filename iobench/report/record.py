@@ -93,6 +93,16 @@ class Binding(Part):
     rest: Percent
 
 
+class Timeline(Part):
+    """Sums over ranks in equal intervals since the ranks met."""
+
+    interval_s: Annotated[float, Field(gt=0, le=LARGEST, allow_inf_nan=False)]
+    read_bytes: list[Amount]
+    checkpoint_bytes: list[Amount]
+    computing_s: list[Amount]
+    waiting_s: list[Amount]
+
+
 class CheckpointTimes(Part):
     kind: Literal["write", "read"]
     number: Count
@@ -131,6 +141,7 @@ class Result(Part):
     reading: Reading
     resident_before_epochs: list[Amount]
     checkpoints: list[CheckpointTimes]
+    timeline: Timeline | None = None
     rank_results: list[Rank]
     filesystem: str | None = None
     checkpoint_filesystem: str | None = None

@@ -18,6 +18,7 @@ from mlhpc.common.timing.steps import percentiles
 from mlhpc.iobench.definition.schema import Workload
 from mlhpc.iobench.emulate.record import Reading, Run
 from mlhpc.iobench.emulate.steps import COLUMNS, EpochTimes
+from mlhpc.iobench.report import timeline
 from mlhpc.iobench.report.record import Result
 from mlhpc.iobench.report.utilisation import Shares, binding, dlio_percent, shares
 
@@ -40,6 +41,7 @@ def rank_summary(workload: Workload, run: Run, null: Run | None) -> dict[str, An
         "node_device": run.node_device._asdict() if run.node_device else None,
         "resident": run.resident,
         "steps": _step_times(run.epochs),
+        "timeline": timeline.of_rank(run),
         "checkpoints": [
             asdict(each) | {"start_s": each.start_s - run.origin, "end_s": each.end_s - run.origin}
             for each in run.transfers
@@ -131,7 +133,8 @@ def result(
         "reading": reading(ranks, load_s + training_s + evaluation_s),
         "resident_before_epochs": np.mean([rank["resident"] for rank in ranks], axis=0).tolist(),
         "checkpoints": checkpoints(ranks),
-        "rank_results": list(ranks),
+        "timeline": timeline.of_ranks([rank["timeline"] for rank in ranks]),
+        "rank_results": [{name: rank[name] for name in rank if name != "timeline"} for rank in ranks],
     }
     return Result.model_validate(content).model_dump(mode="json", exclude_unset=True)
 

@@ -45,10 +45,30 @@ def out(tmp_path_factory):
 
 def test_the_page_shows_the_result_and_escapes_what_others_wrote(out):
     text = (out / "report.html").read_text()
-    for title in ("Breakdown of the running time", "Reads", "Epochs", "Evaluations", "Checkpoints", "Ranks"):
+    for title in (
+        "Breakdown of the running time",
+        "Over time",
+        "Reads",
+        "Epochs",
+        "Evaluations",
+        "Checkpoints",
+        "Ranks",
+    ):
         assert f">{title}</h2>" in text
     assert "<script>alert(1)" not in text
     assert "Not a result of MLPerf Storage" in text
+
+
+def test_the_timeline_is_what_the_ranks_read_and_did(out):
+    result = json.loads((out / "result.json").read_text())
+    timeline = result["timeline"]
+    assert sum(timeline["read_bytes"]) == pytest.approx(result["reading"]["bytes_asked"])
+    assert sum(timeline["checkpoint_bytes"]) == pytest.approx(sum(c["bytes"] for c in result["checkpoints"]))
+    phases = [*result["epochs"], *result["evaluations"]]
+    computed = result["ranks"] * sum(phase["compute_s"] + phase["oversleep_s"] for phase in phases)
+    assert sum(timeline["computing_s"]) == pytest.approx(computed)
+    waited = result["ranks"] * sum(phase["wait_s"] for phase in phases)
+    assert sum(timeline["waiting_s"]) == pytest.approx(waited)
 
 
 def test_the_trace_has_every_step_and_read_of_every_rank(out):

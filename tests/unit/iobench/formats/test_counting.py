@@ -2,6 +2,7 @@
 
 import errno
 import itertools
+import math
 import os
 import tracemalloc
 from collections import Counter
@@ -12,7 +13,7 @@ import pytest
 from mlhpc.errors import UserError
 from mlhpc.iobench.formats import access, counting
 from mlhpc.iobench.formats.access import CountedFile
-from mlhpc.iobench.formats.counting import Activity, ReadStatistics
+from mlhpc.iobench.formats.counting import Activity, ReadStatistics, Timeline
 
 
 def random_reads(random, number):
@@ -194,3 +195,28 @@ def test_memory_does_not_grow_with_the_number_of_reads(monkeypatch):
     for statistics in threads:
         statistics.settle()
     assert activity.reading_s == 11_000
+
+
+@pytest.mark.parametrize("origin", [0.0, 7.0])
+def test_a_timeline_has_each_byte_when_it_was_read(origin):
+    """Against a millisecond at a time, on a timeline that had to lengthen its intervals, and in another that
+    includes it."""
+    reads = [read for read in random_reads(np.random.default_rng(4), 3000) if read[1] > read[0]]
+    by_ms = np.zeros(10**6)
+    for begin, end, _, size, _ in reads:
+        by_ms[begin:end] += size / (end - begin)
+    line, spans = Timeline(origin), np.array([read[:2] for read in reads]) / 1000
+    for part in np.array_split(np.arange(len(reads)), 7):
+        line.add(spans[part], np.array([float(reads[n][3]) for n in part]))
+    other = Timeline(origin - 1.0)
+    other.include(line)
+    after = by_ms[round(1000 * origin) :]
+    assert line.amounts.sum() == pytest.approx(after.sum())
+    assert other.amounts.sum() == pytest.approx(after.sum())
+    end = len(reads) and reads[-1][1] / 1000 - origin
+    assert line.interval_s * 128 < end <= line.interval_s * 256
+    for n in (1, 50, line.used - 3):
+        edge = n * line.interval_s
+        whole = math.floor(1000 * edge)
+        expected = after[:whole].sum() + (1000 * edge - whole) * after[whole]
+        assert line.amounts[:n].sum() == pytest.approx(expected, rel=1e-6)
