@@ -140,7 +140,7 @@ def apart(sets: Sequence[Published], by: By) -> list[Compared]:
     """Predict rates, epochs, times and baselines of each of ``sets`` that is not held out, from those of other
     rounds or of other accelerator families. By round, sets are omitted if no other round has their accelerator,
     because nothing is known of it."""
-    shown = [row for row in sets if row.use != "held"]
+    shown = [row for row in sets if row.is_seen]
     factors = fit(shown)
     predicted = []
     for row, calibrated in left_out(shown, shown, by):
@@ -161,7 +161,11 @@ def _compared(
     machine: Machine,
     others: Sequence[Published] | None = None,
 ) -> Compared:
-    """``others``: the sets that epochs and the parts other than steps are known from; None: the published ones."""
+    """``others``: the sets that epochs and the parts other than steps are known from; None: the published ones. A
+    blind set has the prediction that was committed, not today's."""
+    if row.committed:
+        epochs = Estimate(*row.committed[1], "committed before the result was read")
+        return Compared(row, row.committed[0], baseline(row, sets, machine.family), epochs, None, epochs.how)
     value, efficiency = rate_of(row, machine, calibrated)
     half = calibrated.factor_of(efficiency, machine.family, known=efficiency.exact)
     limit = row.local_batch_size / (
@@ -191,7 +195,7 @@ def _total(row: Published, run: Run, rate: Triple, epochs: Estimate, spent: Part
 def baseline(row: Published, sets: Sequence[Published], family: str) -> float | None:
     """The median rate of the other sets with the same benchmark, framework, local batch and accelerator model;
     otherwise of the same accelerator family; None if there are none."""
-    like = [other for other in sets if other is not row and other.use != "held" and _like(other, row)]
+    like = [other for other in sets if other is not row and other.is_seen and _like(other, row)]
     alike = [o for o in like if _model(o) == _model(row)] or [o for o in like if _family(o) == family]
     return statistics.median(o.samples_per_s for o in alike) if alike else None
 
@@ -266,7 +270,12 @@ def show(compared: Sequence[Compared]) -> None:
 def summaries_of(compared: Sequence[Compared]) -> dict[str, list[str]]:
     """The summary of each use of sets and, if some are ``fit``, of predictions from other rounds and other
     accelerators, which show what to expect for a system that is not among the sets."""
-    uses = {"fit": "fit", "test": "test", "held": "held out"}
+    uses = {
+        "fit": "fit",
+        "test": "test",
+        "held": "held out",
+        "blind": "blind, committed before the result was read",
+    }
     found = {name: summaries([c for c in compared if c.row.use == use]) for use, name in uses.items()}
     rows = [c.row for c in compared]
     if any(row.use == "fit" for row in rows):

@@ -227,7 +227,7 @@ def fit(sets: Sequence[Published]) -> Calibration:
         raise UserError("no row is marked fit, so nothing can be calibrated")
     apart: dict[By, list[float]] = {"round": [], "accelerator": []}
     for by, ratios in apart.items():
-        for row, calibrated in left_out([row for row in sets if row.use != "held"], used, by):
+        for row, calibrated in left_out([row for row in sets if row.is_seen], used, by):
             rate, how = rate_of(row, row.machine, calibrated)
             if by == "accelerator" or how.group[0] == row.machine.family:
                 ratios.append(rate / row.samples_per_s)

@@ -2,8 +2,9 @@
 
 Each row is a set of runs of one configuration: throughput, epochs and times, computed from the logs that the
 submitters published at github.com/mlcommons (hpc_results_v0.7 to _v3.0), without republished copies.
-``use`` is ``fit`` if the model may be fitted to the row, ``test`` if it is only tested on it, and ``held`` if it
-was not looked at while the model was made: round 3.0, which is shown, and never fitted.
+``use`` is ``fit`` if the model may be fitted to the row, ``test`` if it is only tested on it, ``held`` if it was
+not looked at while the model was made (round 3.0), and ``blind`` if its prediction was committed before its result
+was read: those of ``blind.csv``, ResNet-50 of MLPerf Training.
 """
 
 import csv
@@ -23,12 +24,13 @@ from mlhpc.errors import UserError, few
 from mlhpc.perf.machines import Machine, known, machine
 from mlhpc.perf.networks.layer import Network, Precision
 from mlhpc.perf.networks.registry import KNOWN, network_of
+from mlhpc.perf.scaling import Triple
 
 SOURCE = "MLPerf HPC 0.7, 1.0 and 2.0, computed from the published logs"
 _FRAMEWORKS = {"torch": "PyTorch", "mxnet": "MXNet", "tensorflow": "TensorFlow"}
 _WANTED = {"use", "round", "benchmark", "framework", "accelerators_per_instance", "global_batch_size",
            "train_samples", "train_samples_per_s_per_accel", "epochs_to_converge_mean"}  # fmt: skip
-USES = ("fit", "test", "held")
+USES = ("fit", "test", "held", "blind")
 _YEARS = {"v0.7": 2020, "v1.0": 2021, "v2.0": 2022, "v3.0": 2023}
 
 
@@ -59,11 +61,18 @@ class Published:
     staging_s: float | None
     eval_fraction: float | None
     where: str
+    committed: tuple[Triple, Triple] | None = None
+    """The prediction of a blind row, with its interval: ``samples_per_s``, and epochs."""
 
     @property
     def name(self) -> str:
         """Round, submitter and system."""
         return f"{self.round} {self.submitter} {self.system}"
+
+    @property
+    def is_seen(self) -> bool:
+        """Whether the model was made with the row in view."""
+        return self.use in ("fit", "test")
 
     @property
     def framework(self) -> str:
@@ -137,9 +146,10 @@ def _network(benchmark: str, preset: str) -> Network:
 
 @cache
 def published() -> tuple[Published, ...]:
-    """The rows of the suite's file."""
-    text = resources.files("mlhpc.perf").joinpath("published.csv").read_text("utf-8")
-    return tuple(parse(text, "published.csv"))
+    """The rows of the suite's files."""
+    folder = resources.files("mlhpc.perf")
+    names = ("published.csv", "blind.csv")
+    return tuple(row for name in names for row in parse(folder.joinpath(name).read_text("utf-8"), name))
 
 
 def read(path: Path) -> list[Published]:
@@ -230,7 +240,14 @@ def _row(row: dict[str, Any], where: str) -> Published:
         staging_s=cells.maybe("staging_min", 60.0),
         eval_fraction=cells.maybe("eval_fraction"),
         where=where,
+        committed=_committed(cells) if row["use"] == "blind" else None,
     )
+
+
+def _committed(cells: _Cells) -> tuple[Triple, Triple]:
+    rate, low, high = (cells.number(f"predicted_{name}") for name in ("samples_per_s", "low", "high"))
+    epochs = tuple(cells.number(f"predicted_epochs{end}") for end in ("", "_low", "_high"))
+    return (rate, low, high), (epochs[0], epochs[1], epochs[2])
 
 
 @cache

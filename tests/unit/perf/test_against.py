@@ -17,12 +17,14 @@ from mlhpc.perf.networks.registry import network_of
 from mlhpc.perf.published import parse, published
 
 TEXT = resources.files("mlhpc.perf").joinpath("published.csv").read_text()
-COMPARED = compare(published())
+SETS = [row for row in published() if row.use != "blind"]
+COMPARED = compare(SETS)
 TEST = [c for c in COMPARED if c.row.use == "test"]
 
 
-def test_there_are_44_sets_with_a_machine_each_and_seven_held_out():
-    assert len(published()) == 51
+def test_there_are_44_sets_with_a_machine_each_seven_held_out_and_thirteen_blind():
+    assert len(SETS) == 51
+    assert len(published()) == 64
     assert len(TEST) == 20
     assert [row.round for row in published() if row.use == "held"] == ["v3.0"] * 7
     assert {row.machine.family for row in published()} == {
@@ -80,12 +82,24 @@ def changed(use, factor):
 
 def test_nothing_is_fitted_to_a_set_that_is_held_out():
     """No prediction, interval or baseline of the others depends on them; they are not among those left out."""
-    others = [c for c in COMPARED if c.row.use != "held"]
-    again = [c for c in compare(changed("held", 7.0)) if c.row.use != "held"]
+    others = [c for c in COMPARED if c.row.is_seen]
+    again = [c for c in compare(changed("held", 7.0)) if c.row.is_seen]
     assert again == others
     for by in ("round", "accelerator"):
         assert apart(changed("held", 7.0), by) == left_out(by)
-        assert all(c.row.use != "held" for c in left_out(by))
+        assert all(c.row.is_seen for c in left_out(by))
+
+
+def test_a_blind_set_keeps_the_prediction_that_was_committed_and_changes_no_other():
+    """Whatever its result, and however the model has changed since."""
+    blind = [row for row in published() if row.use == "blind"]
+    for one in compare(changed("blind", 7.0)):
+        if one.row.use == "blind":
+            row = next(row for row in blind if row.where == one.row.where)
+            assert (one.rate, one.epochs.ends) == row.committed
+    assert [c for c in compare(changed("blind", 7.0)) if c.row.use != "blind"] == COMPARED
+    lines = summaries_of(compare(published()))["blind, committed before the result was read"]
+    assert any("of 13 sets" in line for line in lines)
 
 
 @cache
@@ -100,11 +114,11 @@ GROUP = {"round": lambda row: row.round, "accelerator": lambda row: row.machine.
 def test_a_set_is_predicted_without_its_round_or_its_accelerator(by):
     """As fitted to a file without these rows; whatever rates they have."""
     predicted = {c.row.where: c for c in left_out(by)}
-    for group in {GROUP[by](row) for row in published() if row.use != "held"}:
-        rest = [row for row in published() if GROUP[by](row) != group and row.use != "held"]
+    for group in {GROUP[by](row) for row in published() if row.is_seen}:
+        rest = [row for row in published() if GROUP[by](row) != group and row.is_seen]
         alone = fit(rest)
         for row in published():
-            if row.use != "held" and GROUP[by](row) == group and row.where in predicted:
+            if row.is_seen and GROUP[by](row) == group and row.where in predicted:
                 rate, efficiency = rate_of(row, row.machine, alone)
                 assert predicted[row.where].rate[0] == pytest.approx(rate)
                 assert group not in (efficiency.group[0], "v" + efficiency.group[1]), "of the group left out"
@@ -114,14 +128,14 @@ def test_a_set_is_predicted_without_its_round_or_its_accelerator(by):
         row.where
         for row in published()
         if by == "round"
-        and row.use != "held"
+        and row.is_seen
         and not any(
             other.round != row.round and other.machine.family == row.machine.family and other.use == "fit"
             and other.benchmark == row.benchmark
             for other in published()
         )
     }  # fmt: skip
-    assert set(predicted) == {row.where for row in published() if row.use != "held"} - only
+    assert set(predicted) == {row.where for row in published() if row.is_seen} - only
 
 
 @pytest.mark.parametrize(("by", "sets"), [("round", 38), ("accelerator", 44)])
@@ -201,7 +215,7 @@ def test_a_family_without_sets_is_said_to_be_one():
         (lambda t: t.replace("train_samples_per_s_per_accel", "rate", 1), 1, "train_samples_per_s_per_accel"),
         (lambda t: t.replace(",48.336,", ",fast,"), 2, "not a number"),
         (lambda t: t.replace(",48.336,", ",-1,"), 2, "above 0"),
-        (lambda t: t.replace("\ntest,", "\ntried,", 1), 3, "fit, test or held"),
+        (lambda t: t.replace("\ntest,", "\ntried,", 1), 3, "fit, test, held or blind"),
         (lambda t: t.replace("juwelsbooster_gpu_n512_mxnet", "nowhere", 1), 3, "no machine file"),
         (
             lambda t: t.replace(",closed,cosmoflow,", ",closed,cosmoflop,", 1),

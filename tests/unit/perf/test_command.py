@@ -122,7 +122,7 @@ def test_the_largest_batch_that_fits_is_printed_and_is_the_largest(capsys, passe
 
 def test_the_errors_against_published_sets(capsys):
     record = json.loads(output(capsys, "--against", "published", "--json"))
-    assert len(record["sets"]) == 51
+    assert len(record["sets"]) == 64
     assert any("throughput" in line for line in record["summary"]["test"])
     assert "baseline" in output(capsys, "deepcam", "--against", "published")
 
@@ -136,7 +136,7 @@ def test_the_errors_against_published_sets(capsys):
         (("cosmoflow", "--machine", "perlmutter", "--nodes", "0"), "--nodes: 0 is not"),
         (("cosmoflow", "--machine", "perlmutter", "--batch", "-3"), "--batch: -3 is not"),
         (("--against", "nowhere.csv"), "nowhere.csv cannot be read"),
-        (("resnet50", "--against", "published"), "no set of 'resnet50'"),
+        (("blobs", "--against", "published"), "no set of 'blobs'"),
         (("deepcam", "--preset", "closed-2048", "--machine", "cori-gpu"), "largest that fits"),
     ],
 )
