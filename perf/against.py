@@ -164,8 +164,9 @@ def _compared(
     """``others``: the sets that epochs and the parts other than steps are known from; None: the published ones. A
     blind set has the prediction that was committed, not today's."""
     if row.committed:
-        epochs = Estimate(*row.committed[1], "committed before the result was read")
-        return Compared(row, row.committed[0], baseline(row, sets, machine.family), epochs, None, epochs.how)
+        committed = Estimate(*row.committed[1], "committed before the result was read")
+        like = baseline(row, sets, machine.family)
+        return Compared(row, row.committed[0], like, committed, None, committed.how)
     value, efficiency = rate_of(row, machine, calibrated)
     half = calibrated.factor_of(efficiency, machine.family, known=efficiency.exact)
     limit = row.local_batch_size / (

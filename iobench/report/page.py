@@ -6,13 +6,16 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
+import altair as alt
+import numpy as np
+
+from mlhpc.common.pages import charts
 from mlhpc.common.pages.blocks import Cell, Facts, Table, number, table
-from mlhpc.common.pages.charts import Figure
+from mlhpc.common.pages.charts import Figure, chart_of
 from mlhpc.common.pages.html import render
 from mlhpc.common.pages.plots import Bar, Measure, columns, stacked_bars
 from mlhpc.iobench.report.console import epochs_table, evaluations_table, figure, summary_lines
-from mlhpc.iobench.report.timeline import figures
-from mlhpc.quantities import binary_text, bytes_text, count, plain
+from mlhpc.quantities import binary_text, bytes_text, count, digits, plain
 
 # Parts of the time, with the colour of a run's page that each has.
 _PARTS = {
@@ -22,6 +25,14 @@ _PARTS = {
     "barrier": ("evaluation", "barrier"),
     "processor": ("staging", "processor and oversleep"),
     "rest": ("rest", "rest"),
+}
+_RATES = {
+    "read_bytes": ("read", charts.SERIES[0][0]),
+    "checkpoint_bytes": ("checkpoints", charts.SERIES[1][0]),
+}
+_RANKS = {
+    "computing_s": ("compute", charts.PARTS["step"][0]),
+    "waiting_s": ("wait for data", charts.PARTS["data_wait"][0]),
 }
 
 
@@ -40,7 +51,7 @@ def page(result: Mapping[str, Any]) -> str:
         summary=Facts(facts) if facts else None,
         utilisation=_utilisation(result["binding"]) if result["binding"] else None,
         transfers=_transfers(result),
-        timeline=figures(result["timeline"], result["ranks"]) if result.get("timeline") else None,
+        timeline=_over_time(result["timeline"], result["ranks"]) if result.get("timeline") else None,
         epochs=epochs_table(result["epochs"]),
         evaluations=evaluations_table(result["evaluations"]),
         checkpoints=_checkpoints(result["checkpoints"]),
@@ -68,6 +79,44 @@ def _utilisation(bound: Mapping[str, float]) -> Figure:
         bar_height=44,
         static_width=820,
     )
+
+
+def _over_time(timeline: Mapping[str, Any], ranks: int) -> list[Figure]:
+    """Bandwidths of all ranks over time, and how many of ``ranks`` compute and wait."""
+    shown = [
+        _areas(
+            timeline, {name: kind}, Measure("MB/s", unit=1e6), f"{bytes_text(sum(timeline[name]))} over time"
+        )
+        for name, kind in _RATES.items()
+        if any(timeline[name])
+    ]
+    if any(any(timeline[name]) for name in _RANKS):
+        shown.append(_areas(timeline, _RANKS, Measure("ranks"), f"What {count(ranks, 'rank')} did"))
+    return shown
+
+
+def _areas(
+    timeline: Mapping[str, Any], kinds: Mapping[str, tuple[str, str]], measure: Measure, what: str
+) -> Figure:
+    """The amounts per second of ``kinds``, with their names and colours, stacked over time."""
+    interval, unit = timeline["interval_s"], measure.title
+    rates = {kind: np.array(timeline[name]) / interval / measure.unit for name, (kind, _) in kinds.items()}
+    rows = [
+        {"x": n * interval, "y": rate, "kind": kind,
+         "says": f"{kind}, {digits(n * interval)} s: {digits(rate)} {unit}"}
+        for kind, each in rates.items()
+        for n, rate in enumerate(each.tolist())
+    ]  # fmt: skip
+    peaks = [f"{kind} at most {digits(float(each.max()))} {unit}" for kind, each in rates.items()]
+    colours = alt.Scale(domain=list(rates), range=[colour for _, colour in kinds.values()])
+    legend = alt.Legend(orient="top", symbolType="square", title=None)
+    until = alt.Scale(domain=[0, len(timeline["read_bytes"]) * interval], nice=False)
+    drawn = chart_of(
+        rows, x=alt.X("x:Q", title="seconds", scale=until), y=alt.Y("y:Q", title=unit, stack="zero")
+    )
+    drawn = drawn.mark_area(interpolate="step-after")
+    drawn = drawn.encode(color=alt.Color("kind:N", scale=colours, legend=legend))
+    return charts.figure(alt.layer(drawn), f"{what}: {', '.join(peaks)}", height=110, static_width=820)
 
 
 def _transfers(result: Mapping[str, Any]) -> list[Figure | Facts] | None:
