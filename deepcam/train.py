@@ -43,6 +43,7 @@ from mlhpc.common.ranks.world import World
 from mlhpc.common.timing.runlog import RunLog
 from mlhpc.common.training.dataset import format_of, open_loader
 from mlhpc.common.training.epoch import (
+    checkpoint,
     log_epoch,
     log_quality,
     mark_warm,
@@ -100,6 +101,7 @@ def train(
         prepare(run.loading.loader, "mlhpc.deepcam.data.sample")
         steps, graphs = _start(run, make, state, local_batch_size, log)
         events = None if run.emulation.enabled else device_events(device)
+        write = partial(save, log.out, load.dumps(run), seed)
 
     # The clock: from the moment the last rank is ready until the slowest one has finished.
     with log.span("run", sync=True), ExitStack() as beside:
@@ -134,6 +136,7 @@ def train(
                     bytes_read += loader.bytes_read - bytes_before
                     require_finite(local_losses, epoch, partial(loader.files_of, epoch - 1), ADVICE, world)
                     if run.study.steps:
+                        checkpoint(run, log, epoch, partial(write, epoch, *state, frozen=freezer.frozen))
                         break
                     with log.span("eval", epoch=epoch):
                         average_statistics(model, world)
@@ -151,9 +154,7 @@ def train(
                 break
             if freezer.after_epoch(world, log, epoch):
                 steps = make(graphs.for_new_steps() if graphs else None)
-            if training.checkpoint_epochs and epoch % training.checkpoint_epochs == 0:
-                with log.span("checkpoint", epoch=epoch):
-                    save(log.out, load.dumps(run), seed, epoch, *state, frozen=freezer.frozen)
+            checkpoint(run, log, epoch, partial(write, epoch, *state, frozen=freezer.frozen))
         log.finish("success" if met else "failed", peak_memory(device), named(run, loader))
 
 

@@ -159,6 +159,7 @@ def content(study: Study) -> dict[str, Any]:
                         "seconds": run.seconds,
                         "data_wait_s": run.wait_s,
                         "staging_s": run.staging_s,
+                        "checkpoint_s": run.checkpoint_s,
                         "samples_per_s": run.samples_per_s,
                         "joules_per_sample": run.joules_per_sample,
                         "servers": asdict(run.servers) if run.servers else None,
@@ -185,7 +186,7 @@ def show(study: Study, console: Console) -> None:
     """Print the tables of the page, on a narrow terminal without their last columns."""
     from mlhpc.submission.report.study_page import cells_table, emulated, servers_table
 
-    print_table(cells_table(study), console, optional=5)
+    print_table(cells_table(study), console, optional=6)
     if servers := servers_table(study):
         print_table(servers, console, optional=4)
     for cell in study.cells:

@@ -40,7 +40,15 @@ from mlhpc.common.ranks.world import World
 from mlhpc.common.staging.stage import StagingReport, stage
 from mlhpc.common.timing.runlog import RunLog
 from mlhpc.common.training.dataset import format_of, open_loader
-from mlhpc.common.training.epoch import log_epoch, log_quality, mark_warm, named, require_parameters, total
+from mlhpc.common.training.epoch import (
+    checkpoint,
+    log_epoch,
+    log_quality,
+    mark_warm,
+    named,
+    require_parameters,
+    total,
+)
 from mlhpc.common.training.finite import require_finite
 from mlhpc.resnet50.data.pack import pack
 from mlhpc.resnet50.data.source import ResNet50Source, open_data, zeros_batch
@@ -84,6 +92,7 @@ def train(
         steps = _steps(run, (model, optimizer, scaler, world), local_batch_size, log)
         prepare(run.loading.loader, "mlhpc.resnet50.data.reader")
         events = None if run.emulation.enabled else device_events(device)
+        write = partial(save, log.out, load.dumps(run), seed)
 
     # The clock: from the moment the last rank is ready until the slowest one has finished.
     with log.span("run", sync=True):
@@ -113,6 +122,7 @@ def train(
                 bytes_read = loader.bytes_read - bytes_before
                 require_finite(local_losses, epoch, partial(loader.files_of, epoch - 1), ADVICE, world)
                 if run.study.steps:
+                    checkpoint(run, log, epoch, partial(write, epoch, model, optimizer, scaler, world))
                     break
                 if training.evaluates(epoch):
                     with log.span("eval", epoch=epoch):
@@ -129,9 +139,7 @@ def train(
             _log_skipped(run, source, epoch, world, log)
             if met := accuracy is not None and run.target.met_by(accuracy):
                 break
-            if training.checkpoint_epochs and epoch % training.checkpoint_epochs == 0:
-                with log.span("checkpoint", epoch=epoch):
-                    save(log.out, load.dumps(run), seed, epoch, model, optimizer, scaler, world)
+            checkpoint(run, log, epoch, partial(write, epoch, model, optimizer, scaler, world))
         log.finish("success" if met else "failed", peak_memory(device), named(run, loader))
 
 

@@ -76,6 +76,14 @@ def log_quality(run: Run, quality: float, log: RunLog, epoch: int) -> None:
         log.metric(run.target.metric, quality, epoch=epoch)
 
 
+def checkpoint(run: Run, log: RunLog, epoch: int, save: Callable[[], None]) -> None:
+    """``save`` the state after ``epoch`` if a checkpoint is due then; in a study, after its steps."""
+    every = run.training.checkpoint_epochs
+    if every and epoch % every == 0:
+        with log.span("checkpoint", epoch=epoch):
+            save()
+
+
 def log_epoch(
     run: Run,
     log: RunLog,

@@ -42,6 +42,7 @@ from mlhpc.common.ranks.world import World
 from mlhpc.common.timing.runlog import RunLog
 from mlhpc.common.training.dataset import format_of, open_loader
 from mlhpc.common.training.epoch import (
+    checkpoint,
     log_epoch,
     log_quality,
     mark_warm,
@@ -100,6 +101,7 @@ def train(
         last_epoch, _ = restore(resume, model, optimizer, scaler, world) if resume else (0, {})
         steps = _steps(run, (model, optimizer, scaler, world), group, local_batch_size, log)
         events = None if run.emulation.enabled else device_events(device)
+        write = partial(save, log.out, load.dumps(run), seed)
 
     # The clock: from the moment the last rank is ready until the slowest one has finished.
     with log.span("run", sync=True), ExitStack() as beside:
@@ -134,6 +136,7 @@ def train(
                 bytes_read = loader.bytes_read - bytes_before
                 require_finite(local_losses, epoch, partial(loader.files_of, epoch - 1), ADVICE, world)
                 if run.study.steps:
+                    checkpoint(run, log, epoch, partial(write, epoch, model, optimizer, scaler, world))
                     break
                 with log.span("eval", epoch=epoch):
                     read = batches.evaluation()
@@ -148,9 +151,7 @@ def train(
             log_epoch(run, log, epoch, trained, bytes_read, rate=rate, loss=loss, quality=error)
             if met := run.target.met_by(error):
                 break
-            if training.checkpoint_epochs and epoch % training.checkpoint_epochs == 0:
-                with log.span("checkpoint", epoch=epoch):
-                    save(log.out, load.dumps(run), seed, epoch, model, optimizer, scaler, world)
+            checkpoint(run, log, epoch, partial(write, epoch, model, optimizer, scaler, world))
         log.finish("success" if met else "failed", peak_memory(device), named(run, loader))
 
 

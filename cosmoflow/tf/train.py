@@ -19,6 +19,7 @@ from mlhpc.common.timing.runlog import RunLog
 from mlhpc.common.training.dataset import format_of, open_loader
 from mlhpc.common.training.emulation import WaitingStep
 from mlhpc.common.training.epoch import (
+    checkpoint,
     log_epoch,
     log_quality,
     mark_warm,
@@ -80,6 +81,7 @@ def train(
         broadcast_weights(model, optimizer, world)
         events = LaunchEvents() if device and not run.emulation.enabled else None
         steps = steps.watched(events)
+        write = partial(save, log.out, load.dumps(run), seed)
 
     # The clock: from the moment the last rank is ready until the slowest one has finished.
     with log.span("run", sync=True), ExitStack() as beside:
@@ -112,6 +114,7 @@ def train(
                 bytes_read = loader.bytes_read - bytes_before
                 require_finite(local_losses, epoch, partial(loader.files_of, epoch - 1), ADVICE, world)
                 if run.study.steps:
+                    checkpoint(run, log, epoch, partial(write, epoch, model, optimizer, world))
                     break
                 with log.span("eval", epoch=epoch):
                     batches = to_device(loader.evaluation(), device, convert)
@@ -124,9 +127,7 @@ def train(
             log_epoch(run, log, epoch, trained, bytes_read, rate=rate, loss=loss, quality=error)
             if met := run.target.met_by(error):
                 break
-            if training.checkpoint_epochs and epoch % training.checkpoint_epochs == 0:
-                with log.span("checkpoint", epoch=epoch):
-                    save(log.out, load.dumps(run), seed, epoch, model, optimizer, world)
+            checkpoint(run, log, epoch, partial(write, epoch, model, optimizer, world))
         log.finish("success" if met else "failed", peak_memory(device), named(run, loader))
 
 

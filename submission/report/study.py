@@ -48,7 +48,8 @@ GLOBAL_BATCH = "hyperparameters.global_batch_size"
 @dataclass(frozen=True)
 class Measured:
     """One run: ``steps`` steps in ``seconds``, including ``wait_s`` of data wait. ``staging_s`` is None
-    unless everything was copied: not staged, or files existed already. ``joules_per_sample``: of the whole run
+    unless everything was copied: not staged, or files existed already. ``checkpoint_s``: of writing one after the
+    steps, with ``training.checkpoint_epochs=1``. ``joules_per_sample``: of the whole run
     over all its samples, by the kind of counter that contains the others."""
 
     path: Path
@@ -60,6 +61,7 @@ class Measured:
     environment: Environment | None
     servers: ServerFigures | None = None
     joules_per_sample: float | None = None
+    checkpoint_s: float | None = None
 
     @property
     def samples_per_s(self) -> float:
@@ -216,6 +218,7 @@ def _measured(run: Path, settings: Mapping[str, Value]) -> Measured:
         wait_s=waited,
         staging_s=ends["staging"]["seconds"] if copied else None,
         environment=_environment(run),
+        checkpoint_s=ends["checkpoint"]["seconds"] if "checkpoint" in ends else None,
         joules_per_sample=joules and joules / (expected_steps * config.hyperparameters.global_batch_size),
     )
 

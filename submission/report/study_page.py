@@ -99,6 +99,7 @@ def cells_table(study: Study) -> Table:
             "data wait": _mean(lambda run: run.wait_share, "{:.1%}".format),
             "slowest over fastest": lambda cell: number(cell.variability, "{:.1%}".format),
             "staging, s": _mean(lambda run: run.staging_s, plain),
+            "checkpoint, s": _mean(lambda run: run.checkpoint_s, plain),
             "J/sample": _mean(lambda run: run.joules_per_sample, plain),
         },
         text_columns=len(study.axes) or 1,

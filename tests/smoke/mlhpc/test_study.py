@@ -55,12 +55,16 @@ def test_deepcam_on_two_ranks_over_loaders(climate, tmp_path):
     done = mlhpc(
         "study", "deepcam", "--data", climate, "--out", tmp_path / "study", "--vary", "batch=2",
         "--vary", "ranks=2", "--vary", "loading.loader=threads,workers", "--repeats", 1, "--warmup", 1,
-        "--steps", 2, *climate_settings(),
+        "--steps", 2, "--set", "training.checkpoint_epochs=1", *climate_settings(),
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     for cell in read(tmp_path / "study").cells:
         run = check_cell(cell, 1, 2, 2 * 2)
         assert len(list(run.path.glob("events.rank*.jsonl"))) == cell.settings["ranks"] == 2
+        events = read_events(run.path / "events.rank0.jsonl")
+        (end,) = [e for e in events if (e["event"], e["name"]) == ("end", "checkpoint")]
+        assert run.checkpoint_s == end["seconds"]
+        assert (run.path / "checkpoint.npz").stat().st_size > 4000
 
 
 def test_resnet50_over_networks_and_formats(tmp_path):
