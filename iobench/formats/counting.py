@@ -161,7 +161,7 @@ class Timeline:
         so_far = np.cumsum(amounts)
         edges = self.origin + self.interval_s * np.arange(INTERVALS + 1)
         until = np.interp(edges, spans.ravel(), np.stack([so_far - amounts, so_far], 1).ravel(), left=0)
-        self.amounts += np.diff(until)
+        self.amounts += np.diff(np.maximum.accumulate(until))  # which rounding may let fall
 
     def include(self, other: "Timeline") -> None:
         """Add all of ``other``, which may begin later."""
