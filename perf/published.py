@@ -2,8 +2,8 @@
 
 Each row is a set of runs of one configuration: throughput, epochs and times, computed from the logs that the
 submitters published at github.com/mlcommons (hpc_results_v0.7 to _v3.0), without republished copies.
-``use`` is ``fit`` if the model may be fitted to the row, ``test`` if it is only tested on it, and ``held`` if it
-was not looked at while the model was made: round 3.0, which is shown, and never fitted.
+``use`` is ``fit`` if the model may be fitted to the row, ``test`` if it is only tested on it, and ``seen`` for
+round 3.0, which was not looked at until the model was made, and then got a fit (``calibration.recent``).
 """
 
 import csv
@@ -28,7 +28,7 @@ SOURCE = "MLPerf HPC 0.7, 1.0 and 2.0, computed from the published logs"
 _FRAMEWORKS = {"torch": "PyTorch", "mxnet": "MXNet", "tensorflow": "TensorFlow"}
 _WANTED = {"use", "round", "benchmark", "framework", "accelerators_per_instance", "global_batch_size",
            "train_samples", "train_samples_per_s_per_accel", "epochs_to_converge_mean"}  # fmt: skip
-USES = ("fit", "test", "held")
+USES = ("fit", "test", "seen")
 _YEARS = {"v0.7": 2020, "v1.0": 2021, "v2.0": 2022, "v3.0": 2023}
 
 

@@ -4,6 +4,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses import FakeTensor
+
+
+def on_cpu(tensor: Tensor) -> bool:
+    """Whether ``tensor`` is a CPU's. A fake one stands for a GPU's (``profile.launches_of``)."""
+    return tensor.device.type == "cpu" and not isinstance(tensor, FakeTensor)
 
 
 def unscale(optimizer: torch.optim.Optimizer, gradients: list[Tensor]) -> Tensor | None:
@@ -47,7 +53,7 @@ def multiply_each(tensors: list[Tensor], factors: Tensor) -> None:
     With a list of 0-dimensional tensors PyTorch launches a kernel per tensor on a GPU; with tensors of equal shape
     and strides a few kernels process all of them (``can_use_fast_route`` in ATen/native/ForeachUtils.h).
     """
-    if factors.device.type == "cpu" or torch.compiler.is_compiling():
+    if on_cpu(factors) or torch.compiler.is_compiling():
         torch._foreach_mul_(tensors, list(factors.unbind()))
     else:
         torch._foreach_mul_(tensors, spread(tensors, factors))

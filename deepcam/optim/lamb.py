@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mlhpc.common.pytorch.foreach import multiply_each
+from mlhpc.common.pytorch.foreach import multiply_each, on_cpu
 
 CACHE = 2**20
 """Weights updated at a time on a CPU, so that they, their gradients and state remain in its caches."""
@@ -107,7 +107,7 @@ class Lamb(torch.optim.Optimizer):
                 (torch.as_tensor(group["lr"], dtype=step.dtype, device=step.device), 0.0),
             )
         ]
-        for part in _parts(parameters, CACHE if step.device.type == "cpu" else None):
+        for part in _parts(parameters, CACHE if on_cpu(step) else None):
             self._update(
                 parameters[part],
                 gradients[part],

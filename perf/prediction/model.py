@@ -257,7 +257,8 @@ class Model:
         compute = local * self.roofline / self.efficiency.value
         # An efficiency measured on the machine itself includes its launches.
         launches = len(net.layers) * self.run.backward_passes
-        launch = launches * self.calibrated.launch if self.efficiency.sets else 0.0
+        each = self.calibrated.launch if self.efficiency.launch is None else self.efficiency.launch
+        launch = launches * each if self.efficiency.sets else 0.0
         if together > 1:
             divided = (1 - self.calibrated.undivided) / together + self.calibrated.undivided
             compute, launch = compute * divided, launch * divided
@@ -277,7 +278,7 @@ class Model:
         notes: list[str] = []
         if half == self.calibrated.of_an_accelerator:
             notes.append(
-                f"no published set of {self.kind}s on {family}: the efficiency of all families is used. Of "
+                f"no published result of {self.kind}s on {family}: the efficiency of all families is used. Of "
                 f"families that were left out of the fit, nine of ten sets are within a factor of {half:.1f}"
             )
         elif half == self.calibrated.of_a_round:
