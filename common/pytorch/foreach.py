@@ -1,10 +1,13 @@
 """Operations on lists of tensors that do not wait for the device."""
 
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._subclasses import FakeTensor
+from torch.autograd.function import once_differentiable
+from torch.func import functional_call
 
 
 def on_cpu(tensor: Tensor) -> bool:
@@ -65,3 +68,63 @@ def spread(tensors: list[Tensor], factors: Tensor) -> list[Tensor]:
     filled = torch.cat([factor.expand(size) for factor, size in zip(factors.unbind(), sizes, strict=True)])
     parts = zip(tensors, filled.split(sizes), strict=True)
     return [part.as_strided(tensor.shape, tensor.stride()) for tensor, part in parts]
+
+
+class _Cast(torch.autograd.Function):
+    """All tensors in another type, and all their gradients back, in one kernel each."""
+
+    @staticmethod
+    def forward(ctx: Any, dtype: torch.dtype, *tensors: Tensor) -> tuple[Tensor, ...]:
+        ctx.set_materialize_grads(False)
+        ctx.dtype = tensors[0].dtype
+        return _cast(tensors, dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        there = iter(_cast([each for each in gradients if each is not None], ctx.dtype))
+        return None, *(each if each is None else next(there) for each in gradients)
+
+
+def _cast(tensors: Sequence[Tensor], dtype: torch.dtype) -> tuple[Tensor, ...]:
+    copies = [torch.empty_like(tensor, dtype=dtype) for tensor in tensors]
+    if copies:
+        torch._foreach_copy_(copies, list(tensors))
+    return tuple(copies)
+
+
+def with_cast_weights(
+    model: nn.Module, dtype: torch.dtype, at_once: float
+) -> Callable[[Tensor], Tensor]:
+    """``model`` for autocast with ``dtype``, with the weights of its convolutions cast together: groups of at most
+    ``at_once`` bytes, so that the gradients of one can be sent while those of others are computed."""
+    weights = {
+        f"{name}.weight": module.weight
+        for name, module in model.named_modules()
+        if isinstance(module, nn.modules.conv._ConvNd)
+    }
+    groups = list(_groups(weights, at_once))
+
+    def forward(x: Tensor) -> Tensor:
+        cast = {
+            name: copy
+            for names in groups
+            for name, copy in zip(names, _Cast.apply(dtype, *map(weights.get, names)), strict=True)
+        }
+        result: Tensor = functional_call(model, cast, (x,))
+        return result
+
+    return forward
+
+
+def _groups(weights: dict[str, Tensor], at_once: float) -> Iterator[list[str]]:
+    """Names of consecutive ``weights`` of at most ``at_once`` bytes together, or one larger one."""
+    group: list[str] = []
+    size = 0
+    for name, weight in weights.items():
+        if group and size + weight.nbytes > at_once:
+            yield group
+            group, size = [], 0
+        group.append(name)
+        size += weight.nbytes
+    yield group

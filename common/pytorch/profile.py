@@ -131,6 +131,7 @@ CONCATENATED = {True: 128, False: 64}
 """Tensors that one kernel concatenates, if they are contiguous and if not (PyTorch, ATen/native/cuda/Shape.cu)."""
 NORMALISATIONS = {"native_batch_norm": 4, "native_batch_norm_backward": 3}
 """Kernels of PyTorch's own batch norm, in bfloat16. In the other precisions it is one call of cuDNN."""
+FUSED = {"batch_norm": 2, "batch_norm_backward": 2, "_foreach_norm": FOREACH_NORM}
 
 
 class LaunchCounter(TorchDispatchMode):
@@ -184,7 +185,7 @@ def _kernels(name: str, args: Any, given: Sequence[Tensor]) -> int:
         return NORMALISATIONS[name] if given[0].dtype == torch.bfloat16 else 1
     if name in ("cat", "stack"):
         return math.ceil(len(given) / CONCATENATED[all(each.is_contiguous() for each in given)])
-    return FOREACH_NORM if name == "_foreach_norm" else 1
+    return FUSED.get(name, 1)
 
 
 def _products(name: str, args: Any, made: Sequence[Tensor]) -> int:

@@ -1,5 +1,6 @@
 """One training step and one evaluation step, on a CPU or a GPU, of one rank or many."""
 
+import math
 import socket
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -22,6 +23,7 @@ from mlhpc.common.pytorch.devices import (
     name_of,
     oom_as_user_error,
 )
+from mlhpc.common.pytorch.foreach import on_cpu, with_cast_weights
 from mlhpc.common.pytorch.state import preserve_state
 from mlhpc.common.ranks.world import World, mean
 from mlhpc.common.timing.steps import MAX_IN_FLIGHT
@@ -73,6 +75,9 @@ class WarmUpSizes(NamedTuple):
 SLOW = 5.0
 """Times the median rank's seconds from which on an accelerator is reported. Of one model they differ by up to 22%,
 with outliers of 1.5 times (Sinha et al. 2022, "Not All GPUs Are Created Equal")."""
+
+CAST_AT_ONCE = 25 * 2**20
+"""Bytes of weights whose gradients are ready together, with several ranks: DistributedDataParallel's bucket."""
 
 DTYPES = {"float32": None, "mixed_bfloat16": torch.bfloat16, "mixed_float16": torch.float16}
 
@@ -168,6 +173,8 @@ def make_train_step(
     device = next(model.parameters()).device
     inner = _unwrapped(model)  # its mode counts: a wrapper of the same model may have changed it
     forward, move = _compile(model, device, compiled), mover(device)
+    if (dtype := DTYPES[precision]) and not compiled and not on_cpu(next(model.parameters())):
+        forward = with_cast_weights(model, dtype, math.inf if inner is model else CAST_AT_ONCE)
     calls = 0
 
     def step(x: Tensor, y: Tensor) -> Tensor:

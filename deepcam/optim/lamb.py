@@ -97,7 +97,7 @@ class Lamb(torch.optim.Optimizer):
         correction1 = 1 - beta1**step if group["bias_correction"] else torch.ones_like(step)
         correction2 = 1 - beta2**step if group["bias_correction"] else torch.ones_like(step)
         factors = [
-            torch.where(go > 0, value, idle).float()
+            (value if found_inf is None else torch.where(go > 0, value, idle)).float()
             for value, idle in (
                 (beta3 * unscale / shrink, 0.0),
                 (torch.full_like(step, beta1), 1.0),
