@@ -70,61 +70,77 @@ def spread(tensors: list[Tensor], factors: Tensor) -> list[Tensor]:
     return [part.as_strided(tensor.shape, tensor.stride()) for tensor, part in parts]
 
 
-class _Cast(torch.autograd.Function):
-    """All tensors in another type, and all their gradients back, in one kernel each."""
+class _Together(torch.autograd.Function):
+    """``copies`` of weights, whose gradients arrive together: in one kernel, as the weights' type. ``in_place``: in the
+    gradients that the weights already have, which DistributedDataParallel keeps in its buckets; autograd gets none,
+    but still tells it that they are there."""
 
     @staticmethod
-    def forward(ctx: Any, dtype: torch.dtype, *tensors: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, copies: list[Tensor], in_place: bool, *weights: Tensor) -> tuple[Tensor, ...]:
         ctx.set_materialize_grads(False)
-        ctx.dtype = tensors[0].dtype
-        return _cast(tensors, dtype)
+        ctx.weights, ctx.in_place = weights, in_place
+        return tuple(copies)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        there = iter(_cast([each for each in gradients if each is not None], ctx.dtype))
-        return None, *(each if each is None else next(there) for each in gradients)
+        given = [each for each in gradients if each is not None]
+        there = [weight.grad for weight, each in zip(ctx.weights, gradients, strict=True) if each is not None]
+        held = [each for each in there if each is not None]
+        if ctx.in_place and len(held) == len(given):
+            torch._foreach_copy_(held, given)
+            return None, None, *(None for _ in gradients)
+        made = iter(given if given[0].dtype == ctx.weights[0].dtype else _copied(given, ctx.weights[0].dtype))
+        return None, None, *(each if each is None else next(made) for each in gradients)
 
 
-def _cast(tensors: Sequence[Tensor], dtype: torch.dtype) -> tuple[Tensor, ...]:
+def _copied(tensors: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
     copies = [torch.empty_like(tensor, dtype=dtype) for tensor in tensors]
-    if copies:
-        torch._foreach_copy_(copies, list(tensors))
-    return tuple(copies)
+    torch._foreach_copy_(copies, tensors)
+    return copies
 
 
-def with_cast_weights(
-    model: nn.Module, dtype: torch.dtype, at_once: float
+def with_weights_together(
+    model: nn.Module, dtype: torch.dtype | None, at_once: float, in_place: bool
 ) -> Callable[[Tensor], Tensor]:
-    """``model`` for autocast with ``dtype``, with the weights of its convolutions cast together: groups of at most
-    ``at_once`` bytes, so that the gradients of one can be sent while those of others are computed."""
-    weights = {
-        f"{name}.weight": module.weight
-        for name, module in model.named_modules()
-        if isinstance(module, nn.modules.conv._ConvNd)
-    }
-    groups = list(_groups(weights, at_once))
+    """``model`` with the weights of its convolutions cast to ``dtype``, that of autocast, in one kernel.
+
+    Their gradients are cast back, in groups of at most ``at_once`` bytes, each as soon as it is complete. With
+    ``in_place`` those of all weights are written where those of the step before are: see ``_Together``.
+    """
+    weights = dict(model.named_parameters())
+    convolutions = [
+        f"{name}.weight" for name, module in model.named_modules() if isinstance(module, nn.modules.conv._ConvNd)
+    ]
+    groups = list(_groups(convolutions, weights, at_once))
+    others = [name for name in weights if name not in set(convolutions)] if in_place else []
 
     def forward(x: Tensor) -> Tensor:
-        cast = {
-            name: copy
-            for names in groups
-            for name, copy in zip(names, _Cast.apply(dtype, *map(weights.get, names)), strict=True)
-        }
-        result: Tensor = functional_call(model, cast, (x,))
+        with torch.no_grad():
+            own = [weights[name].detach() for name in convolutions]
+            copies = dict(zip(convolutions, _copied(own, dtype) if dtype else own, strict=True))
+        copies |= {name: weights[name].detach() for name in others}
+        used = {}
+        for names in (*groups, others):
+            if names:
+                group = [copies[name] for name in names]
+                made = _Together.apply(group, in_place, *(weights[name] for name in names))
+                used |= zip(names, made, strict=True)
+        result: Tensor = functional_call(model, used, (x,))
         return result
 
     return forward
 
 
-def _groups(weights: dict[str, Tensor], at_once: float) -> Iterator[list[str]]:
-    """Names of consecutive ``weights`` of at most ``at_once`` bytes together, or one larger one."""
+def _groups(names: Sequence[str], weights: dict[str, nn.Parameter], at_once: float) -> Iterator[list[str]]:
+    """Consecutive ``names`` of weights of at most ``at_once`` bytes together, or a single larger one."""
     group: list[str] = []
     size = 0
-    for name, weight in weights.items():
-        if group and size + weight.nbytes > at_once:
+    for name in names:
+        if group and size + weights[name].nbytes > at_once:
             yield group
             group, size = [], 0
         group.append(name)
-        size += weight.nbytes
-    yield group
+        size += weights[name].nbytes
+    if group:
+        yield group
