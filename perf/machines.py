@@ -18,6 +18,8 @@ from mlhpc.errors import UserError, did_you_mean, shown
 from mlhpc.quantities import Dimension, parse_quantity, text_of
 
 SYSTEMS = "mlhpc.benchmarks"
+COPIES = 2
+"""Of a step, from the host: its samples and their labels."""
 PRECISIONS = {"float32": ("tf32",), "mixed_bfloat16": ("bfloat16",), "mixed_float16": ("float16", "bfloat16")}
 """By a run's ``training.precision``, the peaks of matrix products in this order, then that of float32. Both
 frameworks use TF32 for float32 convolutions if available (torch.backends.cudnn.allow_tf32)."""

@@ -1,20 +1,16 @@
 """Batch norm with its activation, with statistics over one rank's batch or over those of a group of ranks."""
 
-from functools import cache
-from importlib.util import find_spec
 from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch._subclasses import FakeTensor
 from torch.autograd.function import once_differentiable
 
-from mlhpc.common.host.compiler import require_compiler
+from mlhpc.common.kernels.operators import define, run_on
 from mlhpc.common.ranks.torch_world import TorchWorld
 from mlhpc.common.ranks.world import World
-from mlhpc.errors import UserError
 
 
 class BatchNorm(nn.BatchNorm2d):
@@ -42,8 +38,8 @@ class BatchNorm(nn.BatchNorm2d):
             raise ValueError(f"batch norm: expected 4 or 5 axes, got {input.dim()}")
 
     def forward(self, input: Tensor, added: Tensor | None = None, relu: bool | None = None) -> Tensor:
-        """[b, channels, h, w], and the same shape; ``added`` of this shape comes before the ReLU. ``relu``: instead
-        of the module's own."""
+        """[b, channels, h, w], and the same shape; ``added``, of this shape, is added before the ReLU. ``relu``:
+        instead of the module's own."""
         self._check_input_dim(input)
         relu = self.relu if relu is None else relu
         if self.training and self.group is None and input.numel() == input.shape[1]:
@@ -136,59 +132,36 @@ class _Trained(torch.autograd.Function):
 
 
 def _can_fuse(x: Tensor) -> bool:
-    """Whether the kernels of ``common/kernels`` run on ``x``, in training."""
+    """Whether the kernels of ``common/kernels/batchnorm.py`` take ``x``, in training."""
     fits = x.dim() == 4 and x.shape[1] % 8 == 0 and x.is_contiguous(memory_format=torch.channels_last)
-    if not fits or torch.compiler.is_compiling():
-        return False
-    return isinstance(x, FakeTensor) or (x.is_cuda and _has_triton())
+    return fits and run_on(x)
 
 
-@cache
-def _has_triton() -> bool:
-    try:
-        require_compiler(gpu=True)
-    except UserError:
-        return False
-    return find_spec("triton") is not None
-
-
-torch.library.define(
-    "mlhpc::batch_norm",
-    "(Tensor x, Tensor? added, Tensor weight, Tensor bias, Tensor(a!) running_mean, Tensor(b!) running_var, "
-    "float momentum, float eps, bool relu) -> (Tensor, Tensor, Tensor)",
-)
-torch.library.define(
-    "mlhpc::batch_norm_backward",
-    "(Tensor gradient, Tensor x, Tensor? y, Tensor weight, Tensor bias, Tensor mean, Tensor spread, bool relu) -> "
-    "(Tensor, Tensor?, Tensor, Tensor)",
-)
-
-
-@torch.library.impl("mlhpc::batch_norm", "default")
-def _forward(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
-    from mlhpc.common.kernels import batchnorm  # needs Triton
-
-    return batchnorm.forward(*args)
-
-
-@torch.library.impl("mlhpc::batch_norm_backward", "default")
-def _backward(*args: Any) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
-    from mlhpc.common.kernels import batchnorm
-
-    return batchnorm.backward(*args)
-
-
-@torch.library.register_fake("mlhpc::batch_norm")
-def _forward_shapes(x: Tensor, added: Tensor | None, weight: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _output_shapes(x: Tensor, _: Any, weight: Tensor, *__: Any) -> tuple[Tensor, Tensor, Tensor]:
     return torch.empty_like(x), torch.empty_like(weight), torch.empty_like(weight)
 
 
-@torch.library.register_fake("mlhpc::batch_norm_backward")
-def _backward_shapes(
-    gradient: Tensor, x: Tensor, y: Tensor | None, weight: Tensor, *_: Any
+def _gradient_shapes(
+    _: Tensor, x: Tensor, y: Tensor | None, weight: Tensor, *__: Any
 ) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
     added = None if y is None else torch.empty_like(x)
     return torch.empty_like(x), added, torch.empty_like(weight), torch.empty_like(weight)
+
+
+define(
+    "batch_norm",
+    "(Tensor x, Tensor? added, Tensor weight, Tensor bias, Tensor(a!) running_mean, Tensor(b!) running_var, "
+    "float momentum, float eps, bool relu) -> (Tensor, Tensor, Tensor)",
+    "mlhpc.common.kernels.batchnorm:forward",
+    _output_shapes,
+)
+define(
+    "batch_norm_backward",
+    "(Tensor gradient, Tensor x, Tensor? y, Tensor weight, Tensor bias, Tensor mean, Tensor spread, bool relu) -> "
+    "(Tensor, Tensor?, Tensor, Tensor)",
+    "mlhpc.common.kernels.batchnorm:backward",
+    _gradient_shapes,
+)
 
 
 class _Fused(torch.autograd.Function):

@@ -71,9 +71,9 @@ def spread(tensors: list[Tensor], factors: Tensor) -> list[Tensor]:
 
 
 class _Together(torch.autograd.Function):
-    """``copies`` of weights, whose gradients arrive together: in one kernel, as the weights' type. ``in_place``: in the
-    gradients that the weights already have, which DistributedDataParallel keeps in its buckets; autograd gets none,
-    but still tells it that they are there."""
+    """``copies`` of weights, whose gradients arrive together, in one kernel, in the weights' type.
+    ``in_place``: in the gradients that the weights have, which DistributedDataParallel keeps in its buckets.
+    Autograd then gets none, but still lets it know that they are there."""
 
     @staticmethod
     def forward(ctx: Any, copies: list[Tensor], in_place: bool, *weights: Tensor) -> tuple[Tensor, ...]:
@@ -110,7 +110,9 @@ def with_weights_together(
     """
     weights = dict(model.named_parameters())
     convolutions = [
-        f"{name}.weight" for name, module in model.named_modules() if isinstance(module, nn.modules.conv._ConvNd)
+        f"{name}.weight"
+        for name, module in model.named_modules()
+        if isinstance(module, nn.modules.conv._ConvNd)
     ]
     groups = list(_groups(convolutions, weights, at_once))
     others = [name for name in weights if name not in set(convolutions)] if in_place else []

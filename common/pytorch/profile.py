@@ -131,7 +131,7 @@ CONCATENATED = {True: 128, False: 64}
 """Tensors that one kernel concatenates, if they are contiguous and if not (PyTorch, ATen/native/cuda/Shape.cu)."""
 NORMALISATIONS = {"native_batch_norm": 4, "native_batch_norm_backward": 3}
 """Kernels of PyTorch's own batch norm, in bfloat16. In the other precisions it is one call of cuDNN."""
-FUSED = {"batch_norm": 2, "batch_norm_backward": 2, "_foreach_norm": FOREACH_NORM}
+FUSED = {"batch_norm": 2, "batch_norm_backward": 2, "pool_backward": 2, "_foreach_norm": FOREACH_NORM}
 
 
 class LaunchCounter(TorchDispatchMode):
@@ -149,10 +149,25 @@ class LaunchCounter(TorchDispatchMode):
             return 0 if self._last in ("any", "lt") else 1
         self._last = func.overloadpacket.__name__
         result = func(*args, **(kwargs or {}))
+        if self._last in ("convolution", "convolution_backward"):
+            result = _laid_out(result, args[self._last == "convolution_backward"])
         launched = not (func.is_view or self._last.startswith(NO_KERNELS))
         if launched and any(isinstance(each, Tensor) for each in tree_leaves((args, result))):
             self.launches.append(_launch(func, args, kwargs or {}, result))
         return result
+
+
+def _laid_out(result: Any, x: Tensor) -> Any:
+    """The results of a convolution in the layout of ``x``, which cuDNN keeps, and a CPU not in every precision."""
+    last = {4: torch.channels_last, 5: torch.channels_last_3d}[x.dim()]
+    if not x.is_contiguous(memory_format=last):
+        return result
+    if isinstance(result, Tensor):
+        return result.contiguous(memory_format=last)
+    return tuple(
+        each.contiguous(memory_format=last) if each is not None and each.dim() == x.dim() else each
+        for each in result
+    )
 
 
 def _launch(func: Any, args: Any, kwargs: Any, result: Any) -> Launch:

@@ -189,9 +189,9 @@ def make_train_step(
     GPU. Matrix products use ``precision``; weights, batch norm's statistics, loss and optimizer stay in
     float32. ``x`` may be delivered in float16 or bfloat16: it is converted to float32 on the device, and
     ``precision`` governs all later operations. ``layout`` is that of ``x`` on the device. The
-    network is compiled if ``compiled``. ``in_place``: gradients of the step before are kept and overwritten, in the
-    buckets of a model from ``wrap_ddp`` for which ``averages_buckets`` is true. The step raises UserError when a GPU has too little
-    memory.
+    network is compiled if ``compiled``. ``in_place``: gradients of the step before are kept and overwritten, in
+    the buckets of a model from ``wrap_ddp`` for which ``averages_buckets`` is true. The step raises UserError
+    when a GPU has too little memory.
     """
     device = next(model.parameters()).device
     inner = _unwrapped(model)  # its mode counts: a wrapper of the same model may have changed it

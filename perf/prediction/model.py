@@ -22,10 +22,10 @@ from mlhpc.perf.accelerator.memory import RESERVED, largest_batch, memory_of
 from mlhpc.perf.calibration import Calibration, Efficiency, calibration, kind_of, roofline
 from mlhpc.perf.collectives import all_reduce
 from mlhpc.perf.epochs import epochs_to_target
-from mlhpc.perf.machines import Machine, dimension_of
+from mlhpc.perf.machines import COPIES, Machine, dimension_of
 from mlhpc.perf.movement import costs, gaps, input_seconds
 from mlhpc.perf.networks.layer import Network
-from mlhpc.perf.networks.registry import network_of
+from mlhpc.perf.networks.registry import launches_of, network_of
 from mlhpc.perf.parts import parts
 from mlhpc.perf.prediction.result import Prediction, Step
 from mlhpc.perf.samples import SampleBytes, sample_bytes
@@ -259,6 +259,8 @@ class Model:
         launches = len(net.layers) * self.run.backward_passes
         each = self.calibrated.launch if self.efficiency.launch is None else self.efficiency.launch
         launch = launches * each if self.efficiency.sets else 0.0
+        kernels = launches_of(self.run)
+        host = None if kernels is None else machine.launching(kernels, COPIES)
         if together > 1:
             divided = (1 - self.calibrated.undivided) / together + self.calibrated.undivided
             compute, launch = compute * divided, launch * divided
@@ -269,6 +271,7 @@ class Model:
             reduce,
             halo_seconds(machine, self.run, nodes, together, local),
             input_seconds(machine, self.run.benchmark, self.bytes, local, tier),
+            host,
         )
 
     def interval(self, step: Step) -> tuple[Estimate, list[str]]:

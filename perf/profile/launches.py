@@ -24,7 +24,7 @@ from mlhpc.common.pages.terminal import print_table, say
 from mlhpc.common.timing.profile import Launch, Profile, Request
 from mlhpc.perf.accelerator.roofline import Point, ceilings_of
 from mlhpc.perf.calibration import calibration, kind_of, roofline, step_seconds
-from mlhpc.perf.machines import Machine
+from mlhpc.perf.machines import COPIES, Machine
 from mlhpc.perf.networks.registry import network_of
 from mlhpc.perf.prediction.accelerator import roofline as roofline_figure
 from mlhpc.perf.published import Published, published
@@ -35,8 +35,6 @@ NOTE = (
     "Counted, not measured: the launches of the suite's own step, in the precision of published results unless it "
     "is set, and the least time that each takes. Real steps take longer."
 )
-COPIES = 2
-"""Of a step, from the host: its samples and their labels."""
 PRINTED = 12
 Measure = Callable[[Run, Request], Profile]
 WITHOUT_RESULTS = 64

@@ -4,9 +4,6 @@ compiled for six GPUs."""
 import os
 import subprocess
 import sys
-from pathlib import Path
-
-import pytest
 
 PROGRAM = """
 import itertools, torch
