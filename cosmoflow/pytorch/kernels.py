@@ -10,17 +10,19 @@ CHANNELS = 64
 """Of a tile of pooled voxels."""
 GROUP = 8
 """Tiles of a program, whose sums over rows are added up."""
-ELEMENTS = 1024
+ELEMENTS = 2048
+WARPS = 2 if torch.version.hip else 4
+"""128 threads, each of which moves 16 bytes of a tile."""
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def logarithm(  # type: ignore[no-untyped-def]
-    counts, mean, spread, out, elements, channels, NORMALISE: tl.constexpr, ELEMENTS: tl.constexpr
+    counts, mean, spread, out, eights, channels, NORMALISE: tl.constexpr, ELEMENTS: tl.constexpr
 ):
     """``out``: log(1 + counts), of ``channels`` that follow each other in memory less ``mean`` and over
     ``spread``."""
     at = tl.program_id(0).to(tl.int64) * ELEMENTS + tl.arange(0, ELEMENTS)
-    inside = at < elements
+    inside = at < eights * 8
     value = tl.log(tl.load(counts + at, mask=inside, other=0).to(tl.float32) + 1.0)
     if NORMALISE:
         channel = at % channels
@@ -102,7 +104,7 @@ def log_counts(counts: Tensor, mean: Tensor, spread: Tensor, dtype: torch.dtype)
         mean,
         spread,
         out,
-        counts.numel(),
+        counts.numel() // 8,
         counts.shape[-1],
         NORMALISE=mean.numel() > 0,
         ELEMENTS=ELEMENTS,
@@ -118,8 +120,9 @@ def pool_forward(x: Tensor, bias: Tensor, leak: float) -> tuple[Tensor, Tensor]:
     rows = y.numel() // x.shape[1]
     grid = triton.cdiv(rows, ROWS), triton.cdiv(x.shape[1], CHANNELS)
     pool[grid](
-        x, bias, y, places, rows, *pooled[2:], x.shape[1] // 8, LEAK=leak, ROWS=ROWS, CHANNELS=CHANNELS
-    )
+        x, bias, y, places, rows, *pooled[2:], x.shape[1] // 8,
+        LEAK=leak, ROWS=ROWS, CHANNELS=CHANNELS, num_warps=WARPS,
+    )  # fmt: skip
     return y, places
 
 
@@ -135,6 +138,6 @@ def pool_backward(gradient: Tensor, places: Tensor, leak: float) -> tuple[Tensor
     sums = torch.empty((programs, channels), dtype=torch.float32, device=gradient.device)
     spread_back[programs, triton.cdiv(channels, CHANNELS)](
         gradient, places, of_x, sums, rows, *sides, channels // 8,
-        LEAK=leak, GROUP=GROUP, ROWS=ROWS, CHANNELS=CHANNELS,
+        LEAK=leak, GROUP=GROUP, num_warps=WARPS, ROWS=ROWS, CHANNELS=CHANNELS,
     )  # fmt: skip
     return of_x, sums.sum(0)

@@ -81,7 +81,8 @@ class CosmoFlowNet(nn.Module):
 
     def forward(self, voxels: Tensor) -> Tensor:
         halvings = self.halvings if self.training else 0
-        if halvings == 0 and not voxels.is_floating_point() and run_on(voxels):
+        counts = not voxels.is_floating_point() and voxels.numel() % 8 == 0
+        if counts and halvings == 0 and run_on(voxels):
             autocast = torch.is_autocast_enabled(voxels.device.type)
             dtype = torch.get_autocast_dtype(voxels.device.type) if autocast else torch.float32
             x = torch.ops.mlhpc.log_counts(voxels, self.input_mean, self.input_spread, dtype)

@@ -19,6 +19,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 
 from mlhpc.common.kernels import batchnorm
+from mlhpc.cosmoflow.pytorch import kernels as cosmoflow
 from mlhpc.deepcam.data.delta_triton import decode_line
 
 TARGETS = ("sm_80", "sm_90", "sm_100", "gfx90a", "gfx942", "gfx950")
@@ -28,17 +29,32 @@ WAVES, VGPRS = 8, 512  # of a SIMD unit of CDNA 2 and 3 (AMD, CDNA 3 ISA, sectio
 
 
 class Kernel(NamedTuple):
-    """A kernel with the types of its arguments in order, and its constants."""
+    """A kernel with the types of its arguments in order, its constants, and its warps on NVIDIA's and AMD's."""
 
     function: Any
     arguments: str
     constants: dict[str, Any]
+    warps: int = 4
+    waves: int = 4
 
 
 TILE = {"PARTS": batchnorm.PARTS, "ROWS": batchnorm.ROWS, "CHANNELS": batchnorm.CHANNELS}
 FUSED = {"ADDED": True, "RELU": True, **TILE}
 GRADIENT = "*bf16 *bf16 *bf16 *fp32 *fp32 *fp32 *fp32 *fp32"
+POOLED = {"LEAK": 0.3, "ROWS": cosmoflow.ROWS, "CHANNELS": cosmoflow.CHANNELS}
 KERNELS = {
+    "logarithm": Kernel(
+        cosmoflow.logarithm,
+        "*i16 *fp32 *fp32 *bf16 i32 i32",
+        {"NORMALISE": False, "ELEMENTS": cosmoflow.ELEMENTS},
+    ),
+    "pool": Kernel(cosmoflow.pool, "*bf16 *fp32 *bf16 *u8 i32 i32 i32 i32 i32", POOLED, waves=2),
+    "spread_back": Kernel(
+        cosmoflow.spread_back,
+        "*bf16 *u8 *bf16 *fp32 i32 i32 i32 i32 i32",
+        POOLED | {"GROUP": cosmoflow.GROUP},
+        waves=2,
+    ),
     "decode_line": Kernel(
         decode_line,
         "*u8 *i64 *i64 *fp32 *i8 *u8 *fp32 *fp32 *fp32 *fp16 i32 i32 i32 i32 i32",
@@ -74,9 +90,9 @@ def figures(kernel: Kernel, target: str) -> Figures:
     # PyTorch's memory begins at multiples of 16 bytes and more, for which Triton compiles when it runs.
     aligned = {(n,): [["tt.divisibility", 16]] for n, kind in enumerate(types) if kind.startswith("*")}
     source = triton.compiler.ASTSource(kernel.function, signature, kernel.constants, aligned)
-    made = triton.compile(
-        source, target=gpu, options={"enable_fp_fusion": kernel.function is not decode_line}
-    )
+    options = {"enable_fp_fusion": kernel.function is not decode_line}
+    options["num_warps"] = kernel.warps if nvidia else kernel.waves
+    made = triton.compile(source, target=gpu, options=options)
     return _nvidia(made.asm["cubin"]) if nvidia else _amd(made.asm["amdgcn"])
 
 
