@@ -51,7 +51,7 @@ for relu, added in itertools.product((False, True), repeat=2):
     check(72, torch.float16, 1e-3, relu, added)
 
 # A block of the network takes the sum and the ReLU into its batch norm.
-for options in ({{}}, {{"stride": 2}}, {{"closing": True, "relu": False}}):
+for options in ({}, {"stride": 2}, {"closing": True, "relu": False}):
     block = model.Block(8, [8, 16 if options else 8], **options).to(memory_format=last)
     x, results = drawn(1, 8, 6, 6), []
     for fused in (True, False):
@@ -69,5 +69,5 @@ print("equal")
 
 def test_the_interpreted_kernels_agree_with_pytorch_in_float64():
     env = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, "-c", PROGRAM.format()], capture_output=True, text=True, env=env)
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, env=env)
     assert done.returncode == 0 and done.stdout == "equal\n", done.stderr[-2000:]
