@@ -20,7 +20,7 @@ ROWS_WRITTEN = 256
 
 
 @triton.jit
-def _tile(begin, first_channel, rows, channels, ROWS: tl.constexpr, CHANNELS: tl.constexpr):  # type: ignore[no-untyped-def]
+def _tile(begin, first_channel, rows, channels, ROWS: tl.constexpr, CHANNELS: tl.constexpr):
     """Positions of a tile in memory, and which of them are in the matrix."""
     row = begin + tl.arange(0, ROWS)
     channel = first_channel + tl.arange(0, CHANNELS)
@@ -29,7 +29,7 @@ def _tile(begin, first_channel, rows, channels, ROWS: tl.constexpr, CHANNELS: tl
 
 
 @triton.jit
-def _added_up(sums, channel, inside, channels, PARTS: tl.constexpr):  # type: ignore[no-untyped-def]
+def _added_up(sums, channel, inside, channels, PARTS: tl.constexpr):
     """Both sums of ``channel`` over all parts; ``sums`` is [2, PARTS, channels]."""
     part = tl.arange(0, PARTS)
     at = sums + part[:, None] * channels + channel[None, :]
@@ -37,8 +37,8 @@ def _added_up(sums, channel, inside, channels, PARTS: tl.constexpr):  # type: ig
     return first, tl.sum(tl.load(at + PARTS * channels, mask=inside[None, :], other=0.0), 0)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def sum_up(x, sums, rows, eights, each, PARTS: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr):  # type: ignore[no-untyped-def]
+@triton.jit
+def sum_up(x, sums, rows, eights, each, PARTS: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr):
     """Program (channels, part): the sums over ``each`` rows of ``x`` less its first row, and of their squares
     (Chan et al. 1983, shifted data). ``eights``: channels / 8, by which Triton knows that eight are
     aligned."""
@@ -60,8 +60,8 @@ def sum_up(x, sums, rows, eights, each, PARTS: tl.constexpr, ROWS: tl.constexpr,
     tl.store(to + PARTS * channels, tl.sum(second, 0), mask=inside)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def normalise(  # type: ignore[no-untyped-def]
+@triton.jit
+def normalise(
     x,
     added,
     sums,
@@ -115,7 +115,7 @@ def normalise(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _gradient_before(  # type: ignore[no-untyped-def]
+def _gradient_before(
     gradient, y, at, there, normalised, slope, offset, ADDED: tl.constexpr, RELU: tl.constexpr
 ):
     """The gradient before the ReLU, whose sign is recomputed, or that of ``y`` if something was added."""
@@ -128,8 +128,8 @@ def _gradient_before(  # type: ignore[no-untyped-def]
     return value
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def sum_gradients(  # type: ignore[no-untyped-def]
+@triton.jit
+def sum_gradients(
     gradient,
     x,
     y,
@@ -170,8 +170,8 @@ def sum_gradients(  # type: ignore[no-untyped-def]
     tl.store(to + PARTS * channels, tl.sum(second, 0), mask=inside)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def propagate(  # type: ignore[no-untyped-def]
+@triton.jit
+def propagate(
     gradient,
     x,
     y,
@@ -282,4 +282,4 @@ def backward(
 
 def _rows_of_a_part(rows: int) -> int:
     """Rows of each of ``PARTS``: whole tiles."""
-    return ROWS * triton.cdiv(rows, ROWS * PARTS)
+    return ROWS * -(-rows // (ROWS * PARTS))

@@ -122,7 +122,7 @@ def with_weights_together(
             own = [weights[name].detach() for name in convolutions]
             copies = dict(zip(convolutions, _copied(own, dtype) if dtype else own, strict=True))
         copies |= {name: weights[name].detach() for name in others}
-        used = {}
+        used: dict[str, Tensor] = {}
         for names in (*groups, others):
             if names:
                 group = [copies[name] for name in names]

@@ -15,10 +15,8 @@ WARPS = 2 if torch.version.hip else 4
 """128 threads, each of which moves 16 bytes of a tile."""
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def logarithm(  # type: ignore[no-untyped-def]
-    counts, mean, spread, out, eights, channels, NORMALISE: tl.constexpr, ELEMENTS: tl.constexpr
-):
+@triton.jit
+def logarithm(counts, mean, spread, out, eights, channels, NORMALISE: tl.constexpr, ELEMENTS: tl.constexpr):
     """``out``: log(1 + counts), of ``channels`` that follow each other in memory less ``mean`` and over
     ``spread``."""
     at = tl.program_id(0).to(tl.int64) * ELEMENTS + tl.arange(0, ELEMENTS)
@@ -32,7 +30,7 @@ def logarithm(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _corner(pooled, depth, height, width):  # type: ignore[no-untyped-def]
+def _corner(pooled, depth, height, width):
     """The first voxel of those that each of ``pooled`` is the largest of; the sides are of the pooled volume."""
     across = pooled % width
     down = pooled // width % height
@@ -40,8 +38,8 @@ def _corner(pooled, depth, height, width):  # type: ignore[no-untyped-def]
     return ((rest * 2 * height + down) * 2 * 2 * width + across * 2).to(tl.int64)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def pool(  # type: ignore[no-untyped-def]
+@triton.jit
+def pool(
     x, bias, y, places, rows, depth, height, width, eights, LEAK: tl.constexpr, ROWS: tl.constexpr,
     CHANNELS: tl.constexpr
 ):  # fmt: skip
@@ -67,8 +65,8 @@ def pool(  # type: ignore[no-untyped-def]
     tl.store(y + to, tl.where(best > 0.0, best, best * LEAK).to(y.dtype.element_ty), mask=inside)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def spread_back(  # type: ignore[no-untyped-def]
+@triton.jit
+def spread_back(
     gradient, places, of_x, sums, rows, depth, height, width, eights, LEAK: tl.constexpr, GROUP: tl.constexpr,
     ROWS: tl.constexpr, CHANNELS: tl.constexpr
 ):  # fmt: skip
