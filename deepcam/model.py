@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from mlhpc.benchmarks.deepcam import Network
 from mlhpc.common.pytorch.batchnorm import BatchNorm
+from mlhpc.common.pytorch.foreach import on_cpu
 from mlhpc.deepcam.layers.convolution import Conv3x3, Deconvolution, Pointwise, Separable
 
 DILATIONS = (6, 12, 18)  # of the ASPP at output stride 16 (Chen et al. 2018, section 3.1)
@@ -112,7 +113,17 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[b, inputs, h, w] to [b, widths[-1], h / stride, w / stride]."""
-        y: Tensor = self.layers(x)
+        branch, other = self.shortcut, self.layers
+        if isinstance(self.layers[-1], BatchNorm):
+            branch, other = self.layers, self.shortcut
+        if len(branch) and not on_cpu(x):  # the sum and the ReLU are part of the batch norm
+            y: Tensor = other(x)
+            *before, norm = branch
+            for module in before:
+                x = module(x)
+            z: Tensor = norm(x, added=y, relu=self.relu)
+            return z
+        y = self.layers(x)
         y += self.shortcut(x)
         return y.relu_() if self.relu else y
 

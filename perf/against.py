@@ -137,10 +137,10 @@ def compare(sets: Sequence[Published], given: Machine | None = None) -> list[Com
 
 
 def apart(sets: Sequence[Published], by: By) -> list[Compared]:
-    """Predict rates, epochs, times and baselines of each of ``sets`` that is not held out, from those of other
+    """Predict rates, epochs, times and baselines of each of ``sets`` that is not of round 3.0, from those of other
     rounds or of other accelerator families. By round, sets are omitted if no other round has their accelerator,
     because nothing is known of it."""
-    shown = [row for row in sets if row.is_seen]
+    shown = [row for row in sets if row.is_early]
     factors = fit(shown)
     predicted = []
     for row, calibrated in left_out(shown, shown, by):
@@ -196,7 +196,7 @@ def _total(row: Published, run: Run, rate: Triple, epochs: Estimate, spent: Part
 def baseline(row: Published, sets: Sequence[Published], family: str) -> float | None:
     """The median rate of the other sets with the same benchmark, framework, local batch and accelerator model;
     otherwise of the same accelerator family; None if there are none."""
-    like = [other for other in sets if other is not row and other.is_seen and _like(other, row)]
+    like = [other for other in sets if other is not row and other.is_early and _like(other, row)]
     alike = [o for o in like if _model(o) == _model(row)] or [o for o in like if _family(o) == family]
     return statistics.median(o.samples_per_s for o in alike) if alike else None
 
@@ -274,7 +274,7 @@ def summaries_of(compared: Sequence[Compared]) -> dict[str, list[str]]:
     uses = {
         "fit": "fit",
         "test": "test",
-        "held": "held out",
+        "seen": "seen",
         "blind": "blind, committed before the result was read",
     }
     found = {name: summaries([c for c in compared if c.row.use == use]) for use, name in uses.items()}

@@ -16,7 +16,7 @@ import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from mlhpc.errors import UserError
 from mlhpc.perf.collectives import all_reduce
@@ -29,6 +29,7 @@ SPEEDUP_OF_FOUR = 1.98
 4.2.1: Fugaku, 16,384 processors, against an extrapolation of 512 to batch 4096)."""
 ALL = "all families"
 """Instead of a family that has no sets."""
+_RECENT = 2022
 _UNKNOWN_FACTOR = 3.0
 """If no set can be left out, because each is the only one in its group."""
 _LAUNCHES = [0.0, *(1e-5 * 1.25**n for n in range(20))]
@@ -46,13 +47,16 @@ CALIBRATED: tuple[Kind, ...] = ("2-D convolution", "3-D convolution")
 class Efficiency:
     """``value``: share of the roofline. ``group``: its family and generation. ``sets``: number of published sets
     in the median; ``precision``: their precision. ``exact``: whether family and generation are the requested
-    ones."""
+    ones. ``launch`` and ``factor``: seconds per layer, and the factor that eight of ten sets are within; None for
+    the calibration's (see ``recent``)."""
 
     value: float
     group: tuple[str, str]
     sets: int
     precision: Precision
     exact: bool
+    launch: float | None = None
+    factor: float | None = None
 
     @property
     def how(self) -> str:
@@ -84,10 +88,13 @@ class Calibration:
     factor: float
     of_a_round: float = _UNKNOWN_FACTOR
     of_an_accelerator: float = _UNKNOWN_FACTOR
+    recent: "Recent | None" = None
 
     def factor_of(self, efficiency: Efficiency, family: str, *, known: bool) -> float:
         """The factor of nine of ten sets for a prediction on ``family`` by ``efficiency``. ``known``: whether its
         software is that of the efficiency."""
+        if efficiency.factor:
+            return efficiency.factor
         if not efficiency.sets or (
             known and efficiency.exact
         ):  # measured on the machine itself, or so published
@@ -96,8 +103,8 @@ class Calibration:
 
     def efficiency(self, family: str, kind: Kind, generation: str | None = None) -> Efficiency:
         """The efficiency of this generation (None: the newest) or else of the family's generation with the nearest
-        year; for a family without sets, the median over the newest generation of all families. Raises UserError
-        for an unknown kind."""
+        year; for a family that only round 3.0 has, that of ``recent``; for one without sets, the median over the
+        newest generation of all families. Raises UserError for an unknown kind."""
         groups = {(f, g): e for (f, g, k), e in self.efficiencies.items() if k == kind}
         if not groups:
             raise UserError(f"no known efficiency for layers of type {kind!r}")
@@ -110,12 +117,22 @@ class Calibration:
             best = min(same, key=lambda g: (g != generation, abs(_year(g) - wanted), "NGC" not in g))
             return Efficiency(groups[family, best][0], (family, best), *groups[family, best][1:],
                               exact=generation in (None, best))  # fmt: skip
+        if self.recent and family in self.recent.families:
+            return self.recent.efficiencies[kind]
         newest = max(_year(g) for _, g in groups)
         latest = [e for (_, g), e in groups.items() if _year(g) == newest]
         value = statistics.median(share for share, _, _ in latest)
         precision = statistics.mode(precision for _, _, precision in latest)
         sets = sum(count for _, count, _ in latest)
         return Efficiency(value, (ALL, f"{newest}"), sets, precision, exact=False)
+
+
+@dataclass(frozen=True)
+class Recent:
+    """PyTorch on accelerators of ``families``, by kind of layer: see ``recent``."""
+
+    families: frozenset[str]
+    efficiencies: dict[Kind, Efficiency]
 
 
 def kind_of(network: Network) -> Kind:
@@ -153,8 +170,7 @@ def roofline(network: Network, machine: Machine, precision: Precision) -> float:
     )
 
 
-@dataclass(frozen=True)
-class _Row:
+class _Row(NamedTuple):
     """The data of a set for the fit, in seconds: its step, the roofline of its local batch, its all-reduce."""
 
     group: Group
@@ -227,12 +243,13 @@ def fit(sets: Sequence[Published]) -> Calibration:
         raise UserError("no row is marked fit, so nothing can be calibrated")
     apart: dict[By, list[float]] = {"round": [], "accelerator": []}
     for by, ratios in apart.items():
-        for row, calibrated in left_out([row for row in sets if row.is_seen], used, by):
+        for row, calibrated in left_out([row for row in sets if row.is_early], used, by):
             rate, how = rate_of(row, row.machine, calibrated)
             if by == "accelerator" or how.group[0] == row.machine.family:
                 ratios.append(rate / row.samples_per_s)
     return replace(
         _fitted(used),
+        recent=recent(sets),
         of_a_round=nine_of_ten(apart["round"]),
         of_an_accelerator=nine_of_ten(apart["accelerator"]),
     )
@@ -245,11 +262,41 @@ def _fitted(used: Sequence[Published]) -> Calibration:
     return Calibration(_efficiencies(rows, launch), launch, _undivided(used, rows), factor)
 
 
+def recent(sets: Sequence[Published]) -> Recent | None:
+    """One efficiency by kind of layer, and one time per layer, for all accelerators with bfloat16 in PyTorch sets
+    of rounds 2.0 (``fit``) and 3.0 (``seen``); None without sets of round 3.0. A100 and H100 need about the
+    same time per layer, and reach about the same share of the roofline."""
+    used = [
+        row
+        for row in sets
+        if row.use in ("fit", "seen") and row.framework == "PyTorch" and row.year >= _RECENT and row.spatial == 1
+        and row.machine.get("accelerator.bfloat16")
+    ]  # fmt: skip
+    families = frozenset(row.machine.family for row in used)
+    if not any(row.use == "seen" for row in used):
+        return None
+    group = " and ".join(sorted(families)), f"PyTorch, {_RECENT} and later"
+    rows = [row._replace(group=(*group, row.group[2])) for row in map(_of, used)]
+    launch = min(_LAUNCHES, key=lambda value: _error(rows, value))
+    ratios = _left_out(rows, launch)
+    # Of one set more, eight of ten are inside (Vovk, Gammerman and Shafer 2005, conformal prediction).
+    factor = _factor_of(ratios, min(len(ratios), math.ceil(0.8 * (len(ratios) + 1))))
+    return Recent(families, {
+        kind: Efficiency(value, group, count, precision, exact=True, launch=launch, factor=factor)
+        for (_, _, kind), (value, count, precision) in _efficiencies(rows, launch).items()
+    })  # fmt: skip
+
+
 def nine_of_ten(ratios: Sequence[float]) -> float:
     """The factor by which nine of ten ratios differ from 1 at most."""
+    return _factor_of(ratios, math.ceil(0.9 * len(ratios)))
+
+
+def _factor_of(ratios: Sequence[float], count: int) -> float:
+    """The factor by which ``count`` of the ratios differ from 1 at most."""
     off = sorted(abs(math.log(ratio)) for ratio in ratios)
     # Rounded up, so that the set at the bound is inside.
-    return math.exp(off[math.ceil(0.9 * len(off)) - 1]) * (1 + 1e-9) if off else _UNKNOWN_FACTOR
+    return math.exp(off[count - 1]) * (1 + 1e-9) if off else _UNKNOWN_FACTOR
 
 
 def group_of(row: Published, by: By) -> str:
@@ -280,7 +327,8 @@ def rate_of(row: Published, machine: Machine, calibrated: Calibration) -> tuple[
     efficiency = calibrated.efficiency(machine.family, kind_of(net), row.generation)
     bound = roofline(net, machine, efficiency.precision) * max(1.0, row.local_batch_size)
     reduce = communication(machine, 4 * net.parameters, row.accelerators)
-    step = step_seconds(bound, efficiency.value, len(net.layers), calibrated.launch, reduce)
+    launch = calibrated.launch if efficiency.launch is None else efficiency.launch
+    step = step_seconds(bound, efficiency.value, len(net.layers), launch, reduce)
     if row.spatial > 1:
         share = calibrated.undivided
         step = (step - reduce) * ((1 - share) / row.spatial + share) + reduce

@@ -18,6 +18,8 @@ from mlhpc.errors import UserError, did_you_mean, shown
 from mlhpc.quantities import Dimension, parse_quantity, text_of
 
 SYSTEMS = "mlhpc.benchmarks"
+COPIES = 2
+"""Of a step, from the host: its samples and their labels."""
 PRECISIONS = {"float32": ("tf32",), "mixed_bfloat16": ("bfloat16",), "mixed_float16": ("float16", "bfloat16")}
 """By a run's ``training.precision``, the peaks of matrix products in this order, then that of float32. Both
 frameworks use TF32 for float32 convolutions if available (torch.backends.cudnn.allow_tf32)."""
@@ -42,6 +44,7 @@ _PLAIN: dict[str, dict[str, type]] = {
     "accelerator": {"model": str, "family": str, "per_node": int, "is_cpu": bool},
     "host": {"processor": str, "cores": int},
     "links": {},
+    "driver": {},
     "network": {"nics": int},
     "efficiency": {},
     "preparation": {},
@@ -138,6 +141,15 @@ class Machine:
             self.facts.get("network.nics", 1)
         )
 
+    def launching(self, kernels: int, copies: int) -> tuple[float, float] | None:
+        """Seconds that the driver takes of the host for these in a step, each launched by itself and as one graph;
+        None if the file does not say."""
+        each = [self.get(f"driver.{name}") for name in ("launch", "copy", "graph", "graph_node")]
+        if None in each:
+            return None
+        launch, copy, graph, node = (value or 0.0 for value in each)
+        return kernels * launch + copies * copy, graph + kernels * node + copies * copy
+
     @property
     def latency(self) -> float:
         """Seconds of a message between nodes."""
@@ -150,6 +162,14 @@ def known() -> list[str]:
     return sorted(
         entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml")
     )
+
+
+def device_model(name: str) -> Machine:
+    """The machine ``name``, or the suite's first one with accelerators of that family (``h100``), if possible with
+    the driver's times. Raises UserError."""
+    alike = [each for each in map(machine, known()) if each.family.lower() == name.lower()]
+    alike.sort(key=lambda each: each.get("driver.launch") is None)
+    return alike[0] if alike and name not in known() else machine(name)
 
 
 def machine(name: str) -> Machine:

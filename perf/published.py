@@ -2,9 +2,9 @@
 
 Each row is a set of runs of one configuration: throughput, epochs and times, computed from the logs that the
 submitters published at github.com/mlcommons (hpc_results_v0.7 to _v3.0), without republished copies.
-``use`` is ``fit`` if the model may be fitted to the row, ``test`` if it is only tested on it, ``held`` if it was
-not looked at while the model was made (round 3.0), and ``blind`` if its prediction was committed before its result
-was read: those of ``blind.csv``, ResNet-50 of MLPerf Training.
+``use`` is ``fit`` if the model may be fitted to the row, ``test`` if it is only tested on it, ``seen`` for round
+3.0, which was not looked at until the model was made, and then got a fit (``calibration.recent``), and ``blind``
+if its prediction was committed before its result was read: ``blind.csv``, ResNet-50 of MLPerf Training.
 """
 
 import csv
@@ -30,7 +30,7 @@ SOURCE = "MLPerf HPC 0.7, 1.0 and 2.0, computed from the published logs"
 _FRAMEWORKS = {"torch": "PyTorch", "mxnet": "MXNet", "tensorflow": "TensorFlow"}
 _WANTED = {"use", "round", "benchmark", "framework", "accelerators_per_instance", "global_batch_size",
            "train_samples", "train_samples_per_s_per_accel", "epochs_to_converge_mean"}  # fmt: skip
-USES = ("fit", "test", "held", "blind")
+USES = ("fit", "test", "seen", "blind")
 _YEARS = {"v0.7": 2020, "v1.0": 2021, "v2.0": 2022, "v3.0": 2023}
 
 
@@ -70,8 +70,8 @@ class Published:
         return f"{self.round} {self.submitter} {self.system}"
 
     @property
-    def is_seen(self) -> bool:
-        """Whether the model was made with the row in view."""
+    def is_early(self) -> bool:
+        """Whether the row was there when the model was made."""
         return self.use in ("fit", "test")
 
     @property

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from mlhpc.common.kernels.operators import define, run_on
 from mlhpc.common.ranks.torch_world import TorchWorld
 from mlhpc.common.ranks.world import World
 
@@ -36,25 +37,31 @@ class BatchNorm(nn.BatchNorm2d):
         if input.dim() not in (4, 5):
             raise ValueError(f"batch norm: expected 4 or 5 axes, got {input.dim()}")
 
-    def forward(self, input: Tensor) -> Tensor:
-        """[b, channels, h, w], and the same shape."""
+    def forward(self, input: Tensor, added: Tensor | None = None, relu: bool | None = None) -> Tensor:
+        """[b, channels, h, w], and the same shape; ``added``, of this shape, is added before the ReLU. ``relu``:
+        instead of the module's own."""
         self._check_input_dim(input)
+        relu = self.relu if relu is None else relu
         if self.training and self.group is None and input.numel() == input.shape[1]:
             raise ValueError("batch norm: one value per channel has no variance")
         if self.training and self.recompute and not torch.compiler.is_compiling():
             return _Trained.apply(input, self.weight, self.bias, self, self.relu)  # type: ignore[no-any-return]
+        if self.training and self.group is None and _can_fuse(input):
+            return _Fused.apply(input, added, self.weight, self.bias, self, relu)  # type: ignore[no-any-return]
         if self.training and self.group is not None:
             x = _Trained.apply(input, self.weight, self.bias, self, False)
-        else:
-            x = super().forward(input)
-        return F.relu(x, inplace=True) if self.relu else x
+        else:  # not the parent's: counting batches takes a kernel, and nothing reads the number
+            own = self.running_mean, self.running_var, self.weight, self.bias
+            x = F.batch_norm(input, *own, self.training, self.momentum or 0.0, self.eps)
+        if added is not None:
+            x += added
+        return F.relu(x, inplace=True) if relu else x
 
     def statistics(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         """Mean and variance [channels] of ``x`` over its pixels or voxels; updates the running statistics. In a
         group they cover all its ranks, and the third value is the number of elements; without one it is None."""
         assert self.running_mean is not None and self.running_var is not None
-        assert self.momentum is not None and self.num_batches_tracked is not None
-        self.num_batches_tracked.add_(1)  # torch.compile cannot assign a buffer in here
+        assert self.momentum is not None
         if self.group is None:
             mean, var = torch.batch_norm_update_stats(x, self.running_mean, self.running_var, self.momentum)
             return mean, var, None
@@ -122,6 +129,65 @@ class _Trained(torch.autograd.Function):
         of_x = torch.addcmul((-offset).view(shape), x, (-slope).view(shape))
         of_x.addcmul_(gradient, (weight * spread).view(shape))
         return of_x.to(x.dtype), of_weight, of_bias, None, None
+
+
+def _can_fuse(x: Tensor) -> bool:
+    """Whether the kernels of ``common/kernels/batchnorm.py`` take ``x``, in training."""
+    fits = x.dim() == 4 and x.shape[1] % 8 == 0 and x.is_contiguous(memory_format=torch.channels_last)
+    return fits and run_on(x)
+
+
+def _output_shapes(x: Tensor, _: Any, weight: Tensor, *__: Any) -> tuple[Tensor, Tensor, Tensor]:
+    return torch.empty_like(x), torch.empty_like(weight), torch.empty_like(weight)
+
+
+def _gradient_shapes(
+    _: Tensor, x: Tensor, y: Tensor | None, weight: Tensor, *__: Any
+) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
+    added = None if y is None else torch.empty_like(x)
+    return torch.empty_like(x), added, torch.empty_like(weight), torch.empty_like(weight)
+
+
+define(
+    "batch_norm",
+    "(Tensor x, Tensor? added, Tensor weight, Tensor bias, Tensor(a!) running_mean, Tensor(b!) running_var, "
+    "float momentum, float eps, bool relu) -> (Tensor, Tensor, Tensor)",
+    "mlhpc.common.kernels.batchnorm:forward",
+    _output_shapes,
+)
+define(
+    "batch_norm_backward",
+    "(Tensor gradient, Tensor x, Tensor? y, Tensor weight, Tensor bias, Tensor mean, Tensor spread, bool relu) -> "
+    "(Tensor, Tensor?, Tensor, Tensor)",
+    "mlhpc.common.kernels.batchnorm:backward",
+    _gradient_shapes,
+)
+
+
+class _Fused(torch.autograd.Function):
+    """Training-mode batch norm with what is added and a ReLU, in four kernels."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, added: Tensor | None, weight: Tensor, bias: Tensor, norm: BatchNorm, relu: bool
+    ) -> Tensor:
+        if added is not None:
+            added = added.to(x.dtype).contiguous(memory_format=torch.channels_last)
+        y, mean, spread = torch.ops.mlhpc.batch_norm(
+            x, added, weight, bias, norm.running_mean, norm.running_var, norm.momentum, norm.eps, relu
+        )
+        ctx.relu, ctx.added = relu, added is not None
+        ctx.save_for_backward(x, y if ctx.added else None, weight, bias, mean, spread)
+        return y  # type: ignore[no-any-return]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        gradient = gradient.contiguous(memory_format=torch.channels_last)
+        of_x, of_added, of_weight, of_bias = torch.ops.mlhpc.batch_norm_backward(
+            gradient, *ctx.saved_tensors, ctx.relu
+        )
+        return of_x, of_added, of_weight, of_bias, None, None
 
 
 def recompute_output(node: Any) -> Tensor:

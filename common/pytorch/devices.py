@@ -96,8 +96,9 @@ def place(model: nn.Module, device: torch.device, *, channels_last: bool, dimens
     """Move ``model``, whose convolutions have 2 or 3 ``dimensions``, to ``device``, in place; with
     ``channels_last`` in that memory layout."""
     last = torch.channels_last if dimensions == 2 else torch.channels_last_3d
-    layout = last if channels_last else torch.contiguous_format
-    model.to(device, memory_format=layout)  # type: ignore[call-overload]
+    for tensor in (*model.parameters(), *model.buffers()):
+        layout = last if channels_last and tensor.dim() == dimensions + 2 else torch.preserve_format
+        tensor.data = tensor.data.to(device, memory_format=layout)
 
 
 def name_of(device: torch.device) -> str:

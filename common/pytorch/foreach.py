@@ -1,9 +1,18 @@
 """Operations on lists of tensors that do not wait for the device."""
 
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch._subclasses import FakeTensor
+from torch.autograd.function import once_differentiable
+from torch.func import functional_call
+
+
+def on_cpu(tensor: Tensor) -> bool:
+    """Whether ``tensor`` is a CPU's. A fake one stands for a GPU's (``profile.launches_of``)."""
+    return tensor.device.type == "cpu" and not isinstance(tensor, FakeTensor)
 
 
 def unscale(optimizer: torch.optim.Optimizer, gradients: list[Tensor]) -> Tensor | None:
@@ -47,7 +56,7 @@ def multiply_each(tensors: list[Tensor], factors: Tensor) -> None:
     With a list of 0-dimensional tensors PyTorch launches a kernel per tensor on a GPU; with tensors of equal shape
     and strides a few kernels process all of them (``can_use_fast_route`` in ATen/native/ForeachUtils.h).
     """
-    if factors.device.type == "cpu" or torch.compiler.is_compiling():
+    if on_cpu(factors) or torch.compiler.is_compiling():
         torch._foreach_mul_(tensors, list(factors.unbind()))
     else:
         torch._foreach_mul_(tensors, spread(tensors, factors))
@@ -59,3 +68,81 @@ def spread(tensors: list[Tensor], factors: Tensor) -> list[Tensor]:
     filled = torch.cat([factor.expand(size) for factor, size in zip(factors.unbind(), sizes, strict=True)])
     parts = zip(tensors, filled.split(sizes), strict=True)
     return [part.as_strided(tensor.shape, tensor.stride()) for tensor, part in parts]
+
+
+class _Together(torch.autograd.Function):
+    """``copies`` of weights, whose gradients arrive together, in one kernel, in the weights' type.
+    ``in_place``: in the gradients that the weights have, which DistributedDataParallel keeps in its buckets.
+    Autograd then gets none, but still lets it know that they are there."""
+
+    @staticmethod
+    def forward(ctx: Any, copies: list[Tensor], in_place: bool, *weights: Tensor) -> tuple[Tensor, ...]:
+        ctx.set_materialize_grads(False)
+        ctx.weights, ctx.in_place = weights, in_place
+        return tuple(copies)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        given = [each for each in gradients if each is not None]
+        there = [weight.grad for weight, each in zip(ctx.weights, gradients, strict=True) if each is not None]
+        held = [each for each in there if each is not None]
+        if ctx.in_place and len(held) == len(given):
+            torch._foreach_copy_(held, given)
+            return None, None, *(None for _ in gradients)
+        made = iter(given if given[0].dtype == ctx.weights[0].dtype else _copied(given, ctx.weights[0].dtype))
+        return None, None, *(each if each is None else next(made) for each in gradients)
+
+
+def _copied(tensors: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
+    copies = [torch.empty_like(tensor, dtype=dtype) for tensor in tensors]
+    torch._foreach_copy_(copies, tensors)
+    return copies
+
+
+def with_weights_together(
+    model: nn.Module, dtype: torch.dtype | None, at_once: float, in_place: bool
+) -> Callable[[Tensor], Tensor]:
+    """``model`` with the weights of its convolutions cast to ``dtype``, that of autocast, in one kernel.
+
+    Their gradients are cast back, in groups of at most ``at_once`` bytes, each as soon as it is complete. With
+    ``in_place`` those of all weights are written where those of the step before are: see ``_Together``.
+    """
+    weights = dict(model.named_parameters())
+    convolutions = [
+        f"{name}.weight"
+        for name, module in model.named_modules()
+        if isinstance(module, nn.modules.conv._ConvNd)
+    ]
+    groups = list(_groups(convolutions, weights, at_once))
+    others = [name for name in weights if name not in set(convolutions)] if in_place else []
+
+    def forward(x: Tensor) -> Tensor:
+        with torch.no_grad():
+            own = [weights[name].detach() for name in convolutions]
+            copies = dict(zip(convolutions, _copied(own, dtype) if dtype else own, strict=True))
+        copies |= {name: weights[name].detach() for name in others}
+        used: dict[str, Tensor] = {}
+        for names in (*groups, others):
+            if names:
+                group = [copies[name] for name in names]
+                made = _Together.apply(group, in_place, *(weights[name] for name in names))
+                used |= zip(names, made, strict=True)
+        result: Tensor = functional_call(model, used, (x,))
+        return result
+
+    return forward
+
+
+def _groups(names: Sequence[str], weights: dict[str, nn.Parameter], at_once: float) -> Iterator[list[str]]:
+    """Consecutive ``names`` of weights of at most ``at_once`` bytes together, or a single larger one."""
+    group: list[str] = []
+    size = 0
+    for name in names:
+        if group and size + weights[name].nbytes > at_once:
+            yield group
+            group, size = [], 0
+        group.append(name)
+        size += weights[name].nbytes
+    if group:
+        yield group

@@ -1,6 +1,7 @@
 """A training step under PyTorch's profiler, with the network's module of each operation, and the all-reduces of
 DistributedDataParallel: their buckets, and the part not hidden by computation."""
 
+import math
 import time
 import warnings
 from collections import Counter, defaultdict
@@ -12,16 +13,21 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._subclasses import FakeTensorMode
+from torch.amp.grad_scaler import GradScaler
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import profile, record_function
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from mlhpc.common.pytorch.devices import RUNTIME_CALLS, activities, name_of, wait_for
-from mlhpc.common.pytorch.step import Settings, make_scaler, make_train_step, wrap_ddp
+from mlhpc.common.pytorch.step import Settings, make_scaler, make_train_step, set_rate, wrap_ddp
 from mlhpc.common.ranks.world import World
 from mlhpc.common.timing.profile import (
     Exchange,
     Feed,
+    Launch,
     Part,
     Profile,
     Request,
@@ -58,11 +64,16 @@ def profile_training(
     device = next(model.parameters()).device
     gpu, steps, trace = device.type != "cpu", request.steps, request.trace
     wrapped = wrap_ddp(model, world, training.bucket_cap_mib)
+    scaler = (
+        GradScaler(device.type, enabled=training.precision == "mixed_float16")
+        if request.counted
+        else make_scaler(training.precision, device)
+    )
     step = make_train_step(
         wrapped,
         loss_of,
         optimizer,
-        make_scaler(training.precision, device),
+        scaler,
         training.precision,
         layout=torch.channels_last if training.channels_last else torch.contiguous_format,
         accumulate=request.passes,
@@ -74,6 +85,12 @@ def profile_training(
             step(*feed.next())
 
     update()
+    if request.counted:
+        set_rate(optimizer, 0.0)
+        with LaunchCounter() as counter:
+            set_rate(optimizer, 0.0)
+            update()
+        return Profile("", request.batch, 1, 0.0, tuple(modules), (), launches=tuple(counter.launches))
     wait_for(device)
     plain = plain_seconds(update, lambda _: wait_for(device), steps)
     if buckets:
@@ -98,6 +115,105 @@ def profile_training(
         passes=request.passes,
         gpu=gpu,
     )
+
+
+@contextmanager
+def fake_tensors() -> Iterator[None]:
+    """Inside, tensors have neither memory nor values, so that a step of any size can be counted anywhere."""
+    with FakeTensorMode(allow_non_fake_inputs=True), LaunchCounter():
+        yield
+
+
+NO_KERNELS = ("detach", "empty", "lift", "new_empty", "device", "_record_function", "bernoulli_", "div_")
+"""How names of operations begin that give a GPU nothing to do, besides views; the last two are a CPU's dropout."""
+FOREACH_NORM = 3  # clear the result, sums of parts, sums of those
+CONCATENATED = {True: 128, False: 64}
+"""Tensors that one kernel concatenates, if they are contiguous and if not (PyTorch, ATen/native/cuda/Shape.cu)."""
+NORMALISATIONS = {"native_batch_norm": 4, "native_batch_norm_backward": 3}
+"""Kernels of PyTorch's own batch norm, in bfloat16. In the other precisions it is one call of cuDNN."""
+FUSED = {"batch_norm": 2, "batch_norm_backward": 2, "pool_backward": 2, "_foreach_norm": FOREACH_NORM}
+
+
+class LaunchCounter(TorchDispatchMode):
+    """Counts what PyTorch's CUDA code would launch for the operations on fake tensors of a CPU: neither a device
+    nor arithmetic is needed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.launches: list[Launch] = []
+        self._last = ""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten._local_scalar_dense.default:
+            # Fake tensors have no values: no weight that PyTorch draws is an outlier, and all rates are valid.
+            return 0 if self._last in ("any", "lt") else 1
+        self._last = func.overloadpacket.__name__
+        result = func(*args, **(kwargs or {}))
+        if self._last in ("convolution", "convolution_backward"):
+            result = _laid_out(result, args[self._last == "convolution_backward"])
+        launched = not (func.is_view or self._last.startswith(NO_KERNELS))
+        if launched and any(isinstance(each, Tensor) for each in tree_leaves((args, result))):
+            self.launches.append(_launch(func, args, kwargs or {}, result))
+        return result
+
+
+def _laid_out(result: Any, x: Tensor) -> Any:
+    """The results of a convolution in the layout of ``x``, which cuDNN keeps, and a CPU not in every precision."""
+    last = {4: torch.channels_last, 5: torch.channels_last_3d}[x.dim()]
+    if not x.is_contiguous(memory_format=last):
+        return result
+    if isinstance(result, Tensor):
+        return result.contiguous(memory_format=last)
+    return tuple(
+        each.contiguous(memory_format=last) if each is not None and each.dim() == x.dim() else each
+        for each in result
+    )
+
+
+def _launch(func: Any, args: Any, kwargs: Any, result: Any) -> Launch:
+    name = func.overloadpacket.__name__
+    given = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
+    made = [each for each in tree_leaves(result) if isinstance(each, Tensor)] or given[:1]
+    read = {id(each): each for each in given}
+    if name.startswith(("fill", "zero", "copy", "_foreach_copy")):  # the first one is only written
+        for each in tree_leaves(args[0]):
+            read.pop(id(each), None)
+    return Launch(
+        name,
+        str(made[0].dtype).removeprefix("torch."),
+        tuple(made[0].shape),
+        _kernels(name, args, given),
+        sum(map(_stored, (*read.values(), *made))),
+        _products(name, args, made),
+    )
+
+
+def _stored(tensor: Tensor) -> int:
+    """Bytes in memory: a broadcast tensor has fewer than elements."""
+    return min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes())
+
+
+def _kernels(name: str, args: Any, given: Sequence[Tensor]) -> int:
+    if name == "convolution_backward":
+        return int(sum(args[-1]))
+    if name in NORMALISATIONS:
+        return NORMALISATIONS[name] if given[0].dtype == torch.bfloat16 else 1
+    if name in ("cat", "stack"):
+        return math.ceil(len(given) / CONCATENATED[all(each.is_contiguous() for each in given)])
+    return FUSED.get(name, 1)
+
+
+def _products(name: str, args: Any, made: Sequence[Tensor]) -> int:
+    """FLOPs, 2 for a multiplication with its addition. A gradient of a convolution needs as many as its result."""
+    if name in ("convolution", "convolution_backward"):
+        backward = name != "convolution"
+        x, weight, transposed = args[backward], args[backward + 1], args[6 + backward]
+        across = x if transposed else (args[0] if backward else made[0])
+        return 2 * across.numel() * weight[0].numel() * (sum(args[-1][:2]) if backward else 1)
+    if name in ("mm", "addmm"):
+        inner = args[-1 if name == "mm" else -2].shape[0 if name == "mm" else 1]
+        return 2 * made[0].numel() * int(inner)
+    return 0
 
 
 def _profiled(update: Callable[[], None], device: torch.device, steps: int) -> tuple[profile, float]:

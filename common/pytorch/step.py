@@ -1,5 +1,6 @@
 """One training step and one evaluation step, on a CPU or a GPU, of one rank or many."""
 
+import math
 import socket
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -8,6 +9,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 import numpy as np
 import numpy.typing as npt
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
@@ -22,6 +24,7 @@ from mlhpc.common.pytorch.devices import (
     name_of,
     oom_as_user_error,
 )
+from mlhpc.common.pytorch.foreach import on_cpu, with_weights_together
 from mlhpc.common.pytorch.state import preserve_state
 from mlhpc.common.ranks.world import World, mean
 from mlhpc.common.timing.steps import MAX_IN_FLIGHT
@@ -74,6 +77,9 @@ SLOW = 5.0
 """Times the median rank's seconds from which on an accelerator is reported. Of one model they differ by up to 22%,
 with outliers of 1.5 times (Sinha et al. 2022, "Not All GPUs Are Created Equal")."""
 
+TOGETHER = 25 * 2**20
+"""Bytes of weights whose gradients are ready together, with several ranks: DistributedDataParallel's bucket."""
+
 DTYPES = {"float32": None, "mixed_bfloat16": torch.bfloat16, "mixed_float16": torch.float16}
 
 
@@ -101,6 +107,24 @@ def wrap_ddp(model: nn.Module, world: World, bucket_cap_mib: float | None = None
     )
 
 
+def averages_buckets(model: nn.Module) -> bool:
+    """Let whole buckets of gradients of ``model``, from ``wrap_ddp``, be averaged, where DistributedDataParallel
+    would scale each gradient by itself. Whether they are: not for one rank, nor on CPUs."""
+    if not isinstance(model, DistributedDataParallel) or on_cpu(next(model.parameters())):
+        return False
+    model.register_comm_hook(None, lambda _, bucket: _average(bucket.buffer()))
+    return True
+
+
+def _average(gradients: Tensor) -> torch.futures.Future[Tensor]:
+    if gradients.is_cuda:  # NCCL scales while it adds
+        work: Any = dist.all_reduce(gradients, dist.ReduceOp.AVG, async_op=True)
+    else:
+        work = dist.all_reduce(gradients.div_(dist.get_world_size()), async_op=True)
+    averaged: torch.futures.Future[Tensor] = work.get_future().then(lambda future: future.value()[0])
+    return averaged
+
+
 def make_steps(
     state: State,
     training: Settings,
@@ -114,8 +138,9 @@ def make_steps(
     weights. ``captured``: makes of a training step, and of the network in evaluation, what replays it."""
     model, optimizer, scaler, world = state
     layout = torch.channels_last if training.channels_last else torch.contiguous_format
+    wrapped = wrap_ddp(model, world, training.bucket_cap_mib)
     train = make_train_step(
-        wrap_ddp(model, world, training.bucket_cap_mib),
+        wrapped,
         loss_of,
         optimizer,
         scaler,
@@ -123,6 +148,7 @@ def make_steps(
         layout=layout,
         accumulate=accumulate,
         compiled=training.compile,
+        in_place=accumulate == 1 and not training.compile and averages_buckets(wrapped),
     )
     if captured:
         train = captured(train)
@@ -154,6 +180,7 @@ def make_train_step(
     layout: torch.memory_format = torch.preserve_format,
     accumulate: int = 1,
     compiled: bool = False,
+    in_place: bool = False,
 ) -> Step[Tensor]:
     """``(x, y) -> loss``, which updates the weights every ``accumulate`` calls with the mean gradient of
     these calls, and of all ranks if ``model`` comes from ``wrap_ddp``.
@@ -162,12 +189,17 @@ def make_train_step(
     GPU. Matrix products use ``precision``; weights, batch norm's statistics, loss and optimizer stay in
     float32. ``x`` may be delivered in float16 or bfloat16: it is converted to float32 on the device, and
     ``precision`` governs all later operations. ``layout`` is that of ``x`` on the device. The
-    network is compiled if ``compiled``. The step raises UserError when a GPU has too little
-    memory.
+    network is compiled if ``compiled``. ``in_place``: gradients of the step before are kept and overwritten, in
+    the buckets of a model from ``wrap_ddp`` for which ``averages_buckets`` is true. The step raises UserError
+    when a GPU has too little memory.
     """
     device = next(model.parameters()).device
     inner = _unwrapped(model)  # its mode counts: a wrapper of the same model may have changed it
     forward, move = _compile(model, device, compiled), mover(device)
+    plain = compiled or on_cpu(next(model.parameters()))
+    if not plain and (DTYPES[precision] or in_place):
+        together = math.inf if inner is model else TOGETHER
+        forward = with_weights_together(model, DTYPES[precision], together, in_place)
     calls = 0
 
     def step(x: Tensor, y: Tensor) -> Tensor:
@@ -186,7 +218,8 @@ def make_train_step(
             if last:
                 scaler.step(optimizer)
                 scaler.update()
-                optimizer.zero_grad()
+                if not in_place:
+                    optimizer.zero_grad()
         return loss.detach()
 
     return step

@@ -25,6 +25,18 @@ class Work(NamedTuple):
     calls: float
 
 
+class Launch(NamedTuple):
+    """What a call of an ``operation`` gives a GPU: ``kernels``, the ``bytes`` of its arguments and results, each
+    once, and the ``flops`` of its products. ``dtype`` and ``shape`` are those of its result."""
+
+    operation: str
+    dtype: str
+    shape: tuple[int, ...]
+    kernels: int
+    bytes: int
+    flops: int
+
+
 class Message(NamedTuple):
     """All-reduces of one size: ``bytes`` per rank and all-reduce, the mean ``seconds`` of an all-reduce
     (None: not measured on this rank), and their number per step."""
@@ -89,13 +101,15 @@ class Reading(NamedTuple):
 @dataclass(frozen=True)
 class Request:
     """``steps`` training steps of ``passes`` backward passes, each on ``batch`` samples per rank from
-    ``data``, or zeros in memory if None. ``trace``: the file for the framework's trace, or None."""
+    ``data``, or zeros in memory if None. ``trace``: the file for the framework's trace, or None. ``counted``: on
+    fake tensors, whose launches are counted and not timed."""
 
     batch: int
     steps: int
     trace: Path | None = None
     data: Path | None = None
     passes: int = 1
+    counted: bool = False
 
 
 @dataclass(frozen=True)
@@ -104,7 +118,7 @@ class Profile:
     passes of ``batch`` samples per rank, and an update. ``modules``: those with weights, in the order in
     which the network calls them. ``device``: the measured device; ``gpu``: whether it computes asynchronously
     to the host. ``exchange``: None for one rank. ``reading``: None for samples in memory. ``plain``: the
-    median seconds of the same number of steps without a profiler."""
+    median seconds of the same number of steps without a profiler. ``launches``: of one step, if counted."""
 
     device: str
     batch: int
@@ -117,6 +131,7 @@ class Profile:
     plain: float = 0.0
     passes: int = 1
     gpu: bool = False
+    launches: tuple[Launch, ...] = ()
 
     @property
     def samples(self) -> int:

@@ -1,11 +1,14 @@
 """The CosmoFlow network in PyTorch: the same function and weights as ``cosmoflow/tf/model.py``."""
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from mlhpc.benchmarks.cosmoflow import Network
+from mlhpc.common.kernels.operators import define, run_on
 from mlhpc.common.pytorch.spatial import SpatialGroup, gather, with_halo
 from mlhpc.cosmoflow.network import LEAK, SCALE, require_divisible
 
@@ -78,10 +81,16 @@ class CosmoFlowNet(nn.Module):
 
     def forward(self, voxels: Tensor) -> Tensor:
         halvings = self.halvings if self.training else 0
-        # In place: allocating arrays of this size takes longer than their arithmetic.
-        x = voxels if voxels.is_floating_point() else coarse(voxels.float(), halvings).add_(1.0).log_()
-        if self.input_mean.numel():
-            x = (x - self.input_mean) / self.input_spread
+        counts = not voxels.is_floating_point() and voxels.numel() % 8 == 0
+        if counts and halvings == 0 and run_on(voxels):
+            autocast = torch.is_autocast_enabled(voxels.device.type)
+            dtype = torch.get_autocast_dtype(voxels.device.type) if autocast else torch.float32
+            x = torch.ops.mlhpc.log_counts(voxels, self.input_mean, self.input_spread, dtype)
+        else:
+            # In place: allocating arrays of this size takes longer than their arithmetic.
+            x = voxels if voxels.is_floating_point() else coarse(voxels.float(), halvings).add_(1.0).log_()
+            if self.input_mean.numel():
+                x = (x - self.input_mean) / self.input_spread
         x = x.permute(0, 4, 1, 2, 3)  # a view: data stored channels last is channels_last_3d in PyTorch
         if not self.channels_last:
             x = x.contiguous()
@@ -130,8 +139,68 @@ class Block(nn.Module):
             x = with_halo(x, kernel, group)
         elif kernel % 2 == 0:  # padded at the end, as TensorFlow does; PyTorch's own "same" warns of a copy
             x = nn.functional.pad(x, ((kernel - 1) // 2, kernel // 2) * 3)
+        if pool and self._convolve_and_pool is convolve_and_pool and run_on(x):
+            outputs = self.convolution(x)
+            if _can_pool(outputs):
+                return _Pooled.apply(outputs, self.bias)  # type: ignore[no-any-return]
         x = self._convolve_and_pool(x, self.convolution) if pool else self.convolution(x)
         return nn.functional.leaky_relu(x + self.bias.to(x.dtype).view(-1, 1, 1, 1), LEAK)
+
+
+class _Pooled(torch.autograd.Function):
+    """Max pooling, bias and leaky ReLU."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, bias: Tensor) -> Tensor:
+        y, places = torch.ops.mlhpc.pool(x, bias, LEAK)
+        ctx.save_for_backward(places)
+        return y  # type: ignore[no-any-return]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        gradient = gradient.contiguous(memory_format=torch.channels_last_3d)
+        of_x, of_bias = torch.ops.mlhpc.pool_backward(gradient, *ctx.saved_tensors, LEAK)
+        return of_x, of_bias
+
+
+def _can_pool(x: Tensor) -> bool:
+    """Whether the kernels take ``x``, the output of a convolution."""
+    even = all(side % 2 == 0 for side in x.shape[2:])
+    return even and x.shape[1] % 8 == 0 and x.is_contiguous(memory_format=torch.channels_last_3d)
+
+
+def _pooled_shapes(x: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    y = x[:, :, ::2, ::2, ::2].contiguous(memory_format=torch.channels_last_3d)
+    return y, torch.empty_like(y, dtype=torch.uint8)
+
+
+def _unpooled_shapes(gradient: Tensor, places: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    samples, channels, *sides = places.shape
+    shape = (samples, channels, *(2 * side for side in sides))
+    of_x = gradient.new_empty(shape).contiguous(memory_format=torch.channels_last_3d)
+    return of_x, gradient.new_empty(channels, dtype=torch.float32)
+
+
+_KERNELS = "mlhpc.cosmoflow.pytorch.kernels"
+define(
+    "log_counts",
+    "(Tensor counts, Tensor mean, Tensor spread, ScalarType dtype) -> Tensor",
+    f"{_KERNELS}:log_counts",
+    lambda counts, mean, spread, dtype: torch.empty_like(counts, dtype=dtype),
+)
+define(
+    "pool",
+    "(Tensor x, Tensor bias, float leak) -> (Tensor, Tensor)",
+    f"{_KERNELS}:pool_forward",
+    _pooled_shapes,
+)
+define(
+    "pool_backward",
+    "(Tensor gradient, Tensor places, float leak) -> (Tensor, Tensor)",
+    f"{_KERNELS}:pool_backward",
+    _unpooled_shapes,
+)
 
 
 def coarse(counts: Tensor, halvings: int) -> Tensor:

@@ -20,12 +20,12 @@ from mlhpc.deepcam.data.delta import Lines, Normalisation
 
 
 @triton.jit
-def _add_within_segment(sum_a, starts_a, sum_b, starts_b):  # type: ignore[no-untyped-def]
+def _add_within_segment(sum_a, starts_a, sum_b, starts_b):
     return tl.where(starts_b != 0, sum_b, sum_a + sum_b), starts_a | starts_b
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def decode_line(  # type: ignore[no-untyped-def]
+@triton.jit
+def decode_line(
     kinds,
     first,
     coded,

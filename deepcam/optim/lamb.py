@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mlhpc.common.pytorch.foreach import multiply_each
+from mlhpc.common.pytorch.foreach import multiply_each, on_cpu
 
 CACHE = 2**20
 """Weights updated at a time on a CPU, so that they, their gradients and state remain in its caches."""
@@ -97,7 +97,7 @@ class Lamb(torch.optim.Optimizer):
         correction1 = 1 - beta1**step if group["bias_correction"] else torch.ones_like(step)
         correction2 = 1 - beta2**step if group["bias_correction"] else torch.ones_like(step)
         factors = [
-            torch.where(go > 0, value, idle).float()
+            (value if found_inf is None else torch.where(go > 0, value, idle)).float()
             for value, idle in (
                 (beta3 * unscale / shrink, 0.0),
                 (torch.full_like(step, beta1), 1.0),
@@ -107,7 +107,7 @@ class Lamb(torch.optim.Optimizer):
                 (torch.as_tensor(group["lr"], dtype=step.dtype, device=step.device), 0.0),
             )
         ]
-        for part in _parts(parameters, CACHE if step.device.type == "cpu" else None):
+        for part in _parts(parameters, CACHE if on_cpu(step) else None):
             self._update(
                 parameters[part],
                 gradients[part],

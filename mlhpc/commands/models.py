@@ -33,6 +33,7 @@ def add(commands: Commands) -> None:
         commands, "profile", "mlhpc.perf.profile.command:profile", "profile a training step"
     )
     add_benchmark(profile)
+    profile.set_defaults(preset=None)  # smoke, or with --device-model closed
     profile.add_count("--batch", "samples per rank and backward pass (default: the preset's)")
     profile.add_argument(
         "--batches",
@@ -44,6 +45,11 @@ def add(commands: Commands) -> None:
     profile.add_argument("--data", type=Path, help="read this data set (default: zeros in memory)")
     profile.add_count("--steps", "steps to measure, after one warm-up step (default: 5)", default=5)
     add_machine(profile, "show efficiency relative to the peaks of this machine")
+    profile.add_argument(
+        "--device-model",
+        metavar="NAME|FILE",
+        help="count launches, by default of the closed preset, and their least time on it (h100, mi300x, …)",
+    )
     profile.add_argument("--trace", type=Path, metavar="PATH", help="write the framework's trace here")
     profile.add_flag("--json", "print JSON")
     profile.add_out_file(".html", "write a page with charts")

@@ -59,13 +59,14 @@ def memory_of(run: Run, batch: int, *, gpu: bool = True) -> Memory:
     """The memory of a step of ``run`` with ``batch`` samples per backward pass on one accelerator: a GPU, whose
     peak includes ``WORKSPACES`` if it has dense layers and the batch that a captured step reads, or a CPU."""
     optimizer = str(getattr(run.hyperparameters, "opt_name", "none")).lower()
-    # int16 is sent to the device and kept; its logarithm is the network's input.
+    # int16 is sent to the device and kept; its logarithm is the network's input, on a GPU in its precision at
+    # once.
     counts = getattr(run.loading, "sample_dtype", "") == "int16"
-    extra = 2 if counts else 0
+    extra = (-2 if gpu and run.training.precision != "float32" else 2) if counts else 0
     accumulates = run.backward_passes > 1
     # The kernels do not compute slabs, which have most of a divided sample.
     on_slabs = getattr(run.training, "spatial_size", 1) > 1
-    network = network_of(run, cpu_kernels_from=None if gpu or on_slabs else 0)
+    network = network_of(run, gpu=gpu and not on_slabs, cpu_kernels_from=None if gpu or on_slabs else 0)
     memory = step_memory(network, batch, run.training.precision, optimizer, extra_input=extra, gpu=gpu,
                          accumulates=accumulates)  # fmt: skip
     multiplies = gpu and any(layer.kind == "dense" for layer in network)

@@ -73,10 +73,10 @@ _NOTHING = Kept()
 
 
 class Builder:
-    """Collects layers; :meth:`network` returns the network."""
+    """Collects layers; :meth:`network` returns the network. ``fused``: a ReLU is part of the batch norm before."""
 
-    def __init__(self, name: str, sample_shape: Sequence[int]) -> None:
-        self.name, self.shape = name, tuple(sample_shape)
+    def __init__(self, name: str, sample_shape: Sequence[int], *, fused: bool = False) -> None:
+        self.name, self.shape, self.fused = name, tuple(sample_shape), fused
         self.layers: list[Layer] = []
         self.input = Tensor(self.shape, "input", wants_gradient=False)
         self._kept: set[int] = set()
@@ -127,7 +127,11 @@ class Builder:
         out = Tensor(x.shape, name)
         kept = Kept((*self._keep(x), statistics), x.elements)
         self._add(name, "batch norm", [x], out, kept, parameters=2 * x.channels)
-        return self.relu(f"{name} ReLU", out) if relu else out
+        if not relu:
+            return out
+        if self.fused:  # the sign is recomputed
+            return self._add(f"{name} ReLU", "activation", [out], out, Kept((), x.elements))
+        return self.relu(f"{name} ReLU", out)
 
     def relu(self, name: str, x: Tensor) -> Tensor:
         """An in-place ReLU, which keeps its output."""

@@ -17,11 +17,12 @@ def layers(
 ) -> Network:
     """The layers for samples [n, n, n, channels], whose sides can be halved once per block.
 
-    ``pool_first``: bias and activation come after pooling, by which the suite computes the same function with an
-    eighth of the work; False: before it, as in the reference and the counts of Ibrahim et al. 2021. ``keeps``:
-    what a pooling keeps, its "output" (TensorFlow) or the "indices" of the largest values (PyTorch).
-    ``cpu_kernels_from``: the first block, counted from 0, for which PyTorch uses the CPU kernels if they suit it;
-    they keep less.
+    ``pool_first``: bias and activation come after pooling, by which the suite computes the same function with
+    an eighth of the work; False: before it, as in the reference and the counts of Ibrahim et al. 2021.
+    ``keeps``: what a pooling keeps, its "output" (TensorFlow), the "indices" of the largest values (PyTorch),
+    or their "places" in a byte, with the sign of the activation (the suite's kernels of GPUs).
+    ``cpu_kernels_from``: the first block, counted from 0, for which PyTorch uses the CPU kernels if they suit
+    it; they keep less.
     """
     net = Builder("CosmoFlow", sample_shape)
     x = net.input
@@ -33,7 +34,9 @@ def layers(
         if pool_first:
             x = net.max_pool(f"pool {number}", x, 2, stride=2, keeps="places" if places else keeps)
             x = net.bias(f"bias {number}", x)
-            x = net.activation(f"conv {number} LeakyReLU", x)
+            x = net.activation(
+                f"conv {number} LeakyReLU", x, keeps="output" if keeps == "places" else "input"
+            )
         else:
             x = net.activation(f"conv {number} LeakyReLU", x)
             x = net.max_pool(f"pool {number}", x, 2, stride=2, keeps=keeps)

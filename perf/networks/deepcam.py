@@ -9,9 +9,10 @@ from mlhpc.perf.networks.layer import Network
 DILATIONS = (6, 12, 18)
 
 
-def layers(network: deepcam.Network, sample_shape: Sequence[int]) -> Network:
-    """The layers for samples [rows, columns, channels], with sides divisible by 16."""
-    net = Builder("DeepCAM", sample_shape)
+def layers(network: deepcam.Network, sample_shape: Sequence[int], *, fused: bool = False) -> Network:
+    """The layers for samples [rows, columns, channels], with sides divisible by 16. ``fused``: as the suite's
+    kernels of GPUs compute them."""
+    net = Builder("DeepCAM", sample_shape, fused=fused)
     net_filters = _Filters(network.width)
     xception = _Xception(net, net_filters)
 

@@ -14,7 +14,7 @@ from mlhpc.common.pages.charts import INK, SOFT, Figure, Rows
 from mlhpc.common.pages.plots import Mark, curves, log_axis, on_axes, with_halo
 from mlhpc.perf.accelerator.ibrahim2021 import TABLE_II, Row
 from mlhpc.perf.accelerator.memory import RESERVED, Memory, power_of_two, update_of
-from mlhpc.perf.accelerator.roofline import Ceilings, Point, least_seconds, points
+from mlhpc.perf.accelerator.roofline import Ceilings, Point, ceilings_of, least_seconds, points
 from mlhpc.perf.machines import Machine
 from mlhpc.perf.movement import GIB, MIB, costs, required_bandwidth
 from mlhpc.perf.networks.layer import PRODUCTS
@@ -32,9 +32,8 @@ def accelerator(model: Model, tier: Tier) -> list[Section]:
     """The cost of moving data in ``tier``; the roofline with every layer, summed by kind in a table; and the
     memory by batch size."""
     machine, run, network = model.machine, model.run, model.network
-    precision, figures, paper = run.training.precision, machine.figures, TABLE_II.get(run.benchmark)
-    ceilings = Ceilings(str(machine.facts["accelerator.model"]), machine.peak(precision)[0],
-                        figures["accelerator.float32"], figures["accelerator.bandwidth"])  # fmt: skip
+    precision, paper = run.training.precision, TABLE_II.get(run.benchmark)
+    ceilings = ceilings_of(machine, precision)
     layers = points(network, ceilings, precision)
     seconds = least_seconds(layers)
     shares = {bound: sum(p.seconds for p in layers if p.bound == bound) / seconds for bound in BOUNDS}

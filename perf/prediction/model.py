@@ -22,10 +22,10 @@ from mlhpc.perf.accelerator.memory import RESERVED, largest_batch, memory_of
 from mlhpc.perf.calibration import Calibration, Efficiency, calibration, kind_of, roofline
 from mlhpc.perf.collectives import all_reduce
 from mlhpc.perf.epochs import epochs_to_target
-from mlhpc.perf.machines import Machine, dimension_of
+from mlhpc.perf.machines import COPIES, Machine, dimension_of
 from mlhpc.perf.movement import costs, gaps, input_seconds
 from mlhpc.perf.networks.layer import Network
-from mlhpc.perf.networks.registry import network_of
+from mlhpc.perf.networks.registry import launches_of, network_of
 from mlhpc.perf.parts import parts
 from mlhpc.perf.prediction.result import Prediction, Step
 from mlhpc.perf.samples import SampleBytes, sample_bytes
@@ -257,7 +257,10 @@ class Model:
         compute = local * self.roofline / self.efficiency.value
         # An efficiency measured on the machine itself includes its launches.
         launches = len(net.layers) * self.run.backward_passes
-        launch = launches * self.calibrated.launch if self.efficiency.sets else 0.0
+        each = self.calibrated.launch if self.efficiency.launch is None else self.efficiency.launch
+        launch = launches * each if self.efficiency.sets else 0.0
+        kernels = launches_of(self.run)
+        host = None if kernels is None else machine.launching(kernels, COPIES)
         if together > 1:
             divided = (1 - self.calibrated.undivided) / together + self.calibrated.undivided
             compute, launch = compute * divided, launch * divided
@@ -268,6 +271,7 @@ class Model:
             reduce,
             halo_seconds(machine, self.run, nodes, together, local),
             input_seconds(machine, self.run.benchmark, self.bytes, local, tier),
+            host,
         )
 
     def interval(self, step: Step) -> tuple[Estimate, list[str]]:
@@ -277,7 +281,7 @@ class Model:
         notes: list[str] = []
         if half == self.calibrated.of_an_accelerator:
             notes.append(
-                f"no published set of {self.kind}s on {family}: the efficiency of all families is used. Of "
+                f"no published result of {self.kind}s on {family}: the efficiency of all families is used. Of "
                 f"families that were left out of the fit, nine of ten sets are within a factor of {half:.1f}"
             )
         elif half == self.calibrated.of_a_round:

@@ -26,13 +26,15 @@ class Step:
     """One training step (a step of the optimizer) in seconds. ``compute``: products and memory traffic,
     calibrated; ``launch``: the time per layer independent of the batch size; ``reduce``: all-reduce;
     ``halo``: exchange within a sample; ``inputs``: the time of each stage of the input path per step, of
-    which the slowest counts; ``wait``: its part that is not hidden."""
+    which the slowest counts; ``wait``: its part that is not hidden. ``host``: the driver's share of the host
+    if each kernel is launched by itself, and if all are one graph; None if not known."""
 
     compute: float
     launch: float
     reduce: AllReduce
     halo: float
     inputs: dict[str, float]
+    host: tuple[float, float] | None = None
 
     @property
     def input(self) -> float:
@@ -185,6 +187,7 @@ class Prediction:
             "memory": f"{bytes_text(self.memory)}; {self.fits}",
             "training data": f"in {self.tier.name}{unknown}",
             "staging": self._moved(),
+            **self._host,
             "all-reduce": f"{self.step.reduce.algorithm}, bound by {self.step.reduce.bound}",
             "efficiency": f"{digits(self.efficiency.value)} of the roofline, {self.efficiency.how}",
             "epochs": self.epochs.how
@@ -196,6 +199,13 @@ class Prediction:
             kept = bytes_text(spatial.saved_bytes)
             facts["activations"] = f"{kept} kept by a rank for {count(self.local_batch_size, 'sample')}"
         return facts | {f"note {n}": note for n, note in enumerate(self.notes, 1)}
+
+    @property
+    def _host(self) -> dict[str, str]:
+        if self.step.host is None:
+            return {}
+        each, graph = map(seconds_text, self.step.host)
+        return {"host": f"the driver takes at least {each} of it in a step, {graph} if the step is one graph"}
 
     @property
     def fits(self) -> str:
@@ -235,6 +245,7 @@ class Prediction:
             "precision": self.run.training.precision,
             "step_s": list(self.step_s.ends),
             "step_parts_s": self.step.named,
+            "host_s": self.step.host,
             "samples_per_s_per_accelerator": list(self.samples_per_s),
             "staging_s": list(self.staging_s),
             "staged_bytes": asdict(self.moved) if self.moved else None,

@@ -24,11 +24,12 @@ from mlhpc.common.ranks.world import World
 from mlhpc.common.timing import horovod_timeline
 from mlhpc.common.timing.profile import Profile, Request
 from mlhpc.errors import UserError, missing_package
-from mlhpc.perf.accelerator.roofline import Ceilings
-from mlhpc.perf.machines import Machine, machine
+from mlhpc.perf.accelerator.roofline import Ceilings, ceilings_of
+from mlhpc.perf.machines import Machine, device_model, machine
 from mlhpc.perf.networks.registry import network_of
 from mlhpc.perf.profile import batches, tables
 from mlhpc.perf.profile.host import differences
+from mlhpc.perf.profile.launches import launches, settings_of
 from mlhpc.perf.profile.layers import by_layer, by_operation, by_part, histogram
 
 Measure = Callable[[Run, Request, World], Profile]
@@ -39,7 +40,7 @@ def profile(options: argparse.Namespace) -> int:
     _check(options)
     run = _requested(options)
     given = machine(options.machine) if options.machine else None
-    ceilings = ceilings_of(given, run) if given else None
+    ceilings = ceilings_of(given, run.training.precision) if given else None
     framework = registry.find(run.benchmark).frameworks[run.training.framework]
     if not framework.profiler:
         raise UserError(f"{run.benchmark} has no profiler for {run.training.framework}")
@@ -52,6 +53,9 @@ def profile(options: argparse.Namespace) -> int:
         horovod_timeline.enable()
     with launch.joined(framework.collectives) as world:
         measure = _profiler(run, framework.profiler)
+        if options.device_model:
+            launches(options, run, device_model(options.device_model), partial(measure, world=world))
+            return 0
         sizes = options.batches or [options.batch or _local_batch(run, world)]
         trace = options.trace if world.rank == 0 else None
         wanted = partial(
@@ -78,32 +82,30 @@ def _elsewhere(given: Machine, first: Profile) -> str:
     )
 
 
-def ceilings_of(given: Machine, run: Run) -> Ceilings:
-    """The peaks of an accelerator of ``given`` in the precision of ``run``."""
-    tensor, _ = given.peak(run.training.precision)
-    why = "hardware efficiency"
-    return Ceilings(
-        str(given.facts["accelerator.model"]),
-        tensor,
-        given.need("accelerator.float32", why),
-        given.need("accelerator.bandwidth", why),
-    )
-
-
 def _check(options: argparse.Namespace) -> None:
     options.batches = sorted(options.batches or [])
     if options.batches and options.batch is not None:
         raise UserError("--batch and --batches cannot be combined")
     if options.batches and options.trace:
         raise UserError("--trace writes the trace of a single batch size; use --batch instead of --batches")
+    others = {
+        "--machine": options.machine,
+        "--ranks": options.ranks,
+        "--data": options.data,
+        "--trace": options.trace,
+    }
+    if options.device_model and (given := [name for name, value in others.items() if value]):
+        raise UserError(f"--device-model counts and measures nothing: omit {given[0]}")
 
 
 def _requested(options: argparse.Namespace) -> Run:
-    settings = list(options.set)
+    settings = [*(settings_of(options.benchmark) if options.device_model else []), *options.set]
     if options.data:  # an epoch is truncated to the steps, and refused if it has too few
         before = 1 + options.steps  # without the profiler
         settings += ["division=open", f"study.warmup_steps={before}", f"study.steps={options.steps}"]
-    return load(options.benchmark, options.preset, settings)
+    return load(
+        options.benchmark, options.preset or ("closed" if options.device_model else "smoke"), settings
+    )
 
 
 def _local_batch(run: Run, world: World) -> int:

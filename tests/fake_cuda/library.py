@@ -11,8 +11,12 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
+from mlhpc.common.files.atomic import write_bytes
+from mlhpc.perf.machines import machine
+
 HERE = Path(__file__).parent
 BUILT = HERE.parents[1] / "build" / "fake_cuda"
+DRIVER = ("launch", "copy", "graph", "graph_node")
 NAMES = ("libcuda.so.1", "libnvidia-ml.so.1")  # what others load it as
 CALLED = r"(nccl[A-Z]|cuda|cu(dnn|blas|sparse|solver|rand|fft|File|pti)|cu[A-Z]|__cuda|nvrtc|nvJitLink)"
 
@@ -71,10 +75,21 @@ def devices(
     """The variables that say which devices a process sees, with ``changes`` to their model, and where it counts
     what it does with them, if anywhere ("%d" in the name: the number of the device)."""
     chosen = {
-        "FAKE_CUDA_DEVICE": str(HERE / "devices" / f"{model}.toml"),
+        "FAKE_CUDA_DEVICE": str(_device(model)),
         "FAKE_CUDA_SET": ";".join(f"{key}={value}" for key, value in (changes or {}).items()),
     }
     return chosen | ({"FAKE_CUDA_REPORT": str(report)} if report else {})
+
+
+def _device(model: str) -> Path:
+    """The file of a device with what its driver takes of the host, which is the same for all of them."""
+    driver = machine("dgx-h100").figures
+    lines = [f"{name}_host_us = {1e6 * driver[f'driver.{name}']}\n" for name in DRIVER]
+    BUILT.mkdir(parents=True, exist_ok=True)
+    write_bytes(
+        BUILT / f"{model}.toml", (HERE / "devices" / f"{model}.toml").read_bytes() + "".join(lines).encode()
+    )
+    return BUILT / f"{model}.toml"
 
 
 def _compile(library: Path, site: Path) -> None:

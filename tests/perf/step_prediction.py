@@ -34,9 +34,9 @@ from rich.table import Table
 from mlhpc.benchmarks.load import load
 from mlhpc.common.ranks import wire
 from mlhpc.common.timing.profile import Profile
+from mlhpc.perf.accelerator.roofline import ceilings_of
 from mlhpc.perf.machines import machine
 from mlhpc.perf.networks.registry import network_of
-from mlhpc.perf.profile.command import ceilings_of
 from mlhpc.quantities import count
 
 STAND_INS = {
@@ -118,7 +118,7 @@ def compared(benchmark: str, precision: str, options: argparse.Namespace, file: 
     chosen = f"training.precision={precision}"
     run = load(benchmark, options.preset, [chosen])
     batch = run.hyperparameters.global_batch_size // run.backward_passes
-    ceilings = ceilings_of(machine(str(file)), run)
+    ceilings = ceilings_of(machine(str(file)), run.training.precision)
     sizes = [*STAND_INS[benchmark], (batch, [])]
     rounds = [
         [measured(benchmark, options, samples, [chosen, *settings]) for samples, settings in sizes]

@@ -44,7 +44,7 @@ ELSEWHERE = {
     "cosmoflow_techniques": "trains a preset many times",
     "data_wait": "tests/smoke/mlhpc/test_data_wait.py runs its cells",
     "deepcam_input": "needs the reference's code",
-    "delta_kernels": "tests/numeric/deepcam/data/test_delta_triton.py runs it",
+    "triton_kernels": "tests/numeric/common/kernels/test_compiled.py runs it",
     "equivalence": "is imported by those of its kind",
     "first_hour_gpu": "tests/smoke/fake_cuda/test_first_hour.py runs its checks",
     "io_dlio": "needs DLIO; tests/unit/iobench/emulate/test_dlio_counts.py has what it recorded",

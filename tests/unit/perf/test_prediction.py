@@ -265,7 +265,7 @@ def test_published_sets_are_named_and_compared_with_the_interval_of_their_size()
 def test_an_efficiency_of_other_sets_says_of_which_layers_there_are_none():
     """A64FX has sets of 3-D convolutions, none of 2-D; V100 has both, none of them of MXNet."""
     prediction = predict(machine("fugaku"), load("resnet50", "closed"), 64)
-    assert any("no published set of 2-D convolutions on A64FX" in note for note in prediction.notes)
+    assert any("no published result of 2-D convolutions on A64FX" in note for note in prediction.notes)
     other = Model(machine("cori-gpu"), load("cosmoflow", "closed-512"), generation="MXNet 2021").at(8)
     assert any("software of another round than the published sets on V100" in note for note in other.notes)
 

@@ -1,0 +1,285 @@
+"""Training-mode batch norm with a sum and a ReLU after it on a GPU, in two kernels forward and two backward.
+
+PyTorch's own kernels read or write an activation 13 times for these, and 16 times with a sum; these kernels 8
+and 12 times. Activations are channels last, a matrix [rows, channels] with a row for each pixel of each
+sample. The first kernel of each pass sums over ``PARTS`` groups of rows, and each program of the second adds
+those sums up: always in the same order, so that a step repeats bit for bit.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+PARTS = 32
+ROWS = 32
+CHANNELS = 64
+"""Of a tile."""
+ROWS_WRITTEN = 256
+"""By a program of a second kernel."""
+
+
+@triton.jit
+def _tile(begin, first_channel, rows, channels, ROWS: tl.constexpr, CHANNELS: tl.constexpr):
+    """Positions of a tile in memory, and which of them are in the matrix."""
+    row = begin + tl.arange(0, ROWS)
+    channel = first_channel + tl.arange(0, CHANNELS)
+    at = row.to(tl.int64)[:, None] * channels + channel[None, :]
+    return at, (row < rows)[:, None] & (channel < channels)[None, :]
+
+
+@triton.jit
+def _added_up(sums, channel, inside, channels, PARTS: tl.constexpr):
+    """Both sums of ``channel`` over all parts; ``sums`` is [2, PARTS, channels]."""
+    part = tl.arange(0, PARTS)
+    at = sums + part[:, None] * channels + channel[None, :]
+    first = tl.sum(tl.load(at, mask=inside[None, :], other=0.0), 0)
+    return first, tl.sum(tl.load(at + PARTS * channels, mask=inside[None, :], other=0.0), 0)
+
+
+@triton.jit
+def sum_up(x, sums, rows, eights, each, PARTS: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr):
+    """Program (channels, part): the sums over ``each`` rows of ``x`` less its first row, and of their squares
+    (Chan et al. 1983, shifted data). ``eights``: channels / 8, by which Triton knows that eight are
+    aligned."""
+    channels = eights * 8
+    channel = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
+    inside = channel < channels
+    part = tl.program_id(1)
+    shift = tl.load(x + channel, mask=inside, other=0.0).to(tl.float32)
+    first = tl.zeros((ROWS, CHANNELS), tl.float32)
+    second = tl.zeros((ROWS, CHANNELS), tl.float32)
+    for begin in range(part * each, tl.minimum(part * each + each, rows), ROWS):
+        at, there = _tile(begin, tl.program_id(0) * CHANNELS, rows, channels, ROWS, CHANNELS)
+        value = tl.load(x + at, mask=there, other=0.0).to(tl.float32) - shift[None, :]
+        value = tl.where(there, value, 0.0)
+        first += value
+        second += value * value
+    to = sums + part * channels + channel
+    tl.store(to, tl.sum(first, 0), mask=inside)
+    tl.store(to + PARTS * channels, tl.sum(second, 0), mask=inside)
+
+
+@triton.jit
+def normalise(
+    x,
+    added,
+    sums,
+    weight,
+    bias,
+    running_mean,
+    running_var,
+    mean_to,
+    spread_to,
+    y,
+    rows,
+    eights,
+    each,
+    momentum,
+    eps,
+    ADDED: tl.constexpr,
+    RELU: tl.constexpr,
+    PARTS: tl.constexpr,
+    ROWS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+):
+    """Program (channels, part of the rows): ``y`` from ``x`` and, if ``ADDED``, ``added``. The first part writes
+    the mean, 1 / sqrt(variance + eps), and the running statistics."""
+    channels = eights * 8
+    channel = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
+    inside = channel < channels
+    first, second = _added_up(sums, channel, inside, channels, PARTS)
+    mean = first / rows
+    var = tl.maximum(second / rows - mean * mean, 0.0)
+    mean += tl.load(x + channel, mask=inside, other=0.0).to(tl.float32)
+    spread = 1.0 / tl.sqrt(var + eps)
+    part = tl.program_id(1)
+    if part == 0:
+        tl.store(mean_to + channel, mean, mask=inside)
+        tl.store(spread_to + channel, spread, mask=inside)
+        old = tl.load(running_mean + channel, mask=inside, other=0.0)
+        tl.store(running_mean + channel, old + momentum * (mean - old), mask=inside)
+        old = tl.load(running_var + channel, mask=inside, other=0.0)
+        tl.store(running_var + channel, old + momentum * (var * (rows / (rows - 1.0)) - old), mask=inside)
+    slope = spread * tl.load(weight + channel, mask=inside, other=0.0)
+    offset = tl.load(bias + channel, mask=inside, other=0.0)
+    for begin in range(part * each, tl.minimum(part * each + each, rows), ROWS):
+        at, there = _tile(begin, tl.program_id(0) * CHANNELS, rows, channels, ROWS, CHANNELS)
+        value = tl.load(x + at, mask=there, other=0.0).to(tl.float32)
+        value = (value - mean[None, :]) * slope[None, :] + offset[None, :]
+        if ADDED:
+            value += tl.load(added + at, mask=there, other=0.0).to(tl.float32)
+        if RELU:
+            value = tl.maximum(value, 0.0)
+        tl.store(y + at, value.to(y.dtype.element_ty), mask=there)
+
+
+@triton.jit
+def _gradient_before(
+    gradient, y, at, there, normalised, slope, offset, ADDED: tl.constexpr, RELU: tl.constexpr
+):
+    """The gradient before the ReLU, whose sign is recomputed, or that of ``y`` if something was added."""
+    value = tl.load(gradient + at, mask=there, other=0.0).to(tl.float32)
+    if RELU:
+        if ADDED:
+            value = tl.where(tl.load(y + at, mask=there, other=0.0).to(tl.float32) > 0.0, value, 0.0)
+        else:
+            value = tl.where(normalised * slope[None, :] + offset[None, :] > 0.0, value, 0.0)
+    return value
+
+
+@triton.jit
+def sum_gradients(
+    gradient,
+    x,
+    y,
+    mean,
+    spread,
+    weight,
+    bias,
+    sums,
+    rows,
+    eights,
+    each,
+    ADDED: tl.constexpr,
+    RELU: tl.constexpr,
+    PARTS: tl.constexpr,
+    ROWS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+):
+    """Program (channels, part): the sums of the gradient, and of its product with the normalised ``x``."""
+    channels = eights * 8
+    channel = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
+    inside = channel < channels
+    part = tl.program_id(1)
+    centre = tl.load(mean + channel, mask=inside, other=0.0)
+    scale = tl.load(spread + channel, mask=inside, other=0.0)
+    slope = tl.load(weight + channel, mask=inside, other=0.0)
+    offset = tl.load(bias + channel, mask=inside, other=0.0)
+    first = tl.zeros((ROWS, CHANNELS), tl.float32)
+    second = tl.zeros((ROWS, CHANNELS), tl.float32)
+    for begin in range(part * each, tl.minimum(part * each + each, rows), ROWS):
+        at, there = _tile(begin, tl.program_id(0) * CHANNELS, rows, channels, ROWS, CHANNELS)
+        value = tl.load(x + at, mask=there, other=0.0).to(tl.float32)
+        value = (value - centre[None, :]) * scale[None, :]
+        back = _gradient_before(gradient, y, at, there, value, slope, offset, ADDED, RELU)
+        first += back
+        second += back * value
+    to = sums + part * channels + channel
+    tl.store(to, tl.sum(first, 0), mask=inside)
+    tl.store(to + PARTS * channels, tl.sum(second, 0), mask=inside)
+
+
+@triton.jit
+def propagate(
+    gradient,
+    x,
+    y,
+    mean,
+    spread,
+    weight,
+    bias,
+    sums,
+    of_x,
+    of_added,
+    of_weight,
+    of_bias,
+    rows,
+    eights,
+    each,
+    ADDED: tl.constexpr,
+    RELU: tl.constexpr,
+    PARTS: tl.constexpr,
+    ROWS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+):
+    """Program (channels, part of the rows): the gradient of ``x`` (Ioffe and Szegedy 2015, section 3) and of what
+    was added. The first part writes those of weight and bias."""
+    channels = eights * 8
+    channel = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
+    inside = channel < channels
+    first, second = _added_up(sums, channel, inside, channels, PARTS)
+    part = tl.program_id(1)
+    if part == 0:
+        tl.store(of_bias + channel, first, mask=inside)
+        tl.store(of_weight + channel, second, mask=inside)
+    centre = tl.load(mean + channel, mask=inside, other=0.0)
+    scale = tl.load(spread + channel, mask=inside, other=0.0)
+    slope = tl.load(weight + channel, mask=inside, other=0.0)
+    offset = tl.load(bias + channel, mask=inside, other=0.0)
+    for begin in range(part * each, tl.minimum(part * each + each, rows), ROWS):
+        at, there = _tile(begin, tl.program_id(0) * CHANNELS, rows, channels, ROWS, CHANNELS)
+        value = tl.load(x + at, mask=there, other=0.0).to(tl.float32)
+        value = (value - centre[None, :]) * scale[None, :]
+        back = _gradient_before(gradient, y, at, there, value, slope, offset, ADDED, RELU)
+        if ADDED:
+            tl.store(of_added + at, back.to(of_added.dtype.element_ty), mask=there)
+        back = (back - first[None, :] / rows - value * (second[None, :] / rows)) * (slope * scale)[None, :]
+        tl.store(of_x + at, back.to(of_x.dtype.element_ty), mask=there)
+
+
+def forward(
+    x: Tensor,
+    added: Tensor | None,
+    weight: Tensor,
+    bias: Tensor,
+    running_mean: Tensor,
+    running_var: Tensor,
+    momentum: float,
+    eps: float,
+    relu: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """``y`` like ``x``, mean and 1 / sqrt(variance + eps), [channels]; updates the running statistics. ``x`` and
+    ``added`` are [b, channels, h, w], channels last, with a multiple of eight channels."""
+    rows, channels = x.numel() // x.shape[1], x.shape[1]
+    y = torch.empty_like(x)
+    sums = torch.empty((2, PARTS, channels), dtype=torch.float32, device=x.device)
+    mean, spread = torch.empty((2, channels), dtype=torch.float32, device=x.device)
+    blocks, eights = triton.cdiv(channels, CHANNELS), channels // 8
+    tile = {"PARTS": PARTS, "ROWS": ROWS, "CHANNELS": CHANNELS}
+    sum_up[blocks, PARTS](x, sums, rows, eights, _rows_of_a_part(rows), **tile)
+    normalise[blocks, triton.cdiv(rows, ROWS_WRITTEN)](
+        x, x if added is None else added, sums, weight, bias, running_mean, running_var, mean, spread, y,
+        rows, eights, ROWS_WRITTEN, momentum, eps, ADDED=added is not None, RELU=relu, **tile,
+    )  # fmt: skip
+    return y, mean, spread
+
+
+def backward(
+    gradient: Tensor,
+    x: Tensor,
+    y: Tensor | None,
+    weight: Tensor,
+    bias: Tensor,
+    mean: Tensor,
+    spread: Tensor,
+    relu: bool,
+) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
+    """The gradients of ``x``, of what was added if ``y``, the output, is given, of weight and of bias.
+    ``gradient`` is laid out like ``x``."""
+    rows, channels = x.numel() // x.shape[1], x.shape[1]
+    of_x = torch.empty_like(x)
+    of_added = None if y is None else torch.empty_like(x)
+    sums = torch.empty((2, PARTS, channels), dtype=torch.float32, device=x.device)
+    of_weight, of_bias = torch.empty((2, channels), dtype=torch.float32, device=x.device)
+    blocks, eights = triton.cdiv(channels, CHANNELS), channels // 8
+    given = gradient, x, x if y is None else y, mean, spread, weight, bias, sums
+    kind = {"ADDED": y is not None, "RELU": relu, "PARTS": PARTS, "ROWS": ROWS, "CHANNELS": CHANNELS}
+    sum_gradients[blocks, PARTS](*given, rows, eights, _rows_of_a_part(rows), **kind)
+    propagate[blocks, triton.cdiv(rows, ROWS_WRITTEN)](
+        *given,
+        of_x,
+        of_x if of_added is None else of_added,
+        of_weight,
+        of_bias,
+        rows,
+        eights,
+        ROWS_WRITTEN,
+        **kind,
+    )
+    return of_x, of_added, of_weight, of_bias
+
+
+def _rows_of_a_part(rows: int) -> int:
+    """Rows of each of ``PARTS``: whole tiles."""
+    return ROWS * -(-rows // (ROWS * PARTS))

@@ -1,0 +1,43 @@
+"""Operators of PyTorch whose kernels are in Triton, which is imported when one is first called: fake tensors
+(``common/pytorch/profile.py``) need only the shapes."""
+
+from collections.abc import Callable
+from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses import FakeTensor
+
+from mlhpc.common.host.compiler import require_compiler
+from mlhpc.errors import UserError
+
+
+def define(name: str, schema: str, function: str, shapes: Callable[..., Any]) -> None:
+    """Define ``torch.ops.mlhpc.NAME`` with ``function`` (MODULE:NAME). ``shapes``: returns empty results."""
+
+    def compute(*args: Any) -> Any:
+        module, _, attribute = function.partition(":")
+        return getattr(import_module(module), attribute)(*args)
+
+    torch.library.define(f"mlhpc::{name}", schema)
+    torch.library.impl(f"mlhpc::{name}", "default", compute)
+    torch.library.register_fake(f"mlhpc::{name}", shapes)
+
+
+def run_on(x: Tensor) -> bool:
+    """Whether such operators run on ``x``: on a GPU, unless the network is compiled or Triton cannot be."""
+    if torch.compiler.is_compiling():
+        return False
+    return isinstance(x, FakeTensor) or (x.is_cuda and _has_triton())
+
+
+@cache
+def _has_triton() -> bool:
+    try:
+        require_compiler(gpu=True)
+    except UserError:
+        return False
+    return find_spec("triton") is not None

@@ -1,0 +1,141 @@
+"""Kernels of GPUs in Triton: counts to the network's input, and what follows the convolution of a block."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+ROWS = 16
+CHANNELS = 64
+"""Of a tile of pooled voxels."""
+GROUP = 8
+"""Tiles of a program, whose sums over rows are added up."""
+ELEMENTS = 2048
+WARPS = 2 if torch.version.hip else 4
+"""128 threads, each of which moves 16 bytes of a tile."""
+
+
+@triton.jit
+def logarithm(counts, mean, spread, out, eights, channels, NORMALISE: tl.constexpr, ELEMENTS: tl.constexpr):
+    """``out``: log(1 + counts), of ``channels`` that follow each other in memory less ``mean`` and over
+    ``spread``."""
+    at = tl.program_id(0).to(tl.int64) * ELEMENTS + tl.arange(0, ELEMENTS)
+    inside = at < eights * 8
+    value = tl.log(tl.load(counts + at, mask=inside, other=0).to(tl.float32) + 1.0)
+    if NORMALISE:
+        channel = at % channels
+        value -= tl.load(mean + channel, mask=inside, other=0.0)
+        value /= tl.load(spread + channel, mask=inside, other=1.0)
+    tl.store(out + at, value.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _corner(pooled, depth, height, width):
+    """The first voxel of those that each of ``pooled`` is the largest of; the sides are of the pooled volume."""
+    across = pooled % width
+    down = pooled // width % height
+    rest = pooled // (width * height)
+    return ((rest * 2 * height + down) * 2 * 2 * width + across * 2).to(tl.int64)
+
+
+@triton.jit
+def pool(
+    x, bias, y, places, rows, depth, height, width, eights, LEAK: tl.constexpr, ROWS: tl.constexpr,
+    CHANNELS: tl.constexpr
+):  # fmt: skip
+    """Program (rows, channels): the largest of 2³ voxels of ``x``, plus ``bias``, through a leaky ReLU. ``places``
+    gets which of the eight it is, in three bits, and in the next whether it is above 0."""
+    channels = eights * 8
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
+    inside = (row < rows)[:, None] & (channel < channels)[None, :]
+    first = _corner(row, depth, height, width)
+    best = tl.load(x + first[:, None] * channels + channel[None, :], mask=inside, other=0.0).to(tl.float32)
+    place = tl.zeros((ROWS, CHANNELS), tl.int32)
+    for other in tl.static_range(1, 8):
+        step = ((other // 4) * 2 * height + (other // 2) % 2) * 2 * width + other % 2
+        at = (first + step)[:, None] * channels + channel[None, :]
+        value = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
+        larger = (value > best) | (value != value)
+        best = tl.where(larger, value, best)
+        place = tl.where(larger, other, place)
+    best += tl.load(bias + channel, mask=channel < channels, other=0.0)[None, :]
+    to = row.to(tl.int64)[:, None] * channels + channel[None, :]
+    tl.store(places + to, (place + tl.where(best > 0.0, 8, 0)).to(tl.uint8), mask=inside)
+    tl.store(y + to, tl.where(best > 0.0, best, best * LEAK).to(y.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def spread_back(
+    gradient, places, of_x, sums, rows, depth, height, width, eights, LEAK: tl.constexpr, GROUP: tl.constexpr,
+    ROWS: tl.constexpr, CHANNELS: tl.constexpr
+):  # fmt: skip
+    """Program (rows, channels): every voxel's gradient, which is that of its pooled one or 0, and the
+    ``sums`` of the pooled ones', [rows / (ROWS GROUP), channels]. The volumes do not overlap, so nothing is
+    added in memory."""
+    channels = eights * 8
+    channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
+    total = tl.zeros((ROWS, CHANNELS), tl.float32)
+    for tile in range(GROUP):
+        row = (tl.program_id(0) * GROUP + tile) * ROWS + tl.arange(0, ROWS)
+        inside = (row < rows)[:, None] & (channel < channels)[None, :]
+        at = row.to(tl.int64)[:, None] * channels + channel[None, :]
+        place = tl.load(places + at, mask=inside, other=0).to(tl.int32)
+        value = tl.load(gradient + at, mask=inside, other=0.0).to(tl.float32)
+        value = tl.where(place >= 8, value, value * LEAK)
+        total += value
+        first = _corner(row, depth, height, width)
+        for other in tl.static_range(8):
+            step = ((other // 4) * 2 * height + (other // 2) % 2) * 2 * width + other % 2
+            to = (first + step)[:, None] * channels + channel[None, :]
+            here = tl.where((place & 7) == other, value, 0.0)
+            tl.store(of_x + to, here.to(of_x.dtype.element_ty), mask=inside)
+    tl.store(sums + tl.program_id(0) * channels + channel, tl.sum(total, 0), mask=channel < channels)
+
+
+def log_counts(counts: Tensor, mean: Tensor, spread: Tensor, dtype: torch.dtype) -> Tensor:
+    """log(1 + counts) as ``dtype``; ``counts`` are contiguous, with channels last, and less ``mean`` over
+    ``spread`` if these are not empty."""
+    out = torch.empty_like(counts, dtype=dtype)
+    logarithm[(triton.cdiv(counts.numel(), ELEMENTS),)](
+        counts,
+        mean,
+        spread,
+        out,
+        counts.numel() // 8,
+        counts.shape[-1],
+        NORMALISE=mean.numel() > 0,
+        ELEMENTS=ELEMENTS,
+    )
+    return out
+
+
+def pool_forward(x: Tensor, bias: Tensor, leak: float) -> tuple[Tensor, Tensor]:
+    """``y`` and ``places`` [b, channels, d/2, h/2, w/2] of ``x``, all channels last."""
+    pooled = [x.shape[0], x.shape[1], *(side // 2 for side in x.shape[2:])]
+    y = torch.empty(pooled, dtype=x.dtype, device=x.device, memory_format=torch.channels_last_3d)
+    places = torch.empty_like(y, dtype=torch.uint8)
+    rows = y.numel() // x.shape[1]
+    grid = triton.cdiv(rows, ROWS), triton.cdiv(x.shape[1], CHANNELS)
+    pool[grid](
+        x, bias, y, places, rows, *pooled[2:], x.shape[1] // 8,
+        LEAK=leak, ROWS=ROWS, CHANNELS=CHANNELS, num_warps=WARPS,
+    )  # fmt: skip
+    return y, places
+
+
+def pool_backward(gradient: Tensor, places: Tensor, leak: float) -> tuple[Tensor, Tensor]:
+    """The gradients of ``x`` and of the bias."""
+    samples, channels, *sides = places.shape
+    of_x = torch.empty(
+        (samples, channels, *(2 * side for side in sides)),
+        dtype=gradient.dtype, device=gradient.device, memory_format=torch.channels_last_3d,
+    )  # fmt: skip
+    rows = places.numel() // channels
+    programs = triton.cdiv(rows, ROWS * GROUP)
+    sums = torch.empty((programs, channels), dtype=torch.float32, device=gradient.device)
+    spread_back[programs, triton.cdiv(channels, CHANNELS)](
+        gradient, places, of_x, sums, rows, *sides, channels // 8,
+        LEAK=leak, GROUP=GROUP, num_warps=WARPS, ROWS=ROWS, CHANNELS=CHANNELS,
+    )  # fmt: skip
+    return of_x, sums.sum(0)

@@ -1,0 +1,73 @@
+"""Batch norm with a sum and a ReLU as Triton kernels: run by Triton's interpreter against float64 of PyTorch, and
+compiled for six GPUs."""
+
+import os
+import subprocess
+import sys
+
+PROGRAM = """
+import itertools, torch
+import torch.nn.functional as F
+from mlhpc.common.pytorch import batchnorm
+from mlhpc.common.pytorch.batchnorm import BatchNorm
+from mlhpc.deepcam import model
+
+batchnorm._can_fuse = lambda x: True
+last = torch.channels_last
+torch.manual_seed(0)
+
+def drawn(*shape, dtype=torch.float32):
+    return torch.randn(shape).to(dtype).to(memory_format=last)
+
+def close(ours, theirs, tolerance):
+    error = (ours.double() - theirs).norm() / theirs.norm()
+    assert error < tolerance, (float(error), tolerance)
+
+def check(channels, dtype, tolerance, relu, added):
+    norm, truth = BatchNorm(channels, relu=relu), torch.nn.BatchNorm2d(channels).double()
+    with torch.no_grad():
+        for ours, theirs in ((norm.weight, truth.weight), (norm.bias, truth.bias)):
+            theirs.copy_(ours.normal_())
+    x = (2 * drawn(2, channels, 7, 37, dtype=dtype) + 30).detach().requires_grad_()  # far from zero
+    z = drawn(2, channels, 7, 37, dtype=dtype).requires_grad_() if added else None
+    wide = [None if each is None else each.detach().double().requires_grad_() for each in (x, z)]
+    y, expected = norm(x, added=z), truth(wide[0])
+    expected = expected + wide[1] if added else expected
+    expected = expected.relu() if relu else expected
+    gradient = drawn(*x.shape, dtype=dtype)
+    y.backward(gradient)
+    expected.backward(gradient.double())
+    assert y.dtype == dtype and y.is_contiguous(memory_format=last)
+    close(y, expected.detach(), tolerance)
+    for ours, theirs in zip((x, z) if added else (x,), wide):
+        close(ours.grad, theirs.grad, tolerance)
+    for name in ("running_mean", "running_var"):
+        close(getattr(norm, name), getattr(truth, name), 1e-6)
+    for name in ("weight", "bias"):
+        close(getattr(norm, name).grad, getattr(truth, name).grad, 2e-6)
+
+for relu, added in itertools.product((False, True), repeat=2):
+    check(16, torch.float32, 2e-6, relu, added)
+    check(72, torch.float16, 1e-3, relu, added)
+
+# A block of the network takes the sum and the ReLU into its batch norm.
+for options in ({}, {"stride": 2}, {"closing": True, "relu": False}):
+    block = model.Block(8, [8, 16 if options else 8], **options).to(memory_format=last)
+    x, results = drawn(1, 8, 6, 6), []
+    for fused in (True, False):
+        batchnorm._can_fuse = lambda _: fused
+        model.on_cpu = lambda _: not fused
+        block.zero_grad()
+        y = block(x)
+        y.square().sum().backward()
+        results.append([y.detach(), *(weight.grad.clone() for weight in block.parameters())])
+    for ours, theirs in zip(*results, strict=True):
+        close(ours, theirs.double(), 1e-5)
+print("equal")
+"""
+
+
+def test_the_interpreted_kernels_agree_with_pytorch_in_float64():
+    env = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, env=env)
+    assert done.returncode == 0 and done.stdout == "equal\n", done.stderr[-2000:]

@@ -1,0 +1,62 @@
+"""Launches counted without a device, against those that PyTorch's CUDA code made on one that computes nothing."""
+
+import json
+
+import pytest
+from fake_cuda.budgets import RECORDED
+
+from mlhpc.benchmarks.load import load
+from mlhpc.cli import main
+from mlhpc.perf.networks.registry import network_of
+
+CELLS = [
+    ("cosmoflow", 4, "mixed_float16"),
+    ("resnet50", 64, "mixed_bfloat16"),
+    ("deepcam", 1, "mixed_bfloat16"),
+]
+
+
+def profiled(capsys, *words):
+    assert main(["profile", *map(str, words), "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize(("benchmark", "batch", "precision"), CELLS, ids=" ".join(map(str, CELLS[0])).format)
+def test_counts_are_those_of_the_device_that_computes_nothing(benchmark, batch, precision, capsys):
+    recorded = json.loads(RECORDED.read_text())[f"{benchmark} {batch} {precision}"]["launches"]
+    chosen = f"training.precision={precision}"
+    words = (benchmark, "--device-model", "h100", "--batch", batch, "--set", chosen)
+    (step,) = profiled(capsys, *words)["steps"]
+    assert step["launches"] == pytest.approx(recorded, rel=0.01, abs=6)
+    # Products have the FLOPs of the network as a list of layers, which other tests compare with PyTorch's counter.
+    flops = sum(each["flops"] * each["calls"] for each in step["operations"])
+    assert flops == pytest.approx(batch * network_of(load(benchmark, "closed")).training_flops, rel=0.01)
+
+
+def test_the_floor_is_the_larger_of_host_and_device(capsys):
+    words = ("resnet50", "--preset", "smoke", "--device-model", "h100", "--batches", "1,256")
+    small, large = profiled(capsys, *words)["steps"]
+    assert small["floor_s"] == small["host_s"] > small["device_s"]
+    assert small["host_s"] == pytest.approx(small["launches"] * 4e-6 + 2 * 5e-6)
+    assert large["graph_floor_s"] == large["device_s"] > large["graph_host_s"]
+    memory = sum(each["bytes"] * each["calls"] for each in large["operations"]) / 3.35e12
+    assert large["device_s"] >= memory * (1 - 1e-9)
+
+
+@pytest.mark.parametrize("device", ["b200", "MI300X"])
+def test_a_device_without_published_results_is_said_to_be_one(device, capsys, tmp_path):
+    page = tmp_path / "page.html"
+    words = ["profile", "cosmoflow", "--device-model", device, "--batch", "1", "--out", str(page)]
+    assert main(words) == 0
+    assert f"{device.upper()}: no published result" in capsys.readouterr().out
+    assert "Least time of a step" in page.read_text() and "Roofline" in page.read_text()
+
+
+def test_records_are_predicted_where_they_are_published(capsys):
+    found = profiled(capsys, "cosmoflow", "--device-model", "h100")
+    (step,) = found["steps"]
+    assert step["batch"] == 1 and "seen" in found["evidence"]
+    value, low, high = step["predicted_s"]
+    assert low < min(*step["published_s"], value) and high / low <= 1.8
+    assert max(*step["published_s"], value) < high
+    assert step["floor_s"] < low

@@ -1,0 +1,150 @@
+"""The suite's Triton kernels compiled ahead of time, without a GPU: registers, spills, occupancy, vector accesses.
+
+    python tests/perf/triton_kernels.py [--target sm_80 gfx942 ...] [--kernel NAME ...] [--json]
+
+Occupancy is the share of a multiprocessor's or SIMD unit's warps that the registers allow. Vector accesses
+are those that move 16 bytes a thread.
+"""
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import triton
+from triton.backends.compiler import GPUTarget
+
+from mlhpc.common.kernels import batchnorm
+from mlhpc.cosmoflow.pytorch import kernels as cosmoflow
+from mlhpc.deepcam.data.delta_triton import decode_line
+
+TARGETS = ("sm_80", "sm_90", "sm_100", "gfx90a", "gfx942", "gfx950")
+TOOLS = Path(triton.__file__).parent / "backends/nvidia/bin"
+WARPS, REGISTERS = 64, 65536  # of an NVIDIA multiprocessor (CUDA C++ Programming Guide, compute capabilities)
+WAVES, VGPRS = 8, 512  # of a SIMD unit of CDNA 2 and 3 (AMD, CDNA 3 ISA, section 3)
+
+
+class Kernel(NamedTuple):
+    """A kernel with the types of its arguments in order, its constants, and its warps on NVIDIA's and AMD's."""
+
+    function: Any
+    arguments: str
+    constants: dict[str, Any]
+    warps: int = 4
+    waves: int = 4
+
+
+TILE = {"PARTS": batchnorm.PARTS, "ROWS": batchnorm.ROWS, "CHANNELS": batchnorm.CHANNELS}
+FUSED = {"ADDED": True, "RELU": True, **TILE}
+GRADIENT = "*bf16 *bf16 *bf16 *fp32 *fp32 *fp32 *fp32 *fp32"
+POOLED = {"LEAK": 0.3, "ROWS": cosmoflow.ROWS, "CHANNELS": cosmoflow.CHANNELS}
+KERNELS = {
+    "logarithm": Kernel(
+        cosmoflow.logarithm,
+        "*i16 *fp32 *fp32 *bf16 i32 i32",
+        {"NORMALISE": False, "ELEMENTS": cosmoflow.ELEMENTS},
+    ),
+    "pool": Kernel(cosmoflow.pool, "*bf16 *fp32 *bf16 *u8 i32 i32 i32 i32 i32", POOLED, waves=2),
+    "spread_back": Kernel(
+        cosmoflow.spread_back,
+        "*bf16 *u8 *bf16 *fp32 i32 i32 i32 i32 i32",
+        POOLED | {"GROUP": cosmoflow.GROUP},
+        waves=2,
+    ),
+    "decode_line": Kernel(
+        decode_line,
+        "*u8 *i64 *i64 *fp32 *i8 *u8 *fp32 *fp32 *fp32 *fp16 i32 i32 i32 i32 i32",
+        {"NORMALISE": True, "BFLOAT16": False, "BLOCK": 2048},
+    ),
+    "sum_up": Kernel(batchnorm.sum_up, "*bf16 *fp32 i32 i32 i32", TILE),
+    "normalise": Kernel(
+        batchnorm.normalise,
+        "*bf16 *bf16 *fp32 *fp32 *fp32 *fp32 *fp32 *fp32 *fp32 *bf16 i32 i32 i32 fp32 fp32",
+        FUSED,
+    ),
+    "sum_gradients": Kernel(batchnorm.sum_gradients, f"{GRADIENT} i32 i32 i32", FUSED),
+    "propagate": Kernel(batchnorm.propagate, f"{GRADIENT} *bf16 *bf16 *fp32 *fp32 i32 i32 i32", FUSED),
+}
+
+
+class Figures(NamedTuple):
+    """Registers and bytes spilled of a thread; the share of warps that fit; accesses of 16 bytes, and all."""
+
+    registers: int
+    spilled: int
+    occupancy: float
+    wide: int
+    accesses: int
+
+
+def figures(kernel: Kernel, target: str) -> Figures:
+    """Compile ``kernel`` for ``target``."""
+    nvidia = target.startswith("sm_")
+    gpu = GPUTarget("cuda", int(target[3:]), 32) if nvidia else GPUTarget("hip", target, 64)
+    names, types = kernel.function.arg_names, kernel.arguments.split()
+    signature = dict.fromkeys(names, "constexpr") | dict(zip(names, types, strict=False))
+    # PyTorch's memory begins at multiples of 16 bytes and more, for which Triton compiles when it runs.
+    aligned = {(n,): [["tt.divisibility", 16]] for n, kind in enumerate(types) if kind.startswith("*")}
+    source = triton.compiler.ASTSource(kernel.function, signature, kernel.constants, aligned)
+    options = {"enable_fp_fusion": kernel.function is not decode_line}
+    options["num_warps"] = kernel.warps if nvidia else kernel.waves
+    made = triton.compile(source, target=gpu, options=options)
+    return _nvidia(made.asm["cubin"]) if nvidia else _amd(made.asm["amdgcn"])
+
+
+def _nvidia(code: bytes) -> Figures:
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(code)
+        file.flush()
+        used, listing = (
+            subprocess.run(
+                [TOOLS / "cuobjdump", how, file.name], capture_output=True, text=True, check=True
+            ).stdout
+            for how in ("-res-usage", "-sass")
+        )
+    registers, stack = (int(re.search(rf"{name}:(\d+)", used)[1]) for name in ("REG", "STACK"))  # type: ignore[index]
+    resident = REGISTERS // (32 * 8 * -(-registers // 8))
+    accesses = re.findall(r"\b(?:LDG|STG)\.E[.\w]*", listing)
+    wide = sum(".128" in access for access in accesses)
+    return Figures(registers, stack, min(1.0, resident / WARPS), wide, len(accesses))
+
+
+def _amd(text: str) -> Figures:
+    registers, spilled = (
+        int(re.search(rf"\.{name}:\s+(\d+)", text)[1])  # type: ignore[index]
+        for name in ("vgpr_count", "private_segment_fixed_size")
+    )
+    resident = VGPRS // (8 * -(-registers // 8))
+    accesses = re.findall(r"\b(?:global|buffer)_(?:load|store)_\w+", text)
+    wide = sum(access.endswith("x4") for access in accesses)
+    return Figures(registers, spilled, min(1.0, resident / WAVES), wide, len(accesses))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--target", nargs="+", choices=TARGETS, default=list(TARGETS))
+    parser.add_argument("--kernel", nargs="+", choices=KERNELS, default=list(KERNELS))
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    rows = [
+        {"kernel": name, "target": target, **figures(KERNELS[name], target)._asdict()}
+        for name in options.kernel
+        for target in options.target
+    ]
+    if options.json:
+        print(json.dumps(rows))
+        return 0
+    for row in rows:
+        said = "{kernel:14} {target:7} {registers:4} registers, {spilled} bytes spilled, occupancy {occupancy:.0%}"
+        print((said + ", {wide} of {accesses} accesses of 16 bytes").format(**row))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
