@@ -168,6 +168,12 @@ def peak_memory(device: torch.device) -> int | None:
     return None if device.type == "cpu" else torch.accelerator.max_memory_allocated(device)
 
 
+def forget_peak(device: torch.device) -> None:
+    """``peak_memory`` is of what follows."""
+    if device.type != "cpu":
+        torch.accelerator.reset_peak_memory_stats(device)
+
+
 def random_state(device: torch.device) -> Any:
     """The module with ``get_rng_state`` and ``set_rng_state`` for an accelerator; None for a CPU."""
     return torch.get_device_module(device) if _is_accelerator(device) else None

@@ -21,7 +21,14 @@ from torch.profiler import profile, record_function
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from mlhpc.common.pytorch.devices import RUNTIME_CALLS, activities, name_of, wait_for
+from mlhpc.common.pytorch.devices import (
+    RUNTIME_CALLS,
+    activities,
+    forget_peak,
+    name_of,
+    peak_memory,
+    wait_for,
+)
 from mlhpc.common.pytorch.step import Settings, make_scaler, make_train_step, set_rate, wrap_ddp
 from mlhpc.common.ranks.world import World
 from mlhpc.common.timing.profile import (
@@ -92,7 +99,9 @@ def profile_training(
             update()
         return Profile("", request.batch, 1, 0.0, tuple(modules), (), launches=tuple(counter.launches))
     wait_for(device)
+    forget_peak(device)
     plain = plain_seconds(update, lambda _: wait_for(device), steps)
+    peak = peak_memory(device)
     if buckets:
         buckets.start()
     feed.start()
@@ -112,6 +121,7 @@ def profile_training(
         exchange=exchange,
         reading=feed.reading(steps, request.passes),
         plain=plain,
+        memory=peak,
         passes=request.passes,
         gpu=gpu,
     )

@@ -118,7 +118,8 @@ class Profile:
     passes of ``batch`` samples per rank, and an update. ``modules``: those with weights, in the order in
     which the network calls them. ``device``: the measured device; ``gpu``: whether it computes asynchronously
     to the host. ``exchange``: None for one rank. ``reading``: None for samples in memory. ``plain``: the
-    median seconds of the same number of steps without a profiler. ``launches``: of one step, if counted."""
+    median seconds of the same number of steps without a profiler. ``launches``: of one step, if counted.
+    ``memory``: peak bytes of PyTorch's tensors in those steps; None on a CPU, and of TensorFlow."""
 
     device: str
     batch: int
@@ -132,6 +133,7 @@ class Profile:
     passes: int = 1
     gpu: bool = False
     launches: tuple[Launch, ...] = ()
+    memory: int | None = None
 
     @property
     def samples(self) -> int:

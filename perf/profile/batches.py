@@ -10,12 +10,13 @@ from rich.console import Console
 from mlhpc.common.pages.blocks import Banner, Cell, Section, Table, number, table
 from mlhpc.common.pages.charts import INK, SERIES, Figure, chart_of
 from mlhpc.common.pages.html import render
-from mlhpc.common.pages.plots import BY_COLUMN, columns
+from mlhpc.common.pages.plots import BY_COLUMN, Mark, columns, curves
 from mlhpc.common.pages.terminal import print_table, say
+from mlhpc.perf.accelerator.memory import memory_of
 from mlhpc.perf.profile.layers import divided
 from mlhpc.perf.profile.ranks import ms
 from mlhpc.perf.profile.tables import Shown
-from mlhpc.quantities import seconds_text
+from mlhpc.quantities import bytes_text, seconds_text
 
 PARTS = ("compute", "memory", "communication", "input wait", "other wait")
 """Compute: layers with products. Memory: operations that only move data: the other layers, the optimizer,
@@ -82,6 +83,7 @@ def show(shown: Sequence[Shown]) -> None:
     say(console, _about(shown))
     say(console, NOTE)
     print_table(by_batch(shown), console)
+    print_table(memory_by_batch(shown), console)
 
 
 def page(shown: Sequence[Shown]) -> str:
@@ -96,8 +98,11 @@ def page(shown: Sequence[Shown]) -> str:
         heading=_title(shown),
         meta=_about(shown),
         banners=[Banner(NOTE)],
-        blocks=[Section("Time per sample by batch size", note, (bars(shown), by_batch(shown)))],
-        foot="After Ibrahim et al. 2021, figures 5 to 7.",
+        blocks=[
+            Section("Time per sample by batch size", note, (bars(shown), by_batch(shown))),
+            Section("Memory by batch size", "", (memory_curves(shown), memory_by_batch(shown))),
+        ],
+        foot="After Ibrahim et al. 2021, figures 1 and 5 to 7.",
     )
 
 
@@ -124,6 +129,35 @@ def by_batch(shown: Sequence[Shown]) -> Table:
             "published": printed,
         },
     )
+
+
+def memory_by_batch(shown: Sequence[Shown]) -> Table:
+    """The peak of the memory at each batch size, measured and modelled."""
+    return table(
+        "memory-by-batch",
+        shown,
+        {
+            "batch": lambda each: str(each.profile.batch),
+            "peak memory": lambda each: number(each.profile.memory, bytes_text),
+            "modelled": lambda each: number(modelled(each), bytes_text),
+        },
+    )
+
+
+def memory_curves(shown: Sequence[Shown]) -> Figure:
+    """The same as lines (Ibrahim et al. 2021, figure 1)."""
+    marks = [
+        Mark(name, each.profile.batch, f"batch {each.profile.batch}", size)
+        for name, of in (("measured", lambda each: each.profile.memory), ("modelled", modelled))
+        for each in shown
+        if (size := of(each))
+    ]
+    return curves(marks, "samples per rank and backward pass", "peak memory, bytes", "Memory by batch size")
+
+
+def modelled(each: Shown) -> float:
+    """The peak of a step's memory in bytes, by the model of ``mlhpc predict``, beside that of the profile."""
+    return memory_of(each.run, each.profile.batch, gpu=each.profile.gpu).peak
 
 
 def paper_relative(each: Shown, first: Shown) -> Printed | None:

@@ -170,6 +170,8 @@ def _record(shown: tables.Shown) -> dict[str, Any]:
         "parts_s": shown.of_step,
         "parts_of_all_threads_s": shown.parts,
         "per_sample_s": batches.per_sample(shown),
+        "memory_bytes": profile.memory,
+        "memory_modelled_bytes": batches.modelled(shown),
         "exchange": shown.run.training.exchange(),
         "ranks": [_rank_record(each) for each in shown.ranks],
         "layers": [

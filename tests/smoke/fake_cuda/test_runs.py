@@ -1,5 +1,7 @@
 """Every kind of run trains to its end on a CUDA device, and does with it what it should."""
 
+import json
+
 import pytest
 from smoke.conftest import mlhpc
 from smoke.fake_cuda.conftest import SETTINGS, command, on_device
@@ -103,8 +105,12 @@ def test_accumulates_gradients_freezes_weights_and_resumes(sets, tmp_path):
 
 def test_profiles(sets):
     settings = [*SETTINGS["deepcam"], "training.device=cuda"]
-    done = command("profile", "deepcam", "--batch", 2, "--steps", 2, settings=settings)
+    words = ("profile", "deepcam", "--batches", "2,16", "--steps", 2, "--json")
+    done = command(*words, settings=settings)
     assert done.returncode == 0, done.stderr
+    less, more = json.loads(done.stdout)["batches"]
+    measured, modelled = (more[name] - less[name] for name in ("memory_bytes", "memory_modelled_bytes"))
+    assert measured == pytest.approx(modelled, rel=0.1)
 
 
 def test_a_device_that_pytorch_has_no_code_for_is_one_line(sets, tmp_path):
