@@ -147,12 +147,12 @@ def memory_by_batch(shown: Sequence[Shown]) -> Table:
 def memory_curves(shown: Sequence[Shown]) -> Figure:
     """The same as lines (Ibrahim et al. 2021, figure 1)."""
     marks = [
-        Mark(name, each.profile.batch, f"batch {each.profile.batch}", size)
+        Mark(name, each.profile.batch, f"batch {each.profile.batch}", size / 1e9)
         for name, of in (("measured", lambda each: each.profile.memory), ("modelled", modelled))
         for each in shown
         if (size := of(each))
     ]
-    return curves(marks, "samples per rank and backward pass", "peak memory, bytes", "Memory by batch size")
+    return curves(marks, "samples per rank and backward pass", "peak memory, GB", "Memory by batch size")
 
 
 def modelled(each: Shown) -> float:
