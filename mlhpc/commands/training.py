@@ -1,4 +1,4 @@
-"""Commands that train: run, campaign, study."""
+"""Commands that train: run, campaign, study, tune."""
 
 import argparse
 import json
@@ -12,6 +12,9 @@ from mlhpc.commands.parser import (
     add_data_set,
     add_hyperparameters_from,
     add_json,
+    add_machine,
+    number,
+    positives,
     print_json,
     seed,
 )
@@ -30,6 +33,7 @@ def add(commands: Commands) -> None:
     weights.add_out_file(".safetensors", "the file to write", required=True)
     _add_campaign(commands)
     _add_study(commands)
+    _add_tune(commands)
 
 
 def _add_run(commands: Commands) -> None:
@@ -88,6 +92,49 @@ def _add_study(commands: Commands) -> None:
     study.add_count("--warmup", "warm-up steps before the measured ones (default: 5)", default=5, least=0)
     study.add_count("--number", "start only this run, for tasks of a job array")
     add_json(study)
+
+
+def _add_tune(commands: Commands) -> None:
+    tune = add_command(commands, "tune", _tune, "find the batch, ranks, rate and schedule that train fastest")
+    add_benchmark(tune)
+    add_data_set(tune)
+    tune.add_folder("--stage", "node-local folder to copy the data set to")
+    tune.add_folder("--out", "new or existing folder (default: results/BENCHMARK-PRESET-tune)")
+    tune.add_argument("--batch", type=positives, default=[], metavar="A,B", help="global batch sizes")
+    tune.add_argument(
+        "--ranks", type=positives, default=[1], metavar="A,B", help="the first is the default's"
+    )
+    tune.add_argument(
+        "--rate",
+        type=_range,
+        default=(),
+        metavar="LOW,HIGH",
+        help="multiples of the preset's learning rate times the root of the batch (default: 0.25,4)",
+    )
+    tune.add_argument(
+        "--schedule",
+        type=_words,
+        default=[],
+        metavar="A,B",
+        help="factors on its length, or published presets",
+    )
+    add_machine(tune, "start where mlhpc predict expects the published presets to be fastest")
+    tune.add_count("--budget", "of the search, in runs of the default (default: 24)", default=24)
+    tune.add_count("--pairs", "runs of winner and default with fresh seeds (default: 10)", default=10)
+    tune.add_argument("--seed", type=seed, default=1, help="random seed (default: 1)")
+    tune.add_argument("--surface", type=Path, metavar="FILE", help="a response surface instead of runs")
+
+
+def _range(text: str) -> tuple[float, float]:
+    low, _, high = text.partition(",")
+    ends = number(low), number(high)
+    if not 0 < ends[0] <= ends[1]:
+        raise argparse.ArgumentTypeError(f"{text} is not a range of positive numbers, such as 0.5,2")
+    return ends
+
+
+def _words(text: str) -> list[str]:
+    return [word.strip() for word in text.split(",") if word.strip()]
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -179,3 +226,26 @@ def _study(options: argparse.Namespace) -> int:
     if options.json:
         print_json("study", json.loads((sweep.out / "study.json").read_text()))
     return status
+
+
+def _tune(options: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from mlhpc.tune.search import Plan, tune
+    from mlhpc.tune.space import Axes, Space
+    from mlhpc.tune.surface import surface_of
+
+    axes = Axes(options.batch, options.ranks, options.rate, options.schedule)
+    staged = options.stage is not None
+    space = Space(options.benchmark, options.preset, options.set, axes, staged=staged)
+    plan = Plan(
+        data=options.data or Path("data") / f"{options.benchmark}-{options.preset}",
+        stage=options.stage,
+        out=options.out or Path("results") / f"{options.benchmark}-{options.preset}-tune",
+        budget=options.budget,
+        pairs=options.pairs,
+        seed=options.seed,
+        machine=options.machine,
+        surface=surface_of(options.surface, space) if options.surface else None,
+    )
+    return tune(space, plan, Console())
