@@ -13,10 +13,11 @@ from mlhpc.commands.parser import (
     add_hyperparameters_from,
     add_json,
     add_machine,
-    number,
     positives,
     print_json,
+    quantities,
     seed,
+    texts,
 )
 from mlhpc.errors import UserError
 
@@ -95,7 +96,7 @@ def _add_study(commands: Commands) -> None:
 
 
 def _add_tune(commands: Commands) -> None:
-    tune = add_command(commands, "tune", _tune, "find the batch, ranks, rate and schedule that train fastest")
+    tune = add_command(commands, "tune", "mlhpc.tune.search:tune", "find the settings that train fastest")
     add_benchmark(tune)
     add_data_set(tune)
     tune.add_folder("--stage", "node-local folder to copy the data set to")
@@ -104,37 +105,15 @@ def _add_tune(commands: Commands) -> None:
     tune.add_argument(
         "--ranks", type=positives, default=[1], metavar="A,B", help="the first is the default's"
     )
-    tune.add_argument(
-        "--rate",
-        type=_range,
-        default=(),
-        metavar="LOW,HIGH",
-        help="multiples of the preset's learning rate times the root of the batch (default: 0.25,4)",
-    )
-    tune.add_argument(
-        "--schedule",
-        type=_words,
-        default=[],
-        metavar="A,B",
-        help="factors on its length, or published presets",
-    )
+    about = "range of multiples of the preset's learning rate times the root of the batch (default: 0.25,4)"
+    tune.add_argument("--rate", type=quantities, default=[], metavar="LOW,HIGH", help=about)
+    about = "factors on the preset's, or published presets (default: 0.5,0.7,1,1.4 and all published)"
+    tune.add_argument("--schedule", type=texts, default=[], metavar="A,B", help=about)
     add_machine(tune, "start where mlhpc predict expects the published presets to be fastest")
     tune.add_count("--budget", "of the search, in runs of the default (default: 24)", default=24)
     tune.add_count("--pairs", "runs of winner and default with fresh seeds (default: 10)", default=10)
     tune.add_argument("--seed", type=seed, default=1, help="random seed (default: 1)")
     tune.add_argument("--surface", type=Path, metavar="FILE", help="a response surface instead of runs")
-
-
-def _range(text: str) -> tuple[float, float]:
-    low, _, high = text.partition(",")
-    ends = number(low), number(high)
-    if not 0 < ends[0] <= ends[1]:
-        raise argparse.ArgumentTypeError(f"{text} is not a range of positive numbers, such as 0.5,2")
-    return ends
-
-
-def _words(text: str) -> list[str]:
-    return [word.strip() for word in text.split(",") if word.strip()]
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -226,26 +205,3 @@ def _study(options: argparse.Namespace) -> int:
     if options.json:
         print_json("study", json.loads((sweep.out / "study.json").read_text()))
     return status
-
-
-def _tune(options: argparse.Namespace) -> int:
-    from rich.console import Console
-
-    from mlhpc.tune.search import Plan, tune
-    from mlhpc.tune.space import Axes, Space
-    from mlhpc.tune.surface import surface_of
-
-    axes = Axes(options.batch, options.ranks, options.rate, options.schedule)
-    staged = options.stage is not None
-    space = Space(options.benchmark, options.preset, options.set, axes, staged=staged)
-    plan = Plan(
-        data=options.data or Path("data") / f"{options.benchmark}-{options.preset}",
-        stage=options.stage,
-        out=options.out or Path("results") / f"{options.benchmark}-{options.preset}-tune",
-        budget=options.budget,
-        pairs=options.pairs,
-        seed=options.seed,
-        machine=options.machine,
-        surface=surface_of(options.surface, space) if options.surface else None,
-    )
-    return tune(space, plan, Console())

@@ -30,7 +30,7 @@ STATES = {
 
 
 class Journal:
-    """The journal ``path`` of a search that ``about`` describes, which no other process may write. Raises UserError
+    """The journal ``path`` of a search that ``about`` describes, which no other process writes. Raises UserError
     if the file is no journal, or that of another search."""
 
     def __init__(self, path: Path, space: Space, about: Mapping[str, Any]) -> None:
@@ -43,10 +43,15 @@ class Journal:
         }
         is_new = not path.exists() or not _whole_lines(path)
         path.with_name(f"{path.name}.lock").unlink(missing_ok=True)  # of a process that was killed
-        storage = JournalStorage(JournalFileBackend(str(path)))
+        try:
+            storage = JournalStorage(JournalFileBackend(str(path)))
+        except (LookupError, TypeError, ValueError) as error:
+            raise UserError(
+                f"{path} cannot be replayed ({type(error).__name__}: {error}); move it away"
+            ) from None
         if not is_new and [each.study_name for each in storage.get_all_studies()] != [NAME]:
             raise UserError(f"{path} has another study in it; choose another --out")
-        self._study = optuna.create_study(storage=storage, study_name=NAME, load_if_exists=True)
+        self._study = (optuna.create_study if is_new else optuna.load_study)(storage=storage, study_name=NAME)
         before = self._study.user_attrs
         for key, value in about.items():
             if before.get(key, value) != value:

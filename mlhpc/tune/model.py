@@ -1,9 +1,9 @@
 """What a search has learned: the epochs to target and the seconds of an epoch as functions of the choices.
 
-T = T_epoch · epochs: the seconds of an epoch depend on batch size and ranks and are known from one epoch, the epochs
-on batch size, learning rate and schedule and vary from seed to seed. The logarithms of both are second-order
-polynomials of the logarithms of the choices, as in response-surface designs (Box and Wilson 1951), with normal priors
-on the coefficients. New choices are drawn from the posterior (Thompson 1933).
+T = T_epoch · epochs: the seconds of an epoch depend on batch size and ranks, and are known from one epoch; the
+epochs depend on batch size, learning rate and schedule, and vary from seed to seed. The logarithms of both are
+second-order polynomials of the logarithms of the choices, as in response-surface designs (Box and Wilson 1951),
+with normal priors on the coefficients. New choices are drawn from the posterior (Thompson 1933).
 """
 
 import math
@@ -67,8 +67,8 @@ SECONDS = Prior(linear=(-0.3, -0.4), quadratic=(0.05, 0.05), deviations=(0.5, 0.
 
 
 class Search:
-    """Chooses the runs of a search over ``space``: first the default, then ``starts``, then repeats of the best and
-    draws from the model. Its choices depend on nothing but the outcomes and the random numbers given to it."""
+    """Chooses the runs of a search over ``space``: the default, then ``starts``, then repeats of the best and
+    draws from the model. A choice depends only on the outcomes and random numbers that are passed."""
 
     def __init__(self, space: Space, starts: Sequence[Config]) -> None:
         self.space, self.starts = space, starts
@@ -90,7 +90,7 @@ class Search:
         out = {config for config, number in runs.items() if number >= RUNGS} | failed(done)
         total = np.zeros(len(self.space.candidates))
         for features, (mean, covariance) in zip(self._features, self._fit(done), strict=True):
-            total += features @ rng.multivariate_normal(mean, BOLDNESS * covariance)
+            total += features @ rng.multivariate_normal(mean, BOLDNESS * covariance, method="cholesky")
         ordered = (self.space.candidates[n] for n in np.argsort(total))
         return next((each for each in ordered if each not in out and places[each[:2]] < 2), None)
 

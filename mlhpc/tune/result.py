@@ -145,8 +145,10 @@ def page(result: Result, out: Path) -> str:
     from mlhpc.common.pages.html import render  # importing Altair takes most of a second
 
     first, *more = sentences(result, out)
-    about = "For each batch size the choice with the shortest mean time to train, with the range of its runs; other "
-    about += "choices whose runs all reached the target are single marks."
+    about = (
+        "For each batch size the choice with the shortest mean, with the range of its runs. Other choices of "
+    )
+    about += "which every run reached the target are single marks."
     return render(
         eyebrow="mlhpc tune",
         heading=registry.title(result.space.benchmark),

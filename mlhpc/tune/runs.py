@@ -26,7 +26,7 @@ POLL_S = 0.1
 
 @dataclass(frozen=True)
 class Runs:
-    """Runs in ``out`` on the data set ``data``. ``stage``: the folder to stage it to. ``lock_fds``: of ``locked``."""
+    """Runs in ``out`` on the data set ``data``, staged to ``stage``. ``lock_fds``: of ``locked``."""
 
     space: Space
     data: Path
@@ -44,17 +44,17 @@ class Runs:
             started = time.monotonic()
             stopped = self._train(config, folder, seed, limit)
             elapsed, result = time.monotonic() - started, _result(folder)
-            if result is None or (result.status == "aborted" and not stopped):
+            if not stopped and (result is None or result.status == "aborted"):
                 return Outcome(
                     config, "aborted", elapsed, why=last_words(folder) or "killed, or out of memory?"
                 )
-        trained = [(each.train_s or 0.0) + (each.eval_s or 0.0) for each in result.epochs]
-        epoch_s = fmean(trained) if trained else limit
-        if result.status == "success":
-            return Outcome(config, "converged", result.time_to_train_s or 0.0, len(trained), epoch_s)
-        if result.status == "aborted":
+        trained = [(each.train_s or 0.0) + (each.eval_s or 0.0) for each in result.epochs] if result else []
+        epoch_s, seconds = fmean(trained) if trained else limit, result and result.time_to_train_s
+        if result is None or seconds is None:
             return Outcome(config, "stopped", limit, len(trained) + 1, epoch_s)
-        return Outcome(config, "missed", result.time_to_train_s or 0.0, run.training.max_epochs, epoch_s)
+        if result.status == "success":
+            return Outcome(config, "converged", seconds, len(trained), epoch_s)
+        return Outcome(config, "missed", seconds, run.training.max_epochs, epoch_s)
 
     def _train(self, config: Config, folder: Path, seed: int, limit: float) -> bool:
         """Returns whether the run was stopped at its limit."""

@@ -4,11 +4,11 @@ The folder is the record, and the same command continues: finished runs are in t
 next one depends only on them.
 """
 
+import argparse
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from rich.console import Console
@@ -23,8 +23,8 @@ from mlhpc.tune.journal import Journal
 from mlhpc.tune.model import NOISE, Outcome, Search, finished_runs, geometric_mean
 from mlhpc.tune.result import Result, configurations, save, sentences
 from mlhpc.tune.runs import Runs
-from mlhpc.tune.space import Config, Space
-from mlhpc.tune.surface import Surface
+from mlhpc.tune.space import Axes, Config, Space
+from mlhpc.tune.surface import surface_of
 
 FRESH = 1_000_000
 """Added to the seeds of the last comparison, so that they are none of the search's."""
@@ -36,81 +36,63 @@ class Runner(Protocol):
     def __call__(self, config: Config, name: str, seed: int, limit: float) -> Outcome: ...
 
 
-@dataclass(frozen=True)
-class Plan:
-    """What was requested. ``budget``: of the search, in runs of the default. ``pairs``: of the comparison."""
-
-    data: Path
-    stage: Path | None
-    out: Path
-    budget: int
-    pairs: int
-    seed: int
-    machine: str | None = None
-    surface: Surface | None = None
-
-
-def tune(space: Space, plan: Plan, console: Console) -> int:
+def tune(options: argparse.Namespace) -> int:
     """Search, compare, write tune.json, tune.html and best.toml, and print the result. Returns the exit status: 0,
-    MISSED if no run reached the target, or 128 plus the number of the signal that interrupted it. Raises UserError
-    if the folder has another search in it, or if the default cannot be run."""
+    MISSED if no choice reached the target, or 128 plus the number of the signal that interrupted it. Raises
+    UserError if the folder has another search in it, or if the default cannot be run."""
     require_one_process("tune")
-    starts = space.starts(plan.machine)
-    if plan.surface is None:
-        manifest.require_folder(plan.data)
-    about = {
-        **{"benchmark": space.benchmark, "preset": space.preset, "settings": list(space.settings)},
-        **{"batches": space.batches, "ranks": space.ranks, "rates": list(space.rates)},
-        **{"schedules": space.schedules, "machine": plan.machine, "seed": plan.seed},
-        "surface": plan.surface and plan.surface.model_dump(mode="json"),
-    }
-    with locked(plan.out, None, "tune") as lock_fds:
-        journal = Journal(plan.out / "tune.journal", space, about)
-        run: Runner = Runs(space, plan.data, plan.stage, plan.out, lock_fds).run
-        if plan.surface:
-            run = plan.surface.run
-        search = Search(space, starts)
+    console, name = Console(), f"{options.benchmark}-{options.preset}"
+    axes = Axes(options.batch, options.ranks, options.rate, options.schedule)
+    staged = options.stage is not None
+    space = Space(options.benchmark, options.preset, options.set, axes, staged=staged)
+    surface = surface_of(options.surface, space) if options.surface else None
+    data, out = options.data or Path("data") / name, options.out or Path("results") / f"{name}-tune"
+    search = Search(space, space.starts(options.machine))
+    if surface is None:
+        manifest.require_folder(data)
+    about = space.content() | {"machine": options.machine, "seed": options.seed}
+    about["surface"] = surface and surface.model_dump(mode="json")
+    with locked(out, None, "tune") as lock_fds:
+        journal = Journal(out / "tune.journal", space, about)
+        run = surface.run if surface else Runs(space, data, options.stage, out, lock_fds).run
         try:
             with signals_as_ctrl_c():
-                _search(search, run, journal, plan, console)
+                spend(search, run, journal, options, console)
                 winner = search.winner(journal.outcomes)
-                pairs = _compare(space, winner, run, plan, console)
+                pairs = compare(space, winner, run, options, console)
         except KeyboardInterrupt as interrupt:
             say(console, "interrupted; restart it to continue")
             return status_of(interrupt)
         if winner is None:
-            say(
-                console,
-                "no choice reached the target in each of its runs; raise --budget or training.max_epochs",
-            )
+            say(console, "no choice reached the target; raise --budget, or training.max_epochs")
             return MISSED
-        result = Result(space, tuple(journal.outcomes), winner, tuple(pairs), plan.surface)
-        save(result, plan.out, about)
+        result = Result(space, tuple(journal.outcomes), winner, pairs, surface)
+        save(result, out, about)
     print_table(configurations(result), console, optional=3)
-    for sentence in sentences(result, plan.out):
+    for sentence in sentences(result, out):
         say(console, sentence)
     return 0
 
 
-def _search(search: Search, run: Runner, journal: Journal, plan: Plan, console: Console) -> None:
+def spend(
+    search: Search, run: Runner, journal: Journal, options: argparse.Namespace, console: Console
+) -> None:
     """Add runs to the journal until their seconds are ``budget`` times those of the first, the default's."""
     while True:
         done = journal.outcomes
         spent = sum(outcome.seconds for outcome in done) / done[0].seconds if done else 0.0
-        if spent >= plan.budget:
+        if spent >= options.budget:
             return
-        config = search.next(done, np.random.default_rng([plan.seed, len(done)]))
+        config = search.next(done, np.random.default_rng([options.seed, len(done)]))
         if config is None:
             return
         number = len(done) + 1
-        outcome = run(config, f"run-{number:03}", plan.seed + number, limit_of(config, done))
+        outcome = run(config, f"run-{number:03}", options.seed + number, limit_of(config, done))
         if not done and outcome.state == "aborted":
-            raise UserError(f"the default cannot be run: {outcome.why}; see {plan.out / 'run-001.out'}")
+            raise UserError(f"the default cannot be run: {outcome.why}; see run-001.out")
         journal.add(outcome)
-        words = (
-            f"{outcome.state} after {seconds_text(outcome.seconds)}{f': {outcome.why}' * bool(outcome.why)}"
-        )
-        say(console, f"run {number}, {spent:.1f} of {plan.budget} spent: {config}: {words}")
+        said = f"run {number}, {spent:.1f} of {options.budget} spent: {config}: {ended(outcome)}"
+        say(console, f"{said}: {outcome.why}" if outcome.why else said)
 
 
 def limit_of(config: Config, done: Sequence[Outcome]) -> float:
@@ -122,19 +104,23 @@ def limit_of(config: Config, done: Sequence[Outcome]) -> float:
     return math.exp(2 * NOISE) * min(map(geometric_mean, runs.values()), default=math.inf)
 
 
-def _compare(
-    space: Space, winner: Config | None, run: Runner, plan: Plan, console: Console
+def compare(
+    space: Space, winner: Config | None, run: Runner, options: argparse.Namespace, console: Console
 ) -> list[tuple[Outcome, Outcome]]:
     """Runs of the winner and of the default with the same fresh seeds, in turns, so that drift of the machine
     affects both alike; none if the winner is the default."""
     pairs: list[tuple[Outcome, Outcome]] = []
     if winner is None or winner == space.default:
         return pairs
-    for number in range(1, plan.pairs + 1):
-        seed, ours = FRESH + plan.seed + number, {"winner": winner, "default": space.default}
-        one, other = (run(each, f"{name}-{number:02}", seed, math.inf) for name, each in ours.items())
+    for number in range(1, options.pairs + 1):
+        seed = FRESH + options.seed + number
+        one = run(winner, f"winner-{number:02}", seed, math.inf)
+        other = run(space.default, f"default-{number:02}", seed, math.inf)
         pairs.append((one, other))
-        texts = (f"{name} {each.state} after {seconds_text(each.seconds)}"
-                 for name, each in zip(ours, (one, other), strict=True))  # fmt: skip
-        say(console, f"pair {number} of {plan.pairs}: {', '.join(texts)}")
+        say(console, f"pair {number} of {options.pairs}: winner {ended(one)}, default {ended(other)}")
     return pairs
+
+
+def ended(outcome: Outcome) -> str:
+    """How a run ended, in words."""
+    return f"{outcome.state} after {seconds_text(outcome.seconds)}"

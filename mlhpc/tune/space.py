@@ -66,7 +66,7 @@ class Space:
     def __init__(
         self, benchmark: str, preset: str, settings: Sequence[str], axes: Axes, *, staged: bool = False
     ) -> None:
-        self.benchmark, self.preset, self.settings, self.staged = benchmark, preset, tuple(settings), staged
+        self.benchmark, self.preset, self.settings, self.staged = benchmark, preset, list(settings), staged
         self.run = load.load(benchmark, preset, settings)
         refuse(self.run, "tuning")
         self._keys = load.definition_of(benchmark).get("tune")
@@ -75,14 +75,12 @@ class Space:
         closed = [name for name in load.presets(benchmark) if name.startswith("closed") and name != preset]
         points = {name: load.load(benchmark, name) for name in closed}
         self.points = {name: run for name, run in points.items() if trained(run) == trained(self.run)}
-        batch = self.run.hyperparameters.global_batch_size
-        published = [point.hyperparameters.global_batch_size for point in self.points.values()]
-        around = [batch // 2 or 1, 2 * batch, 4 * batch, *published]
+        batch, *published = (_batch(run) for run in (self.run, *self.points.values()))
         self.default = Config(batch, axes.ranks[0])
-        self.batches = sorted({batch, *(axes.batch or around)})
+        self.batches = sorted({batch, *(axes.batch or (batch // 2 or 1, 2 * batch, 4 * batch, *published))})
         self.ranks = list(axes.ranks)
         rates = axes.rate or [*RATES, *map(self._multiple, self.points.values())]
-        self.rates = min(rates), max(rates)
+        self.rates = [min(rates), max(rates)]
         self.schedules = list(dict.fromkeys(("1", *(axes.schedule or (*SCHEDULES, *self.points)))))
         self.run_of(self.default)
         self._possible = self._find_possible(axes)
@@ -92,6 +90,11 @@ class Space:
             Config(batch, ranks, 2**octave, schedule)
             for (batch, ranks, schedule), octave in product(self._possible, octaves)
         ]
+
+    def content(self) -> dict[str, Any]:
+        """What distinguishes this space from others, as JSON."""
+        named = ("benchmark", "preset", "settings", "batches", "ranks", "rates", "schedules")
+        return {name: getattr(self, name) for name in named}
 
     def _find_possible(self, axes: Axes) -> list[tuple[int, int, str]]:
         possible, why = [], {}
@@ -129,14 +132,13 @@ class Space:
 
     def _published(self, ranks: int) -> Iterator[Config]:
         for name, point in self.points.items():
-            batch, rate = point.hyperparameters.global_batch_size, self._multiple(point)
-            if (batch, ranks, name) in self._possible and self.rates[0] <= rate <= self.rates[1]:
-                yield Config(batch, ranks, rate, name)
+            config = Config(_batch(point), ranks, self._multiple(point), name)
+            if (*config[:2], name) in self._possible and self.rates[0] <= config.rate <= self.rates[1]:
+                yield config
 
     def _multiple(self, point: Run) -> float:
         """The learning rate of a published preset as ``Config`` has it."""
-        batch = point.hyperparameters.global_batch_size
-        return self._rate(point) / (self._rate(self.run) * math.sqrt(batch / self.default.batch))
+        return self._rate(point) / (self._rate(self.run) * math.sqrt(_batch(point) / self.default.batch))
 
     def _rate_key(self, run: Run) -> str:
         """The learning rate of the optimizer that ``run`` uses, which is the one that it logs."""
@@ -167,7 +169,7 @@ class Space:
         key = self._rate_key(source)
         rate = self._rate(self.run) * config.rate * math.sqrt(config.batch / self.default.batch)
         unit = load.closed_table(self.benchmark, "closed_free").get(key, {}).get("multiple_of")
-        chosen[key] = float(f"{rate:.3g}") if unit is None else round(max(1, round(rate / unit)) * unit, 9)
+        chosen[key] = float(f"{rate:.5g}") if unit is None else round(max(1, round(rate / unit)) * unit, 9)
         changed = {f"hyperparameters.{key}": value for key, value in chosen.items() if value != own[key]}
         epochs = _times(source.training.max_epochs, stretch)
         if epochs != self.run.training.max_epochs:
@@ -185,6 +187,10 @@ class Space:
             raise UserError(f"a batch of {config.batch} is larger than the {samples} training samples")
         rules.enforce(rules.RunContext(run))
         return run
+
+
+def _batch(run: Run) -> int:
+    return run.hyperparameters.global_batch_size
 
 
 def _times(value: Any, factor: float) -> Any:

@@ -68,6 +68,7 @@ def lean(folder: Path, *words: object) -> subprocess.CompletedProcess[str]:
         ("predict deepcam --machine dgx-a100 --nodes 4 --out o.html", "predict", "pages"),
         ("profile deepcam", "profile", "pages"),
         ("io report .", "io report", "pages"),
+        ("tune cosmoflow --out o", "tune", "tune"),
     ],
 )
 def test_a_missing_extra_is_one_line(words: str, what: str, extra: str, tmp_path: Path) -> None:
