@@ -49,7 +49,8 @@ class Runs:
                     config, "aborted", elapsed, why=last_words(folder) or "killed, or out of memory?"
                 )
         trained = [(each.train_s or 0.0) + (each.eval_s or 0.0) for each in result.epochs] if result else []
-        epoch_s, seconds = fmean(trained) if trained else limit, result and result.time_to_train_s
+        epoch_s = fmean(trained) if trained else limit
+        seconds = result.time_to_train_s if result else None
         if result is None or seconds is None:
             return Outcome(config, "stopped", limit, len(trained) + 1, epoch_s)
         if result.status == "success":

@@ -69,8 +69,8 @@ class Space:
         self.benchmark, self.preset, self.settings, self.staged = benchmark, preset, list(settings), staged
         self.run = load.load(benchmark, preset, settings)
         refuse(self.run, "tuning")
-        self._keys = load.definition_of(benchmark).get("tune")
-        if self._keys is None:
+        self._keys: dict[str, list[str]] = load.definition_of(benchmark).get("tune", {})
+        if not self._keys:
             raise UserError(f"{benchmark} has no table [tune] in its TOML, which names its learning rate")
         closed = [name for name in load.presets(benchmark) if name.startswith("closed") and name != preset]
         points = {name: load.load(benchmark, name) for name in closed}
@@ -97,9 +97,10 @@ class Space:
         return {name: getattr(self, name) for name in named}
 
     def _find_possible(self, axes: Axes) -> list[tuple[int, int, str]]:
-        possible, why = [], {}
+        possible: list[tuple[int, int, str]] = []
+        why: dict[tuple[str, object], str] = {}
         for batch, ranks, schedule in product(self.batches, self.ranks, self.schedules):
-            chosen = {("batch", batch), ("ranks", ranks), ("schedule", schedule)}
+            chosen: set[tuple[str, object]] = {("batch", batch), ("ranks", ranks), ("schedule", schedule)}
             try:
                 self.run_of(Config(batch, ranks, schedule=schedule))
             except UserError as error:
@@ -119,7 +120,8 @@ class Space:
         own = [point for ranks in self.ranks for point in self._published(ranks)]
         if machine_name is None:
             return [point for point in own if point.ranks == max(self.ranks)]
-        given, seconds = machine(machine_name), {}
+        given = machine(machine_name)
+        seconds: dict[Config, float] = {}
         for config in own:
             nodes, rest = divmod(config.ranks, given.per_node)
             with suppress(UserError):  # what cannot run there

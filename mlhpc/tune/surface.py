@@ -42,7 +42,7 @@ class Surface(FrozenModel):
 
     def best_rate(self, batch: int) -> float:
         """The best multiple of the preset's learning rate."""
-        return self.rate * (batch / self.rate_batch) ** self.rate_power
+        return float(self.rate * (batch / self.rate_batch) ** self.rate_power)
 
     def epochs_of(self, config: Config) -> float:
         """Epochs to the target without noise; infinite if it is never reached."""

@@ -26,7 +26,7 @@ def closed(tmp_path_factory):
 def test_a_tuned_closed_preset_is_accepted_by_the_rules(closed, capsys):
     assert cli.main(["rules", "cosmoflow", "--config", str(closed / "best.toml")]) == 0
     assert "passes" in capsys.readouterr().out
-    assert "mlhpc campaign cosmoflow --preset closed --set" in (closed / "best.toml").read_text()
+    assert "mlhpc campaign cosmoflow --preset closed --ranks 16 --set" in (closed / "best.toml").read_text()
 
 
 def test_a_preset_that_was_changed_is_not_accepted(closed, tmp_path, capsys):
