@@ -38,7 +38,7 @@ class Journal:
         self._distributions: dict[str, BaseDistribution] = {
             "batch": CategoricalDistribution(space.batches),
             "ranks": CategoricalDistribution(space.ranks),
-            "rate": FloatDistribution(*space.rates, log=True),
+            "rate": FloatDistribution(space.rates[0], space.rates[1], log=True),
             "schedule": CategoricalDistribution(space.schedules),
         }
         is_new = not path.exists() or not _whole_lines(path)
