@@ -89,7 +89,8 @@ def sentences(result: Result, out: Path) -> list[str]:
     if ours or theirs:
         said.append(f"of the pairs, the winner missed the target in {ours}, the default in {theirs}")
     if surface:
-        said.append(f"{surface.excess(winner, space.candidates):.1%} above the optimum of the surface")
+        excess = surface.excess(winner, space.candidates)
+        said.append(f"on a response surface, not of runs: {excess:.1%} above its optimum")
     rules = f"closed: mlhpc rules {space.benchmark} --config {out / 'best.toml'}"
     division = rules if space.run.division == "closed" else f"open, as {space.preset} is"
     return [*said, f"preset: {out / 'best.toml'} ({division}); page: {out / 'tune.html'}"]

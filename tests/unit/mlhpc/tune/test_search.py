@@ -2,7 +2,6 @@
 
 import argparse
 import math
-import shutil
 from functools import cache
 from pathlib import Path
 
@@ -131,8 +130,7 @@ def test_batch_and_ranks_that_aborted_twice_are_not_tried_again():
     assert search().winner(journal.outcomes).ranks < 4
 
 
-def test_published_points_are_run_first(tmp_path):
-    shutil.copy(SURFACES / "small_batches.toml", tmp_path)
+def test_published_points_are_run_first():
     closed = Space("cosmoflow", "closed", [], Axes(ranks=(8, 64)))
     starts = closed.starts(None)
     done = []
