@@ -13,6 +13,7 @@ from statistics import fmean
 from mlhpc.benchmarks import load
 from mlhpc.benchmarks.schema import Run
 from mlhpc.common.ranks.local import end
+from mlhpc.common.staging.stage import remove
 from mlhpc.record.events import read_events
 from mlhpc.record.result import Result
 from mlhpc.run_processes import GRACE_S, in_slurm, start_run
@@ -44,6 +45,8 @@ class Runs:
             started = time.monotonic()
             stopped = self._train(config, folder, seed, limit)
             elapsed, result = time.monotonic() - started, _result(folder)
+            if self.stage and self.stage.exists():
+                remove(self.stage)  # what a stopped run has staged must not shorten the next one
             if not stopped and (result is None or result.status == "aborted"):
                 return Outcome(
                     config, "aborted", elapsed, why=last_words(folder) or "killed, or out of memory?"

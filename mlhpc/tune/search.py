@@ -6,6 +6,7 @@ next one depends only on them.
 
 import argparse
 import math
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
@@ -16,9 +17,10 @@ from rich.console import Console
 from mlhpc.common.data import manifest
 from mlhpc.common.pages.terminal import print_table, say
 from mlhpc.common.ranks.local import signals_as_ctrl_c, status_of
+from mlhpc.common.staging.target import names_job
 from mlhpc.errors import MISSED, UserError
 from mlhpc.quantities import seconds_text
-from mlhpc.run_processes import locked, require_one_process
+from mlhpc.run_processes import in_slurm, locked, require_one_process
 from mlhpc.tune.journal import Journal
 from mlhpc.tune.model import NOISE, Outcome, Search, finished_runs, geometric_mean
 from mlhpc.tune.result import Result, configurations, save, sentences
@@ -50,6 +52,10 @@ def tune(options: argparse.Namespace) -> int:
     search = Search(space, space.starts(options.machine))
     if surface is None:
         manifest.require_folder(data)
+        if options.stage and in_slurm(os.environ) and not names_job(options.stage, os.environ):
+            raise UserError(
+                f"--stage {options.stage} must contain $SLURM_JOB_ID: stopped runs then remove it"
+            )
     about = space.content() | {"machine": options.machine, "seed": options.seed}
     about["surface"] = surface and surface.model_dump(mode="json")
     with locked(out, None, "tune") as lock_fds:

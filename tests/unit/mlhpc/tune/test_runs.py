@@ -17,7 +17,8 @@ from mlhpc.tune.space import Axes, Config, Space
 @pytest.fixture
 def site(tmp_path, monkeypatch):
     site = Site(tmp_path)
-    monkeypatch.setattr("mlhpc.common.ranks.local.sys.executable", str(site.python))
+    words = [str(site.python), "-m", "mlhpc"]
+    monkeypatch.setattr("mlhpc.run_processes.program", lambda run: [*words, *run])
     monkeypatch.setenv("COLUMNS", "200")
     return site
 
@@ -96,14 +97,18 @@ def test_a_search_without_a_run_that_reaches_the_target_says_so(site, capsys):
     assert not (site.out / "best.toml").exists()
 
 
-def test_a_run_that_cannot_win_is_stopped(site):
+def test_a_run_that_cannot_win_is_stopped_and_its_stage_removed(site, monkeypatch):
     site.out.mkdir()
     site.will(slow="hangs")
+    stage, removed = site.folder / "stage", []
+    stage.mkdir()
+    monkeypatch.setattr("mlhpc.tune.runs.remove", removed.append)
     space = Space("cosmoflow", "smoke", [], Axes())
-    runs = Runs(space, site.folder / "data", None, site.out, [])
+    runs = Runs(space, site.folder / "data", stage, site.out, [])
     outcome = runs.run(Config(32, 1), "slow", 1, 0.3)
     assert (site.out / "slow" / "stopped cleanly").exists()
     assert (outcome.state, outcome.seconds, outcome.epochs) == ("stopped", 0.3, 1)
+    assert removed == [stage]
 
 
 def test_the_preset_is_the_winner_and_the_rules_read_it(site, capsys):
