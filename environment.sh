@@ -118,7 +118,7 @@ case $what in
     MLHPC_WITHOUT_C=1 install -e '.[cosmoflow]' || { failed; exit 1; }
     build_horovod >build/horovod.log 2>&1 & # it compiles while the rest is fetched
     horovod=$!
-    install -e '.[cosmoflow,cosmoflow-pytorch,deepcam,resnet50,codecs,dali,io,parquet,darshan,s3,mlflow,test]' \
+    install -e '.[cosmoflow,cosmoflow-pytorch,deepcam,resnet50,codecs,dali,io,parquet,darshan,s3,mlflow,tune,test]' \
       || { failed; exit 1; }
     if ! wait "$horovod"; then
       tail -n 30 build/horovod.log

@@ -4,6 +4,7 @@ import errno
 import json
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -116,8 +117,14 @@ def loads(text: str) -> Run:
 
 
 def definition_of(benchmark: str) -> dict[str, Any]:
-    """The benchmark's TOML file, unresolved. Raises UserError for an unknown benchmark."""
-    package, _, file = registry.find(benchmark).definition.partition(":")
+    """The benchmark's TOML file, unresolved, not to be changed. Raises UserError for an unknown benchmark."""
+    return _parsed(registry.find(benchmark).definition)
+
+
+@cache
+def _parsed(definition: str) -> dict[str, Any]:
+    """A check of the rules needs the tables twenty times."""
+    package, _, file = definition.partition(":")
     return tomllib.loads(resources.files(package).joinpath(file).read_text("utf-8"))
 
 

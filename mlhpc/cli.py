@@ -141,7 +141,7 @@ STAGES = {
 MORE = {
     "settings": ("list", "rules", "scripts"),
     "of a run": ("diff", "trace", "export", "weights"),
-    "other": ("history", "papers", "unpack", "completion"),
+    "other": ("tune", "history", "papers", "unpack", "completion"),
 }
 
 

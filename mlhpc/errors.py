@@ -47,6 +47,7 @@ EXTRAS = {
     "submission": ("mlperf_logging", "scipy"),
     "pages": ("altair", "jinja2", "vl_convert"),
     "samples": ("matplotlib",),
+    "tune": ("optuna",),
 }
 """The extras that are not a benchmark's, and the packages, by the names that are imported, which commands import
 where they use them. What is in install_requires is everywhere."""

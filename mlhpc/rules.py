@@ -70,7 +70,8 @@ def violations(options: argparse.Namespace) -> list[Finding] | None:
     Raises UserError for settings that are not valid, and for a ruleset unknown to the benchmark.
     """
     data, stage = options.data, options.stage
-    run = load_run(options.benchmark, options.preset, options.set, log=options.hyperparameters_from)
+    log, config = options.hyperparameters_from, options.config
+    run = load_run(options.benchmark, options.preset, options.set, config=config, log=log)
     ruleset = _ruleset(options.benchmark, options.ruleset)
     if run.division == "open":
         return None

@@ -151,6 +151,16 @@ def quantity(text: str) -> float:
     return value
 
 
+def quantities(text: str) -> list[float]:
+    """The value of an option that is a list of finite numbers above 0."""
+    return [quantity(word) for word in texts(text)]
+
+
+def texts(text: str) -> list[str]:
+    """The value of an option that is a list of words, each once."""
+    return list(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
+
+
 def byte_size(text: str) -> int:
     """The value of an option that is a size of at least one byte: ``512GiB``, ``7.63 MB``, or bytes."""
     try:

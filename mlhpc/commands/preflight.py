@@ -33,6 +33,7 @@ def add(commands: Commands) -> None:
     rules.add_argument("benchmark", metavar="BENCHMARK", nargs="?")
     rules.add_argument("--ruleset", help="1.0.0, 2.0.0 or 3.0.0 (default: the newest that times staging)")
     rules.add_argument("--preset", help="list rule violations of this preset")
+    rules.add_argument("--config", type=Path, metavar="FILE", help="of a config.toml, or of a tuned preset")
     add_set(rules)
     add_hyperparameters_from(rules)
     rules.add_argument("--data", type=Path, help="the data set of the run")
@@ -106,10 +107,11 @@ def _rules(options: argparse.Namespace) -> int:
     if options.benchmark is None:
         print(document(), end="")
         return 0
-    if options.preset is None:
+    if options.preset is None and options.config is None:
         print_rules(options.benchmark, options.ruleset, Console())
         return 0
-    return print_violations(violations(options), f"{options.benchmark} {options.preset}", Console())
+    name = f"{options.benchmark} {options.config or options.preset}"
+    return print_violations(violations(options), name, Console())
 
 
 def _rules_json(options: argparse.Namespace) -> int:
@@ -119,7 +121,7 @@ def _rules_json(options: argparse.Namespace) -> int:
 
     if options.benchmark is None:
         raise UserError("--json needs a benchmark: mlhpc rules BENCHMARK --json")
-    if options.preset is None:
+    if options.preset is None and options.config is None:
         print_json("rules", rules_content(options.benchmark, options.ruleset))
         return 0
     found = violations(options)

@@ -1,4 +1,4 @@
-"""Commands that train: run, campaign, study."""
+"""Commands that train: run, campaign, study, tune."""
 
 import argparse
 import json
@@ -12,8 +12,12 @@ from mlhpc.commands.parser import (
     add_data_set,
     add_hyperparameters_from,
     add_json,
+    add_machine,
+    positives,
     print_json,
+    quantities,
     seed,
+    texts,
 )
 from mlhpc.errors import UserError
 
@@ -30,6 +34,7 @@ def add(commands: Commands) -> None:
     weights.add_out_file(".safetensors", "the file to write", required=True)
     _add_campaign(commands)
     _add_study(commands)
+    _add_tune(commands)
 
 
 def _add_run(commands: Commands) -> None:
@@ -88,6 +93,27 @@ def _add_study(commands: Commands) -> None:
     study.add_count("--warmup", "warm-up steps before the measured ones (default: 5)", default=5, least=0)
     study.add_count("--number", "start only this run, for tasks of a job array")
     add_json(study)
+
+
+def _add_tune(commands: Commands) -> None:
+    tune = add_command(commands, "tune", "mlhpc.tune.search:tune", "find the settings that train fastest")
+    add_benchmark(tune)
+    add_data_set(tune)
+    tune.add_folder("--stage", "node-local folder to copy the data set to")
+    tune.add_folder("--out", "new or existing folder (default: results/BENCHMARK-PRESET-tune)")
+    tune.add_argument("--batch", type=positives, default=[], metavar="A,B", help="global batch sizes")
+    tune.add_argument(
+        "--ranks", type=positives, default=[1], metavar="A,B", help="the first is the default's"
+    )
+    about = "range of multiples of the preset's learning rate times the root of the batch (default: 0.25,4)"
+    tune.add_argument("--rate", type=quantities, default=[], metavar="LOW,HIGH", help=about)
+    about = "factors on the preset's, or published presets (default: 0.5,0.7,1,1.4 and all published)"
+    tune.add_argument("--schedule", type=texts, default=[], metavar="A,B", help=about)
+    add_machine(tune, "start where mlhpc predict expects the published presets to be fastest")
+    tune.add_count("--budget", "of the search, in runs of the default (default: 24)", default=24)
+    tune.add_count("--pairs", "runs of winner and default with fresh seeds (default: 10)", default=10)
+    tune.add_argument("--seed", type=seed, default=1, help="random seed (default: 1)")
+    tune.add_argument("--surface", type=Path, metavar="FILE", help="a response surface instead of runs")
 
 
 def _run(options: argparse.Namespace) -> int:

@@ -31,10 +31,10 @@ def extras(node: Node) -> Iterator[CheckResult]:
         "pages": "report and other pages need",
         "samples": "data show needs",
     }
-    for name, installed in node["extras"].items():
-        if not installed:
+    for name, needed in use.items():
+        if not node["extras"][name]:
             bad: Status = "fail" if name == "submission" else "warn"
-            yield CheckResult(bad, f"extra {name}", "not installed", f"{install(name)}, which {use[name]}")
+            yield CheckResult(bad, f"extra {name}", "not installed", f"{install(name)}, which {needed}")
 
 
 def compiled(node: Node) -> Iterator[CheckResult]:

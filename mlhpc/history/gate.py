@@ -151,6 +151,14 @@ def ratio_interval(above: Sequence[float], below: Sequence[float]) -> tuple[floa
     return (math.exp(middle), math.exp(max(middle - half, -700.0)), math.exp(min(middle + half, 700.0)))
 
 
+def paired_ratio(above: Sequence[float], below: Sequence[float]) -> tuple[float, float, float]:
+    """As ``ratio_interval``, of at least two values that are paired, as those of runs with the same seed."""
+    logs = [math.log(one / other) for one, other in zip(above, below, strict=True)]
+    middle = statistics.fmean(logs)
+    half = t_quantile(len(logs) - 1) * statistics.stdev(logs) / math.sqrt(len(logs))
+    return math.exp(middle), math.exp(middle - half), math.exp(middle + half)
+
+
 def _half_width(one: Sequence[float], two: Sequence[float], n: int, m: int) -> float:
     """Half of the 95% interval of a difference of means if ``one`` had ``n`` values and ``two`` ``m``, with their
     deviations (Welch–Satterthwaite)."""

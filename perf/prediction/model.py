@@ -388,14 +388,15 @@ def _without(a: Triple, seconds: float) -> Triple:
 def _epochs(run: Run) -> Estimate | None:
     """To the target; None where no convergence is published of what the run trains: its network, on these data."""
     try:
-        if _trained(run) != _trained(load(run.benchmark, run.preset)):
+        if trained(run) != trained(load(run.benchmark, run.preset)):
             return None
         return epochs_to_target(run.benchmark, run.preset, run.hyperparameters.global_batch_size)
     except UserError:
         return None
 
 
-def _trained(run: Run) -> tuple[Any, ...]:
+def trained(run: Run) -> tuple[Any, ...]:
+    """What convergence is published of: the network and its data."""
     return run.network, run.data.sample_shape, run.data.train_samples
 
 

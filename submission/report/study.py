@@ -190,7 +190,7 @@ def _measured(run: Path, settings: Mapping[str, Value]) -> Measured:
         if "error" in ends.get(name, {}):
             raise ValueError(ends[name]["error"])
     if "run" not in ends or "train" not in ends:
-        raise ValueError(_last_words(run) or "it did not end: killed, or out of time or memory?")
+        raise ValueError(last_words(run) or "it did not end: killed, or out of time or memory?")
     config = _config(run, settings, {"ranks": notes["facts"]["ranks"]})
     wait, warm = timed["data_wait"], marks.get("warm")
     # In a run of an early version, that of rank 0.
@@ -225,7 +225,7 @@ def _measured(run: Path, settings: Mapping[str, Value]) -> Measured:
 
 def _measured_with_servers(run: Path, settings: Mapping[str, Value]) -> Measured:
     if not (run / "servers.json").exists():
-        raise ValueError(_last_words(run) or "it did not end: killed, or out of time or memory?")
+        raise ValueError(last_words(run) or "it did not end: killed, or out of time or memory?")
     try:
         record = ServersRecord.read(run / "servers.json")
     except ValidationError as error:
@@ -348,7 +348,7 @@ def grouped(cells: Iterable[Cell], axes: Sequence[str]) -> dict[tuple[Value | No
     return groups
 
 
-def _last_words(run: Path) -> str:
+def last_words(run: Path) -> str:
     """The last line of output of a run whose record states no reason."""
     try:
         lines = read_text(run.with_suffix(".out"), errors="replace", flags=os.O_NOFOLLOW).splitlines()

@@ -36,8 +36,9 @@ signal.alarm(120)
 if outcome == "aborted" or outcome == "hangs":
     out.mkdir()
     (out / "run.log").touch()
-    event = {"t": 1, "event": "end", "name": "run", "error": "the disk is full"}
-    (out / "events.rank0.jsonl").write_text(json.dumps(event) + "\\n")
+    events = [{"t": 0, "event": "begin", "name": "run"},
+              {"t": 1, "event": "end", "name": "run", "error": "the disk is full"}]
+    (out / "events.rank0.jsonl").write_text("".join(json.dumps(event) + "\\n" for event in events))
     while outcome == "hangs":
         time.sleep(0.02)
     sys.exit(2)

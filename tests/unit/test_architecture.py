@@ -58,7 +58,7 @@ FLOORS = (
     {"submission/acceptance"},
     {"mlhpc/doctor", "mlhpc/observe", "mlhpc/papers", "mlhpc/history"},
     {"mlhpc"},
-    {"mlhpc/campaign", "mlhpc/preview"},
+    {"mlhpc/campaign", "mlhpc/preview", "mlhpc/tune"},
     {"mlhpc/commands"},
     {"mlhpc/cli"},
 )

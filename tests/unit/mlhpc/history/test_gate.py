@@ -10,7 +10,7 @@ from golden.make_run import make_run
 from scipy import stats
 
 from mlhpc import cli
-from mlhpc.history.gate import Rule, gate, ratio_interval, t_quantile
+from mlhpc.history.gate import Rule, gate, paired_ratio, ratio_interval, t_quantile
 from mlhpc.history.health import health
 from mlhpc.history.store import put
 from mlhpc.record.history import HistoryRecord, RunFigures
@@ -36,6 +36,17 @@ def runs(factor: float, number: int, seed: int, *, wait: float = 0.0, spread: fl
         known = {"benchmark": "cosmoflow", "preset": "smoke", "kind": "run", "versions": "parts 1, preset 1"}
         rows.append(({**dict.fromkeys(keys), **known, **row}, [figures]))
     return rows
+
+
+def test_the_ratio_of_pairs_is_that_of_scipys_paired_test() -> None:
+    draw = np.random.default_rng(1)
+    below = draw.lognormal(4, 0.5, 10)
+    above = 0.9 * below * draw.lognormal(0, 0.05, 10)
+    test = stats.ttest_rel(np.log(above), np.log(below)).confidence_interval(0.95)
+    middle = stats.gmean(above) / stats.gmean(below)
+    assert paired_ratio(above, below) == pytest.approx((middle, np.exp(test.low), np.exp(test.high)))
+    unpaired = ratio_interval(above.tolist(), below.tolist())
+    assert unpaired and unpaired[2] - unpaired[1] > 5 * (np.exp(test.high) - np.exp(test.low))
 
 
 @pytest.mark.parametrize("freedom", [1, 1.5, 2, 3.3, 9, 40, 999])

@@ -1,0 +1,102 @@
+"""The record of a search: a study in Optuna's journal storage, with one finished trial for each run.
+
+A trial is added, in one line of the file, when its run has ended, so that a search which is killed at any moment
+continues with all that it has paid for, and pays for nothing twice.
+"""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import optuna
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution
+from optuna.storages.journal import JournalFileBackend, JournalStorage
+from optuna.trial import TrialState
+
+from mlhpc.common.files.untrusted import parse_json
+from mlhpc.errors import UserError, shown
+from mlhpc.tune.model import Outcome
+from mlhpc.tune.space import Config, Space
+
+NAME = "mlhpc tune"
+"""Of the study, in its journal."""
+STATES = {
+    "converged": TrialState.COMPLETE,
+    "missed": TrialState.PRUNED,
+    "stopped": TrialState.PRUNED,
+    "aborted": TrialState.FAIL,
+}
+
+
+class Journal:
+    """The journal ``path`` of a search that ``about`` describes, which no other process writes. Raises UserError
+    if the file is no journal, or that of another search."""
+
+    def __init__(self, path: Path, space: Space, about: Mapping[str, Any]) -> None:
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
+        self._distributions: dict[str, BaseDistribution] = {
+            "batch": CategoricalDistribution(space.batches),
+            "ranks": CategoricalDistribution(space.ranks),
+            "rate": FloatDistribution(space.rates[0], space.rates[1], log=True),
+            "schedule": CategoricalDistribution(space.schedules),
+        }
+        is_new = not path.exists() or not _whole_lines(path)
+        path.with_name(f"{path.name}.lock").unlink(missing_ok=True)  # of a process that was killed
+        try:
+            storage = JournalStorage(JournalFileBackend(str(path)))
+        except (LookupError, TypeError, ValueError) as error:
+            raise UserError(
+                f"{path} cannot be replayed ({type(error).__name__}: {error}); move it away"
+            ) from None
+        if not is_new and [each.study_name for each in storage.get_all_studies()] != [NAME]:
+            raise UserError(f"{path} has another study in it; choose another --out")
+        self._study = (optuna.create_study if is_new else optuna.load_study)(storage=storage, study_name=NAME)
+        before = self._study.user_attrs
+        for key, value in about.items():
+            if before.get(key, value) != value:
+                raise UserError(
+                    f"{path.parent} has a search with {key} {shown(before[key])}, not {shown(value)}; "
+                    "choose another --out"
+                )
+            if key not in before:
+                self._study.set_user_attr(key, value)
+        self.outcomes = [self._outcome(trial) for trial in self._study.get_trials(deepcopy=False)]
+
+    def _outcome(self, trial: optuna.trial.FrozenTrial) -> Outcome:
+        try:
+            return Outcome(Config(**trial.params), **trial.user_attrs)
+        except TypeError:
+            raise UserError(
+                f"trial {trial.number} of the journal is not mlhpc's; choose another --out"
+            ) from None
+
+    def add(self, outcome: Outcome) -> None:
+        """Write the outcome of a run."""
+        attributes = outcome._asdict()
+        trial = optuna.trial.create_trial(
+            state=STATES[outcome.state],
+            value=outcome.seconds if outcome.state == "converged" else None,
+            params=attributes.pop("config")._asdict(),
+            distributions=self._distributions,
+            user_attrs=attributes,
+        )
+        self._study.add_trial(trial)
+        self.outcomes.append(outcome)
+
+
+def _whole_lines(path: Path) -> int:
+    """The number of lines of a journal, after cutting off one whose end a killed process has not written. Raises
+    UserError if one of them is not of a journal."""
+    data = path.read_bytes()
+    lines = data.split(b"\n")
+    for number, line in enumerate(lines[:-1], 1):
+        try:
+            entry = parse_json(line.decode())
+        except ValueError:
+            entry = None
+        if not isinstance(entry, dict) or "op_code" not in entry:
+            raise UserError(f"{path}, line {number}: not of Optuna's journal; move it away, or restore it")
+    if lines[-1]:
+        os.truncate(path, len(data) - len(lines[-1]))
+    return len(lines) - 1

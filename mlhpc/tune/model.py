@@ -1,0 +1,173 @@
+"""What a search has learned: the epochs to target and the seconds of an epoch as functions of the choices.
+
+T = T_epoch · epochs: the seconds of an epoch depend on batch size and ranks, and are known from one epoch; the
+epochs depend on batch size, learning rate and schedule, and vary from seed to seed. The logarithms of both are
+second-order polynomials of the logarithms of the choices, as in response-surface designs (Box and Wilson 1951),
+with normal priors on the coefficients. New choices are drawn from the posterior (Thompson 1933).
+"""
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from mlhpc.tune.space import Config, Space
+
+Array = npt.NDArray[np.float64]
+NOISE = 0.1
+"""Deviation of the logarithm of the epochs to target between seeds."""
+NOISE_OF_AN_EPOCH = 0.03
+"""The same of the seconds of an epoch, with what the polynomial misses."""
+BOLDNESS = 0.3
+"""Factor on the posterior's covariance when a choice is drawn: runs are few, so the search exploits early."""
+RUNGS = 3
+"""Most runs of a choice: of those at the top of the halving."""
+
+
+class Outcome(NamedTuple):
+    """One run. ``seconds``: until the target, or until it ended otherwise. ``epochs``: to the target; if it was
+    not reached, a lower bound. ``epoch_s``: of an epoch with its evaluation. Both are 0 for an aborted run, with
+    the reason in ``why``."""
+
+    config: Config
+    state: Literal["converged", "missed", "stopped", "aborted"]
+    seconds: float
+    epochs: float = 0.0
+    epoch_s: float = 0.0
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Prior:
+    """Of the coefficients of a polynomial: means of the linear and quadratic ones, and deviations."""
+
+    linear: tuple[float, ...]
+    quadratic: tuple[float, ...]
+    deviations: tuple[float, float]
+
+    def of(self, offsets: int) -> tuple[Array, Array]:
+        """Means and deviations of all coefficients: 1, linear, quadratic, products, ``offsets`` of schedules."""
+        axes = len(self.linear)
+        pairs = axes * (axes - 1) // 2
+        mean = np.array([0.0, *self.linear, *self.quadratic, *[0.0] * (pairs + offsets)])
+        first, second = self.deviations
+        return mean, np.array([1.0, *[first] * axes, *[second] * (axes + pairs), *[0.3] * offsets])
+
+
+EPOCHS = Prior(linear=(0.15, 0.0, 0.0), quadratic=(0.05, 0.2, 0.3), deviations=(0.3, 0.1))
+"""Of log2 of batch, rate and length of the schedule: larger batches need more epochs, and the preset's rate and
+schedule are near the best."""
+SECONDS = Prior(linear=(-0.3, -0.4), quadratic=(0.05, 0.05), deviations=(0.5, 0.2))
+"""Of log2 of batch and ranks: an epoch has fewer steps, each on more ranks."""
+
+
+class Search:
+    """Chooses the runs of a search over ``space``: the default, then ``starts``, then repeats of the best and
+    draws from the model. A choice depends only on the outcomes and random numbers that are passed."""
+
+    def __init__(self, space: Space, starts: Sequence[Config]) -> None:
+        self.space, self.starts = space, starts
+        self._features = self._of(space.candidates)
+
+    def next(self, done: Sequence[Outcome], rng: np.random.Generator) -> Config | None:
+        """The configuration of the next run after ``done``; None if none is possible."""
+        tried = {outcome.config for outcome in done}
+        first = [config for config in (self.space.default, *self.starts) if config not in tried]
+        if first or (repeated := promoted(done)) is None:
+            return first[0] if first else self._drawn(done, rng)
+        return repeated
+
+    def _drawn(self, done: Sequence[Outcome], rng: np.random.Generator) -> Config | None:
+        """The fastest candidate of a draw from the posterior, without those that have failed, that have been run
+        often enough, or whose batch and ranks have aborted twice."""
+        places = Counter(outcome.config[:2] for outcome in done if outcome.state == "aborted")
+        runs = Counter(outcome.config for outcome in done)
+        out = {config for config, number in runs.items() if number >= RUNGS} | failed(done)
+        total = np.zeros(len(self.space.candidates))
+        for features, (mean, covariance) in zip(self._features, self._fit(done), strict=True):
+            total += features @ rng.multivariate_normal(mean, BOLDNESS * covariance, method="cholesky")
+        ordered = (self.space.candidates[n] for n in np.argsort(total))
+        return next((each for each in ordered if each not in out and places[each[:2]] < 2), None)
+
+    def winner(self, done: Sequence[Outcome]) -> Config | None:
+        """The fastest by the posterior of those whose every run has converged; None if there is none."""
+        finished = list(finished_runs(done))
+        if not finished:
+            return None
+        features = zip(self._of(finished), self._fit(done), strict=True)
+        total = sum(each @ mean for each, (mean, _) in features)
+        return finished[int(np.argmin(total))]
+
+    def _fit(self, done: Sequence[Outcome]) -> tuple[tuple[Array, Array], ...]:
+        """Mean and covariance of the coefficients for epochs, and for the seconds of an epoch. The epochs of a run
+        that did not converge are what the others predict for it, but at least as many as it took."""
+        known = [outcome for outcome in done if outcome.epochs]
+        rates, speeds = self._of([outcome.config for outcome in known])
+        epochs, seconds = (np.log([getattr(o, key) for o in known]) for key in ("epochs", "epoch_s"))
+        epochs, seconds = epochs - epochs[0], seconds - seconds[0]
+        bound = np.array([outcome.state != "converged" for outcome in known])
+        offsets = len(self.space.points)
+        values = epochs
+        for _ in range(4):
+            mean, covariance = _posterior(rates, values, NOISE, *EPOCHS.of(offsets))
+            values = np.where(bound, np.maximum(epochs + 0.8 * NOISE, rates @ mean), epochs)
+        return (mean, covariance), _posterior(speeds, seconds, NOISE_OF_AN_EPOCH, *SECONDS.of(0))
+
+    def _of(self, configs: Sequence[Config]) -> tuple[Array, Array]:
+        """The features [configs, coefficients] of epochs and of the seconds of an epoch."""
+        base = self.space.default
+        axes = np.log2(
+            [(c.batch / base.batch, c.rate, c.stretch or 1, c.ranks / base.ranks) for c in configs]
+        )
+        named = np.array([[c.schedule == name for name in self.space.points] for c in configs], dtype=float)
+        return np.hstack([_polynomial(axes[:, :3]), named]), _polynomial(axes[:, [0, 3]])
+
+
+def finished_runs(done: Sequence[Outcome]) -> dict[Config, list[float]]:
+    """The seconds of the runs of each configuration of which none has missed its target or was stopped."""
+    runs: dict[Config, list[float]] = {}
+    for outcome in done:
+        if outcome.state == "converged":
+            runs.setdefault(outcome.config, []).append(outcome.seconds)
+    without = failed(done)
+    return {config: seconds for config, seconds in runs.items() if config not in without}
+
+
+def failed(done: Sequence[Outcome]) -> set[Config]:
+    """The configurations of which a run has missed its target or was stopped."""
+    return {outcome.config for outcome in done if outcome.state in ("missed", "stopped")}
+
+
+def geometric_mean(seconds: Sequence[float]) -> float:
+    return math.exp(sum(map(math.log, seconds)) / len(seconds))
+
+
+def promoted(done: Sequence[Outcome]) -> Config | None:
+    """By successive halving (Jamieson and Talwalkar 2016; without waiting, Li et al. 2020), a configuration to run
+    once more: one with n runs, in the better half of all with at least n by the mean of the first n."""
+    runs = finished_runs(done)
+    for n in range(RUNGS - 1, 0, -1):
+        rung = sorted((geometric_mean(each[:n]), config) for config, each in runs.items() if len(each) >= n)
+        for _, config in rung[: len(rung) // 2]:
+            if len(runs[config]) == n:
+                return config
+    return None
+
+
+def _polynomial(x: Array) -> Array:
+    products = [x[:, i] * x[:, j] for i, j in combinations(range(x.shape[1]), 2)]
+    return np.column_stack([np.ones(len(x)), x, x**2, *products])
+
+
+def _posterior(
+    features: Array, values: Array, noise: float, mean: Array, deviation: Array
+) -> tuple[Array, Array]:
+    """Mean and covariance of the coefficients of a linear regression with a normal prior."""
+    precision = np.diag(deviation**-2.0) + features.T @ features / noise**2
+    covariance = np.linalg.inv(precision)
+    return covariance @ (deviation**-2.0 * mean + features.T @ values / noise**2), covariance

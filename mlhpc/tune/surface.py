@@ -1,0 +1,92 @@
+"""A response surface in place of runs (``mlhpc tune --surface FILE``): a search whose best result is known."""
+
+import math
+import tomllib
+import zlib
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+from pydantic import Field, NonNegativeFloat, PositiveFloat, ValidationError
+
+from mlhpc.benchmarks.schema import FrozenModel
+from mlhpc.common.files.untrusted import read_text
+from mlhpc.errors import UserError
+from mlhpc.record.fields import first_problem
+from mlhpc.tune.model import Outcome
+from mlhpc.tune.space import Config, Space
+
+
+class Surface(FrozenModel):
+    """Time to train of a configuration: staging, and epochs of some seconds each. ``rate_*``: of multiples of the
+    preset's learning rate."""
+
+    epochs: PositiveFloat = Field(
+        description="to the target, of small batches with the best rate and schedule"
+    )
+    critical_batch: PositiveFloat = Field(description="batch size that needs twice as many epochs")
+    rate: PositiveFloat = Field(description="best multiple at ``rate_batch``")
+    rate_batch: PositiveFloat
+    rate_power: float = Field(description="exponent of the batch size in the best multiple")
+    rate_curvature: NonNegativeFloat = Field(
+        description="growth of the epochs per squared octave of the rate"
+    )
+    rate_limit: PositiveFloat = Field(description="octaves above the best rate from which no run converges")
+    schedule: dict[str, PositiveFloat] = Field(description="factor on the epochs of each schedule")
+    samples: PositiveFloat = Field(description="of an epoch")
+    step_s: NonNegativeFloat = Field(description="seconds of a step whatever its batch")
+    sample_s: PositiveFloat = Field(description="seconds of a sample on a rank")
+    exchange_s: NonNegativeFloat = Field(description="seconds of a step for each doubling of the ranks")
+    staging_s: NonNegativeFloat = 0.0
+    noise: NonNegativeFloat = Field(description="deviation of the logarithm of the epochs between runs")
+
+    def best_rate(self, batch: int) -> float:
+        """The best multiple of the preset's learning rate."""
+        return float(self.rate * (batch / self.rate_batch) ** self.rate_power)
+
+    def epochs_of(self, config: Config) -> float:
+        """Epochs to the target without noise; infinite if it is never reached."""
+        octaves = math.log2(config.rate / self.best_rate(config.batch))
+        slower = self.schedule[config.schedule] * (1 + self.rate_curvature * octaves**2)
+        epochs = self.epochs * (1 + config.batch / self.critical_batch) * slower
+        return math.inf if octaves > self.rate_limit else epochs
+
+    def seconds_of(self, config: Config) -> float:
+        """Time to train without noise."""
+        return self.staging_s + self.epochs_of(config) * self._epoch_s(config)
+
+    def _epoch_s(self, config: Config) -> float:
+        step_s = self.step_s + self.sample_s * config.batch / config.ranks
+        return self.samples / config.batch * (step_s + self.exchange_s * math.log2(config.ranks))
+
+    def excess(self, config: Config, configs: Iterable[Config]) -> float:
+        """How much longer ``config`` takes than the best of ``configs`` would at its best rate, as a share."""
+        best = min(self.seconds_of(each._replace(rate=self.best_rate(each.batch))) for each in configs)
+        return self.seconds_of(config) / best - 1
+
+    def run(self, config: Config, name: str, seed: int, limit: float) -> Outcome:
+        """A run with noise, stopped after ``limit`` seconds; the same for the same arguments."""
+        rng = np.random.default_rng([seed, zlib.crc32(f"{name} {config}".encode())])
+        epochs = self.epochs_of(config) * math.exp(rng.normal(0, self.noise))
+        epoch_s = self._epoch_s(config) * math.exp(rng.normal(0, 0.01))
+        seconds = self.staging_s + epochs * epoch_s
+        if math.isinf(seconds) and math.isinf(limit):
+            return Outcome(config, "missed", 100 * epoch_s, 100, epoch_s)
+        if seconds > limit:
+            return Outcome(config, "stopped", limit, max(1.0, (limit - self.staging_s) / epoch_s), epoch_s)
+        return Outcome(config, "converged", seconds, epochs, epoch_s)
+
+
+def surface_of(path: Path, space: Space) -> Surface:
+    """The surface in the TOML file ``path``. Raises UserError if it is none, or lacks a schedule of ``space``."""
+    try:
+        surface = Surface(**tomllib.loads(read_text(path)))
+    except OSError as error:
+        raise UserError(f"--surface {path}: {error.strerror}") from None
+    except ValidationError as error:
+        raise UserError(f"--surface {path}: {first_problem(error)}") from None
+    except ValueError as error:
+        raise UserError(f"--surface {path}: {error}") from None
+    if missing := [each for each in space.schedules if each not in surface.schedule]:
+        raise UserError(f"--surface {path}: no schedule {missing[0]}; add it, or pass others with --schedule")
+    return surface
