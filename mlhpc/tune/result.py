@@ -149,7 +149,7 @@ def page(result: Result, out: Path) -> str:
         subtitle=f"preset {result.space.preset}",
         meta=first,
         blocks=[
-            Section("Result", " ".join(f"{sentence}." for sentence in more)),
+            Section("Result", " ".join(f"{sentence[:1].upper()}{sentence[1:]}." for sentence in more)),
             Section("Time and epochs over the batch size", about, (Grid(figures(result)),)),
             Section("Choices", "Geometric means of the runs of the search.", (configurations(result),)),
         ],
