@@ -81,6 +81,7 @@ def refused(out, capsys, *more):
         (["--seed", "2"], "has a search with seed 1, not 2; choose another --out"),
         (["--batch", "16,32"], "has a search with batches [16, 64], not [16, 32]"),
         (["--set", "training.max_epochs=9"], "has a search with settings [], not ['training.max_epochs=9']"),
+        (["--data", "elsewhere"], "has a search with data 'data/cosmoflow-smoke', not 'elsewhere'"),
         (["--preset", "mini"], "has a search with preset 'smoke', not 'mini'"),
     ],
 )
