@@ -106,6 +106,13 @@ def test_a_foreign_journal_is_refused(whole, tmp_path, capsys):
         shutil.rmtree(out)
 
 
+def test_a_folder_with_other_files_is_refused(tmp_path, capsys):
+    (tmp_path / "run-001").mkdir()
+    assert tune(tmp_path) == 2
+    assert "has other files in it, such as run-001; choose another --out" in capsys.readouterr().err
+    assert not (tmp_path / "tune.journal").exists()
+
+
 def test_another_study_of_optuna_is_refused(tmp_path, capsys):
     out = tmp_path / "out"
     out.mkdir()
