@@ -42,6 +42,9 @@ class Journal:
             "schedule": CategoricalDistribution(space.schedules),
         }
         is_new = not path.exists() or not _whole_lines(path)
+        others = [each.name for each in path.parent.iterdir() if not each.name.startswith((".", path.name))]
+        if is_new and others:
+            raise UserError(f"{path.parent} has other files in it, such as {others[0]}; choose another --out")
         path.with_name(f"{path.name}.lock").unlink(missing_ok=True)  # of a process that was killed
         try:
             storage = JournalStorage(JournalFileBackend(str(path)))

@@ -56,7 +56,8 @@ def tune(options: argparse.Namespace) -> int:
             raise UserError(
                 f"--stage {options.stage} must contain $SLURM_JOB_ID: stopped runs then remove it"
             )
-    about = space.content() | {"machine": options.machine, "seed": options.seed}
+    about = space.content() | {"machine": options.machine, "seed": options.seed, "data": str(data)}
+    about["stage"] = str(options.stage) if options.stage else None
     about["surface"] = surface and surface.model_dump(mode="json")
     with locked(out, None, "tune") as lock_fds:
         journal = Journal(out / "tune.journal", space, about)

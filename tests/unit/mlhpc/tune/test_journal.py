@@ -81,6 +81,7 @@ def refused(out, capsys, *more):
         (["--seed", "2"], "has a search with seed 1, not 2; choose another --out"),
         (["--batch", "16,32"], "has a search with batches [16, 64], not [16, 32]"),
         (["--set", "training.max_epochs=9"], "has a search with settings [], not ['training.max_epochs=9']"),
+        (["--data", "elsewhere"], "has a search with data 'data/cosmoflow-smoke', not 'elsewhere'"),
         (["--preset", "mini"], "has a search with preset 'smoke', not 'mini'"),
     ],
 )
@@ -103,6 +104,13 @@ def test_a_foreign_journal_is_refused(whole, tmp_path, capsys):
         (out / "tune.journal").write_text(text)
         assert said in refused(out, capsys)
         shutil.rmtree(out)
+
+
+def test_a_folder_with_other_files_is_refused(tmp_path, capsys):
+    (tmp_path / "run-001").mkdir()
+    assert tune(tmp_path) == 2
+    assert "has other files in it, such as run-001; choose another --out" in capsys.readouterr().err
+    assert not (tmp_path / "tune.journal").exists()
 
 
 def test_another_study_of_optuna_is_refused(tmp_path, capsys):

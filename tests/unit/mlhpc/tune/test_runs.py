@@ -74,7 +74,9 @@ def test_finished_runs_are_records_of_a_history(site):
 def test_a_run_that_ended_before_the_search_was_killed_is_not_repeated(site):
     assert tune(site) in (0, 3)
     before = [call["name"] for call in site.calls()]
-    (site.out / "tune.journal").unlink()  # as if it was killed before the first line was written
+    journal = site.out / "tune.journal"
+    lines = journal.read_text().splitlines(keepends=True)
+    journal.write_text("".join(line for line in lines if '"op_code":4' not in line))  # without its trials
     assert tune(site) in (0, 3)
     again = [call["name"] for call in site.calls()][len(before) :]
     assert before.count("run-001") == 1 and "run-001" not in again
