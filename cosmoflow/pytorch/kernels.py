@@ -98,15 +98,9 @@ def log_counts(counts: Tensor, mean: Tensor, spread: Tensor, dtype: torch.dtype)
     ``spread`` if these are not empty."""
     out = torch.empty_like(counts, dtype=dtype)
     logarithm[(triton.cdiv(counts.numel(), ELEMENTS),)](
-        counts,
-        mean,
-        spread,
-        out,
-        counts.numel() // 8,
-        counts.shape[-1],
-        NORMALISE=mean.numel() > 0,
-        ELEMENTS=ELEMENTS,
-    )
+        counts, mean, spread, out, counts.numel() // 8, counts.shape[-1],
+        NORMALISE=mean.numel() > 0, ELEMENTS=ELEMENTS,
+    )  # fmt: skip
     return out
 
 
