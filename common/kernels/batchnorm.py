@@ -207,8 +207,8 @@ def backward(
     spread: Tensor,
     relu: bool,
 ) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
-    """The gradients of ``x``, of what was added if ``y``, the output, is given, of weight and of bias.
-    ``gradient`` is laid out like ``x``."""
+    """The gradients of ``x`` [b, channels, h, w], of what was added if ``y``, the output, is given, of weight
+    and of bias. ``gradient`` is laid out like ``x``."""
     rows, channels = x.numel() // x.shape[1], x.shape[1]
     of_x = torch.empty_like(x)
     of_added = None if y is None else torch.empty_like(x)

@@ -11,7 +11,7 @@ from torch.func import functional_call
 
 
 def on_cpu(tensor: Tensor) -> bool:
-    """Whether ``tensor`` is a CPU's. A fake one stands for a GPU's (``profile.launches_of``)."""
+    """Whether ``tensor`` [...] is a CPU's. A fake one stands for a GPU's (``profile.launches_of``)."""
     return tensor.device.type == "cpu" and not isinstance(tensor, FakeTensor)
 
 
@@ -103,7 +103,8 @@ def _copied(tensors: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
 def with_weights_together(
     model: nn.Module, dtype: torch.dtype | None, at_once: float, in_place: bool
 ) -> Callable[[Tensor], Tensor]:
-    """``model`` with the weights of its convolutions cast to ``dtype``, that of autocast, in one kernel.
+    """``model``, of fields [b, channels, ...], with the weights of its convolutions cast to ``dtype``, that
+    of autocast, in one kernel.
 
     Their gradients are cast back, in groups of at most ``at_once`` bytes, each as soon as it is complete. With
     ``in_place`` those of all weights are written where those of the step before are: see ``_Together``.

@@ -24,8 +24,8 @@ from mlhpc.common.ranks.world import World
 from mlhpc.common.timing import horovod_timeline
 from mlhpc.common.timing.profile import Profile, Request
 from mlhpc.errors import UserError, missing_package
-from mlhpc.perf.accelerator.roofline import Ceilings, ceilings_of
-from mlhpc.perf.machines import Machine, device_model, machine
+from mlhpc.perf.accelerator.roofline import Ceilings
+from mlhpc.perf.machines import Machine, ceilings_of, device_model, machine
 from mlhpc.perf.networks.registry import network_of
 from mlhpc.perf.profile import batches, tables
 from mlhpc.perf.profile.host import differences

@@ -22,9 +22,9 @@ from mlhpc.common.pages.html import render, write
 from mlhpc.common.pages.plots import columns
 from mlhpc.common.pages.terminal import print_table, say
 from mlhpc.common.timing.profile import Launch, Profile, Request
-from mlhpc.perf.accelerator.roofline import Point, ceilings_of
+from mlhpc.perf.accelerator.roofline import Point
 from mlhpc.perf.calibration import calibration, kind_of, roofline, step_seconds
-from mlhpc.perf.machines import COPIES, Machine
+from mlhpc.perf.machines import COPIES, Machine, ceilings_of
 from mlhpc.perf.networks.registry import network_of
 from mlhpc.perf.prediction.accelerator import roofline as roofline_figure
 from mlhpc.perf.published import Published, published
