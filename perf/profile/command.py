@@ -95,7 +95,7 @@ def _check(options: argparse.Namespace) -> None:
         "--trace": options.trace,
     }
     if options.device_model and (given := [name for name, value in others.items() if value]):
-        raise UserError(f"--device-model counts and measures nothing: omit {given[0]}")
+        raise UserError(f"--device-model measures nothing: omit {given[0]}")
 
 
 def _requested(options: argparse.Namespace) -> Run:

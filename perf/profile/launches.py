@@ -164,7 +164,7 @@ def _about(run: Run) -> str:
 
 def _evidence(machine: Machine, floors: Sequence[Floor]) -> str:
     """What published results say of such a device."""
-    if not any(floor.measured for floor in floors):
+    if not any(floor.predicted or floor.measured for floor in floors):
         return f"{machine.family}: no published result"
     return (
         "least: the larger of the host's and the device's time; predicted, with an interval for 80% of sets, from "
