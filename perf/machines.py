@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from mlhpc.benchmarks.toml_lines import END, parse_toml, toml_lines
 from mlhpc.common.files.untrusted import read_text
 from mlhpc.errors import UserError, did_you_mean, shown
+from mlhpc.perf.accelerator.roofline import Ceilings
 from mlhpc.quantities import Dimension, parse_quantity, text_of
 
 SYSTEMS = "mlhpc.benchmarks"
@@ -154,6 +155,17 @@ class Machine:
     def latency(self) -> float:
         """Seconds of a message between nodes."""
         return self.need("network.latency", "a run on several nodes")
+
+
+def ceilings_of(given: Machine, precision: str) -> Ceilings:
+    """The peaks of an accelerator of ``given`` in ``precision``."""
+    figures = given.figures
+    return Ceilings(
+        str(given.facts["accelerator.model"]),
+        given.peak(precision)[0],
+        figures["accelerator.float32"],
+        figures["accelerator.bandwidth"],
+    )
 
 
 def known() -> list[str]:

@@ -62,27 +62,10 @@ def sum_up(x, sums, rows, eights, each, PARTS: tl.constexpr, ROWS: tl.constexpr,
 
 @triton.jit
 def normalise(
-    x,
-    added,
-    sums,
-    weight,
-    bias,
-    running_mean,
-    running_var,
-    mean_to,
-    spread_to,
-    y,
-    rows,
-    eights,
-    each,
-    momentum,
-    eps,
-    ADDED: tl.constexpr,
-    RELU: tl.constexpr,
-    PARTS: tl.constexpr,
-    ROWS: tl.constexpr,
-    CHANNELS: tl.constexpr,
-):
+    x, added, sums, weight, bias, running_mean, running_var, mean_to, spread_to, y, rows, eights, each,
+    momentum, eps, ADDED: tl.constexpr, RELU: tl.constexpr, PARTS: tl.constexpr, ROWS: tl.constexpr,
+    CHANNELS: tl.constexpr
+):  # fmt: skip
     """Program (channels, part of the rows): ``y`` from ``x`` and, if ``ADDED``, ``added``. The first part writes
     the mean, 1 / sqrt(variance + eps), and the running statistics."""
     channels = eights * 8
@@ -117,7 +100,7 @@ def normalise(
 @triton.jit
 def _gradient_before(
     gradient, y, at, there, normalised, slope, offset, ADDED: tl.constexpr, RELU: tl.constexpr
-):
+):  # fmt: skip
     """The gradient before the ReLU, whose sign is recomputed, or that of ``y`` if something was added."""
     value = tl.load(gradient + at, mask=there, other=0.0).to(tl.float32)
     if RELU:
@@ -130,23 +113,9 @@ def _gradient_before(
 
 @triton.jit
 def sum_gradients(
-    gradient,
-    x,
-    y,
-    mean,
-    spread,
-    weight,
-    bias,
-    sums,
-    rows,
-    eights,
-    each,
-    ADDED: tl.constexpr,
-    RELU: tl.constexpr,
-    PARTS: tl.constexpr,
-    ROWS: tl.constexpr,
-    CHANNELS: tl.constexpr,
-):
+    gradient, x, y, mean, spread, weight, bias, sums, rows, eights, each, ADDED: tl.constexpr, RELU:
+    tl.constexpr, PARTS: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr
+):  # fmt: skip
     """Program (channels, part): the sums of the gradient, and of its product with the normalised ``x``."""
     channels = eights * 8
     channel = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
@@ -172,27 +141,10 @@ def sum_gradients(
 
 @triton.jit
 def propagate(
-    gradient,
-    x,
-    y,
-    mean,
-    spread,
-    weight,
-    bias,
-    sums,
-    of_x,
-    of_added,
-    of_weight,
-    of_bias,
-    rows,
-    eights,
-    each,
-    ADDED: tl.constexpr,
-    RELU: tl.constexpr,
-    PARTS: tl.constexpr,
-    ROWS: tl.constexpr,
-    CHANNELS: tl.constexpr,
-):
+    gradient, x, y, mean, spread, weight, bias, sums, of_x, of_added, of_weight, of_bias, rows, eights,
+    each, ADDED: tl.constexpr, RELU: tl.constexpr, PARTS: tl.constexpr, ROWS: tl.constexpr, CHANNELS:
+    tl.constexpr
+):  # fmt: skip
     """Program (channels, part of the rows): the gradient of ``x`` (Ioffe and Szegedy 2015, section 3) and of what
     was added. The first part writes those of weight and bias."""
     channels = eights * 8
@@ -255,8 +207,8 @@ def backward(
     spread: Tensor,
     relu: bool,
 ) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
-    """The gradients of ``x``, of what was added if ``y``, the output, is given, of weight and of bias.
-    ``gradient`` is laid out like ``x``."""
+    """The gradients of ``x`` [b, channels, h, w], of what was added if ``y``, the output, is given, of weight
+    and of bias. ``gradient`` is laid out like ``x``."""
     rows, channels = x.numel() // x.shape[1], x.shape[1]
     of_x = torch.empty_like(x)
     of_added = None if y is None else torch.empty_like(x)

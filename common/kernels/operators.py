@@ -28,7 +28,8 @@ def define(name: str, schema: str, function: str, shapes: Callable[..., Any]) ->
 
 
 def run_on(x: Tensor) -> bool:
-    """Whether such operators run on ``x``: on a GPU, unless the network is compiled or Triton cannot be."""
+    """Whether such operators run on ``x``, of any shape [...]: on a GPU, unless the network is compiled or
+    Triton cannot be."""
     if torch.compiler.is_compiling():
         return False
     return isinstance(x, FakeTensor) or (x.is_cuda and _has_triton())

@@ -11,7 +11,7 @@ from torch.func import functional_call
 
 
 def on_cpu(tensor: Tensor) -> bool:
-    """Whether ``tensor`` is a CPU's. A fake one stands for a GPU's (``profile.launches_of``)."""
+    """Whether ``tensor`` [...] is a CPU's. A fake one stands for a GPU's (``profile.launches_of``)."""
     return tensor.device.type == "cpu" and not isinstance(tensor, FakeTensor)
 
 
@@ -84,14 +84,21 @@ class _Together(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        given = [each for each in gradients if each is not None]
-        there = [weight.grad for weight, each in zip(ctx.weights, gradients, strict=True) if each is not None]
-        held = [each for each in there if each is not None]
-        if ctx.in_place and len(held) == len(given):
-            torch._foreach_copy_(held, given)
-            return None, None, *(None for _ in gradients)
-        made = iter(given if given[0].dtype == ctx.weights[0].dtype else _copied(given, ctx.weights[0].dtype))
-        return None, None, *(each if each is None else next(made) for each in gradients)
+        held: list[Tensor] = []
+        written: list[Tensor] = []
+        rest: list[Tensor | None] = []
+        for weight, gradient in zip(ctx.weights, gradients, strict=True):
+            kept = ctx.in_place and gradient is not None and weight.grad is not None
+            rest.append(None if kept else gradient)
+            if kept:
+                held.append(weight.grad)
+                written.append(gradient)
+        if held:
+            torch._foreach_copy_(held, written)
+        new = [gradient for gradient in rest if gradient is not None]
+        dtype = ctx.weights[0].dtype
+        made = iter(_copied(new, dtype) if new and new[0].dtype != dtype else new)
+        return None, None, *(None if gradient is None else next(made) for gradient in rest)
 
 
 def _copied(tensors: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
@@ -103,7 +110,8 @@ def _copied(tensors: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
 def with_weights_together(
     model: nn.Module, dtype: torch.dtype | None, at_once: float, in_place: bool
 ) -> Callable[[Tensor], Tensor]:
-    """``model`` with the weights of its convolutions cast to ``dtype``, that of autocast, in one kernel.
+    """``model``, of fields [b, channels, ...], with the weights of its convolutions cast to ``dtype``, that
+    of autocast, in one kernel.
 
     Their gradients are cast back, in groups of at most ``at_once`` bytes, each as soon as it is complete. With
     ``in_place`` those of all weights are written where those of the step before are: see ``_Together``.
@@ -114,15 +122,16 @@ def with_weights_together(
         for name, module in model.named_modules()
         if isinstance(module, nn.modules.conv._ConvNd)
     ]
-    groups = list(_groups(convolutions, weights, at_once))
-    others = [name for name in weights if name not in set(convolutions)] if in_place else []
+    trained = [name for name in weights if weights[name].requires_grad]
+    groups = list(_groups([name for name in convolutions if name in trained], weights, at_once))
+    others = [name for name in trained if name not in convolutions] if in_place else []
 
     def forward(x: Tensor) -> Tensor:
         with torch.no_grad():
             own = [weights[name].detach() for name in convolutions]
             copies = dict(zip(convolutions, _copied(own, dtype) if dtype else own, strict=True))
         copies |= {name: weights[name].detach() for name in others}
-        used: dict[str, Tensor] = {}
+        used = dict(copies)
         for names in (*groups, others):
             if names:
                 group = [copies[name] for name in names]

@@ -94,19 +94,13 @@ def spread_back(
 
 
 def log_counts(counts: Tensor, mean: Tensor, spread: Tensor, dtype: torch.dtype) -> Tensor:
-    """log(1 + counts) as ``dtype``; ``counts`` are contiguous, with channels last, and less ``mean`` over
-    ``spread`` if these are not empty."""
+    """log(1 + counts) as ``dtype``; ``counts`` [..., channels] are contiguous, with channels last, and less
+    ``mean`` over ``spread`` if these are not empty."""
     out = torch.empty_like(counts, dtype=dtype)
     logarithm[(triton.cdiv(counts.numel(), ELEMENTS),)](
-        counts,
-        mean,
-        spread,
-        out,
-        counts.numel() // 8,
-        counts.shape[-1],
-        NORMALISE=mean.numel() > 0,
-        ELEMENTS=ELEMENTS,
-    )
+        counts, mean, spread, out, counts.numel() // 8, counts.shape[-1],
+        NORMALISE=mean.numel() > 0, ELEMENTS=ELEMENTS,
+    )  # fmt: skip
     return out
 
 
@@ -125,7 +119,7 @@ def pool_forward(x: Tensor, bias: Tensor, leak: float) -> tuple[Tensor, Tensor]:
 
 
 def pool_backward(gradient: Tensor, places: Tensor, leak: float) -> tuple[Tensor, Tensor]:
-    """The gradients of ``x`` and of the bias."""
+    """The gradients of ``x`` [b, channels, d, h, w] and of the bias [channels]."""
     samples, channels, *sides = places.shape
     of_x = torch.empty(
         (samples, channels, *(2 * side for side in sides)),

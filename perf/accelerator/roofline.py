@@ -10,7 +10,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from mlhpc.perf.machines import Machine
 from mlhpc.perf.networks.layer import PRODUCTS, Kind, Layer, Network, Precision
 
 Bound = Literal["tensor", "float32", "memory"]
@@ -37,17 +36,6 @@ class Ceilings:
     def attainable(self, intensity: float, kind: Kind) -> float:
         """Maximum FLOP/s."""
         return min(self.peak(kind), intensity * self.bandwidth)
-
-
-def ceilings_of(given: Machine, precision: str) -> Ceilings:
-    """The peaks of an accelerator of ``given`` in ``precision``."""
-    figures = given.figures
-    return Ceilings(
-        str(given.facts["accelerator.model"]),
-        given.peak(precision)[0],
-        figures["accelerator.float32"],
-        figures["accelerator.bandwidth"],
-    )
 
 
 V100 = Ceilings("NVIDIA V100", 125e12, 15.7e12, 900e9)

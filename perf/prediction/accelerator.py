@@ -14,8 +14,8 @@ from mlhpc.common.pages.charts import INK, SOFT, Figure, Rows
 from mlhpc.common.pages.plots import Mark, curves, log_axis, on_axes, with_halo
 from mlhpc.perf.accelerator.ibrahim2021 import TABLE_II, Row
 from mlhpc.perf.accelerator.memory import RESERVED, Memory, power_of_two, update_of
-from mlhpc.perf.accelerator.roofline import Ceilings, Point, ceilings_of, least_seconds, points
-from mlhpc.perf.machines import Machine
+from mlhpc.perf.accelerator.roofline import Ceilings, Point, least_seconds, points
+from mlhpc.perf.machines import Machine, ceilings_of
 from mlhpc.perf.movement import GIB, MIB, costs, required_bandwidth
 from mlhpc.perf.networks.layer import PRODUCTS
 from mlhpc.perf.prediction.model import Model

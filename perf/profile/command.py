@@ -24,8 +24,8 @@ from mlhpc.common.ranks.world import World
 from mlhpc.common.timing import horovod_timeline
 from mlhpc.common.timing.profile import Profile, Request
 from mlhpc.errors import UserError, missing_package
-from mlhpc.perf.accelerator.roofline import Ceilings, ceilings_of
-from mlhpc.perf.machines import Machine, device_model, machine
+from mlhpc.perf.accelerator.roofline import Ceilings
+from mlhpc.perf.machines import Machine, ceilings_of, device_model, machine
 from mlhpc.perf.networks.registry import network_of
 from mlhpc.perf.profile import batches, tables
 from mlhpc.perf.profile.host import differences
@@ -95,7 +95,7 @@ def _check(options: argparse.Namespace) -> None:
         "--trace": options.trace,
     }
     if options.device_model and (given := [name for name, value in others.items() if value]):
-        raise UserError(f"--device-model counts and measures nothing: omit {given[0]}")
+        raise UserError(f"--device-model measures nothing: omit {given[0]}")
 
 
 def _requested(options: argparse.Namespace) -> Run:

@@ -22,9 +22,9 @@ from mlhpc.common.pages.html import render, write
 from mlhpc.common.pages.plots import columns
 from mlhpc.common.pages.terminal import print_table, say
 from mlhpc.common.timing.profile import Launch, Profile, Request
-from mlhpc.perf.accelerator.roofline import Point, ceilings_of
+from mlhpc.perf.accelerator.roofline import Point
 from mlhpc.perf.calibration import calibration, kind_of, roofline, step_seconds
-from mlhpc.perf.machines import COPIES, Machine
+from mlhpc.perf.machines import COPIES, Machine, ceilings_of
 from mlhpc.perf.networks.registry import network_of
 from mlhpc.perf.prediction.accelerator import roofline as roofline_figure
 from mlhpc.perf.published import Published, published
@@ -164,7 +164,7 @@ def _about(run: Run) -> str:
 
 def _evidence(machine: Machine, floors: Sequence[Floor]) -> str:
     """What published results say of such a device."""
-    if not any(floor.measured for floor in floors):
+    if not any(floor.predicted or floor.measured for floor in floors):
         return f"{machine.family}: no published result"
     return (
         "least: the larger of the host's and the device's time; predicted, with an interval for 80% of sets, from "

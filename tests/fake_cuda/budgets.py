@@ -13,6 +13,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,8 @@ COLUMNS = (
     "cublas_bytes",
     "reserved_bytes",
 )
-STEPS = 2  # measured; after 3 that fill PyTorch's caches
+WARM_UP = 4  # fill PyTorch's caches; DistributedDataParallel orders its buckets after one
+STEPS = 2  # measured
 
 
 def measured(benchmark: str, batch: int, precision: str) -> dict[str, Any]:
@@ -47,8 +49,15 @@ def measured(benchmark: str, batch: int, precision: str) -> dict[str, Any]:
         of.rate()
         of.train(of.x, of.y)
 
-    of = subject(benchmark, batch, precision, pick_device("cuda", 0))
-    for _ in range(3):
+    rank, store = int(os.environ.get("RANK", "0")), os.environ.get("STORE")
+    device = pick_device("cuda", rank)
+    if store:
+        ranks = int(os.environ["WORLD_SIZE"])
+        torch.distributed.init_process_group(
+            "nccl", init_method=f"file://{store}", rank=rank, world_size=ranks, device_id=device
+        )
+    of = subject(benchmark, batch, precision, device)
+    for _ in range(WARM_UP):
         step()
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
@@ -87,15 +96,28 @@ def report() -> dict[str, dict[str, float]]:
     return dict(json.loads(library.fake_cuda_report())["total"])
 
 
-def of_step(benchmark: str, batch: int, precision: str) -> dict[str, Any]:
-    """``measured`` in a process of its own."""
+def of_step(benchmark: str, batch: int, precision: str, ranks: int = 1) -> dict[str, Any]:
+    """``measured`` on rank 0 of so many, each in a process of its own."""
     from fake_cuda.library import devices, loader
 
     command = [sys.executable, __file__, "--inside", benchmark, str(batch), precision]
-    env = os.environ | loader() | devices()
-    done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=300)
-    assert done.returncode == 0, done.stderr
-    return dict(json.loads(done.stdout.splitlines()[-1]))
+    with tempfile.TemporaryDirectory() as folder:
+        env = os.environ | loader() | devices(changes={"devices": ranks})
+        if ranks > 1:
+            env |= {"STORE": f"{folder}/store", "WORLD_SIZE": str(ranks)}
+        started = [
+            subprocess.Popen(
+                command,
+                env=env | {"RANK": str(rank)},
+                text=True,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+            )
+            for rank in range(ranks)
+        ]
+        said = [process.communicate(timeout=300) for process in started]
+    assert not any(process.returncode for process in started), said
+    return dict(json.loads(said[0][0].splitlines()[-1]))
 
 
 def main() -> int:

@@ -26,6 +26,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 from rich.console import Console
 from rich.table import Table
 from torch.profiler import ProfilerActivity, profile
@@ -121,9 +122,12 @@ def subject(
 
 
 class Alone:
-    """A world of one rank, for parts that only ask its size."""
+    """A world of one rank, or of those that torch.distributed connects, for parts that only ask its size."""
 
-    rank, size, local_rank, local_size = 0, 1, 0, 1
+    def __init__(self) -> None:
+        connected = dist.is_initialized()
+        self.rank = self.local_rank = dist.get_rank() if connected else 0
+        self.size = self.local_size = dist.get_world_size() if connected else 1
 
 
 def capture(of: Subject, graphs: Graphs) -> None:

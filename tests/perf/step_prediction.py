@@ -34,8 +34,7 @@ from rich.table import Table
 from mlhpc.benchmarks.load import load
 from mlhpc.common.ranks import wire
 from mlhpc.common.timing.profile import Profile
-from mlhpc.perf.accelerator.roofline import ceilings_of
-from mlhpc.perf.machines import machine
+from mlhpc.perf.machines import ceilings_of, machine
 from mlhpc.perf.networks.registry import network_of
 from mlhpc.quantities import count
 

@@ -31,6 +31,7 @@ def main() -> None:
     torch.manual_seed(5)
     layers = nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 4, 1)
     network = nn.Sequential(*layers)
+    layers[1].bias.requires_grad_(False)  # frozen
     steps.TOGETHER = 1000  # bytes: several groups
     for precision in ("float32", "mixed_bfloat16"):
         plain, together = (

@@ -21,3 +21,11 @@ def test_a_step_launches_no_more_waits_for_nothing_and_takes_the_memory_that_is_
     assert now["launches"] <= recorded["launches"]
     assert (now["waits"], now["pageable"]) == (0, 0)
     assert now["predicted_bytes"] == pytest.approx(now["allocated_bytes"], rel=0.05)
+
+
+def test_two_ranks_launch_hardly_more_than_one():
+    """Nothing for each weight: neither copies into buckets nor casts."""
+    recorded = json.loads(RECORDED.read_text())[name_of("deepcam", 1, "mixed_bfloat16")]
+    now = of_step("deepcam", 1, "mixed_bfloat16", ranks=2)
+    assert now["launches"] <= recorded["launches"] + 24 <= 910
+    assert (now["waits"], now["pageable"]) == (0, 0)

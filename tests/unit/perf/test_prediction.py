@@ -133,7 +133,7 @@ def test_memory_on_processors_is_that_of_the_cpu_kernels():
         for changed in ([], ["training.cpu_kernels=false"])
     )
     on_gpus = predict(machine("mi300a"), load("cosmoflow", "closed", chosen), 16)
-    assert own.memory < 0.6 * plain.memory and on_gpus.memory - plain.memory == 64 << 20  # of cuBLAS
+    assert own.memory < 0.6 * plain.memory and on_gpus.memory < 0.7 * plain.memory  # which have their own too
     compiled = load("cosmoflow", "closed", [*chosen, "training.compile=true"])
     assert predict(machine("fugaku"), compiled, 64).memory == plain.memory
     divided = [load("cosmoflow", "closed", [*chosen, "training.spatial=[8,1,1]", f"training.cpu_kernels={used}"])

@@ -50,6 +50,7 @@ def test_weights_cast_together_give_the_results_and_gradients_of_autocast_bit_fo
             y = forward(x)
         y.float().square().sum().backward()
         found.append([y, *(weight.grad for weight in network.parameters() if weight.requires_grad)])
+        assert layers[0].weight.grad is None
         network.zero_grad()
     for ours, theirs in zip(*found, strict=True):
         assert torch.equal(ours, theirs) and ours.dtype == theirs.dtype
