@@ -70,6 +70,12 @@ def in_order(energies: Mapping[str, Energy] | None) -> dict[str, Energy]:
     return {kind: energies[kind] for kind in NAMES if kind in energies} if energies else {}
 
 
+def whole_joules(energies: Mapping[str, Energy] | None) -> dict[str, float]:
+    """The joules by kind, without incomplete figures."""
+    figures = {kind: energy.whole_joules for kind, energy in in_order(energies).items()}
+    return {kind: joules for kind, joules in figures.items() if joules is not None}
+
+
 def energies_in(value: Any) -> dict[str, Energy]:
     """The figures in a ``result.json`` or in a run's note, checked; empty if there are none, or unknown ones."""
     try:

@@ -84,14 +84,13 @@ def _where(options: argparse.Namespace) -> list[str]:
 
 def _add(options: argparse.Namespace) -> int:
     from mlhpc.history.importing import all_records
-    from mlhpc.history.reading import Given
     from mlhpc.history.store import put
     from mlhpc.quantities import count
 
-    store, given = _store(options), Given(options.system)
+    store = _store(options)
     new = seen = 0
     for path in options.path:
-        for record in all_records(path, given):
+        for record in all_records(path, options.system):
             name, is_new = put(store, record)
             new, seen = new + is_new, seen + 1
             print(

@@ -91,10 +91,9 @@ def _measured(index: Index, text: str, system: str | None) -> list[Measured]:
             raise UserError(f"{text}: no such folder; pass a run, a record's name, or a selection (last=5)")
         return index.measured(conditions(text))
     from mlhpc.history.importing import all_records
-    from mlhpc.history.reading import Given
     from mlhpc.history.rows import row_of
     from mlhpc.history.store import digest
 
-    records = [record for record in all_records(path, Given(system)) if record.kind != "campaign"]
+    records = [record for record in all_records(path, system) if record.kind != "campaign"]
     rows = (row_of(digest(record.canonical()), record) for record in records)
     return [(row, [run.model_dump() for run in each.runs]) for row, each in zip(rows, records, strict=True)]
