@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from mlhpc.common.energy.counters import widest
+from mlhpc.common.intervals import student
 from mlhpc.errors import UserError, few
 from mlhpc.history.rows import PARTS
 from mlhpc.quantities import count
@@ -166,26 +167,7 @@ def _half_width(one: Sequence[float], two: Sequence[float], n: int, m: int) -> f
         freedom = float((len(one) if deviations[0] is not None else len(two)) - 1)
     else:
         freedom = error**2 / ((first / n) ** 2 / max(n - 1, 1) + (second / m) ** 2 / max(m - 1, 1))
-    return t_quantile(freedom) * math.sqrt(error)
-
-
-def t_quantile(freedom: float) -> float:
-    """The 97.5% point of Student's t with ``freedom`` of at least 1 degree, to nine digits: Newton's method on the
-    integral of the density by Simpson's rule. SciPy takes longer to import than the whole gate."""
-    log_scale = math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2) - math.log(freedom * math.pi) / 2
-
-    def density(t: float) -> float:
-        return math.exp(log_scale - (freedom + 1) / 2 * math.log1p(t * t / freedom))
-
-    t, steps = 1.96, 400
-    for _ in range(20):
-        width = t / steps
-        inner = sum((4 if n % 2 else 2) * density(n * width) for n in range(1, steps))
-        missing = 0.475 - width / 3 * (density(0.0) + inner + density(t))
-        t += missing / density(t)
-        if abs(missing) < 1e-12:
-            break
-    return t
+    return student(freedom) * math.sqrt(error)
 
 
 def _further(
