@@ -105,25 +105,20 @@ def energy_line(energies: Mapping[str, Energy] | None, samples: int = 0) -> str:
 
 def energy_table(energies: Mapping[str, Energy] | None, seconds: float | None, samples: int) -> Table:
     """The figures of one run, whose clock ran for ``seconds`` and which trained on ``samples``."""
-    return table(
-        "energy",
-        in_order(energies).items(),
-        {
-            "measured": lambda f: Cell(NAMES[f[0]], value=f[0]),
-            "read with": lambda f: f[1].source,
-            "energy": lambda f: number(f[1].joules, joules_text, none="no figure"),
-            "mean power": lambda f: number(_per(f[1].joules, seconds), watts_text),
-            "per sample": lambda f: number(_per(f[1].whole_joules, samples), joules_text),
-            "power limits": lambda f: ", ".join(map(watts_text, f[1].caps_w[:4])),
-            "counters": lambda f: Cell(
-                str(f[1].counters), ("" if f[1].nodes is None else f"on {count(f[1].nodes, 'node')}",)
-            ),
-            "not in it": lambda f: "; ".join(f[1].problems[:8]) + " …" * (len(f[1].problems) > 8),
-            "short of MLPerf's power rules": lambda f: "; ".join(f[1].short_of_rules(f[0])),
-        },
-        text_columns=2,
-        prose=(7, 8),
-    )
+    columns = {
+        "measured": lambda f: Cell(NAMES[f[0]], value=f[0]),
+        "read with": lambda f: f[1].source,
+        "energy": lambda f: number(f[1].joules, joules_text, none="no figure"),
+        "mean power": lambda f: number(_per(f[1].joules, seconds), watts_text),
+        "per sample": lambda f: number(_per(f[1].whole_joules, samples), joules_text),
+        "power limits": lambda f: ", ".join(map(watts_text, f[1].caps_w[:4])),
+        "counters": lambda f: Cell(
+            str(f[1].counters), ("" if f[1].nodes is None else f"on {count(f[1].nodes, 'node')}",)
+        ),
+        "not in it": lambda f: "; ".join(f[1].problems[:8]) + " …" * (len(f[1].problems) > 8),
+        "short of MLPerf's power rules": lambda f: "; ".join(f[1].short_of_rules(f[0])),
+    }
+    return table("energy", in_order(energies).items(), columns, text_columns=2, prose=(7, 8))
 
 
 def _per(joules: float | None, share: float | None) -> float | None:

@@ -8,7 +8,7 @@ its own: it is taken to have that of the others.
 import math
 import statistics
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -25,20 +25,13 @@ TO_TARGET = frozenset({"time_to_train_s", "epochs", "time_to_train_without_stagi
 """Figures that only runs which reached the target have."""
 TESTED = ("time_to_train_s", "epochs", "epoch_s")
 """Tested in every gate: epochs to target and seconds per epoch apart, since their causes differ."""
-STATUS: Mapping[str, int] = {"pass": 0, "slower": 1, "undecided": 3}
 MOST_RUNS = 1000
 """Further runs that are proposed; beyond it the baseline is too noisy."""
 Verdict = Literal["pass", "slower", "undecided"]
+STATUS: Mapping[Verdict, int] = {"pass": 0, "undecided": 3, "slower": 1}
+"""Exit statuses of verdicts, the worst last."""
 Measured = tuple[dict[str, Any], list[dict[str, Any]]]
 """A row of the index, and the figures of its runs."""
-
-
-@dataclass(frozen=True)
-class Rule:
-    """``metric`` may be worse by the share ``tolerance``."""
-
-    metric: str = "time_to_train_s"
-    tolerance: float = 0.05
 
 
 @dataclass(frozen=True)
@@ -68,16 +61,25 @@ class Gate:
     @property
     def status(self) -> int:
         """0 passed, 1 slower, 3 undecided."""
-        verdicts = {test.verdict for test in self.tests if test.counts}
-        return next((STATUS[each] for each in ("slower", "undecided") if each in verdicts), 0)
+        return status_of(test.verdict for test in self.tests if test.counts)
 
 
-def gate(new: Sequence[Measured], baseline: Sequence[Measured], rules: Sequence[Rule]) -> Gate:
-    """Test ``new`` against ``baseline``. Raises UserError if either is empty, or if they cannot be compared."""
+def badness(verdict: Verdict) -> int:
+    """The order of verdicts, the worst last."""
+    return list(STATUS).index(verdict)
+
+
+def status_of(verdicts: Iterable[Verdict]) -> int:
+    """The exit status of the worst of ``verdicts``."""
+    return STATUS[max(verdicts, key=badness, default="pass")]
+
+
+def gate(new: Sequence[Measured], baseline: Sequence[Measured], rules: Mapping[str, float]) -> Gate:
+    """Test ``new`` against ``baseline``: each metric of ``rules`` may be worse by this share. Raises UserError if
+    either is empty, or if they cannot be compared."""
     require_comparable(new, baseline)
-    tolerances = {rule.metric: rule.tolerance for rule in rules}
-    shown = [*TESTED, *(metric for metric in tolerances if metric not in TESTED)]
-    tests = (_test(metric, new, baseline, tolerances.get(metric), rules[0].tolerance) for metric in shown)
+    shown = dict.fromkeys((*TESTED, *rules))
+    tests = [_test(metric, _figures(new, metric), _figures(baseline, metric), rules) for metric in shown]
     known = tuple(test for test in tests if test.counts or test.ratio)
     return Gate(known, _moved(new, baseline), tuple(_marks(new, baseline)))
 
@@ -119,19 +121,14 @@ def _figures(rows: Sequence[Measured], metric: str) -> tuple[float, ...]:
 
 
 def _test(
-    metric: str,
-    ours: Sequence[Measured],
-    theirs: Sequence[Measured],
-    tolerance: float | None,
-    shown_at: float,
+    metric: str, new: tuple[float, ...], baseline: tuple[float, ...], rules: Mapping[str, float]
 ) -> Test:
-    new, baseline = _figures(ours, metric), _figures(theirs, metric)
-    allowed = shown_at if tolerance is None else tolerance
+    allowed = rules.get(metric, next(iter(rules.values())))
     worse = (baseline, new) if metric in HIGHER_IS_BETTER else (new, baseline)
     ratio = ratio_interval(*worse)
     verdict = verdict_of(ratio, allowed)
     further = 0 if verdict != "undecided" else _further(*worse, allowed, new is worse[0])
-    return Test(metric, new, baseline, ratio, allowed, verdict, further, tolerance is not None)
+    return Test(metric, new, baseline, ratio, allowed, verdict, further, metric in rules)
 
 
 def verdict_of(ratio: tuple[float, float, float] | None, tolerance: float) -> Verdict:

@@ -2,11 +2,11 @@
 
 import re
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from mlhpc.errors import UserError, did_you_mean
-from mlhpc.history.gate import METRICS, Gate, Measured, Rule, gate
+from mlhpc.history.gate import METRICS, Gate, Measured, gate
 from mlhpc.history.health import Health, health
 from mlhpc.history.index import Index, conditions, opened
 from mlhpc.quantities import parse_quantity
@@ -26,28 +26,28 @@ def tolerance_of(text: object) -> float:
     return value
 
 
-def rules_of(path: Path | None, tolerance: str) -> list[Rule]:
-    """The rules of a TOML file with tables ``[[rule]]`` of ``metric`` and ``tolerance``; without one, the time to
-    train with ``tolerance``. Raises UserError."""
+def rules_of(path: Path | None, tolerance: str) -> dict[str, float]:
+    """By metric, the share by which it may be worse: from the tables ``[[rule]]`` of ``metric`` and ``tolerance``
+    in a TOML file; without one, ``tolerance`` of the time to train. Raises UserError."""
     if path is None:
-        return [Rule(tolerance=tolerance_of(tolerance))]
+        return {"time_to_train_s": tolerance_of(tolerance)}
     try:
         tables = tomllib.loads(path.read_text("utf-8"))["rule"]
-        rules = [Rule(table["metric"], tolerance_of(table.get("tolerance", tolerance))) for table in tables]
+        rules = {table["metric"]: tolerance_of(table.get("tolerance", tolerance)) for table in tables}
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}; pass a TOML file of rules") from None
     except (ValueError, KeyError, TypeError, AttributeError):
         raise UserError(f"{path}: not TOML with tables [[rule]] of metric and tolerance") from None
-    for rule in rules:
-        if rule.metric not in METRICS:
-            raise UserError(f"{path}: no metric {rule.metric!r}; {did_you_mean(str(rule.metric), METRICS)}")
+    for metric in rules:
+        if metric not in METRICS:
+            raise UserError(f"{path}: no metric {metric!r}; {did_you_mean(str(metric), METRICS)}")
     if not rules:
         raise UserError(f"{path}: no rule; write [[rule]] with metric and tolerance")
     return rules
 
 
 def gate_runs(
-    store: Path, new: Sequence[str], baseline: str, rules: Sequence[Rule], system: str | None = None
+    store: Path, new: Sequence[str], baseline: str, rules: Mapping[str, float], system: str | None = None
 ) -> Gate:
     """Test the runs ``new``, folders (of ``system``) or selections, against ``baseline``. Raises UserError."""
     with opened(store) as index:
