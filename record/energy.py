@@ -11,13 +11,10 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
 
-from mlhpc.common.energy.counters import stood_still
+from mlhpc.common.energy.counters import NAMES, stood_still
 from mlhpc.common.pages.blocks import Cell, Table, number, table
 from mlhpc.quantities import count, joules_text, seconds_text, watts_text
 from mlhpc.record.fields import Count, Fields, Name, Number, Seconds, Text
-
-NAMES = {"accelerators": "accelerators", "processors": "processors", "node": "whole nodes"}
-"""Kinds of energy counters, in display order."""
 
 
 class Energy(Fields):

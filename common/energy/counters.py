@@ -13,6 +13,8 @@ from typing import Literal
 from mlhpc.quantities import count, duration_text, si_text
 
 Measured = Literal["accelerators", "processors", "node"]
+NAMES = {"accelerators": "accelerators", "processors": "processors", "node": "whole nodes"}
+"""Kinds of counters, in display order."""
 Read = Callable[[], float]
 """Joules since an arbitrary time in the past."""
 Reading = float | str

@@ -50,18 +50,17 @@ def export(store: Path, where: Sequence[str], out: Path) -> str:
     bases = sorted({_base(host) for host in hosts})
     systems = {base: f"system{number}" for number, base in enumerate(bases, 1)}
     for record in records.values():
-        put(out, HistoryRecord.model_validate(_without_names(record, hosts, systems)))
+        put(out, _without_names(record, hosts, systems))
     return f"{count(len(records), 'record')} in {out}, without names of hosts and users"
 
 
-def _without_names(record: dict[str, Any], hosts: dict[str, str], systems: dict[str, str]) -> dict[str, Any]:
+def _without_names(record: dict[str, Any], hosts: dict[str, str], systems: dict[str, str]) -> HistoryRecord:
     if record.get("system") in systems:
         record["system"] = systems[record["system"]]
     text = json.dumps(record)
     for host in sorted(hosts, key=len, reverse=True):  # also where they stand in other texts
         text = re.sub(rf"(?<![\w.-]){re.escape(json.dumps(host)[1:-1])}(?![\w-])", hosts[host], text)
-    cleaned: dict[str, Any] = json.loads(text)
-    return cleaned
+    return HistoryRecord.model_validate_json(text)
 
 
 def _base(host: str) -> str:

@@ -20,12 +20,12 @@ from pydantic import ValidationError
 
 from mlhpc.benchmarks.load import dotted, loads, toml_value
 from mlhpc.benchmarks.schema import Run
-from mlhpc.common.energy.counters import widest
+from mlhpc.common.energy.counters import NAMES, widest
 from mlhpc.common.files.untrusted import read_text
 from mlhpc.errors import UserError
 from mlhpc.quantities import seconds_text
 from mlhpc.record.breakdown import waits_are_of_all_ranks
-from mlhpc.record.energy import NAMES, energies_in, whole_joules
+from mlhpc.record.energy import energies_in, whole_joules
 from mlhpc.record.environment import Environment
 from mlhpc.record.events import read_events
 from mlhpc.record.fields import first_problem
