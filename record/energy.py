@@ -36,11 +36,11 @@ class Energy(Fields):
         """What of MLPerf Training's Power Measurement Rules a figure of this kind does not meet: "Measure at the
         PSUs", "Report 1 Measurement per Second", "Measure max(a run, 60 power samples)", "Measure or Estimate
         Interconnects"."""
-        gap, readings = self.longest_gap_s or 0.0, self.readings
+        gap = self.longest_gap_s or 0.0
+        number = "unknown number of" if self.readings is None else self.readings
         short = {
             f"{NAMES[kind]}: below the measuring point, the power supply": kind != "node",
-            f"{readings if readings is not None else 'unknown number of'} readings, not 60": (readings or 0)
-            < 60,
+            f"{number} readings, not 60": (self.readings or 0) < 60,
             f"a gap of {seconds_text(gap)}": gap > 1.0,
             "without the network": (self.nodes or 1) > 1,
         }
@@ -83,10 +83,9 @@ def energies_in(value: Any) -> dict[str, Energy]:
 
 def measured_in(runs: Iterable[Mapping[str, Energy]]) -> list[str]:
     """The kinds for which any of ``runs`` has a figure; the report of a run gives the reasons for missing ones."""
-    kinds_of_runs = [
-        {kind for kind, energy in energies.items() if energy.joules is not None} for energies in runs
-    ]
-    return [kind for kind in NAMES if any(kind in kinds for kinds in kinds_of_runs)]
+    energies = [energy for by_kind in runs for energy in by_kind.items()]
+    measured = {kind for kind, energy in energies if energy.joules is not None}
+    return [kind for kind in NAMES if kind in measured]
 
 
 def energy_line(energies: Mapping[str, Energy] | None, samples: int = 0) -> str:

@@ -82,9 +82,8 @@ def _add(options: argparse.Namespace) -> int:
         for record in all_records(path, options.system):
             name, is_new = put(store, record)
             new, seen = new + is_new, seen + 1
-            print(
-                name[:12], record.kind, record.benchmark or "", "(there already)" * (not is_new), flush=True
-            )
+            known = "" if is_new else "(there already)"
+            print(name[:12], record.kind, record.benchmark or "", known, flush=True)
     print(f"{count(new, 'new record')} of {seen} in {store}")
     return 0
 

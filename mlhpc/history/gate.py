@@ -32,6 +32,11 @@ STATUS: Mapping[Verdict, int] = {"pass": 0, "undecided": 3, "slower": 1}
 """Exit statuses of verdicts, the worst last."""
 Measured = tuple[dict[str, Any], list[dict[str, Any]]]
 """A row of the index, and the figures of its runs."""
+Rules = Mapping[str, float]
+"""By metric, the share by which it may be worse."""
+Values = tuple[float, ...]
+Ratio = tuple[float, float, float]
+"""A ratio, and the ends of its 95% interval."""
 
 
 @dataclass(frozen=True)
@@ -41,9 +46,9 @@ class Test:
     None if the baseline has too few runs or varies too much. ``rule``: None for quantities that are only shown."""
 
     metric: str
-    new: tuple[float, ...]
-    baseline: tuple[float, ...]
-    ratio: tuple[float, float, float] | None
+    new: Values
+    baseline: Values
+    ratio: Ratio | None
     tolerance: float
     verdict: Verdict
     further: int | None
@@ -74,9 +79,8 @@ def status_of(verdicts: Iterable[Verdict]) -> int:
     return STATUS[max(verdicts, key=badness, default="pass")]
 
 
-def gate(new: Sequence[Measured], baseline: Sequence[Measured], rules: Mapping[str, float]) -> Gate:
-    """Test ``new`` against ``baseline``: each metric of ``rules`` may be worse by this share. Raises UserError if
-    either is empty, or if they cannot be compared."""
+def gate(new: Sequence[Measured], baseline: Sequence[Measured], rules: Rules) -> Gate:
+    """Test ``new`` against ``baseline``. Raises UserError if either is empty, or if they cannot be compared."""
     require_comparable(new, baseline)
     shown = dict.fromkeys((*TESTED, *rules))
     tests = [_test(metric, _figures(new, metric), _figures(baseline, metric), rules) for metric in shown]
@@ -101,13 +105,11 @@ def require_comparable(new: Sequence[Measured], baseline: Sequence[Measured]) ->
             stated.setdefault(what, set()).add(number)
     for what, numbers in stated.items():
         if what and len(numbers) > 1:
-            raise UserError(
-                f"results of {what} versions {few(sorted(numbers), 4)} cannot be compared "
-                f"(docs/reference/stability.md); select one with --where versions="
-            )
+            problem = f"results of {what} versions {few(sorted(numbers), 4)} cannot be compared"
+            raise UserError(f"{problem} (docs/reference/stability.md); select one with --where versions=")
 
 
-def _figures(rows: Sequence[Measured], metric: str) -> tuple[float, ...]:
+def _figures(rows: Sequence[Measured], metric: str) -> Values:
     """The positive figures of all runs; only of those that reached their target where the metric depends on it."""
     values = []
     for _, runs in rows:
@@ -120,9 +122,7 @@ def _figures(rows: Sequence[Measured], metric: str) -> tuple[float, ...]:
     return tuple(values)
 
 
-def _test(
-    metric: str, new: tuple[float, ...], baseline: tuple[float, ...], rules: Mapping[str, float]
-) -> Test:
+def _test(metric: str, new: Values, baseline: Values, rules: Rules) -> Test:
     allowed = rules.get(metric, next(iter(rules.values())))
     worse = (baseline, new) if metric in HIGHER_IS_BETTER else (new, baseline)
     ratio = ratio_interval(*worse)
@@ -131,14 +131,14 @@ def _test(
     return Test(metric, new, baseline, ratio, allowed, verdict, further, metric in rules)
 
 
-def verdict_of(ratio: tuple[float, float, float] | None, tolerance: float) -> Verdict:
+def verdict_of(ratio: Ratio | None, tolerance: float) -> Verdict:
     """From the interval of a ratio: slower when all of it is above 1 + ``tolerance``, passed when all is below."""
     if ratio is None or not ratio[1] <= ratio[0] <= ratio[2]:
         return "undecided"
     return "slower" if ratio[1] > 1 + tolerance else "pass" if ratio[2] < 1 + tolerance else "undecided"
 
 
-def ratio_interval(above: Sequence[float], below: Sequence[float]) -> tuple[float, float, float] | None:
+def ratio_interval(above: Sequence[float], below: Sequence[float]) -> Ratio | None:
     """Geometric mean of ``above`` over that of ``below``, all positive, and the ends of its 95% interval; None if
     one is empty; without ends (0, infinity) for one value each."""
     if not above or not below:
@@ -167,9 +167,7 @@ def _half_width(one: Sequence[float], two: Sequence[float], n: int, m: int) -> f
     return student(freedom) * math.sqrt(error)
 
 
-def _further(
-    above: Sequence[float], below: Sequence[float], tolerance: float, new_is_above: bool
-) -> int | None:
+def _further(above: Values, below: Values, tolerance: float, new_is_above: bool) -> int | None:
     """The number of further new runs after which the interval would leave 1 + ``tolerance``, if means and
     deviations stayed as they are; None if it is not reached by ``MOST_RUNS``."""
     if not above or not below:

@@ -2,11 +2,11 @@
 
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from mlhpc.errors import UserError, did_you_mean
-from mlhpc.history.gate import METRICS, Gate, Measured, gate
+from mlhpc.history.gate import METRICS, Gate, Measured, Rules, gate
 from mlhpc.history.health import Health, health
 from mlhpc.history.index import Index, conditions, opened
 from mlhpc.quantities import parse_quantity
@@ -46,9 +46,7 @@ def rules_of(path: Path | None, tolerance: str) -> dict[str, float]:
     return rules
 
 
-def gate_runs(
-    store: Path, new: Sequence[str], baseline: str, rules: Mapping[str, float], system: str | None = None
-) -> Gate:
+def gate_runs(store: Path, new: Sequence[str], baseline: str, rules: Rules, system: str | None) -> Gate:
     """Test the runs ``new``, folders (of ``system``) or selections, against ``baseline``. Raises UserError."""
     with opened(store) as index:
         chosen = [pair for text in new for pair in _measured(index, text, system)]

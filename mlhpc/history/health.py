@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mlhpc.errors import UserError
-from mlhpc.history.gate import Measured, Verdict, badness, ratio_interval, verdict_of
+from mlhpc.history.gate import Measured, Ratio, Verdict, badness, ratio_interval, verdict_of
 
 RATES = ("accelerator.float32", "accelerator.tf32", "accelerator.bfloat16", "accelerator.float16",
          "accelerator.bandwidth", "links.host", "host.memory_bandwidth", "storage.local_read",
@@ -25,7 +25,7 @@ class Health:
     when: str
     figure: str
     value: float
-    ratio: tuple[float, float, float] | None
+    ratio: Ratio | None
     verdict: Verdict
 
 

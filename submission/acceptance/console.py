@@ -66,12 +66,11 @@ def _lines(each: Judged, changes: str) -> Iterator[str]:
     for column, time in {"reference": each.reference, "measured": each.times.get("measured")}.items():
         if time:
             yield f"{column}: {time.source}" + f" * scaled by predict from {time.scaled}" * bool(time.scaled)
-    ends = each.predicted_s
-    yield (
-        f"predicted: {duration_text(ends[1])} to {duration_text(ends[2])}"
-        if ends
-        else f"no prediction: {each.unknown}"
-    )
+    if each.predicted_s:
+        _, low, high = each.predicted_s
+        yield f"predicted: {duration_text(low)} to {duration_text(high)}"
+    else:
+        yield f"no prediction: {each.unknown}"
     if changes:
         yield f"changes: {changes}"
     yield from (f"fails: {problem}" for problem in each.problems)

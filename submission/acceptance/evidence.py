@@ -62,9 +62,8 @@ def verify(archive: Path, digest: str | None) -> Acceptance:
         tree = unpack(archive, Path(folder))
         found = sha256(Path(folder) / f"{tree.name}{CHECKSUMS}")
         if digest and digest.lower() != found:
-            raise UserError(
-                f"{archive}: its manifest has the digest {found}, not {digest}; it is another archive"
-            )
+            other = f"its manifest has the digest {found}, not {digest}"
+            raise UserError(f"{archive}: {other}; it is another archive")
         evidence = tree / "results"
         accepted = accept(tree / "tender.toml", evidence if evidence.is_dir() else None)
         stated, found = read_text(tree / FIGURES), _text(accepted)
@@ -79,10 +78,8 @@ def verify(archive: Path, digest: str | None) -> Acceptance:
 def _text(accepted: Acceptance) -> str:
     """The figures to nine digits, which are the same on every machine."""
     text = json.dumps(finite(accepted.content))
-    return (
-        json.dumps(json.loads(text, parse_float=lambda digits: float(f"{float(digits):.9g}")), indent=1)
-        + "\n"
-    )
+    rounded = json.loads(text, parse_float=lambda digits: float(f"{float(digits):.9g}"))
+    return json.dumps(rounded, indent=1) + "\n"
 
 
 def _no_evidence(folder: str, names: list[str]) -> list[str]:
