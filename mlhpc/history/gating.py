@@ -1,10 +1,10 @@
 """``mlhpc history gate``: what is tested against what, and by which rules."""
 
 import re
-import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 
+from mlhpc.benchmarks.toml_lines import read_toml
 from mlhpc.errors import UserError, did_you_mean
 from mlhpc.history.gate import METRICS, Gate, Measured, Rules, gate
 from mlhpc.history.health import Health, health
@@ -31,12 +31,11 @@ def rules_of(path: Path | None, tolerance: str) -> dict[str, float]:
     in a TOML file; without one, ``tolerance`` of the time to train. Raises UserError."""
     if path is None:
         return {"time_to_train_s": tolerance_of(tolerance)}
+    _, content = read_toml(path, "pass a TOML file of rules")
     try:
-        tables = tomllib.loads(path.read_text("utf-8"))["rule"]
+        tables = content["rule"]
         rules = {table["metric"]: tolerance_of(table.get("tolerance", tolerance)) for table in tables}
-    except OSError as error:
-        raise UserError(f"{path}: {error.strerror}; pass a TOML file of rules") from None
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (KeyError, TypeError, AttributeError):
         raise UserError(f"{path}: not TOML with tables [[rule]] of metric and tolerance") from None
     for metric in rules:
         if metric not in METRICS:

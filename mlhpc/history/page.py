@@ -103,7 +103,7 @@ def _lines(rows: Sequence[Row]) -> list[Line]:
 
 
 def _sections(line: Line, notes: Sequence[Row], store: Path) -> Iterator[Section]:
-    step = smallest_step([row["time_to_train_s"] for row in line.rows if row["time_to_train_s"]])
+    step = smallest_step([row["time_to_train_s"] for row in line.rows])
     noise = f"Changes are looked for from {FEWEST} runs on."
     if step is not None:
         noise = f"The noise of these runs can show steps of {step:.1%} of the time, mostly within 12 runs."
@@ -149,12 +149,11 @@ def _noted(line: Line, notes: Sequence[Row]) -> set[str]:
     return {row["name"] for row in after if row}
 
 
-def _before(line: Line) -> list[Row]:
+def _before(line: Line) -> Sequence[Row]:
     """The runs before the last change of the time to train; all without one."""
-    found = [alarm for alarm in line.alarms if alarm.figure == "time_to_train_s"]
-    rows = [row for row in line.rows if row["time_to_train_s"]]
-    begin = found[-2].change.at if len(found) > 1 else 0
-    return rows[begin : found[-1].change.at] if found else rows
+    changed = [alarm.change.at for alarm in line.alarms if alarm.figure == "time_to_train_s"]
+    begin = changed[-2] if len(changed) > 1 else 0
+    return line.rows[begin : changed[-1]] if changed else line.rows
 
 
 def _rates(line: Line) -> charts.Figure:

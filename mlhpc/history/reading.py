@@ -99,15 +99,19 @@ def _where(env: Environment, system: str | None) -> dict[str, Any]:
     """System, machine and commit: the system is the cluster of a Slurm job, else the host without the number of
     its node."""
     names = env.variables if isinstance(env.variables, dict) else {}
-    host = re.sub(r"[-_]?\d*$", "", (env.hostname or "").partition(".")[0]) or env.hostname
     machine = env.accelerators[0] if env.accelerators else env.cpu
     cluster = names.get("SLURM_CLUSTER_NAME")
     named = cluster if isinstance(cluster, str) and not cluster.startswith("(") else None
     return {
-        "system": system or named or host,
+        "system": system or named or without_number(env.hostname),
         "machine": machine,
         "commit": f"{env.commit}{' with changes' * bool(env.dirty)}" if env.commit else None,
     }
+
+
+def without_number(host: str | None) -> str | None:
+    """The name that the nodes of a system have in common: ``nid`` of ``nid000042.local``."""
+    return re.sub(r"[-_]?\d*$", "", (host or "").partition(".")[0]) or host
 
 
 def _settings(config: dict[str, Any]) -> str | None:
