@@ -73,10 +73,10 @@ def whole_joules(energies: Mapping[str, Energy] | None) -> dict[str, float]:
     return {kind: joules for kind, joules in figures.items() if joules is not None}
 
 
-def energies_in(value: Any) -> dict[str, Energy]:
-    """The figures in a ``result.json`` or in a run's note, checked; empty if there are none, or unknown ones."""
+def energies_in(note: Mapping[str, Any]) -> dict[str, Energy]:
+    """The figures of known kinds in a run's ``note``, checked; empty if there are none, or unknown ones."""
     try:
-        return in_order(_ENERGIES.validate_python(value)) if value else {}
+        return in_order(_ENERGIES.validate_python({kind: note[kind] for kind in NAMES if kind in note}))
     except ValidationError:
         return {}
 
@@ -203,7 +203,6 @@ def energy_at_the_end(
 ) -> dict[str, EnergySoFar]:
     """The energy from the ``note`` of a run that has reached run_stop; its figures are those of the result."""
     machines = _machines(nodes)
-    figures = energies_in({kind: value for kind, value in note.items() if kind in NAMES})
     return {
         kind: EnergySoFar(
             energy.joules,
@@ -212,7 +211,7 @@ def energy_at_the_end(
             of_nodes=max(machines, energy.nodes or 0),
             at_least=bool(energy.problems),
         )
-        for kind, energy in figures.items()
+        for kind, energy in energies_in(note).items()
         if energy.joules is not None
     }
 

@@ -123,22 +123,20 @@ def _reframe_case(uuid: str, case: dict[str, Any], system: str | None) -> Histor
     """``perfvalues``: by ``system:partition:name`` a list that begins with value, reference, and ends with the
     unit, such as ``s``."""
     figures: dict[str, float] = {}
-    total = None
     for name, (value, *_, unit) in (case.get("perfvalues") or {}).items():
         key = f"{name.rpartition(':')[2]}_{unit}".replace("/", "_per_").replace("%", "percent")
         if isinstance(value, int | float):
             figures[key] = float(value)
-            total = figures[key] if key == "time_to_train_s" else total
     if not figures:
         return None
-    reached = case.get("result") == "pass"
+    total, result = figures.get("time_to_train_s"), str(case.get("result"))
     return HistoryRecord(
         kind="reframe",
         benchmark="".join(c if c.isalnum() or c in "_.+-" else "_" for c in str(case["name"]))[:100],
         system=system or f"{case.get('system')}:{case.get('partition')}",
         when=time_text(case.get("job_completion_time_unix")),
-        status=str(case.get("result")),
-        runs=(RunFigures(time_to_train_s=total, reached=reached),),
+        status=result,
+        runs=(RunFigures(time_to_train_s=total, reached=result == "pass"),),
         figures=figures,
         content={"reframe": uuid, "environ": case.get("environ"), "nodes": case.get("job_nodelist")},
     )

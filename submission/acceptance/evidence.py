@@ -8,7 +8,7 @@ from itertools import zip_longest
 from pathlib import Path
 
 from mlhpc.common.files.checksum import sha256
-from mlhpc.common.files.filesystem import as_user_error
+from mlhpc.common.files.filesystem import as_user_error, require_new
 from mlhpc.common.files.untrusted import finite, printable, read_text
 from mlhpc.errors import UserError
 from mlhpc.submission.acceptance.judge import Acceptance, judge
@@ -49,8 +49,7 @@ def write(tender_file: Path, results: Path | None, out: Path) -> tuple[Acceptanc
         archive = write_archive(part, name)
         digest = sha256(part / f"{name}{CHECKSUMS}")
         for made in (archive, part / f"{name}{CHECKSUMS}"):
-            if (out / made.name).exists():
-                raise UserError(f"{out / made.name} already exists; choose another --out")
+            require_new(out / made.name)
             made.rename(out / made.name)
     return accepted, out / archive.name, digest
 

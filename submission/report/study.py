@@ -20,7 +20,7 @@ from pydantic import ValidationError
 
 from mlhpc.benchmarks.load import dotted, loads, toml_value
 from mlhpc.benchmarks.schema import Run
-from mlhpc.common.energy.counters import NAMES, widest
+from mlhpc.common.energy.counters import widest
 from mlhpc.common.files.untrusted import read_text
 from mlhpc.errors import UserError
 from mlhpc.quantities import seconds_text
@@ -205,8 +205,7 @@ def _measured(run: Path, settings: Mapping[str, Value]) -> Measured:
     if warm is None and config.study.warmup_steps:
         raise ValueError("it ended before its warm-up")
     copied = "staging" in ends and not notes.get("staging", {}).get("kept")
-    note = {kind: each for kind, each in notes.get("energy", {}).items() if kind in NAMES}
-    joules = widest(whole_joules(energies_in(note)))
+    joules = widest(whole_joules(energies_in(notes.get("energy", {}))))
     return Measured(
         run,
         steps=config.study.steps,
