@@ -37,10 +37,10 @@ class Energy(Fields):
         PSUs", "Report 1 Measurement per Second", "Measure max(a run, 60 power samples)", "Measure or Estimate
         Interconnects"."""
         gap = self.longest_gap_s or 0.0
-        number = "unknown number of" if self.readings is None else self.readings
+        readings = "unknown number of" if self.readings is None else self.readings
         short = {
             f"{NAMES[kind]}: below the measuring point, the power supply": kind != "node",
-            f"{number} readings, not 60": (self.readings or 0) < 60,
+            f"{readings} readings, not 60": (self.readings or 0) < 60,
             f"a gap of {seconds_text(gap)}": gap > 1.0,
             "without the network": (self.nodes or 1) > 1,
         }
