@@ -1,6 +1,5 @@
 """From a benchmark's TOML, a preset and ``--set key=value`` to a ``Run``."""
 
-import errno
 import json
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
@@ -14,7 +13,7 @@ from pydantic import BaseModel, ValidationError
 
 from mlhpc.benchmarks import registry
 from mlhpc.benchmarks.schema import Run, Target
-from mlhpc.benchmarks.toml_lines import parse_toml, parse_value, toml_lines
+from mlhpc.benchmarks.toml_lines import parse_toml, parse_value, read_toml, toml_lines
 from mlhpc.errors import UserError, did_you_mean, shown
 
 
@@ -69,15 +68,7 @@ def load_file(
     benchmark; the message has the line of the setting.
     """
     settings = list(settings)
-    try:
-        if path.exists() and not path.is_file():  # a FIFO or a device would be read for ever
-            raise OSError(errno.EINVAL, "not a file")
-        text = path.read_text("utf-8")
-        own = parse_toml(text)
-    except OSError as error:
-        raise UserError(f"{path}: {error.strerror}; --config requires the config.toml of a run") from None
-    except ValueError as error:
-        raise UserError(f"{path}: invalid TOML ({error}); pass the config.toml of a run") from None
+    text, own = read_toml(path, "--config requires the config.toml of a run")
     if own.get("benchmark") != benchmark:
         where = at_line(path, text, "benchmark")
         raise UserError(f"{where} is a configuration of {shown(own.get('benchmark'))}, not of {benchmark}")

@@ -1,10 +1,13 @@
 """Parses TOML from untrusted files, and finds the line of a key, for messages about its value: the standard
 library's parser does not provide it."""
 
+import errno
 import re
 import tomllib
+from pathlib import Path
 from typing import Any
 
+from mlhpc.errors import UserError
 from mlhpc.quantities import binary_text
 
 LARGEST = 2**20
@@ -31,6 +34,20 @@ def parse_toml(text: str) -> dict[str, Any]:
         return tomllib.loads(text)
     except RecursionError:
         raise ValueError("nested too deeply") from None
+
+
+def read_toml(path: Path, remedy: str) -> tuple[str, dict[str, Any]]:
+    """The text of a file, and its tables. Raises UserError, with the ``remedy``, if it cannot be read or is not
+    TOML."""
+    try:
+        if path.exists() and not path.is_file():  # a FIFO or a device would be read for ever
+            raise OSError(errno.EINVAL, "not a file")
+        text = path.read_text("utf-8")
+        return text, parse_toml(text)
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}; {remedy}") from None
+    except ValueError as error:
+        raise UserError(f"{path}: invalid TOML ({error}); {remedy}") from None
 
 
 def parse_value(text: str) -> Any:

@@ -14,6 +14,7 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
+from mlhpc.common.intervals import student
 from mlhpc.errors import UserError
 from mlhpc.perf.published import Published, published
 from mlhpc.perf.scaling import Estimate, Point, carried
@@ -60,17 +61,6 @@ def spread_of(ratios: Sequence[float]) -> Spread:
     """The spread of at least two ratios."""
     logs = [math.log(ratio) for ratio in ratios]
     return Spread(statistics.fmean(logs), statistics.stdev(logs), len(logs))
-
-
-def student(freedom: int) -> float:
-    """The 97.5% quantile of Student's t (Abramowitz and Stegun 26.7.5, to 0.3% from 4 degrees of freedom on)."""
-    z = 1.959964
-    terms = (
-        (z**3 + z) / 4,
-        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
-        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
-    )
-    return z + sum(term / float(freedom**n) for n, term in enumerate(terms, 1))
 
 
 @cache

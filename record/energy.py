@@ -11,13 +11,10 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
 
-from mlhpc.common.energy.counters import stood_still
+from mlhpc.common.energy.counters import NAMES, stood_still
 from mlhpc.common.pages.blocks import Cell, Table, number, table
 from mlhpc.quantities import count, joules_text, seconds_text, watts_text
 from mlhpc.record.fields import Count, Fields, Name, Number, Seconds, Text
-
-NAMES = {"accelerators": "accelerators", "processors": "processors", "node": "whole nodes"}
-"""Kinds of energy counters, in display order."""
 
 
 class Energy(Fields):
@@ -39,11 +36,11 @@ class Energy(Fields):
         """What of MLPerf Training's Power Measurement Rules a figure of this kind does not meet: "Measure at the
         PSUs", "Report 1 Measurement per Second", "Measure max(a run, 60 power samples)", "Measure or Estimate
         Interconnects"."""
-        gap, readings = self.longest_gap_s or 0.0, self.readings
+        gap = self.longest_gap_s or 0.0
+        readings = "unknown number of" if self.readings is None else self.readings
         short = {
             f"{NAMES[kind]}: below the measuring point, the power supply": kind != "node",
-            f"{readings if readings is not None else 'unknown number of'} readings, not 60": (readings or 0)
-            < 60,
+            f"{readings} readings, not 60": (self.readings or 0) < 60,
             f"a gap of {seconds_text(gap)}": gap > 1.0,
             "without the network": (self.nodes or 1) > 1,
         }
@@ -70,20 +67,25 @@ def in_order(energies: Mapping[str, Energy] | None) -> dict[str, Energy]:
     return {kind: energies[kind] for kind in NAMES if kind in energies} if energies else {}
 
 
-def energies_in(value: Any) -> dict[str, Energy]:
-    """The figures in a ``result.json`` or in a run's note, checked; empty if there are none, or unknown ones."""
+def whole_joules(energies: Mapping[str, Energy] | None) -> dict[str, float]:
+    """The joules by kind, without incomplete figures."""
+    figures = {kind: energy.whole_joules for kind, energy in in_order(energies).items()}
+    return {kind: joules for kind, joules in figures.items() if joules is not None}
+
+
+def energies_in(note: Mapping[str, Any]) -> dict[str, Energy]:
+    """The figures of known kinds in a run's ``note``, checked; empty if there are none, or unknown ones."""
     try:
-        return in_order(_ENERGIES.validate_python(value)) if value else {}
+        return in_order(_ENERGIES.validate_python({kind: note[kind] for kind in NAMES if kind in note}))
     except ValidationError:
         return {}
 
 
 def measured_in(runs: Iterable[Mapping[str, Energy]]) -> list[str]:
     """The kinds for which any of ``runs`` has a figure; the report of a run gives the reasons for missing ones."""
-    kinds_of_runs = [
-        {kind for kind, energy in energies.items() if energy.joules is not None} for energies in runs
-    ]
-    return [kind for kind in NAMES if any(kind in kinds for kinds in kinds_of_runs)]
+    energies = [energy for by_kind in runs for energy in by_kind.items()]
+    measured = {kind for kind, energy in energies if energy.joules is not None}
+    return [kind for kind in NAMES if kind in measured]
 
 
 def energy_line(energies: Mapping[str, Energy] | None, samples: int = 0) -> str:
@@ -99,25 +101,20 @@ def energy_line(energies: Mapping[str, Energy] | None, samples: int = 0) -> str:
 
 def energy_table(energies: Mapping[str, Energy] | None, seconds: float | None, samples: int) -> Table:
     """The figures of one run, whose clock ran for ``seconds`` and which trained on ``samples``."""
-    return table(
-        "energy",
-        in_order(energies).items(),
-        {
-            "measured": lambda f: Cell(NAMES[f[0]], value=f[0]),
-            "read with": lambda f: f[1].source,
-            "energy": lambda f: number(f[1].joules, joules_text, none="no figure"),
-            "mean power": lambda f: number(_per(f[1].joules, seconds), watts_text),
-            "per sample": lambda f: number(_per(f[1].whole_joules, samples), joules_text),
-            "power limits": lambda f: ", ".join(map(watts_text, f[1].caps_w[:4])),
-            "counters": lambda f: Cell(
-                str(f[1].counters), ("" if f[1].nodes is None else f"on {count(f[1].nodes, 'node')}",)
-            ),
-            "not in it": lambda f: "; ".join(f[1].problems[:8]) + " …" * (len(f[1].problems) > 8),
-            "short of MLPerf's power rules": lambda f: "; ".join(f[1].short_of_rules(f[0])),
-        },
-        text_columns=2,
-        prose=(7, 8),
-    )
+    columns = {
+        "measured": lambda f: Cell(NAMES[f[0]], value=f[0]),
+        "read with": lambda f: f[1].source,
+        "energy": lambda f: number(f[1].joules, joules_text, none="no figure"),
+        "mean power": lambda f: number(_per(f[1].joules, seconds), watts_text),
+        "per sample": lambda f: number(_per(f[1].whole_joules, samples), joules_text),
+        "power limits": lambda f: ", ".join(map(watts_text, f[1].caps_w[:4])),
+        "counters": lambda f: Cell(
+            str(f[1].counters), ("" if f[1].nodes is None else f"on {count(f[1].nodes, 'node')}",)
+        ),
+        "not in it": lambda f: "; ".join(f[1].problems[:8]) + " …" * (len(f[1].problems) > 8),
+        "short of MLPerf's power rules": lambda f: "; ".join(f[1].short_of_rules(f[0])),
+    }
+    return table("energy", in_order(energies).items(), columns, text_columns=2, prose=(7, 8))
 
 
 def _per(joules: float | None, share: float | None) -> float | None:
@@ -206,7 +203,6 @@ def energy_at_the_end(
 ) -> dict[str, EnergySoFar]:
     """The energy from the ``note`` of a run that has reached run_stop; its figures are those of the result."""
     machines = _machines(nodes)
-    figures = energies_in({kind: value for kind, value in note.items() if kind in NAMES})
     return {
         kind: EnergySoFar(
             energy.joules,
@@ -215,7 +211,7 @@ def energy_at_the_end(
             of_nodes=max(machines, energy.nodes or 0),
             at_least=bool(energy.problems),
         )
-        for kind, energy in figures.items()
+        for kind, energy in energies_in(note).items()
         if energy.joules is not None
     }
 

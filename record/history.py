@@ -70,15 +70,12 @@ class HistoryRecord(Fields):
 
     def canonical(self) -> bytes:
         """The bytes of its file."""
-        values = {"history": FORMAT, **self.model_dump(exclude_defaults=True)}
-        return canonical(values)
+        return canonical({"history": FORMAT, **self.model_dump(exclude_defaults=True)})
 
 
 def canonical(value: Any) -> bytes:
     """``value`` as JSON with sorted keys and without blanks."""
-    text = json.dumps(
-        finite(value), sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
-    )
+    text = json.dumps(finite(value), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return text.encode("utf-8", "backslashreplace")
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, Self
 from pydantic import Field
 
 from mlhpc.benchmarks.schema import Run, meets
-from mlhpc.record.energy import Energies, Energy, in_order
+from mlhpc.record.energy import Energies, Energy, in_order, whole_joules
 from mlhpc.record.fields import Count, Fields, Measured, Name, Ranks, Seconds, Text
 
 
@@ -201,8 +201,7 @@ class Result(Fields):
     @property
     def joules(self) -> dict[str, float]:
         """Of the training by kind of counter, without incomplete figures."""
-        figures = {kind: energy.whole_joules for kind, energy in in_order(self.energy).items()}
-        return {kind: joules for kind, joules in figures.items() if joules is not None}
+        return whole_joules(self.energy)
 
 
 def energies_of(log: Path) -> dict[str, Energy]:

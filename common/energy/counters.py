@@ -13,6 +13,8 @@ from typing import Literal
 from mlhpc.quantities import count, duration_text, si_text
 
 Measured = Literal["accelerators", "processors", "node"]
+NAMES = {"accelerators": "accelerators", "processors": "processors", "node": "whole nodes"}
+"""Kinds of counters, in display order."""
 Read = Callable[[], float]
 """Joules since an arbitrary time in the past."""
 Reading = float | str
@@ -112,6 +114,10 @@ def named_once(problems_by_host: Iterable[tuple[str, Sequence[str]]]) -> list[st
     return [f"{problem} on {at[0]}{others[problem]}" if at[0] else problem for problem, at in hosts.items()]
 
 
+def _unread(name: str, why: str) -> str:
+    return f"{name} could not be read during the run ({why})"
+
+
 class Sum:
     """What ``counters`` have counted since ``start``, read often enough that none wraps twice in between."""
 
@@ -131,7 +137,7 @@ class Sum:
         for name, read in self.counters.reads.items():
             self._last[name], self._at[name], self._used[name] = reading(read), self._clock(), 0.0
             if isinstance(first := self._last[name], str):
-                self._lost[name] = f"{name} could not be read during the run ({first})"
+                self._lost[name] = _unread(name, first)
 
     @property
     def joules(self) -> float | None:
@@ -178,16 +184,9 @@ class Sum:
     def spent(self, host: str) -> Spent:
         """Read the counters for the last time."""
         self.read()
-        lost = {
-            name: f"{name} could not be read during the run ({why})" for name, why in self._failed.items()
-        }
-        lost |= self._lost
         seconds = self._read_at - self._started
-        lost |= {
-            name: f"{name} stood still for {duration_text(seconds)}"
-            for name in self.still
-            if name not in lost
-        }
+        lost = {name: f"{name} stood still for {duration_text(seconds)}" for name in self.still}
+        lost |= {name: _unread(name, why) for name, why in self._failed.items()} | self._lost
         used = [joules for name, joules in self._used.items() if name not in lost]
         problems = [*self.counters.problems, *(lost[name] for name in self._used if name in lost)]
         kind, source = self.counters.measured, self.counters.source

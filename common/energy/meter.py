@@ -6,10 +6,10 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from mlhpc.common.energy.accelerators import accelerator_counters, vendor_here
-from mlhpc.common.energy.counters import Counters, Measured, Spent, Sum, named_once
+from mlhpc.common.energy.counters import NAMES, Counters, Measured, Spent, Sum, named_once
 from mlhpc.common.energy.slurm import SlurmNodes, counts_nodes, plugin
 from mlhpc.common.energy.sysfs import cray, rapl
 from mlhpc.common.host.accelerators import Vendor
@@ -22,11 +22,6 @@ HALT_S = 5.0
 """Seconds that the end of a run waits for a reading in progress: a driver may block forever."""
 Record = Callable[[str, float, bool], None]
 """Kind of counter, joules, and whether all counters of the node are included."""
-NAMES: dict[Measured, str] = {
-    "accelerators": "accelerators",
-    "processors": "processors",
-    "node": "whole nodes",
-}
 
 
 def counters_of_node(
@@ -174,7 +169,7 @@ class Meter:
 def figures(gathered: Sequence[Spent], nodes: int) -> dict[Measured, dict[str, Any]]:
     """What counters of each kind counted on all nodes together; without kinds of which there are none."""
     energy: dict[Measured, dict[str, Any]] = {}
-    for measured in NAMES:
+    for measured in get_args(Measured):
         of_kind = [one for one in gathered if one.measured == measured and (one.counters or one.problems)]
         read = [one for one in of_kind if one.counters]
         if of_kind:

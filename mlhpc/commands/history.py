@@ -20,10 +20,8 @@ def add(commands: Commands) -> None:
     actions = history.add_subparsers(title="commands", metavar="", parser_class=Parser)
     adding = add_command(actions, "add", _add, "add runs, studies, logs of others, ReFrame's database")
     adding.add_argument("path", type=Path, nargs="+", metavar="PATH", help="runs, folders, logs, databases")
-    _add_store(adding)
     adding.add_argument("--system", metavar="NAME", help="system (default: the cluster, or the host)")
     listing = add_command(actions, "list", _list, "list records, the newest last")
-    _add_store(listing)
     _add_where(listing)
     listing.add_flag("--withdrawn", "also list withdrawn records")
     listing.add_flag("--csv", "print CSV")
@@ -31,19 +29,15 @@ def add(commands: Commands) -> None:
     withdraw = add_command(actions, "withdraw", _withdraw, "keep a record that no longer counts")
     withdraw.add_argument("name", metavar="NAME", help="its name, or how that begins")
     withdraw.add_argument("--reason", required=True, metavar="TEXT", help="why")
-    _add_store(withdraw)
     annotate = add_command(actions, "annotate", _annotate, "note an event, such as maintenance")
     annotate.add_argument("text", metavar="TEXT", help="what happened")
     annotate.add_argument("--system", required=True, metavar="NAME", help="the system")
     annotate.add_argument("--when", metavar="DATE", help="ISO 8601 (default: now)")
-    _add_store(annotate)
     export = add_command(actions, "export", _export, "copy records without the names of hosts and users")
     export.add_folder("--out", "a new store", required=True)
-    _add_store(export)
     _add_where(export)
     compact = add_command(actions, "compact", _compact, "pack the records of past years, a file per year")
     compact.add_count("--before", "pack years before this one (default: the current)", metavar="YEAR")
-    _add_store(compact)
     gate = add_command(actions, "gate", _gate, "test new runs: 0 passed, 1 slower, 3 undecided")
     gate.add_argument("runs", nargs="*", metavar="RUN", help="folders, names of records, or selections")
     gate.add_argument("--baseline", metavar="SELECTION|NAME", help="such as last=40 or when>=2026-01,nodes=4")
@@ -51,17 +45,13 @@ def add(commands: Commands) -> None:
     gate.add_argument("--system", help="of the folders (default: as history add names it)")
     gate.add_argument("--rules", type=Path, metavar="FILE.toml", help="metrics with their tolerances")
     gate.add_flag("--nodes", "instead of runs: each node's newest doctor --calibrate against earlier ones")
-    _add_store(gate)
     add_json(gate)
     page = add_command(actions, "page", _page, "write a page of a system: time lines, changes, their causes")
     page.add_argument("system", metavar="SYSTEM", help="the system")
     page.add_out_file(".html", "the page", required=True)
-    _add_store(page)
     _add_where(page)
-
-
-def _add_store(parser: Parser) -> None:
-    parser.add_folder("--store", "folder of the history (default: $MLHPC_HISTORY)")
+    for action in actions.choices.values():
+        action.add_folder("--store", "folder of the history (default: $MLHPC_HISTORY)")
 
 
 def _add_where(parser: Parser) -> None:
@@ -69,11 +59,10 @@ def _add_where(parser: Parser) -> None:
 
 
 def _store(options: argparse.Namespace) -> Path:
-    if options.store:
-        return Path(options.store)
-    if named := os.environ.get("MLHPC_HISTORY"):
-        return Path(named)
-    raise UserError("which store? pass --store DIR, or set MLHPC_HISTORY")
+    store = options.store or os.environ.get("MLHPC_HISTORY")
+    if not store:
+        raise UserError("which store? pass --store DIR, or set MLHPC_HISTORY")
+    return Path(store)
 
 
 def _where(options: argparse.Namespace) -> list[str]:
@@ -84,19 +73,17 @@ def _where(options: argparse.Namespace) -> list[str]:
 
 def _add(options: argparse.Namespace) -> int:
     from mlhpc.history.importing import all_records
-    from mlhpc.history.reading import Given
     from mlhpc.history.store import put
     from mlhpc.quantities import count
 
-    store, given = _store(options), Given(options.system)
+    store = _store(options)
     new = seen = 0
     for path in options.path:
-        for record in all_records(path, given):
+        for record in all_records(path, options.system):
             name, is_new = put(store, record)
             new, seen = new + is_new, seen + 1
-            print(
-                name[:12], record.kind, record.benchmark or "", "(there already)" * (not is_new), flush=True
-            )
+            known = "" if is_new else "(there already)"
+            print(name[:12], record.kind, record.benchmark or "", known, flush=True)
     print(f"{count(new, 'new record')} of {seen} in {store}")
     return 0
 
@@ -177,12 +164,11 @@ def _gate(options: argparse.Namespace) -> int:
     from rich.console import Console
 
     from mlhpc.history import gating, tables
-    from mlhpc.history.gate import STATUS
+    from mlhpc.history.gate import status_of
 
-    store = _store(options)
     if options.nodes:
-        nodes = gating.gate_nodes(store, gating.tolerance_of(options.tolerance))
-        status = max((STATUS[node.verdict] for node in nodes), key=(0, 3, 1).index)
+        nodes = gating.gate_nodes(_store(options), gating.tolerance_of(options.tolerance))
+        status = status_of(node.verdict for node in nodes)
         if options.json:
             print_json("history gate", {"status": status, "nodes": [asdict(node) for node in nodes]})
         else:
@@ -191,7 +177,7 @@ def _gate(options: argparse.Namespace) -> int:
     if not options.runs or not options.baseline:
         raise UserError("what against what? pass runs and --baseline, or --nodes")
     rules = gating.rules_of(options.rules, options.tolerance)
-    result = gating.gate_runs(store, options.runs, options.baseline, rules, options.system)
+    result = gating.gate_runs(_store(options), options.runs, options.baseline, rules, options.system)
     if options.json:
         print_json("history gate", {"status": result.status, **asdict(result), "moved": dict(result.moved)})
     else:

@@ -3,7 +3,7 @@
 import resource
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from mlhpc.common.energy.meter import NAMES
+from mlhpc.common.energy.counters import NAMES
 from mlhpc.common.energy.slurm import counts_nodes
 from mlhpc.common.host.binding import first_overlap, parse_ranges
 from mlhpc.common.ranks.environment import RankInfo, forgotten_launcher

@@ -8,11 +8,12 @@ its own: it is taken to have that of the others.
 import math
 import statistics
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from mlhpc.common.energy.counters import widest
+from mlhpc.common.intervals import half_width, student
 from mlhpc.errors import UserError, few
 from mlhpc.history.rows import PARTS
 from mlhpc.quantities import count
@@ -24,20 +25,18 @@ TO_TARGET = frozenset({"time_to_train_s", "epochs", "time_to_train_without_stagi
 """Figures that only runs which reached the target have."""
 TESTED = ("time_to_train_s", "epochs", "epoch_s")
 """Tested in every gate: epochs to target and seconds per epoch apart, since their causes differ."""
-STATUS: Mapping[str, int] = {"pass": 0, "slower": 1, "undecided": 3}
 MOST_RUNS = 1000
 """Further runs that are proposed; beyond it the baseline is too noisy."""
 Verdict = Literal["pass", "slower", "undecided"]
+STATUS: Mapping[Verdict, int] = {"pass": 0, "undecided": 3, "slower": 1}
+"""Exit statuses of verdicts, the worst last."""
 Measured = tuple[dict[str, Any], list[dict[str, Any]]]
 """A row of the index, and the figures of its runs."""
-
-
-@dataclass(frozen=True)
-class Rule:
-    """``metric`` may be worse by the share ``tolerance``."""
-
-    metric: str = "time_to_train_s"
-    tolerance: float = 0.05
+Rules = Mapping[str, float]
+"""By metric, the share by which it may be worse."""
+Values = tuple[float, ...]
+Ratio = tuple[float, float, float]
+"""A ratio, and the ends of its 95% interval."""
 
 
 @dataclass(frozen=True)
@@ -47,9 +46,9 @@ class Test:
     None if the baseline has too few runs or varies too much. ``rule``: None for quantities that are only shown."""
 
     metric: str
-    new: tuple[float, ...]
-    baseline: tuple[float, ...]
-    ratio: tuple[float, float, float] | None
+    new: Values
+    baseline: Values
+    ratio: Ratio | None
     tolerance: float
     verdict: Verdict
     further: int | None
@@ -67,16 +66,24 @@ class Gate:
     @property
     def status(self) -> int:
         """0 passed, 1 slower, 3 undecided."""
-        verdicts = {test.verdict for test in self.tests if test.counts}
-        return next((STATUS[each] for each in ("slower", "undecided") if each in verdicts), 0)
+        return status_of(test.verdict for test in self.tests if test.counts)
 
 
-def gate(new: Sequence[Measured], baseline: Sequence[Measured], rules: Sequence[Rule]) -> Gate:
+def badness(verdict: Verdict) -> int:
+    """The order of verdicts, the worst last."""
+    return list(STATUS).index(verdict)
+
+
+def status_of(verdicts: Iterable[Verdict]) -> int:
+    """The exit status of the worst of ``verdicts``."""
+    return STATUS[max(verdicts, key=badness, default="pass")]
+
+
+def gate(new: Sequence[Measured], baseline: Sequence[Measured], rules: Rules) -> Gate:
     """Test ``new`` against ``baseline``. Raises UserError if either is empty, or if they cannot be compared."""
     require_comparable(new, baseline)
-    tolerances = {rule.metric: rule.tolerance for rule in rules}
-    shown = [*TESTED, *(metric for metric in tolerances if metric not in TESTED)]
-    tests = (_test(metric, new, baseline, tolerances.get(metric), rules[0].tolerance) for metric in shown)
+    shown = dict.fromkeys((*TESTED, *rules))
+    tests = [_test(metric, _figures(new, metric), _figures(baseline, metric), rules) for metric in shown]
     known = tuple(test for test in tests if test.counts or test.ratio)
     return Gate(known, _moved(new, baseline), tuple(_marks(new, baseline)))
 
@@ -98,13 +105,11 @@ def require_comparable(new: Sequence[Measured], baseline: Sequence[Measured]) ->
             stated.setdefault(what, set()).add(number)
     for what, numbers in stated.items():
         if what and len(numbers) > 1:
-            raise UserError(
-                f"results of {what} versions {few(sorted(numbers), 4)} cannot be compared "
-                f"(docs/reference/stability.md); select one with --where versions="
-            )
+            problem = f"results of {what} versions {few(sorted(numbers), 4)} cannot be compared"
+            raise UserError(f"{problem} (docs/reference/stability.md); select one with --where versions=")
 
 
-def _figures(rows: Sequence[Measured], metric: str) -> tuple[float, ...]:
+def _figures(rows: Sequence[Measured], metric: str) -> Values:
     """The positive figures of all runs; only of those that reached their target where the metric depends on it."""
     values = []
     for _, runs in rows:
@@ -117,30 +122,23 @@ def _figures(rows: Sequence[Measured], metric: str) -> tuple[float, ...]:
     return tuple(values)
 
 
-def _test(
-    metric: str,
-    ours: Sequence[Measured],
-    theirs: Sequence[Measured],
-    tolerance: float | None,
-    shown_at: float,
-) -> Test:
-    new, baseline = _figures(ours, metric), _figures(theirs, metric)
-    allowed = shown_at if tolerance is None else tolerance
+def _test(metric: str, new: Values, baseline: Values, rules: Rules) -> Test:
+    allowed = rules.get(metric, next(iter(rules.values())))
     worse = (baseline, new) if metric in HIGHER_IS_BETTER else (new, baseline)
     ratio = ratio_interval(*worse)
     verdict = verdict_of(ratio, allowed)
     further = 0 if verdict != "undecided" else _further(*worse, allowed, new is worse[0])
-    return Test(metric, new, baseline, ratio, allowed, verdict, further, tolerance is not None)
+    return Test(metric, new, baseline, ratio, allowed, verdict, further, metric in rules)
 
 
-def verdict_of(ratio: tuple[float, float, float] | None, tolerance: float) -> Verdict:
+def verdict_of(ratio: Ratio | None, tolerance: float) -> Verdict:
     """From the interval of a ratio: slower when all of it is above 1 + ``tolerance``, passed when all is below."""
     if ratio is None or not ratio[1] <= ratio[0] <= ratio[2]:
         return "undecided"
     return "slower" if ratio[1] > 1 + tolerance else "pass" if ratio[2] < 1 + tolerance else "undecided"
 
 
-def ratio_interval(above: Sequence[float], below: Sequence[float]) -> tuple[float, float, float] | None:
+def ratio_interval(above: Sequence[float], below: Sequence[float]) -> Ratio | None:
     """Geometric mean of ``above`` over that of ``below``, all positive, and the ends of its 95% interval; None if
     one is empty; without ends (0, infinity) for one value each."""
     if not above or not below:
@@ -155,7 +153,7 @@ def paired_ratio(above: Sequence[float], below: Sequence[float]) -> tuple[float,
     """As ``ratio_interval``, of at least two values that are paired, as those of runs with the same seed."""
     logs = [math.log(one / other) for one, other in zip(above, below, strict=True)]
     middle = statistics.fmean(logs)
-    half = t_quantile(len(logs) - 1) * statistics.stdev(logs) / math.sqrt(len(logs))
+    half = half_width(statistics.stdev(logs), len(logs))
     return math.exp(middle), math.exp(middle - half), math.exp(middle + half)
 
 
@@ -174,31 +172,10 @@ def _half_width(one: Sequence[float], two: Sequence[float], n: int, m: int) -> f
         freedom = float((len(one) if deviations[0] is not None else len(two)) - 1)
     else:
         freedom = error**2 / ((first / n) ** 2 / max(n - 1, 1) + (second / m) ** 2 / max(m - 1, 1))
-    return t_quantile(freedom) * math.sqrt(error)
+    return student(freedom) * math.sqrt(error)
 
 
-def t_quantile(freedom: float) -> float:
-    """The 97.5% point of Student's t with ``freedom`` of at least 1 degree, to nine digits: Newton's method on the
-    integral of the density by Simpson's rule. SciPy takes longer to import than the whole gate."""
-    log_scale = math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2) - math.log(freedom * math.pi) / 2
-
-    def density(t: float) -> float:
-        return math.exp(log_scale - (freedom + 1) / 2 * math.log1p(t * t / freedom))
-
-    t, steps = 1.96, 400
-    for _ in range(20):
-        width = t / steps
-        inner = sum((4 if n % 2 else 2) * density(n * width) for n in range(1, steps))
-        missing = 0.475 - width / 3 * (density(0.0) + inner + density(t))
-        t += missing / density(t)
-        if abs(missing) < 1e-12:
-            break
-    return t
-
-
-def _further(
-    above: Sequence[float], below: Sequence[float], tolerance: float, new_is_above: bool
-) -> int | None:
+def _further(above: Values, below: Values, tolerance: float, new_is_above: bool) -> int | None:
     """The number of further new runs after which the interval would leave 1 + ``tolerance``, if means and
     deviations stayed as they are; None if it is not reached by ``MOST_RUNS``."""
     if not above or not below:

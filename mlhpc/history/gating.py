@@ -1,12 +1,12 @@
 """``mlhpc history gate``: what is tested against what, and by which rules."""
 
 import re
-import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 
+from mlhpc.benchmarks.toml_lines import read_toml
 from mlhpc.errors import UserError, did_you_mean
-from mlhpc.history.gate import METRICS, Gate, Measured, Rule, gate
+from mlhpc.history.gate import METRICS, Gate, Measured, Rules, gate
 from mlhpc.history.health import Health, health
 from mlhpc.history.index import Index, conditions, opened
 from mlhpc.quantities import parse_quantity
@@ -26,29 +26,26 @@ def tolerance_of(text: object) -> float:
     return value
 
 
-def rules_of(path: Path | None, tolerance: str) -> list[Rule]:
-    """The rules of a TOML file with tables ``[[rule]]`` of ``metric`` and ``tolerance``; without one, the time to
-    train with ``tolerance``. Raises UserError."""
+def rules_of(path: Path | None, tolerance: str) -> dict[str, float]:
+    """By metric, the share by which it may be worse: from the tables ``[[rule]]`` of ``metric`` and ``tolerance``
+    in a TOML file; without one, ``tolerance`` of the time to train. Raises UserError."""
     if path is None:
-        return [Rule(tolerance=tolerance_of(tolerance))]
+        return {"time_to_train_s": tolerance_of(tolerance)}
+    _, content = read_toml(path, "pass a TOML file of rules")
     try:
-        tables = tomllib.loads(path.read_text("utf-8"))["rule"]
-        rules = [Rule(table["metric"], tolerance_of(table.get("tolerance", tolerance))) for table in tables]
-    except OSError as error:
-        raise UserError(f"{path}: {error.strerror}; pass a TOML file of rules") from None
-    except (ValueError, KeyError, TypeError, AttributeError):
+        tables = content["rule"]
+        rules = {table["metric"]: tolerance_of(table.get("tolerance", tolerance)) for table in tables}
+    except (KeyError, TypeError, AttributeError):
         raise UserError(f"{path}: not TOML with tables [[rule]] of metric and tolerance") from None
-    for rule in rules:
-        if rule.metric not in METRICS:
-            raise UserError(f"{path}: no metric {rule.metric!r}; {did_you_mean(str(rule.metric), METRICS)}")
+    for metric in rules:
+        if metric not in METRICS:
+            raise UserError(f"{path}: no metric {metric!r}; {did_you_mean(str(metric), METRICS)}")
     if not rules:
         raise UserError(f"{path}: no rule; write [[rule]] with metric and tolerance")
     return rules
 
 
-def gate_runs(
-    store: Path, new: Sequence[str], baseline: str, rules: Sequence[Rule], system: str | None = None
-) -> Gate:
+def gate_runs(store: Path, new: Sequence[str], baseline: str, rules: Rules, system: str | None) -> Gate:
     """Test the runs ``new``, folders (of ``system``) or selections, against ``baseline``. Raises UserError."""
     with opened(store) as index:
         chosen = [pair for text in new for pair in _measured(index, text, system)]
@@ -91,10 +88,9 @@ def _measured(index: Index, text: str, system: str | None) -> list[Measured]:
             raise UserError(f"{text}: no such folder; pass a run, a record's name, or a selection (last=5)")
         return index.measured(conditions(text))
     from mlhpc.history.importing import all_records
-    from mlhpc.history.reading import Given
     from mlhpc.history.rows import row_of
     from mlhpc.history.store import digest
 
-    records = [record for record in all_records(path, Given(system)) if record.kind != "campaign"]
+    records = [record for record in all_records(path, system) if record.kind != "campaign"]
     rows = (row_of(digest(record.canonical()), record) for record in records)
     return [(row, [run.model_dump() for run in each.runs]) for row, each in zip(rows, records, strict=True)]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mlhpc.errors import UserError
-from mlhpc.history.gate import Measured, Verdict, ratio_interval, verdict_of
+from mlhpc.history.gate import Measured, Ratio, Verdict, badness, ratio_interval, verdict_of
 
 RATES = ("accelerator.float32", "accelerator.tf32", "accelerator.bfloat16", "accelerator.float16",
          "accelerator.bandwidth", "links.host", "host.memory_bandwidth", "storage.local_read",
@@ -25,7 +25,7 @@ class Health:
     when: str
     figure: str
     value: float
-    ratio: tuple[float, float, float] | None
+    ratio: Ratio | None
     verdict: Verdict
 
 
@@ -49,11 +49,9 @@ def health(rows: Sequence[Measured], tolerance: float) -> list[Health]:
             others = [each[2] for each in (*ordered[:number], *ordered[number + 1 :])]
             ratio = ratio_interval(others, [value]) if len(others) >= FEWEST else None
             own = Health(node, when, figure, value, ratio, verdict_of(ratio, tolerance))
-            if node not in worst or _badness(own) > _badness(worst[node]):
-                worst[node] = own
+            worst[node] = max(worst.get(node, own), own, key=_badness)
     return [worst[node] for node in sorted(worst)]
 
 
 def _badness(health: Health) -> tuple[int, float]:
-    order: tuple[Verdict, ...] = ("pass", "undecided", "slower")
-    return order.index(health.verdict), health.ratio[0] if health.ratio else 0.0
+    return badness(health.verdict), health.ratio[0] if health.ratio else 0.0

@@ -10,8 +10,8 @@ from pydantic import ValidationError
 
 from mlhpc.common.files.untrusted import clean, parse_json, printable
 from mlhpc.errors import UserError
-from mlhpc.history.reading import Given, node_record, records_of, same
-from mlhpc.record.energy import in_order
+from mlhpc.history.reading import json_records, node_record, records_below, same
+from mlhpc.record.energy import whole_joules
 from mlhpc.record.fields import first_problem
 from mlhpc.record.history import HistoryRecord, RunFigures, time_text
 
@@ -24,30 +24,22 @@ _REFRAME_SCHEMA = "1.0"
 _LARGEST_SESSION = 2**28
 
 
-def all_records(path: Path, given: Given) -> Iterator[HistoryRecord]:
+def all_records(path: Path, system: str | None) -> Iterator[HistoryRecord]:
     """The records of whatever is at ``path``. Raises UserError if nothing is there."""
     if not path.exists():
         raise UserError(f"{path} does not exist; pass a run, a folder of runs, a tree of logs or a database")
     try:
-        yield from _all_records(path, given)
+        if path.is_file() and _begins(path) == _SQLITE:
+            yield from reframe(path, system)
+        elif path.is_file() and path.suffix == ".json":
+            yield from json_records(path, system)
+        elif path.is_file() and path.suffix == ".toml":
+            yield node_record(path, system)
+        else:
+            own = list(records_below(path, system)) if path.is_dir() else []
+            yield from own or mllog_sets(path, system)
     except ValidationError as error:
         raise UserError(f"{path} has values that no record can hold: {first_problem(error)}") from None
-
-
-def _all_records(path: Path, given: Given) -> Iterator[HistoryRecord]:
-    if path.is_file() and _begins(path) == _SQLITE:
-        yield from reframe(path, given)
-        return
-    if path.is_file() and path.suffix == ".json":
-        yield from records_of(path, given)
-        return
-    if path.is_file() and path.suffix == ".toml":
-        yield node_record(path, given)
-        return
-    own = list(records_of(path, given)) if path.is_dir() else []
-    yield from own
-    if not own:
-        yield from mllog_sets(path, given)
 
 
 def _begins(path: Path) -> bytes:
@@ -55,7 +47,7 @@ def _begins(path: Path) -> bytes:
         return file.read(len(_SQLITE))
 
 
-def mllog_sets(path: Path, given: Given) -> Iterator[HistoryRecord]:
+def mllog_sets(path: Path, system: str | None) -> Iterator[HistoryRecord]:
     """A record for each set of runs of one configuration at or below ``path``. Raises UserError."""
     from mlhpc.submission.report.measure import entries_of
     from mlhpc.submission.result_sets import result_sets
@@ -64,17 +56,16 @@ def mllog_sets(path: Path, given: Given) -> Iterator[HistoryRecord]:
         starts = [record.time_ms for log in results.logs if (record := log.first("run_start"))]
         prints = sorted(filter(None, (log.fingerprint for log in results.logs)))
         for entry in entries_of(results):
-            yield _set_record(entry, time_text(min(starts) / 1e3 if starts else None), prints, given)
+            yield _set_record(entry, time_text(min(starts) / 1e3 if starts else None), prints, system)
 
 
-def _set_record(entry: "Entry", when: str | None, prints: list[str], given: Given) -> HistoryRecord:
+def _set_record(entry: "Entry", when: str | None, prints: list[str], system: str | None) -> HistoryRecord:
     from mlhpc.submission.report.entry import OVER_CONVERGED, OVER_SCORED
 
     reached = entry.over in (OVER_SCORED, OVER_CONVERGED)
     runs = []
     for run in entry.runs:
         parts, epochs = run.phases, len(run.phases.epochs)
-        energy = {k: e.whole_joules for k, e in in_order(run.energy).items() if e.whole_joules is not None}
         runs.append(
             RunFigures(
                 time_to_train_s=parts.total,
@@ -83,7 +74,7 @@ def _set_record(entry: "Entry", when: str | None, prints: list[str], given: Give
                 epoch_s=(parts.training + parts.evaluation) / epochs if epochs else None,
                 samples_per_s=parts.train_rate,
                 parts_s=parts.parts(),
-                joules=energy,
+                joules=whole_joules(run.energy),
                 reached=reached,
             )
         )
@@ -91,7 +82,7 @@ def _set_record(entry: "Entry", when: str | None, prints: list[str], given: Give
     return HistoryRecord(
         kind="result set",
         **same(entry, "benchmark", "preset", "division", "org", "machine", "nodes"),
-        system=given.system or entry.system,
+        system=system or entry.system,
         when=when,
         status="scored" if score is not None else "not scored",
         accelerators=entry.scale if entry.unit == "accelerator" else 0,
@@ -102,7 +93,7 @@ def _set_record(entry: "Entry", when: str | None, prints: list[str], given: Give
     )
 
 
-def reframe(path: Path, given: Given) -> Iterator[HistoryRecord]:
+def reframe(path: Path, system: str | None) -> Iterator[HistoryRecord]:
     """A record for each test case with figures in ReFrame's SQLite database. Raises UserError."""
     try:
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as db:
@@ -111,43 +102,41 @@ def reframe(path: Path, given: Given) -> Iterator[HistoryRecord]:
                 raise UserError(f"{path}: schema {schema} of ReFrame; {_REFRAME_SCHEMA} can be read")
             sessions = "SELECT uuid, json_blob FROM sessions ORDER BY session_start_unix"
             for session, blob in db.execute(sessions):
-                yield from _reframe_session(str(session), str(blob)[:_LARGEST_SESSION], given)
+                yield from _reframe_session(str(session), str(blob)[:_LARGEST_SESSION], system)
     except sqlite3.Error as error:
         raise UserError(f"{path}: not a database of ReFrame that can be read ({error})") from None
 
 
-def _reframe_session(session: str, blob: str, given: Given) -> Iterator[HistoryRecord]:
+def _reframe_session(session: str, blob: str, system: str | None) -> Iterator[HistoryRecord]:
     try:
         report = clean(parse_json(blob))
         for n, run in enumerate(report["runs"]):
             for m, case in enumerate(run["testcases"]):
-                if record := _reframe_case(f"{session}:{n}:{m}", case, given):
+                if record := _reframe_case(f"{session}:{n}:{m}", case, system):
                     yield record
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         name = printable(session)[:40]
         raise UserError(f"session {name} of ReFrame cannot be read ({error!r:.100})") from None
 
 
-def _reframe_case(uuid: str, case: dict[str, Any], given: Given) -> HistoryRecord | None:
+def _reframe_case(uuid: str, case: dict[str, Any], system: str | None) -> HistoryRecord | None:
     """``perfvalues``: by ``system:partition:name`` a list that begins with value, reference, and ends with the
     unit, such as ``s``."""
     figures: dict[str, float] = {}
-    total = None
     for name, (value, *_, unit) in (case.get("perfvalues") or {}).items():
         key = f"{name.rpartition(':')[2]}_{unit}".replace("/", "_per_").replace("%", "percent")
         if isinstance(value, int | float):
             figures[key] = float(value)
-            total = figures[key] if key == "time_to_train_s" else total
     if not figures:
         return None
-    reached = case.get("result") == "pass"
+    total, result = figures.get("time_to_train_s"), str(case.get("result"))
     return HistoryRecord(
         kind="reframe",
         benchmark="".join(c if c.isalnum() or c in "_.+-" else "_" for c in str(case["name"]))[:100],
-        system=given.system or f"{case.get('system')}:{case.get('partition')}",
+        system=system or f"{case.get('system')}:{case.get('partition')}",
         when=time_text(case.get("job_completion_time_unix")),
-        status=str(case.get("result")),
-        runs=(RunFigures(time_to_train_s=total, reached=reached),),
+        status=result,
+        runs=(RunFigures(time_to_train_s=total, reached=result == "pass"),),
         figures=figures,
         content={"reframe": uuid, "environ": case.get("environ"), "nodes": case.get("job_nodelist")},
     )

@@ -10,7 +10,6 @@ import hashlib
 import json
 import os
 import re
-import shutil
 import sqlite3
 import sys
 import tempfile
@@ -20,12 +19,13 @@ from pathlib import Path
 from typing import Any
 
 from mlhpc.errors import UserError, did_you_mean, few
-from mlhpc.history.rows import TEXTS
+from mlhpc.history.rows import ROW, TEXTS
 from mlhpc.quantities import count, parse_quantity
 
 VERSION = 1
 """Of the index: another one is built anew."""
-_SCHEMA = """
+_SCHEMA = f"""
+PRAGMA user_version={VERSION};
 CREATE TABLE files(file TEXT PRIMARY KEY, size INTEGER, problem TEXT);
 CREATE TABLE records(name TEXT PRIMARY KEY, at TEXT, kind TEXT, target TEXT, body TEXT, runs TEXT);
 CREATE INDEX by_time ON records(at);
@@ -94,7 +94,7 @@ class Index:
             if sign != "=" or not re.fullmatch("[0-9]{1,9}", text):
                 raise UserError(f"{condition}: last requires =N, the number of newest records")
             return key, sign, text
-        if key not in (known := self._keys()) and key not in (known := known | self._keys_of_others()):
+        if key not in ROW and key not in (known := {"last", *ROW} | self._others()):
             raise UserError(f"{condition}: no figure {key!r}; {did_you_mean(key, known)}")
         if key in TEXTS:
             return key, sign, text
@@ -103,13 +103,8 @@ class Index:
         except ValueError:
             raise UserError(f"{condition}: {text!r} is not a number; write {key}{sign}NUMBER") from None
 
-    def _keys(self) -> set[str]:
-        """The keys of all rows, which any row has."""
-        first = self.db.execute("SELECT body FROM records LIMIT 1").fetchone()
-        return {"last", "kind", "benchmark", *(json.loads(first[0]) if first else ())}
-
-    def _keys_of_others(self) -> set[str]:
-        """Other figures, which runs do not have."""
+    def _others(self) -> set[str]:
+        """The keys that only rows of other kinds than runs have."""
         others = "SELECT DISTINCT key FROM records, json_each(body) WHERE kind NOT IN ('run', 'result set')"
         return {str(key) for (key,) in self.db.execute(others)}
 
@@ -134,11 +129,14 @@ def opened(store: Path, *, quiet: bool = False) -> Iterator[Index]:
     from mlhpc.history.store import files
 
     path, there = cache_of(store), files(store)
-    db = _usable(path)
-    if db is None or (known := _unchanged(db, store)) != there:
-        if db:
-            db.close()
-        db = _built(store, path, there, known if db and known <= there else None)
+    db = _loaded(path)
+    known = _unchanged(db, store)
+    if known - there:  # with files that are gone, their records may be, too
+        db.executescript("DELETE FROM files; DELETE FROM records")
+        known = set()
+    if known != there:
+        _fill(db, store, there, known)
+        _save(db, path)
     problems = [why for (why,) in db.execute("SELECT problem FROM files WHERE problem > ''")]
     if problems and not quiet:
         sys.stderr.write(f"mlhpc: {store}: not listed: {few(problems, 3, '; ')}\n")
@@ -160,70 +158,44 @@ def _size(path: Path) -> int:
         return -1
 
 
-def _usable(path: Path) -> sqlite3.Connection | None:
-    """The index, if it is there and whole and of this version."""
-    if not path.is_file():
-        return None
-    db = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro&immutable=1", uri=True)
-    try:
-        states = [db.execute(f"PRAGMA {each}").fetchone()[0] for each in ("user_version", "quick_check(1)")]
-        if states == [VERSION, "ok"]:
+def _loaded(path: Path) -> sqlite3.Connection:
+    """The index at ``path`` in memory; an empty one if that is missing, damaged or of another version."""
+    db = sqlite3.connect(":memory:")
+    uri = f"{path.absolute().as_uri()}?mode=ro&immutable=1"
+    with contextlib.suppress(sqlite3.Error), contextlib.closing(sqlite3.connect(uri, uri=True)) as saved:
+        version = saved.execute("PRAGMA user_version").fetchone()
+        state = saved.execute("PRAGMA quick_check(1)").fetchone()
+        if version == (VERSION,) and state == ("ok",):
+            saved.backup(db)
             return db
-    except sqlite3.Error:
-        pass
-    db.close()
-    return None
+    db.executescript(_SCHEMA)
+    return db
 
 
-def _built(store: Path, path: Path, there: set[str], known: set[str] | None) -> sqlite3.Connection:
-    """An index of the files ``there``: from the one at ``path``, which has those ``known``, or anew. Where the
-    cache cannot be written it is used once."""
-    try:
+def _save(db: sqlite3.Connection, path: Path) -> None:
+    """Write the index to ``path``; where the cache cannot be written it is used once."""
+    with contextlib.suppress(OSError, sqlite3.Error):
         path.parent.mkdir(parents=True, exist_ok=True)
-        fd, name = tempfile.mkstemp(prefix=".history-", suffix=".part", dir=path.parent)
-    except OSError:
-        fd, name = tempfile.mkstemp(prefix="mlhpc-history-")
-    os.close(fd)
-    part = Path(name)
-    try:
-        if known is not None:
-            shutil.copyfile(path, part)
-        db = sqlite3.connect(part)
-        db.execute("PRAGMA journal_mode=OFF")
-        db.execute("PRAGMA synchronous=OFF")
-        if known is None:
-            db.executescript(_SCHEMA)
-        _fill(db, store, there - (known or set()))
-        db.execute(f"PRAGMA user_version={VERSION}")
-        db.commit()
-        if part.parent == path.parent:
+        with tempfile.TemporaryDirectory(prefix=".history-", dir=path.parent) as folder:
+            part = Path(folder, path.name)
+            with contextlib.closing(sqlite3.connect(part)) as saved:
+                db.backup(saved)
             os.replace(part, path)
-        return db
-    except (OSError, sqlite3.Error) as error:
-        raise UserError(f"{path}: the index cannot be written ({error}); free some space") from None
-    finally:
-        part.unlink(missing_ok=True)
 
 
-def _fill(db: sqlite3.Connection, store: Path, new: set[str]) -> None:
-    """Add the records of the files ``new``, and why others are none of this version."""
+def _fill(db: sqlite3.Connection, store: Path, there: set[str], known: set[str]) -> None:
+    """Add the records of the files ``there`` that are not ``known``, and why others are none of this version."""
     from mlhpc.history.store import contents, files
 
-    waiting = new
     for _ in range(3):  # records may move into a pack meanwhile
-        gone = False
-        for file in sorted(waiting):
-            try:
+        for file in sorted(there - known):
+            with contextlib.suppress(FileNotFoundError):
                 added = [(name, _add(db, name, data)) for name, data in contents(store, file)]
-            except FileNotFoundError:
-                gone = True
-                continue
-            bad = [f"{name[:16]} is {why}" for name, why in added if why]
-            values = (file, _size(store / file), bad[0] if bad else "")
-            db.execute("INSERT OR REPLACE INTO files VALUES (?, ?, ?)", values)
-        if not gone:
-            break
-        waiting, new = files(store) - new, new | files(store)
+                bad = [f"{name[:16]} is {why}" for name, why in added if why]
+                values = (file, _size(store / file), bad[0] if bad else "")
+                db.execute("INSERT OR REPLACE INTO files VALUES (?, ?, ?)", values)
+        known, there = known | there, files(store)
+    db.commit()
 
 
 def _add(db: sqlite3.Connection, name: str, data: bytes | str) -> str:
@@ -244,10 +216,9 @@ def _add(db: sqlite3.Connection, name: str, data: bytes | str) -> str:
             other = f"of version {version!r:.20} of the history; this mlhpc reads version {FORMAT}"
             return other if version else "no record"
         record = HistoryRecord.model_validate(value)
-    except ValidationError as error:
-        return f"no record ({first_problem(error)[:80]})"
     except ValueError as error:
-        return f"no record ({str(error)[:80]})"
+        reason = first_problem(error) if isinstance(error, ValidationError) else str(error)
+        return f"no record ({reason[:80]})"
     row = row_of(name, record)
     if record.kind in _NOT_MEASURED:
         row |= {"of": record.of, "text": record.text}

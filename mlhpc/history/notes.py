@@ -9,6 +9,7 @@ from typing import Any
 
 from mlhpc.errors import UserError
 from mlhpc.history.index import opened
+from mlhpc.history.reading import without_number
 from mlhpc.history.store import contents, files, put
 from mlhpc.quantities import count
 from mlhpc.record.history import HistoryRecord, time_text
@@ -47,25 +48,20 @@ def export(store: Path, where: Sequence[str], out: Path) -> str:
         for name, data in contents(store, file):
             if name in chosen and isinstance(data, bytes):
                 records[name] = _stripped(json.loads(data), hosts)
-    bases = sorted({_base(host) for host in hosts})
+    bases = sorted({str(without_number(host)) for host in hosts})
     systems = {base: f"system{number}" for number, base in enumerate(bases, 1)}
     for record in records.values():
-        put(out, HistoryRecord.model_validate(_without_names(record, hosts, systems)))
+        put(out, _without_names(record, hosts, systems))
     return f"{count(len(records), 'record')} in {out}, without names of hosts and users"
 
 
-def _without_names(record: dict[str, Any], hosts: dict[str, str], systems: dict[str, str]) -> dict[str, Any]:
+def _without_names(record: dict[str, Any], hosts: dict[str, str], systems: dict[str, str]) -> HistoryRecord:
     if record.get("system") in systems:
         record["system"] = systems[record["system"]]
     text = json.dumps(record)
     for host in sorted(hosts, key=len, reverse=True):  # also where they stand in other texts
         text = re.sub(rf"(?<![\w.-]){re.escape(json.dumps(host)[1:-1])}(?![\w-])", hosts[host], text)
-    cleaned: dict[str, Any] = json.loads(text)
-    return cleaned
-
-
-def _base(host: str) -> str:
-    return re.sub(r"[-_]?\d*$", "", host.partition(".")[0]) or host
+    return HistoryRecord.model_validate_json(text)
 
 
 def _stripped(value: Any, hosts: dict[str, str]) -> Any:

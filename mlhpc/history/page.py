@@ -13,7 +13,7 @@ import tomli_w
 
 from mlhpc.benchmarks.load import loads
 from mlhpc.common.pages import charts, plots
-from mlhpc.common.pages.blocks import Cell, Details, Grid, Section, Table, number, table
+from mlhpc.common.pages.blocks import Cell, Columns, Details, Grid, Section, Table, number, table
 from mlhpc.common.pages.html import render
 from mlhpc.errors import UserError
 from mlhpc.history.changes import FEWEST, Change, changes, smallest_step
@@ -24,15 +24,14 @@ from mlhpc.record.differences import Difference, between, value_text
 from mlhpc.record.environment import Environment
 from mlhpc.record.result import Result
 from mlhpc.record.run_directory import RunDirectory
+from mlhpc.submission.report import summary
 
 Row = dict[str, Any]
 ALARMING = {"time_to_train_s": "time to train", "samples_per_s": "throughput"}
 """Only these raise alarms: parts show the cause."""
 SHOWN = 200
 """Runs in a figure, the newest ones."""
-PARTS = {"staging": "Staging", "exchange": "Exchange", "first_epoch_excess": "First-epoch excess",
-         "data_wait": "Data wait", "step": "Training steps", "training": "Training",
-         "evaluation": "Evaluation", "rest": "Rest"}  # fmt: skip
+PARTS = {part: title for part, (title, _) in summary.PARTS.items()}
 
 
 @dataclass(frozen=True)
@@ -104,7 +103,7 @@ def _lines(rows: Sequence[Row]) -> list[Line]:
 
 
 def _sections(line: Line, notes: Sequence[Row], store: Path) -> Iterator[Section]:
-    step = smallest_step([row["time_to_train_s"] for row in line.rows if row["time_to_train_s"]])
+    step = smallest_step([row["time_to_train_s"] for row in line.rows])
     noise = f"Changes are looked for from {FEWEST} runs on."
     if step is not None:
         noise = f"The noise of these runs can show steps of {step:.1%} of the time, mostly within 12 runs."
@@ -150,12 +149,11 @@ def _noted(line: Line, notes: Sequence[Row]) -> set[str]:
     return {row["name"] for row in after if row}
 
 
-def _before(line: Line) -> list[Row]:
+def _before(line: Line) -> Sequence[Row]:
     """The runs before the last change of the time to train; all without one."""
-    found = [alarm for alarm in line.alarms if alarm.figure == "time_to_train_s"]
-    rows = [row for row in line.rows if row["time_to_train_s"]]
-    begin = found[-2].change.at if len(found) > 1 else 0
-    return rows[begin : found[-1].change.at] if found else rows
+    changed = [alarm.change.at for alarm in line.alarms if alarm.figure == "time_to_train_s"]
+    begin = changed[-2] if len(changed) > 1 else 0
+    return line.rows[begin : changed[-1]] if changed else line.rows
 
 
 def _rates(line: Line) -> charts.Figure:
@@ -173,19 +171,15 @@ def _rates(line: Line) -> charts.Figure:
 
 
 def _alarm_table(line: Line) -> Table:
-    return table(
-        "changes",
-        line.alarms,
-        {
-            "figure": lambda alarm: ALARMING[alarm.figure],
-            "from": lambda alarm: _when(alarm.first_bad),
-            "last before": lambda alarm: _record(alarm.last_good),
-            "first after": lambda alarm: _record(alarm.first_bad),
-            "change": lambda alarm: number(alarm.change.ratio - 1, "{:+.1%}".format),
-            "certain after": lambda alarm: count(alarm.change.found - alarm.change.at + 1, "run"),
-        },
-        text_columns=4,
-    )
+    columns: Columns[Alarm] = {
+        "figure": lambda alarm: ALARMING[alarm.figure],
+        "from": lambda alarm: _when(alarm.first_bad),
+        "last before": lambda alarm: _record(alarm.last_good),
+        "first after": lambda alarm: _record(alarm.first_bad),
+        "change": lambda alarm: number(alarm.change.ratio - 1, "{:+.1%}".format),
+        "certain after": lambda alarm: count(alarm.change.found - alarm.change.at + 1, "run"),
+    }
+    return table("changes", line.alarms, columns, text_columns=4)
 
 
 def _record(row: Row) -> Cell:
@@ -232,17 +226,13 @@ def _notes_table(notes: Sequence[Row]) -> Table:
 
 
 def _runs_table(line: Line) -> Table:
-    return table(
-        "runs",
-        line.rows[::-1],
-        {
-            "when": _when,
-            "record": lambda row: _record(row),
-            "time to train, s": lambda row: number(row["time_to_train_s"], digits),
-            "epochs": lambda row: number(row["epochs"], digits),
-            "s/epoch": lambda row: number(row["epoch_s"], digits),
-            "samples/s": lambda row: number(row["samples_per_s"], digits),
-            "J/sample": lambda row: number(row["joules_per_sample"], digits),
-        },
-        text_columns=2,
-    )
+    columns: Columns[Row] = {
+        "when": _when,
+        "record": _record,
+        "time to train, s": lambda row: number(row["time_to_train_s"], digits),
+        "epochs": lambda row: number(row["epochs"], digits),
+        "s/epoch": lambda row: number(row["epoch_s"], digits),
+        "samples/s": lambda row: number(row["samples_per_s"], digits),
+        "J/sample": lambda row: number(row["joules_per_sample"], digits),
+    }
+    return table("runs", line.rows[::-1], columns, text_columns=2)

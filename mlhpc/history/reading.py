@@ -6,11 +6,10 @@ import os
 import re
 import sys
 import threading
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, TypeVar
 
 from mlhpc.common.files.untrusted import parse_json, printable, read_object, read_text
 from mlhpc.errors import UserError
@@ -21,50 +20,34 @@ from mlhpc.record.result import Result
 from mlhpc.record.run_directory import RunDirectory, read
 from mlhpc.record.series import CampaignRecord
 
+T = TypeVar("T")
 STORE = "MLHPC_HISTORY"
 """Environment variable: the store to which runs, campaigns and emulations add themselves."""
 ADDING_S = 5.0
 """Seconds that a run waits for its record."""
 
 
-@dataclass(frozen=True)
-class Given:
-    """What the files do not say, or say otherwise."""
-
-    system: str | None = None
-
-
-def records_of(path: Path, given: Given) -> Iterator[HistoryRecord]:
-    """The records of a file or folder that this suite has written, with those of folders in it, and a warning for
-    each of these that is damaged; none if it has none. Raises UserError."""
-    if path.is_file():
-        yield from _of_json(path, given)
-        return
+def records_below(path: Path, system: str | None) -> Iterator[HistoryRecord]:
+    """The records of a folder that this suite has written, with those of folders in it, and a warning for each of
+    these that is damaged; none if it has none. Raises UserError."""
     if (path / "campaign.json").is_file():
-        yield campaign_record(path, given)
+        yield campaign_record(path, system)
     if (path / "result.json").is_file():
-        yield folder_record(path, given)
+        yield folder_record(path, system)
         return
-    for below in sorted(each for each in path.iterdir() if each.is_dir() and not each.is_symlink()):
-        if below.name.startswith("."):
-            continue
+    folders = [each for each in path.glob("[!.]*") if each.is_dir() and not each.is_symlink()]
+    for below in sorted(folders):
         try:
-            yield from records_of(below, given)
+            yield from records_below(below, system)
         except UserError as error:  # the others are added
             sys.stderr.write(f"mlhpc: warning: not added: {error}\n")
 
 
-def folder_record(path: Path, given: Given) -> HistoryRecord:
+def folder_record(path: Path, system: str | None) -> HistoryRecord:
     """The record of the folder of a run or of an I/O emulation. Raises UserError."""
-    try:
-        content = read_object(path / "result.json", os.O_NOFOLLOW)
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path / 'result.json'} cannot be read: {printable(str(error))}") from None
-    return _io_record(path, content, given) if content.get("kind") == "io" else run_record(path, given)
-
-
-def run_record(path: Path, given: Given) -> HistoryRecord:
-    """The record of a run's folder. Raises UserError."""
+    stated = _read(path / "result.json", lambda file: read_object(file, os.O_NOFOLLOW))
+    if stated.get("kind") == "io":
+        return _io_record(path, stated, system)
     run = read(path)
     if run.result is None:
         why = dict(run.problems)["result.json"]
@@ -81,7 +64,7 @@ def run_record(path: Path, given: Given) -> HistoryRecord:
         content["log"] = run.log.fingerprint
     return HistoryRecord(
         kind="study cell" if "cell" in content else "run",
-        **_where(run.env, given),
+        **_where(run.env, system),
         **same(result, "benchmark", "preset", "division", "status", "mlhpc", "ranks", "nodes"),
         global_batch_size=result.global_batch_size,
         framework=run.framework,
@@ -92,6 +75,13 @@ def run_record(path: Path, given: Given) -> HistoryRecord:
         runs=(run_figures(result),),
         content=content,
     )
+
+
+def _read(file: Path, reader: Callable[[Path], T]) -> T:
+    try:
+        return reader(file)
+    except (OSError, ValueError) as error:
+        raise UserError(f"{file} cannot be read: {printable(str(error))}") from None
 
 
 def same(source: object, *keys: str) -> dict[str, Any]:
@@ -105,19 +95,23 @@ def _when(run: RunDirectory | None) -> str | None:
     return time_text(started.time_ms / 1e3 if started else run.env.date if run else None)
 
 
-def _where(env: Environment, given: Given) -> dict[str, Any]:
+def _where(env: Environment, system: str | None) -> dict[str, Any]:
     """System, machine and commit: the system is the cluster of a Slurm job, else the host without the number of
     its node."""
     names = env.variables if isinstance(env.variables, dict) else {}
-    host = re.sub(r"[-_]?\d*$", "", (env.hostname or "").partition(".")[0]) or env.hostname
     machine = env.accelerators[0] if env.accelerators else env.cpu
     cluster = names.get("SLURM_CLUSTER_NAME")
     named = cluster if isinstance(cluster, str) and not cluster.startswith("(") else None
     return {
-        "system": given.system or named or host,
+        "system": system or named or without_number(env.hostname),
         "machine": machine,
         "commit": f"{env.commit}{' with changes' * bool(env.dirty)}" if env.commit else None,
     }
+
+
+def without_number(host: str | None) -> str | None:
+    """The name that the nodes of a system have in common: ``nid`` of ``nid000042.local``."""
+    return re.sub(r"[-_]?\d*$", "", (host or "").partition(".")[0]) or host
 
 
 def _settings(config: dict[str, Any]) -> str | None:
@@ -149,12 +143,9 @@ def run_figures(result: Result) -> RunFigures:
     )
 
 
-def campaign_record(path: Path, given: Given) -> HistoryRecord:
+def campaign_record(path: Path, system: str | None) -> HistoryRecord:
     """The record of a campaign's folder: its runs have records of their own. Raises UserError."""
-    try:
-        campaign = CampaignRecord.read(path / "campaign.json")
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path / 'campaign.json'} cannot be read: {printable(str(error))}") from None
+    campaign = _read(path / "campaign.json", CampaignRecord.read)
     first: RunDirectory | None = None
     with contextlib.suppress(UserError, IndexError):
         first = read(path / campaign.run_states[0].name)
@@ -170,7 +161,7 @@ def campaign_record(path: Path, given: Given) -> HistoryRecord:
     )
     return HistoryRecord(
         kind="campaign",
-        **_where(first.env if first else Environment(), given),
+        **_where(first.env if first else Environment(), system),
         **same(campaign, "benchmark", "preset", "division", "mlhpc"),
         when=_when(first),
         status="scored" if score is not None else "not scored",
@@ -181,7 +172,7 @@ def campaign_record(path: Path, given: Given) -> HistoryRecord:
     )
 
 
-def _io_record(path: Path, content: dict[str, Any], given: Given) -> HistoryRecord:
+def _io_record(path: Path, content: dict[str, Any], system: str | None) -> HistoryRecord:
     """The record of an I/O emulation."""
     from mlhpc.iobench.report.record import Result as Emulated
 
@@ -194,7 +185,7 @@ def _io_record(path: Path, content: dict[str, Any], given: Given) -> HistoryReco
     return HistoryRecord(
         kind="io",
         benchmark=re.sub(r"[^\w.+-]", "_", result.workload.name)[:100],
-        **_where(Environment(hostname=hosts[0] if hosts else None), given),
+        **_where(Environment(hostname=hosts[0] if hosts else None), system),
         when=time_text(result.date),
         **same(result, "mlhpc", "ranks", "nodes"),
         runs=(RunFigures(samples_per_s=result.samples_per_s),),
@@ -203,7 +194,7 @@ def _io_record(path: Path, content: dict[str, Any], given: Given) -> HistoryReco
     )
 
 
-def _of_json(path: Path, given: Given) -> Iterator[HistoryRecord]:
+def json_records(path: Path, system: str | None) -> Iterator[HistoryRecord]:
     """The records of what ``mlhpc profile --json`` or ``mlhpc predict --json`` has printed. Raises UserError."""
     try:
         value = parse_json(read_text(path, flags=os.O_NOFOLLOW))
@@ -218,7 +209,7 @@ def _of_json(path: Path, given: Given) -> Iterator[HistoryRecord]:
         yield HistoryRecord(
             kind="prediction" if predicted else "profile",
             machine=each["machine"] if predicted else each.get("gpu"),
-            system=given.system or each.get("machine"),
+            system=system or each.get("machine"),
             when=time_text(each.get("date")),
             **{key: each.get(key) for key in named},
             runs=(RunFigures(time_to_train_s=total),) if total else (),
@@ -227,7 +218,7 @@ def _of_json(path: Path, given: Given) -> Iterator[HistoryRecord]:
         )
 
 
-def node_record(path: Path, given: Given) -> HistoryRecord:
+def node_record(path: Path, system: str | None) -> HistoryRecord:
     """The record of a machine file that ``mlhpc doctor --calibrate`` has written on a node. Raises UserError."""
     from mlhpc.perf.machines import machine
 
@@ -239,7 +230,7 @@ def node_record(path: Path, given: Given) -> HistoryRecord:
     return HistoryRecord(
         kind="node",
         node=node,
-        **_where(Environment(hostname=node, cpu=str(measured.facts["accelerator.model"])), given),
+        **_where(Environment(hostname=node, cpu=str(measured.facts["accelerator.model"])), system),
         when=time_text(min(dates) + "T00:00:00+00:00"),
         figures=dict(measured.figures),
     )
@@ -261,7 +252,7 @@ def remember(path: Path) -> None:
     def add() -> None:
         try:
             is_campaign = (path / "campaign.json").is_file()
-            put(Path(store), (campaign_record if is_campaign else folder_record)(path, Given()))
+            put(Path(store), (campaign_record if is_campaign else folder_record)(path, None))
             problem.clear()
         except Exception as error:  # whatever it is, the run has ended and its result is in its folder
             problem[:] = [printable(str(error))]

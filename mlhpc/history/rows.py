@@ -22,9 +22,7 @@ TEXTS = frozenset(ROW[: ROW.index("ranks")])
 def row_of(name: str, record: "HistoryRecord") -> dict[str, Any]:
     """A flat summary: means over the runs, and energy of the kind of counter that contains the others."""
     row: dict[str, Any] = dict.fromkeys(ROW)
-    row |= {
-        key: getattr(record, key) for key in ROW if key in type(record).model_fields and key != "versions"
-    }
+    row |= {key: getattr(record, key) for key in ROW if key in type(record).model_fields}
     row["name"], row["number_of_runs"] = name, len(record.runs)
     row["versions"] = versions_text(record.versions) or None
     for key in ("time_to_train_s", "time_to_train_without_staging_s", "epochs", "epoch_s", "samples_per_s"):

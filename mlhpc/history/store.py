@@ -6,12 +6,13 @@ disk, names are digests of the content, and nothing is removed before another fi
 not see one another, and stores are merged by copying files.
 """
 
+import contextlib
 import hashlib
 import os
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 from mlhpc.common.files import atomic
 from mlhpc.common.files.filesystem import as_user_error
@@ -85,24 +86,22 @@ def contents(store: Path, file: str) -> Iterator[tuple[str, bytes | str]]:
     """The records of one file, each with its name: its bytes, or in words why it is none. Raises
     FileNotFoundError if another process has packed it meanwhile."""
     single = SINGLE.fullmatch(file)
+    where = "(its name is not the digest of its content)" if single else "in a pack"
     try:
         with os.fdopen(open_regular(store / file, os.O_NOFOLLOW), "rb") as opened:
-            if single:
-                data = opened.read(LARGEST + 1)
-                intact = digest(data) == single[1]
-                yield (
-                    single[1],
-                    data if intact else "truncated or changed (its name is not the digest of its content)",
-                )
-                return
-            while line := opened.readline(LARGEST + 66):
-                name, _, data = line.rstrip(b"\n").partition(b" ")
-                intact = digest(data).encode() == name
-                yield name.decode(errors="replace")[:64], data if intact else "truncated or changed in a pack"
+            for name, data in [(single[1], opened.read(LARGEST + 1))] if single else _packed(opened):
+                yield name, data if digest(data) == name else f"truncated or changed {where}"
     except FileNotFoundError:
         raise
     except OSError as error:
         yield file, f"not readable ({error.strerror})"
+
+
+def _packed(pack: BinaryIO) -> Iterator[tuple[str, bytes]]:
+    """The names and records in the lines of a pack."""
+    while line := pack.readline(LARGEST + 66):
+        name, _, data = line.rstrip(b"\n").partition(b" ")
+        yield name.decode(errors="replace"), data
 
 
 def content_of(store: Path, name: str) -> bytes:
@@ -127,14 +126,12 @@ def compact(store: Path, years: Iterable[tuple[str, str]], before: int) -> tuple
     replaced = []
     with as_user_error(store, "cannot be written", "free some space"):
         for file in sorted(files(store)):
-            try:
+            with contextlib.suppress(FileNotFoundError):
                 found = list(contents(store, file))
-            except FileNotFoundError:
-                continue
-            if found and all(isinstance(data, bytes) and name in year_of for name, data in found):
-                replaced.append(file)
-                for name, data in found:
-                    if isinstance(data, bytes):
+                whole = {name: data for name, data in found if isinstance(data, bytes) and name in year_of}
+                if found and len(whole) == len(found):
+                    replaced.append(file)
+                    for name, data in whole.items():
                         packs.setdefault(year_of[name], {})[name] = data
         for year, records in packs.items():
             data = b"".join(name.encode() + b" " + records[name] + b"\n" for name in sorted(records))

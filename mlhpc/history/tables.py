@@ -7,7 +7,7 @@ from rich.console import Console
 
 from mlhpc.common.pages.blocks import Cell, number, table
 from mlhpc.common.pages.terminal import print_table, say
-from mlhpc.history.gate import Gate, Test
+from mlhpc.history.gate import Gate, Ratio, Test
 from mlhpc.history.health import Health
 from mlhpc.quantities import count, digits, duration_text
 
@@ -80,7 +80,7 @@ def _needed(test: Test) -> str:
     return f"about {count(test.further, 'further new run')} would decide, if they are like these"
 
 
-def ratio_text(ratio: tuple[float, float, float] | None) -> str:
+def ratio_text(ratio: Ratio | None) -> str:
     """``+3.1% (+1.0% to +5.2%)``."""
     if ratio is None:
         return "not known"

@@ -5,7 +5,7 @@ from functools import partial
 
 from rich.console import Console
 
-from mlhpc.common.pages.blocks import Cell, Table, number, table
+from mlhpc.common.pages.blocks import Cell, Columns, Table, number, table
 from mlhpc.common.pages.terminal import print_table, say
 from mlhpc.quantities import bytes_text, count, digits, duration_text, joules_text
 from mlhpc.submission.acceptance.judge import COLUMNS, Acceptance, Judged
@@ -49,20 +49,16 @@ def _times(accepted: Acceptance) -> Table:
             return ""
         return Cell(duration_text(value.seconds) + " *" * bool(value.scaled), value=value.seconds)
 
-    return table(
-        "acceptance",
-        accepted.jobs,
-        {
-            "job": lambda each: each.name,
-            "tier": lambda each: accepted.tender.jobs[each.name].tier,
-            "verdict": lambda each: Cell(each.verdict, tone=_TONES.get(each.verdict, "warning")),
-            "nodes": lambda each: str(each.nodes),
-            **{column: partial(time, column) for column in ("reference", *COLUMNS)},
-            "improvement": lambda each: number(each.improvements.get("measured"), digits),
-            "energy": lambda each: number(each.joules, joules_text),
-        },
-        text_columns=3,
-    )
+    columns: Columns[Judged] = {
+        "job": lambda each: each.name,
+        "tier": lambda each: accepted.tender.jobs[each.name].tier,
+        "verdict": lambda each: Cell(each.verdict, tone=_TONES.get(each.verdict, "warning")),
+        "nodes": lambda each: str(each.nodes),
+        **{column: partial(time, column) for column in ("reference", *COLUMNS)},
+        "improvement": lambda each: number(each.improvements.get("measured"), digits),
+        "energy": lambda each: number(each.joules, joules_text),
+    }
+    return table("acceptance", accepted.jobs, columns, text_columns=3)
 
 
 def _lines(each: Judged, changes: str) -> Iterator[str]:
@@ -70,12 +66,11 @@ def _lines(each: Judged, changes: str) -> Iterator[str]:
     for column, time in {"reference": each.reference, "measured": each.times.get("measured")}.items():
         if time:
             yield f"{column}: {time.source}" + f" * scaled by predict from {time.scaled}" * bool(time.scaled)
-    ends = each.predicted_s
-    yield (
-        f"predicted: {duration_text(ends[1])} to {duration_text(ends[2])}"
-        if ends
-        else f"no prediction: {each.unknown}"
-    )
+    if each.predicted_s:
+        _, low, high = each.predicted_s
+        yield f"predicted: {duration_text(low)} to {duration_text(high)}"
+    else:
+        yield f"no prediction: {each.unknown}"
     if changes:
         yield f"changes: {changes}"
     yield from (f"fails: {problem}" for problem in each.problems)
@@ -85,14 +80,11 @@ def _bandwidths(accepted: Acceptance) -> Table:
     def pair(needed: str, has: str, each: Judged) -> str:
         return " / ".join(bytes_text(each.bandwidths[key], "/s") for key in (needed, has))
 
-    return table(
-        "bandwidths",
-        accepted.jobs,
-        {
-            "job": lambda each: each.name,
-            "samples / host link": partial(pair, "samples", "link"),
-            "memory": partial(pair, "memory", "memory_of_machine"),
-            "files / file system": partial(pair, "files", "file_system"),
-            "files / local storage": partial(pair, "files", "local"),
-        },
-    )
+    columns: Columns[Judged] = {
+        "job": lambda each: each.name,
+        "samples / host link": partial(pair, "samples", "link"),
+        "memory": partial(pair, "memory", "memory_of_machine"),
+        "files / file system": partial(pair, "files", "file_system"),
+        "files / local storage": partial(pair, "files", "local"),
+    }
+    return table("bandwidths", accepted.jobs, columns)

@@ -8,7 +8,7 @@ from itertools import zip_longest
 from pathlib import Path
 
 from mlhpc.common.files.checksum import sha256
-from mlhpc.common.files.filesystem import as_user_error
+from mlhpc.common.files.filesystem import as_user_error, require_new
 from mlhpc.common.files.untrusted import finite, printable, read_text
 from mlhpc.errors import UserError
 from mlhpc.submission.acceptance.judge import Acceptance, judge
@@ -49,8 +49,7 @@ def write(tender_file: Path, results: Path | None, out: Path) -> tuple[Acceptanc
         archive = write_archive(part, name)
         digest = sha256(part / f"{name}{CHECKSUMS}")
         for made in (archive, part / f"{name}{CHECKSUMS}"):
-            if (out / made.name).exists():
-                raise UserError(f"{out / made.name} already exists; choose another --out")
+            require_new(out / made.name)
             made.rename(out / made.name)
     return accepted, out / archive.name, digest
 
@@ -62,9 +61,8 @@ def verify(archive: Path, digest: str | None) -> Acceptance:
         tree = unpack(archive, Path(folder))
         found = sha256(Path(folder) / f"{tree.name}{CHECKSUMS}")
         if digest and digest.lower() != found:
-            raise UserError(
-                f"{archive}: its manifest has the digest {found}, not {digest}; it is another archive"
-            )
+            other = f"its manifest has the digest {found}, not {digest}"
+            raise UserError(f"{archive}: {other}; it is another archive")
         evidence = tree / "results"
         accepted = accept(tree / "tender.toml", evidence if evidence.is_dir() else None)
         stated, found = read_text(tree / FIGURES), _text(accepted)
@@ -79,10 +77,8 @@ def verify(archive: Path, digest: str | None) -> Acceptance:
 def _text(accepted: Acceptance) -> str:
     """The figures to nine digits, which are the same on every machine."""
     text = json.dumps(finite(accepted.content))
-    return (
-        json.dumps(json.loads(text, parse_float=lambda digits: float(f"{float(digits):.9g}")), indent=1)
-        + "\n"
-    )
+    rounded = json.loads(text, parse_float=lambda digits: float(f"{float(digits):.9g}"))
+    return json.dumps(rounded, indent=1) + "\n"
 
 
 def _no_evidence(folder: str, names: list[str]) -> list[str]:

@@ -80,9 +80,8 @@ class Acceptance:
     @property
     def improvements(self) -> dict[str, float]:
         """The metric by column, where all jobs with a reference have a time."""
-        jobs = [
-            (each.improvements, self.tender.jobs[each.name].weight) for each in self.jobs if each.reference
-        ]
+        weights = {name: job.weight for name, job in self.tender.jobs.items()}
+        jobs = [(each.improvements, weights[each.name]) for each in self.jobs if each.reference]
         return {
             column: geometric_mean((own[column], weight) for own, weight in jobs)
             for column in COLUMNS
@@ -118,9 +117,8 @@ def geometric_mean(weighted: Iterable[tuple[float, float]]) -> float:
 def judge(tender: Tender, machine: Machine, sets: Sequence[SetCheck], root: Path) -> Acceptance:
     """The jobs of ``tender``, with the finished ones among ``sets``, which lie below ``root``. Raises UserError if
     two sets are of one job."""
-    return Acceptance(
-        tender, machine, tuple(_judged(tender, machine, name, sets, root) for name in tender.jobs)
-    )
+    jobs = tuple(_judged(tender, machine, name, sets, root) for name in tender.jobs)
+    return Acceptance(tender, machine, jobs)
 
 
 def _judged(tender: Tender, machine: Machine, name: str, sets: Sequence[SetCheck], root: Path) -> Judged:
@@ -135,10 +133,8 @@ def _judged(tender: Tender, machine: Machine, name: str, sets: Sequence[SetCheck
     reference = _reference(job, run) if job.reference else None
     problems, joules = list[str](), None
     if checked := _of_job(job, run, nodes, sets):
-        problems, joules = (
-            list(_against_tier(job, run, machine, checked)),
-            widest(scored_joules(checked.score)),
-        )
+        problems += _against_tier(job, run, machine, checked)
+        joules = widest(scored_joules(checked.score))
         try:
             times["measured"] = _measured(machine, run, nodes, checked, root)
         except UserError as error:

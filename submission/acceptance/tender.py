@@ -1,14 +1,13 @@
 """A tender, or an acceptance test, as one TOML file: jobs, what they are compared with, and what is required."""
 
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from mlhpc.benchmarks.load import at_line, load
 from mlhpc.benchmarks.schema import Run
-from mlhpc.benchmarks.toml_lines import parse_toml
-from mlhpc.common.files.untrusted import read_text
+from mlhpc.benchmarks.toml_lines import read_toml
 from mlhpc.errors import UserError, did_you_mean
 from mlhpc.perf.machines import Machine, machine
 from mlhpc.perf.prediction.model import with_batch
@@ -110,12 +109,9 @@ class Tender(_Table):
 
 def read(path: Path) -> tuple[Tender, Machine]:
     """The tender in ``path`` and its machine. Raises UserError, with the line of the key."""
+    text, tables = read_toml(path, "pass a tender (docs/guide/acceptance.md)")
     try:
-        text = read_text(path)
-        tables: dict[str, Any] = parse_toml(text)
         tender = Tender.model_validate(tables)
-    except OSError as error:
-        raise UserError(f"{path}: {error.strerror}; pass a tender (docs/guide/acceptance.md)") from None
     except ValidationError as error:
         problem = error.errors()[0]
         key = ".".join(map(str, problem["loc"]))
@@ -125,8 +121,6 @@ def read(path: Path) -> tuple[Tender, Machine]:
             table = tables_at.get(len(problem["loc"]), Job)
             said = f"unknown key {key!r}; {did_you_mean(str(problem['loc'][-1]), table.model_fields)}"
         raise UserError(f"{at_line(path, text, key)}: {said}") from None
-    except ValueError as error:
-        raise UserError(f"{path}: invalid TOML ({error}); pass a tender") from None
     for name, job in tender.jobs.items():
         try:
             if tender.nodes_of(job) > tender.system.nodes:

@@ -6,11 +6,12 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
+from mlhpc.common.energy.counters import NAMES
 from mlhpc.common.files.untrusted import printable
 from mlhpc.common.pages.blocks import Cell, Table, table
 from mlhpc.common.pages.terminal import print_table, say
 from mlhpc.quantities import count, joules_text, minutes
-from mlhpc.record.energy import NAMES, measured_in
+from mlhpc.record.energy import measured_in
 from mlhpc.record.result import energies_of
 from mlhpc.submission.check.check import SetCheck, check_sets
 from mlhpc.submission.check.official import rcp_verdict, summary

@@ -7,12 +7,12 @@ from functools import partial
 from typing import Any
 
 from mlhpc.benchmarks import registry
+from mlhpc.common.energy.counters import NAMES
 from mlhpc.common.pages.blocks import Cell, Details, Table, number, table
 from mlhpc.common.pages.html import render
 from mlhpc.perf.scaling import Estimate
 from mlhpc.quantities import count, decimals, digits, plain, whole
 from mlhpc.record.differences import differences_table
-from mlhpc.record.energy import NAMES
 from mlhpc.submission.findings import findings_table
 from mlhpc.submission.report.compare import DETAILED, Comparison, Predicted
 from mlhpc.submission.report.compare_figures import BARS, breakdown, planes

@@ -5,11 +5,11 @@ from collections.abc import Callable
 from rich.console import Console
 from rich.text import Text
 
+from mlhpc.common.energy.counters import NAMES
 from mlhpc.common.pages.blocks import table
 from mlhpc.common.pages.terminal import print_table
 from mlhpc.common.pages.text import printable
 from mlhpc.quantities import count, joules_text, plain, whole
-from mlhpc.record.energy import NAMES
 from mlhpc.submission.findings import STYLES
 from mlhpc.submission.report.compare import Comparison, Predicted
 from mlhpc.submission.report.entry import Entry

@@ -5,6 +5,8 @@ import statistics
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from mlhpc.common.intervals import half_width
+
 FEWEST = 3
 """Minimum number of runs for an interval or a standard deviation."""
 
@@ -27,12 +29,8 @@ class Spread(NamedTuple):
         themselves, for one run its value."""
         if self.sd is None:
             return self.mean, self.mean, self.mean
-        if self.n < FEWEST:
-            half = self.sd / math.sqrt(2)  # two values are sqrt(2) standard deviations apart
-        else:
-            from scipy.special import stdtrit
-
-            half = float(stdtrit(self.n - 1, 0.975)) * self.sd / math.sqrt(self.n)
+        # Two values are sqrt(2) standard deviations apart.
+        half = self.sd / math.sqrt(2) if self.n < FEWEST else half_width(self.sd, self.n)
         return self.mean, max(0.0, self.mean - half), self.mean + half
 
     def content(self) -> dict[str, float | None]:

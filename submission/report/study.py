@@ -25,7 +25,7 @@ from mlhpc.common.files.untrusted import read_text
 from mlhpc.errors import UserError
 from mlhpc.quantities import seconds_text
 from mlhpc.record.breakdown import waits_are_of_all_ranks
-from mlhpc.record.energy import NAMES, energies_in
+from mlhpc.record.energy import energies_in, whole_joules
 from mlhpc.record.environment import Environment
 from mlhpc.record.events import read_events
 from mlhpc.record.fields import first_problem
@@ -207,9 +207,7 @@ def _measured(run: Path, settings: Mapping[str, Value]) -> Measured:
     if warm is None and config.study.warmup_steps:
         raise ValueError("it ended before its warm-up")
     copied = "staging" in ends and not notes.get("staging", {}).get("kept")
-    note = {kind: each for kind, each in notes.get("energy", {}).items() if kind in NAMES}
-    figures = {kind: each.whole_joules for kind, each in energies_in(note).items()}
-    joules = widest({kind: whole for kind, whole in figures.items() if whole is not None})
+    joules = widest(whole_joules(energies_in(notes.get("energy", {}))))
     return Measured(
         run,
         steps=config.study.steps,

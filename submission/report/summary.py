@@ -8,10 +8,10 @@ from statistics import median
 
 from mlhpc.benchmarks import registry
 from mlhpc.benchmarks.findings import Finding
+from mlhpc.common.energy.counters import NAMES as MEASURED
 from mlhpc.errors import few
 from mlhpc.quantities import bytes_text, count, digits, duration_text, joules_text, seconds_text, watts_text
 from mlhpc.record.breakdown import whole_epochs
-from mlhpc.record.energy import NAMES as MEASURED
 from mlhpc.record.environment import Environment
 from mlhpc.record.phases import PARTS as LOG_PARTS
 from mlhpc.record.phases import phases

@@ -13,6 +13,7 @@ from functools import cache
 from pathlib import Path
 
 from mlhpc.benchmarks import load, registry
+from mlhpc.common.intervals import half_width
 from mlhpc.errors import few
 from mlhpc.record.mllog import Interval, Log
 from mlhpc.record.result import Target
@@ -250,8 +251,6 @@ def _t_interval(times: Sequence[float]) -> tuple[float, float] | None:
     """95% interval of the mean of ``times`` (Student's t, n − 1 degrees of freedom)."""
     if len(times) < 2:
         return None
-    from scipy.special import stdtrit  # scipy.stats takes a second to import
-
     mean = statistics.fmean(times)
-    half = float(stdtrit(len(times) - 1, 0.975)) * statistics.stdev(times) / math.sqrt(len(times))
+    half = half_width(statistics.stdev(times), len(times))
     return mean - half, mean + half

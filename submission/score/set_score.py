@@ -12,6 +12,7 @@ from mlhpc.benchmarks.load import load, presets
 from mlhpc.common.files.untrusted import printable
 from mlhpc.errors import shown
 from mlhpc.quantities import count
+from mlhpc.record.energy import whole_joules
 from mlhpc.record.mllog import Log
 from mlhpc.record.result import Target, energies_of
 from mlhpc.submission.findings import allowed_value
@@ -70,13 +71,12 @@ def scored_joules(score: Strong | Weak) -> dict[str, float]:
     """Mean joules of a training by kind of counter, over the runs that make up the score (MLPerf Training, Power
     Measurement Rules, "Scoring"); without kinds of which one of these runs has no complete figure."""
     runs = [
-        {kind: energy.whole_joules for kind, energy in energies_of(run.path).items()}
+        whole_joules(energies_of(run.path))
         for run in score.runs
         if run.converged and not run.dropped and score.minutes is not None
     ]
-    figures = {kind: [run.get(kind) for run in runs] for kind in (runs[0] if runs else ())}
-    return {kind: fmean(known) for kind, values in figures.items()
-            if len(known := [value for value in values if value is not None]) == len(runs)}  # fmt: skip
+    kinds = [kind for kind in (runs[0] if runs else ()) if all(kind in run for run in runs)]
+    return {kind: fmean(run[kind] for run in runs) for kind in kinds}
 
 
 def division_of(results: ResultSet) -> str:

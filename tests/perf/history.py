@@ -15,12 +15,12 @@ import time
 from datetime import datetime, timedelta
 from pathlib import Path
 
-from mlhpc.history.reading import Given, folder_record
+from mlhpc.history.reading import folder_record
 from mlhpc.history.store import digest
 
 
 def fill(store: Path, run: Path, records: int) -> None:
-    record = folder_record(run, Given())
+    record = folder_record(run, None)
     draw = random.Random(0)
     begin = datetime(2024, 1, 1)
     for n in range(records):

@@ -1,10 +1,9 @@
 """Epochs to the target against reference convergence points and what submissions needed."""
 
 import pytest
-from scipy.special import stdtrit
 
 from mlhpc.errors import UserError
-from mlhpc.perf.epochs import convergence_points, epochs_to_target, spread_of, student
+from mlhpc.perf.epochs import convergence_points, epochs_to_target, spread_of
 from mlhpc.perf.published import published
 from mlhpc.submission.score.rcp import reference_points
 
@@ -50,11 +49,6 @@ def test_an_interval_is_not_simply_everything():
         for point in convergence_points(benchmark):
             interval = epochs_to_target(benchmark, "closed", int(point.size))
             assert interval.high / interval.low < 3.3
-
-
-@pytest.mark.parametrize("freedom", [4, 6, 9, 30])
-def test_students_quantile(freedom):
-    assert student(freedom) == pytest.approx(stdtrit(freedom, 0.975), rel=3e-3)
 
 
 def test_the_prediction_interval_is_the_textbook_one():

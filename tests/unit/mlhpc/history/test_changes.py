@@ -12,7 +12,7 @@ from golden.make_run import make_run
 
 from mlhpc import cli
 from mlhpc.history.changes import changes, smallest_step
-from mlhpc.history.reading import Given, folder_record
+from mlhpc.history.reading import folder_record
 from mlhpc.history.store import put
 from mlhpc.record.history import HistoryRecord
 
@@ -71,7 +71,7 @@ def store(tmp_path: Path, monkeypatch) -> Path:
     """Of 60 runs of a system; from the 46th on they wait for data, with another NumPy."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("MLHPC_HISTORY", str(tmp_path / "store"))
-    record = folder_record(make_run(tmp_path / "run"), Given("frontier"))
+    record = folder_record(make_run(tmp_path / "run"), "frontier")
     draw = random.Random(1)
     (figures,) = record.runs
     for n in range(60):
