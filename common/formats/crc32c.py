@@ -2,6 +2,7 @@
 multiplies vectors of 64 bytes, elsewhere by Google's library."""
 
 import ctypes
+import os
 from functools import cache
 from typing import Any
 
@@ -20,6 +21,10 @@ def library() -> Any:
         return None
     compiled.mlhpc_crc32c.restype = ctypes.c_uint32
     compiled.mlhpc_crc32c.argtypes = [ctypes.c_uint32, ctypes.c_void_p, ctypes.c_int64]
+    compiled.mlhpc_read_crc32c.restype = ctypes.c_int64
+    compiled.mlhpc_read_crc32c.argtypes = [
+        ctypes.c_int, ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64, ctypes.POINTER(ctypes.c_uint32)
+    ]  # fmt: skip
     return compiled
 
 
@@ -32,3 +37,14 @@ def extend(crc: int, data: bytes | memoryview | npt.NDArray[np.uint8]) -> int:
     else:
         checksum = compiled.mlhpc_crc32c(crc, array.ctypes.data, array.nbytes)
     return checksum
+
+
+def read_into(fd: int, offset: int, out: npt.NDArray[np.uint8], crc: int) -> int | None:
+    """Fill ``out``, contiguous [bytes], from ``offset`` of an open file, and extend ``crc`` by it; None if not all
+    of it can be read."""
+    compiled = library()
+    if compiled is None:
+        return extend(crc, out) if os.preadv(fd, [out], offset) == out.nbytes else None
+    checksum = ctypes.c_uint32(crc)
+    count = compiled.mlhpc_read_crc32c(fd, offset, out.ctypes.data, out.nbytes, checksum)
+    return checksum.value if count == out.nbytes else None

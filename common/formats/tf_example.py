@@ -111,14 +111,16 @@ class Layout:
         """Read an open file of this layout: fills ``x``, contiguous, with the bytes of ``x`` and returns ``y``
         [values]. None if the file has another layout or a wrong checksum, which reading it by ``read_examples``
         tells; then ``x`` is undefined."""
-        around, into, start = np.empty_like(self.around), x.reshape(-1).view(np.uint8), self.x.start
-        size = len(around) + len(into)
-        if into.nbytes != self.x.stop - start or os.fstat(fd).st_size != size:
+        into, start, stop = x.reshape(-1).view(np.uint8), self.x.start, self.x.stop
+        size = len(self.around) + stop - start
+        if into.nbytes != stop - start or os.fstat(fd).st_size != size:
             return None
-        if os.preadv(fd, [around[:start], into, around[start:]], 0) != size:
+        before, after = os.pread(fd, start, 0), os.pread(fd, size - stop, stop)
+        checksum = crc32c.read_into(fd, start, into, crc32c.extend(0, before[LENGTH_BYTES:]))
+        around = np.frombuffer(bytearray(before + after), np.uint8)
+        if checksum is None or len(around) != len(self.around):
             return None
-        checksum = crc32c.extend(crc32c.extend(0, around[LENGTH_BYTES:start]), into)
-        checksum = crc32c.extend(checksum, around[start:-CHECKSUM_BYTES])
+        checksum = crc32c.extend(checksum, after[:-CHECKSUM_BYTES])
         stored, y = around[-CHECKSUM_BYTES:].tobytes(), around[self.y].view("<f4").astype(np.float32)
         around[self.y] = around[-CHECKSUM_BYTES:] = 0
         return y if masked(checksum) == stored and (around == self.around).all() else None
