@@ -44,6 +44,13 @@ def add(commands: Commands) -> None:
     profile.add_argument("--data", type=Path, help="read this data set (default: zeros in memory)")
     profile.add_count("--steps", "steps to measure, after one warm-up step (default: 5)", default=5)
     add_machine(profile, "show efficiency relative to the peaks of this machine")
+    profile.add_argument(
+        "--counters",
+        type=Path,
+        metavar="FILE",
+        help="counters of this step: perf stat -j, ncu's CSV, rocprofv3's",
+    )
+    profile.add_count("--counted-steps", "steps that a file of perf covers")
     profile.add_argument("--trace", type=Path, metavar="PATH", help="write the framework's trace here")
     profile.add_flag("--json", "print JSON")
     profile.add_out_file(".html", "write a page with charts")

@@ -115,7 +115,7 @@ OPTIONS = {
     ],
     "profile": [
         *("--preset", "--set", "--batch", "--batches", "--ranks", "--data"),
-        *("--steps", "--machine", "--trace", "--json", "--out"),
+        *("--steps", "--machine", "--counters", "--counted-steps", "--trace", "--json", "--out"),
     ],
     "pack": ["--org", "--system", "--out", "--ruleset", "--weak", "--prune", "--despite-errors"],
     "unpack": [],
