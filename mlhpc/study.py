@@ -161,6 +161,7 @@ def content(study: Study) -> dict[str, Any]:
                         "staging_s": run.staging_s,
                         "samples_per_s": run.samples_per_s,
                         "joules_per_sample": run.joules_per_sample,
+                        "accelerators_busy": run.busy,
                         "servers": asdict(run.servers) if run.servers else None,
                     }
                     for run in cell.runs

@@ -49,7 +49,8 @@ GLOBAL_BATCH = "hyperparameters.global_batch_size"
 class Measured:
     """One run: ``steps`` steps in ``seconds``, including ``wait_s`` of data wait. ``staging_s`` is None
     unless everything was copied: not staged, or files existed already. ``joules_per_sample``: of the whole run
-    over all its samples, by the kind of counter that contains the others."""
+    over all its samples, by the kind of counter that contains the others; ``busy``: share of its time in which
+    accelerators computed."""
 
     path: Path
     steps: int
@@ -60,6 +61,7 @@ class Measured:
     environment: Environment | None
     servers: ServerFigures | None = None
     joules_per_sample: float | None = None
+    busy: float | None = None
 
     @property
     def samples_per_s(self) -> float:
@@ -206,7 +208,8 @@ def _measured(run: Path, settings: Mapping[str, Value]) -> Measured:
         raise ValueError("it ended before its warm-up")
     copied = "staging" in ends and not notes.get("staging", {}).get("kept")
     note = {kind: each for kind, each in notes.get("energy", {}).items() if kind in NAMES}
-    figures = {kind: each.whole_joules for kind, each in energies_in(note).items()}
+    energies = energies_in(note)
+    figures = {kind: each.whole_joules for kind, each in energies.items()}
     joules = widest({kind: whole for kind, whole in figures.items() if whole is not None})
     return Measured(
         run,
@@ -217,6 +220,7 @@ def _measured(run: Path, settings: Mapping[str, Value]) -> Measured:
         staging_s=ends["staging"]["seconds"] if copied else None,
         environment=_environment(run),
         joules_per_sample=joules and joules / (expected_steps * config.hyperparameters.global_batch_size),
+        busy=energies["accelerators"].usage.get("busy") if "accelerators" in energies else None,
     )
 
 

@@ -100,6 +100,7 @@ def cells_table(study: Study) -> Table:
             "slowest over fastest": lambda cell: number(cell.variability, "{:.1%}".format),
             "staging, s": _mean(lambda run: run.staging_s, plain),
             "J/sample": _mean(lambda run: run.joules_per_sample, plain),
+            "accelerators busy": _mean(lambda run: run.busy, "{:.0%}".format),
         },
         text_columns=len(study.axes) or 1,
     )
