@@ -99,11 +99,11 @@ def _nvidia_usage(
         values = nvml.nvmlDeviceGetFieldValues(device, [(each, _ALL_LINKS) for each in fields])
         if any(value.nvmlReturn for value in values):
             raise ValueError("no NVLink")
-        return 1024.0 * sum(value.value.ullVal for value in values)
+        return float(1024 * sum(value.value.ullVal for value in values))
 
     def pcie(device: Any) -> float:
         ways = nvml.NVML_PCIE_UTIL_TX_BYTES, nvml.NVML_PCIE_UTIL_RX_BYTES
-        return 1000.0 * sum(nvml.nvmlDeviceGetPcieThroughput(device, way) for way in ways)
+        return float(1000 * sum(nvml.nvmlDeviceGetPcieThroughput(device, way) for way in ways))
 
     def mean(of: Callable[[Any], float], among: Sequence[Any] = devices) -> float | None:
         values = [value for each in among if isinstance(value := reading(partial(of, each)), float)]

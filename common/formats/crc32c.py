@@ -44,7 +44,7 @@ def read_into(fd: int, offset: int, out: npt.NDArray[np.uint8], crc: int) -> int
     of it can be read."""
     compiled = library()
     if compiled is None:
-        return extend(crc, out) if os.preadv(fd, [out], offset) == out.nbytes else None
+        return extend(crc, out) if os.preadv(fd, [out.data], offset) == out.nbytes else None
     checksum = ctypes.c_uint32(crc)
     count = compiled.mlhpc_read_crc32c(fd, offset, out.ctypes.data, out.nbytes, checksum)
     return checksum.value if count == out.nbytes else None

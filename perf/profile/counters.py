@@ -17,7 +17,6 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,7 +26,7 @@ from mlhpc.common.timing.profile import Profile, Work
 from mlhpc.errors import UserError
 from mlhpc.perf.accelerator.roofline import Ceilings
 from mlhpc.perf.networks.layer import Network, Precision
-from mlhpc.perf.profile.layers import by_layer
+from mlhpc.perf.profile.layers import LayerTime, by_layer
 from mlhpc.quantities import count, digits, four_digits
 
 _REMEDY = "pass the output of perf stat -j, ncu --csv --page raw or rocprofv3 (counter_collection.csv)"
@@ -173,20 +172,24 @@ def of_step(counters: Counters, profile: Profile, network: Network, precision: P
         none = all(of(kernel) is None for kernel in kernels.values())
         return None if none else sum(counted(work, of) for work in found)
 
-    kinds: tuple[_Kind, ...] = (lambda kernel: kernel.flops, lambda kernel: kernel.bytes)
-    whole = _all(profile, network, precision, *map(total, kinds))
+    whole = _all(profile, network, precision, total(_flops), total(_bytes))
     own = _of_one_layer(profile.work, kernels)
-    # Grouped like seconds, in whose place the counts are.
-    times, *counts = (
-        by_layer(replace(profile, work=tuple(w._replace(seconds=value(w)) for w in own)), network, precision)
-        for value in (lambda w: w.seconds, *(partial(counted, of=kind) for kind in kinds))
-    )
+
+    def by_layer_of(value: Callable[[Work], float]) -> list[LayerTime]:
+        """Grouped like seconds, in whose place the counts are."""
+        work = tuple(each._replace(seconds=value(each)) for each in own)
+        return by_layer(replace(profile, work=work), network, precision)
+
     rows = [whole]
-    for time, *layer in zip(times, *counts, strict=True):
-        known = zip(layer, whole[3:5], strict=True)
-        values = [None if all_ is None else each.seconds for each, all_ in known]
-        model = float(time.product_flops + time.other_flops), time.bytes
-        rows.append(Counted(time.name, time.direction, time.seconds, *values, *model))
+    for time, flops, moved in zip(
+        by_layer_of(lambda work: work.seconds),
+        by_layer_of(lambda work: counted(work, _flops)),
+        by_layer_of(lambda work: counted(work, _bytes)),
+        strict=True,
+    ):
+        row = Counted(time.name, time.direction, time.seconds, flops.seconds, moved.seconds, *_model([time]))
+        unknown = {name: None for name in ("flops", "bytes") if getattr(whole, name) is None}
+        rows.append(row._replace(**unknown))
     return rows
 
 
@@ -194,8 +197,20 @@ def _all(
     profile: Profile, network: Network, precision: Precision, flops: float | None, bytes_: float | None
 ) -> Counted:
     times = by_layer(profile, network, precision)
-    model = float(sum(t.product_flops + t.other_flops for t in times)), sum(t.bytes for t in times)
-    return Counted("all", "", profile.wall, flops, bytes_, *model)
+    return Counted("all", "", profile.wall, flops, bytes_, *_model(times))
+
+
+def _model(times: Sequence[LayerTime]) -> tuple[float, float]:
+    """FLOPs and bytes of layers by the model."""
+    return float(sum(t.product_flops + t.other_flops for t in times)), sum(t.bytes for t in times)
+
+
+def _flops(kernel: Kernel) -> float | None:
+    return kernel.flops
+
+
+def _bytes(kernel: Kernel) -> float | None:
+    return kernel.bytes
 
 
 def _of_one_layer(work: Iterable[Work], kernels: Mapping[str, Kernel]) -> list[Work]:

@@ -234,6 +234,8 @@ def main() -> None:
         print(json.dumps({"rows": rows, "missing": missing}, indent=1))
     else:
         show(rows, missing)
+    if differ := [f"{row['loader']} of {row['benchmark']}" for row in rows if row["same_samples"] is False]:
+        sys.exit(f"other samples than this suite's: {', '.join(differ)}")
 
 
 if __name__ == "__main__":

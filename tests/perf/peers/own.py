@@ -104,7 +104,7 @@ def _source(task: Task, root: Path, loading: dict[str, Any]) -> tuple[Source[Any
         from mlhpc.deepcam.data.source import DeepCamSource
 
         statistics = read_statistics(root, 16)
-        return DeepCamSource(deepcam.Loading.model_validate(loading), task.shape, statistics), paths  # type: ignore
+        return DeepCamSource(deepcam.Loading.model_validate(loading), task.shape, statistics), paths
     if task.name == "resnet50":
         from mlhpc.benchmarks import resnet50
         from mlhpc.resnet50.data.formats import Files

@@ -109,7 +109,7 @@ def streaming(task: Task, root: Path, settings: Mapping[str, Any]) -> Epoch:
                 writer.write(task.parts(root, number))
     decode = decoder(task, root)
 
-    class Decoded(StreamingDataset):  # type: ignore[misc]
+    class Decoded(StreamingDataset):
         def __getitem__(self, index: int) -> Any:
             return decode(super().__getitem__(index))
 
