@@ -10,7 +10,7 @@ import google_crc32c
 import numpy as np
 import numpy.typing as npt
 
-from mlhpc.common.host.compiled import compiled_library
+from mlhpc.common.files.compiled import compiled_library
 
 
 @cache

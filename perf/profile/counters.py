@@ -323,6 +323,6 @@ def _ncu(lines: Sequence[str]) -> dict[str, Kernel]:
             unit = _UNIT.match(units[event] or "")
             if unit is None:
                 raise ValueError(f"unit {units[event]} of {event}")
-            count = float(text.replace(",", "")) * _PREFIX[unit[1]] * (512 if name != event else 1)
-            sums[_name(row["Kernel Name"])].add(row["ID"], name, count)
+            value = float(text.replace(",", "")) * _PREFIX[unit[1]] * (512 if name != event else 1)
+            sums[_name(row["Kernel Name"])].add(row["ID"], name, value)
     return {name: each.kernel() for name, each in sums.items()}

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mlhpc.common.host.compiled import compiled_library
+from mlhpc.common.files.compiled import compiled_library
 
 KINDS = {"float32": 0, "float16": 1, "bfloat16": 2}
 """Types of samples by their numbers in ``_decode.c``."""
