@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mlhpc.common.files.compiled import compiled_library
 from mlhpc.common.formats import crc32c
 
 POLYNOMIAL = 0x11EDC6F41  # Castagnoli et al. 1993
@@ -31,6 +32,11 @@ def test_the_constants_are_the_powers_that_fold(bits: int) -> None:
     assert found
     expected = [int(f"{power(bits + half):032b}"[::-1], 2) << 1 for half in (32, -32)]
     assert [int(number, 16) for number in found.groups()] == expected
+
+
+def test_the_library_was_compiled() -> None:
+    """Where the tests run there is a compiler: otherwise only Google's library would be tested."""
+    assert compiled_library(crc32c.__file__, "_crc32c")
 
 
 @given(
