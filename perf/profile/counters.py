@@ -181,15 +181,17 @@ def of_step(counters: Counters, profile: Profile, network: Network, precision: P
         return by_layer(replace(profile, work=work), network, precision)
 
     rows = [whole]
-    for time, flops, moved in zip(
+    for time, operations, traffic in zip(
         by_layer_of(lambda work: work.seconds),
         by_layer_of(lambda work: counted(work, _flops)),
         by_layer_of(lambda work: counted(work, _bytes)),
         strict=True,
     ):
-        row = Counted(time.name, time.direction, time.seconds, flops.seconds, moved.seconds, *_model([time]))
-        unknown = {name: None for name in ("flops", "bytes") if getattr(whole, name) is None}
-        rows.append(row._replace(**unknown))
+        counts = (
+            (None if whole.flops is None else operations.seconds),
+            (None if whole.bytes is None else traffic.seconds),
+        )
+        rows.append(Counted(time.name, time.direction, time.seconds, *counts, *_model([time])))
     return rows
 
 
