@@ -84,7 +84,7 @@ $(VENV)/.demo: environment.sh setup.cfg setup.py constraints.txt
 	@./environment.sh demo '$(PYTHON)'
 	@touch $@
 
-$(VENV)/.test: environment.sh setup.cfg setup.py constraints.txt common/data/codecs/_decode.c cosmoflow/cpu/_pooled.c
+$(VENV)/.test: environment.sh setup.cfg setup.py constraints.txt common/data/codecs/_decode.c common/formats/_crc32c.c cosmoflow/cpu/_pooled.c
 	@./environment.sh test '$(PYTHON)'
 	@touch $(VENV)/.demo $@
 

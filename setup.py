@@ -1,5 +1,5 @@
-"""What setup.cfg cannot say: the compiled parts, without which encoded data sets are read by NumPy and CosmoFlow's
-gradients on a CPU are computed by PyTorch, both slowly; and the files that lie outside the packages."""
+"""What setup.cfg cannot say: the compiled parts, without which samples are decoded and normalised by NumPy and
+CosmoFlow's gradients on a CPU computed by PyTorch, both slowly; and the files that lie outside the packages."""
 
 import os
 from pathlib import Path
@@ -15,6 +15,7 @@ COMPILED = [
         extra_compile_args=["-O3", "-ffp-contract=off"],
         optional=True,  # where there is no compiler
     ),
+    Extension("mlhpc.common.formats._crc32c", ["src/mlhpc/common/formats/_crc32c.c"], optional=True),
     Extension(
         "mlhpc.cosmoflow.cpu._pooled",
         ["src/mlhpc/cosmoflow/cpu/_pooled.c"],

@@ -162,6 +162,7 @@ def content(study: Study) -> dict[str, Any]:
                         "checkpoint_s": run.checkpoint_s,
                         "samples_per_s": run.samples_per_s,
                         "joules_per_sample": run.joules_per_sample,
+                        "accelerators_busy": run.busy,
                         "servers": asdict(run.servers) if run.servers else None,
                     }
                     for run in cell.runs

@@ -5,7 +5,7 @@ A node's energy contains that of its processors and accelerators: figures of dif
 side and never added.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -13,7 +13,7 @@ from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
 
 from mlhpc.common.energy.counters import NAMES, stood_still
 from mlhpc.common.pages.blocks import Cell, Table, number, table
-from mlhpc.quantities import count, joules_text, seconds_text, watts_text
+from mlhpc.quantities import bytes_text, count, joules_text, seconds_text, watts_text
 from mlhpc.record.fields import Count, Fields, Name, Number, Seconds, Text
 
 
@@ -21,7 +21,7 @@ class Energy(Fields):
     """The joules of one kind of counters between start and stop on the nodes of the run; None if none could
     be read. ``source``: the interface of the ``counters`` on ``nodes`` nodes. ``problems``: missing counters,
     with the reason. ``readings``: of the counter with the fewest; ``longest_gap_s``: between two of them;
-    ``caps_w``: the distinct power limits."""
+    ``caps_w``: the distinct power limits; ``usage``: of the devices, means (``common/energy/counters.py``)."""
 
     joules: Annotated[float, Field(ge=0, le=1e18)] | None
     counters: Count
@@ -31,6 +31,7 @@ class Energy(Fields):
     readings: Count | None = None
     longest_gap_s: Seconds | None = None
     caps_w: tuple[Number, ...] = ()
+    usage: dict[Name, Number] = Field(default_factory=dict)
 
     def short_of_rules(self, kind: str) -> list[str]:
         """What of MLPerf Training's Power Measurement Rules a figure of this kind does not meet: "Measure at the
@@ -45,6 +46,18 @@ class Energy(Fields):
             "without the network": (self.nodes or 1) > 1,
         }
         return [why for why, holds in short.items() if holds]
+
+    @property
+    def usage_text(self) -> str:
+        """``busy 93%, memory 41%, 12.3 GB in use, PCIe 2.1 GB/s, NVLink 30 GB/s``, as far as known."""
+        texts: dict[str, Callable[[float], str]] = {
+            "busy": "busy {:.0%}".format,
+            "memory_busy": "memory {:.0%}".format,
+            "memory_bytes": lambda size: f"{bytes_text(size)} in use",
+            "pcie_bytes_per_s": lambda rate: f"PCIe {bytes_text(rate, '/s')}",
+            "nvlink_bytes_per_s": lambda rate: f"NVLink {bytes_text(rate, '/s')}",
+        }
+        return ", ".join(write(self.usage[name]) for name, write in texts.items() if name in self.usage)
 
     @property
     def whole_joules(self) -> float | None:
@@ -108,13 +121,14 @@ def energy_table(energies: Mapping[str, Energy] | None, seconds: float | None, s
         "mean power": lambda f: number(_per(f[1].joules, seconds), watts_text),
         "per sample": lambda f: number(_per(f[1].whole_joules, samples), joules_text),
         "power limits": lambda f: ", ".join(map(watts_text, f[1].caps_w[:4])),
+        "used": lambda f: f[1].usage_text,
         "counters": lambda f: Cell(
             str(f[1].counters), ("" if f[1].nodes is None else f"on {count(f[1].nodes, 'node')}",)
         ),
         "not in it": lambda f: "; ".join(f[1].problems[:8]) + " …" * (len(f[1].problems) > 8),
         "short of MLPerf's power rules": lambda f: "; ".join(f[1].short_of_rules(f[0])),
     }
-    return table("energy", in_order(energies).items(), columns, text_columns=2, prose=(7, 8))
+    return table("energy", in_order(energies).items(), columns, text_columns=2, prose=(6, 8, 9))
 
 
 def _per(joules: float | None, share: float | None) -> float | None:

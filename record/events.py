@@ -15,6 +15,7 @@ monotonic clock since the log was opened, ``event``, ``name``, and more by kind 
 - ``progress``: ``step``, from rank 0 about every five seconds.
 - ``energy``: ``name`` is the kind of counters, ``joules`` since ``run_start``, ``nodes``, from the first rank of a
   node about every second; ``incomplete`` if other counters of the node are known to be missing.
+- ``usage``: of the accelerators of a node, means over them, about every second (``common/energy/counters.py``).
 - ``note``: facts under a name. ``memory``, at the end: ``peak_bytes`` of the process, ``device_peak_bytes`` of its
   GPU. ``lost``: a rank that was lost, and why.
 """

@@ -95,14 +95,14 @@ def measure(
     ``use`` consumes a batch inside the clock, ``wait`` returns when all of that is done, and ``arrays`` returns a
     batch as ``x`` ``[b, ...]`` and ``y``, in the same layout for every loader.
     """
-    before, samples = _memory(), loader.steps * loader.local_batch_size
+    before, samples = memory_bytes(), loader.steps * loader.local_batch_size
 
     def timed(epoch: int) -> tuple[float, float, float]:
-        read, cpu, start = loader.bytes_read, _cpu_seconds(), time.perf_counter()
+        read, cpu, start = loader.bytes_read, cpu_seconds(), time.perf_counter()
         for step, batch in enumerate(loader.train_epoch(epoch), 1):
             use(batch)
             if step == loader.steps:  # all samples are read, and the worker processes still exist
-                cpu = _cpu_seconds() - cpu
+                cpu = cpu_seconds() - cpu
         wait()
         rate = samples / (time.perf_counter() - start)
         return rate, cpu / samples, (loader.bytes_read - read) / samples
@@ -117,7 +117,7 @@ def measure(
     memory, checksum, labels, delivered = 0, 0, 0, 0  # after the clock: comparing takes long
     excerpt = []
     for batch in loader.train_epoch(3):
-        memory = max(memory, _memory() - before)
+        memory = max(memory, memory_bytes() - before)
         x, y = map(np.ascontiguousarray, arrays(batch))
         labels, checksum = isal_zlib.crc32(y, labels), isal_zlib.crc32(x, checksum)
         delivered += x.nbytes + y.nbytes
@@ -145,7 +145,7 @@ def _stat(process: Path) -> list[str]:
     return (process / "stat").read_text().rpartition(")")[2].split()
 
 
-def _cpu_seconds() -> float:
+def cpu_seconds() -> float:
     """Of this process, and of its descendants in ticks of 10 ms."""
     others = [process for process in _processes() if process.name != str(os.getpid())]
     ticks = 0
@@ -155,7 +155,7 @@ def _cpu_seconds() -> float:
     return time.process_time() + ticks / os.sysconf("SC_CLK_TCK")
 
 
-def _memory() -> int:
+def memory_bytes() -> int:
     """Bytes of memory of this process and its descendants; shared memory counts once (Pss, proc(5))."""
     total = 0
     for process in _processes():

@@ -4,21 +4,24 @@ NVIDIA's through NVML (package nvidia-ml-py; Volta and later), AMD's through amd
 the files of the i915 and xe drivers.
 """
 
-from collections.abc import Callable, Sequence
+import itertools
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from mlhpc.common.energy.counters import Counters, Read, answering, said
+from mlhpc.common.energy.counters import Counters, Read, Usage, answering, reading, said
 from mlhpc.common.host import accelerators
 from mlhpc.common.host.accelerators import Vendor
 from mlhpc.errors import install
 
 _NONE = Counters("accelerators")
-_Found = tuple[dict[str, Read], tuple[str, ...], list[Read]]
-"""Counters by name, what tells the devices from others, and their power limits."""
+_ALL_LINKS = 2**32 - 1  # scope of a field: the sum over all links
+_Found = tuple[dict[str, Read], tuple[str, ...], list[Read], Callable[[], Usage] | None]
+"""Counters by name, what tells the devices from others, their power limits, and how they are used."""
 
 
 def accelerator_counters(vendor: Vendor | None = None, root: Path = Path("/")) -> Counters:
@@ -48,13 +51,13 @@ def _library(source: str, module: str, remedy: str, found_by: Callable[[Any], _F
     except Exception as error:  # amdsmi of PyPI comes without libamd_smi.so, and its import raises KeyError
         return replace(none, problems=(f"{source} cannot load its library ({said(error)}): {remedy}",))
     try:
-        reads, devices, caps = found_by(library)
+        reads, devices, caps, usage = found_by(library)
     except Exception as error:
         return replace(
             none, problems=(f"{source} cannot read the devices ({said(error)}): check the driver",)
         )
     counters = answering("accelerators", source, reads, f"{source} has no energy counter for these devices")
-    return replace(counters, devices=devices, caps=caps)
+    return replace(counters, devices=devices, caps=caps, usage=usage)
 
 
 def _identities(devices: Sequence[Any], identity: Callable[[Any], object]) -> tuple[str, ...]:
@@ -80,7 +83,43 @@ def _nvidia(nvml: Any) -> _Found:
         return float(nvml.nvmlDeviceGetEnforcedPowerLimit(device)) / 1e3
 
     caps: list[Read] = [partial(limit, device) for device in devices]
-    return reads, _identities(devices, lambda device: nvml.nvmlDeviceGetUUID(device)), caps
+    names = _identities(devices, lambda device: nvml.nvmlDeviceGetUUID(device))
+    return reads, names, caps, partial(_nvidia_usage, nvml, devices, itertools.cycle(devices), {})
+
+
+def _nvidia_usage(
+    nvml: Any, devices: Sequence[Any], turns: Iterator[Any], last: dict[str, tuple[float, float]]
+) -> Usage:
+    """nvmlDeviceGetUtilizationRates, nvmlDeviceGetMemoryInfo, nvmlDeviceGetPcieThroughput, which takes 20 ms a
+    direction and is therefore read from one device in turn, and the NVLink throughput fields, KiB of all links
+    since the driver was loaded (NVML API reference). ``last``: time and bytes of the reading before."""
+
+    def links(device: Any) -> float:
+        fields = (nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX, nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX)
+        values = nvml.nvmlDeviceGetFieldValues(device, [(each, _ALL_LINKS) for each in fields])
+        if any(value.nvmlReturn for value in values):
+            raise ValueError("no NVLink")
+        return float(1024 * sum(value.value.ullVal for value in values))
+
+    def pcie(device: Any) -> float:
+        ways = nvml.NVML_PCIE_UTIL_TX_BYTES, nvml.NVML_PCIE_UTIL_RX_BYTES
+        return float(1000 * sum(nvml.nvmlDeviceGetPcieThroughput(device, way) for way in ways))
+
+    def mean(of: Callable[[Any], float], among: Sequence[Any] = devices) -> float | None:
+        values = [value for each in among if isinstance(value := reading(partial(of, each)), float)]
+        return sum(values) / len(values) if values else None
+
+    found = {
+        "busy": mean(lambda device: nvml.nvmlDeviceGetUtilizationRates(device).gpu / 100),
+        "memory_busy": mean(lambda device: nvml.nvmlDeviceGetUtilizationRates(device).memory / 100),
+        "memory_bytes": mean(lambda device: float(nvml.nvmlDeviceGetMemoryInfo(device).used)),
+        "pcie_bytes_per_s": mean(pcie, [next(turns)]) if devices else None,
+    }
+    if (sent := mean(links)) is not None:
+        now, (before, earlier) = time.monotonic(), last.get("links", (0.0, sent))
+        found["nvlink_bytes_per_s"] = (sent - earlier) / (now - before) if "links" in last else None
+        last["links"] = now, sent
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def _amd(amdsmi: Any) -> _Found:
@@ -101,7 +140,7 @@ def _amd(amdsmi: Any) -> _Found:
         return float(amdsmi.amdsmi_get_power_cap_info(device)["power_cap"]) / 1e6
 
     caps: list[Read] = [partial(limit, device) for device in devices]
-    return reads, _identities(devices, lambda device: amdsmi.amdsmi_get_gpu_device_uuid(device)), caps
+    return reads, _identities(devices, lambda device: amdsmi.amdsmi_get_gpu_device_uuid(device)), caps, None
 
 
 def _without_second_dies(counters: Counters) -> Counters:

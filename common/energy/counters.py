@@ -8,6 +8,7 @@ node, not of a process: whatever else ran there is in it.
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import fmean
 from typing import Literal
 
 from mlhpc.quantities import count, duration_text, si_text
@@ -19,6 +20,10 @@ Read = Callable[[], float]
 """Joules since an arbitrary time in the past."""
 Reading = float | str
 """Joules, or why the counter could not be read."""
+Usage = Mapping[str, float]
+"""How devices are used, the mean over them: ``busy`` and ``memory_busy``, shares of the time in which a kernel ran
+and memory was accessed; ``memory_bytes`` in use; ``pcie_bytes_per_s`` and ``nvlink_bytes_per_s``, both ways
+together."""
 
 MOST_W = 1000.0
 """Upper limit in watts for devices whose counter wraps: a package of 2025 draws 500 W (AMD EPYC 9965)."""
@@ -37,6 +42,7 @@ class Counters:
     or why one is left out, a line each; empty too for a node without what they count. ``wraps``: joules at which a
     counter starts again from zero; one without an entry never does. ``devices``: what tells the accelerators that
     this process can see from others, with or without a counter. ``caps``: read the power limits in watts.
+    ``usage``: reads how the devices are used, what of it the driver tells.
     """
 
     measured: Measured
@@ -46,13 +52,15 @@ class Counters:
     wraps: Mapping[str, float] = field(default_factory=dict)
     devices: tuple[str, ...] = ()
     caps: Sequence[Read] = ()
+    usage: Callable[[], Usage] | None = None
 
 
 @dataclass(frozen=True)
 class Spent:
     """What counters counted in a run. ``joules``: of the ``counters`` that could be read, which are of ``nodes``
     nodes. ``problems``: which are not in it, and why. ``host``: where, empty if the problems say it. ``readings``
-    of a counter, and the seconds between the two that are farthest apart; ``caps_w``: power limits at the stop."""
+    of a counter, and the seconds between the two that are farthest apart; ``caps_w``: power limits at the stop;
+    ``usage``: mean over the readings."""
 
     measured: Measured
     source: str
@@ -64,6 +72,13 @@ class Spent:
     readings: int = 0
     longest_gap_s: float = 0.0
     caps_w: tuple[float, ...] = ()
+    usage: Usage = field(default_factory=dict)
+
+
+def mean_usage(usages: Sequence[Usage]) -> Usage:
+    """The mean of each figure over those that have it."""
+    names = dict.fromkeys(name for usage in usages for name in usage)
+    return {name: fmean(usage[name] for usage in usages if name in usage) for name in names}
 
 
 def widest(by_kind: Mapping[str, float]) -> float | None:
@@ -130,9 +145,13 @@ class Sum:
         self._failed: dict[str, str] = {}  # those that could not be read the last time
         self._started = self._read_at = self._longest_gap_s = 0.0
         self._readings = 1
+        self.usages: list[Usage] = []
+        """How the devices were used, at each reading."""
 
     def start(self) -> None:
         """Read the counters for the first time."""
+        if self.counters.usage:
+            self.counters.usage()  # rates are between two readings
         self._started = self._read_at = self._clock()
         for name, read in self.counters.reads.items():
             self._last[name], self._at[name], self._used[name] = reading(read), self._clock(), 0.0
@@ -155,6 +174,8 @@ class Sum:
         before, self._read_at = self._read_at, self._clock()
         self._longest_gap_s = max(self._longest_gap_s, self._read_at - before)
         self._readings += 1
+        if self.counters.usage:
+            self.usages.append(self.counters.usage())
         for name, read in self.counters.reads.items():
             early, now, late = self._last[name], self._clock(), reading(read)
             if isinstance(early, str):
@@ -191,5 +212,6 @@ class Sum:
         problems = [*self.counters.problems, *(lost[name] for name in self._used if name in lost)]
         kind, source = self.counters.measured, self.counters.source
         caps = (reading(cap) for cap in self.counters.caps)
+        limits = tuple(cap for cap in caps if isinstance(cap, float))
         return Spent(kind, source, sum(used), len(used), 1 if used else 0, problems, host, self._readings,
-                     self._longest_gap_s, tuple(cap for cap in caps if isinstance(cap, float)))  # fmt: skip
+                     self._longest_gap_s, limits, mean_usage(self.usages))  # fmt: skip

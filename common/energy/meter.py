@@ -9,7 +9,16 @@ from pathlib import Path
 from typing import Any, get_args
 
 from mlhpc.common.energy.accelerators import accelerator_counters, vendor_here
-from mlhpc.common.energy.counters import NAMES, Counters, Measured, Spent, Sum, named_once
+from mlhpc.common.energy.counters import (
+    NAMES,
+    Counters,
+    Measured,
+    Spent,
+    Sum,
+    Usage,
+    mean_usage,
+    named_once,
+)
 from mlhpc.common.energy.slurm import SlurmNodes, counts_nodes, plugin
 from mlhpc.common.energy.sysfs import cray, rapl
 from mlhpc.common.host.accelerators import Vendor
@@ -109,19 +118,22 @@ class Meter:
         self._thread: threading.Thread | None = None
         self._blocked = False
 
-    def start(self, record: Record) -> None:
+    def start(
+        self, record: Record, record_usage: Callable[[str, Usage], None] = lambda kind, usage: None
+    ) -> None:
         """Read the counters, and from now on about every second, from a thread. ``record`` gets what this rank's
-        counters of a kind have counted since, and whether they are all that there should be. Called by all ranks,
+        counters of a kind have counted since, and whether they are all that there should be, ``record_usage`` how
+        the devices of a kind were used. Called by all ranks,
         which read their counters when Slurm has answered: on many nodes that takes seconds, in which none has
         started."""
-        self._record = record
+        self._record, self._record_usage = record, record_usage
         if self._slurm:
             self._slurm.start()
         self._world.barrier()
         for each in self._sums:
             each.start()
             self._tell(each)
-        if any(each.counters.reads for each in self._sums):
+        if any(each.counters.reads or each.counters.usage for each in self._sums):
             thread = threading.Thread(target=self._run, name="energy", daemon=True)
             thread.start()
             self._thread = thread
@@ -159,6 +171,8 @@ class Meter:
             for each in self._sums:
                 each.read()
                 self._tell(each)
+                if each.usages:
+                    self._record_usage(each.counters.measured, each.usages[-1])
 
     def _tell(self, counted: Sum) -> None:
         if counted.joules is not None:
@@ -187,6 +201,8 @@ def figures(gathered: Sequence[Spent], nodes: int) -> dict[Measured, dict[str, A
                 "longest_gap_s": round(max((one.longest_gap_s for one in read), default=0.0), 3),
                 "caps_w": sorted({cap for one in of_kind for cap in one.caps_w}),
             }
+            if usage := mean_usage([one.usage for one in of_kind if one.usage]):
+                energy[measured]["usage"] = usage
     return energy
 
 

@@ -6,14 +6,25 @@ each list has the repeated field value (1). ``*_example``: the features ``x``, a
 ``*_features``: any bytes and integers by name.
 """
 
+import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
+from mlhpc.common.formats import crc32c
 from mlhpc.common.formats.archive import Sample
 from mlhpc.common.formats.protobuf import field, fields, head, read_varint, varint
-from mlhpc.common.formats.tfrecord import MAX_BYTES, REMEDY, read_records
+from mlhpc.common.formats.tfrecord import (
+    CHECKSUM_BYTES,
+    LENGTH_BYTES,
+    MAX_BYTES,
+    REMEDY,
+    masked,
+    read_records,
+)
 from mlhpc.errors import UserError
 
 
@@ -41,8 +52,8 @@ def encode_example(x: npt.NDArray[np.int16], y: npt.NDArray[np.float32]) -> byte
 
 
 def decode_example(record: bytes | memoryview) -> tuple[memoryview, npt.NDArray[np.float32]]:
-    """The bytes of ``x`` as a view of ``record``, and ``y`` as float32, of a serialised tf.train.Example. ``y``
-    is [values].
+    """The bytes of ``x`` as a view of ``record``, and ``y`` as float32, a view too if it is one run, of a
+    serialised tf.train.Example. ``y`` is [values].
 
     Other features are skipped. Raises UserError if the message is malformed or a feature is missing.
     """
@@ -57,15 +68,62 @@ def decode_example(record: bytes | memoryview) -> tuple[memoryview, npt.NDArray[
             value for number, values in fields(values_of[b"x"]) if number == 1 for _, value in fields(values)
         ]
         # Writers may pack the floats into one run or give each its own field: the bytes are the same.
-        y = [bytes(v) for number, values in fields(values_of[b"y"]) if number == 2 for _, v in fields(values)]
+        y = [v for number, values in fields(values_of[b"y"]) if number == 2 for _, v in fields(values)]
         if len(x) != 1 or not y:
             raise ValueError("x must be one bytes value and y a list of floats")
-        return x[0], np.frombuffer(b"".join(y), "<f4").astype(np.float32, copy=False)
+        floats = np.frombuffer(y[0] if len(y) == 1 else b"".join(y), "<f4")
+        return x[0], floats.astype(np.float32, copy=False)
     except KeyError as error:
         has = ", ".join(sorted(name.decode("utf-8", "replace") for name in values_of)) or "none"
         raise UserError(f"example without {error} (x: bytes, y: floats are required): {has}") from error
     except (ValueError, IndexError) as error:
         raise UserError(f"not a readable tf.train.Example: {error}; {REMEDY}") from error
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Positions of ``x`` and ``y`` in a plain file with one example, whose other bytes are ``around`` (with zeros
+    for ``y`` and the checksum). A file with the same bytes there has this layout and is read without a copy."""
+
+    x: slice
+    y: slice
+    around: npt.NDArray[np.uint8]
+
+    @classmethod
+    def of(cls, raw: memoryview, x: memoryview, y: npt.NDArray[np.float32]) -> Self | None:
+        """The layout of a file's content ``raw``, of which ``x`` and ``y`` [values] are views; None if not both
+        are."""
+        content, voxels = np.frombuffer(raw, np.uint8), np.frombuffer(x, np.uint8)
+        places = []
+        for part in (voxels, y):
+            start = part.ctypes.data - content.ctypes.data
+            places.append(slice(start, start + part.nbytes))
+        if any(place.start < 0 or place.stop > len(content) for place in places):
+            return None
+        at, values = places
+        if values.start > at.start:
+            values = slice(values.start - len(voxels), values.stop - len(voxels))
+        around = np.concatenate([content[: at.start], content[at.stop :]])
+        around[values] = around[-CHECKSUM_BYTES:] = 0
+        return cls(at, values, around)
+
+    def read(self, fd: int, x: npt.NDArray[Any]) -> npt.NDArray[np.float32] | None:
+        """Read an open file of this layout: fills ``x``, contiguous, with the bytes of ``x`` and returns ``y``
+        [values]. None if the file has another layout or a wrong checksum, which reading it by ``read_examples``
+        tells; then ``x`` is undefined."""
+        into, start, stop = x.reshape(-1).view(np.uint8), self.x.start, self.x.stop
+        size = len(self.around) + stop - start
+        if into.nbytes != stop - start or os.fstat(fd).st_size != size:
+            return None
+        before, after = os.pread(fd, start, 0), os.pread(fd, size - stop, stop)
+        checksum = crc32c.read_into(fd, start, into, crc32c.extend(0, before[LENGTH_BYTES:]))
+        around = np.frombuffer(bytearray(before + after), np.uint8)
+        if checksum is None or len(around) != len(self.around):
+            return None
+        checksum = crc32c.extend(checksum, after[:-CHECKSUM_BYTES])
+        stored, y = around[-CHECKSUM_BYTES:].tobytes(), around[self.y].view("<f4").astype(np.float32)
+        around[self.y] = around[-CHECKSUM_BYTES:] = 0
+        return y if masked(checksum) == stored and (around == self.around).all() else None
 
 
 def encode_features(features: Mapping[str, bytes | Sequence[int]]) -> bytes:

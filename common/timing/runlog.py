@@ -46,8 +46,13 @@ class EnergyMeter(Protocol):
 
     nodes: int
 
-    def start(self, record: Callable[[str, float, bool], None]) -> None:
-        """Start measuring; ``record`` receives the readings of this rank's counters of each kind."""
+    def start(
+        self,
+        record: Callable[[str, float, bool], None],
+        record_usage: Callable[[str, Mapping[str, float]], None],
+    ) -> None:
+        """Start measuring; ``record`` receives the readings of this rank's counters of each kind, ``record_usage``
+        how their devices are used."""
 
     def halt(self) -> None:
         """Stop measuring, without figures."""
@@ -158,7 +163,7 @@ class RunLog:
         meter = self._meter if name == "run" else None
         with self._range(phase):
             if meter:
-                meter.start(self._record_energy)
+                meter.start(self._record_energy, self._record_usage)
             if sync:
                 self.world.barrier()
             started = self._event("begin", name, **tags)
@@ -204,12 +209,19 @@ class RunLog:
     def _record_energy(self, measured: str, joules: float, whole: bool) -> None:
         """Also called from the meter's thread: the energy counted by this rank's counters since the start of
         the run, marked as incomplete unless ``whole``, and the number of machines of the run."""
+        more = {"nodes": self._meter.nodes} if self._meter else {}
+        mark = {} if whole else {"incomplete": True}
+        self._record_reading("energy", measured, joules=round(joules, 3), **more, **mark)
+
+    def _record_usage(self, measured: str, usage: Mapping[str, float]) -> None:
+        """Called from the meter's thread: how the devices of this rank's node are used."""
+        self._record_reading("usage", measured, **{name: round(value, 4) for name, value in usage.items()})
+
+    def _record_reading(self, event: str, name: str, **values: Any) -> None:
         with self._closing:
             if not self._events.closed:
                 with suppress(UserError):  # the next event of the training raises it
-                    more = {"nodes": self._meter.nodes} if self._meter else {}
-                    mark = {} if whole else {"incomplete": True}
-                    self._event("energy", measured, joules=round(joules, 3), **more, **mark)
+                    self._event(event, name, **values)
 
     def _note_energy(self, meter: EnergyMeter) -> None:
         figures, warnings = meter.stop()

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from mlhpc.common.host.compiled import compiled_library
+from mlhpc.common.files.compiled import compiled_library
 
 LAST = torch.channels_last_3d
 LANES = 16  # channels that are computed at once, float32: LANES of _pooled.c

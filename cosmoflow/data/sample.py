@@ -18,8 +18,8 @@ from mlhpc.common.files import atomic
 from mlhpc.common.files.filesystem import as_user_error
 from mlhpc.common.files.regular import open_regular
 from mlhpc.common.formats import archive
-from mlhpc.common.formats.archive import Sample
-from mlhpc.common.formats.tf_example import encode_example, read_examples
+from mlhpc.common.formats.archive import Member, Sample
+from mlhpc.common.formats.tf_example import Layout, encode_example, read_examples
 from mlhpc.common.formats.tfrecord import GZIP_MAGIC, Packer, file_bytes
 from mlhpc.cosmoflow.data.augment import apply_symmetry
 from mlhpc.cosmoflow.data.codec import CODECS, LookupTable
@@ -116,6 +116,7 @@ class Reader:
     def __init__(self, codec: str | None = None, sample_dtype: str = "int16") -> None:
         self._codec = codec if isinstance(codec, str) and codec in CODECS else None
         self.sample_dtype = sample_dtype
+        self._layout: Layout | None = None  # of the plain file read last
 
     def read(self, sample: tuple[Sample, int], x: npt.NDArray[Any], y: npt.NDArray[np.float32]) -> int:
         """Read ``sample``, where it is and the symmetry that is applied to its voxels
@@ -126,25 +127,47 @@ class Reader:
         exactly one sample of this shape, or if its codec differs from the manifest.
         """
         path, symmetry = sample
+        target = x if symmetry == 0 and x.flags.c_contiguous else np.empty(x.shape, x.dtype)
+        if size := self._read_alike(path, target, y):
+            if target is not x:
+                _copy(target, x, symmetry)
+            return size
         raw = archive.read(path)
-        target = x if symmetry == 0 and x.flags.c_contiguous else None
         if raw[:8] == frame.MAGIC:
             encoded, codec = self._unpack(raw, path, x.shape)
             _take_targets(encoded.array("label", "<f4"), y, path)
-            target = np.empty(x.shape, x.dtype) if target is None else target
             self._decode(codec, encoded, target)
         else:
             voxels, targets = _example(path, raw)
             _take_targets(targets, y, path)
             counts = _counts(path, voxels, x.shape)
+            self._layout = Layout.of(raw, voxels, targets)
             if self.sample_dtype == "int16":
                 target = counts
             else:
-                target = np.empty(x.shape, x.dtype) if target is None else target
                 log_counts(counts, target, self.sample_dtype)
         if target is not x:
             _copy(target, x, symmetry)
         return len(raw)
+
+    def _read_alike(self, path: Sample, out: npt.NDArray[Any], y: npt.NDArray[np.float32]) -> int:
+        """``read`` into contiguous memory, without a copy, if the file has the layout of the last one; its size,
+        or 0 if not."""
+        layout = self._layout
+        if layout is None or isinstance(path, Member):
+            return 0
+        counts = out if self.sample_dtype == "int16" else np.empty(out.shape, np.int16)
+        with (
+            as_user_error(path, "cannot be read", "check the data set"),
+            open(open_regular(path), "rb", buffering=0) as file,
+        ):
+            targets = layout.read(file.fileno(), counts)
+        if targets is None or targets.size != y.size:
+            return 0
+        y[...] = targets
+        if counts is not out:
+            log_counts(counts, out, self.sample_dtype)
+        return counts.nbytes + len(layout.around)
 
     def read_encoded(
         self,

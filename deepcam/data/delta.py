@@ -21,7 +21,6 @@ same from every decoder. The paper leaves open the length of segments, the code 
 kept raw.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -149,9 +148,6 @@ def decode_slowly(lines: Lines, normalise: Normalisation | None = None) -> npt.N
     return out
 
 
-_NUMBERS: Mapping[str, int] = {"float32": 0, "float16": 1, "bfloat16": 2}  # of types in _decode.c
-
-
 def decode(
     lines: Lines,
     out: npt.NDArray[Any],
@@ -186,5 +182,5 @@ def decode(
     scratch = np.empty((channels + 2) * columns, np.float32)
     call = native.Delta(rows, columns, channels, *(array.ctypes.data for array in arrays))
     library.mlhpc_delta(
-        call, 0, rows, _NUMBERS[sample_dtype], channels_first, out.ctypes.data, scratch.ctypes.data
+        call, 0, rows, native.KINDS[sample_dtype], channels_first, out.ctypes.data, scratch.ctypes.data
     )

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mlhpc.common.data.codecs import dtypes, frame
+from mlhpc.common.data.codecs import dtypes, frame, native
 from mlhpc.common.data.codecs.codec import Codec, find_stated, require
 from mlhpc.common.data.codecs.frame import Frame
 from mlhpc.common.data.loader import Parts
@@ -219,10 +219,11 @@ class Reader:
         return size
 
     def _blocks(self, x: npt.NDArray[Any]) -> Iterator[tuple[slice, npt.NDArray[np.float32]]]:
-        """Blocks of rows of ``x`` that fit in the cache, and the memory to normalise them in: their own, or
-        scratch memory if they are rounded afterwards."""
+        """Blocks of rows of ``x`` that fit in the cache, and float32 memory for their stored values: scratch
+        memory if they are normalised or rounded, so that ``x`` is written once."""
         step = self._block_rows
-        scratch = None if self.sample_dtype == "float32" else np.empty((step, *x.shape[1:]), np.float32)
+        as_stored = self.sample_dtype == "float32" and not self._shift_and_scale
+        scratch = None if as_stored else np.empty((step, *x.shape[1:]), np.float32)
         for start in range(0, len(x), step):
             rows = slice(start, min(start + step, len(x)))
             yield rows, x[rows] if scratch is None else scratch[: rows.stop - start]
@@ -242,7 +243,13 @@ class Reader:
     def _finish(
         self, block: npt.NDArray[np.float32], out: npt.NDArray[Any], path: Sample, name: str, first_row: int
     ) -> None:
-        """Check and normalise rows of the field, in place, and round them to ``out`` if that is elsewhere."""
+        """Check rows of the field, normalise them and round them to ``out``, which may be ``block``."""
+        flat, flat_out = block.reshape(len(block), -1), out.reshape(len(out), -1)
+        bad = None
+        if self._shift_and_scale:
+            bad = native.normalise(flat, *self._shift_and_scale, flat_out, self.sample_dtype)
+        if bad == -1:
+            return
         # NaN propagates to both, infinity to one of them. Faster than testing every value.
         if not (np.isfinite(block.max()) and np.isfinite(block.min())):
             row, column, channel = np.argwhere(~np.isfinite(block))[0]
@@ -253,10 +260,9 @@ class Reader:
             )
         if self._shift_and_scale:
             shift, scale = self._shift_and_scale
-            flat = block.reshape(len(block), -1)
             np.subtract(flat, shift, out=flat)
             np.multiply(flat, scale, out=flat)
-        if self.sample_dtype != "float32":
+        if not np.may_share_memory(block, out):
             _convert(block, out, self.sample_dtype)
 
     def _read_mask(self, fd: int, path: Path, name: str, extent: Extent, y: npt.NDArray[np.uint8]) -> None:

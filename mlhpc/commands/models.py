@@ -50,6 +50,13 @@ def add(commands: Commands) -> None:
         metavar="NAME|FILE",
         help="count launches, by default of the closed preset, and their least time on it (h100, mi300x, …)",
     )
+    profile.add_argument(
+        "--counters",
+        type=Path,
+        metavar="FILE",
+        help="counters of this step: perf stat -j, ncu's CSV, rocprofv3's",
+    )
+    profile.add_count("--counted-steps", "steps that a file of perf covers")
     profile.add_argument("--trace", type=Path, metavar="PATH", help="write the framework's trace here")
     profile.add_flag("--json", "print JSON")
     profile.add_out_file(".html", "write a page with charts")

@@ -68,6 +68,9 @@ def trace_of_rank(rank: int, events: list[Event]) -> Iterator[Event]:
             yield _complete(rank, 0, event, started, t, {})
         elif kind == "energy":
             yield from _energy(rank, event, counted)
+        elif kind == "usage":
+            usage = {key: value for key, value in event.items() if key != "t" and isinstance(value, float)}
+            yield from (_counter(rank, f"{event['name']}: {key}", t, value) for key, value in usage.items())
         elif kind in _KINDS:
             thread = _STEPS if kind == "steps" else _WAITS
             yield _complete(rank, thread, event, t - event.get("seconds", 0.0), t, {"of": "the whole epoch"})

@@ -28,6 +28,8 @@ from mlhpc.perf.accelerator.roofline import Ceilings
 from mlhpc.perf.machines import Machine, ceilings_of, device_model, machine
 from mlhpc.perf.networks.registry import network_of
 from mlhpc.perf.profile import batches, tables
+from mlhpc.perf.profile.counters import Counters, of_step
+from mlhpc.perf.profile.counters import read as read_counters
 from mlhpc.perf.profile.host import differences
 from mlhpc.perf.profile.launches import launches, settings_of
 from mlhpc.perf.profile.layers import by_layer, by_operation, by_part, histogram
@@ -48,6 +50,7 @@ def profile(options: argparse.Namespace) -> int:
         manifest.require_folder(options.data)
     if options.ranks > 1 and "MLHPC_RANK" not in os.environ:
         return run_local(options.ranks, program(options.argv))
+    counters = read_counters(options.counters, options.counted_steps) if options.counters else None
     set_variables(run.training.variables())
     if framework.collectives == "horovod":
         horovod_timeline.enable()
@@ -66,7 +69,7 @@ def profile(options: argparse.Namespace) -> int:
             elsewhere = _elsewhere(given, profiles[0][0]) if given else ""
             if elsewhere:
                 sys.stderr.write(f"mlhpc: warning: {elsewhere}\n")
-            _show(options, run, ceilings, profiles, elsewhere)
+            _show(options, run, ceilings, profiles, elsewhere, counters)
     if world.size > 1 and framework.collectives == "torch":
         launch.end_with(0)
     return 0
@@ -88,11 +91,14 @@ def _check(options: argparse.Namespace) -> None:
         raise UserError("--batch and --batches cannot be combined")
     if options.batches and options.trace:
         raise UserError("--trace writes the trace of a single batch size; use --batch instead of --batches")
+    if options.batches and options.counters:
+        raise UserError("--counters belong to a single batch size; use --batch instead of --batches")
     others = {
         "--machine": options.machine,
         "--ranks": options.ranks,
         "--data": options.data,
         "--trace": options.trace,
+        "--counters": options.counters,
     }
     if options.device_model and (given := [name for name, value in others.items() if value]):
         raise UserError(f"--device-model measures nothing: omit {given[0]}")
@@ -130,9 +136,10 @@ def _show(
     ceilings: Ceilings | None,
     profiles: Sequence[Sequence[Profile]],
     elsewhere: str,
+    counters: Counters | None,
 ) -> None:
     """``profiles``: the profiles of all ranks, by batch. ``elsewhere``: the reason if the ceilings belong to
-    another machine."""
+    another machine. ``counters`` of the same step, if any."""
     network = network_of(run)
     shown = []
     for ranks in profiles:
@@ -140,7 +147,8 @@ def _show(
         times = by_layer(first, network, run.training.precision)
         bins = histogram(times, ceilings) if ceilings else []
         parts, operations = by_part(first), by_operation(first)
-        shown.append(tables.Shown(run, ranks, times, parts, operations, ceilings, bins, elsewhere))
+        counted = of_step(counters, first, network, run.training.precision) if counters else ()
+        shown.append(tables.Shown(run, ranks, times, parts, operations, ceilings, bins, elsewhere, counted))
     if options.json:
         record = _record(shown[0]) if len(shown) == 1 else {"batches": [_record(each) for each in shown]}
         print(json.dumps(record, indent=1))
@@ -182,6 +190,7 @@ def _record(shown: tables.Shown) -> dict[str, Any]:
         "ceilings": asdict(shown.ceilings) if shown.ceilings else None,
         "measured_elsewhere": shown.elsewhere or None,
         "efficiency_histogram": [bin_._asdict() for bin_ in shown.bins],
+        "counters": [each._asdict() for each in shown.counted],
     }
 
 

@@ -16,6 +16,7 @@ from mlhpc.common.pages.plots import columns
 from mlhpc.common.pages.terminal import print_table, say
 from mlhpc.common.timing.profile import Profile
 from mlhpc.perf.accelerator.roofline import Ceilings
+from mlhpc.perf.profile.counters import COUNTERS_NOTE, Counted, counters_table
 from mlhpc.perf.profile.layers import Bin, LayerTime, of_step
 from mlhpc.perf.profile.ranks import (
     EXCHANGE_NOTE,
@@ -52,7 +53,7 @@ NOTE = (
 class Shown:
     """The printed content of the profiles of all ``ranks``; times, parts and operations are those of rank 0.
     ``bins`` are empty without ``ceilings``; ``elsewhere``: the reason if these belong to another machine, or
-    empty.
+    empty; ``counted`` by the hardware, if a file of counters was given.
     """
 
     run: Run
@@ -63,6 +64,7 @@ class Shown:
     ceilings: Ceilings | None
     bins: Sequence[Bin]
     elsewhere: str = ""
+    counted: Sequence[Counted] = ()
 
     @property
     def profile(self) -> Profile:
@@ -150,6 +152,9 @@ def show(shown: Shown) -> None:
     if shown.ceilings:
         say(console, _of_peaks(shown))
         print_table(_bins(shown), console)
+    if shown.counted:
+        say(console, COUNTERS_NOTE)
+        print_table(counters_table(shown.counted, shown.ceilings), console)
 
 
 def page(shown: Shown) -> str:
@@ -157,12 +162,14 @@ def page(shown: Shown) -> str:
     ranks, profile = shown.ranks, shown.profile
     exchanged, read = (exchange_table(ranks), message_table(ranks)), (reading_table(ranks),)
     peaks = (efficiency(shown.bins), _bins(shown)) if shown.ceilings else ()
+    counted = (counters_table(shown.counted, shown.ceilings),) if shown.counted else ()
     blocks = [
         Section("Breakdown of a step", shown.side_by_side, (_step_figure(shown), _parts(shown))),
         Section("Kinds of layers", "", (_kinds_figure(shown), _kinds(shown))),
         Section("Communication of each rank", EXCHANGE_NOTE, exchanged) if profile.exchange else None,
         Section("Input of each rank", reading_note(ranks), read) if profile.reading else None,
         Section("Hardware efficiency", _of_peaks(shown), peaks) if peaks else None,
+        Section("Hardware counters", COUNTERS_NOTE, counted) if counted else None,
         Section("Layers", "Forward and backward, the slowest first.", (_layers(shown),)),
         Section("Operations", "On a GPU: kernels. Self time.", (_operations(shown, 100),)),
     ]

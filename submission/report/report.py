@@ -14,7 +14,7 @@ from mlhpc.errors import UserError
 from mlhpc.perf.machines import machine as find_machine
 from mlhpc.perf.what_if import Change, what_if
 from mlhpc.quantities import bytes_text, count, digits, duration_text
-from mlhpc.record.energy import energy_line
+from mlhpc.record.energy import energy_line, in_order
 from mlhpc.record.progress import Follower
 from mlhpc.record.run_directory import RunDirectory, read, running
 from mlhpc.submission.check.check import check_run
@@ -174,6 +174,8 @@ def _facts(run: RunDirectory) -> dict[str, str]:
             facts["staged"] = f"{count(staging.files, 'file')}, {took}"
         if energy := energy_line(result.energy, result.trained_samples):
             facts["energy"] = energy
+        if (used := in_order(result.energy).get("accelerators")) and used.usage:
+            facts["accelerators"] = used.usage_text
         if slow := slow_epochs(run):
             facts["slow epochs"] = slow
         on = "an unknown number of nodes" if result.nodes is None else count(result.nodes, "node")

@@ -49,8 +49,8 @@ GLOBAL_BATCH = "hyperparameters.global_batch_size"
 class Measured:
     """One run: ``steps`` steps in ``seconds``, including ``wait_s`` of data wait. ``staging_s`` is None
     unless everything was copied: not staged, or files existed already. ``checkpoint_s``: of writing one after the
-    steps, with ``training.checkpoint_epochs=1``. ``joules_per_sample``: of the whole run
-    over all its samples, by the kind of counter that contains the others."""
+    steps, with ``training.checkpoint_epochs=1``. ``joules_per_sample``: of the whole run over all its samples, by
+    the kind of counter that contains the others; ``busy``: share of its time in which accelerators computed."""
 
     path: Path
     steps: int
@@ -62,6 +62,7 @@ class Measured:
     servers: ServerFigures | None = None
     joules_per_sample: float | None = None
     checkpoint_s: float | None = None
+    busy: float | None = None
 
     @property
     def samples_per_s(self) -> float:
@@ -207,7 +208,8 @@ def _measured(run: Path, settings: Mapping[str, Value]) -> Measured:
     if warm is None and config.study.warmup_steps:
         raise ValueError("it ended before its warm-up")
     copied = "staging" in ends and not notes.get("staging", {}).get("kept")
-    joules = widest(whole_joules(energies_in(notes.get("energy", {}))))
+    energies = energies_in(notes.get("energy", {}))
+    joules = widest(whole_joules(energies))
     return Measured(
         run,
         steps=config.study.steps,
@@ -218,6 +220,7 @@ def _measured(run: Path, settings: Mapping[str, Value]) -> Measured:
         environment=_environment(run),
         checkpoint_s=ends["checkpoint"]["seconds"] if "checkpoint" in ends else None,
         joules_per_sample=joules and joules / (expected_steps * config.hyperparameters.global_batch_size),
+        busy=energies["accelerators"].usage.get("busy") if "accelerators" in energies else None,
     )
 
 

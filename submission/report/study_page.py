@@ -101,6 +101,7 @@ def cells_table(study: Study) -> Table:
             "staging, s": _mean(lambda run: run.staging_s, plain),
             "checkpoint, s": _mean(lambda run: run.checkpoint_s, plain),
             "J/sample": _mean(lambda run: run.joules_per_sample, plain),
+            "accelerators busy": _mean(lambda run: run.busy, "{:.0%}".format),
         },
         text_columns=len(study.axes) or 1,
     )

@@ -55,6 +55,31 @@ EXPORT int nvmlDeviceGetMemoryInfo(void* device, Memory* memory) {
     memory->free = memory->total - memory->used;
     return check(device);
 }
+struct Utilization {
+    unsigned gpu, memory;
+};
+EXPORT int nvmlDeviceGetUtilizationRates(void* device, Utilization* percent) {
+    *percent = {unsigned(setting("nvml_gpu_percent")), unsigned(setting("nvml_memory_percent"))};
+    return check(device);
+}
+EXPORT int nvmlDeviceGetPcieThroughput(void* device, int, unsigned* kilobytes_per_s) {
+    *kilobytes_per_s = unsigned(setting("nvml_pcie_kb_per_s"));
+    return check(device);
+}
+struct FieldValue {
+    unsigned field, scope;
+    long long timestamp, latency;
+    int type, result;
+    unsigned long long value;
+};
+// NVLink's counters: `nvml_nvlink_kib` for each launch, in both directions; without it there are no links.
+EXPORT int nvmlDeviceGetFieldValues(void* device, int fields, FieldValue* values) {
+    for (int i = 0; i < fields; i++) {
+        values[i].result = setting("nvml_nvlink_kib") ? SUCCESS : NOT_SUPPORTED;
+        values[i].value = (unsigned long long)(all_launches() * setting("nvml_nvlink_kib"));
+    }
+    return check(device);
+}
 EXPORT int nvmlDeviceGetPowerUsage(void* device, unsigned* milliwatts) {
     *milliwatts = unsigned(setting("watts") * 1e3);
     return check(device);

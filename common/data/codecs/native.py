@@ -1,4 +1,4 @@
-"""The compiled decoders (``_decode.c``), if available; they release the interpreter lock."""
+"""The compiled decoders and passes over samples (``_decode.c``), if available, without the interpreter lock."""
 
 import ctypes
 from functools import cache
@@ -7,7 +7,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mlhpc.common.host.compiled import compiled_library
+from mlhpc.common.files.compiled import compiled_library
+
+KINDS = {"float32": 0, "float16": 1, "bfloat16": 2}
+"""Types of samples by their numbers in ``_decode.c``."""
 
 
 class Delta(ctypes.Structure):
@@ -38,6 +41,11 @@ def library() -> Any:
         compiled.mlhpc_delta.argtypes = [
             ctypes.POINTER(Delta), ctypes.c_int64, ctypes.c_int64, ctypes.c_int, ctypes.c_int,
             ctypes.c_void_p, ctypes.c_void_p,
+        ]  # fmt: skip
+        compiled.mlhpc_normalise.restype = ctypes.c_int64
+        compiled.mlhpc_normalise.argtypes = [
+            ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int,
+            ctypes.c_void_p,
         ]  # fmt: skip
     return compiled
 
@@ -75,3 +83,31 @@ def gather_numpy(keys: npt.NDArray[Any], table: npt.NDArray[Any], out: npt.NDArr
         return int(np.argmax(keys >= len(table)))
     out[...] = table[keys]
     return None
+
+
+def normalise(
+    rows: npt.NDArray[np.float32],
+    shift: npt.NDArray[np.float32],
+    scale: npt.NDArray[np.float32],
+    out: npt.NDArray[Any],
+    sample_dtype: str,
+) -> int | None:
+    """``out = (rows - shift) * scale``, rounded to ``sample_dtype``: ``rows`` and ``out`` contiguous [rows, n],
+    which may share memory if both are float32, ``shift`` and ``scale`` float32 [n].
+
+    Returns -1, or the first row with a value that is not finite: it is unchanged, as are those after it. None:
+    nothing was done, for want of the library.
+    """
+    compiled = library()
+    if compiled is None:
+        return None
+    assert rows.flags.c_contiguous and out.flags.c_contiguous and rows.shape == out.shape
+    at: int = compiled.mlhpc_normalise(
+        rows.ctypes.data,
+        *rows.shape,
+        shift.ctypes.data,
+        scale.ctypes.data,
+        KINDS[sample_dtype],
+        out.ctypes.data,
+    )
+    return at

@@ -6,11 +6,12 @@ import pytest
 from smoke.fake_cuda.conftest import command, on_device
 
 COUNTS = {"devices": 2, "watts": 0, "joules_per_launch": 2}  # known without a clock
+USED = {"nvml_gpu_percent": 87, "nvml_memory_percent": 31, "nvml_pcie_kb_per_s": 5000, "nvml_nvlink_kib": 1}
 
 
 @pytest.fixture(scope="module")
 def counted(sets, tmp_path_factory):
-    return on_device(tmp_path_factory.mktemp("counted"), sets["deepcam"], "deepcam", changes=COUNTS)
+    return on_device(tmp_path_factory.mktemp("counted"), sets["deepcam"], "deepcam", changes=COUNTS | USED)
 
 
 def launches(done):
@@ -26,6 +27,14 @@ def test_the_joules_of_a_run_are_those_that_its_devices_counted(counted):
     assert (used["source"], used["counters"], used["problems"]) == ("NVML", 2, [])
     shown = json.loads(command("watch", "--once", "--json", counted.out).stdout)
     assert shown["energy"]["accelerators"]["joules"] == pytest.approx(used["joules"], rel=0.005)
+
+
+def test_a_run_records_how_its_devices_are_used(counted):
+    usage = counted.result()["energy"]["accelerators"]["usage"]
+    known = {"busy": 0.87, "memory_busy": 0.31, "pcie_bytes_per_s": 2 * 5000 * 1000}
+    assert {name: usage[name] for name in known} == pytest.approx(known) and usage["nvlink_bytes_per_s"] > 0
+    shown = command("report", counted.out).stdout
+    assert "busy 87%, memory 31%, " in shown and "PCIe 10 MB/s, NVLink " in shown
 
 
 def test_a_counter_that_wraps_and_a_device_that_falls_off_the_bus_are_no_figures(counted, sets, tmp_path):

@@ -14,6 +14,7 @@ from mlhpc.common.ranks.environment import set_variables
 
 SCRIPTS = Path(__file__).parents[2] / "perf"
 TINY_STEP = "--batch 1 --rows 32 --columns 48 --steps 1 --rounds 1 --precision float32"
+ONE_ROUND = "--rounds 1 --seconds 0 --no-sweep --no-shuffle"
 SMALLEST = {
     "changes": "--series 2 --noise white",
     "codec_loaders": "cosmoflow {sample} --samples 2 --rounds 1",
@@ -26,6 +27,7 @@ SMALLEST = {
     "exchange": "--nodes 4 --files 8 --ranks 1 --spread 0",
     "history": "{run} --records 20",
     "lamb": "--repeats 1 --device cpu --width 0.1",
+    "loaders": f"--loaders floor mlhpc --side 8 --samples 4 --batch 2 {ONE_ROUND}",
     "resnet50_input": "--images 16 --side 64 --batch 4 --workers 1 --rounds 1",
     "resnet50_staging": "--images 200 --rounds 1 --workers 1 --scratch {work}",
     "resnet50_step": "--batch 2 --side 64 --rounds 1 --device cpu",

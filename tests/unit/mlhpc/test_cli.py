@@ -128,7 +128,16 @@ OPTIONS = {
     ],
     "profile": [
         *("--preset", "--set", "--batch", "--batches", "--ranks", "--data"),
-        *("--steps", "--machine", "--device-model", "--trace", "--json", "--out"),
+        *(
+            "--steps",
+            "--machine",
+            "--device-model",
+            "--counters",
+            "--counted-steps",
+            "--trace",
+            "--json",
+            "--out",
+        ),
     ],
     "pack": ["--org", "--system", "--out", "--ruleset", "--weak", "--prune", "--despite-errors"],
     "unpack": [],

@@ -130,3 +130,44 @@ def test_devices_are_known_by_their_uuid_where_the_driver_says_it(monkeypatch):
     assert [limit() for limit in accelerator_counters("amd").caps] == [560.0, 560.0]
     del amdsmi.amdsmi_get_gpu_device_uuid
     assert accelerator_counters("amd").devices == ("0", "1")
+
+
+def test_nvidia_tells_how_its_devices_are_used(monkeypatch):
+    """Means over the devices; PCIe of one device a reading, NVLink by its counters of two readings."""
+    clock, sent, asked = iter([10.0, 12.0]), {0: 0, 1: 0}, []
+
+    def fields(device, wanted):
+        assert wanted == [(138, 2**32 - 1), (139, 2**32 - 1)]
+        sent[device] += 1 + device
+        return [SimpleNamespace(nvmlReturn=0, value=SimpleNamespace(ullVal=sent[device])) for _ in wanted]
+
+    def throughput(device, way):
+        asked.append((device, way))
+        return 100 * (1 + device)
+
+    nvml = SimpleNamespace(nvmlInit=lambda: None, nvmlDeviceGetCount=lambda: 2,
+                           nvmlDeviceGetHandleByIndex=lambda number: number,
+                           nvmlDeviceGetTotalEnergyConsumption=lambda device: 1000,
+                           nvmlDeviceGetUtilizationRates=lambda d: SimpleNamespace(gpu=50 + 50 * d, memory=20),
+                           nvmlDeviceGetMemoryInfo=lambda device: SimpleNamespace(used=4e9 * (1 + device)),
+                           NVML_PCIE_UTIL_TX_BYTES=0, NVML_PCIE_UTIL_RX_BYTES=1,
+                           nvmlDeviceGetPcieThroughput=throughput,
+                           NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX=138, NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX=139,
+                           nvmlDeviceGetFieldValues=fields)  # fmt: skip
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    monkeypatch.setattr("mlhpc.common.energy.accelerators.time.monotonic", lambda: next(clock))
+    usage = accelerator_counters("nvidia").usage
+    known = {"busy": 0.75, "memory_busy": 0.2, "memory_bytes": 6e9}
+    assert usage() == known | {"pcie_bytes_per_s": 200e3}
+    # In two seconds, both ways, 2 KiB of the first device and 4 of the second.
+    assert usage() == known | {"pcie_bytes_per_s": 400e3, "nvlink_bytes_per_s": 1.5 * 1024}
+    assert asked == [(0, 0), (0, 1), (1, 0), (1, 1)]
+
+
+def test_a_driver_that_tells_nothing_of_the_usage_is_no_problem(monkeypatch):
+    nvml = SimpleNamespace(nvmlInit=lambda: None, nvmlDeviceGetCount=lambda: 1,
+                           nvmlDeviceGetHandleByIndex=lambda number: number,
+                           nvmlDeviceGetTotalEnergyConsumption=lambda device: 1000)  # fmt: skip
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    counters = accelerator_counters("nvidia")
+    assert counters.problems == () and counters.usage() == {}

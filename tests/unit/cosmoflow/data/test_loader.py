@@ -11,6 +11,7 @@ from mlhpc.benchmarks.cosmoflow import Loading
 from mlhpc.common.data.assign import RankSamples
 from mlhpc.common.data.loader import Loader
 from mlhpc.common.data.sharding import Pool, steps_per_epoch
+from mlhpc.common.formats.protobuf import field
 from mlhpc.common.formats.tf_example import encode_example
 from mlhpc.common.formats.tfrecord import write_records
 from mlhpc.cosmoflow.data.augment import SYMMETRIES, apply_symmetry, draw
@@ -264,3 +265,45 @@ def test_symmetries_are_uniform_and_depend_on_seed_and_epoch():
     np.testing.assert_array_equal(drawn, draw(48_000, seed=1, epoch=2))
     assert not np.array_equal(drawn, draw(48_000, seed=1, epoch=3))
     assert not np.array_equal(drawn, draw(48_000, seed=2, epoch=2))
+
+
+def outcome(reader, path):
+    """Values and size of a file, or the message of the error."""
+    x, y = np.full(SHAPE, -1, np.int16), np.zeros(4, np.float32)
+    try:
+        return reader.read((path, 0), x, y), x.tobytes(), y.tobytes()
+    except UserError as error:
+        return str(error)
+
+
+def test_a_reader_that_knows_the_layout_reads_and_refuses_what_a_new_one_does(tmp_path):
+    knows = Reader()
+    for index in range(2):
+        write(tmp_path / f"{index}.tfrecord", *sample(index))
+        assert outcome(knows, tmp_path / f"{index}.tfrecord") == outcome(
+            Reader(), tmp_path / f"{index}.tfrecord"
+        )
+    content = (tmp_path / "1.tfrecord").read_bytes()
+    positions = {*range(64), *range(len(content) - 64, len(content)), 900}
+    changed = [content[:at] + bytes([content[at] ^ 4]) + content[at + 1 :] for at in positions]
+    for bad in (*changed, content[:-1], content + b"\0", content[:40], content * 2, b""):
+        (tmp_path / "bad.tfrecord").write_bytes(bad)
+        told = outcome(knows, tmp_path / "bad.tfrecord")
+        assert isinstance(told, str) and told == outcome(Reader(), tmp_path / "bad.tfrecord")
+        assert not isinstance(outcome(knows, tmp_path / "0.tfrecord"), str)
+
+
+def test_targets_before_the_voxels_or_in_single_floats_are_read_as_well(tmp_path):
+    def entry(name, feature):
+        return field(1, field(1, name) + field(2, feature))
+
+    reader = Reader()
+    for number, packed in enumerate((True, True, False, False)):
+        x, y = sample(number)
+        floats = y.tobytes() if packed else b""
+        singles = b"".join(b"\x0d" + value.tobytes() for value in y)
+        y_entry = entry(b"y", field(2, field(1, floats) if packed else singles))
+        record = field(1, y_entry + entry(b"x", field(1, field(1, x.tobytes()))))
+        write_records(tmp_path / f"{number}.tfrecord", [record], False)
+        _, voxels, targets = outcome(reader, tmp_path / f"{number}.tfrecord")
+        assert voxels == x.tobytes() and targets == y.tobytes()

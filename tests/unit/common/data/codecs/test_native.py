@@ -109,3 +109,29 @@ def test_arrays_may_begin_at_any_address(tmp_path: Path) -> None:
 
 if __name__ == "__main__":
     decode_at_odd_addresses(sys.argv[1])
+
+
+@pytest.mark.parametrize("sample_dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("address", [0, 4])
+def test_rows_are_normalised_bit_for_bit_as_by_numpy(sample_dtype: str, address: int) -> None:
+    rng = np.random.default_rng(address)
+    memory = np.empty(address + 4 * 7 * 37, np.uint8)[address:]
+    rows = memory.view(np.float32).reshape(7, 37)
+    rows[...] = rng.standard_normal((7, 37)) * 10.0 ** rng.integers(-30, 9, (7, 37))
+    shift, scale = rng.standard_normal((2, 37)).astype(np.float32)
+    expected = dtypes.cast((rows - shift) * scale, sample_dtype)
+    out = np.empty((7, 37), dtypes.NUMPY[sample_dtype])
+    assert native.normalise(rows, shift, scale, out, sample_dtype) == -1
+    assert out.tobytes() == expected.tobytes()
+    if sample_dtype == "float32":
+        assert native.normalise(rows, shift, scale, rows, sample_dtype) == -1
+        assert rows.tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_rows_before_a_value_that_is_not_finite_are_normalised(value: float) -> None:
+    rows = np.ones((5, 9), np.float32)
+    rows[3, 8] = value
+    before, ones = rows.copy(), np.ones(9, np.float32)
+    assert native.normalise(rows, ones, ones, rows, "float32") == 3
+    assert (rows[:3] == 0).all() and rows[3:].tobytes() == before[3:].tobytes()

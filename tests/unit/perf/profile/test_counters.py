@@ -1,0 +1,143 @@
+"""Counters of three tools, from files of known content, beside the model of a small network."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mlhpc.common.timing.profile import Profile, Work
+from mlhpc.errors import UserError
+from mlhpc.perf.accelerator.roofline import Ceilings
+from mlhpc.perf.networks.builder import Builder
+from mlhpc.perf.profile.counters import Kernel, counters_table, of_step, read
+from mlhpc.perf.profile.layers import by_layer
+
+FILES = Path(__file__).parents[3] / "data/counters"
+CONVOLUTION = "conv<float,4>(floatconst*,int)"
+
+
+def network():
+    net = Builder("small", (8, 8, 2))
+    x = net.convolution("first", net.input, 4, 3)
+    x = net.convolution("second", x, 4, 1)
+    net.cross_entropy(net.dense("dense", net.mean_pool("mean", x), 10), labels=1)
+    return net.network()
+
+
+def profiled(*work, gpu=True):
+    """A step of two samples in a second; ``work``: part, module, kernel, seconds, calls."""
+    modules = ("block.a", "block.b", "head")
+    return Profile("a device", 2, 1, 1.0, modules, tuple(Work(*item) for item in work), gpu=gpu)
+
+
+GPU_STEP = profiled(
+    ("forward", "block.a", "void conv<float, 4>(float const *, int)", 0.25, 3.0),
+    ("forward", "block.b", "add", 0.125, 1.0),
+    ("backward", "block.b", "add", 0.125, 1.0),
+    ("optimizer", "", "uncounted", 0.1, 1.0),
+)
+
+
+def test_perf_counts_flops_by_width_and_bytes_by_unit():
+    counters = read(FILES / "perf_stat.json", steps=2)
+    flops, moved = 1e6 + 16 * 5e5, 3 * 2**20 + 16384 * 64
+    assert (counters.source, counters.kernels) == ("perf stat", {"": Kernel(1, flops, moved)})
+    step = profiled(("forward", "block.a", "aten::conv2d", 0.5, 1.0), gpu=False)
+    (row,) = of_step(counters, step, network(), "float32")
+    assert (row.layer, row.flops, row.bytes) == ("all", flops / 2, moved / 2)
+    (layer,) = by_layer(step, network(), "float32")
+    assert (row.model_flops, row.model_bytes) == (layer.product_flops + layer.other_flops, layer.bytes)
+
+
+@pytest.mark.parametrize(
+    ("file", "convolution", "add"),
+    [
+        # ncu: tensor operations, additions, and FMAs twice; decimal prefixes and separators of thousands.
+        ("ncu.csv", Kernel(2, 2 * (32768 + 100 + 400), 10000.0), Kernel(1, 512.0, 1000.0)),
+        ("rocprofv3_flops.csv", Kernel(1, 64 * 512 + 10 * 128, 4.5 * 1024), Kernel(1, 8 * 64.0, 1024.0)),
+    ],
+)
+def test_launches_of_kernels_are_added_to_a_step_and_its_layers(file, convolution, add):
+    counters = read(FILES / file, steps=None)
+    assert counters.kernels[CONVOLUTION] == convolution and counters.kernels["add"] == add
+    whole, first = of_step(counters, GPU_STEP, network(), "float32")
+    per_launch = convolution.flops / convolution.launches, convolution.bytes / convolution.launches
+    # add is of two layers, so neither has a row; a kernel that was not counted has none either.
+    assert (first.layer, first.direction, first.seconds) == ("first", "forward", 0.25)
+    assert (first.flops, first.bytes) == (3 * per_launch[0], 3 * per_launch[1])
+    assert whole.flops == pytest.approx(3 * per_launch[0] + 2 * add.flops)
+    assert whole.bytes == pytest.approx(3 * per_launch[1] + 2 * add.bytes)
+
+
+def test_tensor_instructions_of_volta_are_512_flops(tmp_path):
+    head = '"ID","Kernel Name","CC","sm__inst_executed_pipe_tensor.sum"\n"","","","inst"\n'
+    for capability, flops in (("7.0", 5 * 512.0), ("8.0", None)):
+        (tmp_path / "volta.csv").write_text(head + f'"0","gemm","{capability}","5"\n')
+        if flops:
+            assert read(tmp_path / "volta.csv", None).kernels == {"gemm": Kernel(1, flops, None)}
+        else:
+            with pytest.raises(UserError, match="counted neither FLOPs nor bytes"):
+                read(tmp_path / "volta.csv", None)
+
+
+def test_the_share_of_the_roofline_is_that_of_the_counted_intensity():
+    whole, first = of_step(read(FILES / "rocprofv3_flops.csv", None), GPU_STEP, network(), "float32")
+    peaks = Ceilings("toy", tensor=1e6, float32=1e5, bandwidth=1e4)
+    allowed = min(1e6, first.flops / first.bytes * 1e4)
+    assert first.of_roofline(peaks) == pytest.approx(first.flops / 0.25 / allowed)
+    assert first._replace(bytes=None).of_roofline(peaks) is None
+    assert len(counters_table([whole, first], peaks).rows) == 2
+
+
+@pytest.mark.parametrize("file", ["perf_stat_none.json", "rocprofv3.csv"])
+def test_a_recorded_file_without_flops_and_bytes_says_so(file):
+    with pytest.raises(UserError, match=f"{file}: .* counted neither FLOPs nor bytes of memory"):
+        read(FILES / file, steps=1)
+
+
+def test_perf_needs_the_number_of_steps_and_a_step_on_the_host():
+    with pytest.raises(UserError, match="add --counted-steps"):
+        read(FILES / "perf_stat.json", steps=None)
+    with pytest.raises(UserError, match="counts the host, but a device computes the step"):
+        of_step(read(FILES / "perf_stat.json", 1), GPU_STEP, network(), "float32")
+
+
+def test_counters_of_another_step_are_refused():
+    other = profiled(("forward", "block.a", "another", 0.25, 3.0))
+    with pytest.raises(UserError, match=r"none of its 3 kernels is in the profiled step"):
+        of_step(read(FILES / "ncu.csv", None), other, network(), "float32")
+
+
+@pytest.mark.parametrize("value", ["-1", "nan", "1e999", "3805,72", "[" * 9999, '{"a": 1}'])
+def test_counts_that_are_none_are_refused(tmp_path, value):
+    line = json.loads((FILES / "perf_stat.json").read_text().splitlines()[2])
+    path = tmp_path / "counts.json"
+    path.write_text(json.dumps(line | {"counter-value": value}))
+    with pytest.raises(UserError, match=r"counts.json: not readable as output of perf stat"):
+        read(path, 1)
+
+
+@given(st.sampled_from(["perf_stat.json", "ncu.csv", "rocprofv3_flops.csv"]), st.data())
+def test_damaged_files_are_read_or_refused_in_one_line(tmp_path_factory, file, data):
+    content = (FILES / file).read_bytes()
+    at = data.draw(st.integers(0, len(content) - 1))
+    damage = data.draw(st.binary(max_size=4))
+    path = tmp_path_factory.getbasetemp() / "damaged"
+    path.write_bytes(content[:at] + damage + content[at + data.draw(st.integers(0, 2000)) :])
+    try:
+        counters = read(path, 1)
+    except UserError as error:
+        assert str(error).startswith(str(path)) and "\n" not in str(error)
+    else:
+        assert counters.kernels
+
+
+@pytest.mark.parametrize("content", [b"", b"\0" * 99, b"perf stat, text\n", b"# \xff\n\xfe", b"{", b"[1]"])
+def test_other_files_are_refused(tmp_path, content):
+    (tmp_path / "other").write_bytes(content)
+    with pytest.raises(UserError, match=r"other: not "):
+        read(tmp_path / "other", 1)
+    with pytest.raises(UserError, match=r"missing: cannot be read \(No such file"):
+        read(tmp_path / "missing", 1)
