@@ -7,8 +7,8 @@ What is not installed is left out and named; docs/evidence/performance.md has th
 measurement has a process of its own, with the files in the page cache. In a first turn, numbers of workers and of
 batches ahead are tried, the same for all loaders; the rounds have those with the most samples per CPU second, and
 their medians are the result. CPU seconds and memory (Pss) are of the process and its workers, the delay is from
-its start to its first batch; there is no GPU, so nothing is page-locked. Samples of every loader are compared with
-this suite's: bit for bit, logarithms to 1e-6, images to two grey levels on average.
+its start to its first batch; there is no GPU, so nothing is page-locked. A thousand values of each sample of every
+loader are compared with this suite's: bit for bit, logarithms to 1e-6, images to two grey levels on average.
 
 Shuffle: mean distance between a sample's places in two epochs of many tiny samples, relative to that of two
 independent permutations (a third of the samples): 1 is a full shuffle, 0 the same order.
