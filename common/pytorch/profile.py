@@ -13,7 +13,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch._subclasses import FakeTensorMode
 from torch.amp.grad_scaler import GradScaler
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
@@ -21,6 +20,7 @@ from torch.profiler import profile, record_function
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from mlhpc.common.kernels.operators import StandIn
 from mlhpc.common.pytorch.devices import RUNTIME_CALLS, activities, name_of, wait_for
 from mlhpc.common.pytorch.step import Settings, make_scaler, make_train_step, set_rate, wrap_ddp
 from mlhpc.common.ranks.world import World
@@ -120,7 +120,7 @@ def profile_training(
 @contextmanager
 def fake_tensors() -> Iterator[None]:
     """Inside, tensors have neither memory nor values, so that a step of any size can be counted anywhere."""
-    with FakeTensorMode(allow_non_fake_inputs=True), LaunchCounter():
+    with StandIn(allow_non_fake_inputs=True), LaunchCounter():
         yield
 
 
@@ -209,7 +209,7 @@ def _products(name: str, args: Any, made: Sequence[Tensor]) -> int:
         backward = name != "convolution"
         x, weight, transposed = args[backward], args[backward + 1], args[6 + backward]
         across = x if transposed else (args[0] if backward else made[0])
-        return 2 * across.numel() * weight[0].numel() * (sum(args[-1][:2]) if backward else 1)
+        return int(2 * across.numel() * weight[0].numel() * (sum(args[-1][:2]) if backward else 1))
     if name in ("mm", "addmm"):
         inner = args[-1 if name == "mm" else -2].shape[0 if name == "mm" else 1]
         return 2 * made[0].numel() * int(inner)
