@@ -128,14 +128,14 @@ NO_KERNELS = ("detach", "empty", "lift", "new_empty", "device", "_record_functio
 """How names of operations begin that give a GPU nothing to do, besides views; the last two are a CPU's dropout."""
 FOREACH_NORM = 3  # clear the result, sums of parts, sums of those
 CONCATENATED = {True: 128, False: 64}
-"""Tensors that one kernel concatenates, if they are contiguous and if not (PyTorch, ATen/native/cuda/Shape.cu)."""
+"""Tensors that one kernel concatenates, if they are contiguous and if not (PyTorch, Shape.cu)."""
 NORMALISATIONS = {"native_batch_norm": 4, "native_batch_norm_backward": 3}
 """Kernels of PyTorch's own batch norm, in bfloat16. In the other precisions it is one call of cuDNN."""
 FUSED = {"batch_norm": 2, "batch_norm_backward": 2, "pool_backward": 2, "_foreach_norm": FOREACH_NORM}
 
 
 class LaunchCounter(TorchDispatchMode):
-    """Counts what PyTorch's CUDA code would launch for the operations on fake tensors of a CPU: neither a device
+    """Counts what PyTorch would launch on a GPU for the operations on fake tensors of a CPU: neither a device
     nor arithmetic is needed."""
 
     def __init__(self) -> None:
