@@ -9,10 +9,19 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses import FakeTensor
+from torch._subclasses import FakeTensor, FakeTensorMode
 
 from mlhpc.common.host.compiler import require_compiler
 from mlhpc.errors import UserError
+
+
+class StandIn(FakeTensorMode):
+    """Tensors of a CPU without memory or values that stand for those of a GPU."""
+
+
+def stands_in(x: Tensor) -> bool:
+    """Whether ``x`` [...] is such a tensor."""
+    return isinstance(x, FakeTensor) and isinstance(x.fake_mode, StandIn)
 
 
 def define(name: str, schema: str, function: str, shapes: Callable[..., Any]) -> None:
@@ -32,7 +41,7 @@ def run_on(x: Tensor) -> bool:
     Triton cannot be."""
     if torch.compiler.is_compiling():
         return False
-    return isinstance(x, FakeTensor) or (x.is_cuda and _has_triton())
+    return stands_in(x) or (x.is_cuda and _has_triton())
 
 
 @cache

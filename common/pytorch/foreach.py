@@ -5,14 +5,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses import FakeTensor
 from torch.autograd.function import once_differentiable
 from torch.func import functional_call
 
+from mlhpc.common.kernels.operators import stands_in
+
 
 def on_cpu(tensor: Tensor) -> bool:
-    """Whether ``tensor`` [...] is a CPU's. A fake one stands for a GPU's (``profile.launches_of``)."""
-    return tensor.device.type == "cpu" and not isinstance(tensor, FakeTensor)
+    """Whether ``tensor`` [...] is a CPU's. A fake one stands for a GPU's (``profile.fake_tensors``)."""
+    return tensor.device.type == "cpu" and not stands_in(tensor)
 
 
 def unscale(optimizer: torch.optim.Optimizer, gradients: list[Tensor]) -> Tensor | None:
@@ -88,11 +89,11 @@ class _Together(torch.autograd.Function):
         written: list[Tensor] = []
         rest: list[Tensor | None] = []
         for weight, gradient in zip(ctx.weights, gradients, strict=True):
-            kept = ctx.in_place and gradient is not None and weight.grad is not None
-            rest.append(None if kept else gradient)
-            if kept:
+            if ctx.in_place and gradient is not None and weight.grad is not None:
                 held.append(weight.grad)
                 written.append(gradient)
+                gradient = None
+            rest.append(gradient)
         if held:
             torch._foreach_copy_(held, written)
         new = [gradient for gradient in rest if gradient is not None]

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch._subclasses import FakeTensorMode
 from torch.amp.grad_scaler import GradScaler
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
@@ -21,6 +20,7 @@ from torch.profiler import profile, record_function
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from mlhpc.common.kernels.operators import StandIn
 from mlhpc.common.pytorch.devices import (
     RUNTIME_CALLS,
     activities,
@@ -130,7 +130,7 @@ def profile_training(
 @contextmanager
 def fake_tensors() -> Iterator[None]:
     """Inside, tensors have neither memory nor values, so that a step of any size can be counted anywhere."""
-    with FakeTensorMode(allow_non_fake_inputs=True), LaunchCounter():
+    with StandIn(allow_non_fake_inputs=True), LaunchCounter():
         yield
 
 
@@ -138,14 +138,14 @@ NO_KERNELS = ("detach", "empty", "lift", "new_empty", "device", "_record_functio
 """How names of operations begin that give a GPU nothing to do, besides views; the last two are a CPU's dropout."""
 FOREACH_NORM = 3  # clear the result, sums of parts, sums of those
 CONCATENATED = {True: 128, False: 64}
-"""Tensors that one kernel concatenates, if they are contiguous and if not (PyTorch, ATen/native/cuda/Shape.cu)."""
+"""Tensors that one kernel concatenates, if they are contiguous and if not (PyTorch, Shape.cu)."""
 NORMALISATIONS = {"native_batch_norm": 4, "native_batch_norm_backward": 3}
 """Kernels of PyTorch's own batch norm, in bfloat16. In the other precisions it is one call of cuDNN."""
 FUSED = {"batch_norm": 2, "batch_norm_backward": 2, "pool_backward": 2, "_foreach_norm": FOREACH_NORM}
 
 
 class LaunchCounter(TorchDispatchMode):
-    """Counts what PyTorch's CUDA code would launch for the operations on fake tensors of a CPU: neither a device
+    """Counts what PyTorch would launch on a GPU for the operations on fake tensors of a CPU: neither a device
     nor arithmetic is needed."""
 
     def __init__(self) -> None:
@@ -219,7 +219,7 @@ def _products(name: str, args: Any, made: Sequence[Tensor]) -> int:
         backward = name != "convolution"
         x, weight, transposed = args[backward], args[backward + 1], args[6 + backward]
         across = x if transposed else (args[0] if backward else made[0])
-        return 2 * across.numel() * weight[0].numel() * (sum(args[-1][:2]) if backward else 1)
+        return int(2 * across.numel() * weight[0].numel() * (sum(args[-1][:2]) if backward else 1))
     if name in ("mm", "addmm"):
         inner = args[-1 if name == "mm" else -2].shape[0 if name == "mm" else 1]
         return 2 * made[0].numel() * int(inner)

@@ -117,10 +117,10 @@ def averages_buckets(model: nn.Module) -> bool:
 
 
 def _average(gradients: Tensor) -> torch.futures.Future[Tensor]:
-    if gradients.is_cuda:  # NCCL scales while it adds
-        work: Any = dist.all_reduce(gradients, dist.ReduceOp.AVG, async_op=True)
-    else:
-        work = dist.all_reduce(gradients.div_(dist.get_world_size()), async_op=True)
+    if gradients.device.type == "cpu":
+        work: Any = dist.all_reduce(gradients.div_(dist.get_world_size()), async_op=True)
+    else:  # NCCL scales while it adds
+        work = dist.all_reduce(gradients, dist.ReduceOp.AVG, async_op=True)
     averaged: torch.futures.Future[Tensor] = work.get_future().then(lambda future: future.value()[0])
     return averaged
 

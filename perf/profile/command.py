@@ -57,7 +57,12 @@ def profile(options: argparse.Namespace) -> int:
     with launch.joined(framework.collectives) as world:
         measure = _profiler(run, framework.profiler)
         if options.device_model:
-            launches(options, run, device_model(options.device_model), partial(measure, world=world))
+            launches(
+                options,
+                run,
+                device_model(options.device_model),
+                lambda run, request: measure(run, request, world),
+            )
             return 0
         sizes = options.batches or [options.batch or _local_batch(run, world)]
         trace = options.trace if world.rank == 0 else None

@@ -117,7 +117,7 @@ def read(path: Path, steps: int | None) -> Counters:
         lines = read_text(path, "replace").removeprefix("\ufeff").split("\n")
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise UserError(f"{path}: cannot be read ({reason}); {_REMEDY}") from error
+        raise UserError(f"{path} cannot be read ({reason}); {_REMEDY}") from error
     # Messages of ncu begin with ==, the date in a file of perf with #.
     lines = [line for line in lines if line.strip() and not line.startswith(("==", "#"))]
     source, parse = _tool(lines[0] if lines else "", path)

@@ -22,9 +22,10 @@ from mlhpc.common.pages.html import render, write
 from mlhpc.common.pages.plots import columns
 from mlhpc.common.pages.terminal import print_table, say
 from mlhpc.common.timing.profile import Launch, Profile, Request
-from mlhpc.perf.accelerator.roofline import Point
+from mlhpc.perf.accelerator.roofline import Bound, Point
 from mlhpc.perf.calibration import calibration, kind_of, roofline, step_seconds
 from mlhpc.perf.machines import COPIES, Machine, ceilings_of
+from mlhpc.perf.networks.layer import Kind
 from mlhpc.perf.networks.registry import network_of
 from mlhpc.perf.prediction.accelerator import roofline as roofline_figure
 from mlhpc.perf.published import Published, published
@@ -144,10 +145,11 @@ def _operations(run: Run, machine: Machine, batch: int, measure: Measure) -> lis
 
     def point(launch: Launch, many: int) -> Point:
         compute, memory = launch.flops / ceilings.tensor, launch.bytes / ceilings.bandwidth
-        kind, bound = ("convolution", "tensor") if launch.flops else ("activation", "memory")
+        kind: Kind = "convolution" if launch.flops else "activation"
+        bound: Bound = "tensor" if compute > memory else "memory"
         named = f"{launch.operation} {launch.dtype} {list(launch.shape)}"
-        return Point(named, kind, many * launch.flops, many * launch.bytes,
-                     bound if compute > memory else "memory", many * max(compute, memory))  # fmt: skip
+        seconds = many * max(compute, memory)
+        return Point(named, kind, many * launch.flops, many * launch.bytes, bound, seconds)
 
     operations = [Operation(launch, many, point(launch, many)) for launch, many in calls.items()]
     return sorted(operations, key=lambda each: -each.point.seconds)

@@ -7,6 +7,7 @@ from fake_cuda.budgets import RECORDED
 
 from mlhpc.benchmarks.load import load
 from mlhpc.cli import main
+from mlhpc.deepcam import metric
 from mlhpc.perf.networks.registry import network_of
 
 CELLS = [
@@ -14,6 +15,13 @@ CELLS = [
     ("resnet50", 64, "mixed_bfloat16"),
     ("deepcam", 1, "mixed_bfloat16"),
 ]
+
+
+@pytest.fixture(autouse=True)
+def no_metric_cache():
+    """Class weights without values must not outlive a test."""
+    yield
+    metric._class_weights.cache_clear()
 
 
 def profiled(capsys, *words):
