@@ -17,7 +17,8 @@ def on_cpu(tensor: Tensor) -> bool:
 
 
 def unscale(optimizer: torch.optim.Optimizer, gradients: list[Tensor]) -> Tensor | None:
-    """Divide by the loss scale that a GradScaler left with ``optimizer``; its ``found_inf``, None without one."""
+    """Divide ``gradients``, each [...], by the loss scale that a GradScaler left with ``optimizer``; its
+    ``found_inf``, None without one."""
     scale: Tensor | None = getattr(optimizer, "grad_scale", None)
     if scale is not None:
         torch._foreach_mul_(gradients, scale.reciprocal().reshape(()))
