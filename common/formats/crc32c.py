@@ -29,7 +29,7 @@ def library() -> Any:
 
 
 def extend(crc: int, data: bytes | memoryview | npt.NDArray[np.uint8]) -> int:
-    """The checksum of bytes whose beginning has the checksum ``crc`` (0: none) and which end with ``data``, [bytes]."""
+    """The checksum of bytes whose beginning has the checksum ``crc`` (0: none) and whose end is ``data``, [n]."""
     array = data if isinstance(data, np.ndarray) else np.frombuffer(data, np.uint8)
     compiled = library()
     if compiled is None:
