@@ -73,7 +73,8 @@ def normalise(
     inside = channel < channels
     first, second = _added_up(sums, channel, inside, channels, PARTS)
     mean = first / rows
-    var = tl.maximum(second / rows - mean * mean, 0.0)
+    var = second / rows - mean * mean
+    var = tl.where(var < 0.0, 0.0, var)  # a GPU's maximum drops NaN, and no loss would show an overflow
     mean += tl.load(x + channel, mask=inside, other=0.0).to(tl.float32)
     spread = 1.0 / tl.sqrt(var + eps)
     part = tl.program_id(1)
@@ -93,7 +94,7 @@ def normalise(
         if ADDED:
             value += tl.load(added + at, mask=there, other=0.0).to(tl.float32)
         if RELU:
-            value = tl.maximum(value, 0.0)
+            value = tl.where(value < 0.0, 0.0, value)
         tl.store(y + at, value.to(y.dtype.element_ty), mask=there)
 
 
@@ -105,9 +106,9 @@ def _gradient_before(
     value = tl.load(gradient + at, mask=there, other=0.0).to(tl.float32)
     if RELU:
         if ADDED:
-            value = tl.where(tl.load(y + at, mask=there, other=0.0).to(tl.float32) > 0.0, value, 0.0)
+            value = tl.where(tl.load(y + at, mask=there, other=0.0).to(tl.float32) <= 0.0, 0.0, value)
         else:
-            value = tl.where(normalised * slope[None, :] + offset[None, :] > 0.0, value, 0.0)
+            value = tl.where(normalised * slope[None, :] + offset[None, :] <= 0.0, 0.0, value)
     return value
 
 
