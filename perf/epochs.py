@@ -109,7 +109,7 @@ def epochs_to_target(
     low, high = middle.value * min(1.0, down), middle.value * max(1.0, up)
     if not points[0].size <= batch <= points[-1].size:
         low, high = min(low, middle.low), max(high, middle.high)
-    own = any(row.benchmark == benchmark for row in published())
+    own = len(_own(benchmark, published())) > 1
     whose = "published sets" if own else "published sets of other benchmarks"
     return Estimate(middle.value, low, high, f"{middle.how}; interval from {scatter.sets} {whose}")
 
@@ -121,13 +121,17 @@ def spread(benchmark: str) -> Spread:
 
 
 def _spread(benchmark: str, sets: Sequence[Published]) -> Spread:
-    rows = [r for r in sets if r.use == "fit" and r.round != "v0.7"]
-    own = [r for r in rows if r.benchmark == benchmark]
+    own = _own(benchmark, sets)
     if len(own) < 2:
-        own = rows
+        own = [row for row in sets if row.use == "fit" and row.round != "v0.7"]
     if len(own) < 2:
         raise UserError(f"{benchmark}: too few sets with a reference for an interval of the epochs")
     return spread_of([r.epochs[0] / _point(r) for r in own])
+
+
+def _own(benchmark: str, sets: Sequence[Published]) -> list[Published]:
+    """The sets of a benchmark that an interval of its epochs may be from."""
+    return [r for r in sets if (r.use, r.benchmark) == ("fit", benchmark) and r.round != "v0.7"]
 
 
 def _point(row: Published) -> float:

@@ -5,12 +5,14 @@ the files of the i915 and xe drivers.
 """
 
 import itertools
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from mlhpc.common.energy.counters import Counters, Read, Usage, answering, reading, said
@@ -88,11 +90,11 @@ def _nvidia(nvml: Any) -> _Found:
 
 
 def _nvidia_usage(
-    nvml: Any, devices: Sequence[Any], turns: Iterator[Any], last: dict[str, tuple[float, float]]
+    nvml: Any, devices: Sequence[Any], turns: Iterator[Any], last: dict[int, tuple[float, float]]
 ) -> Usage:
     """nvmlDeviceGetUtilizationRates, nvmlDeviceGetMemoryInfo, nvmlDeviceGetPcieThroughput, which takes 20 ms a
     direction and is therefore read from one device in turn, and the NVLink throughput fields, KiB of all links
-    since the driver was loaded (NVML API reference). ``last``: time and bytes of the reading before."""
+    since the driver was loaded (NVML API reference). ``last``: time and bytes of each device's last reading."""
 
     def links(device: Any) -> float:
         fields = (nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX, nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX)
@@ -115,10 +117,13 @@ def _nvidia_usage(
         "memory_bytes": mean(lambda device: float(nvml.nvmlDeviceGetMemoryInfo(device).used)),
         "pcie_bytes_per_s": mean(pcie, [next(turns)]) if devices else None,
     }
-    if (sent := mean(links)) is not None:
-        now, (before, earlier) = time.monotonic(), last.get("links", (0.0, sent))
-        found["nvlink_bytes_per_s"] = (sent - earlier) / (now - before) if "links" in last else None
-        last["links"] = now, sent
+    now, rates = time.monotonic(), []
+    for number, device in enumerate(devices):
+        if isinstance(sent := reading(partial(links, device)), float):
+            before, earlier = last.get(number, (-math.inf, sent))
+            rates += [(sent - earlier) / (now - before)] if number in last else []
+            last[number] = now, sent
+    found["nvlink_bytes_per_s"] = fmean(rates) if rates else None
     return {name: value for name, value in found.items() if value is not None}
 
 

@@ -87,7 +87,9 @@ class _Together(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         if ctx.in_place and any(gradient is None for gradient in gradients):
-            raise RuntimeError("a weight took no part in the step: its gradient would be that of an earlier one")
+            raise RuntimeError(
+                "a weight took no part in the step: its gradient would be that of an earlier one"
+            )
         held: list[Tensor] = []
         written: list[Tensor] = []
         rest: list[Tensor | None] = []

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mlhpc.common.files.untrusted import printable
 from mlhpc.errors import UserError, did_you_mean, few
 from mlhpc.history.rows import ROW, TEXTS
 from mlhpc.quantities import count, parse_quantity
@@ -164,6 +165,7 @@ def _loaded(path: Path) -> sqlite3.Connection:
     uri = f"{path.absolute().as_uri()}?mode=ro&immutable=1"
     with contextlib.suppress(sqlite3.Error), contextlib.closing(sqlite3.connect(uri, uri=True)) as saved:
         version = saved.execute("PRAGMA user_version").fetchone()
+        saved.execute("SELECT * FROM files, records LIMIT 0")  # fails without them
         state = saved.execute("PRAGMA quick_check(1)").fetchone()
         if version == (VERSION,) and state == ("ok",):
             saved.backup(db)
@@ -191,7 +193,7 @@ def _fill(db: sqlite3.Connection, store: Path, there: set[str], known: set[str])
         for file in sorted(there - known):
             with contextlib.suppress(FileNotFoundError):
                 added = [(name, _add(db, name, data)) for name, data in contents(store, file)]
-                bad = [f"{name[:16]} is {why}" for name, why in added if why]
+                bad = [f"{printable(name[:16])} is {why}" for name, why in added if why]
                 values = (file, _size(store / file), bad[0] if bad else "")
                 db.execute("INSERT OR REPLACE INTO files VALUES (?, ?, ?)", values)
         known, there = known | there, files(store)

@@ -13,6 +13,7 @@ import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution
 from optuna.storages.journal import JournalFileBackend, JournalStorage
 from optuna.trial import TrialState
+from pydantic import TypeAdapter
 
 from mlhpc.common.files.untrusted import parse_json
 from mlhpc.errors import UserError, shown
@@ -27,6 +28,7 @@ STATES = {
     "stopped": TrialState.PRUNED,
     "aborted": TrialState.FAIL,
 }
+_OUTCOME = TypeAdapter(Outcome)
 
 
 class Journal:
@@ -38,7 +40,7 @@ class Journal:
         self._distributions: dict[str, BaseDistribution] = {
             "batch": CategoricalDistribution(space.batches),
             "ranks": CategoricalDistribution(space.ranks),
-            "rate": FloatDistribution(space.rates[0], space.rates[1], log=True),
+            "rate": FloatDistribution(min(1.0, space.rates[0]), max(1.0, space.rates[1]) * 1.001, log=True),
             "schedule": CategoricalDistribution(space.schedules),
         }
         is_new = not path.exists() or not _whole_lines(path)
@@ -48,7 +50,7 @@ class Journal:
         path.with_name(f"{path.name}.lock").unlink(missing_ok=True)  # of a process that was killed
         try:
             storage = JournalStorage(JournalFileBackend(str(path)))
-        except (LookupError, TypeError, ValueError) as error:
+        except (AssertionError, LookupError, TypeError, ValueError) as error:
             raise UserError(
                 f"{path} cannot be replayed ({type(error).__name__}: {error}); move it away"
             ) from None
@@ -68,8 +70,8 @@ class Journal:
 
     def _outcome(self, trial: optuna.trial.FrozenTrial) -> Outcome:
         try:
-            return Outcome(Config(**trial.params), **trial.user_attrs)
-        except TypeError:
+            return _OUTCOME.validate_python(Outcome(Config(**trial.params), **trial.user_attrs))
+        except (TypeError, ValueError):
             raise UserError(
                 f"trial {trial.number} of the journal is not mlhpc's; choose another --out"
             ) from None

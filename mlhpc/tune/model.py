@@ -129,7 +129,7 @@ class Search:
 
 
 def finished_runs(done: Sequence[Outcome]) -> dict[Config, list[float]]:
-    """The seconds of the runs of each configuration of which none has missed its target or was stopped."""
+    """The seconds of the runs of each configuration of which every run has converged."""
     runs: dict[Config, list[float]] = {}
     for outcome in done:
         if outcome.state == "converged":
@@ -139,8 +139,8 @@ def finished_runs(done: Sequence[Outcome]) -> dict[Config, list[float]]:
 
 
 def failed(done: Sequence[Outcome]) -> set[Config]:
-    """The configurations of which a run has missed its target or was stopped."""
-    return {outcome.config for outcome in done if outcome.state in ("missed", "stopped")}
+    """The configurations of which a run has missed its target, or was stopped or aborted."""
+    return {outcome.config for outcome in done if outcome.state != "converged"}
 
 
 def geometric_mean(seconds: Sequence[float]) -> float:

@@ -51,9 +51,13 @@ class Result(NamedTuple):
     def ratio(self) -> tuple[float, float, float] | None:
         """Time to train of the winner over that of the default, by pairs that both converged, and the ends of its
         95% interval; None with fewer than two such pairs."""
-        both = [pair for pair in self.pairs if {run.state for run in pair} == {"converged"}]
-        ours, theirs = ([pair[side].seconds for pair in both] for side in (0, 1))
-        return paired_ratio(ours, theirs) if both[1:] else None
+        ours, theirs = ([pair[side].seconds for pair in self.finished] for side in (0, 1))
+        return paired_ratio(ours, theirs) if self.finished[1:] else None
+
+    @property
+    def finished(self) -> list[tuple[Outcome, Outcome]]:
+        """The pairs that both converged."""
+        return [pair for pair in self.pairs if {run.state for run in pair} == {"converged"}]
 
     @property
     def choices(self) -> list[Choice]:
@@ -81,7 +85,9 @@ def sentences(result: Result, out: Path) -> list[str]:
     elif ratio := result.ratio:
         middle, low, high = ratio
         verdict = "faster" if high < 1 else "slower" if low > 1 else "no difference that these runs can show"
-        pairs = f"95% interval {low:.3f} to {high:.3f}, {count(len(result.pairs), 'pair')} of fresh seeds"
+        if high < 1 and any(ours.state != "converged" for ours, _ in result.pairs):
+            verdict = "faster where it reached the target"
+        pairs = f"95% interval {low:.3f} to {high:.3f}, {count(len(result.finished), 'pair')} of fresh seeds"
         said.append(f"{winner}: {middle:.3f} times the default's time to train ({pairs}): {verdict}")
     else:
         said.append(f"{winner}: too few pairs of runs that both reached the target for a ratio")

@@ -27,7 +27,7 @@ class Surface(FrozenModel):
     critical_batch: PositiveFloat = Field(description="batch size that needs twice as many epochs")
     rate: PositiveFloat = Field(description="best multiple at ``rate_batch``")
     rate_batch: PositiveFloat
-    rate_power: float = Field(description="exponent of the batch size in the best multiple")
+    rate_power: float = Field(ge=-8, le=8, description="exponent of the batch size in the best multiple")
     rate_curvature: NonNegativeFloat = Field(
         description="growth of the epochs per squared octave of the rate"
     )
@@ -38,7 +38,7 @@ class Surface(FrozenModel):
     sample_s: PositiveFloat = Field(description="seconds of a sample on a rank")
     exchange_s: NonNegativeFloat = Field(description="seconds of a step for each doubling of the ranks")
     staging_s: NonNegativeFloat = 0.0
-    noise: NonNegativeFloat = Field(description="deviation of the logarithm of the epochs between runs")
+    noise: float = Field(ge=0, le=2, description="deviation of the logarithm of the epochs between runs")
 
     def best_rate(self, batch: int) -> float:
         """The best multiple of the preset's learning rate."""

@@ -48,6 +48,13 @@ _FLOPS: Sequence[tuple[str, float]] = (
     (r"SQ_INSTS_VALU_FMA_F(16|32|64)", 128),
     (r"SQ_INSTS_VALU_MFMA_MOPS_\w+", 512),
 )
+_INTEL = "fp_arith_inst_retired"
+_PARTS = {
+    f"{_INTEL}.scalar": (f"{_INTEL}.scalar_single", f"{_INTEL}.scalar_double"),
+    f"{_INTEL}.4_flops": (f"{_INTEL}.128b_packed_single", f"{_INTEL}.256b_packed_double"),
+    f"{_INTEL}.8_flops": (f"{_INTEL}.256b_packed_single", f"{_INTEL}.512b_packed_double"),
+}
+"""Events of perf that count others together, which a file may have too."""
 _VOLTA = "sm__inst_executed_pipe_tensor.sum"
 _BYTES: Sequence[tuple[str, float]] = (
     (r".*cas_count[_.](read|write|rd|wr)/?", 1),
@@ -65,9 +72,8 @@ COUNTERS_NOTE = (
 
 
 class Kernel(NamedTuple):
-    """The launches of a kernel, and their FLOPs and bytes of memory together; None: not counted."""
+    """FLOPs and bytes of memory of a launch of a kernel, means of those that were counted; None: none was."""
 
-    launches: int
     flops: float | None
     bytes: float | None
 
@@ -156,7 +162,7 @@ def of_step(counters: Counters, profile: Profile, network: Network, precision: P
             raise UserError(
                 f"{path}: {counters.source} counts the host, but {profile.device} computes the step"
             )
-        flops, moved = (None if sum_ is None else sum_ / counters.steps for sum_ in kernels[""][1:])
+        flops, moved = (None if sum_ is None else sum_ / counters.steps for sum_ in kernels[""])
         return [_all(profile, network, precision, flops, moved)]
     found = [work for work in profile.work if _name(work.name) in kernels]
     if not found:
@@ -165,8 +171,7 @@ def of_step(counters: Counters, profile: Profile, network: Network, precision: P
         )
 
     def counted(work: Work, of: _Kind) -> float:
-        kernel = kernels[_name(work.name)]
-        return (of(kernel) or 0.0) * work.calls / kernel.launches
+        return (of(kernels[_name(work.name)]) or 0.0) * work.calls
 
     def total(of: _Kind) -> float | None:
         none = all(of(kernel) is None for kernel in kernels.values())
@@ -178,7 +183,7 @@ def of_step(counters: Counters, profile: Profile, network: Network, precision: P
     def by_layer_of(value: Callable[[Work], float]) -> list[LayerTime]:
         """Grouped like seconds, in whose place the counts are."""
         work = tuple(each._replace(seconds=value(each)) for each in own)
-        return by_layer(replace(profile, work=work), network, precision)
+        return by_layer(replace(profile, work=work), network, precision, profile.work)
 
     rows = [whole]
     for time, operations, traffic in zip(
@@ -263,33 +268,35 @@ def _factor(event: str, table: Sequence[tuple[str, float]]) -> float | None:
 
 
 class _Sum:
-    """The launches of a kernel, and what was counted in them."""
+    """What was counted of a kernel, and in which of its launches, FLOPs and bytes apart."""
 
     def __init__(self) -> None:
-        self.launches: set[str] = set()
+        self.launches: dict[str, set[str]] = defaultdict(set)
         self.counts: dict[str, float] = defaultdict(float)
 
     def add(self, launch: str, event: str, count: float, unit: float = 1.0) -> None:
         """Add ``count`` of an event, each of ``unit`` bytes if it is one of memory."""
         if not (math.isfinite(count) and count >= 0):
             raise ValueError(f"{event} is {count}")
-        self.launches.add(launch)
         for kind, factors in (("flops", _FLOPS), ("bytes", _BYTES)):
             if (factor := _factor(event, factors)) is not None:
+                self.launches[kind].add(launch)
                 self.counts[kind] += count * factor * (unit if kind == "bytes" else 1.0)
 
     def kernel(self) -> Kernel:
-        return Kernel(len(self.launches), self.counts.get("flops"), self.counts.get("bytes"))
+        means = {kind: count / len(self.launches[kind]) for kind, count in self.counts.items()}
+        return Kernel(means.get("flops"), means.get("bytes"))
 
 
 def _perf(lines: Sequence[str]) -> dict[str, Kernel]:
     sums = _Sum()
-    for line in lines:
-        event = parse_json(line)
-        if str(event["counter-value"]).startswith("<not"):  # <not supported>, <not counted>
-            continue
-        name = re.sub(r":[a-zA-Z]+$", "", event["event"]).lower()
-        sums.add("", name, float(event["counter-value"]), _BINARY.get(event["unit"], 1.0))
+    events = [parse_json(line) for line in lines]
+    # <not supported>, <not counted>
+    events = [event for event in events if not str(event["counter-value"]).startswith("<not")]
+    names = [re.sub(r":[a-zA-Z]+$", "", event["event"]).lower() for event in events]
+    for name, event in zip(names, events, strict=True):
+        if not any(part in names for part in _PARTS.get(name, ())):
+            sums.add("", name, float(event["counter-value"]), _BINARY.get(event["unit"], 1.0))
     return {"": sums.kernel()}
 
 
@@ -310,6 +317,14 @@ def _rocprofv3(lines: Sequence[str]) -> dict[str, Kernel]:
     return {name: each.kernel() for name, each in sums.items()}
 
 
+def _whole(event: str) -> str:
+    """The event that counts what this one counts, and perhaps more; empty for none. A file may have both."""
+    if event.startswith("sm__sass"):
+        return f"smsp{event[2:]}"
+    whole = re.sub(r"_sparsity_(on|off)", "", event)
+    return whole if whole != event else ""
+
+
 def _ncu(lines: Sequence[str]) -> dict[str, Kernel]:
     rows = _rows(lines)
     units = next(rows)
@@ -321,6 +336,8 @@ def _ncu(lines: Sequence[str]) -> dict[str, Kernel]:
             name = "sm__ops_path_tensor_volta.sum" if has and event == _VOLTA else event
             known = _factor(name, _FLOPS) is not None or _factor(name, _BYTES) is not None
             if not known or not text or text == "n/a" or (both and event == "dram__bytes.sum"):
+                continue
+            if _whole(event) in row:
                 continue
             unit = _UNIT.match(units[event] or "")
             if unit is None:

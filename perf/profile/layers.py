@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import takewhile
 from typing import Literal, NamedTuple
 
-from mlhpc.common.timing.profile import Part, Profile
+from mlhpc.common.timing.profile import Part, Profile, Work
 from mlhpc.errors import UserError
 from mlhpc.perf.accelerator.roofline import Ceilings
 from mlhpc.perf.networks.layer import PRODUCTS, Layer, Network, Precision
@@ -96,11 +96,14 @@ def by_operation(profile: Profile) -> list[tuple[str, float, float]]:
     return sorted(((name, *both) for name, both in operations.items()), key=lambda row: -row[1])
 
 
-def by_layer(profile: Profile, network: Network, precision: Precision) -> list[LayerTime]:
+def by_layer(
+    profile: Profile, network: Network, precision: Precision, called: Iterable[Work] = ()
+) -> list[LayerTime]:
     """Forward and backward seconds of the layers of ``network``, in its order, and of modules without weights.
 
     The framework's modules with weights and the network's layers with parameters are the same, in the same order
     (tests/numeric/perf/networks). Layers that modify the output of one of them in place are counted with it.
+    ``called``: work of a step of which ``profile`` has only a part, which modules it calls.
     """
     layers = _with_followers(network)
     if len(layers) != len(profile.modules):
@@ -120,6 +123,7 @@ def by_layer(profile: Profile, network: Network, precision: Precision) -> list[L
         if work.part in ("forward", "backward") and work.module:
             seconds[work.module, work.part] += work.seconds
     measured = {module for module, _ in seconds}
+    measured |= {work.module for work in called if work.part in ("forward", "backward") and work.module}
     rows = []
     for (module, direction), total in seconds.items():
         inside = _layers_of(module, layers_of_module, measured)

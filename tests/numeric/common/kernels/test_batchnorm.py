@@ -65,7 +65,7 @@ for options in ({}, {"stride": 2}, {"closing": True, "relu": False}):
     for ours, theirs in zip(*results, strict=True):
         close(ours, theirs.double(), 1e-5)
 
-# An activation that overflowed shows in its channel, although a GPU's maximum drops NaN (the interpreter's does not).
+# An activation that overflowed shows in its channel: a GPU's maximum drops NaN, which the interpreter's does not.
 interpreter.InterpreterBuilder.create_maxnumf = lambda self, a, b: self.binary_op(a, b, numpy.fmax)
 batchnorm._can_fuse = lambda x: True
 for relu, added in itertools.product((False, True), repeat=2):

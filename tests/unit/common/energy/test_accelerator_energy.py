@@ -134,11 +134,13 @@ def test_devices_are_known_by_their_uuid_where_the_driver_says_it(monkeypatch):
 
 def test_nvidia_tells_how_its_devices_are_used(monkeypatch):
     """Means over the devices; PCIe of one device a reading, NVLink by its counters of two readings."""
-    clock, sent, asked = iter([10.0, 12.0]), {0: 0, 1: 0}, []
+    clock, sent, asked, broken = iter([10.0, 12.0, 14.0, 16.0]), {0: 0, 1: 0}, [], []
 
     def fields(device, wanted):
         assert wanted == [(138, 2**32 - 1), (139, 2**32 - 1)]
         sent[device] += 1 + device
+        if device in broken:
+            return [SimpleNamespace(nvmlReturn=1)]
         return [SimpleNamespace(nvmlReturn=0, value=SimpleNamespace(ullVal=sent[device])) for _ in wanted]
 
     def throughput(device, way):
@@ -162,6 +164,11 @@ def test_nvidia_tells_how_its_devices_are_used(monkeypatch):
     # In two seconds, both ways, 2 KiB of the first device and 4 of the second.
     assert usage() == known | {"pcie_bytes_per_s": 400e3, "nvlink_bytes_per_s": 1.5 * 1024}
     assert asked == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    # A device that cannot be read once has the mean of both intervals in the next reading.
+    broken.append(0)
+    assert usage()["nvlink_bytes_per_s"] == 2 * 1024
+    broken.clear()
+    assert usage()["nvlink_bytes_per_s"] == 1.5 * 1024
 
 
 def test_a_driver_that_tells_nothing_of_the_usage_is_no_problem(monkeypatch):

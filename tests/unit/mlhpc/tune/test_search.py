@@ -102,6 +102,8 @@ def test_the_better_half_is_repeated():
     assert promoted(done) == configs[2]
     done.append(Outcome(configs[2], "converged", 19.0, 10, 1.9))
     assert promoted(done) == configs[1]  # of the two with two runs the better one
+    done.append(Outcome(configs[1], "aborted", 5.0))
+    assert promoted(done) is None  # and not again and again
 
 
 def test_a_choice_that_missed_its_target_once_does_not_win():

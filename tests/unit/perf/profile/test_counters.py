@@ -43,7 +43,7 @@ GPU_STEP = profiled(
 def test_perf_counts_flops_by_width_and_bytes_by_unit():
     counters = read(FILES / "perf_stat.json", steps=2)
     flops, moved = 1e6 + 16 * 5e5, 3 * 2**20 + 16384 * 64
-    assert (counters.source, counters.kernels) == ("perf stat", {"": Kernel(1, flops, moved)})
+    assert (counters.source, counters.kernels) == ("perf stat", {"": Kernel(flops, moved)})
     step = profiled(("forward", "block.a", "aten::conv2d", 0.5, 1.0), gpu=False)
     (row,) = of_step(counters, step, network(), "float32")
     assert (row.layer, row.flops, row.bytes) == ("all", flops / 2, moved / 2)
@@ -55,20 +55,38 @@ def test_perf_counts_flops_by_width_and_bytes_by_unit():
     ("file", "convolution", "add"),
     [
         # ncu: tensor operations, additions, and FMAs twice; decimal prefixes and separators of thousands.
-        ("ncu.csv", Kernel(2, 2 * (32768 + 100 + 400), 10000.0), Kernel(1, 512.0, 1000.0)),
-        ("rocprofv3_flops.csv", Kernel(1, 64 * 512 + 10 * 128, 4.5 * 1024), Kernel(1, 8 * 64.0, 1024.0)),
+        ("ncu.csv", Kernel(32768.0 + 100 + 400, 5000.0), Kernel(512.0, 1000.0)),
+        ("rocprofv3_flops.csv", Kernel(64 * 512 + 10 * 128, 4.5 * 1024), Kernel(8 * 64.0, 1024.0)),
     ],
 )
 def test_launches_of_kernels_are_added_to_a_step_and_its_layers(file, convolution, add):
     counters = read(FILES / file, steps=None)
     assert counters.kernels[CONVOLUTION] == convolution and counters.kernels["add"] == add
     whole, first = of_step(counters, GPU_STEP, network(), "float32")
-    per_launch = convolution.flops / convolution.launches, convolution.bytes / convolution.launches
     # add is of two layers, so neither has a row; a kernel that was not counted has none either.
     assert (first.layer, first.direction, first.seconds) == ("first", "forward", 0.25)
-    assert (first.flops, first.bytes) == (3 * per_launch[0], 3 * per_launch[1])
-    assert whole.flops == pytest.approx(3 * per_launch[0] + 2 * add.flops)
-    assert whole.bytes == pytest.approx(3 * per_launch[1] + 2 * add.bytes)
+    assert (first.flops, first.bytes) == (3 * convolution.flops, 3 * convolution.bytes)
+    assert whole.flops == pytest.approx(3 * convolution.flops + 2 * add.flops)
+    assert whole.bytes == pytest.approx(3 * convolution.bytes + 2 * add.bytes)
+
+
+def test_what_two_events_count_counts_once(tmp_path):
+    tensor, fma = "sm__ops_path_tensor_src_fp16", "__sass_thread_inst_executed_op_ffma_pred_on.sum"
+    events = [f"{tensor}.sum", f"{tensor}_sparsity_off.sum", f"sm{fma}", f"smsp{fma}"]
+    head = ["ID", "Kernel Name", *events]
+    rows = [head, ["", "", "", "", "inst", "inst"], ["0", "gemm", "1000", "1000", "10", "10"]]
+    (tmp_path / "ncu.csv").write_text("".join(f"{','.join(row)}\n" for row in rows))
+    assert read(tmp_path / "ncu.csv", None).kernels == {"gemm": Kernel(1020.0, None)}
+    parts = [("4_flops", 100), ("128b_packed_single", 60), ("256b_packed_double", 40), ("scalar", 7)]
+    lines = [{"event": f"FP_ARITH_INST_RETIRED.{e}", "counter-value": str(n), "unit": ""} for e, n in parts]
+    (tmp_path / "perf.json").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    assert read(tmp_path / "perf.json", 1).kernels == {"": Kernel(407.0, None)}
+
+
+def test_a_launch_without_a_figure_is_not_one_of_zero(tmp_path):
+    text = "ID,Kernel Name,smsp__sass_thread_inst_executed_op_fadd_pred_on.sum,dram__bytes.sum\n,,inst,byte\n"
+    (tmp_path / "ncu.csv").write_text(f"{text}0,add,100,10\n1,add,n/a,20\n")
+    assert read(tmp_path / "ncu.csv", None).kernels == {"add": Kernel(100.0, 15.0)}
 
 
 def test_tensor_instructions_of_volta_are_512_flops(tmp_path):
@@ -76,7 +94,7 @@ def test_tensor_instructions_of_volta_are_512_flops(tmp_path):
     for capability, flops in (("7.0", 5 * 512.0), ("8.0", None)):
         (tmp_path / "volta.csv").write_text(head + f'"0","gemm","{capability}","5"\n')
         if flops:
-            assert read(tmp_path / "volta.csv", None).kernels == {"gemm": Kernel(1, flops, None)}
+            assert read(tmp_path / "volta.csv", None).kernels == {"gemm": Kernel(flops, None)}
         else:
             with pytest.raises(UserError, match="counted neither FLOPs nor bytes"):
                 read(tmp_path / "volta.csv", None)
@@ -139,5 +157,5 @@ def test_other_files_are_refused(tmp_path, content):
     (tmp_path / "other").write_bytes(content)
     with pytest.raises(UserError, match=r"other: not "):
         read(tmp_path / "other", 1)
-    with pytest.raises(UserError, match=r"missing: cannot be read \(No such file"):
+    with pytest.raises(UserError, match=r"missing cannot be read \(No such file"):
         read(tmp_path / "missing", 1)
