@@ -90,6 +90,11 @@ class Space:
             Config(batch, ranks, 2**octave, schedule)
             for (batch, ranks, schedule), octave in product(self._possible, octaves)
         ]
+        if not self.candidates:
+            raise UserError(
+                f"--rate {self.rates[0]:g},{self.rates[1]:g} has none of the rates that are tried, "
+                f"{RATES_PER_OCTAVE} for each doubling; pass a wider range"
+            )
 
     def content(self) -> dict[str, Any]:
         """What distinguishes this space from others, as JSON."""
