@@ -80,13 +80,16 @@ decoders = Extension(
     extra_compile_args=["-O3", "-ffp-contract=off"],
     optional=True,
 )
+checksums = Extension(
+    "mlhpc.common.formats._crc32c", ["mlhpc/common/formats/_crc32c.c"], optional=True
+)
 gradients = Extension(
     "mlhpc.cosmoflow.cpu._pooled",
     ["mlhpc/cosmoflow/cpu/_pooled.c"],
     extra_compile_args=["-O3", "-fno-trapping-math", "-Wno-psabi"],
     optional=True,
 )
-setup(ext_modules=[decoders, gradients])
+setup(ext_modules=[decoders, checksums, gradients])
 """
 
 
