@@ -284,7 +284,7 @@ class _Sum:
                 self.counts[kind] += count * factor * (unit if kind == "bytes" else 1.0)
 
     def kernel(self) -> Kernel:
-        means = {kind: count / len(self.launches[kind]) for kind, count in self.counts.items()}
+        means = {kind: whole / len(self.launches[kind]) for kind, whole in self.counts.items()}
         return Kernel(means.get("flops"), means.get("bytes"))
 
 
