@@ -76,7 +76,7 @@ class Spent:
 
 
 def mean_usage(usages: Sequence[Usage]) -> Usage:
-    """The mean of each figure over those that have it."""
+    """The mean of each figure over the devices or nodes that report it."""
     names = dict.fromkeys(name for usage in usages for name in usage)
     return {name: fmean(usage[name] for usage in usages if name in usage) for name in names}
 

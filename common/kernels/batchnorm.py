@@ -146,8 +146,8 @@ def propagate(
     each, ADDED: tl.constexpr, RELU: tl.constexpr, PARTS: tl.constexpr, ROWS: tl.constexpr, CHANNELS:
     tl.constexpr
 ):  # fmt: skip
-    """Program (channels, part of the rows): the gradient of ``x`` (Ioffe and Szegedy 2015, section 3) and of what
-    was added. The first part writes those of weight and bias."""
+    """Program (channels, part of the rows): the gradients of ``x`` (Ioffe and Szegedy 2015, section 3) and of
+    ``added``. The first part also writes the gradients of weight and bias."""
     channels = eights * 8
     channel = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
     inside = channel < channels

@@ -16,7 +16,7 @@ from mlhpc.errors import UserError
 
 
 class StandIn(FakeTensorMode):
-    """Tensors of a CPU without memory or values that stand for those of a GPU."""
+    """Fake CPU tensors that are treated as GPU tensors; they have shapes, but neither memory nor values."""
 
 
 def stands_in(x: Tensor) -> bool:

@@ -45,9 +45,11 @@ class BatchNorm(nn.BatchNorm2d):
         if self.training and self.group is None and input.numel() == input.shape[1]:
             raise ValueError("batch norm: one value per channel has no variance")
         if self.training and self.recompute and not torch.compiler.is_compiling():
-            return _Trained.apply(input, self.weight, self.bias, self, self.relu)  # type: ignore[no-any-return]
+            trained: Tensor = _Trained.apply(input, self.weight, self.bias, self, self.relu)
+            return trained
         if self.training and self.group is None and _can_fuse(input):
-            return _Fused.apply(input, added, self.weight, self.bias, self, relu)  # type: ignore[no-any-return]
+            fused: Tensor = _Fused.apply(input, added, self.weight, self.bias, self, relu)
+            return fused
         if self.training and self.group is not None:
             x = _Trained.apply(input, self.weight, self.bias, self, False)
         else:  # not the parent's: counting batches takes a kernel, and nothing reads the number
@@ -173,12 +175,13 @@ class _Fused(torch.autograd.Function):
     ) -> Tensor:
         if added is not None:
             added = added.to(x.dtype).contiguous(memory_format=torch.channels_last)
+        y: Tensor
         y, mean, spread = torch.ops.mlhpc.batch_norm(
             x, added, weight, bias, norm.running_mean, norm.running_var, norm.momentum, norm.eps, relu
         )
         ctx.relu, ctx.added = relu, added is not None
         ctx.save_for_backward(x, y if ctx.added else None, weight, bias, mean, spread)
-        return y  # type: ignore[no-any-return]
+        return y
 
     @staticmethod
     @once_differentiable

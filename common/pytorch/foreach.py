@@ -119,8 +119,8 @@ def with_weights_together(
     """``model``, of fields [b, channels, ...], with the weights of its convolutions cast to ``dtype``, that
     of autocast, in one kernel.
 
-    Their gradients are cast back, in groups of at most ``at_once`` bytes, each as soon as it is complete. With
-    ``in_place`` those of all weights are written where those of the step before are: see ``_Together``.
+    Gradients are cast back in groups of at most ``at_once`` bytes, each group as soon as it is complete. With
+    ``in_place`` all gradients overwrite those of the previous step: see ``_Together``.
     """
     weights = dict(model.named_parameters())
     convolutions = [

@@ -26,8 +26,8 @@ class Work(NamedTuple):
 
 
 class Launch(NamedTuple):
-    """What a call of an ``operation`` gives a GPU: ``kernels``, the ``bytes`` of its arguments and results, each
-    once, and the ``flops`` of its products. ``dtype`` and ``shape`` are those of its result."""
+    """The work of one ``operation`` on a GPU: the kernels it launches, the bytes of its arguments and results,
+    each counted once, and the FLOPs of its matrix products. ``dtype`` and ``shape`` describe the result."""
 
     operation: str
     dtype: str

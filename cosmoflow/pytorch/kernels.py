@@ -31,7 +31,8 @@ def logarithm(counts, mean, spread, out, eights, channels, NORMALISE: tl.constex
 
 @triton.jit
 def _corner(pooled, depth, height, width):
-    """The first voxel of those that each of ``pooled`` is the largest of; the sides are of the pooled volume."""
+    """Index of the first of the eight voxels that each voxel of ``pooled`` is the maximum of. The sides are
+    those of the pooled volume."""
     across = pooled % width
     down = pooled // width % height
     rest = pooled // (width * height)

@@ -142,7 +142,8 @@ class Block(nn.Module):
         if pool and self._convolve_and_pool is convolve_and_pool and run_on(x):
             outputs = self.convolution(x)
             if _can_pool(outputs):
-                return _Pooled.apply(outputs, self.bias)  # type: ignore[no-any-return]
+                pooled: Tensor = _Pooled.apply(outputs, self.bias)
+                return pooled
         x = self._convolve_and_pool(x, self.convolution) if pool else self.convolution(x)
         return nn.functional.leaky_relu(x + self.bias.to(x.dtype).view(-1, 1, 1, 1), LEAK)
 
@@ -152,9 +153,10 @@ class _Pooled(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, bias: Tensor) -> Tensor:
+        y: Tensor
         y, places = torch.ops.mlhpc.pool(x, bias, LEAK)
         ctx.save_for_backward(places)
-        return y  # type: ignore[no-any-return]
+        return y
 
     @staticmethod
     @once_differentiable

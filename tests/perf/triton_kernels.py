@@ -96,6 +96,11 @@ def figures(kernel: Kernel, target: str) -> Figures:
     return _nvidia(made.asm["cubin"]) if nvidia else _amd(made.asm["amdgcn"])
 
 
+def _number(pattern: str, listing: str) -> int:
+    (first, *_) = re.findall(pattern, listing)
+    return int(first)
+
+
 def _nvidia(code: bytes) -> Figures:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(code)
@@ -106,7 +111,7 @@ def _nvidia(code: bytes) -> Figures:
             ).stdout
             for how in ("-res-usage", "-sass")
         )
-    registers, stack = (int(re.search(rf"{name}:(\d+)", used)[1]) for name in ("REG", "STACK"))  # type: ignore[index]
+    registers, stack = _number(r"REG:(\d+)", used), _number(r"STACK:(\d+)", used)
     resident = REGISTERS // (32 * 8 * -(-registers // 8))
     accesses = re.findall(r"\b(?:LDG|STG)\.E[.\w]*", listing)
     wide = sum(".128" in access for access in accesses)
@@ -114,10 +119,8 @@ def _nvidia(code: bytes) -> Figures:
 
 
 def _amd(text: str) -> Figures:
-    registers, spilled = (
-        int(re.search(rf"\.{name}:\s+(\d+)", text)[1])  # type: ignore[index]
-        for name in ("vgpr_count", "private_segment_fixed_size")
-    )
+    registers = _number(r"\.vgpr_count:\s+(\d+)", text)
+    spilled = _number(r"\.private_segment_fixed_size:\s+(\d+)", text)
     resident = VGPRS // (8 * -(-registers // 8))
     accesses = re.findall(r"\b(?:global|buffer)_(?:load|store)_\w+", text)
     wide = sum(access.endswith("x4") for access in accesses)

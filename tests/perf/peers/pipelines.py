@@ -83,7 +83,7 @@ def _universes(task: Task, root: Path) -> tuple[Any, Any]:
     from nvidia.dali import fn, tfrecord, types
 
     if task.name.endswith("gzip"):
-        raise NotImplementedError("its reader has no compressed TFRecord")
+        raise ValueError("DALI's TFRecord reader does not read compressed files")
     records = [task.paths(root, number)[0] for number in range(task.samples)]
     indexes = [path.with_suffix(".idx") for path in records]
     for record, index in zip(records, indexes, strict=True):
