@@ -11,7 +11,7 @@ from functools import cache
 from importlib import resources
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from mlhpc.common.pages.text import slug
 from mlhpc.errors import UserError, did_you_mean
@@ -96,20 +96,19 @@ def name_of(paper: str, label: str) -> str:
 
 
 class Registry(_Entry):
-    """``papers``: title, authors and year by the short name."""
+    """``papers``: title, authors and year by the short name; ``features``: by name, what the suite has of features
+    that the papers describe without showing values."""
 
     papers: dict[str, str]
+    features: dict[str, str]
     figure: tuple[Figure, ...]
 
 
 @cache
 def registry() -> Registry:
-    """The registry. Raises UserError if the file is invalid."""
+    """The registry that is part of the suite."""
     text = resources.files("mlhpc.papers").joinpath("papers.toml").read_text("utf-8")
-    try:
-        return Registry.model_validate(tomllib.loads(text))
-    except (tomllib.TOMLDecodeError, ValidationError) as error:
-        raise UserError(f"mlhpc/papers/papers.toml: {error}") from error
+    return Registry.model_validate(tomllib.loads(text))
 
 
 def figures_of(paper: str | None, label: str | None) -> Sequence[Figure]:

@@ -18,7 +18,7 @@ from mlhpc import __version__
 from mlhpc.common.files import atomic
 from mlhpc.common.files.filesystem import as_user_error
 from mlhpc.common.files.untrusted import read_text
-from mlhpc.common.host.provenance import machine
+from mlhpc.common.host.provenance import commit, machine
 from mlhpc.common.ranks.local import GRACE_S, end, program
 from mlhpc.errors import UserError
 from mlhpc.papers.expressions import evaluate
@@ -98,7 +98,8 @@ def _evaluated(figure: Figure, names: dict[str, Any]) -> Measured:
         numbers = {number.name: _value(number, names) for number in figure.number if number.ours}
         trends = {trend.says: bool(evaluate(trend.test, names)) for trend in figure.trend}
         curves = {name: evaluate(points, names) for name, points in figure.curves.items()}
-        where = f"{machine()['cpu']}, {time.strftime('%Y-%m-%d', time.gmtime())}, mlhpc {__version__}"
+        today, origin = time.strftime("%Y-%m-%d", time.gmtime()), commit()["commit"] or f"mlhpc {__version__}"
+        where = f"{machine()['cpu']}, {today}, {origin[:16]}"
         return Measured(paper=figure.paper, label=figure.label, basis=figure.basis, numbers=numbers, trends=trends,
                         curves=curves, where=where)  # fmt: skip
     except ValueError as error:

@@ -24,7 +24,8 @@ MEANINGS = {
 class Measured(BaseModel):
     """Values of a figure. ``basis``: that of the figure when it was run; ``numbers``: by name, those that the
     registry has an expression for; ``trends``: whether each test is true, by what it says; ``curves``: points by
-    name; ``where``: machine, date and version."""
+    name; ``where``: machine, date, and
+    commit, or version of an installed suite."""
 
     paper: str
     label: str

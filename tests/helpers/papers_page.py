@@ -42,6 +42,15 @@ def document(rows: Rows) -> str:
         for figure, measured in rows:
             if figure.paper == paper:
                 lines += _entry(figure, measured, judge(figure, measured))
+    lines += [
+        "",
+        "## Features without a figure",
+        "",
+        "The papers describe them and show no values of them.",
+        "",
+    ]
+    lines += ["| feature | here |", "|---|---|"]
+    lines += [f"| {what} | {here} |" for what, here in registry().features.items()]
     return "\n".join(lines) + "\n"
 
 
