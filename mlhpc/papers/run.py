@@ -20,7 +20,7 @@ from mlhpc.common.files.filesystem import as_user_error
 from mlhpc.common.files.untrusted import read_text
 from mlhpc.common.host.provenance import commit, machine
 from mlhpc.common.ranks.local import GRACE_S, end, program
-from mlhpc.errors import UserError
+from mlhpc.errors import MISSED, UserError
 from mlhpc.papers.expressions import evaluate
 from mlhpc.papers.registry import Figure, Number, name_of
 from mlhpc.papers.verdict import Measured
@@ -71,8 +71,8 @@ class Runner:
 
 
 def _json_of(words: list[str], work: Path) -> Any:
-    """What a command of the suite prints, as JSON with ``--json``. Status 1 is a negative result, such as a target
-    that was missed."""
+    """What a command of the suite prints, as JSON with ``--json``. Status 1 is a negative result, and a
+    missed target has its own."""
     process = subprocess.Popen(
         program(words[1:]), cwd=work, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
@@ -80,7 +80,7 @@ def _json_of(words: list[str], work: Path) -> Any:
         output, errors = process.communicate()
     finally:
         end([process], GRACE_S)
-    if process.returncode not in (0, 1):
+    if process.returncode not in (0, 1, MISSED):
         lines = errors.strip().splitlines() or [f"status {process.returncode}"]
         raise UserError(f"{shlex.join(words)}: {lines[-1].removeprefix('mlhpc: ')}")
     if "--json" not in words:

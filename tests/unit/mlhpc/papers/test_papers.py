@@ -278,3 +278,15 @@ def test_a_command_that_fails_is_one_line(monkeypatch, capsys, tmp_path):
     error = capsys.readouterr().err
     assert error.startswith("mlhpc: mlhpc io list nothing: ") and error.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_that_misses_its_target_is_a_result(tmp_path):
+    small = "--preset smoke --set data.train_samples=16 --set data.eval_samples=8"
+    one_epoch = f"{small} --set training.framework=pytorch --set training.max_epochs=1 --data data"
+    commands = {
+        "make": f"mlhpc data make cosmoflow {small} --out data",
+        "missed": f"mlhpc run cosmoflow {one_epoch} --out missed",
+        "report": "mlhpc report missed --json",
+    }
+    figure = figure_of(run=commands, number=[], trend=[{"says": "n", "test": "report.status == 'failed'"}])
+    assert run.Runner(tmp_path / "out", tmp_path).measure(figure, lambda count: None).trends == {"n": True}
