@@ -34,17 +34,17 @@ class Ceilings:
         return self.tensor if kind in PRODUCTS else self.float32
 
     def attainable(self, intensity: float, kind: Kind) -> float:
-        """Maximum FLOP/s."""
+        """Maximum FLOP/s of a layer of ``kind`` with ``intensity`` FLOPs per byte."""
         return min(self.peak(kind), intensity * self.bandwidth)
 
 
 V100 = Ceilings("NVIDIA V100", 125e12, 15.7e12, 900e9)
-"""Ibrahim et al. 2021, section III-B; the tensor cores in float16."""
+"""Ibrahim et al. 2021, section III-B; the tensor cores' peak is for float16."""
 
 
 class Point(NamedTuple):
-    """A layer under the roofline, of one training sample: the sum of FLOPs of products and operations on
-    elements, bytes, its limit ``bound``, and its minimum seconds."""
+    """A layer under the roofline, for one training sample: ``flops`` of products and elementwise operations
+    together, the ``bytes`` moved, what limits it (``bound``), and its minimum ``seconds``."""
 
     layer: str
     kind: Kind
