@@ -85,8 +85,8 @@ def _below(top: Path) -> Iterator[ResultSet]:
 
 
 def _is_log(path: Path) -> bool:
-    """Whether this is a log, but not a link, which may lead out of the tree to something that would be packed as a
-    log."""
+    """Whether ``path`` is a log and not a link, which may lead out of the tree to something that would be packed
+    as a log."""
     return path.is_file() and not path.is_symlink()
 
 

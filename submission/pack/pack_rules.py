@@ -41,7 +41,7 @@ def _spatial(fields: dict[str, Any], path: Path, sets: Sequence[ResultSet]) -> I
 def about_system(
     fields: dict[str, Any], path: Path, org: str, sets: Sequence[ResultSet]
 ) -> Iterator[Finding]:
-    """Fields missing in the description, and differences between it and the logs."""
+    """Findings on missing fields of the description, and on differences between it and the logs."""
 
     def finding(severity: Severity, expected: str, actual: str, remedy: str) -> Finding:
         return Finding("pack/system", severity, path.name, expected, actual, remedy)
@@ -101,8 +101,8 @@ def one_data_format(results: ResultSet) -> Iterator[Finding]:
 
 
 def own_target(results: ResultSet) -> Iterator[Finding]:
-    """A submission has the official target; for some benchmarks the official checker does not require it in the
-    open division."""
+    """A submission must have the official target, which the official checker does not require in the open division
+    of some benchmarks."""
     rules = score_rules(results.benchmark)
     if has_own_target(results) and results.target and rules:
         official = rules[0]
@@ -142,7 +142,7 @@ def about_sources(sets: Sequence[ResultSet]) -> Iterator[Finding]:
 
 
 def merged(findings: Sequence[Finding]) -> list[Finding]:
-    """Findings that several runs share, reported once, for the first of them."""
+    """The findings, with those that several runs share reported only once, for the first run."""
     places: dict[Finding, list[str]] = {}
     for finding in findings:
         places.setdefault(replace(finding, where=""), []).append(finding.where)

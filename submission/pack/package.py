@@ -49,13 +49,13 @@ from mlhpc.submission.score.set_score import has_own_target, score_set
 from mlhpc.submission.system.description import read
 
 LONGEST_NAME = 120
-"""Maximum bytes of a name that becomes a folder's and part of a file's; file systems allow 255."""
+"""Maximum bytes of a name that becomes the name of a folder and part of a file name; file systems allow 255."""
 
 
 @dataclass(frozen=True)
 class Packed:
-    """``archive`` and ``tree`` are None when there were errors. ``sets``: one line for each set
-    of results, with its score. ``rules``: those of the official checkers, such as ``hpc_2.0.0``."""
+    """The result of packing. ``archive`` and ``tree`` are None if there were errors. ``sets``: one line for each
+    set of results, with its score. ``rules``: those of the official checkers, such as ``hpc_2.0.0``."""
 
     tree: Path | None
     archive: Path | None

@@ -3,7 +3,7 @@ the names of missing fields.
 
 Fields and required values: MLPerf submission rules (mlcommons/policies, submission_rules.adoc,
 "<system_desc_id>.json metadata"); the same names are required by mlperf-logging 4.1.68, system_desc_checker.
-Nothing is guessed: a field is read from a file or a tool of the system, given by the user, or empty.
+Nothing is guessed: a field is read from a file or a tool of the system, set by the user, or empty.
 """
 
 import json
@@ -33,7 +33,7 @@ OPTIONAL = (
 )  # fmt: skip
 """Fields that must exist but may be empty."""
 EXTRA = ("system_type", "host_network_card_count")
-"""Fields of the rules that the checker does not require: written only if set by the user."""
+"""Fields of the rules that the checker does not require; they are written only if set by the user."""
 ORDER = (
     "submitter", "division", "system_type", "status", "system_name", "number_of_nodes",
     "host_processors_per_node", "host_processor_model_name", "host_processor_core_count",
@@ -126,7 +126,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def write(description: Description, path: Path) -> None:
-    """Write the JSON. Raises UserError if ``path`` cannot be written, or exists."""
+    """Write the description as JSON. Raises UserError if ``path`` exists or cannot be written."""
     require_new(path)
     with as_user_error(path, "cannot be written", "choose another --out"):
         path.parent.mkdir(parents=True, exist_ok=True)
