@@ -152,8 +152,8 @@ def _closed(benchmark: str) -> dict[str, Any]:
 
 
 def _ruleset(benchmark: str, ruleset: str | None) -> str:
-    """The requested ``ruleset``, or the benchmark's default. For a benchmark of MLPerf Training, of which only one
-    ruleset is known here, that one also replaces an HPC ruleset. Raises UserError for an unknown ruleset."""
+    """The requested ``ruleset``, or the benchmark's default. A benchmark of MLPerf Training has only one ruleset
+    here, which is also used if an HPC ruleset is requested. Raises UserError for an unknown ruleset."""
     known = _closed(benchmark)["closed_results"]["rulesets"]
     if ruleset is None or (registry.find(benchmark).training_ruleset and ruleset in HPC):
         return default_ruleset(benchmark)

@@ -43,9 +43,10 @@ from mlhpc.quantities import digits, four_digits
 
 @dataclass(frozen=True)
 class Compared:
-    """One set. ``rate``: predicted training samples/s per accelerator; ``baseline``: the median of similar sets,
-    None if there are none; ``epochs``: None if no other sets converged; ``total_s``: predicted time to train, None
-    for throughput sets and where ``epochs`` is None. ``how``: the source of the efficiency."""
+    """One set. ``rate``: predicted training samples/s per accelerator; ``baseline``: the median rate of similar
+    sets, None if there are none; ``epochs``: the prediction, None if no other sets converged; ``total_s``:
+    predicted time to train, None for throughput sets and where ``epochs`` is None. ``how``: the source of the
+    efficiency."""
 
     row: Published
     rate: Triple

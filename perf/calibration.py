@@ -37,7 +37,7 @@ _LAUNCHES = [0.0, *(1e-5 * 1.25**n for n in range(20))]
 Group = tuple[str, str, str]
 """Accelerator family, framework generation and kind of layer."""
 By = Literal["round", "accelerator"]
-"""What is left out of a fit in turn."""
+"""The groups that are left out of a fit in turn: rounds or accelerator families."""
 Kind = str
 """Layer kind of the efficiency, one of ``CALIBRATED``."""
 CALIBRATED: tuple[Kind, ...] = ("2-D convolution", "3-D convolution")

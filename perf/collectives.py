@@ -1,7 +1,7 @@
 """The cost of communication: all-reduce by algorithm, parameter servers, halo exchange. Times in seconds.
 
 α-β model: a message of n bytes takes α + n/β. Symbols: M bytes of gradients, N ranks (or W workers), α the latency
-of a message between nodes, β the bandwidth of a rank or node. The bandwidth terms of ring and tree are those of
+of a message between nodes, β the bandwidth of a rank or node. The bandwidth terms of ring and tree are from
 Thakur, Rabenseifner and Gropp 2005 ("Optimization of Collective Communication Operations in MPICH").
 """
 
@@ -53,9 +53,9 @@ def all_reduce(machine: Machine, size: float, nodes: int, per_node: int) -> AllR
     """All-reduce of ``size`` bytes over ``nodes`` with ``per_node`` ranks each, by the fastest algorithm, which is
     what communication libraries choose.
 
-    ring: one ring through all ranks. A hop within a node has the bandwidth between peers, a hop between nodes that
-    of all of a node's network cards, since NCCL runs one ring per card. tree: likewise. hierarchical:
-    reduce-scatter within the node, a ring over the nodes, all-gather within the node.
+    ring: one ring through all ranks. A hop within a node has the bandwidth between peers, a hop between nodes the
+    combined bandwidth of a node's network cards, since NCCL runs one ring per card. tree: a tree with the same
+    bandwidths. hierarchical: reduce-scatter within the node, a ring over the nodes, all-gather within the node.
 
     Raises UserError if the machine file has no network and there are several nodes.
     """

@@ -117,8 +117,8 @@ def epochs_to_target(
 
 @cache
 def spread(benchmark: str) -> Spread:
-    """The spread of the benchmark's ``fit`` sets since round 1.0 around the convergence points; with fewer than
-    two such sets, that of all benchmarks."""
+    """The spread of the benchmark's ``fit`` sets since round 1.0 around the convergence points. If there are fewer
+    than two such sets, those of all benchmarks are used."""
     return _spread(benchmark, published())
 
 

@@ -32,7 +32,7 @@ class Point(NamedTuple):
 
 
 class Estimate(NamedTuple):
-    """A value with its range, and a text on where it comes from (``how``)."""
+    """A value with its range; ``how``: a text that says how it was derived."""
 
     value: float
     low: float

@@ -119,7 +119,7 @@ def halo_seconds(machine: Machine, run: Run, nodes: int, parts: int, local_batch
 @dataclass(frozen=True)
 class Exchange:
     """Elements of one sample that all ranks of a group together send in a forward pass: the halos of the ``first``
-    convolution, whose input is always float32, those of the ``others``, and the slabs when they are
+    convolution, whose input is always float32, the halos of the ``others``, and the slabs when they are
     ``gathered``."""
 
     first: int

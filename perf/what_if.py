@@ -60,7 +60,7 @@ class Recomputed:
 
 @dataclass(frozen=True)
 class WhatIf:
-    """The run as measured and as recomputed; ``notes`` name what is extrapolated."""
+    """The run as measured and as recomputed; ``notes`` say what is extrapolated."""
 
     measured: Recomputed
     cases: tuple[Recomputed, ...]

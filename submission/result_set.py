@@ -32,8 +32,8 @@ class ResultSet:
     ``path``: their folder, or the single log. ``benchmark``: MLPerf's name (``cosmoflow``, ``deepcam``,
     ``resnet``), empty if unknown. ``system_json``: the system description, None if it cannot be
     read. ``log_paths`` are in natural order, result_2 before result_10. ``problems``: problems with the files
-    of the set. For run folders of this suite: ``runs``, their ``preset`` and ``target``; for other logs
-    the target is that of the rules.
+    of the set. For run folders of this suite: ``runs``, their ``preset`` and ``target``; for other logs the target
+    is the rules'.
     """
 
     path: Path

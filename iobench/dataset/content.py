@@ -1,4 +1,4 @@
-"""The bytes of samples, each independent of the others, so that the files do not depend on the number of ranks.
+"""The bytes of samples. Each sample is generated independently, so files do not depend on the number of ranks.
 
 Random generators that can start anywhere (counter-based, Salmon et al. 2011, "Parallel random numbers: as easy as
 1, 2, 3") are slower than a disk. So one block of random words is generated once, and each block of a sample is a

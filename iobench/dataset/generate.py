@@ -44,7 +44,7 @@ def generate(dataset: Dataset, root: Root, world: World, workers: int) -> Genera
     ranks and ``workers``. Called by all ranks.
 
     Files get their final names once they are complete. Raises UserError, the same on all ranks, if ``root``
-    contains another data set, the library of the format is missing, or the file system is or would be full.
+    contains another data set, the library of the format is missing, or the files do not fit into the file system.
     """
     layout = Layout(root, dataset)
     on_each_rank(world, find(dataset.format).load)

@@ -41,10 +41,9 @@ LARGEST_RECORD = 1 << 20
 
 @dataclass(frozen=True)
 class ObjectStore:
-    """A prefix in an object store. ``endpoint``: URL of the server, empty for the provider's
-    default or that of AWS_ENDPOINT_URL. ``path_style``: the bucket is named in the request's path, not in the host
-    name; None: only if ``endpoint`` is set. ``attempts``: number of attempts per request, with doubling pauses in
-    between."""
+    """A prefix in an object store. ``endpoint``: URL of the server; empty for AWS_ENDPOINT_URL or the provider's
+    default. ``path_style``: the bucket is named in the request's path, not in the host name; None: only if
+    ``endpoint`` is set. ``attempts``: number of attempts per request, with doubling pauses in between."""
 
     url: str
     endpoint: str = ""

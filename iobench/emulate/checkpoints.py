@@ -26,8 +26,8 @@ deduplication has no advantage."""
 @dataclass(frozen=True)
 class Transfer:
     """One checkpoint written or read by one rank, from ``start_s`` to ``end_s`` on this process's clock.
-    ``seconds`` is the time of opening, reading or writing, syncing to the device and closing, without that of
-    making the bytes or dropping them from the page cache."""
+    ``seconds`` is the time of opening, reading or writing, syncing to the device and closing; it excludes making
+    the bytes and dropping them from the page cache."""
 
     kind: Literal["write", "read"]
     number: int

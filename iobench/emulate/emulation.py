@@ -49,7 +49,7 @@ class _Rank:
     def __init__(self, workload: Workload, layout: Layout | None, world: World, settings: Settings) -> None:
         self.workload, self.layout, self.world, self.settings = workload, layout, world, settings
         self.folder = layout.place.folder if layout else None
-        # With an object store, reads from this machine's devices are unrelated.
+        # With an object store, reads from this machine's devices do not belong to the emulation.
         self.process = ProcessIo(counted=layout is None or self.folder is not None)
         self.random = np.random.default_rng([7, world.rank])  # for emulated waits
         self.run = Run()

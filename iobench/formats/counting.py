@@ -134,7 +134,7 @@ class Activity:
 
 def union(spans: Spans) -> Spans:
     """The union of ``spans`` of begin and end, [n, 2], in order and without overlaps."""
-    if (spans[1:, 0] > spans[:-1, 1]).all():  # as the reads of one thread are
+    if (spans[1:, 0] > spans[:-1, 1]).all():  # already so for a single thread
         return spans
     begins, ends = spans[np.argsort(spans[:, 0], kind="stable")].T
     latest = np.maximum.accumulate(ends)
@@ -240,7 +240,7 @@ class ReadStatistics:
         return self._times.append
 
     def end_run(self, offset: int, transfer: int, length: int, previous_end: int) -> None:
-        """End the run, of which position and length are now known."""
+        """End the run, whose position and length are now known."""
         self._current = self.calls, self._current[1] + length, 0, 0, self._times, len(self._times)
         _RUN.pack_into(self._runs, self._noted, offset, transfer, length, previous_end)
         self._noted += _RUN.size

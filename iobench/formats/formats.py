@@ -74,7 +74,7 @@ class Format:
         return import_module(f"mlhpc.iobench.formats.{self.module}")
 
     def write(self, fd: int, sizes: Sizes, make_sample: MakeSample, dataset: Dataset) -> None:
-        """Write the samples to an empty file. ``sizes`` are [samples]. Raises the file system's OSError."""
+        """Write samples of ``sizes`` bytes, [samples], to an empty file. Raises the file system's OSError."""
         self.load().write(fd, sizes, make_sample, dataset)
 
     def is_whole(self, path: Path, sizes: Sizes, dataset: Dataset) -> bool:

@@ -171,7 +171,7 @@ def print_costs(costs: Mapping[str, Mapping[str, Any]], console: Console) -> Non
 
 
 def print_similarity(similarity: Similarity, console: Console) -> None:
-    """Print the differences, and whether the two runs are alike."""
+    """Print the differences, and whether the two runs count as similar."""
     columns: dict[str, Callable[[tuple[str, float]], str]] = {
         "factor": lambda row: row[0],
         "difference": lambda row: f"{100 * row[1]:+.1f}%",

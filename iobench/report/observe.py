@@ -62,8 +62,8 @@ class Reads:
         return 100 * union_s(self.spans) / whole if whole > 0 else 100.0
 
     def factors(self) -> dict[str, float]:
-        """The eight factors of Devarajan et al. 2021, Fig. 8. I/O time: seconds in which at least one read
-        was in progress; bandwidths are those of single reads."""
+        """The eight factors of Devarajan et al. 2021, Fig. 8. I/O time is the seconds in which at least one read
+        was in progress; bandwidths are per read."""
         rates = [
             size / seconds for size, seconds in zip(self.sizes, self.seconds, strict=True) if seconds > 0
         ]

@@ -216,7 +216,7 @@ def reading(ranks: Sequence[Mapping[str, Any]], elapsed_s: float) -> dict[str, A
 
 
 def size_statistics(sizes: Counter[int]) -> dict[str, float] | None:
-    """Smallest, largest, mean and median size of the reads counted by size."""
+    """Smallest, largest, mean and median read size, from the number of reads by size."""
     count = sum(sizes.values())
     if not count:
         return None

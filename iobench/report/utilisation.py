@@ -37,8 +37,8 @@ class Shares:
 
 
 def shares(epochs: Sequence[EpochTimes], metric: Metric) -> Shares:
-    """Sums over the counted steps: those of all epochs, without the first and last steps of each that ``metric``
-    excludes. Checkpoints are not running time."""
+    """Sums over the steps of all epochs, without the first and last steps of each epoch that ``metric`` excludes.
+    Checkpoints are not running time."""
     sums = [0.0] * 5
     for epoch in epochs:
         first, last = metric.exclude_start_steps, len(epoch.steps) - metric.exclude_end_steps

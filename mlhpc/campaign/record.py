@@ -111,7 +111,7 @@ def _outcome(
 
 
 def score_of(campaign: Campaign, states: Sequence[RunState]) -> Strong | Weak:
-    """The score of the runs so far, or the reason if there is none."""
+    """The score of the runs so far, or the reason why there is none."""
     target = Target.of(campaign.run)
     needed = load.runs_of_a_score(campaign.run.benchmark)
     logs = [parse(campaign.out / s.name / "run.log") for s in states if s.state in ("converged", "missed")]

@@ -36,7 +36,7 @@ _TO_SD = 1.4826
 @dataclass(frozen=True)
 class Change:
     """``at``: index of the first run after the change; ``found``: index of the run that made it certain;
-    ``ratio``: geometric mean from ``at`` to ``found``, relative to that of the window before."""
+    ``ratio``: geometric mean from ``at`` to ``found``, relative to the mean of the runs before."""
 
     at: int
     found: int

@@ -1,6 +1,6 @@
 """Whether new runs are slower than a baseline: ratios of means with 95% intervals, and the parts that changed.
 
-The ratio is that of geometric means, from Welch's t interval of the difference of mean logarithms (Welch 1947,
+The ratio is of geometric means, with Welch's t interval of the difference of mean logarithms (Welch 1947,
 Biometrika 34), so that it does not depend on which of the two is the baseline. A single run has no deviation of
 its own and is assumed to have that of the other group.
 """

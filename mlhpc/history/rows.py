@@ -20,7 +20,7 @@ TEXTS = frozenset(ROW[: ROW.index("ranks")])
 
 
 def row_of(name: str, record: "HistoryRecord") -> dict[str, Any]:
-    """A flat summary of a record: means over the runs, and energy by the kind of counter that includes the
+    """A flat summary of a record: means over the runs, and energy from the kind of counter that includes the
     others."""
     row: dict[str, Any] = dict.fromkeys(ROW)
     row |= {key: getattr(record, key) for key in ROW if key in type(record).model_fields}

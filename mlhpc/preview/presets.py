@@ -103,7 +103,7 @@ def _is_table(annotation: Any) -> bool:
 
 
 def _own(model: type[BaseModel]) -> set[str]:
-    """The top-level settings that a benchmark has beyond those of every run."""
+    """The top-level settings that a benchmark has in addition to those common to all runs."""
     return set(model.model_fields) - set(Run.model_fields)
 
 

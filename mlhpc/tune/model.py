@@ -154,8 +154,8 @@ def geometric_mean(seconds: Sequence[float]) -> float:
 
 def promoted(done: Sequence[Outcome]) -> Config | None:
     """A configuration to repeat, by asynchronous successive halving (Jamieson and Talwalkar 2016; Li et al. 2020):
-    it has n runs and is in the better half of all configurations with at least n, by the mean of their first n.
-    None if there is none."""
+    it has n runs and is in the better half of all configurations with at least n, by the mean of their first n
+    runs. None if there is no such configuration."""
     runs = finished_runs(done)
     for n in range(RUNGS - 1, 0, -1):
         rung = sorted((geometric_mean(each[:n]), config) for config, each in runs.items() if len(each) >= n)

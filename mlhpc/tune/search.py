@@ -84,7 +84,7 @@ def tune(options: argparse.Namespace) -> int:
 def spend(
     search: Search, run: Runner, journal: Journal, options: argparse.Namespace, console: Console
 ) -> None:
-    """Add runs to the journal until their total time is ``budget`` times that of the first run, which is the
+    """Add runs to the journal until their total time is ``budget`` times the time of the first run, the
     default's."""
     while True:
         done = journal.outcomes

@@ -61,7 +61,7 @@ class Surface(FrozenModel):
         return self.samples / config.batch * (step_s + self.exchange_s * math.log2(config.ranks))
 
     def excess(self, config: Config, configs: Iterable[Config]) -> float:
-        """By what share ``config`` takes longer than the best of ``configs`` would at its best rate."""
+        """The share by which ``config`` takes longer than the best of ``configs`` would at its best rate."""
         best = min(self.seconds_of(each._replace(rate=self.best_rate(each.batch))) for each in configs)
         return self.seconds_of(config) / best - 1
 

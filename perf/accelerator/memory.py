@@ -162,8 +162,8 @@ class Update(NamedTuple):
 
 
 def update_of(part: Layer | Network, optimizer: str) -> Update:
-    """The update of all weights, or those of a layer, by an optimizer in ``memory.STATES``, which reads weight,
-    gradient and state once and writes weight and state once."""
+    """The optimizer's update of a network's or a layer's weights, for an optimizer in ``memory.STATES``. It reads
+    weights, gradients and state once, and writes weights and state once."""
     if optimizer == "none":
         return Update(0, 0)
     return Update(OPERATIONS[optimizer] * part.parameters, 4 * (3 + 2 * STATES[optimizer]) * part.parameters)

@@ -1,9 +1,9 @@
 """The roofline of a network: the limit of each layer on an accelerator, and its maximum speed.
 
 Williams et al. 2009: a layer of ``intensity`` FLOPs per byte runs at no more than min(peak, intensity ·
-bandwidth). Matrix products have the peak of the tensor cores in the run's precision, everything else that of
-float32 (Ibrahim et al. 2021, section V). Traffic is its lower limit (``networks/layer.py``), so rates are upper
-limits.
+bandwidth). The peak for matrix products is the tensor cores' in the run's precision; for everything else it is the
+peak of float32 (Ibrahim et al. 2021, section V). Traffic is a lower limit (``networks/layer.py``), so rates are
+upper limits.
 """
 
 from collections.abc import Iterable

@@ -223,7 +223,7 @@ class Prediction:
         return f"the largest batch that fits {whose} is {self.largest_batch}{once}, with {reserved}"
 
     def _moved(self) -> str:
-        """The bytes moved by staging, in words."""
+        """A text on the bytes moved by staging."""
         if self.moved is None:
             return "none"
         held, source, sent = (

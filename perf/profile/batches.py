@@ -44,9 +44,9 @@ PAPER = {
     "resnet50": {1: Printed(1.0), 2: Printed(1 / 2), 128: Printed(1.2 / 50), 256: Printed(1 / 50)},
     "deepcam": {1: Printed(1.0), 2: Printed(1 / 1.6, bound=True)},
 }
-"""By local batch size, from the text of Ibrahim et al. 2021, section V-D, on a V100: CosmoFlow "roughly 29%"
-better from 1 to 2 (figure 5); ResNet-50 2 times at first, "roughly 50 times" at 256, 20% from 128 to 256
-(figure 6); DeepCAM "up to 1.6 times" for a doubling, streamed from Lustre (figure 7)."""
+"""The paper's figures by local batch size on a V100, from the text of Ibrahim et al. 2021, section V-D: CosmoFlow
+"roughly 29%" better from 1 to 2 (figure 5); ResNet-50 2 times better for the first doubling, "roughly 50 times" at
+256, 20% from 128 to 256 (figure 6); DeepCAM "up to 1.6 times" for a doubling, streamed from Lustre (figure 7)."""
 
 
 def per_sample(shown: Shown) -> dict[str, float]:

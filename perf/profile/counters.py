@@ -1,4 +1,4 @@
-"""Hardware counters read by a vendor's tool, beside the FLOPs and bytes that the model counts for a training step.
+"""Compares hardware counters read by a vendor's tool with the FLOPs and bytes that the model counts for a step.
 
 ``perf stat -j`` counts processes; Nsight Compute (``ncu --csv --page raw``) and ``rocprofv3`` count each launch of
 a kernel. FLOPs and bytes of an event:
@@ -33,7 +33,7 @@ _REMEDY = "pass the output of perf stat -j, ncu --csv --page raw or rocprofv3 (c
 _PREFIX = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 _UNIT = re.compile(r"([KMGT]?)(byte|inst|op)?s?(/.*)?$")
 _BINARY = {"": 64.0, "Bytes": 1.0, "KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30}
-"""Bytes per count, by perf's unit; a count without a unit is of cache lines."""
+"""Bytes per count, by perf's unit; a count without a unit counts cache lines."""
 _FLOPS: Sequence[tuple[str, float]] = (
     (r"fp_arith_inst_retired\.scalar(_single|_double)?", 1),
     (r"fp_arith_inst_retired\.128b_packed_double", 2),

@@ -36,8 +36,8 @@ def _processor() -> str:
 def _differences(
     machine: Machine, name: str, accelerators: Sequence[Accelerator], cores: Collection[int]
 ) -> Iterator[str]:
-    """``name``: the measured device, empty if unknown. ``accelerators``: those of the node, as listed by its
-    driver. ``cores``: their number by each method of counting."""
+    """The differences. ``name``: the measured device, empty if unknown. ``accelerators``: the node's accelerators
+    as listed by the driver. ``cores``: the number of cores by each way of counting."""
     if name and not _is_of(machine.family, name):
         yield f"{name} for {machine.facts['accelerator.model']}"
     elif accelerators and (mib := accelerators[0].memory_mib):

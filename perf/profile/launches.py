@@ -87,7 +87,7 @@ def settings_of(benchmark: str) -> list[str]:
 
 def launches(options: argparse.Namespace, run: Run, machine: Machine, measure: Measure) -> None:
     """Prints the launches of a step of ``run`` on ``machine`` at the local batch sizes of published results, or at
-    those of the options."""
+    those requested by options."""
     asked = options.batches or [options.batch]
     floors = [
         _floor(run, machine, batch, measure) for batch in (asked if asked[0] else _published_batches(run))

@@ -14,9 +14,9 @@ Direction = Literal["forward", "backward"]
 
 
 class LayerTime(NamedTuple):
-    """Seconds per step of one direction of one layer, or of several that the framework computes together. FLOPs
-    and ``bytes`` (lower limit) are those of a step's samples, ``weights`` the number of weights read or written in
-    each backward pass; all are 0 if no layer is known for the module."""
+    """Seconds per step in one direction for one layer, or for several that the framework computes together. FLOPs
+    and ``bytes`` (lower limit) are for a step's samples, ``weights`` the number of weights read or written in each
+    backward pass; all are 0 if no layer is known for the module."""
 
     name: str
     kind: str

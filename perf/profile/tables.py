@@ -51,9 +51,9 @@ NOTE = (
 
 @dataclass(frozen=True)
 class Shown:
-    """The printed content of the profiles of all ``ranks``; times, parts and operations are those of rank 0.
-    ``bins`` are empty without ``ceilings``; ``elsewhere``: why these belong to another machine, or empty;
-    ``counted``: the hardware's counts, if a file of counters was passed.
+    """What is shown of the profiles of all ``ranks``; times, parts and operations are rank 0's. ``bins`` are empty
+    without ``ceilings``; ``elsewhere``: why these belong to another machine, or empty; ``counted``: the hardware's
+    counts, if a file of counters was passed.
     """
 
     run: Run

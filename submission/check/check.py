@@ -76,7 +76,7 @@ def check_sets(path: Path, ruleset: str | None = None) -> Iterator[SetCheck]:
 
 def check_set(results: ResultSet, ruleset: str | None = None) -> SetCheck:
     """The findings on one set: on every run, on the set, and those of the official checkers for sets. Every log is
-    checked under the rules of the set, whatever rules the log names."""
+    checked under the set's rules, regardless of the rules named in the log."""
     rules = rules_of(results.benchmark, ruleset, None if results.runs else results.path)
     score = score_set(results)
     is_single = not results.is_tree and (results.path.is_file() or results.runs == (results.path,))

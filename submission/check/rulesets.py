@@ -20,9 +20,9 @@ def rules_of(benchmark: str, ruleset: str | None = None, path: Path | None = Non
     """The rules of a benchmark by the name in its logs: ``hpc_2.0.0``, ``training_4.0.0``; "" if MLPerf has no
     rules for it. They need not ``exist``.
 
-    The version is the requested ``ruleset``; without one, that of the round whose folder contains ``path``
-    (``training_results_v0.7/<org>/results/…``); without a round HPC 2.0.0, the last that times staging, or the
-    benchmark's last training ruleset.
+    The version is the requested ``ruleset``. Otherwise, it is that of the round whose folder contains ``path``
+    (``training_results_v0.7/<org>/results/…``) or, outside such a folder, HPC 2.0.0, the last that times staging,
+    or the benchmark's last training ruleset.
     """
     entry = registry.find_logged(benchmark)
     if entry is not None and entry.mlperf_name is None:

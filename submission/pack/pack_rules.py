@@ -120,7 +120,7 @@ def _first_difference(first: dict[str, Any], second: dict[str, Any]) -> str:
 
 
 def about_sources(sets: Sequence[ResultSet]) -> Iterator[Finding]:
-    """The packed sources must be those of the runs."""
+    """The packed sources must be the ones that the runs used."""
     packed = commit()
     envs = [run.env for results in sets for run in runs_of(results)]
     commits = sorted({str(env.commit) for env in envs})

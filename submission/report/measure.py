@@ -140,7 +140,7 @@ def _staged(log: Log) -> str:
 
 
 def _log_id(log: Log) -> tuple[float, float] | None:
-    """Start and stop in milliseconds since 1970. Logs with equal values are of the same run."""
+    """Start and stop in milliseconds since 1970. Logs with equal values belong to the same run."""
     run = log.run
     return (run.start_ms, run.stop_ms) if run else None
 

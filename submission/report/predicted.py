@@ -105,7 +105,7 @@ def _predicted(model: Model, p: Prediction, result: Result, apart: bool) -> dict
         rates = [model.machine.get(f"storage.local_{way}") for way in ("read", "write")]
         if predicted["staging"][0] == 0 and (
             positive := [r for r in rates if r]
-        ):  # from one local folder to another
+        ):  # copied from one local folder to another
             predicted["staging"] = _times(size / min(positive), (1, 1, 1))
     return predicted
 

@@ -3,7 +3,7 @@
 A study (Han et al. 2019, "A Quantitative Study of Deep Learning Training on Heterogeneous Supercomputers") runs
 the same training under varied settings, several times each. A cell is one choice of settings; its folder contains
 ``cell.json`` with the settings and one run folder per repeat. The steps of a run after its warm-up are measured,
-including data wait, on the clock of rank 0, since ranks train in lockstep; the data wait is that of all ranks
+including data wait, on the clock of rank 0, since ranks train in lockstep; the data wait is over all ranks
 (``common/timing/data_wait.py``).
 """
 
@@ -47,11 +47,10 @@ GLOBAL_BATCH = "hyperparameters.global_batch_size"
 
 @dataclass(frozen=True)
 class Measured:
-    """One run: ``steps`` steps in ``seconds``, including ``wait_s`` of data wait. ``staging_s`` is None unless
-    everything was copied, i.e. if nothing was staged or some files existed already. ``checkpoint_s``: time of
-    writing a checkpoint after the steps, with ``training.checkpoint_epochs=1``. ``joules_per_sample``: the whole
-    run's energy over all its samples, by the kind of counter that includes the others; ``busy``: share of the
-    run's time in which accelerators computed."""
+    """One run: ``steps`` steps in ``seconds``, including ``wait_s`` of data wait. ``staging_s`` is None if nothing
+    was staged or some files existed already. ``checkpoint_s``: time of writing a checkpoint after the steps, with
+    ``training.checkpoint_epochs=1``. ``joules_per_sample``: the whole run's energy over all its samples, by the
+    kind of counter that includes the others; ``busy``: share of the run's time in which accelerators computed."""
 
     path: Path
     steps: int

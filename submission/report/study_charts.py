@@ -111,8 +111,8 @@ def title(axis: str) -> str:
 
 
 def _panels(study: Study, varied: Sequence[str], value: Callable[[Cell], Spread | None]) -> list[Panel]:
-    """The cells with a ``value`` that differ only in the settings ``varied``, under a caption that names the
-    others; none if one of these was not varied."""
+    """Groups of cells with a ``value`` that differ only in the settings ``varied``, each with a caption that names
+    the other settings; none if one of ``varied`` was not varied."""
     if not set(varied) <= set(study.axes):
         return []
     same = [axis for axis in study.axes if axis not in varied]

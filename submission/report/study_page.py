@@ -158,10 +158,9 @@ def _interval(cell: StudyCell) -> str:
 
 
 def _speedup(study: Study, cell: StudyCell) -> tuple[float | None, float | None]:
-    """Throughput relative to that of the cell with the fewest ranks and otherwise the same settings, and this
-    speed-up divided by the ratio of ranks; None without such a cell. The settings include one of the two batch
-    sizes unless all cells share it: the axes lack only the one that follows from the other and the ranks
-    (``study.read``)."""
+    """Speed-up over the cell with the fewest ranks and otherwise the same settings, and speed-up divided by the
+    ratio of ranks; None without such a cell. The settings include one of the two batch sizes unless all cells
+    share it: the axes lack only the one that follows from the other and the ranks (``study.read``)."""
     others = [axis for axis in study.axes if axis != "ranks"]
     same = [c for c in study.cells if all(c.settings.get(axis) == cell.settings.get(axis) for axis in others)]
     rates = [(_ranks(c), c.samples_per_s.mean) for c in same if c.samples_per_s and _ranks(c)]

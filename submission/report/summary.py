@@ -82,7 +82,7 @@ _FRAMEWORKS = {"tensorflow": ("tensorflow", "keras", "horovod"), "torch": ("torc
 
 def packages_of(benchmark: str | None, framework: str | None, installed: Mapping[str, str]) -> dict[str, str]:
     """Names and versions of the packages in an ``env.json`` that a run of ``benchmark`` with ``framework`` (None:
-    the default) can have used, without those of the other framework; for a benchmark outside this suite, all
+    the default) can have used, i.e. without the other framework's; for a benchmark outside this suite, all
     packages."""
     own = _family(str(benchmark), framework)
     others = tuple(n for key, names in _FRAMEWORKS.items() if own and key != own for n in names)
@@ -137,8 +137,8 @@ def no_score(run: RunDirectory, findings: Sequence[Finding]) -> list[str]:
 
 
 def slow_ranks(run: RunDirectory) -> str:
-    """A sentence about the ranks that the others waited for, with their nodes and the time that each cost the run;
-    or one that only rank 0's data wait is known. Empty for a run of one rank, or without data wait."""
+    """A sentence about the ranks that the others waited for, with their nodes and the time that each cost the run,
+    or a sentence that only rank 0's data wait is known. Empty for a run of one rank, or without data wait."""
     result = run.result
     if result is None or result.ranks < 2:
         return ""

@@ -72,8 +72,8 @@ class Description:
 
 
 def describe(nodes: Sequence[Mapping[str, Any]], given: Mapping[str, str]) -> Description:
-    """The description of a system of ``nodes``, overridden by the fields ``given`` by the user. A field in which
-    the nodes differ is unknown. ``nodes``: :func:`~mlhpc.submission.system.node.node_facts` of each."""
+    """The description of a system of ``nodes`` (:func:`~mlhpc.submission.system.node.node_facts` of each), with
+    the fields ``given`` by the user taking precedence. A field in which the nodes differ is unknown."""
     read_fields: dict[str, Any] = {}
     hints = {key: " or ".join(map(json.dumps, values)) for key, values in CHOICES.items()}
     hints |= {key: hint for node in nodes for key, hint in node["hints"].items()}
