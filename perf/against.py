@@ -138,7 +138,7 @@ def compare(sets: Sequence[Published], given: Machine | None = None) -> list[Com
 
 
 def apart(sets: Sequence[Published], by: By) -> list[Compared]:
-    """Predict rates, epochs, times and baselines of each of ``sets`` that was there when the model was made, from
+    """Predict rates, epochs, times and baselines of each of ``sets`` that was known when the model was made, from
     the sets of other rounds or of other accelerator families. By round, sets whose accelerator no other round has
     are omitted, because nothing is known about it."""
     shown = [row for row in sets if row.is_early]

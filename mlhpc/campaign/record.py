@@ -1,4 +1,4 @@
-"""The state of a campaign: its runs read from their folders, scored, written to campaign.json, printed."""
+"""The state of a campaign: reads its runs from their folders, scores them, writes campaign.json and prints all."""
 
 import contextlib
 import math

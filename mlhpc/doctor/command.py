@@ -127,7 +127,7 @@ def _start_framework(rank_info: RankInfo, framework: Framework) -> list[CheckRes
     PyTorch, the network. If a rank is lost meanwhile, this process names it and exits."""
     os.environ.setdefault(
         "TF_CPP_MIN_LOG_LEVEL", "2"
-    )  # TensorFlow's notes on its build would hide the results
+    )  # TensorFlow's messages about its build would hide the results
     start = time.monotonic()
     network = []
     try:

@@ -80,7 +80,7 @@ def _facts(result: Result) -> dict[str, Any]:
 
 
 def _energy(result: Result) -> dict[str, float | None]:
-    """Joules by what was measured; None if a part is missing."""
+    """Joules by what the counters measure; None if a part is missing."""
     return {f"energy_{kind}_j": energy.whole_joules for kind, energy in in_order(result.energy).items()}
 
 
@@ -171,8 +171,8 @@ def _mlflow_metrics(result: Result, began_ms: float) -> list[Any]:
 
 
 def _mlflow_name(name: str) -> str:
-    """The name with characters as _HEX_ that MLflow does not allow; it allows letters, digits, _ - . and few
-    others."""
+    """``name`` in the characters that MLflow allows (letters, digits, _ - . and few others); all others become
+    _HEX_."""
     return re.sub(r"[^\w.-]|^[.]", lambda character: f"_{ord(character[0]):x}_", name)[:250]
 
 

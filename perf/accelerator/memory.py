@@ -56,9 +56,9 @@ class Memory:
 
 
 def memory_of(run: Run, batch: int, *, gpu: bool = True) -> Memory:
-    """The memory of a step of ``run`` with ``batch`` samples per backward pass on one accelerator. The peak on a
-    ``gpu`` includes ``WORKSPACES`` if the network has dense layers, and the batch that a captured step reads;
-    otherwise the accelerator is a CPU."""
+    """The memory of a step of ``run`` with ``batch`` samples per backward pass on one accelerator, a GPU or
+    (``gpu`` False) a CPU. The peak on a GPU includes ``WORKSPACES`` if the network has dense layers, and the batch
+    that a captured step reads."""
     optimizer = str(getattr(run.hyperparameters, "opt_name", "none")).lower()
     # The int16 counts are sent to the device and kept; their logarithm, the network's input, is computed on a GPU
     # directly in the network's precision.

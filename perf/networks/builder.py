@@ -85,7 +85,7 @@ class Builder:
         self._tensors: list[Tensor] = [self.input]  # kept alive, because _kept holds their ids
 
     def network(self) -> Network:
-        """The network of the layers so far."""
+        """The network of the layers added so far."""
         return Network(self.name, self.shape, tuple(self.layers))
 
     # Matrix products

@@ -160,7 +160,7 @@ def _said_of(sets: Sequence[tuple[Published, Prediction | None]]) -> str:
 
 
 def _published_table(sets: Sequence[tuple[Published, Prediction | None]]) -> Table:
-    """The sets by name."""
+    """A table of the published sets, by name."""
 
     def batch(row: tuple[Published, Prediction | None]) -> str:
         of_set, p = row
@@ -238,8 +238,9 @@ def scaling(model: Model, chosen: Prediction) -> Section:
 
 
 def _paper_scaling(machine: Machine, run: Run) -> Figure | None:
-    """Figures 8 and 9 on the machine of Ibrahim et al. 2021: its number of training samples, local batch size
-    1, without evaluation. The paper's points are ratios, drawn relative to the prediction for staged data."""
+    """Figures 8 and 9 of Ibrahim et al. 2021, predicted for the paper's machine and number of training samples
+    with local batch size 1, without evaluation. The paper's points are ratios, drawn relative to the prediction
+    for staged data."""
     paper = STRONG_SCALING.get(run.benchmark)
     if paper is None or machine.name != "cori-gpu":
         return None

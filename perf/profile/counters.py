@@ -183,7 +183,7 @@ def of_step(counters: Counters, profile: Profile, network: Network, precision: P
     own = _of_one_layer(profile.work, kernels)
 
     def by_layer_of(value: Callable[[Work], float]) -> list[LayerTime]:
-        """Counts by layer, grouped like seconds, whose place ``value`` takes."""
+        """Counts by layer, with ``value`` in place of seconds."""
         work = tuple(each._replace(seconds=value(each)) for each in own)
         return by_layer(replace(profile, work=work), network, precision, profile.work)
 

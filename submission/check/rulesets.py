@@ -56,8 +56,8 @@ def without_rules(benchmark: str, rules: str) -> str:
 
 
 def _round(path: Path) -> tuple[str | None, str | None]:
-    """The ruleset of the round whose folder contains ``path`` (``<round>/<org>/results/…``), after the usage (hpc
-    or training) if the folder's name has it; round 0.5 has more levels in between."""
+    """Usage (hpc or training; None if the folder's name lacks it) and ruleset of the round whose folder contains
+    ``path`` (``<round>/<org>/results/…``); round 0.5 has more levels in between."""
     parts = path.absolute().parts
     for position in range(len(parts) - 1, 1, -1):
         if parts[position] == "results" and (named := _ROUND.fullmatch(parts[position - 2])):

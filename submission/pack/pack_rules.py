@@ -87,7 +87,7 @@ def one_configuration(results: ResultSet) -> Iterator[Finding]:
 
 
 def one_data_format(results: ResultSet) -> Iterator[Finding]:
-    """The runs of a set must read data in the same format; a lossy one is reported to the reviewer."""
+    """The runs of a set must read data in the same format; a lossy format is reported to the reviewer."""
     formats = {str(run.result.data) for run in runs_of(results) if run.result and run.result.data}
     if len(formats) > 1:
         remedy = "all runs of a score must read the same data set: pack the others separately"

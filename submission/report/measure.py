@@ -216,7 +216,7 @@ def _units(
 def _shared(
     result_set: ResultSet, logs: list[Log], scale: int | None, nodes: int | None
 ) -> tuple[int | None, int | None, str]:
-    """Units and nodes of one instance, and a note if the logs count those of the whole system."""
+    """Units and nodes of one instance, and a note if the logs state the whole system's instead."""
     logged, total = instance_scale(logs[0]), result_set.total_scale
     if logged is None or total is None:
         return scale, nodes, ""
