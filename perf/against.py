@@ -101,8 +101,7 @@ class Summary:
 
 @dataclass(frozen=True)
 class Coverage:
-    """The number of ``of`` intervals that contain the measurement, and their median width, as a ratio of their
-    ends."""
+    """How many of the ``of`` intervals contain the measurement, and the median width, as the ratio of the ends."""
 
     inside: int
     of: int

@@ -185,7 +185,7 @@ class _Cells:
         self._row, self._where = row, where
 
     def number(self, key: str, *, optional: bool = False) -> float:
-        """A number above 0; if ``optional``, also 0, and NaN for an empty cell."""
+        """A number above 0. If ``optional``, 0 is allowed as well, and an empty cell gives NaN."""
         text = (self._row.get(key) or "").strip()
         if not text and optional:
             return math.nan

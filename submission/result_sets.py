@@ -214,7 +214,7 @@ def _is_run(folder: Path) -> bool:
 
 
 class _Kind(NamedTuple):
-    """Properties shared by the runs of a score; a target of None is the official one."""
+    """Properties shared by the runs of a score; ``target`` None stands for the official target."""
 
     benchmark: str = ""
     preset: str | None = None

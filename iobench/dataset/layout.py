@@ -44,7 +44,8 @@ def root_of(data: str, storage: Storage, rank: int) -> Root:
 
 @dataclass(frozen=True)
 class Layout:
-    """The files of ``dataset`` under ``root``: ``train/00000.npz`` and so on, and ``validation`` if it has any."""
+    """The files of ``dataset`` under ``root``: ``train/00000.npz`` and so on, and evaluation files in
+    ``validation``."""
 
     root: Root
     dataset: Dataset

@@ -236,7 +236,7 @@ def _load_yaml(text: str) -> tuple[Any, Any]:
 
 
 def _yaml_line(root: Any, keys: Sequence[str]) -> int | None:
-    """The line, from 1, of the innermost part of ``keys`` in a node tree of ``yaml.compose``."""
+    """The line number, from 1, of the innermost key of ``keys`` that exists in a node tree of ``yaml.compose``."""
     line, node = None, root
     for key in keys:
         for name, value in getattr(node, "value", ()) if getattr(node, "id", "") == "mapping" else ():

@@ -64,7 +64,7 @@ class Activity:
             return len(self._handed_in) - 1
 
     def add(self, number: int, reads: Spans) -> None:
-        """Start and end times of a thread's reads, [n, 2], in order and not overlapping."""
+        """Add the start and end times of a thread's reads, [n, 2], in order and not overlapping."""
         with self._lock:
             self._reads.append(reads)
             self._kept += len(reads)

@@ -144,8 +144,8 @@ def power_of_two(batch: int) -> int:
 
 
 def _running_statistics(layer: Layer) -> int:
-    """Running mean and variance of a batch norm, the same number as its weights; the count of batches is
-    negligible."""
+    """Number of running statistics of a batch norm: a mean and a variance per channel, as many as its weights. The
+    counter of batches is negligible."""
     return layer.parameters if layer.kind == "batch norm" else 0
 
 
@@ -155,7 +155,7 @@ def _reaches_weights(layer: Layer) -> bool:
 
 
 class Update(NamedTuple):
-    """``operations`` on elements, and the lower limit of ``bytes`` of memory traffic."""
+    """Elementwise ``operations`` of an update, and the lower limit of its memory traffic in ``bytes``."""
 
     operations: int
     bytes: int

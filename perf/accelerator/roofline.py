@@ -67,7 +67,8 @@ class Point(NamedTuple):
 def points(
     network: Network, ceilings: Ceilings, precision: Precision, batch: int | None = None
 ) -> list[Point]:
-    """Every layer of ``network``; ``batch``: samples that share the traffic of the weights (None: excluded)."""
+    """A point for every layer of ``network``. ``batch``: number of samples that share the traffic of the weights
+    (None: weights are excluded)."""
     return [_point(layer, ceilings, precision, batch) for layer in network]
 
 

@@ -140,7 +140,8 @@ def _scaling(model: Model, predictions: Sequence[Prediction], shortest: Predicti
 
 
 def notes_of(predictions: Sequence[Prediction]) -> list[str]:
-    """The notes of all predictions, each once, preceded by their numbers of nodes unless they apply to all."""
+    """Each note of the predictions once, preceded by the numbers of nodes it applies to unless it applies to
+    all."""
     nodes: dict[str, list[int]] = {}
     for p in predictions:
         for note in p.notes:

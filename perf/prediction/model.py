@@ -253,7 +253,8 @@ class Model:
         return local // passes
 
     def step(self, nodes: int, together: int, local: int, tier: Tier) -> Step:
-        """A step of ``local`` samples of each group of ``together`` accelerators, with data in ``tier``."""
+        """A step in which each group of ``together`` accelerators trains ``local`` samples, with data in
+        ``tier``."""
         machine, net = self.machine, self.network
         compute = local * self.roofline / self.efficiency.value
         # An efficiency measured on the machine itself includes its launches.

@@ -1,6 +1,6 @@
-"""A prediction as one self-contained HTML page: its terms, the machine's figures, and charts: time to train by
-nodes with its parts, strong and weak scaling (Ibrahim et al. 2021, figures 8 and 9), and cost against batch
-(figure 4), with published sets and the papers' points."""
+"""A prediction as one self-contained HTML page: its terms, the machine's figures, and charts of time to train by
+nodes with its parts, of strong and weak scaling (Ibrahim et al. 2021, figures 8 and 9), and of cost over batch
+size (figure 4), with published sets and the papers' points."""
 
 from collections.abc import Sequence
 from typing import Literal

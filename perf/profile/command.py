@@ -144,7 +144,7 @@ def _show(
     counters: Counters | None,
 ) -> None:
     """``profiles``: the profiles of all ranks, by batch. ``elsewhere``: the reason if the ceilings belong to
-    another machine. ``counters`` of the same step, if any."""
+    another machine. ``counters``: those of the same step, if any."""
     network = network_of(run)
     shown = []
     for ranks in profiles:

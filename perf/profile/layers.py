@@ -185,8 +185,8 @@ def _innermost(name: str, measured: set[str]) -> str:
 
 
 def _common_start(names: list[str]) -> str:
-    """``entry 1.2`` of ``entry 1.2 depthwise`` and ``entry 1.2 pointwise``; the first if there is no common
-    part."""
+    """The common start of ``names``: ``entry 1.2`` for ``entry 1.2 depthwise`` and ``entry 1.2 pointwise``; the
+    first name if there is none."""
     alike = takewhile(lambda letters: len(set(letters)) == 1, zip(*names, strict=False))
     return "".join(letters[0] for letters in alike).strip(" .") or names[0]
 

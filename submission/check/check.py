@@ -214,7 +214,7 @@ def check_run(run: RunDirectory, ruleset: str | None = None, metric: Metric = "s
 
 
 def _of_run(run: RunDirectory, rules: str, metric: Metric) -> tuple[list[Finding], list[Finding]]:
-    """The findings of the official checker on a run folder, and the other ones."""
+    """The findings of the official checker on a run folder, and all other findings on it."""
     if not run.log:
         return [], list(run_rules(run, rules, metric))
     official = [_excused(f, run.result) for f in official_findings(run.log, rules)]

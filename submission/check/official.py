@@ -47,8 +47,8 @@ MOST_PARSING = 50_000_000_000
 
 
 def official_findings(log: Log, rules: str) -> list[Finding]:
-    """The findings of the official compliance checker on ``log`` under ``rules`` (``hpc_2.0.0``); its verdict is
-    SUCCESS if and only if all of them are warnings."""
+    """The findings of the official compliance checker on ``log`` under ``rules`` (``hpc_2.0.0``); the checker's
+    verdict is SUCCESS if and only if all of them are warnings."""
     if not exist(rules):
         return [no_rules(log, rules)]
     usage, version = rules.split("_")

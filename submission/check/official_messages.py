@@ -76,7 +76,7 @@ def too_long(log: Log, rules: str, longest: int) -> Finding:
 
 
 def no_rules(log: Log, rules: str) -> Finding:
-    """The official checker was not run: MLPerf has no such benchmark, or the checker none of these ``rules``."""
+    """The official checker was not run: MLPerf has no such benchmark, or the checker lacks these ``rules``."""
     benchmark = str(log.value("submission_benchmark"))
     if not rules:
         remedy = "MLPerf has no rules for it: only the checks of this suite were run"

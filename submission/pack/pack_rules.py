@@ -77,7 +77,8 @@ def about_system(
 
 
 def one_configuration(results: ResultSet) -> Iterator[Finding]:
-    """A set has one ``config.toml``. The check of the set compares the settings in the logs."""
+    """All runs of a set must have the same ``config.toml``. The check of the set compares the settings in the
+    logs."""
     configured = [(run.path, run.config) for run in runs_of(results) if run.config]
     for path, config in configured[1:]:
         if other := _first_difference(configured[0][1].model_dump(), config.model_dump()):

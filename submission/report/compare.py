@@ -194,7 +194,7 @@ def _predicted(
 
 
 def letter(n: int) -> str:
-    """The letters of number 0, 1, …: A, B, …, Z, AA, AB, …"""
+    """The letters that name the sets 0, 1, …: A, B, …, Z, AA, AB, …"""
     name = ""
     n += 1
     while n:

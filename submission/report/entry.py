@@ -155,7 +155,8 @@ class Entry:
 
     @property
     def steady_epoch_s(self) -> Spread | None:
-        """T_epoch without the first epoch's excess: training and evaluation over the epochs."""
+        """T_epoch without the first epoch's excess: training and evaluation time divided by the number of
+        epochs."""
         return spread(_steady(r.phases) for r in self.runs)
 
     @property
@@ -196,7 +197,7 @@ class Entry:
 
     @property
     def eval_rate(self) -> Spread | None:
-        """Evaluation samples per second and unit: the whole evaluation set over the mean evaluation."""
+        """Evaluation samples per second and unit: the whole evaluation set divided by the mean evaluation time."""
         if not (self.scale and self.eval_samples):
             return None
         times = [statistics.fmean(r.phases.evaluations) for r in self.runs if r.phases.evaluations]

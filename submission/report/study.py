@@ -40,8 +40,8 @@ local batch size (samples per rank and step); ranks; the name of the data set's 
 place (shared) or staged."""
 SERVERS, UPDATES = "parameter_servers", "updates"
 """Settings of a cell that is trained by parameter servers: their number (0: a ring all-reduce), and whether
-updates are synchronous or asynchronous. Runs do not have them: they are measured by a separate program
-(``Benchmark.servers_study``)."""
+updates are synchronous or asynchronous. Runs do not have these settings, because such cells are measured by a
+separate program (``Benchmark.servers_study``)."""
 GLOBAL_BATCH = "hyperparameters.global_batch_size"
 
 

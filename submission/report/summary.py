@@ -243,8 +243,8 @@ def target_sign(target: Target) -> str:
 
 
 def throughput(run: RunDirectory) -> float | None:
-    """Samples per second while training: the median over epochs or, if some trained on coarser samples, over those
-    with the largest ones."""
+    """Samples per second while training: the median over epochs or, if some trained on coarser samples, over the
+    epochs with the largest samples."""
     epochs = run.result.epochs if run.result else ()
     largest = max((e.trained_side or 0 for e in epochs), default=0)
     return _finite_median(

@@ -21,8 +21,9 @@ ALPHA = 0.05
 
 @dataclass(frozen=True)
 class Point:
-    """One reference: its name and batch size, and the mean number of epochs to target of its runs (without
-    the fastest and slowest), their standard deviation and number. ``counted``: the sample size in the test.
+    """A reference convergence point: its name and batch size; the mean epochs to target of its runs, without the
+    fastest and slowest; and the standard deviation and number of these runs. ``counted``: the sample size in the
+    test.
     """
 
     name: str

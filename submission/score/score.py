@@ -118,7 +118,7 @@ def score_run(log: Log, target: Target) -> RunScore:
 
 
 def staged_s(log: Log) -> float:
-    """Seconds of the run with staging in progress; staging before run_start is not in its time."""
+    """Seconds of the run during which staging was in progress; staging before run_start does not count."""
     if log.run is None:
         return 0.0
     total, reached = 0.0, log.run.start_ms
