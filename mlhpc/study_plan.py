@@ -52,8 +52,9 @@ class Sweep:
 
 @dataclass(frozen=True)
 class PlannedCell:
-    """One cell before it is run. ``arguments``: for ``mlhpc run``. ``name``: its folder, from the varied settings
-    and a digest of all settings; a cell that an earlier call created under other axes keeps its name."""
+    """A cell that has not been run yet. ``arguments``: those for ``mlhpc run``. ``name``: the cell's folder, named
+    after the varied settings and a digest of all settings; a cell that an earlier call created under other axes
+    keeps its name."""
 
     run: Run
     arguments: tuple[str, ...]

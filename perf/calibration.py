@@ -45,10 +45,10 @@ CALIBRATED: tuple[Kind, ...] = ("2-D convolution", "3-D convolution")
 
 @dataclass(frozen=True)
 class Efficiency:
-    """``value``: share of the roofline. ``group``: its family and generation. ``sets``: number of published sets
-    in the median; ``precision``: their precision. ``exact``: whether family and generation are the requested ones.
-    ``launch`` and ``factor``: seconds per layer, and the error factor of eight of ten sets (see ``recent``); None:
-    the calibration's own apply."""
+    """An efficiency. ``value``: share of the roofline reached. ``group``: its family and generation. ``sets``:
+    number of published sets in the median; ``precision``: their precision. ``exact``: whether family and
+    generation are the requested ones. ``launch`` and ``factor``: seconds per layer, and the error factor of eight
+    of ten sets (see ``recent``); None: the calibration's own apply."""
 
     value: float
     group: tuple[str, str]
@@ -73,8 +73,8 @@ class Efficiency:
 
 @dataclass(frozen=True)
 class Calibration:
-    """``efficiencies`` by group: the value, the number of sets and their precision. ``launch``: seconds per layer.
-    ``undivided``: share of a step that is not divided among several accelerators per sample.
+    """The fitted constants. ``efficiencies`` by group: value, number of sets and their precision. ``launch``:
+    seconds per layer. ``undivided``: share of a step that is not divided among several accelerators per sample.
 
     Three fields are error bounds: nine of ten sets left out of the fit have a ratio of measured to predicted step
     time within this factor. ``factor``: each ``fit`` set is left out alone, so that others of its group remain

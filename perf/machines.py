@@ -27,8 +27,8 @@ last resort. Both frameworks use TF32 for float32 convolutions if available (tor
 
 
 class _Field(NamedTuple):
-    """``low`` and ``high``: the plausible range in the base unit; a value outside it has a wrong unit or a wrong
-    number of zeros."""
+    """A figure's definition. ``low`` and ``high``: the plausible range in the base unit; a value outside it has a
+    wrong unit or a wrong number of zeros."""
 
     dimension: Dimension
     low: float

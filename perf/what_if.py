@@ -45,8 +45,9 @@ class Change:
 
 @dataclass(frozen=True)
 class Recomputed:
-    """``parts``: seconds by part of the time to train, as in ``Breakdown``. ``hidden_s``: the most that may have
-    to be added, because it is not known how long reading hidden by steps took. ``title`` names the assumptions."""
+    """A run, measured or recomputed. ``parts``: seconds by part of the time to train, as in ``Breakdown``.
+    ``hidden_s``: the most that may have to be added, because it is not known how long reading hidden by steps
+    took. ``title`` names the assumptions."""
 
     title: str
     parts: dict[str, float | None]

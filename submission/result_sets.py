@@ -3,7 +3,7 @@
 Layouts (MLPerf submission rules): for HPC
 ``<org>/results/<system>/strong|weak/<benchmark>/result_<i>.txt`` with ``pruned_results/`` next to the logs of
 a weak set, without the level ``strong`` in round 0.7 and in MLPerf Training; ``<org>/systems/<system>.json``.
-A campaign is a folder of run folders. Nothing is written, and the content of files never raises an error.
+A campaign is a folder of run folders. Nothing is written, and no file content causes an error.
 """
 
 import contextlib

@@ -10,8 +10,8 @@ SECTOR = 512  # unit of /sys/block/*/stat for every device (Documentation/block/
 
 
 class ProcessIo:
-    """``/proc/self/io`` (proc(5)), kept open so that reading it takes a few microseconds. ``counted`` False: the
-    data is not on this machine's devices, so nothing is counted."""
+    """The counters in ``/proc/self/io`` (proc(5)), which is kept open so that reading it takes a few microseconds.
+    ``counted`` False: the data is not on this machine's devices, so nothing is counted."""
 
     def __init__(self, counted: bool = True) -> None:
         self._fd = -1

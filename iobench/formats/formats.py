@@ -48,9 +48,10 @@ class Samples:
 
 @dataclass(frozen=True)
 class Format:
-    """``module`` has ``write(fd, sizes, make_sample, dataset)`` and ``Samples(file, sizes, dataset)``.
-    ``package``: the package that the module needs besides NumPy, ``import_name``: its import name, ``extra``: the
-    extra that installs it. ``dlio_suffix``: the suffix of DLIO's files, if it differs from the format's name.
+    """A format. ``module``: the module with ``write(fd, sizes, make_sample, dataset)`` and ``Samples(file, sizes,
+    dataset)``. ``package``: the package that the module needs besides NumPy, ``import_name``: its import name,
+    ``extra``: the extra that installs it. ``dlio_suffix``: the suffix of DLIO's files, if it differs from the
+    format's name.
     """
 
     name: str

@@ -113,7 +113,7 @@ class CheckpointTimes(Part):
 
 
 class Result(Part):
-    """``au_percent``: accelerator utilisation as defined in the text of MLPerf Storage's rules;
+    """The whole result. ``au_percent``: accelerator utilisation as defined in the text of MLPerf Storage's rules;
     ``au_dlio_percent``: as computed by its tool; ``au_without_loader_percent``: the latter without the cost of the
     loader; ``au_null_percent``: with the data in memory. ``reading``: the reads of all ranks; ``rank_results``:
     results of each rank."""

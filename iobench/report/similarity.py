@@ -17,7 +17,8 @@ DIFFERENCE = 0.10
 
 @dataclass(frozen=True)
 class Similarity:
-    """``differences``: for each factor, (first - second) / larger of the two, as in the paper's Fig. 8."""
+    """The similarity of two runs. ``differences``: for each factor, (first - second) / larger of the two, as in
+    the paper's Fig. 8."""
 
     cosine: float
     differences: dict[str, float]

@@ -22,9 +22,10 @@ be measured."""
 
 @dataclass(frozen=True)
 class Fit:
-    """``measured`` and ``simulated``: samples/s on one rank and on two. If they differ, the simulation is
-    unreliable, because the runs were disturbed or waited for something that is not simulated. ``exclusive``: the
-    range of the share of a read in which it keeps others from reading that explains the second run to 3%."""
+    """The fitted service times. ``measured`` and ``simulated``: samples/s on one rank and on two. If they differ,
+    the simulation is unreliable, because the runs were disturbed or waited for something that is not simulated.
+    ``exclusive``: the range of the share of a read in which it keeps others from reading that explains the second
+    run to 3%."""
 
     service: Service
     system: System

@@ -30,8 +30,8 @@ class Service:
 
 @dataclass(frozen=True)
 class System:
-    """``targets``: number of storage targets, each as fast as the measured one. ``metadata``: number of metadata
-    servers. ``cores``: cores of a node with ``ranks_per_node`` ranks."""
+    """The simulated system. ``targets``: number of storage targets, each as fast as the measured one.
+    ``metadata``: number of metadata servers. ``cores``: cores of a node with ``ranks_per_node`` ranks."""
 
     targets: int = 1
     metadata: int = 1

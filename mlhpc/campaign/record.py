@@ -28,9 +28,9 @@ from mlhpc.submission.score.score import Strong, Weak, instance_scale, score_str
 
 @dataclass(frozen=True)
 class Campaign:
-    """``runs`` runs of ``run`` in ``out``, ``instances`` of them concurrently, with ``ranks`` ranks each (0: one,
-    or in a Slurm job the job's tasks divided by the instances), on ``nodes`` nodes in total. ``arguments``: the
-    options passed to every run."""
+    """A campaign of ``runs`` runs of ``run`` in ``out``, ``instances`` of them concurrently, with ``ranks`` ranks
+    each (0: one, or in a Slurm job the job's tasks divided by the instances), on ``nodes`` nodes in total.
+    ``arguments``: the options passed to every run."""
 
     run: Run
     arguments: tuple[str, ...]

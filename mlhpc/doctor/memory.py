@@ -14,9 +14,9 @@ REMEDY = "use more nodes, a smaller hyperparameters.global_batch_size or another
 
 
 class MemoryNeed(NamedTuple):
-    """``step_bytes``: modelled peak memory of a training step of ``batch`` samples on one of a node's
-    ``local_size`` ranks (perf/accelerator/memory.py), excluding framework and loader. ``node_bytes``: memory
-    available to these ranks."""
+    """What a run needs and a node has. ``step_bytes``: modelled peak memory of a training step of ``batch``
+    samples on one of a node's ``local_size`` ranks (perf/accelerator/memory.py), excluding framework and loader.
+    ``node_bytes``: memory available to these ranks."""
 
     batch: int
     step_bytes: int

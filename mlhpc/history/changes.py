@@ -35,8 +35,8 @@ _TO_SD = 1.4826
 
 @dataclass(frozen=True)
 class Change:
-    """``at``: index of the first run after the change; ``found``: index of the run that made it certain;
-    ``ratio``: geometric mean from ``at`` to ``found``, relative to the mean of the runs before."""
+    """A change point. ``at``: index of the first run after the change; ``found``: index of the run that made it
+    certain; ``ratio``: geometric mean from ``at`` to ``found``, relative to the mean of the runs before."""
 
     at: int
     found: int

@@ -74,8 +74,8 @@ RESNET50_HBM_PRINTED_GIB = 0.68
 
 @dataclass(frozen=True)
 class StrongScaling:
-    """``samples`` are divided among the nodes. ``unstaged``: by number of nodes, the time per sample read from
-    Lustre relative to that per sample staged to NVMe (section VI)."""
+    """Strong scaling: ``samples`` are divided among the nodes. ``unstaged``: by number of nodes, the time per
+    sample read from Lustre relative to that per sample staged to NVMe (section VI)."""
 
     samples: int
     unstaged: dict[int, float]

@@ -15,8 +15,8 @@ from mlhpc.perf.networks.layer import Kind, Layer, Network, Pass, Saved, Shape, 
 
 @dataclass(eq=False)
 class Tensor:
-    """``shape`` with channels last; ``source``: the layer that made the tensor; ``wants_gradient``: whether any
-    earlier layer has weights; ``type``: type of the elements."""
+    """A tensor of one sample. ``shape``: with channels last; ``source``: the layer that made the tensor;
+    ``wants_gradient``: whether any earlier layer has weights; ``type``: type of the elements."""
 
     shape: Shape
     source: str

@@ -59,8 +59,8 @@ CHOICES = {
 
 @dataclass(frozen=True)
 class Description:
-    """``fields``: all official fields in order, empty if unknown. ``missing``: required fields without a value,
-    each with a hint. ``open``: optional fields without a value."""
+    """A system description. ``fields``: all official fields in order, empty if unknown. ``missing``: required
+    fields without a value, each with a hint. ``open``: optional fields without a value."""
 
     fields: dict[str, Any]
     missing: dict[str, str]
