@@ -1,4 +1,4 @@
-"""``mlhpc io run``: check, emulate, sum up. Read ``main`` first."""
+"""``mlhpc io run``: check, emulate and summarise. Read ``main`` first."""
 
 import json
 import os
@@ -35,7 +35,8 @@ from mlhpc.record.environment import Environment
 
 @dataclass(frozen=True)
 class Paths:
-    """``data`` None for a workload that reads nothing; ``checkpoints``: their parent folder."""
+    """The folders of a run. ``data``: None for a workload that reads nothing; ``checkpoints``: the parent folder
+    of checkpoints."""
 
     data: Root | None
     out: Path
@@ -45,8 +46,8 @@ class Paths:
 def run(
     workload: Workload, paths: Paths, settings: Settings, command: Sequence[str], world: World
 ) -> dict[str, Any]:
-    """Emulate ``workload`` and write ``result.json``, ``workload.toml``, ``env.json`` and ``steps.rankN.csv`` in
-    ``paths.out``. Called by all ranks; returns the result on each.
+    """Emulate ``workload`` and write ``result.json``, ``workload.toml``, ``env.json`` and ``steps.rankN.csv`` to
+    ``paths.out``. Called by all ranks, and returns the result on all.
 
     Raises UserError, the same on all ranks; in this case no output folder is left, unless a rank was killed.
     """
@@ -113,7 +114,7 @@ def _measured(
 
 
 def _clean_up(checkpoints: Checkpoints, out: Path, world: World) -> None:
-    """After the loss of another rank: remove results and checkpoints."""
+    """Remove results and checkpoints after another rank was lost."""
     checkpoints.remove()
     if world.rank == 0:
         shutil.rmtree(out, ignore_errors=True)
@@ -151,10 +152,11 @@ def _write_record(workload: Workload, total: dict[str, Any], out: Path) -> None:
 
 
 def data_of(given: str | None, workload: Workload, rank: int) -> Root:
-    """Location of the data of ``workload``: as ``given``, else its own, else a folder with its name.
+    """The location of the data of ``workload``: ``given``, or else the workload's own, or else a folder with the
+    workload's name.
 
-    Raises UserError for an incomplete URL, and for one that only the file of the workload has chosen, or a server:
-    the files of others must not choose where the user's files go, nor what gets requests signed by the user.
+    Raises UserError for an incomplete URL, and for a URL or server that only the workload's file has chosen: other
+    people's files must not decide where the user's data goes or who gets requests signed by the user.
     """
     storage = workload.storage
     if not given and "url" in workload.proposed:
@@ -172,7 +174,7 @@ def data_of(given: str | None, workload: Workload, rank: int) -> Root:
 
 
 def default_out(workload: Workload) -> Path:
-    """The first free number under ``results/``."""
+    """The folder with the first free number under ``results/``."""
     number = 1
     while os.path.lexists(out := Path("results") / f"io-{workload.name}-{number}"):
         number += 1

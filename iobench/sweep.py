@@ -1,8 +1,8 @@
 """``mlhpc io sweep``: finds the fastest settings of a workload on this storage, and confirms them.
 
-All combinations run ``repeats`` times, interleaved, so that drift of the storage affects all alike. The
-fastest of many runs is partly due to chance, so it is measured again against the workload's own settings
-before it is recommended; and where the suite trains the workload, in ``mlhpc run`` with the same settings."""
+All combinations run ``repeats`` times, interleaved, so that drift of the storage affects all equally. The fastest
+of many combinations is partly due to chance, so it is measured again alongside the workload's own settings before
+it is recommended and, if the suite trains the workload, also in ``mlhpc run`` with the same settings."""
 
 import itertools
 import json
@@ -32,12 +32,12 @@ OF_A_RUN = {"reader.threads": "loading.workers", "reader.prefetch": "loading.pre
 """Settings of a workload, and the equivalent settings of ``mlhpc run``."""
 COMPRESSION = "dataset.compression"
 CODECS = {"cosmoflow": {"gzip": "gzip", "none": "plain"}}
-"""``dataset.compression`` of a workload, and its name in ``mlhpc data convert``."""
+"""By benchmark: the name in ``mlhpc data convert`` for each ``dataset.compression``."""
 
 
 @dataclass
 class Point:
-    """One combination of settings; ``rates``: samples/s of its runs."""
+    """One combination of settings. ``rates``: samples/s of each of its runs."""
 
     settings: tuple[str, ...]
     data: Path
@@ -50,11 +50,11 @@ class Point:
 
     @property
     def named(self) -> str:
-        """The settings in words."""
+        """The settings as text."""
         return ", ".join(self.settings) or "as the workload has it"
 
     def record(self) -> dict[str, Any]:
-        """As JSON."""
+        """The point as JSON."""
         return {"settings": list(self.settings), "samples_per_s": self.rates}
 
 
@@ -72,11 +72,11 @@ class Comparison:
 
     @property
     def confirmed(self) -> bool:
-        """Whether every run of the first was faster than every run of the second."""
+        """Whether every run with the recommended settings was faster than every run with the workload's own."""
         return min(self.recommended.rates) > max(self.own.rates)
 
     def record(self) -> dict[str, Any]:
-        """As JSON."""
+        """The comparison as JSON."""
         return {
             "own": self.own.record(), "recommended": self.recommended.record(), "gain": self.gain,
             "confirmed": self.confirmed,
@@ -85,8 +85,8 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Sweep:
-    """``source`` and ``settings`` as of ``io run``. ``axes``: the values of each key. ``folder``: for the runs
-    and their data."""
+    """A sweep. ``source`` and ``settings`` are as for ``io run``. ``axes``: the values to try for each key.
+    ``folder``: where the runs and their data go."""
 
     source: str
     settings: tuple[str, ...]
@@ -96,8 +96,8 @@ class Sweep:
     ranks: int
 
     def points(self) -> list[Point]:
-        """The workload's own settings, then all combinations. Identical data sets are shared. Raises
-        UserError for an invalid combination, and for one with too few files for the ranks."""
+        """The workload's own settings, then all combinations; equal data sets are shared. Raises UserError if a
+        combination is invalid or has too few files for the ranks."""
         folders: dict[str, Path] = {}
         planned = []
         combinations = itertools.product(
@@ -106,7 +106,7 @@ class Sweep:
         seen: list[Workload] = []
         for chosen in [(), *combinations]:
             workload = self.workload(chosen)
-            if workload in seen:  # the workload's own settings, say
+            if workload in seen:  # such as the workload's own settings
                 continue
             seen.append(workload)
             if workload.dataset is None:
@@ -118,11 +118,11 @@ class Sweep:
         return planned
 
     def workload(self, chosen: Sequence[str] = ()) -> Workload:
-        """The workload with its settings and those ``chosen``."""
+        """The workload with the sweep's settings and those ``chosen``."""
         return load.load(self.source, [*self.settings, *chosen])
 
     def measure(self, points: Sequence[Point], name: str) -> None:
-        """``repeats`` interleaved runs of each."""
+        """Run each point ``repeats`` times, interleaved."""
         for number in range(self.repeats):
             for position, point in enumerate(points):
                 out = self.folder / f"{name}-{position}-{number}"
@@ -136,8 +136,8 @@ class Sweep:
 
 
 def advise(sweep: Sweep) -> tuple[list[Point], Comparison | None]:
-    """All measured points, and the comparison of the fastest with the workload's own settings; None if no
-    other is faster."""
+    """All measured points, and the comparison of the fastest with the workload's own settings; None if these are
+    the fastest."""
     points = sweep.points()
     sweep.measure(points, "run")
     best = max(points, key=lambda point: point.rate)
@@ -149,7 +149,7 @@ def advise(sweep: Sweep) -> tuple[list[Point], Comparison | None]:
 
 
 def require_counterparts(sweep: Sweep, data: Path) -> None:
-    """Raise UserError if ``in_a_run`` could not apply possible recommendations to the data set ``data``."""
+    """Raise UserError if ``in_a_run`` could not apply every possible recommendation to the data set ``data``."""
     workload = sweep.workload()
     if workload.suite != "mlhpc":
         raise UserError(f"mlhpc run has no counterpart of the workload {workload.name}; omit --confirm")
@@ -176,9 +176,10 @@ def require_counterparts(sweep: Sweep, data: Path) -> None:
 
 
 def in_a_run(sweep: Sweep, settings: Sequence[str], data: Path, preset: str) -> Comparison:
-    """``mlhpc run`` of the workload's benchmark on its data set ``data``, with its own loading settings and with
-    those recommended, on files converted to the recommended compression: one epoch, steps of the workload's
-    length, caches dropped. Raises UserError if a setting has no counterpart there."""
+    """Compare runs of ``mlhpc run`` for the workload's benchmark on its data set ``data``: with the workload's own
+    loading settings, and with those recommended, on files converted to the recommended compression. A run has one
+    epoch, steps of the workload's length, and dropped caches. Raises UserError if a setting has no counterpart
+    there."""
     require_counterparts(sweep, data)
     workload, chosen = sweep.workload(), dict(setting.split("=", 1) for setting in settings)
     converted = data
@@ -233,7 +234,7 @@ def print_sweep(
 def write(
     folder: Path, sweep: Sweep, points: Sequence[Point], comparisons: dict[str, Comparison | None]
 ) -> None:
-    """``sweep.json``. Raises OSError."""
+    """Write ``sweep.json``. Raises OSError."""
     record = {
         "workload": sweep.workload().model_dump(mode="json", exclude_none=True), "ranks": sweep.ranks,
         "points": [point.record() for point in points],
@@ -243,8 +244,8 @@ def write(
 
 
 def _mlhpc(*words: str) -> None:
-    """A command of the suite in a separate process, ended with this one, and its ranks with it. Raises UserError
-    with its last line when it fails."""
+    """Run a command of the suite in a separate process, which ends, together with its ranks, when this one does.
+    Raises UserError with the command's last line if it fails."""
     process = subprocess.Popen(program(words), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     try:
         _, errors = process.communicate()

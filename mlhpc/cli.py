@@ -21,13 +21,13 @@ from mlhpc.errors import (
 )
 
 LONGEST = 8000
-"""Characters of a message."""
+"""Maximum characters of a message."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit status: 0 done, 1 negative result (findings), 2 user error, 3
-    target missed, 128 plus its number after a signal."""
-    is_program = argv is None  # not a call from Python, whose process is not ours
+    """Run one command and return its exit status: 0 done, 1 negative result (findings), 2 user error, 3 target
+    missed, 128 plus the signal's number after a signal."""
+    is_program = argv is None  # as opposed to a call from Python, whose process is not ours
     argv = list(sys.argv[1:] if argv is None else argv)
     quiet_before = os.environ.get(QUIET)
     options = argparse.Namespace()
@@ -52,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return known
     finally:
         if quiet_before is None:
-            os.environ.pop(QUIET, None)  # --quiet is for this call, not for the next one of the same process
+            os.environ.pop(QUIET, None)  # --quiet applies to this call only
 
 
 def _parse(argv: Sequence[str], options: argparse.Namespace) -> None:
@@ -68,8 +68,8 @@ def _parse(argv: Sequence[str], options: argparse.Namespace) -> None:
 
 
 def _reported(error: BaseException, options: argparse.Namespace) -> int | None:
-    """The exit status of a command after a message about ``error``; None if it is to end with a traceback, as
-    unexpected errors do, and with --debug those of the user."""
+    """Print a message about ``error`` and return the command's exit status. None if the command should end with a
+    traceback, as for unexpected errors and, with --debug, user errors."""
     status = 2
     debug = "--debug" in getattr(options, "argv", ())  # the traceback of a command-line error is not useful
     match error:
@@ -109,7 +109,7 @@ def _reported_os_error(error: OSError) -> int | None:
     full = error.errno in (errno.ENOSPC, errno.EDQUOT)
     if not (full or error.errno == errno.EPIPE or error.filename):
         return None
-    # Its reader may have closed our output, or the disk may be full; Python flushes the buffer again at exit.
+    # The reader may have closed our output, or the disk may be full; Python flushes the buffer again at exit.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     if error.errno == errno.EPIPE:
         return 1
@@ -119,8 +119,8 @@ def _reported_os_error(error: OSError) -> int | None:
 
 
 def _prepare_output() -> None:
-    """Output ends no command: characters that it cannot take are replaced, and a closed stream is the null device,
-    not the next file that is opened."""
+    """Ensure that no command fails because of its output: characters that cannot be encoded are replaced, and a
+    closed stream becomes the null device instead of the next file that is opened."""
     while (null := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
     os.close(null)
@@ -137,7 +137,7 @@ STAGES = {
     "measure": ("study", "profile", "predict", "io"),
     "submit": ("campaign", "check", "score", "pack"),
 }
-"""The commands of a first look, at most 14, in the order of the work. A new command belongs in ``MORE``."""
+"""The commands that a new user needs, at most 14, in the order of work. New commands belong in ``MORE``."""
 MORE = {
     "settings": ("list", "rules", "scripts"),
     "of a run": ("diff", "trace", "export", "weights"),
@@ -165,7 +165,7 @@ class Overview(Parser):
 
 
 def _message(error: BaseException) -> str:
-    """The text of ``error``, which may quote a file: printable, and not endless."""
+    """The text of ``error``, which may quote a file, made printable and limited in length."""
     from mlhpc.common.files.untrusted import printable
 
     text = str(error)

@@ -12,14 +12,14 @@ from mlhpc.errors import UserError
 from mlhpc.record.events import read_events
 
 FORWARD = 1 / 3
-"""Time of an evaluation step relative to a training step with the same number of samples: forward is one of
-three passes of equal size (forward, and two products per layer backward)."""
+"""Time of an evaluation step relative to a training step with the same number of samples: a layer has three
+equally large products, one in the forward pass and two in the backward pass."""
 
 
 def emulated(run: Run, compute: str, ranks: int) -> Run:
-    """``run`` in the open division with its steps replaced by waiting. ``compute``: seconds of a training step,
-    the folder of a run that measured it, or a machine that ``mlhpc predict`` knows. ``ranks``: of
-    ``--ranks``; the number of a launcher takes precedence.
+    """``run`` in the open division with its steps replaced by waiting. ``compute``: seconds per training step, the
+    folder of a run that measured them, or a machine known to ``mlhpc predict``. ``ranks``: the value of
+    ``--ranks``; a launcher's number takes precedence.
 
     Raises UserError if ``compute`` does not determine a time.
     """
@@ -33,7 +33,7 @@ def emulated(run: Run, compute: str, ranks: int) -> Run:
 
 
 def require_supported(run: Run) -> None:
-    """Raise UserError if ``run`` is emulated, and its framework always trains."""
+    """Raise UserError if ``run`` is emulated but its framework cannot emulate steps."""
     framework = registry.find(run.benchmark).frameworks[run.training.framework]
     if run.emulation.enabled and not framework.emulates:
         raise UserError(f"{run.benchmark} in {run.training.framework} does not support emulation")
@@ -59,8 +59,8 @@ def _emulation(run: Run, compute: str, local_batch_size: int, ranks: int) -> Emu
 
 
 def _measured(folder: Path, run: Run, local_batch_size: int) -> Emulation:
-    """The median training and evaluation step of the run in ``folder``, over its epochs, of the rank with the
-    shortest one: the steps of the others contain more waiting for other ranks, and for their data."""
+    """The median training and evaluation steps of the run in ``folder``, over its epochs, on the rank where they
+    are shortest: the steps of other ranks contain more waiting for ranks and data."""
     from mlhpc.record.run_directory import read
 
     measured = read(folder)
@@ -97,8 +97,8 @@ def _measured(folder: Path, run: Run, local_batch_size: int) -> Emulation:
 
 
 def _predicted(name: str, run: Run, local_batch_size: int, ranks: int) -> float:
-    """Seconds of a step (a backward pass) without its wait for input, of a rank with this batch, on the nodes
-    of the machine ``name`` needed for ``ranks`` accelerators."""
+    """Seconds of a step (one backward pass) without its wait for input, on a rank with this local batch size, if
+    ``ranks`` accelerators of the machine ``name`` are used."""
     from mlhpc.perf.machines import known, machine
     from mlhpc.perf.prediction.model import predict, with_batch
 

@@ -1,4 +1,5 @@
-"""Errors that the user can fix: one line, no traceback. And the termination of a run by a signal."""
+"""Errors that the user can fix, reported in one line without a traceback, and the termination of a run by a
+signal."""
 
 import contextlib
 import difflib
@@ -18,24 +19,25 @@ class UserError(Exception):
 
 
 class AlreadyReported(UserError):
-    """A ``UserError`` printed by another rank: by rank 0 if all ranks raise it, otherwise by the rank that
-    reports this one as lost."""
+    """A ``UserError`` that another rank prints: rank 0 if all ranks raise it, otherwise the rank that reports this
+    one as lost."""
 
 
 MISSED = 3
-"""Exit status of a run, and of a campaign, that ended as it should but without its target: 1 is also that of a
-process that fails, which a batch system has to tell apart."""
+"""Exit status of a run or campaign that ended normally but missed its target. It differs from 1, the status of a
+failed process, so that batch systems can tell the two apart."""
 
 
 class DeviceLost(UserError):
-    """The device of this process has failed. What is left on it cannot be freed: destructors would abort."""
+    """The device of this process has failed. What is left on it cannot be freed, because destructors would
+    abort."""
 
 
 class Terminated(BaseException):
     """A signal ends the run; ``status`` is the exit status, 128 plus the signal's number.
 
-    Like KeyboardInterrupt it is not an Exception: mlperf-logging catches those raised while it writes a record,
-    and would let the run continue.
+    Like KeyboardInterrupt, this is not an Exception, because mlperf-logging catches exceptions raised while it
+    writes a record, and the run would continue.
     """
 
     def __init__(self, message: str, status: int) -> None:
@@ -49,24 +51,24 @@ EXTRAS = {
     "samples": ("matplotlib",),
     "tune": ("optuna",),
 }
-"""The extras that are not a benchmark's, and the packages, by the names that are imported, which commands import
-where they use them. What is in install_requires is everywhere."""
+"""The extras other than those of benchmarks, each with the import names of packages that commands import only when
+they use them. Packages in install_requires are always installed."""
 
 
 def missing_package(error: ModuleNotFoundError, what: str, extra: str = "") -> str:
-    """What to install where ``what`` (a command, a benchmark) could not import something. ``extra``: of the
-    benchmark that it is about."""
+    """A message on what to install, because ``what`` (a command or a benchmark) could not import a package.
+    ``extra``: the extra of the benchmark in question."""
     package = (error.name or "").partition(".")[0]
     extra = next((name for name, packages in EXTRAS.items() if package in packages), extra)
-    if not extra or package == "horovod":  # which no extra can install
+    if not extra or package == "horovod":  # no extra can install it
         page = "docs/reference/dependencies.md"
         return f"{what} needs the package {package}, which is not installed here; see {page}"
     return f"{what} needs mlhpc[{extra}]: {install(extra)}"
 
 
 def install(extra: str) -> str:
-    """The command that adds ``extra`` to this mlhpc. It is on no package index, so the command names what it was
-    installed from: its checkout, or the wheel that pip has noted in direct_url.json (PEP 610)."""
+    """The command that adds ``extra`` to this mlhpc. mlhpc is on no package index, so the command names its
+    origin: the checkout, or the wheel that pip recorded in direct_url.json (PEP 610)."""
     import json
     import shlex
     import shutil
@@ -93,25 +95,25 @@ def install(extra: str) -> str:
 
 
 QUIET = "MLHPC_QUIET"
-"""Environment variable set by ``mlhpc --quiet``: only results and errors, on all ranks."""
+"""Environment variable set by ``mlhpc --quiet``: all ranks print only results and errors."""
 
 
 def say_at_once(line: str) -> None:
     """Write ``line`` directly to standard error, because another thread may have locked ``sys.stderr``.
-    Errors are ignored: the terminal or the reader of a pipe may be closed."""
+    Errors are ignored, since the terminal or the reader of a pipe may be gone."""
     with contextlib.suppress(OSError):
         os.write(2, f"mlhpc: {line}\n".encode())
 
 
 MANY = 16
-"""Choices in a message of one short line."""
+"""Maximum number of choices that a message lists."""
 
 
 def did_you_mean(word: str, choices: Iterable[str]) -> str:
-    """The end of a message about an unknown ``word``: the nearest of ``choices``, or all of them; of more than
-    ``MANY`` dotted ones their tables."""
+    """The end of a message about an unknown ``word``: the most similar of ``choices``, or all of them; if more
+    than ``MANY``, dotted choices are grouped by table."""
     options = sorted(choices)
-    bare = {option.lstrip("-"): option for option in options}  # the dashes of all options make none alike
+    bare = {option.lstrip("-"): option for option in options}  # common dashes do not make options similar
     near = difflib.get_close_matches(word.lstrip("-"), bare, n=1, cutoff=0.5)
     if near:
         return f"did you mean {bare[near[0]]!r}?"
@@ -121,7 +123,8 @@ def did_you_mean(word: str, choices: Iterable[str]) -> str:
 
 
 class _Short(reprlib.Repr):
-    """Looks at a few parts of a value, at most two levels deep: aliases can make it larger than memory."""
+    """A ``repr`` of a few parts of a value, at most two levels deep, since aliases can make a value larger than
+    memory."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -132,7 +135,7 @@ class _Short(reprlib.Repr):
 
 
 def shown(value: object) -> str:
-    """``repr`` of a value from a file, for a message: of any value at most a few hundred characters."""
+    """``repr`` of a value from a file, for a message, of at most a few hundred characters for any value."""
     return _Short().repr(value)
 
 

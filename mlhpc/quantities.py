@@ -2,8 +2,8 @@
 
 Sizes of files and of memory are in SI units (``bytes_text``: 1 GB is 10⁹ bytes), on hosts as on accelerators.
 Binary units (``binary_text``: 1 GiB is 2³⁰ bytes) are for powers of two by definition: limits in the code,
-settings with MiB in their name, edges of histograms. What a vendor's tool or MLPerf's system description says is
-not converted. Numbers have three significant digits, commas between groups of three, and no powers of ten.
+settings with MiB in their name, edges of histograms. Figures from vendors' tools and MLPerf's system descriptions
+are not converted. Numbers have three significant digits, commas between groups of three, and no powers of ten.
 
 Quantities in files and options are a number (``16``, ``1.5``, ``2e3``) and a unit, with or without a blank:
 
@@ -13,7 +13,7 @@ Quantities in files and options are a number (``16``, ``1.5``, ``2e3``) and a un
 - s: ``ns``, ``us`` or ``µs``, ``ms``, ``s``, ``min``, ``h``, ``d``.
 - a share: a number without a unit, or with ``%``.
 
-Where plain numbers have always been bytes (workloads, ``--memory``) they still are.
+In workloads and ``--memory``, plain numbers are bytes.
 """
 
 import math
@@ -42,13 +42,13 @@ _EXAMPLE = {
     "a share": "0.31",
 }
 _SHOWN_FROM = {"d": 2 * 86400.0, "h": 7200.0, "min": 300.0}
-"""Seconds from which a time is shown in a unit; the others begin at one of it."""
+"""Seconds from which a time is shown in each of these units; the other units are used from one unit on."""
 _ROUNDS_TO_ONE = 0.9995
 
 
 def parse_quantity(text: str, dimension: Dimension, bare: str = "") -> float:
-    """``text`` in bytes, bytes/s, FLOP/s, seconds or as a share, by the grammar above; ``bare``: the unit of a
-    number without one, if that is allowed. Raises ValueError with the reason."""
+    """The value of ``text`` in bytes, bytes/s, FLOP/s, seconds or as a share, by the grammar above. ``bare``: the
+    unit of a number without a unit, if that is allowed. Raises ValueError with the reason."""
     match = re.fullmatch(r"\s*([-+]?[\d.]+(?:[eE][-+]?\d+)?)\s*([^\s\d]\S*)?\s*", text)
     units, example = _UNITS[dimension], _EXAMPLE[dimension]
     unit = (match[2] if match else None) or bare
@@ -77,8 +77,8 @@ def text_of(value: float, dimension: Dimension) -> str:
 
 
 def digits(value: float | None, significant: int = 3) -> str:
-    """``3.62``, ``36.2``, ``362``, ``3,617``: at least so many significant digits, without zeros at the end; empty
-    for None and what is not finite."""
+    """``3.62``, ``36.2``, ``362``, ``3,617``: at least ``significant`` digits, without trailing zeros; empty for
+    None and non-finite values."""
     if value is None or not math.isfinite(value):
         return ""
     decimals = significant - 1 - math.floor(math.log10(abs(value))) if value else 0
@@ -87,12 +87,12 @@ def digits(value: float | None, significant: int = 3) -> str:
 
 
 def four_digits(value: float | None) -> str:
-    """``digits`` of four significant digits, as a function of a column."""
+    """``digits`` with four significant digits, as a function for a column."""
     return digits(value, 4)
 
 
 def si_text(value: float | None, unit: str, significant: int = 3) -> str:
-    """``12.3 kJ``, with the prefix that leaves a number from 1 to 999; "not known" for None and infinity."""
+    """``12.3 kJ``, with the prefix for which the number is from 1 to 999; "not known" for None and infinity."""
     if value is None or not math.isfinite(value):
         return UNKNOWN
     prefix, factor = _prefix(float(f"{value:.{significant}g}"))
@@ -116,7 +116,7 @@ def watts_text(watts: float) -> str:
 
 
 def bytes_text(size: float | None, per: str = "") -> str:
-    """``25.3 GB``, and with ``per`` "/s" ``25.3 GB/s``: SI units."""
+    """``25.3 GB``, or with ``per="/s"`` ``25.3 GB/s``, in SI units."""
     return si_text(size, f"B{per}")
 
 
@@ -138,8 +138,8 @@ def seconds_text(seconds: float | None) -> str:
 
 
 def duration_text(seconds: float | None) -> str:
-    """A time that a clock measured: below 5 minutes as ``seconds_text``, to tenths of a second, and above as
-    ``25 min 46.9 s``, ``5 h 27 min``, ``3 d 4 h``."""
+    """A measured time: below 5 minutes like ``seconds_text``, to tenths of a second; above, like ``25 min 46.9
+    s``, ``5 h 27 min``, ``3 d 4 h``."""
     if seconds is None or not 100 <= seconds < math.inf:
         return seconds_text(seconds)
     tenths = round(10 * seconds)
@@ -177,7 +177,7 @@ def time_unit(seconds: float) -> tuple[str, float]:
 
 
 def whole(value: float | None, none: str = "not logged") -> str:
-    """``262,144``; ``none`` for None and what is not finite."""
+    """``262,144``; ``none`` for None and non-finite values."""
     return none if value is None or not math.isfinite(value) else f"{value:,.0f}"
 
 
@@ -192,11 +192,11 @@ def decimals(value: float) -> int:
 
 
 def plain(value: float | None) -> str:
-    """A number of a column: about four digits and fixed decimals, ``36.20``, ``1,024``; empty for None."""
+    """A number for a column, with about four digits and fixed decimals: ``36.20``, ``1,024``; empty for None."""
     if value is None or not math.isfinite(value):
         return ""
     if 0 < value < 0.001:
         return "< 0.001"
-    if -0.0005 < value < 0:  # time that clocks do not resolve
+    if -0.0005 < value < 0:  # below the resolution of clocks
         value = 0.0
     return f"{value:,.{decimals(value)}f}"

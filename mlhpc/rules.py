@@ -25,7 +25,8 @@ from mlhpc.submission.findings import print_findings
 
 
 def print_rules(benchmark: str, ruleset: str | None, console: Console) -> None:
-    """The rules of a benchmark as tables: requirements, fixed settings, and free settings with their bounds."""
+    """Print the rules of a benchmark as tables: requirements, fixed settings, and free settings with their
+    bounds."""
     definition = _closed(benchmark)
     ruleset = _ruleset(benchmark, ruleset)
     for when, rules in RULES.items():
@@ -67,7 +68,7 @@ def rules_content(benchmark: str, ruleset: str | None) -> dict[str, Any]:
 def violations(options: argparse.Namespace) -> list[Finding] | None:
     """The violations of a planned run, from its settings and the data set's manifest; None in the open division.
 
-    Raises UserError for settings that are not valid, and for a ruleset unknown to the benchmark.
+    Raises UserError for invalid settings, and for a ruleset that the benchmark does not have.
     """
     data, stage = options.data, options.stage
     log, config = options.hyperparameters_from, options.config
@@ -95,7 +96,7 @@ def print_violations(violations: list[Finding] | None, name: str, console: Conso
 
 
 def document() -> str:
-    """``docs/reference/rules.md``."""
+    """The text of ``docs/reference/rules.md``."""
     lines = [
         "# Rules of the closed division",
         "",
@@ -151,8 +152,8 @@ def _closed(benchmark: str) -> dict[str, Any]:
 
 
 def _ruleset(benchmark: str, ruleset: str | None) -> str:
-    """The requested ``ruleset``, or the benchmark's default; that also in place of an HPC ruleset for a benchmark
-    of MLPerf Training, whose rules are known here for one ruleset only. Raises UserError for an unknown one."""
+    """The requested ``ruleset``, or the benchmark's default. A benchmark of MLPerf Training has only one ruleset
+    here, which is also used if an HPC ruleset is requested. Raises UserError for an unknown ruleset."""
     known = _closed(benchmark)["closed_results"]["rulesets"]
     if ruleset is None or (registry.find(benchmark).training_ruleset and ruleset in HPC):
         return default_ruleset(benchmark)

@@ -57,8 +57,8 @@ from mlhpc.run_signals import closing_in_order, exit_on_sigterm
 
 @dataclass(frozen=True)
 class RunPaths:
-    """The paths of a run. ``stage`` None: the data set is read in place. ``out`` None: the first
-    free number under ``results/``."""
+    """The paths of a run. ``stage`` None: the data set is read in place. ``out`` None: the first free number under
+    ``results/``."""
 
     data: Path
     stage: Path | None
@@ -67,8 +67,8 @@ class RunPaths:
 
 
 def main(options: argparse.Namespace) -> int:
-    """Prepare, train, conclude. Returns the exit status: 0 if the target was met or steps were emulated, MISSED
-    if not.
+    """Prepare, train and conclude. Returns the exit status: 0 if the target was met or steps were emulated,
+    otherwise MISSED.
 
     Raises UserError; a run that has started is then logged as aborted.
     """
@@ -83,8 +83,8 @@ def main(options: argparse.Namespace) -> int:
     binding, own_cores = describe_binding(_threads_variable(run)), os.sched_getaffinity(0)
     with exit_on_sigterm(), launch.joined(framework.collectives) as world:
         trainer = _import_trainer(run, framework, world)
-        # With OMP_PROC_BIND, importing PyTorch leaves this thread one core (its issue 99625), which threads and
-        # processes that read data would inherit.
+        # With OMP_PROC_BIND, importing PyTorch binds this thread to one core (PyTorch issue 99625), which threads
+        # and processes that read data would inherit.
         os.sched_setaffinity(0, own_cores)
         on_all_ranks(world, lambda: trainer.check(run, paths.stage, world))
         _warn_of_memory(run, world)
@@ -101,7 +101,7 @@ def main(options: argparse.Namespace) -> int:
             try:
                 trainer.train(run, paths.data, paths.stage, seed, paths.resume, world, log)
             except BaseException:
-                with suppress(UserError):  # on a full disk the result fails too, but is not the cause
+                with suppress(UserError):  # on a full disk this fails as well
                     conclusion.write()
                 raise
             events, result = conclusion.write()
@@ -113,7 +113,7 @@ def main(options: argparse.Namespace) -> int:
 
 
 def _first_line(run: Run, out: Path, world: World) -> str:
-    """The first line that a run prints: libraries are imported, the network is compiled next."""
+    """The first line that a run prints, before libraries are imported and the network is compiled."""
     return (
         f"{run.benchmark} {run.preset}: {count(run.data.train_samples, 'training sample')}, "
         f"{run.hyperparameters.global_batch_size} per step, on {count(world.size, 'rank')}, "
@@ -122,7 +122,7 @@ def _first_line(run: Run, out: Path, world: World) -> str:
 
 
 def _import_trainer(run: Run, framework: registry.Framework, world: World) -> ModuleType:
-    # From a busy or a shared file system this can take longer than everything else before the clock.
+    # From a busy or shared file system, this can take longer than everything else before the clock starts.
     waiting = Timer(FIRST_S - 1, lambda: sys.stderr.write(f"importing {run.training.framework} ...\n"))
     if world.rank == 0 and not os.environ.get(QUIET):
         waiting.start()
@@ -168,15 +168,16 @@ def prepare(
     world: World,
     binding: Mapping[str, Any] | None = None,
 ) -> tuple[Path, int, Eviction | None]:
-    """The folder of the run with its ``config.toml`` and ``env.json``, the seed, and what was dropped from the
-    page caches (None: not asked for). Called by all ranks. ``binding``: of this rank, as the libraries found it.
+    """Create the run's folder with ``config.toml`` and ``env.json``. Returns the folder, the seed, and what was
+    dropped from the page caches (None: not requested). Called by all ranks. ``binding``: this rank's binding
+    before libraries were imported.
 
     Raises UserError if the rules forbid the run, the data set does not exist, or the folder contains results.
     """
     _print_findings(on_all_ranks(world, lambda: rules.enforce(context_of(run, paths, drop)))[0], world)
     source = run.hyperparameters_from
     if world.rank == 0 and source and not os.environ.get(QUIET):
-        sys.stderr.write(f"mlhpc: {printable(source)}\n")  # in a config.toml it may be any text
+        sys.stderr.write(f"mlhpc: {printable(source)}\n")  # it may be any text in a config.toml
     on_rank0(world, lambda: manifest.require_folder(paths.data))
     on_all_ranks(world, lambda: _check_stage(paths.stage))
     if resume := paths.resume:
@@ -204,21 +205,22 @@ def context_of(run: Run, paths: RunPaths, evict: bool) -> rules.RunContext:
 
 
 def warn_of_launcher(ranks: int) -> None:
-    """Warn of a run as a single rank that was probably meant to have several. ``ranks``: of ``--ranks``."""
+    """Warn if a run has a single rank but was probably meant to have several. ``ranks``: the value of
+    ``--ranks``."""
     if ranks <= 1 and (forgotten := forgotten_launcher(os.environ)):
         sys.stderr.write(f"mlhpc: warning: {forgotten}\n")
 
 
 def seed_of(folder: Path, run: Run) -> int:
-    """The seed of the run in ``folder`` that ``run`` resumes, or extends: ``run`` may have more epochs. Raises
-    UserError if other settings differ, naming them."""
+    """The seed of the run in ``folder`` that ``run`` resumes or, with more epochs, extends. Raises UserError that
+    names the settings if others differ."""
     saved, saved_run = saved_in(folder)
     before, now = (
         dict(load.dotted(each.model_dump(mode="json", exclude={"division"}))) for each in (saved_run, run)
     )
     differing = [key for key in {**before, **now} if before.get(key) != now.get(key)]
     if now["training.max_epochs"] > before["training.max_epochs"]:
-        differing.remove("training.max_epochs")  # a run may be extended
+        differing.remove("training.max_epochs")  # more epochs extend a run
     if differing:
         changes = [f"{key} was {before.get(key)}, now {now.get(key)}" for key in differing[:3]]
         changes += [f"and {len(differing) - 3} more"] if len(differing) > 3 else []
@@ -229,7 +231,7 @@ def seed_of(folder: Path, run: Run) -> int:
 
 
 def saved_in(folder: Path) -> tuple[checkpoint.Checkpoint, Run]:
-    """The checkpoint in a run's folder and its settings. Raises UserError if one cannot be read."""
+    """The checkpoint in a run's folder and the run's settings. Raises UserError if either cannot be read."""
     saved = checkpoint.load(folder)
     try:
         return saved, load.loads(saved.config)
@@ -246,7 +248,7 @@ def extended_from(folder: Path | None, run: Run) -> int | None:
 
 
 def _check_stage(stage: Path | None) -> None:
-    """Staging checks this again, but after the run has a folder. Raises UserError."""
+    """Check the staging folder early; staging checks it again, after the run has a folder. Raises UserError."""
     if stage is None:
         return
     remedy = "choose another --stage"
@@ -261,7 +263,8 @@ def _check_stage(stage: Path | None) -> None:
 
 
 def _warn_of_memory(run: Run, world: World) -> None:
-    """Warn, because the kernel kills ranks that exceed the memory without a message of their own."""
+    """Warn if memory may not suffice, because the kernel kills ranks that exceed it without any message from
+    them."""
     need = memory_need(run, world.size, world.local_size) if world.rank == 0 else None
     if need and not need.fits:
         sys.stderr.write(f"mlhpc: warning: memory: {need}: the kernel may kill the run; {REMEDY}\n")
@@ -269,8 +272,8 @@ def _warn_of_memory(run: Run, world: World) -> None:
 
 def _make_out(run: Run, requested: Path | None) -> Path:
     """A folder for the results. Results are never overwritten: the process that creates ``run.log`` first
-    owns the folder, even when two runs start at the same time. What a run left that ended before it trained is no
-    result, so that a corrected command can be repeated with the same folder."""
+    owns the folder, even if two runs start at the same time. What a run left that ended before training does not
+    count as results, so a corrected command can reuse the folder."""
     occupied = "{} contains the results of another run; choose another --out, or move it away"
     numbered = (Path("results") / f"{run.benchmark}-{run.preset}-{number}" for number in itertools.count(1))
     out = requested or next(path for path in numbered if not path.exists())
@@ -289,14 +292,14 @@ def _make_out(run: Run, requested: Path | None) -> Path:
 
 
 def _cleared(out: Path) -> bool:
-    """Remove the record of a run that ended before its first epoch. Returns False if there may be more in it, or
-    another process has begun to remove it."""
+    """Remove the record of a run that ended before its first epoch. Returns False if the run may have trained, or
+    if another process has begun to remove the record."""
     try:
         status = json.loads((out / "result.json").read_text("utf-8"))["status"]
         events = read_events(out / "events.rank0.jsonl")
         if status != "aborted" or any((e["event"], e["name"]) == ("begin", "epoch") for e in events):
             return False
-        (out / "result.json").unlink()  # of two processes only one can
+        (out / "result.json").unlink()  # succeeds in only one of two processes
     except (OSError, ValueError, LookupError, TypeError):
         return False
     for path in event_files(out).values():
@@ -311,15 +314,16 @@ def _threads_variable(run: Run) -> str:
 
 
 def dataset_of(run: Run, data: Path, world: World) -> Manifest:
-    """What the run needs of the data set. Called by all ranks. Raises UserError, the same on all."""
+    """The manifest of the part of the data set that the run needs. Called by all ranks. Raises UserError, the same
+    on all."""
     dataset = manifest.describe(data, world, run.benchmark)
     select = registry.find(run.benchmark).select
     return on_each_rank(world, lambda: registry.load_object(select)(dataset, run.data)) if select else dataset
 
 
 def _evict(run: Run, paths: RunPaths, world: World) -> Eviction:
-    """Drop what the nodes will read from their page caches, as the rules require, and print the result; no file
-    content is read."""
+    """Drop the data that nodes will read from their page caches, as the rules require, and print the result. No
+    file content is read."""
     nodes = count(world.nodes, "node")
     if done := drop_by_hook(os.environ, paths.data, world):
         line = f"{HOOK} dropped the page cache of {nodes} in {seconds_text(done.seconds)}"
@@ -348,7 +352,7 @@ def _log_facts(
     world: World,
     log: RunLog,
 ) -> None:
-    """The records that the rules require before anything is timed, and the facts that result.json carries."""
+    """Log the records that the rules require before anything is timed, and the facts for result.json."""
     clear = evicted is not None and evicted.complete
     versions = {"preset": load.preset_version(run.benchmark, run.preset), "parts": PARTS_VERSION}
     log.note(
@@ -380,7 +384,7 @@ def _log_facts(
             "number_of_nodes": world.nodes,
             "accelerators_per_node": used,
             "seed": seed,
-            # Not keys of the logging rules: the suite's own check reads them.
+            # These are not keys of the logging rules, but the suite's own check reads them.
             **{f"{what}_version": number for what, number in versions.items()},
             **({"resumed": True} if resume else {}),
             **({"spatial_parallelism": list(cut)} if prod(cut) > 1 else {}),
@@ -428,8 +432,8 @@ def conclude(
 
 @contextmanager
 def removed_on_abort(stage: Path | None, world: World) -> Iterator[None]:
-    """If an aborted run's stage is named after the batch job, no later job could use it: then remove it, on every
-    node."""
+    """A context that removes the stage of an aborted run on every node if it is named after the batch job, because
+    no later job could use it."""
     if stage is None or world.local_rank != 0:
         yield
         return
@@ -445,13 +449,13 @@ def _remove_staged(stage: Path, world: World) -> None:
     """Remove the staged copy after a complete run, since the next run must start without it. An interrupted
     run keeps its files for the next attempt."""
     for turn in (world.rank == 0, world.rank > 0 and world.local_rank == 0):
-        # If the nodes share the folder, rank 0 has removed it for all.
+        # If the nodes share the folder, rank 0 has already removed it.
         if turn and (stage / manifest.NAME).exists():
             remove(stage)
         world.barrier()
 
 
 def _print_findings(findings: Sequence[Finding], world: World) -> None:
-    """Violations that did not stop a run from starting, or that were found at its end."""
+    """Print violations that did not stop the run from starting, or that were found at its end."""
     for finding in findings if world.rank == 0 else ():
         sys.stderr.write(f"mlhpc: {finding.severity}: {rules.sentence(finding)}\n")

@@ -14,10 +14,10 @@ from mlhpc.common.ranks.local import program
 from mlhpc.errors import UserError
 
 GRACE_S = 60.0
-"""Seconds in which runs must close their logs after SIGTERM before they are killed."""
+"""Seconds that runs have after SIGTERM to close their logs before they are killed."""
 SRUN_WAIT_S = 120
-"""Seconds after the first exit until srun kills the remaining ranks. Longer than the 60 s of the roll call,
-which has by then named the missing rank."""
+"""Seconds after the first rank's exit until srun kills the remaining ranks; longer than the 60 s of the roll call,
+which has then named the missing rank."""
 
 
 def in_slurm(env: Mapping[str, str]) -> bool:
@@ -31,7 +31,7 @@ def allocated_tasks(env: Mapping[str, str], nodes: int) -> int:
 
 
 def require_one_process(command: str) -> None:
-    """Raises UserError if a launcher started this command on several ranks."""
+    """Raise UserError if a launcher started this command on several ranks."""
     rank_info = identify(os.environ)
     if rank_info.size > 1:
         raise UserError(f"{rank_info.launcher} started {rank_info.size} of mlhpc {command}; start one")
@@ -51,10 +51,10 @@ def start_run(
     """Start ``mlhpc run ARGUMENTS`` with ``ranks`` ranks (0: one, or as many as the allocation has tasks), or
     ``python -m MODULE ARGUMENTS`` on this machine, which starts its ranks itself.
 
-    It gets a separate session, so that Ctrl-C reaches only the caller, which stops the run cleanly.
+    The run gets a separate session, so that Ctrl-C reaches only the caller, which stops the run cleanly.
     ``srun_options``: its nodes and tasks, inside a Slurm job. ``output``: the file for its output. ``env``: added
-    to its environment. ``cores``: the only cores it may use. ``lock_fds``: locks that it inherits, so that the
-    same run is not started again while an orphan of a killed caller is still running.
+    to its environment. ``cores``: the only cores it may use. ``lock_fds``: locks that the run inherits, so that it
+    is not started again while the orphan of a killed caller is still running.
     """
     with contextlib.ExitStack() as stack:
         stdout = stack.enter_context(output.open("ab")) if output else None
@@ -71,8 +71,8 @@ def start_run(
 
 
 def _command(arguments: Sequence[str], ranks: int, srun_options: Sequence[str]) -> list[str]:
-    """The command line of a run. In a Slurm job LAUNCH_WRAP (docs/guide/sites.md) goes between srun and ``mlhpc``,
-    which is then the container's rather than the caller's."""
+    """The command line of a run. In a Slurm job, LAUNCH_WRAP (docs/guide/sites.md) goes between srun and
+    ``mlhpc``, which is then the container's ``mlhpc``, not the caller's."""
     if in_slurm(os.environ):
         wrap = _launch_wrap(os.environ)
         command = [*wrap, "mlhpc"] if wrap else program([])
@@ -90,9 +90,9 @@ def _launch_wrap(env: Mapping[str, str]) -> list[str]:
 
 @contextlib.contextmanager
 def locked(out: Path, name: str | None, command: str) -> Iterator[list[int]]:
-    """Create the folder and lock it: all of it, or only the run ``name``, so that other tasks of the same job
-    array can work on the others. Yields the file descriptors of the locks; the kernel releases a lock when
-    its last process exits.
+    """Create the folder and lock all of it, or only the run ``name``, so that other tasks of the same job array
+    can work on other runs. Yields the file descriptors of the locks; the kernel releases a lock when the last
+    process that holds it exits.
 
     Raises UserError if another ``command`` is running in the folder, or the folder cannot be created.
     """
@@ -120,7 +120,8 @@ def locked(out: Path, name: str | None, command: str) -> Iterator[list[int]]:
 
 @contextlib.contextmanager
 def report_lock(out: Path) -> Iterator[None]:
-    """A lock for writing the summary from a task of a job array, so that the last writer has seen all runs."""
+    """A context with a lock for writing the summary from a job array's task, so that the last writer has seen all
+    runs."""
     with (out / ".lock.report").open("w") as file:
         with contextlib.suppress(OSError):  # the file system has no locks
             fcntl.flock(file, fcntl.LOCK_EX)

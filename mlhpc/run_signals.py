@@ -15,9 +15,9 @@ from mlhpc.errors import Terminated, say_at_once
 
 @contextmanager
 def exit_on_sigterm() -> Iterator[None]:
-    """End the process immediately on a terminating signal while there is no log to close: frameworks cannot
-    handle an exception from a signal handler during import (PyTorch 2.13 aborts with pages of frames). Rank 0 says
-    so: a job's time limit signals all ranks."""
+    """End the process immediately on a terminating signal while there is no log to close, because frameworks
+    cannot handle an exception from a signal handler during import (PyTorch 2.13 aborts with pages of frames). Only
+    rank 0 reports it, since a job's time limit signals all ranks."""
     first = identify(os.environ).rank == 0
 
     def leave(number: int, frame: object) -> None:
@@ -35,15 +35,15 @@ def exit_on_sigterm() -> Iterator[None]:
 
 @contextmanager
 def closing_in_order(world: World, out: Path) -> Iterator[None]:
-    """SIGTERM, SIGUSR1 and Ctrl-C while the log of the run in ``out`` is open.
+    """Handle SIGTERM, SIGUSR1 and Ctrl-C while the log of the run in ``out`` is open.
 
     Rank 0 raises :class:`Terminated` or KeyboardInterrupt, so that everything is closed properly; later
     signals are ignored, since a launcher may send several, and Ctrl-C also reaches the parent of local ranks,
-    which then ends them. The other ranks have nothing to close: they report the signal, unless rank 0 does,
-    and exit from a thread, because the signal may have interrupted a message to rank 0.
+    which then ends them. The other ranks have nothing to close. They report the signal, unless rank 0 does, and
+    exit from a thread, because the signal may have interrupted a message to rank 0.
     """
     received: list[int] = []
-    # A process started with Ctrl-C ignored, as in the background of a script, continues to ignore it.
+    # A process started with Ctrl-C ignored, such as a script's background process, continues to ignore it.
     ctrl_c = [signal.SIGINT] if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN else []
     numbers = [*TERMINATING, *ctrl_c]
 
@@ -56,7 +56,7 @@ def closing_in_order(world: World, out: Path) -> Iterator[None]:
     def handle(number: int, frame: object) -> None:
         received.append(number)
         if len(received) > 1:
-            return  # not SIG_IGN: Python would report a signal that arrived just before with a traceback
+            return  # not SIG_IGN, with which Python would report a signal that arrived just before by a traceback
         if world.rank != 0:
             threading.Thread(target=leave, args=(number,), daemon=True).start()
         else:
@@ -75,7 +75,7 @@ def closing_in_order(world: World, out: Path) -> Iterator[None]:
 
 
 def reason(number: int) -> str:
-    """The signal ``number`` as the reason of a run's end."""
+    """A text that names signal ``number`` as the reason for a run's end."""
     if number == signal.SIGINT:
         return "interrupted"
     return f"terminated by {signal.Signals(number).name} (job time limit?)"

@@ -1,7 +1,7 @@
-"""``mlhpc study``: training throughput under varied settings, several runs each.
+"""``mlhpc study``: training throughput under varied settings, with several runs each.
 
-The folder is the record and can be extended: a call with other settings adds cells, one with the same
-settings continues. ``study.json`` and ``study.html`` are regenerated from the folders.
+The folder is the record and can be extended: a call with other settings adds cells; a call with the same settings
+continues. ``study.json`` and ``study.html`` are regenerated from the folders.
 """
 
 import json
@@ -39,11 +39,11 @@ from mlhpc.submission.report.study import CELL, SERVERS, Study, described, measu
 
 def make(sweep: Sweep, number: int | None, console: Console) -> int:
     """Run the missing runs, or only run ``number`` (a task of a job array), write study.json and study.html
-    and print the table. Returns 0 if all runs were measured, 1 if not, 128 plus the number of the signal that
-    interrupted it. Raises UserError like ``plan``, and if another study is running in the folder."""
+    and print the table. Returns 0 if all runs were measured, 1 if not, 128 plus the signal's number after an
+    interruption. Raises UserError like ``plan``, and if another study is running in the folder."""
     require_one_process("study")
     cells = plan(sweep)
-    # Every round runs each cell once, so that drift of the machine affects all cells alike.
+    # Every round runs each cell once, so that drift of the machine affects all cells equally.
     runs = [(cell, repeat) for repeat in range(1, sweep.repeats + 1) for cell in cells]
     if number is not None and not 1 <= number <= len(runs):
         raise UserError(f"--number {number}: the runs of this study are numbered 1 to {len(runs)}")
@@ -120,7 +120,7 @@ def _run(sweep: Sweep, cell: PlannedCell, repeat: int, lock_fds: list[int], cons
 
 
 def _check_benchmark(sweep: Sweep) -> None:
-    """Raises UserError if the folder holds cells of another benchmark."""
+    """Raise UserError if the folder holds cells of another benchmark."""
     for path in sweep.out.glob(f"*/{CELL}"):
         benchmark = described(path.parent).settings.get("benchmark")
         if benchmark != sweep.benchmark:
@@ -134,7 +134,7 @@ def _describe(sweep: Sweep, cell: PlannedCell) -> None:
         return
     folder.mkdir(parents=True, exist_ok=True)
     CellRecord(settings=cell.settings, data=str(cell.data), stage=cell.stage).write(folder / CELL)
-    now = time.time_ns()  # cells are ordered by the times of these files; the kernel's own are too coarse
+    now = time.time_ns()  # these times order cells; the kernel's are too coarse
     os.utime(folder / CELL, ns=(now, now))
 
 
@@ -184,7 +184,7 @@ def save(study: Study) -> None:
 
 
 def show(study: Study, console: Console) -> None:
-    """Print the tables of the page, on a narrow terminal without their last columns."""
+    """Print the tables of the page; a narrow terminal omits the last columns."""
     from mlhpc.submission.report.study_page import cells_table, emulated, servers_table
 
     print_table(cells_table(study), console, optional=6)

@@ -36,7 +36,7 @@ MAX_NAME = 200
 
 @dataclass(frozen=True)
 class Sweep:
-    """The study that was requested. ``axes``: the values of each varied setting; every combination is a cell."""
+    """The requested study. ``axes``: the values of each varied setting; every combination is a cell."""
 
     benchmark: str
     preset: str
@@ -52,8 +52,9 @@ class Sweep:
 
 @dataclass(frozen=True)
 class PlannedCell:
-    """One cell before it is run. ``arguments``: for ``mlhpc run``. ``name``: its folder, from the varied settings
-    and a digest of all settings; a cell that an earlier call created under other axes keeps its name."""
+    """A cell that has not been run yet. ``arguments``: those for ``mlhpc run``. ``name``: the cell's folder, named
+    after the varied settings and a digest of all settings; a cell that an earlier call created under other axes
+    keeps its name."""
 
     run: Run
     arguments: tuple[str, ...]
@@ -65,7 +66,8 @@ class PlannedCell:
 
 
 def parse_axes(texts: Sequence[str]) -> dict[str, list[Value]]:
-    """``KEY=A,B`` as the values of a key. Raises UserError for another format, or a repeated key."""
+    """The values of each key, from texts such as ``KEY=A,B``. Raises UserError for another format, or a repeated
+    key."""
     axes: dict[str, list[Value]] = {}
     for text in texts:
         key, equals, listed = text.partition("=")
@@ -90,7 +92,7 @@ def _values(key: str, listed: str) -> list[Value]:
         values = tomllib.loads(f"v = [{listed}]")["v"]
     except tomllib.TOMLDecodeError:
         values = [parse_value(word) for word in words]  # bare words are strings
-    types = str if key == "data" else Value | list  # a folder may be named 007; a date is a string
+    types = str if key == "data" else Value | list  # a folder may be named 007, and a date is a string
     if not all(isinstance(value, types) for value in values):
         values = words
     return list({repr(value): value for value in values if value != ""}.values())
@@ -99,8 +101,8 @@ def _values(key: str, listed: str) -> list[Value]:
 def plan(sweep: Sweep) -> list[PlannedCell]:
     """All cells, checked before anything runs.
 
-    Raises UserError for an unknown or invalid setting, a batch that cannot be divided among the ranks, and a
-    data set that is missing or has other samples than the cells need.
+    Raises UserError for an unknown or invalid setting, a batch that cannot be divided among the ranks, or a data
+    set that is missing or does not have the samples that the cells need.
     """
     _check_options(sweep)
     cells = []
@@ -220,7 +222,7 @@ def _require_cell(run: Run, benchmark: registry.Benchmark, chosen: Mapping[str, 
 
 
 def _stage_of(sweep: Sweep, chosen: Mapping[str, Value]) -> str | None:
-    """The folder to stage to; None to read in place."""
+    """The folder to stage to; None if data is read in place."""
     storage = str(chosen.get("storage", "staged" if sweep.stage else "shared"))
     if storage == "staged" and sweep.stage is None:
         raise UserError("--vary storage=staged requires a node-local folder; pass --stage")
@@ -229,7 +231,7 @@ def _stage_of(sweep: Sweep, chosen: Mapping[str, Value]) -> str | None:
 
 
 def _folder_name(sweep: Sweep, facts: Mapping[str, Value], data: Path, stage: str | None) -> str:
-    """The folder of a cell: the one that it already has, or one named by its varied settings."""
+    """The folder of a cell: its existing folder, or one named after its varied settings."""
     identity = json.dumps([facts, str(data), stage], sort_keys=True)
     digest = hashlib.sha256(identity.encode()).hexdigest()[:8]
     existing = next((path.parent.name for path in sweep.out.glob(f"*{digest}/{CELL}")), None)
@@ -240,13 +242,13 @@ def _folder_name(sweep: Sweep, facts: Mapping[str, Value], data: Path, stage: st
 
 
 def _absolute(folder: object) -> str:
-    """In a list after ``--vary`` the shell expands only the first ``~``."""
+    """The path with ``~`` expanded, because the shell expands only the first ``~`` in a list after ``--vary``."""
     return os.path.abspath(os.path.expanduser(str(folder)))
 
 
 def _encoded(data: Path, codec: str, benchmark: registry.Benchmark) -> Path:
-    """The data set of the origin of ``data`` that is in ``codec``: DIR or DIR-CODEC, where ``data`` is DIR or
-    itself DIR-ANOTHER. Raises UserError if there is none, or it has another codec."""
+    """The data set with the samples of ``data`` in ``codec``: DIR or DIR-CODEC, where ``data`` is DIR or
+    DIR-ANOTHER. Raises UserError if it does not exist or has another codec."""
     makes = benchmark.convert.codecs if benchmark.convert else ()
     candidates = dict.fromkeys((benchmark.published_codec, *makes))
     if codec not in candidates:
@@ -265,7 +267,7 @@ def _encoded(data: Path, codec: str, benchmark: registry.Benchmark) -> Path:
 
 
 def _codec_of(data: Path, benchmark: registry.Benchmark) -> str:
-    """The codec in the manifest of a data set; without one, that of the published data set."""
+    """The codec in a data set's manifest; without a manifest, the published data set's codec."""
     dataset = _dataset(data)
     facts = dataset.facts if dataset else {}
     plain = facts.get("gzip") is False  # generated CosmoFlow data sets have no codec in the manifest
@@ -273,17 +275,17 @@ def _codec_of(data: Path, benchmark: registry.Benchmark) -> str:
 
 
 def _dataset(data: Path) -> Manifest | None:
-    """What the manifest of a data set lists; None without one, since listing files can take minutes."""
+    """The manifest of a data set; None if it has none, since listing files can take minutes."""
     if not data.is_dir():
         raise UserError(f"{data}: no such data set; generate one with mlhpc data make, or pass --data")
     return manifest.load(data) if (data / manifest.NAME).exists() else None
 
 
 def srun_options(ranks: int, env: Mapping[str, str]) -> list[str]:
-    """The options of srun that fill node after node, so that few ranks run on few nodes."""
+    """The srun options that fill node after node, so that few ranks run on few nodes."""
     return [f"--ntasks={ranks}", f"--nodes={math.ceil(ranks / _ranks_per_node(ranks, env))}"]
 
 
 def _ranks_per_node(ranks: int, env: Mapping[str, str]) -> int:
-    """Tasks per node of this Slurm job, rounded up."""
+    """Number of tasks per node in this Slurm job, rounded up."""
     return math.ceil(int(env.get("SLURM_NTASKS", ranks)) / int(env.get("SLURM_JOB_NUM_NODES", 1)))

@@ -24,7 +24,8 @@ STATE_DICT = "state_dict() of the PyTorch model"
 
 
 def main(options: argparse.Namespace) -> int:
-    """Raises UserError for a run without a checkpoint, one that PyTorch did not write, and an existing file."""
+    """Write the weights of a run's checkpoint. Raises UserError if the run has no checkpoint, PyTorch did not
+    write it, or the file exists."""
     run, out = options.run, options.out
     require_new(out)
     saved, settings = saved_in(run)
@@ -41,7 +42,7 @@ def main(options: argparse.Namespace) -> int:
 
 
 def _tensors(saved: checkpoint.Checkpoint, run: Run) -> tuple[Tensors, str]:
-    """The weights by name, and their layout. CosmoFlow's have the same names and layout in either framework."""
+    """The weights by name, and their layout; CosmoFlow's are the same in either framework."""
     if run.benchmark == "cosmoflow":
         cosmoflow = cast(CosmoFlow, run)
         names = weights.names(cosmoflow.network)
@@ -68,7 +69,7 @@ def save(path: Path, tensors: Tensors, facts: Mapping[str, str]) -> None:
     """Write a safetensors file with ``facts`` and a checksum in its metadata. Raises UserError."""
     from safetensors.numpy import save as encode
 
-    # Not ascontiguousarray, which converts the scalar counters of batch norm to vectors.
+    # Not ascontiguousarray, which converts batch norm's scalar counters to vectors.
     tensors = {name: np.asarray(array, order="C") for name, array in tensors.items()}
     encoded = encode(tensors, metadata={**facts, "crc32": weights.checksum(tensors)})
     with as_user_error(path, "cannot be written", "choose another --out"):

@@ -1,7 +1,7 @@
 """The model's errors on measured sets: throughput, epochs and time to train, compared with a baseline.
 
 The baseline is the simplest estimate: the median rate of the other sets with the same accelerator, local batch,
-benchmark and framework. It uses all other sets, whereas the model uses only the ``fit`` rows. ``apart`` leaves out
+benchmark and framework. The baseline may use all other sets, the model only the ``fit`` rows. ``apart`` leaves out
 each whole round, or accelerator family, in turn, to show the errors and the coverage of the intervals for unknown
 software or hardware.
 """
@@ -43,9 +43,10 @@ from mlhpc.quantities import digits, four_digits
 
 @dataclass(frozen=True)
 class Compared:
-    """One set. ``rate``: predicted training samples/s per accelerator; ``baseline``: the median of similar sets,
-    None if there are none; ``epochs``: None if no other sets converged; ``total_s``: predicted time to train, None
-    for throughput sets and without epochs. ``how``: the source of the efficiency."""
+    """One set. ``rate``: predicted training samples/s per accelerator; ``baseline``: the median rate of similar
+    sets, None if there are none; ``epochs``: the prediction, None if no other sets converged; ``total_s``:
+    predicted time to train, None for throughput sets and where ``epochs`` is None. ``how``: the source of the
+    efficiency."""
 
     row: Published
     rate: Triple
@@ -71,7 +72,7 @@ class Compared:
 
     @property
     def epochs_inside(self) -> bool | None:
-        """Whether the mean of the logs is inside the predicted interval."""
+        """Whether the logged runs' mean number of epochs is inside the predicted interval."""
         return self.epochs and self.epochs.low <= self.row.epochs[0] <= self.epochs.high
 
     @property
@@ -91,7 +92,7 @@ class Compared:
 
 @dataclass(frozen=True)
 class Summary:
-    """Absolute errors of the rates of ``sets`` sets: median, and the share within 35%."""
+    """Absolute errors of the predicted rates of ``sets`` sets: their median, and the share of sets within 35%."""
 
     sets: int
     median: float
@@ -100,8 +101,7 @@ class Summary:
 
 @dataclass(frozen=True)
 class Coverage:
-    """The number of ``of`` intervals that contain the measurement, and their median width, as a ratio of their
-    ends."""
+    """How many of the ``of`` intervals contain the measurement, and the median width, as the ratio of the ends."""
 
     inside: int
     of: int
@@ -109,8 +109,8 @@ class Coverage:
 
 
 def against(options: argparse.Namespace) -> int:
-    """``mlhpc predict --against``: prints the errors on the sets of a file, or on the suite's if it is
-    "published", of one benchmark or of all. Raises UserError."""
+    """``mlhpc predict --against``: prints the errors on a file's sets, or on the suite's if the file is
+    "published", for one benchmark or all. Raises UserError."""
     given = machine(options.machine) if options.machine else None
     if options.out:
         raise UserError("--out writes the page of a prediction: omit --against")
@@ -130,16 +130,16 @@ def against(options: argparse.Namespace) -> int:
 
 def compare(sets: Sequence[Published], given: Machine | None = None) -> list[Compared]:
     """Predict each set from its system, batch and framework. The model is calibrated on the ``fit`` rows among
-    ``sets``, or on the suite's if there are none. ``given`` is the machine of all sets; without it, their system's
-    name selects it."""
+    ``sets``, or on the suite's if there are none. ``given`` is the machine of all sets; without it, each set's
+    system name selects the machine."""
     calibrated = fit(sets) if any(row.use == "fit" for row in sets) else calibration()
     return [_compared(row, sets, calibrated, given or row.machine) for row in sets]
 
 
 def apart(sets: Sequence[Published], by: By) -> list[Compared]:
-    """Predict rates, epochs, times and baselines of each of ``sets`` that is not of round 3.0, from those of other
-    rounds or of other accelerator families. By round, sets are omitted if no other round has their accelerator,
-    because nothing is known of it."""
+    """Predict rates, epochs, times and baselines of each of ``sets`` that was known when the model was made, from
+    the sets of other rounds or of other accelerator families. By round, sets whose accelerator no other round has
+    are omitted, because nothing is known about it."""
     shown = [row for row in sets if row.is_early]
     factors = fit(shown)
     predicted = []
@@ -161,8 +161,8 @@ def _compared(
     machine: Machine,
     others: Sequence[Published] | None = None,
 ) -> Compared:
-    """``others``: the sets that epochs and the parts other than steps are known from; None: the published ones. A
-    blind set has the prediction that was committed, not today's."""
+    """``others``: the sets from which epochs and the parts other than steps are derived; None: the published ones.
+    For a blind set, the committed prediction is compared, not today's."""
     if row.committed:
         committed = Estimate(*row.committed[1], "committed before the result was read")
         like = baseline(row, sets, machine.family)
@@ -183,7 +183,8 @@ def _compared(
 
 
 def _total(row: Published, run: Run, rate: Triple, epochs: Estimate, spent: Parts) -> Triple:
-    """T_staging as logged, since the staging method is the submitter's choice; the rest predicted."""
+    """The predicted time to train, with T_staging as logged, since the staging method is the submitter's
+    choice."""
     value, slow, fast = (row.train_samples / (each * row.accelerators) for each in rate)
     train = value, fast, slow
     share = run.data.eval_samples / run.data.train_samples
@@ -207,7 +208,7 @@ def _like(other: Published, row: Published) -> bool:
 
 
 def _model(row: Published) -> str:
-    """The name without the part in brackets, such as the power limit."""
+    """The accelerator's name without the part in brackets, such as the power limit."""
     return re.sub(r"\s*\(.*", "", row.model)
 
 
@@ -219,7 +220,7 @@ def _family(row: Published) -> str:
 
 
 def coverage(intervals: Sequence[tuple[Triple | None, bool | None]]) -> Coverage | None:
-    """The coverage of pairs (interval, whether the measurement is inside); None without pairs."""
+    """The coverage over pairs of (interval, whether the measurement is inside it); None if there are no pairs."""
     known = [(ends, inside) for ends, inside in intervals if ends is not None and inside is not None]
     if not known:
         return None
@@ -269,8 +270,8 @@ def show(compared: Sequence[Compared]) -> None:
 
 
 def summaries_of(compared: Sequence[Compared]) -> dict[str, list[str]]:
-    """The summary of each use of sets and, if some are ``fit``, of predictions from other rounds and other
-    accelerators, which show what to expect for a system that is not among the sets."""
+    """The summary for each ``use`` of the sets. If some are ``fit``, also for predictions from other rounds and
+    from other accelerators, which show what to expect for a system that is not among the sets."""
     uses = {
         "fit": "fit",
         "test": "test",
@@ -324,7 +325,7 @@ def _summary(error: Summary) -> str:
 
 
 def records(compared: Sequence[Compared]) -> dict[str, Any]:
-    """The same as JSON."""
+    """The compared sets as JSON, with the summaries."""
     sets = [
         {
             "use": c.row.use,

@@ -7,7 +7,7 @@ generation and layer kind is fitted to the ``fit`` rows of ``published.csv``:
 
 The roofline of a sample is the sum over layers and passes of the larger of FLOPs over the peak and bytes over the
 memory's bandwidth; ``launch`` is one constant for all, the time per layer and step independent of the batch
-size (kernel launches, optimizer); all-reduce is that of ``collectives.py``, not overlapped. An efficiency is
+size (kernel launches, optimizer); all-reduce is the model of ``collectives.py``, without overlap. An efficiency is
 the median over the group's rows. All constants are computed from the file on demand, which takes milliseconds.
 """
 
@@ -25,19 +25,19 @@ from mlhpc.perf.networks.layer import Layer, Network, Precision
 from mlhpc.perf.published import Published, published
 
 SPEEDUP_OF_FOUR = 1.98
-"""Training throughput of 4 accelerators per sample against 1, at the same batch (Farrell et al. 2021, section
-4.2.1: Fugaku, 16,384 processors, against an extrapolation of 512 to batch 4096)."""
+"""Training throughput with 4 accelerators per sample relative to 1, at the same batch (Farrell et al. 2021,
+section 4.2.1: Fugaku, 16,384 processors, relative to an extrapolation from 512 to batch 4096)."""
 ALL = "all families"
-"""Instead of a family that has no sets."""
+"""Stands for the family in the group of an efficiency used for a family without sets."""
 _RECENT = 2022
 _UNKNOWN_FACTOR = 3.0
-"""If no set can be left out, because each is the only one in its group."""
+"""Used if no set can be left out, because each is the only one in its group."""
 _LAUNCHES = [0.0, *(1e-5 * 1.25**n for n in range(20))]
 
 Group = tuple[str, str, str]
 """Accelerator family, framework generation and kind of layer."""
 By = Literal["round", "accelerator"]
-"""What is left out of a fit in turn."""
+"""The groups that are left out of a fit in turn: rounds or accelerator families."""
 Kind = str
 """Layer kind of the efficiency, one of ``CALIBRATED``."""
 CALIBRATED: tuple[Kind, ...] = ("2-D convolution", "3-D convolution")
@@ -45,10 +45,10 @@ CALIBRATED: tuple[Kind, ...] = ("2-D convolution", "3-D convolution")
 
 @dataclass(frozen=True)
 class Efficiency:
-    """``value``: share of the roofline. ``group``: its family and generation. ``sets``: number of published sets
-    in the median; ``precision``: their precision. ``exact``: whether family and generation are the requested
-    ones. ``launch`` and ``factor``: seconds per layer, and the factor that eight of ten sets are within; None for
-    the calibration's (see ``recent``)."""
+    """An efficiency. ``value``: share of the roofline reached. ``group``: its family and generation. ``sets``:
+    number of published sets in the median; ``precision``: their precision. ``exact``: whether family and
+    generation are the requested ones. ``launch`` and ``factor``: seconds per layer, and the error factor of eight
+    of ten sets (see ``recent``); None: the calibration's own apply."""
 
     value: float
     group: tuple[str, str]
@@ -73,13 +73,13 @@ class Efficiency:
 
 @dataclass(frozen=True)
 class Calibration:
-    """``efficiencies`` by group: the value, the number of sets and their precision. ``launch``: seconds per layer.
-    ``undivided``: share of a step that is not divided among several accelerators per sample.
+    """The fitted constants. ``efficiencies`` by group: value, number of sets and their precision. ``launch``:
+    seconds per layer. ``undivided``: share of a step that is not divided among several accelerators per sample.
 
-    The others bound the ratio of measured and predicted step times for nine of ten sets that were left out of the
-    fit. ``factor``: each ``fit`` set by itself, so that others of its group remain: the error for known software.
-    ``of_a_round``: the ``fit`` and ``test`` sets of a whole round in turn, of accelerators that other rounds have:
-    that for other software. ``of_an_accelerator``: those of a whole family in turn.
+    Three fields are error bounds: nine of ten sets left out of the fit have a ratio of measured to predicted step
+    time within this factor. ``factor``: each ``fit`` set is left out alone, so that others of its group remain
+    (error for known software). ``of_a_round``: whole rounds are left out in turn, counting sets whose accelerator
+    occurs in other rounds (other software). ``of_an_accelerator``: whole families are left out in turn.
     """
 
     efficiencies: dict[Group, tuple[float, int, Precision]]
@@ -91,20 +91,20 @@ class Calibration:
     recent: "Recent | None" = None
 
     def factor_of(self, efficiency: Efficiency, family: str, *, known: bool) -> float:
-        """The factor of nine of ten sets for a prediction on ``family`` by ``efficiency``. ``known``: whether its
-        software is that of the efficiency."""
+        """The error bound of a prediction on ``family`` that uses ``efficiency``. ``known``: whether the predicted
+        run's software is the efficiency's."""
         if efficiency.factor:
             return efficiency.factor
         if not efficiency.sets or (
             known and efficiency.exact
-        ):  # measured on the machine itself, or so published
+        ):  # measured on the machine itself, or published for it
             return self.factor
         return self.of_a_round if efficiency.group[0] == family else self.of_an_accelerator
 
     def efficiency(self, family: str, kind: Kind, generation: str | None = None) -> Efficiency:
-        """The efficiency of this generation (None: the newest) or else of the family's generation with the nearest
-        year; for a family that only round 3.0 has, that of ``recent``; for one without sets, the median over the
-        newest generation of all families. Raises UserError for an unknown kind."""
+        """The efficiency of this generation (None: the newest), or else of the family's generation nearest in
+        year. A family that only round 3.0 has gets the efficiency of ``recent``, a family without sets the median
+        over the newest generation of all families. Raises UserError for an unknown kind."""
         groups = {(f, g): e for (f, g, k), e in self.efficiencies.items() if k == kind}
         if not groups:
             raise UserError(f"no known efficiency for layers of type {kind!r}")
@@ -129,15 +129,15 @@ class Calibration:
 
 @dataclass(frozen=True)
 class Recent:
-    """PyTorch on accelerators of ``families``, by kind of layer: see ``recent``."""
+    """Efficiencies of PyTorch on accelerators of ``families``, by kind of layer: see ``recent``."""
 
     families: frozenset[str]
     efficiencies: dict[Kind, Efficiency]
 
 
 def kind_of(network: Network) -> Kind:
-    """The kind with most of the roofline's FLOPs, by the number of spatial axes of convolutions. Raises
-    UserError, naming its largest layer, if no published set covers it."""
+    """The kind of layer with most of the network's FLOPs; kinds of convolution differ in their spatial axes.
+    Raises UserError, naming the largest layer, if no published set covers the kind."""
     flops: dict[str, int] = {}
     largest: dict[str, Layer] = {}
     for layer in network:
@@ -171,7 +171,8 @@ def roofline(network: Network, machine: Machine, precision: Precision) -> float:
 
 
 class _Row(NamedTuple):
-    """The data of a set for the fit, in seconds: its step, the roofline of its local batch, its all-reduce."""
+    """What the fit uses of a set. Seconds: its ``step``, the roofline ``bound`` of its local batch, its
+    all-reduce."""
 
     group: Group
     precision: Precision
@@ -182,7 +183,7 @@ class _Row(NamedTuple):
 
 
 def communication(machine: Machine, size: float, accelerators: int) -> float:
-    """All-reduce of one instance; 0 where the machine file has no network."""
+    """Seconds of one run's all-reduce of ``size`` bytes; 0 if the machine file has no network."""
     if "network.bandwidth" not in machine.figures:
         return 0.0
     nodes = math.ceil(accelerators / machine.per_node)
@@ -199,13 +200,14 @@ def _of(row: Published) -> _Row:
     if row.spatial == 1:
         bound *= row.local_batch_size
     else:
-        # The batch's step on a quarter of the accelerators, from the speed-up; other divisions are not fitted.
+        # The step of the same batch on a quarter of the accelerators, from the speed-up; other divisions are not
+        # fitted.
         step = row.batch / (row.accelerators * row.samples_per_s) * SPEEDUP_OF_FOUR
     return _Row((machine.family, row.generation, kind), row.precision, step, bound, len(net.layers), reduce)
 
 
 def step_seconds(bound: float, efficiency: float, layers: int, launch: float, reduce: float) -> float:
-    """The formula of the module, in seconds."""
+    """The formula in the module's docstring, in seconds."""
     return bound / efficiency + layers * launch + reduce
 
 
@@ -221,12 +223,12 @@ def _efficiencies(rows: Sequence[_Row], launch: float) -> dict[Group, tuple[floa
 
 
 def _error(rows: Sequence[_Row], launch: float) -> float:
-    """Mean |log| error, each row predicted from the others of its group."""
+    """Mean absolute error of log(step time), with each row predicted from the others of its group."""
     return statistics.fmean(abs(math.log(ratio)) for ratio in _left_out(rows, launch))
 
 
 def _left_out(rows: Sequence[_Row], launch: float) -> list[float]:
-    """Measured over predicted step time of each row of a group of several, from the others of it."""
+    """Measured over predicted step time of each row, predicted from the others of its group if there are any."""
     ratios = []
     for row in rows:
         others = [other for other in rows if other is not row and other.group == row.group]
@@ -263,9 +265,9 @@ def _fitted(used: Sequence[Published]) -> Calibration:
 
 
 def recent(sets: Sequence[Published]) -> Recent | None:
-    """One efficiency by kind of layer, and one time per layer, for all accelerators with bfloat16 in PyTorch sets
-    of rounds 2.0 (``fit``) and 3.0 (``seen``); None without sets of round 3.0. A100 and H100 need about the
-    same time per layer, and reach about the same share of the roofline."""
+    """One efficiency for each kind of layer, and one time per layer, shared by all accelerators with bfloat16 in
+    the PyTorch sets of rounds 2.0 (``fit``) and 3.0 (``seen``), because A100 and H100 need about the same time per
+    layer and reach about the same share of the roofline. None without sets of round 3.0."""
     used = [
         row
         for row in sets
@@ -279,7 +281,7 @@ def recent(sets: Sequence[Published]) -> Recent | None:
     rows = [row._replace(group=(*group, row.group[2])) for row in map(_of, used)]
     launch = min(_LAUNCHES, key=lambda value: _error(rows, value))
     ratios = _left_out(rows, launch)
-    # Of one set more, eight of ten are inside (Vovk, Gammerman and Shafer 2005, conformal prediction).
+    # A further set is inside with probability 0.8 (Vovk, Gammerman and Shafer 2005, conformal prediction).
     factor = _factor_of(ratios, min(len(ratios), math.ceil(0.8 * (len(ratios) + 1))))
     return Recent(families, {
         kind: Efficiency(value, group, count, precision, exact=True, launch=launch, factor=factor)
@@ -288,7 +290,7 @@ def recent(sets: Sequence[Published]) -> Recent | None:
 
 
 def nine_of_ten(ratios: Sequence[float]) -> float:
-    """The factor by which nine of ten ratios differ from 1 at most."""
+    """The factor by which at least nine of ten ratios differ from 1 at most."""
     return _factor_of(ratios, math.ceil(0.9 * len(ratios)))
 
 
@@ -308,7 +310,7 @@ def left_out(
     rows: Sequence[Published], sets: Sequence[Published], by: By
 ) -> Iterator[tuple[Published, Calibration]]:
     """Each of ``rows``, with a calibration on the ``fit`` rows of ``sets`` from other rounds or accelerator
-    families. Rows for whose kind of layer nothing remains are omitted."""
+    families. Rows whose kind of layer has no efficiency in that calibration are omitted."""
     used = [row for row in sets if row.use == "fit" and row.spatial in (1, 4)]
     for group in dict.fromkeys(group_of(row, by) for row in rows):
         others = [row for row in used if group_of(row, by) != group]
@@ -336,7 +338,7 @@ def rate_of(row: Published, machine: Machine, calibrated: Calibration) -> tuple[
 
 
 def _undivided(sets: Sequence[Published], rows: Sequence[_Row]) -> float:
-    """u of T(P) = C·((1−u)/P + u) + all-reduce, from a set with 4 accelerators per sample and its speed-up."""
+    """The undivided share u in T(P) = C·((1−u)/P + u) + all-reduce, from a set with 4 accelerators per sample."""
     for published_row, row in zip(sets, rows, strict=True):
         if published_row.spatial == 4:
             whole = row.step - row.reduce

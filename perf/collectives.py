@@ -1,7 +1,7 @@
 """The cost of communication: all-reduce by algorithm, parameter servers, halo exchange. Times in seconds.
 
 α-β model: a message of n bytes takes α + n/β. Symbols: M bytes of gradients, N ranks (or W workers), α the latency
-of a message between nodes, β the bandwidth of a rank or node. The bandwidth terms of ring and tree are those of
+of a message between nodes, β the bandwidth of a rank or node. The bandwidth terms of ring and tree are from
 Thakur, Rabenseifner and Gropp 2005 ("Optimization of Collective Communication Operations in MPICH").
 """
 
@@ -17,31 +17,31 @@ def ring(size: float, ranks: int, bandwidth: float, latency: float = 0.0) -> flo
 
 
 def ring_bytes(size: float, ranks: int) -> float:
-    """Bytes sent by a rank of a ring, 2·M·(N−1)/N; it receives the same number concurrently."""
+    """Bytes that each rank of a ring sends, 2·M·(N−1)/N; it receives the same number concurrently."""
     return 2 * size * (ranks - 1) / ranks
 
 
 def server_bytes(size: float, workers: int, servers: int) -> float:
-    """Bytes that a parameter server receives and sends, 2·M·W/P in total."""
+    """Bytes that one parameter server receives and sends together, 2·M·W/P."""
     return 2 * size * workers / servers
 
 
 def tree(size: float, ranks: int, bandwidth: float, latency: float = 0.0) -> float:
-    """Reduce to the root and broadcast, pipelined: every rank sends and receives M once each way, over log2(N)
-    levels each way."""
+    """Pipelined reduction to the root and broadcast: M bytes pass every rank's link once up and once down the tree
+    of log2(N) levels."""
     return 2 * (math.ceil(math.log2(ranks)) * latency + size / bandwidth) if ranks > 1 else 0.0
 
 
 def parameter_servers(size: float, workers: int, servers: int, bandwidth: float) -> float:
-    """W workers send M bytes, divided among P servers, and fetch them again. The servers' links limit this to
-    2·M·W/(P·B), but it takes at least the time of a worker's link, 2·M/B."""
+    """Each of W workers sends M bytes, divided among P servers, and fetches the sum. The servers' links need
+    2·M·W/(P·B) seconds, each worker's link 2·M/B; the longer time counts."""
     return max(server_bytes(size, workers, servers), 2 * size) / bandwidth
 
 
 @dataclass(frozen=True)
 class AllReduce:
-    """The ``seconds`` of the fastest ``algorithm``, and those of every one. ``bound``: bandwidth, latency, or
-    measured if the machine file has a measured rate lower than the model's."""
+    """The ``seconds`` of the fastest ``algorithm``, and those of each algorithm. ``bound``: what limits it,
+    bandwidth or latency; "measured" if the machine file has a measured rate that is lower than the model's."""
 
     seconds: float
     algorithm: str
@@ -50,12 +50,12 @@ class AllReduce:
 
 
 def all_reduce(machine: Machine, size: float, nodes: int, per_node: int) -> AllReduce:
-    """All-reduce of ``size`` bytes over ``nodes`` with ``per_node`` ranks each, with the fastest algorithm,
-    as chosen by communication libraries.
+    """All-reduce of ``size`` bytes over ``nodes`` with ``per_node`` ranks each, by the fastest algorithm, which is
+    what communication libraries choose.
 
-    ring: one ring through all ranks. Within a node each hop has the peers' bandwidth, between nodes that of
-    all cards of a node, since NCCL runs one ring per card. tree: likewise. hierarchical: reduce-scatter
-    within the node, a ring over the nodes, all-gather within the node.
+    ring: one ring through all ranks. A hop within a node has the bandwidth between peers, a hop between nodes the
+    combined bandwidth of a node's network cards, since NCCL runs one ring per card. tree: a tree with the same
+    bandwidths. hierarchical: reduce-scatter within the node, a ring over the nodes, all-gather within the node.
 
     Raises UserError if the machine file has no network and there are several nodes.
     """

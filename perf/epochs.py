@@ -1,8 +1,8 @@
 """The number of epochs to target, and its variation between runs and implementations.
 
-The mean is that of the reference convergence points for the batch size (mlperf-logging); between two points it is
+The mean comes from the reference convergence points for the batch size (mlperf-logging); between two points it is
 interpolated linearly in logarithms. Submissions differ from the reference by more than repeated runs differ from
-each other, so the interval comes from the ratios of the ``fit`` sets of published results to the points.
+each other, so the interval comes from the ratios of the published ``fit`` sets to these points.
 """
 
 import json
@@ -24,7 +24,7 @@ _RULES = {
     "deepcam": ("deepcam", "hpc_2.0.0"),
     "resnet50": ("resnet", "training_4.0.0"),
 }
-"""Each benchmark's name in logs, and the rules with its convergence points."""
+"""By benchmark: its name in logs, and the rules whose checker has its convergence points."""
 ROUND_07 = "the sets of round 0.7 that the model is fitted to; no reference convergence points exist"
 
 
@@ -44,7 +44,7 @@ class ReferenceRuns:
 
 @dataclass(frozen=True)
 class Spread:
-    """The spread of the logarithm of a ratio over ``sets`` sets."""
+    """The mean and deviation of the logarithm of a ratio over ``sets`` sets."""
 
     mean: float
     deviation: float
@@ -52,7 +52,7 @@ class Spread:
 
     @property
     def factors(self) -> tuple[float, float]:
-        """The 95% prediction interval of the ratio of one more set (Student's t)."""
+        """The 95% prediction interval for the ratio of one further set (Student's t)."""
         half = student(self.sets - 1) * self.deviation * math.sqrt(1 + 1 / self.sets)
         return math.exp(self.mean - half), math.exp(self.mean + half)
 
@@ -66,8 +66,9 @@ def spread_of(ratios: Sequence[float]) -> Spread:
 @cache
 def reference_runs(logged_name: str, rules: str) -> tuple[ReferenceRuns, ...]:
     """The reference convergence points of the benchmark that logs call ``logged_name`` under ``rules``
-    (``hpc_2.0.0``), by batch size; empty if mlperf-logging has none. Raises ModuleNotFoundError without it."""
-    spec = find_spec("mlperf_logging")  # located without importing, which takes a second
+    (``hpc_2.0.0``), by batch size; empty if mlperf-logging has none. Raises ModuleNotFoundError if mlperf-logging
+    is not installed."""
+    spec = find_spec("mlperf_logging")  # located without importing it, which would take a second
     if spec is None:
         raise ModuleNotFoundError("No module named 'mlperf_logging'", name="mlperf_logging")
     if not spec.submodule_search_locations or not logged_name.isidentifier():
@@ -84,7 +85,7 @@ def reference_runs(logged_name: str, rules: str) -> tuple[ReferenceRuns, ...]:
 
 
 def convergence_points(benchmark: str) -> tuple[Point, ...]:
-    """By batch size, the mean, smallest and largest number of epochs; empty for a benchmark without convergence
+    """The mean, smallest and largest number of epochs by batch size; empty for a benchmark without convergence
     points."""
     runs = reference_runs(*_RULES[benchmark]) if benchmark in _RULES else ()
     return tuple(Point(p.batch_size, (p.mean, p.epochs[0], p.epochs[-1]), "reference") for p in runs)
@@ -116,7 +117,8 @@ def epochs_to_target(
 
 @cache
 def spread(benchmark: str) -> Spread:
-    """The deviation of ``fit`` sets since round 1.0 from the points; of all benchmarks if one has no such sets."""
+    """The spread of the benchmark's ``fit`` sets since round 1.0 around the convergence points. If there are fewer
+    than two such sets, those of all benchmarks are used."""
     return _spread(benchmark, published())
 
 
@@ -130,7 +132,7 @@ def _spread(benchmark: str, sets: Sequence[Published]) -> Spread:
 
 
 def _own(benchmark: str, sets: Sequence[Published]) -> list[Published]:
-    """The sets of a benchmark that an interval of its epochs may be from."""
+    """The benchmark's sets from which the interval of its epochs may be derived."""
     return [r for r in sets if (r.use, r.benchmark) == ("fit", benchmark) and r.round != "v0.7"]
 
 
@@ -139,13 +141,14 @@ def _point(row: Published) -> float:
 
 
 def _round_07(batch: int, sets: Sequence[Published]) -> Estimate:
-    """CosmoFlow of round 0.7 (kernel 2, 262,144 samples), from its ``fit`` sets, with the range of their runs."""
+    """Epochs of round 0.7's CosmoFlow (kernel 2, 262,144 samples), from its ``fit`` sets, with the range of their
+    runs."""
     rows = [r for r in sets if r.use == "fit" and r.round == "v0.7" and r.benchmark == "cosmoflow"]
     if len(rows) < 3:
         raise UserError("cosmoflow, preset v07: too few sets of round 0.7 for the number of epochs")
     points = [Point(r.batch, r.epochs, r.name) for r in rows]
     estimate = carried(points, batch, "batch size", 0.5, (0.0, 1.0))
-    # Deviation of sets from the line through the others, as for the reference's points.
+    # The spread of the sets around the line through the others, like that around the reference's points.
     ratios = []
     for left_out in points:
         others = [p for p in points if p is not left_out]

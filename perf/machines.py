@@ -20,15 +20,15 @@ from mlhpc.quantities import Dimension, parse_quantity, text_of
 
 SYSTEMS = "mlhpc.benchmarks"
 COPIES = 2
-"""Of a step, from the host: its samples and their labels."""
+"""Copies from the host to the device in a step: the samples and their labels."""
 PRECISIONS = {"float32": ("tf32",), "mixed_bfloat16": ("bfloat16",), "mixed_float16": ("float16", "bfloat16")}
-"""By a run's ``training.precision``, the peaks of matrix products in this order, then that of float32. Both
-frameworks use TF32 for float32 convolutions if available (torch.backends.cudnn.allow_tf32)."""
+"""The peaks to use for matrix products by a run's ``training.precision``, in order of preference; float32's is the
+last resort. Both frameworks use TF32 for float32 convolutions if available (torch.backends.cudnn.allow_tf32)."""
 
 
 class _Field(NamedTuple):
-    """``low`` and ``high``: the plausible range in the base unit; values outside have a wrong unit or number
-    of zeros."""
+    """A figure's definition. ``low`` and ``high``: the plausible range in the base unit; a value outside it has a
+    wrong unit or a wrong number of zeros."""
 
     dimension: Dimension
     low: float
@@ -61,14 +61,15 @@ def dimension_of(key: str) -> str:
 
 
 def written(key: str, value: float) -> str:
-    """The figure ``key`` as in a machine file: ``900 GB/s``."""
+    """The figure ``key`` as written in a machine file: ``900 GB/s``."""
     table, _, name = key.partition(".")
     return text_of(value, _FIGURES[table][name].dimension)
 
 
 @dataclass(frozen=True)
 class Machine:
-    """A system of identical nodes. An accelerator computes one rank's step: a GPU, or a processor without GPUs.
+    """A system of identical nodes. An accelerator is what computes one rank's step: a GPU, or the processor of a
+    node without GPUs.
 
     ``figures`` (base units) and ``sources`` by ``table.key``; ``facts``: the plain values. ``where``: the file,
     ``lines``: the line of each key in it.
@@ -88,7 +89,7 @@ class Machine:
 
     @property
     def family(self) -> str:
-        """The accelerator family, by which efficiencies are known."""
+        """The accelerator family, which selects the efficiencies."""
         return str(self.facts["accelerator.family"])
 
     @property
@@ -98,12 +99,12 @@ class Machine:
 
     @property
     def per_node(self) -> int:
-        """Accelerators of a node."""
+        """Number of accelerators per node."""
         return int(self.facts["accelerator.per_node"])
 
     @property
     def nodes(self) -> int | None:
-        """Number of nodes of the system, None if not in the file."""
+        """Number of nodes of the system, None if the file does not say."""
         nodes = self.facts.get("nodes")
         return None if nodes is None else int(nodes)
 
@@ -117,7 +118,8 @@ class Machine:
         return self.figures.get(key)
 
     def need(self, key: str, why: str) -> float:
-        """The figure ``key``. Raises UserError if it is missing, with its purpose."""
+        """The figure ``key`` in base units. Raises UserError, saying ``why`` the figure is needed, if it is
+        missing."""
         if key not in self.figures:
             raise UserError(f"{self.at(key)}: no {key}, required for {why}")
         return self.figures[key]
@@ -128,8 +130,8 @@ class Machine:
         return _at(self.where, self.lines, key)
 
     def peak(self, precision: str) -> tuple[float, str]:
-        """FLOP/s of matrix products in a run's ``training.precision``, and the key of the figure: that of
-        float32 if the file has no other."""
+        """FLOP/s of matrix products in a run's ``training.precision``, and the key of this figure; it is float32's
+        if the file has no other."""
         for key in PRECISIONS[precision]:
             if value := self.get(f"accelerator.{key}"):
                 return value, f"accelerator.{key}"
@@ -137,14 +139,14 @@ class Machine:
 
     @property
     def node_network(self) -> float:
-        """Bytes/s of all network cards of a node, one direction."""
+        """Bytes/s of all network cards of a node together, in one direction."""
         return self.need("network.bandwidth", "a run on several nodes") * int(
             self.facts.get("network.nics", 1)
         )
 
     def launching(self, kernels: int, copies: int) -> tuple[float, float] | None:
-        """Seconds that the driver takes of the host for these in a step, each launched by itself and as one graph;
-        None if the file does not say."""
+        """Host seconds that the driver needs for a step's ``kernels`` and ``copies``, with each kernel launched
+        separately and with all in one graph; None if the file lacks the figures."""
         each = [self.get(f"driver.{name}") for name in ("launch", "copy", "graph", "graph_node")]
         if None in each:
             return None
@@ -153,12 +155,12 @@ class Machine:
 
     @property
     def latency(self) -> float:
-        """Seconds of a message between nodes."""
+        """Latency of a message between nodes, in seconds."""
         return self.need("network.latency", "a run on several nodes")
 
 
 def ceilings_of(given: Machine, precision: str) -> Ceilings:
-    """The peaks of an accelerator of ``given`` in ``precision``."""
+    """The peaks of one of ``given``'s accelerators in ``precision``."""
     figures = given.figures
     return Ceilings(
         str(given.facts["accelerator.model"]),
@@ -177,15 +179,15 @@ def known() -> list[str]:
 
 
 def device_model(name: str) -> Machine:
-    """The machine ``name``, or the suite's first one with accelerators of that family (``h100``), if possible with
-    the driver's times. Raises UserError."""
+    """The machine ``name``, or the suite's first machine with accelerators of the family ``name`` (``h100``),
+    preferably one that has the driver's times. Raises UserError."""
     alike = [each for each in map(machine, known()) if each.family.lower() == name.lower()]
     alike.sort(key=lambda each: each.get("driver.launch") is None)
     return alike[0] if alike and name not in known() else machine(name)
 
 
 def machine(name: str) -> Machine:
-    """The machine called ``name``, or described by the file of that path.
+    """The suite's machine called ``name``, or the machine described by the file at that path.
 
     Raises UserError with the line of the file if it is invalid.
     """
@@ -203,7 +205,7 @@ def machine(name: str) -> Machine:
 
 
 def parse(text: str, where: str, name: str) -> Machine:
-    """The machine that the TOML ``text`` of the file ``where`` describes. Raises UserError."""
+    """The machine described by the TOML ``text`` of the file ``where``. Raises UserError."""
     try:
         tables, lines = parse_toml(text), toml_lines(text)
     except ValueError as error:
@@ -274,7 +276,7 @@ def _figure(value: Any, about: _Field) -> tuple[float, str]:
 
 
 def _consistent(machine: Machine, wrong: Any) -> None:
-    """Checks for contradictory figures."""
+    """Raise UserError for contradictory figures."""
     for key in ("accelerator.bfloat16", "accelerator.float16", "accelerator.tf32"):
         value = machine.get(key)
         if value is not None and value < 0.2 * machine.figures["accelerator.float32"]:

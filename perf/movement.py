@@ -1,7 +1,7 @@
 """What moving bytes costs: Ibrahim et al. 2021, section V-C and figure 4, and the input path of a step.
 
-The gap of a byte is the reciprocal of the bandwidth that limits it, relative to that of the accelerator's own
-memory. The cost of a sample is bytes times gap, summed over model and activations, the sample itself, and the
+The gap of a byte is the bandwidth of the accelerator's own memory divided by the bandwidth at which the byte
+moves. The cost of a sample is bytes times gap, summed over model and activations, the sample itself, and the
 all-reduce of the gradients, whose share per sample falls with the local batch. It is a lower bound: everything
 overlaps, and memory runs at its peak.
 """
@@ -16,14 +16,15 @@ GIB, MIB = 2.0**30, 2.0**20
 
 
 def gap(machine: Machine, bandwidth: float) -> float:
-    """Cost of a byte at ``bandwidth``, relative to one of the accelerator's memory."""
+    """Cost of moving a byte at ``bandwidth``, relative to moving one in the accelerator's memory."""
     return machine.figures["accelerator.bandwidth"] / bandwidth
 
 
 @dataclass(frozen=True)
 class Costs:
-    """Cost of moving one sample's data, in bytes of the accelerator's memory (figure 4). ``sample``: over the
-    host's link, and from the place of the data set; None if the machine has no figure."""
+    """Cost of moving one sample's data, as the equivalent number of bytes of accelerator memory traffic (figure
+    4). ``sample``: the cost over the host's link, and that of reading from the data set's storage; None if the
+    machine file has no figure for it."""
 
     activations: float
     sample: tuple[float | None, float | None]
@@ -46,9 +47,9 @@ def costs(
     gradients: float,
     local_batch_size: int,
 ) -> Costs:
-    """Figure 4, of a data set in ``tier``. ``moved``: bytes of activations and model that a sample moves in the
-    accelerator's memory; ``gradients``: bytes of all of them in float32. The ring moves them twice in the limit of
-    many ranks, and in both directions at once: gap of one card.
+    """The costs of figure 4 for a data set in ``tier``. ``moved``: bytes of activations and model that a sample
+    moves in the accelerator's memory; ``gradients``: bytes of all gradients in float32. A ring of many ranks moves
+    the gradients twice, but in both directions at once, so their gap is that of one network card.
     """
     link, nic = machine.get("links.host"), machine.get("network.bandwidth")
     read = read_seconds(sample, tier)
@@ -56,8 +57,7 @@ def costs(
         moved,
         (
             sample.received * gap(machine, link) if link else None,
-            # An accelerator has its share of what the node reads (Ibrahim et al. 2021: 3.2 GB/s for eight,
-            # hence 2250).
+            # A node's accelerators share its read bandwidth (Ibrahim et al. 2021: 3.2 GB/s for eight, hence 2250).
             None if read is None else read * machine.per_node * machine.figures["accelerator.bandwidth"],
         ),
         gradients * gap(machine, nic) / local_batch_size if nic else 0.0,
@@ -65,8 +65,8 @@ def costs(
 
 
 def gaps(machine: Machine) -> dict[str, float]:
-    """The gaps of figure 4, of the links that the machine file has. An accelerator has its share of what a node
-    reads from its own storage."""
+    """The gaps of figure 4 for the links that the machine file has. A node's accelerators share the read bandwidth
+    of its own storage."""
     figures = {"host": machine.get("links.host"), "network": machine.get("network.bandwidth"),
                "local": (machine.get("storage.local_read") or 0.0) / machine.per_node}  # fmt: skip
     return {name: gap(machine, bandwidth) for name, bandwidth in figures.items() if bandwidth}
@@ -74,7 +74,7 @@ def gaps(machine: Machine) -> dict[str, float]:
 
 def read_seconds(size: SampleBytes, tier: Tier) -> float | None:
     """Seconds in which a node reads a sample: it opens the files, then reads what is not in memory. None if the
-    machine file has no figure for it."""
+    machine file has no rate for ``tier``."""
     if not tier.read:
         return size.files * tier.opening or None
     return size.files * tier.opening + size.stored * (1 - tier.cached) / tier.read
@@ -89,14 +89,14 @@ def required_bandwidth(flops: float, bytes_moved: float, peak: float) -> float:
 def input_seconds(
     machine: Machine, benchmark: str, size: SampleBytes, local: int, tier: Tier
 ) -> dict[str, float]:
-    """Seconds of each stage of the input path for a step of ``local`` samples per accelerator, if the machine
-    file has a rate; stages overlap. Every accelerator of a group reads the whole sample (Farrell et al. 2021,
-    section 4.2.1). Preparation on the host (decompression, decoding, normalisation: Ibrahim et al. 2021,
+    """Seconds of each stage of the input path for which the machine file has a rate, in a step of ``local``
+    samples per accelerator; stages overlap. Every accelerator of a group reads the whole sample (Farrell et al.
+    2021, section 4.2.1). Preparation on the host (decompression, decoding, normalisation: Ibrahim et al. 2021,
     section V-D and figure 8) uses all cores of the node."""
     samples = local * machine.per_node
     times = {}
     if (read := read_seconds(size, tier)) is not None:
-        # Its servers are asked also for files whose bytes are in memory.
+        # The file system's servers are asked even for files whose bytes are in memory.
         where = FILE_SYSTEM if tier.opening else tier.name
         times[f"read from {where}"] = samples * read
     if link := machine.get("links.host"):

@@ -1,7 +1,7 @@
-"""The time of published runs outside training steps: staging, evaluation, and the rest inside the clock.
+"""The time that published runs spend outside training steps: staging, evaluation, and the rest of the timed run.
 
-Medians over the strong-scaling ``fit`` sets, with minimum and maximum: submissions differ more in their
-staging and evaluation methods than machines explain.
+Each is the median over the strong-scaling ``fit`` sets, with minimum and maximum, because submissions differ in
+their staging and evaluation methods by more than their machines explain.
 """
 
 import statistics
@@ -22,8 +22,9 @@ class Parts:
     """Each part as (median, least, most) over sets.
 
     ``staging_rate``: bytes/s of a node copying its share of the data set from the shared file system.
-    ``evaluation``: accelerator seconds of an evaluated sample over those of a trained one. ``rest``: share of
-    the time to train other than staging and median epochs, including the first epoch's excess.
+    ``evaluation``: accelerator seconds per evaluated sample, relative to those per trained sample. ``rest``: share
+    of the time to train that is neither staging, evaluation nor median epochs; it includes the first epoch's
+    excess.
     """
 
     staging_rate: Triple

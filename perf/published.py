@@ -3,8 +3,9 @@
 Each row is a set of runs of one configuration: throughput, epochs and times, computed from the logs that the
 submitters published at github.com/mlcommons (hpc_results_v0.7 to _v3.0), without republished copies.
 ``use`` is ``fit`` if the model may be fitted to the row, ``test`` if it is only tested on it, ``seen`` for round
-3.0, which was not looked at until the model was made, and then got a fit (``calibration.recent``), and ``blind``
-if its prediction was committed before its result was read: ``blind.csv``, ResNet-50 of MLPerf Training.
+3.0, whose results were not looked at before the model was finished and to which a separate fit was then made
+(``calibration.recent``), and ``blind`` if its prediction was committed before its result was read: ``blind.csv``,
+ResNet-50 of MLPerf Training.
 """
 
 import csv
@@ -36,8 +37,8 @@ _YEARS = {"v0.7": 2020, "v1.0": 2021, "v2.0": 2022, "v3.0": 2023}
 
 @dataclass(frozen=True)
 class Published:
-    """One set. Times in seconds; None if the logs lack it. ``local_batch_size`` below 1: several accelerators
-    per sample. ``samples_per_s``: training, of one accelerator. ``epochs``: mean, least and most."""
+    """One set. Times in seconds; None where the logs lack them. ``local_batch_size`` below 1: several accelerators
+    per sample. ``samples_per_s``: training samples/s of one accelerator. ``epochs``: mean, minimum and maximum."""
 
     use: str
     round: str
@@ -62,7 +63,7 @@ class Published:
     eval_fraction: float | None
     where: str
     committed: tuple[Triple, Triple] | None = None
-    """The prediction of a blind row, with its interval: ``samples_per_s``, and epochs."""
+    """The committed predictions of a blind row with their intervals: ``samples_per_s`` and epochs."""
 
     @property
     def name(self) -> str:
@@ -71,12 +72,12 @@ class Published:
 
     @property
     def is_early(self) -> bool:
-        """Whether the row was there when the model was made."""
+        """Whether the row was known when the model was made."""
         return self.use in ("fit", "test")
 
     @property
     def framework(self) -> str:
-        """The framework, by its name in the log's software; otherwise the whole software text."""
+        """The framework named in the log's software entry; the whole entry if it names no known framework."""
         return next(
             (name for key, name in _FRAMEWORKS.items() if key in self.software.lower()), self.software
         )
@@ -89,8 +90,9 @@ class Published:
 
     @property
     def precision(self) -> Precision:
-        """Not in the logs. The TensorFlow reference trains CosmoFlow in float32 by default, which the
-        submissions' scripts do not change; MXNet and PyTorch submissions use automatic mixed precision."""
+        """The precision of training, which is not in the logs. The TensorFlow reference trains CosmoFlow in
+        float32 by default, which the submissions' scripts do not change; MXNet and PyTorch submissions use
+        automatic mixed precision."""
         return "float32" if self.framework == "TensorFlow" else "mixed_float16"
 
     @property
@@ -110,12 +112,12 @@ class Published:
 
     @property
     def preset(self) -> str:
-        """A preset with this set's network and data."""
+        """The name of a preset with this set's network and data."""
         return "v07" if self.benchmark == "cosmoflow" and self.round == "v0.7" else "closed"
 
     @property
     def run(self) -> Run:
-        """The run of its preset."""
+        """The configuration of its preset."""
         return _run(self.benchmark, self.preset)
 
     @property
@@ -125,7 +127,8 @@ class Published:
 
     @cached_property
     def machine(self) -> Machine:
-        """The machine whose ``systems`` the system_desc_id begins with. Raises UserError if there is none."""
+        """The machine that lists in ``systems`` the beginning of this set's system_desc_id. Raises UserError if
+        there is none."""
         named = re.sub(r"\W", "", self.system.lower())
         for system in _machines():
             names = (re.sub(r"\W", "", name.lower()) for name in system.facts.get("systems", ()))
@@ -153,7 +156,7 @@ def published() -> tuple[Published, ...]:
 
 
 def read(path: Path) -> list[Published]:
-    """The rows of a file with the columns of ``published.csv``. Raises UserError with the invalid line."""
+    """The rows of a file with the columns of ``published.csv``. Raises UserError that names the invalid line."""
     try:
         return list(parse(path.read_text("utf-8"), str(path)))
     except (OSError, UnicodeDecodeError) as error:
@@ -162,7 +165,7 @@ def read(path: Path) -> list[Published]:
 
 
 def parse(text: str, where: str) -> Iterable[Published]:
-    """Parse the rows of a file. Raises UserError with the invalid line."""
+    """Parse the rows of a file. Raises UserError that names the invalid line."""
     reader = csv.DictReader(io.StringIO(text))
     if missing := sorted(_WANTED - set(reader.fieldnames or ())):
         raise UserError(f"{where}, line 1: --against requires the column {missing[0]!r}")  # fmt: skip
@@ -176,13 +179,13 @@ def parse(text: str, where: str) -> Iterable[Published]:
 
 
 class _Cells:
-    """The numbers of a row; messages name it by ``where``."""
+    """The numbers in a row; error messages name the row by ``where``."""
 
     def __init__(self, row: dict[str, Any], where: str) -> None:
         self._row, self._where = row, where
 
     def number(self, key: str, *, optional: bool = False) -> float:
-        """A number above 0; if ``optional``, also 0, and NaN for an empty cell."""
+        """A number above 0. If ``optional``, 0 is allowed as well, and an empty cell gives NaN."""
         text = (self._row.get(key) or "").strip()
         if not text and optional:
             return math.nan

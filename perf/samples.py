@@ -6,21 +6,22 @@ from dataclasses import dataclass
 from mlhpc.benchmarks.schema import Run
 
 GZIP_COSMOFLOW = 2_828_486
-"""Mean bytes of a GZIP TFRecord of CosmoFlow, rounds 1.0 on (MLPerf Storage 1.0, workload cosmoflow)."""
+"""Mean bytes of a GZIP TFRecord of CosmoFlow since round 1.0 (MLPerf Storage 1.0, workload cosmoflow)."""
 FILE_DEEPCAM = 61_000_000
 """Bytes of an HDF5 file with fields and labels (Ibrahim et al. 2021, table I)."""
 JPEG_IMAGENET = 114_660
 """Mean bytes of an ImageNet image (MLPerf Storage 1.0, workload resnet50)."""
 FILES_IMAGENET = 1024 / 1_281_167
-"""Files per image of ImageNet's TFRecords; the training set has 1,024 files."""
+"""Files per image of ImageNet's TFRecords, of which the training set has 1,024."""
 _OFFICIAL = {"cosmoflow": (128, 128, 128, 4), "deepcam": (768, 1152, 16), "resnet50": (224, 224, 3)}
 _TYPE_BYTES = {"int16": 2, "float16": 2, "bfloat16": 2, "float32": 4}
 
 
 @dataclass(frozen=True)
 class SampleBytes:
-    """``stored``: in its file. ``received``: as delivered by the loader, including labels: the bytes that
-    cross the host's link and that preparation rates count. ``files``: to be opened for a sample."""
+    """Bytes of a sample. ``stored``: in its file. ``received``: as delivered by the loader, including labels;
+    these bytes cross the host's link and are what preparation rates count. ``files``: number of files opened per
+    sample."""
 
     stored: float
     received: float
@@ -28,10 +29,11 @@ class SampleBytes:
 
 
 def sample_bytes(run: Run) -> SampleBytes:
-    """The bytes of a sample in ``run``'s data set. Non-official sizes are scaled by their number of values.
+    """The bytes of a sample in ``run``'s data set. Samples of other than the official shape are scaled by their
+    number of values.
 
     Values are delivered in ``loading.sample_dtype``, ResNet-50's in float32. Samples that a GPU decodes
-    (``loading.decode=device``, and images with DALI) cross the link encoded, in fewer bytes than these.
+    (``loading.decode=device``, and images with DALI) cross the link encoded, in fewer bytes than given here.
     """
     values = math.prod(run.data.sample_shape)
     received = float(

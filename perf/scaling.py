@@ -1,13 +1,13 @@
 """Time to solution of configurations that were not run: throughput and epoch scaling, connected by the batch size.
 
-T_solution = T_staging + T_epoch · epochs + T_extra (Farrell et al. 2021, section 4.1, equation 1). T_epoch
-depends on the system and its size, the epochs to target on the batch size (section 4.1.2), so each is scaled
-separately from measurements, and they are multiplied.
+T_solution = T_staging + T_epoch · epochs + T_extra (Farrell et al. 2021, section 4.1, equation 1). T_epoch depends
+on the system and its size, the number of epochs to target on the batch size (section 4.1.2), so each is scaled
+separately from measurements, and the results are multiplied.
 
 Between two measured sizes a quantity is interpolated linearly in logarithms. Beyond them, and from a single
 measurement, it is bounded by two limits: it stays unchanged, or it changes in proportion to the size.
-T_epoch and staging are bounded by no gain and ideal scaling; epochs by the same number of epochs and, in the
-limit where data parallelism stops helping, the same number of steps (the level lines of figure 2).
+T_epoch and staging are bounded by no gain and by ideal scaling; the number of epochs by staying the same and,
+where data parallelism no longer helps, by the same number of steps (the level lines of figure 2).
 """
 
 import math
@@ -32,7 +32,7 @@ class Point(NamedTuple):
 
 
 class Estimate(NamedTuple):
-    """A value with its range, and a description of its origin."""
+    """A value with its range; ``how``: a text that says how it was derived."""
 
     value: float
     low: float
@@ -72,7 +72,7 @@ class Measured:
     """The quantities of one set that the model uses. Times are in seconds.
 
     ``epoch_s`` is training and evaluation per epoch without the first epoch's excess; ``staging_s`` includes that
-    excess, because it is staging without a separate key; ``rest_s`` is everything else inside the clock.
+    excess, because it is staging that is not logged as such; ``rest_s`` is all other time that counts.
     """
 
     name: str
@@ -86,7 +86,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Prediction:
-    """Seconds of one run at ``units`` compute units and a global batch size of ``batch``."""
+    """Predicted seconds of one run with ``units`` compute units and a global batch size of ``batch``."""
 
     units: int
     batch: int
@@ -97,7 +97,7 @@ class Prediction:
     rest_s: Estimate
 
 
-# Exponents of the size: for a single measurement, and for the two limits.
+# Exponents of the size: the one for a single measurement, and those of the two limits.
 _IDEAL = (-1.0, (-1.0, 0.0))  # constant throughput per unit: weak scaling (Farrell et al. 2021, 4.1.2 b)
 _MIDWAY_DOWN = (-0.5, (-1.0, 0.0))
 _MIDWAY_UP = (0.5, (0.0, 1.0))
@@ -110,11 +110,11 @@ def predict(
     """Combines the throughput scaling of ``system`` (sets of one machine) with the epoch scaling ``convergence``
     (epochs by batch size, of one problem and division on any machine) at ``batch``.
 
-    Each end of the range combines that end of all terms. None if either has no measurement.
+    Each end of the range combines the same end of all terms. None if ``system`` or ``convergence`` is empty.
     """
     if not system or not convergence:
         return None
-    # T_epoch depends on the batch size per unit: sets with the same value predict it best.
+    # T_epoch depends on the batch size per unit, so sets with the same batch size per unit predict it best.
     share = batch / units
     same_share = [m for m in system if math.isclose(m.batch / m.units, share, rel_tol=0.01)]
     if same_share:
@@ -137,11 +137,11 @@ def predict(
 def carried(
     points: Sequence[Point], at: float, axis: str, exponent: float, limits: tuple[float, float]
 ) -> Estimate:
-    """A quantity at size ``at`` from ``points``; sizes are positive. ``axis`` is the name of the size.
+    """A quantity at size ``at``, estimated from ``points``; sizes are positive. ``axis`` is the name of the size.
 
     A single measurement is scaled with ``exponent``, its range with both ``limits``. Between two, the value
-    is interpolated and the range spans the predictions of each of the two. Beyond several, the value follows the
-    slope of the last two if it is within the limits.
+    is interpolated and the range spans the predictions from each of the two. Beyond several, the value follows the
+    slope of the last two if that is within the limits.
     """
     sizes = _by_size(points)
     below = [p for p in sizes if p.size <= at]
@@ -168,9 +168,9 @@ def carried(
 
 
 def _other_share(system: Sequence[Measured], units: int, share: float) -> Estimate:
-    """T_epoch if no set has this batch size per unit. With a larger one it is between the same epoch time
-    (throughput bound) and the same step time (proportionally shorter epoch); with a smaller one the reverse.
-    From the set with the nearest batch size per unit, with ideal scaling to ``units``."""
+    """T_epoch if no set has this batch size per unit, from the set with the nearest one, with ideal scaling to
+    ``units``. With a larger batch size per unit, T_epoch is between the same epoch time (throughput bound) and the
+    same step time (proportionally shorter epoch); with a smaller one, the reverse."""
     near = min(
         system, key=lambda m: (abs(math.log(m.batch / m.units / share)), abs(math.log(m.units / units)))
     )
@@ -215,7 +215,7 @@ def _slope(left: Point, right: Point) -> float:
 
 def neighbours(system: Sequence[Measured]) -> list[tuple[int, int]]:
     """Configurations worth predicting, as sorted pairs (units, batch): half and twice the size of each set, with
-    its batch size per unit, except measured ones."""
+    the same batch size per unit, unless measured."""
     measured = {(m.units, m.batch) for m in system}
     candidates = set()
     for m in system:

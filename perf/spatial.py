@@ -33,8 +33,8 @@ class Halo:
 
 
 def halo(network: Network, splits: tuple[int, ...], kernel: int) -> Halo:
-    """The halo of an inner rank if the first axes are divided into ``splits`` parts. Each axis in turn sends
-    ``kernel // 2`` planes in both directions, including the corners received along earlier axes."""
+    """The halo of an inner rank whose sample's first axes are divided into ``splits`` parts. Each axis in turn
+    sends ``kernel // 2`` planes in both directions, including the corners received along earlier axes."""
     width = kernel // 2
     elements = messages = first_elements = first_messages = 0
     convolutions = [layer for layer in network if layer.kind == "convolution"]
@@ -61,8 +61,8 @@ def _of_layer(layer: Layer, splits: tuple[int, ...], width: int) -> tuple[int, i
 
 
 def divide(batch: int, accelerators: int, plan: SlabPlan | None = None) -> tuple[int, int]:
-    """The number of accelerators per sample and of samples per group of such accelerators, as in ``plan`` if
-    given. Raises UserError if they cannot be divided evenly."""
+    """The numbers of accelerators per sample and of samples per group of such accelerators, as in ``plan`` if
+    passed. Raises UserError if the batch cannot be divided evenly."""
     if plan is not None:
         groups = accelerators // plan.size
         if accelerators % plan.size or batch % groups:
@@ -98,9 +98,9 @@ def splits_of(parts: int, axes: int) -> tuple[int, ...]:
 
 
 def halo_seconds(machine: Machine, run: Run, nodes: int, parts: int, local_batch_size: int) -> float:
-    """Seconds per step in which ``parts`` accelerators compute ``local_batch_size`` samples together, on the
-    links within a node if the group fits in one. Raises UserError if the machine file has no bandwidth
-    between nodes."""
+    """Seconds per step that halo exchange takes if ``parts`` accelerators compute ``local_batch_size`` samples
+    together, over the links within a node if the group fits in one. Raises UserError if the machine file has no
+    bandwidth between nodes."""
     if parts == 1:
         return 0.0
     size = 4 if run.training.precision == "float32" else 2
@@ -118,8 +118,8 @@ def halo_seconds(machine: Machine, run: Run, nodes: int, parts: int, local_batch
 
 @dataclass(frozen=True)
 class Exchange:
-    """Elements of one sample that the ranks of a group send in a forward pass, in total: halos of the
-    ``first`` convolution, whose input is always float32, of the ``others``, and the slabs when they are
+    """Elements of one sample that all ranks of a group together send in a forward pass: the halos of the ``first``
+    convolution, whose input is always float32, the halos of the ``others``, and the slabs when they are
     ``gathered``."""
 
     first: int
@@ -148,12 +148,13 @@ def exchange(network: Network, plan: SlabPlan, kernel: int) -> Exchange:
 
 
 def convolutions(network: Network) -> list[Layer]:
-    """The layers that are divided."""
+    """The layers that are divided among ranks."""
     return [layer for layer in network if layer.kind in CONVOLUTIONS]
 
 
 def _sent(plan: SlabPlan, rank: int, level: int, kernel: int) -> int:
-    """Voxels that ``rank`` sends before a convolution of ``kernel`` taps, after ``level`` halvings."""
+    """Voxels that ``rank`` sends before a convolution of width ``kernel``, after ``level`` halvings of the
+    sides."""
     to_following, to_previous = (kernel - 1) // 2, kernel // 2
     sides, voxels = list(plan.shape(rank, level)), 0
     for axis, parts in enumerate(plan.parts):
@@ -169,11 +170,11 @@ def saved_bytes(
     network: Network, plan: SlabPlan, kernel: int, rank: int, precision: Precision, batch: int = 1
 ) -> int:
     """Bytes that ``rank`` of a group keeps for the backward pass of ``batch`` samples, including its part of
-    the input: what ``torch.autograd.graph.saved_tensors_hooks`` counts, each memory once, without weights
+    the input: what ``torch.autograd.graph.saved_tensors_hooks`` counts, each piece of memory once, without weights
     and their 16-bit copies.
 
-    The input of a convolution is kept with its halo, and zeros around the volume; after the slabs have been
-    gathered, every rank keeps the same as a single rank.
+    The input of a convolution is kept with its halo and the zeros around the volume; once the slabs have been
+    gathered, every rank keeps as much as without division.
     """
     part, whole = math.prod(plan.shape(rank)), math.prod(ends[-1] for ends in plan.bounds)
     width, block, total = activation_bytes(precision), -1, 0
@@ -195,8 +196,9 @@ def saved_bytes(
 
 @dataclass(frozen=True)
 class Spatial:
-    """A run whose samples are divided into ``parts``. ``halo_bytes``: sent by all ranks in an epoch including
-    its evaluation, as in ``result.json``. ``saved_bytes``: maximum that a rank keeps for the backward pass."""
+    """A run whose samples are divided into ``parts``. ``halo_bytes``: bytes that all ranks send in an epoch
+    including its evaluation, as in ``result.json``. ``saved_bytes``: the most that any rank keeps for the backward
+    pass."""
 
     parts: tuple[int, ...]
     halo_bytes: int
@@ -215,8 +217,9 @@ def slab_plan(run: Run) -> SlabPlan | None:
 
 
 def spatial_of(run: Run, local_batch_size: int, *, gpu: bool = True) -> Spatial | None:
-    """``local_batch_size``: samples of a group per step. ``gpu``: a rank computes on a GPU, otherwise on a CPU,
-    whose kernels keep less once the slabs are gathered. None if samples are not divided."""
+    """The exchanges and memory of ``run``; None if its samples are not divided. ``local_batch_size``: samples of a
+    group per step. ``gpu``: ranks compute on GPUs; otherwise on CPUs, whose kernels keep less once the slabs are
+    gathered."""
     if (plan := slab_plan(run)) is None:
         return None
     network = network_of(run, cpu_kernels_from=None if gpu else plan.split_levels)

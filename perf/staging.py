@@ -13,8 +13,8 @@ from mlhpc.quantities import bytes_text
 
 @dataclass(frozen=True)
 class StagedBytes:
-    """Bytes moved by staging, as counted by ``mlhpc data plan``. ``held``: bytes that each node writes;
-    ``source``: read from the shared file system, and ``sent``: from node to node, by all nodes together."""
+    """Bytes moved by staging, as counted by ``mlhpc data plan``. ``held``: bytes that each node writes. All nodes
+    together read ``source`` bytes from the shared file system and send ``sent`` bytes to other nodes."""
 
     held: float
     source: float
@@ -22,7 +22,7 @@ class StagedBytes:
 
 
 def staged_bytes(staging: Staging, size: float, nodes: int, copies: float = 1.0) -> StagedBytes:
-    """Staging of a data set of ``size`` bytes, including evaluation, assuming evenly divisible files.
+    """The bytes of staging a data set of ``size`` bytes, including evaluation, assuming evenly divisible files.
     ``copies``: nodes that read the same sample."""
     if staging.mode == "shard":
         return StagedBytes(size * copies / nodes, size * copies, 0.0)
@@ -48,7 +48,7 @@ def unstaged(
     scope: Scope = "sample",
     notes: tuple[str, ...] = (),
 ) -> Placement:
-    """``train`` bytes of training data on the shared file system."""
+    """The placement of ``train`` bytes of training data that stay on the shared file system."""
     return Placement(
         tier_of(machine, train, nodes, together=together, staged=False, scope=scope), None, notes
     )
@@ -89,7 +89,7 @@ def place(
 
 
 def _rate_of_file_system(tier: Tier) -> str:
-    """Note for a prediction that reads from the shared file system, ``tier``, although the data should be
+    """A note on the rate of the shared file system, ``tier``, from which data is read although it should be
     staged."""
     if tier.read is None:
         return "reading from the shared file system is not counted: the machine file has no bandwidth for it"
@@ -110,12 +110,13 @@ def _notes(staging: Staging, nodes: int) -> tuple[str, ...]:
 
 
 def staging_seconds(machine: Machine, held: float, nodes: int, tier: Tier, received: float = 0.0) -> Triple:
-    """Seconds in which each of ``nodes`` gets ``held`` bytes into ``tier``: ``received`` of them from other nodes,
+    """Seconds until each of ``nodes`` has ``held`` bytes in ``tier``: ``received`` of them come from other nodes,
     the rest from the shared file system, at the rate that published sets reached per node, within the machine's
     limits. Nodes forward data at the bandwidth of one network card, as in :func:`exchange_seconds`, while they
-    read and write; the slowest of the three determines the time. At best the host's memory is full at the end, and
-    node-local storage has written the rest. This is a bound: Linux keeps 20% of memory dirty (vm.dirty_ratio).
-    Raises UserError if nodes forward data and the machine file has no figure for the network."""
+    read and write; the slowest of the three determines the time. At best, all of the host's memory still holds
+    unwritten data at the end, and only the rest has been written to node-local storage. This is a lower bound:
+    Linux keeps at most 20% of memory dirty (vm.dirty_ratio). Raises UserError if nodes forward data and the
+    machine file has no figure for the network."""
     if machine.holds_data:
         return 0.0, 0.0, 0.0
     read = shared_rate(machine, nodes) or math.inf

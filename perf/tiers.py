@@ -12,16 +12,16 @@ from mlhpc.quantities import bytes_text, count
 FILE_SYSTEM = "shared file system"
 
 Scope = Literal["sample", "node"]
-"""Scope of the shuffle: the whole data set, of which a node reads a different part in every epoch, or the
-samples of each node, the same for the whole run (docs/guide/data.md, "Shuffle scope")."""
+"""Scope of the shuffle. "sample": the whole data set, of which a node reads a different part in every epoch;
+"node": each node's own samples, which stay the same for the whole run (docs/guide/data.md, "Shuffle scope")."""
 
 
 @dataclass(frozen=True)
 class Tier:
-    """The place of a node's part of the data set. ``read``: bytes/s of one node, None if unknown. ``cached``:
-    share of the bytes that are in the node's memory from earlier epochs, so that they are not read again.
-    ``opening``: seconds of the node per file of the shared file system, whose servers are asked even if the bytes
-    are in memory."""
+    """Where a node's part of the data set is stored. ``read``: bytes/s of one node, None if unknown. ``cached``:
+    share of the bytes that are in the node's memory from earlier epochs and need not be read again. ``opening``:
+    seconds per file that a node opens on the shared file system, whose servers are asked even if the bytes are in
+    memory."""
 
     name: str
     read: float | None
@@ -36,7 +36,7 @@ def tiers(machine: Machine, nodes: int) -> list[tuple[Tier, float]]:
     fitting: list[tuple[Tier, float]] = []
     if (size := machine.get("host.memory")) is not None:
         fitting.append((Tier("host memory", machine.get("host.memory_bandwidth"), "host.memory"), size))
-    elif machine.get("links.host") is None:  # a processor, or one chip with both: its memory is the host's
+    elif machine.get("links.host") is None:  # accelerator and host share one memory
         fitting.append((Tier("memory", machine.get("accelerator.bandwidth"), "accelerator.memory"),
                       machine.figures["accelerator.memory"] * machine.per_node))  # fmt: skip
     if (size := machine.get("storage.local")) is not None:
@@ -50,13 +50,14 @@ def tiers(machine: Machine, nodes: int) -> list[tuple[Tier, float]]:
 
 
 def _opening(machine: Machine) -> float:
-    """Seconds of a node to open a file of the shared file system; 0 if the machine file has no figure for it."""
+    """Seconds that a node takes to open a file on the shared file system; 0 if the machine file has no figure for
+    it."""
     return machine.get("storage.shared_open") or 0.0
 
 
 def shared_rate(machine: Machine, nodes: int) -> float | None:
-    """Bytes/s of each of ``nodes`` that read from the shared file system concurrently; None if the machine file
-    has no figure."""
+    """Bytes/s that each of ``nodes`` reads from the shared file system if all read concurrently; None if the
+    machine file has no figure."""
     whole = machine.get("storage.shared_read")
     rates = [whole / nodes if whole else None, machine.get("storage.shared_read_node")]
     return min((rate for rate in rates if rate), default=None)
@@ -70,8 +71,8 @@ def cached_share(size: float, memory: float, nodes: float = 1) -> float:
     After the share u of an epoch, the node has read u / nodes of the data in this epoch, which is not read
     again in it. The rest of the share m = memory / size in its cache is from earlier epochs, and all other
     samples are equally likely to be next: such a sample is cached with probability (m - u / nodes) / (1 - u /
-    nodes). The mean over u is nodes · (w + (1 - m)·ln(1 - w)) with w the smaller of m and 1 / nodes: for half
-    of the data 15% on one node, and never more than m on many.
+    nodes). The mean over u is nodes · (w + (1 - m)·ln(1 - w)), where w is the smaller of m and 1 / nodes: 15% on
+    one node if half of the data fits, and never more than m on many nodes.
     """
     if size <= memory:
         return 1.0
@@ -89,11 +90,11 @@ def tier_of(
     staged: bool = True,
     scope: Scope = "node",
 ) -> Tier:
-    """The fastest tier with room for ``size`` bytes of data: file system, then node-local storage, then memory, as
-    nodes are added (Ibrahim et al. 2021, section VI). ``together``: accelerators that read the same sample.
-    ``scope`` "node": each node has a fixed share; "sample": each node may read all samples. ``staged`` False:
-    data that does not fit in memory is read from the shared file system. In both cases the host's memory is
-    used as a cache.
+    """The fastest tier with room for ``size`` bytes of data. As nodes are added, this is first the file system,
+    then node-local storage, then memory (Ibrahim et al. 2021, section VI). ``together``: accelerators that read
+    the same sample. ``scope`` "node": each node has a fixed share; "sample": each node may read all samples.
+    ``staged`` False: data that does not fit in memory is read from the shared file system. In both cases the
+    host's memory is used as a cache.
 
     Raises UserError if no tier is large enough.
     """
@@ -116,8 +117,8 @@ def tier_of(
 def _refusal(
     machine: Machine, nodes: int, options: list[tuple[Tier, float]], share: float, part: float, scope: Scope
 ) -> UserError:
-    """Why none of ``options`` can hold the data: ``part`` bytes on each node, or ``share`` of it in the file
-    system."""
+    """The error that says why none of ``options`` can hold the data: ``part`` bytes per node, or ``share`` bytes
+    per node in the file system."""
     if not options:
         return UserError(f"{machine.at('storage')}: add host.memory, storage.local or storage.shared_read")
     largest, capacity = max(options, key=lambda option: option[1])

@@ -1,13 +1,13 @@
 """A finished run with faster storage, faster steps or another number of ranks, recomputed from its own times.
 
-Reading runs ahead of the steps. A loop waits for its first batch as long as reading takes, and for each later
-batch as long as reading exceeds the step before it:
+Reading runs ahead of the steps. A loop waits for its first batch as long as reading it takes, and for each later
+batch by as much as reading takes longer than the step before it:
 
     wait = read + (batches - 1) · max(0, read - step)
 
-with the seconds ``read`` and ``step`` of a batch. Solved for ``read``, the measured waits say how long reading
-took, and with other seconds how long the run would wait. Reading hidden behind the steps leaves no trace, so
-slower storage than the run had cannot be computed.
+where ``read`` and ``step`` are the seconds per batch. Solved for ``read``, the formula gives the time of reading
+from the measured waits; with other values of ``read`` and ``step`` it gives the waits of a changed run. Reading
+hidden behind the steps leaves no trace, so storage slower than the run's cannot be modelled.
 """
 
 import math
@@ -25,15 +25,16 @@ from mlhpc.record.run_directory import RunDirectory
 
 FACTORS = ("storage", "compute", "ranks")
 SMALL = 0.1
-"""Share of the steps below which waiting may just be the hand-over of batches: it is then known that the steps hid
-reading, but not how long reading took."""
+"""If waiting is below this share of the steps, it may be just the hand-over of batches: the steps then hid
+reading, but how long reading took is not known."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """``storage``: speed of all reading of the data set, ``compute``: of the steps, both relative to the run's;
-    ``ranks``: None for the run's. ``shared``: more ranks read no more per second together. ``hidden``: reading
-    that steps hid took as long as these, and not next to nothing."""
+    """What to change. ``storage``: the speed of all reading of the data set, and ``compute``: that of the steps,
+    both relative to the run's; ``ranks``: None for the run's number. ``shared``: assume that more ranks together
+    read no more per second. ``hidden``: assume that reading hidden by steps took as long as the steps, not next to
+    nothing."""
 
     storage: float = 1.0
     compute: float = 1.0
@@ -44,8 +45,9 @@ class Change:
 
 @dataclass(frozen=True)
 class Recomputed:
-    """``parts``: seconds by part of time to train, as in ``Breakdown``. ``hidden_s``: the most that may have to be
-    added, since the duration of reading that steps hid is not known. ``title`` names the assumptions."""
+    """A run, measured or recomputed. ``parts``: seconds by part of the time to train, as in ``Breakdown``.
+    ``hidden_s``: the most that may have to be added, because it is not known how long reading hidden by steps
+    took. ``title`` names the assumptions."""
 
     title: str
     parts: dict[str, float | None]
@@ -59,7 +61,7 @@ class Recomputed:
 
 @dataclass(frozen=True)
 class WhatIf:
-    """The run as measured and as recomputed; ``notes`` name what is extrapolated."""
+    """The run as measured and as recomputed; ``notes`` say what is extrapolated."""
 
     measured: Recomputed
     cases: tuple[Recomputed, ...]
@@ -67,7 +69,7 @@ class WhatIf:
 
 
 def parse(text: str) -> Change:
-    """``storage=2x,ranks=4``. Raises UserError."""
+    """The change described by ``text``, such as ``storage=2x,ranks=4``. Raises UserError."""
     values: dict[str, float] = {}
     for word in text.split(","):
         key, _, value = word.strip().partition("=")
@@ -90,8 +92,8 @@ def parse(text: str) -> Change:
 
 
 def what_if(run: RunDirectory, change: Change) -> WhatIf:
-    """Recompute ``run`` with ``change``. Raises UserError if the run has not finished, or could not start on that
-    many ranks."""
+    """Recompute ``run`` with ``change``. Raises UserError if the run has not finished, or could not be run on that
+    number of ranks."""
     result, config = run.result, run.config
     if result is None or config is None or not result.breakdown_s or not result.epochs:
         raise UserError(f"{run.path}: --what-if needs a finished run, with its result.json and config.toml")
@@ -113,8 +115,8 @@ def what_if(run: RunDirectory, change: Change) -> WhatIf:
 def _parts(result: Result, config: Run, change: Change) -> dict[str, float | None]:
     """The parts of the time with ``change``, in seconds."""
     parts = result.breakdown_s or {}
-    per_rank = result.ranks / (change.ranks or result.ranks)  # a rank's samples, relative to those it had
-    computing = 1.0 if result.emulation else 1 / change.compute  # emulated steps take what was set
+    per_rank = result.ranks / (change.ranks or result.ranks)  # samples per rank, relative to the run's
+    computing = 1.0 if result.emulation else 1 / change.compute  # emulated steps have a fixed time
     group, batch = config.training.spatial_size, config.training.eval_batch_size
     evaluated = [
         max(1, math.ceil(result.samples.eval * group / ranks / batch))
@@ -165,9 +167,9 @@ def _loop(
     read: float,
     step: float,
 ) -> tuple[float, float]:
-    """Seconds of waiting and of steps in a loop of ``after`` batches, from the ``seconds`` of one of ``before``
-    and what it ``waited``; ``read`` and ``step``: what a batch takes, relative to that loop; ``hidden``: see
-    ``Change``."""
+    """Seconds of waiting and of steps in a loop of ``after`` batches, recomputed from a loop of ``before`` batches
+    that took ``seconds``, of which it ``waited`` some. ``read`` and ``step``: time per batch relative to that
+    loop; ``hidden``: see ``Change``."""
     waited = waited or 0.0
     each = max(0.0, (seconds or 0.0) - waited) / before
     if waited < max(each, SMALL * before * each) and not hidden:

@@ -36,8 +36,8 @@ def verdict(findings: Sequence[Finding]) -> str:
 
 
 def grouped(findings: Sequence[Finding]) -> list[Finding]:
-    """Merge findings that differ only in place and value, sorted by first occurrence: a hundred logs that lack a
-    key yield one finding."""
+    """Merge findings that differ only in place and value, in the order of first occurrence: a hundred logs that
+    lack a key yield one finding."""
     groups: dict[Finding, list[Finding]] = {}
     for f in findings:
         groups.setdefault(replace(f, where="", actual=""), []).append(f)
@@ -62,7 +62,7 @@ def print_findings(findings: Sequence[Finding], console: Console) -> int:
     """
     if findings:
         rows = []
-        # Text, not markup, and printable: values and file names may contain brackets and escapes.
+        # As printable text, not markup: values and file names may contain brackets and escape sequences.
         for f in grouped(findings):
             rule, where = printable(f.rule), printable(f.where)
             head = Text.assemble((f.severity, STYLES[f.severity]), f" {rule}\n{where}\n", (f.source, "dim"))

@@ -16,7 +16,7 @@ PRUNED = "pruned_results"
 BYPASS = "package_checker_params"
 """A file that a submitter may put next to results to make package_checker skip a check."""
 SCALING = "scaling.json"
-"""A file that the official tools write next to results since round 2.1: a factor of their score."""
+"""A file that the official tools have written next to results since round 2.1, with a factor of the score."""
 SETTINGS = ("opt_", "sgd_", "lars_", "lamb_", "scheduler_", "dropout", "batchnorm_", "gradient_accumulation")
 """Prefixes of the keys of hyperparameters (mlperf-logging, closed_*.yaml of HPC and of resnet)."""
 SIZES = ("global_batch_size", "train_samples", "eval_samples", "number_of_nodes", "accelerators_per_node")
@@ -32,8 +32,8 @@ class ResultSet:
     ``path``: their folder, or the single log. ``benchmark``: MLPerf's name (``cosmoflow``, ``deepcam``,
     ``resnet``), empty if unknown. ``system_json``: the system description, None if it cannot be
     read. ``log_paths`` are in natural order, result_2 before result_10. ``problems``: problems with the files
-    of the set. For run folders of this suite: ``runs``, their ``preset`` and ``target``; for other logs
-    the target is that of the rules.
+    of the set. For run folders of this suite: ``runs``, their ``preset`` and ``target``; for other logs the target
+    is the rules'.
     """
 
     path: Path
@@ -68,13 +68,13 @@ class ResultSet:
 
     @cached_property
     def condensed_pruned(self) -> tuple[Log, ...]:
-        """The pruned logs, likewise."""
+        """The pruned logs, reduced like ``condensed``."""
         return tuple(parse(path).condensed(_is_for_sets) for path in self.pruned_paths)
 
     @property
     def fingerprint(self) -> frozenset[str]:
-        """The fingerprints of its logs, which are the same for a set and its copies. Empty if a log cannot be
-        read, because then the set cannot be known to be a copy."""
+        """The fingerprints of the set's logs, which are the same for a set and its copies. Empty if a log cannot
+        be read, because it is then unknown whether the set is a copy."""
         found = frozenset(log.fingerprint for log in self.condensed)
         return frozenset() if "" in found else found
 
@@ -85,8 +85,8 @@ class ResultSet:
 
     @property
     def total_scale(self) -> int | None:
-        """T, the compute units (accelerators, or nodes if a node has none) in the system description or else in a
-        throughput campaign's campaign.json."""
+        """T, the number of compute units (accelerators, or nodes if a node has none) in the system description, or
+        else in a throughput campaign's campaign.json."""
         fields = self.system_json
         if fields is None:
             return self.campaign_scale

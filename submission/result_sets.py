@@ -3,7 +3,7 @@
 Layouts (MLPerf submission rules): for HPC
 ``<org>/results/<system>/strong|weak/<benchmark>/result_<i>.txt`` with ``pruned_results/`` next to the logs of
 a weak set, without the level ``strong`` in round 0.7 and in MLPerf Training; ``<org>/systems/<system>.json``.
-A campaign is a folder of run folders. Nothing is written, and the content of files never raises an error.
+A campaign is a folder of run folders. Nothing is written, and no file content causes an error.
 """
 
 import contextlib
@@ -85,8 +85,8 @@ def _below(top: Path) -> Iterator[ResultSet]:
 
 
 def _is_log(path: Path) -> bool:
-    """Whether this is a log, but not a link, which may lead out of the tree to something that would be packed as a
-    log."""
+    """Whether ``path`` is a log and not a link, which may lead out of the tree to something that would be packed
+    as a log."""
     return path.is_file() and not path.is_symlink()
 
 
@@ -214,7 +214,7 @@ def _is_run(folder: Path) -> bool:
 
 
 class _Kind(NamedTuple):
-    """Properties shared by the runs of a score; a target of None is the official one."""
+    """Properties shared by the runs of a score; ``target`` None stands for the official target."""
 
     benchmark: str = ""
     preset: str | None = None

@@ -1,4 +1,4 @@
-"""``mlhpc io generate``: generates the files of a workload with several ranks and processes; resumes after an
+"""``mlhpc io generate``: generates the files of a workload with several ranks and processes, and resumes after an
 interruption."""
 
 import os
@@ -24,13 +24,14 @@ from mlhpc.iobench.formats.formats import find
 from mlhpc.quantities import bytes_text, count
 
 FRAMING = 1.02
-"""Free space reserved for the overhead of formats."""
-_content: dict[tuple[int, float], Content] = {}  # of this process: generated once, 8 MiB
+"""Factor on the required free space, for the overhead of formats."""
+_content: dict[tuple[int, float], Content] = {}  # generated once per process, 8 MiB
 
 
 @dataclass(frozen=True)
 class Generated:
-    """Files of the data set, those ``made`` now, of which ``damaged`` were there, and the bytes written."""
+    """Number of ``files`` in the data set, how many were ``made`` now, how many of these replaced ``damaged``
+    ones, and the bytes written."""
 
     files: int
     made: int
@@ -39,11 +40,11 @@ class Generated:
 
 
 def generate(dataset: Dataset, root: Root, world: World, workers: int) -> Generated:
-    """Write the missing and incomplete files of ``dataset`` to ``root``; the same bytes for any number of ranks
-    and ``workers``. Called by all ranks.
+    """Write the missing and incomplete files of ``dataset`` to ``root``. The bytes are the same for any number of
+    ranks and ``workers``. Called by all ranks.
 
     Files get their final names once they are complete. Raises UserError, the same on all ranks, if ``root``
-    contains another data set, the library of the format is missing, or the file system is or would be full.
+    contains another data set, the library of the format is missing, or the files do not fit into the file system.
     """
     layout = Layout(root, dataset)
     on_each_rank(world, find(dataset.format).load)
@@ -75,7 +76,8 @@ def generate(dataset: Dataset, root: Root, world: World, workers: int) -> Genera
 
 
 def _claim(layout: Layout) -> None:
-    """Make the root this data set's; where it is new, only if all files fit, so that a refusal leaves nothing."""
+    """Reserve the root for this data set. Raises UserError, before anything is written, if a new data set does not
+    fit or the root is another's."""
     if layout.place.record() is None:
         layout.place.require_space(_stored_bytes(layout.dataset, _all_files(layout)))
     layout.place.claim(layout.record())
@@ -115,7 +117,7 @@ _OWN_LAYOUT = "contains a data set in the layout of mlhpc io, not of DLIO"
 
 
 def _require_same(layout: Layout, split: Split, file: int, *, damaged: bool = False) -> None:
-    """Raise UserError if the samples of a file of DLIO are those of another workload, or, unless files may be
+    """Raise UserError if the samples in one of DLIO's files belong to another workload, or, unless files may be
     ``damaged``, if they cannot be read."""
     dataset, name, sizes = layout.dataset, layout.name(split, file), layout.sizes(split, file)
     opened = layout.place.open(name, ReadStatistics())
@@ -138,7 +140,7 @@ def _require_same(layout: Layout, split: Split, file: int, *, damaged: bool = Fa
 
 
 def _require_dlio_data(layout: Layout) -> None:
-    """Raise UserError unless DLIO's files are there, the first of each split as the workload has it."""
+    """Raise UserError unless all of DLIO's files exist and the first of each split matches the workload."""
     command = f"generate them with 'mlhpc io generate WORKLOAD --data {layout.root}'"
     for split in SPLITS:
         files, there = layout.files(split), len(layout.dlio_files(split))
@@ -152,7 +154,7 @@ def _require_dlio_data(layout: Layout) -> None:
 
 
 def generate_if_new(dataset: Dataset, root: Root, world: World, workers: int) -> None:
-    """``generate``, said before, where there is no data set yet. Called by all ranks."""
+    """If there is no data set yet, announce and ``generate`` it. Called by all ranks."""
     layout = Layout(root, dataset)
 
     def is_new() -> bool:
@@ -168,7 +170,7 @@ def generate_if_new(dataset: Dataset, root: Root, world: World, workers: int) ->
 
 
 def require_data(dataset: Dataset, root: Root) -> None:
-    """Raise UserError unless ``root`` contains the complete data set generated for ``dataset``, or one of more
+    """Raise UserError unless ``root`` contains the complete data set generated for ``dataset``, or one with more
     files."""
     layout = Layout(root, dataset)
     command = f"generate it with 'mlhpc io generate WORKLOAD --data {root}'"
@@ -194,7 +196,7 @@ def require_data(dataset: Dataset, root: Root) -> None:
 
 
 def _is_part(keys: Sequence[str], layout: Layout, recorded: Mapping[str, Any]) -> bool:
-    """Whether a data set that differs in ``keys`` from the one of ``layout`` only has more files, with the same
+    """Whether a recorded data set that differs from ``layout`` in ``keys`` only has more files, with the same
     names and sizes."""
     dataset, stored = layout.dataset, {key: recorded.get(key) for key in keys}
     if not set(keys) <= {"files", "eval_files"} or not all(isinstance(n, int) for n in stored.values()):
@@ -206,7 +208,7 @@ def _is_part(keys: Sequence[str], layout: Layout, recorded: Mapping[str, Any]) -
 
 
 def _stored_bytes(dataset: Dataset, files: int) -> int:
-    """Approximate bytes of this number of files."""
+    """Approximate bytes of ``files`` files of the data set."""
     stored = dataset.samples_per_file * dataset.sample_bytes * FRAMING
     if dataset.compression != "none":
         stored /= dataset.compressibility
@@ -248,9 +250,9 @@ class _Writeback:
         self._begun = 0
 
     def __call__(self, fd: int, least: int = 16 << 20) -> None:
-        """Start write-back of the bytes written since the last call, if there are at least ``least``."""
+        """Start write-back of the bytes written since the last call, if they are at least ``least``."""
         size = os.fstat(fd).st_size
         if size - self._begun >= least:
-            # Linux starts writing dirty pages that are not needed (mm/fadvise.c), and drops the clean ones.
+            # With this advice Linux starts writing dirty pages and drops clean ones (mm/fadvise.c).
             os.posix_fadvise(fd, self._begun, 0, os.POSIX_FADV_DONTNEED)
             self._begun = size

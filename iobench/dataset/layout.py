@@ -1,7 +1,8 @@
 """The files of a data set and the sizes of their samples, without opening files.
 
-In DLIO's layout (data_generator/data_generator.py of release 2.0.0) files are ``train/img_0_of_8.npz`` and so on,
-and in ``valid``; no record describes the data set, and the files that are there count, in order of their names.
+In DLIO's layout (data_generator/data_generator.py of release 2.0.0) files are named ``train/img_0_of_8.npz`` and
+so on, with evaluation files in ``valid``; no record describes the data set: it is whatever files exist, in the
+order of their names.
 """
 
 import math
@@ -25,14 +26,14 @@ SPLITS: tuple[Split, ...] = ("train", "validation")
 Sizes = npt.NDArray[np.int64]
 
 Root = Path | ObjectStore
-"""The location of a data set."""
+"""Where a data set is: a folder or an object store."""
 SMALLEST = 100
 """No sample is smaller than the mean divided by this."""
 
 
 def root_of(data: str, storage: Storage, rank: int) -> Root:
-    """``data`` as a folder or the URL of an object store, which rank ``rank`` accesses as specified by
-    ``storage``. Raises UserError for an incomplete URL."""
+    """The location named by ``data``: a folder, or the URL of an object store, which rank ``rank`` accesses as
+    specified by ``storage``. Raises UserError for an incomplete URL."""
     if data.startswith("file://"):
         data = data.removeprefix("file://")
     if "://" not in data:
@@ -43,7 +44,8 @@ def root_of(data: str, storage: Storage, rank: int) -> Root:
 
 @dataclass(frozen=True)
 class Layout:
-    """The files of ``dataset`` under ``root``: ``train/00000.npz`` and so on, and ``validation`` if it has any."""
+    """The files of ``dataset`` under ``root``: ``train/00000.npz`` and so on, and evaluation files in
+    ``validation``."""
 
     root: Root
     dataset: Dataset
@@ -54,11 +56,11 @@ class Layout:
         return Folder(self.root) if isinstance(self.root, Path) else self.root
 
     def __reduce__(self) -> tuple[type["Layout"], tuple[Root, Dataset]]:
-        return Layout, (self.root, self.dataset)  # without the names of all files
+        return Layout, (self.root, self.dataset)  # excludes the names of all files
 
     @property
     def is_dlio(self) -> bool:
-        """Whether the files are DLIO's."""
+        """Whether the files are laid out and named as by DLIO."""
         return self.dataset.layout == "dlio"
 
     def folder(self, split: Split) -> str:
@@ -71,7 +73,7 @@ class Layout:
 
     @cached_property
     def digits(self) -> int:
-        """Of the number of a file in its name."""
+        """Number of digits of the file number in a name."""
         return max(5, len(str(max(self.dataset.files, self.dataset.eval_files) - 1)))
 
     def name(self, split: Split, file: int) -> str:
@@ -82,17 +84,18 @@ class Layout:
 
     @property
     def suffix(self) -> str:
-        """Of the names of DLIO's files."""
+        """The suffix of DLIO's file names."""
         return find(self.dataset.format).dlio_suffix or self.dataset.format
 
     def dlio_files(self, split: Split) -> list[str]:
-        """The files of DLIO that are there, in its order: by name, in whatever folder."""
+        """The existing files of DLIO, in DLIO's order: by name, regardless of the folder."""
         there = self.place.present(self.folder(split))
         return sorted((name for name in there if name.endswith(self.suffix)), key=os.path.basename)
 
     @cached_property
     def _dlio_names(self) -> Mapping[Split, list[str]]:
-        """Of each split those that are there if they are enough, or else those that DLIO would write."""
+        """The names of each split's files: of the existing files if there are enough, otherwise those that DLIO
+        would write."""
         names: dict[Split, list[str]] = {}
         for split in SPLITS:
             there = self.dlio_files(split) if self.files(split) else []
@@ -114,21 +117,21 @@ class Layout:
         ]
 
     def path(self, split: Split, file: int) -> Path:
-        """Of a data set in a folder."""
+        """Path of a file of a data set that is in a folder."""
         assert isinstance(self.root, Path)
         return self.root / self.name(split, file)
 
     def number(self, split: Split, file: int) -> int:
-        """Its number among the files of both splits, for its content."""
+        """The file's number among the files of both splits, which determines its content."""
         return file if split == "train" else self.dataset.files + file
 
     def sizes(self, split: Split, file: int) -> Sizes:
         """Bytes of content of each sample of a file, ``[samples_per_file]``: normally distributed, at least a
-        hundredth of the mean. In DLIO's layout all samples of a file are rectangles of one size, whose sides are
-        drawn; in files that DLIO itself wrote they may differ."""
+        hundredth of the mean. In DLIO's layout all samples of a file are rectangles of one size with randomly
+        drawn sides; files written by DLIO itself may have other sizes."""
         dataset, count = self.dataset, self.dataset.samples_per_file
         mean, stdev = dataset.sample_bytes, dataset.sample_bytes_stdev
-        # The key alone determines the stream: any file by itself.
+        # The key alone determines the stream, so any file can be generated separately.
         key = np.array([dataset.seed, self.number(split, file)], np.uint64)
         random = np.random.Generator(np.random.Philox(key=key))
         if self.is_dlio:

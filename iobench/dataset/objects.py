@@ -1,8 +1,8 @@
 """Data sets in an object store, through fsspec: ``s3://bucket/prefix``, and other URLs that it supports.
 
-A read is one GET request for a range of an object, and opening one is a HEAD request; nothing is cached by
-the client. Credentials are found by the client library (for S3: AWS_ACCESS_KEY_ID, ~/.aws, a role of the
-machine). All requests of a process go through the one event loop of fsspec.
+A read is one GET request for a range of an object, and opening an object is a HEAD request; the client caches
+nothing. Credentials are found by the client library (for S3: AWS_ACCESS_KEY_ID, ~/.aws, the machine's role). All
+requests of a process go through fsspec's single event loop.
 """
 
 import asyncio
@@ -29,22 +29,21 @@ from mlhpc.iobench.formats.counting import ReadStatistics, clock
 
 T = TypeVar("T")
 CONNECT_S = 10
-"""Seconds after which a server that does not respond counts as unavailable."""
+"""Seconds after which an unresponsive server counts as unavailable."""
 READ_S = 60
 CONNECTIONS = 1024
-"""Maximum connections of a rank, opened on demand. More than any rank has reader threads."""
+"""Maximum number of connections of a rank, opened on demand; more than any rank's reader threads."""
 S3 = ("s3", "s3a")
 CUT_OFF = ("ClientPayloadError", "IncompleteReadError", "IncompleteRead")
-"""Errors of a response that ended early: the client library does not retry after the headers have arrived."""
+"""Errors raised when a response ends early. The client library does not retry once the headers have arrived."""
 LARGEST_RECORD = 1 << 20
 
 
 @dataclass(frozen=True)
 class ObjectStore:
-    """A prefix in an object store. ``endpoint``: URL of the server, empty for the provider's
-    default or that of AWS_ENDPOINT_URL. ``path_style``: the bucket is named in the path of a request, not in
-    the host; None: where an endpoint is given. ``attempts``: of a request, with pauses between them that
-    double."""
+    """A prefix in an object store. ``endpoint``: URL of the server; empty for AWS_ENDPOINT_URL or the provider's
+    default. ``path_style``: the bucket is named in the request's path, not in the host name; None: only if
+    ``endpoint`` is set. ``attempts``: number of attempts per request, with doubling pauses in between."""
 
     url: str
     endpoint: str = ""
@@ -68,16 +67,16 @@ class ObjectStore:
 
     @property
     def protocol(self) -> str:
-        """Of its URL, such as ``s3``."""
+        """The protocol in the URL, such as ``s3``."""
         return self.url.partition("://")[0]
 
     @property
     def folder(self) -> Path | None:
-        """None: requests go to a server."""
+        """None, because requests go to a server."""
         return None
 
     def facts(self) -> dict[str, Any]:
-        """Its description in a result."""
+        """The description of the store in a result."""
         return {
             "data": self.url,
             "filesystem": self.protocol,
@@ -86,17 +85,18 @@ class ObjectStore:
         }
 
     def _server(self) -> str:
-        """The server of requests: the client library also uses the environment and its configuration files."""
+        """The server that requests go to, which the client library may take from the environment or its
+        configuration files."""
         if self.endpoint or self.protocol not in S3:
             return self.endpoint or "the provider's endpoint"
         return str(self._client().s3.meta.endpoint_url)
 
     def _client(self) -> Any:
-        with _one_at_a_time:  # concurrent reader threads would each create a client
+        with _one_at_a_time:  # otherwise concurrent reader threads would each create a client
             return _filesystem(self.protocol, self.endpoint, self.region, self.path_style, self.attempts)
 
     def record(self) -> dict[str, Any] | None:
-        """The record of its data set; None without any. Raises UserError if it cannot be read."""
+        """The record of the data set; None if there is none. Raises UserError if it cannot be read."""
         path = self / RECORD
         try:
             if path._call("read", lambda fs, key: fs.size(key)) > LARGEST_RECORD:
@@ -119,7 +119,7 @@ class ObjectStore:
             text = json.dumps(record, indent=1).encode()
             (self / RECORD)._put(lambda fs, key: fs.pipe_file(key, text))
             present = self.record() or {}
-        wanted = json.loads(json.dumps(record))  # through JSON, like the stored record: tuples become lists
+        wanted = json.loads(json.dumps(record))  # JSON turns tuples into lists, as in the record
         if present != wanted:
             differ = sorted(
                 key for key in present.keys() | wanted.keys() if present.get(key) != wanted.get(key)
@@ -127,7 +127,8 @@ class ObjectStore:
             raise UserError(f"{self}: data set with another {', '.join(differ)}; remove it")
 
     def missing(self, names: Sequence[str], is_whole: Callable[[Path, str], bool]) -> list[str]:
-        """The files among ``names`` that do not exist: objects are written as a whole."""
+        """The files among ``names`` that do not exist. Existing objects are complete, because they are written as
+        a whole."""
         present = self._listed("")
         return [name for name in names if name not in present]
 
@@ -136,11 +137,12 @@ class ObjectStore:
         return self._listed(split)
 
     def require_space(self, needed: int) -> None:
-        """Object stores do not report free space."""
+        """Does nothing, because object stores do not report free space."""
 
     def write(self, name: str, fill: Callable[[int], None]) -> int:
         """Write a file through a temporary one; returns its bytes."""
-        # Objects are written atomically. Formats write to a descriptor and may seek, so a file is written first.
+        # Objects are written atomically, but formats write to a descriptor and may seek, so a local file comes
+        # first.
         try:
             file = tempfile.NamedTemporaryFile(prefix="mlhpc-")
         except OSError as error:
@@ -180,11 +182,11 @@ class ObjectStore:
         return ObjectFile(self / name, statistics, transfer, streaming)
 
     def read_range(self, start: int, end: int) -> bytes:
-        """Bytes ``start`` to ``end``, not included, of this URL's object: one GET request."""
+        """Bytes ``start`` to ``end`` (exclusive) of this URL's object, in one GET request."""
         return bytes(self._existing("read", lambda fs, key: fs.cat_file(key, start=start, end=end)))
 
     def _listed(self, below: str) -> set[str]:
-        """Names of the objects below this prefix and the folder ``below`` in it."""
+        """Names of the objects in the folder ``below`` of this prefix."""
         place = self / below if below else self
         try:
             root, keys = place._call("listed", lambda fs, key: (key.removesuffix(below), fs.find(key)))
@@ -205,8 +207,8 @@ class ObjectStore:
             raise UserError(f"{self} cannot be written: there is no such bucket; create it first") from None
 
     def _call(self, what: str, work: Callable[[Any, str], T]) -> T:
-        """``work(file system, path)`` of this URL. Raises FileNotFoundError if there is no such object or
-        bucket, UserError for everything else."""
+        """Return ``work(file system, path)`` for this URL. Raises FileNotFoundError if there is no such object or
+        bucket, UserError for all other errors."""
         filesystem = self._client()
         try:
             path = filesystem._strip_protocol(self.url)
@@ -219,7 +221,7 @@ class ObjectStore:
         except FileNotFoundError:
             raise
         except Exception as error:
-            # Each client library has different exceptions for a missing or refusing server.
+            # Each client library raises different exceptions if a server is missing or refuses.
             reason = " ".join(str(error).split()) or type(error).__name__
             denied = isinstance(error, PermissionError) or "redentials" in reason
             hint = "the credentials (AWS_ACCESS_KEY_ID and so on)" if denied else "the server and the network"
@@ -240,11 +242,11 @@ class ObjectFile(CountedFile):
         statistics.open_s += clock() - start
 
     def close(self) -> None:
-        """Nothing: there is no connection."""
+        """Does nothing: there is no connection to close."""
         pass
 
     def _preadv(self, fd: int, buffers: tuple[memoryview], offset: int) -> int:  # type: ignore[override]
-        """A GET request in the place of a system call; there is one buffer."""
+        """Fills the one buffer by a GET request, in place of the system call."""
         (out,) = buffers
         data = self._place.read_range(offset, offset + len(out))
         out[: len(data)] = data
@@ -259,8 +261,8 @@ def _size_to_read(filesystem: Any, key: str) -> int:
 
 @cache
 def _have_way_given(loop: asyncio.AbstractEventLoop) -> None:
-    """The thread of ``loop`` works on behalf of readers, so it gets their priority once the first object is
-    opened; data generation has no steps with higher priority."""
+    """Give the thread of ``loop`` the lower priority of reader threads, for which it works, once the first object
+    is opened. Data generation has no steps that need precedence."""
     loop.call_soon_threadsafe(give_way)
 
 
@@ -269,7 +271,7 @@ _one_at_a_time = threading.Lock()
 
 @cache
 def _filesystem(protocol: str, endpoint: str, region: str, path_style: bool | None, attempts: int) -> Any:
-    """The client for a kind of store, one for each process. Raises UserError if it cannot be created."""
+    """The process's client for a kind of store. Raises UserError if it cannot be created."""
     try:
         import fsspec
 
@@ -295,13 +297,13 @@ def _filesystem(protocol: str, endpoint: str, region: str, path_style: bool | No
         }
     elif endpoint or region:
         raise UserError(f"storage.endpoints and storage.region apply to s3://, not to {protocol}://")
-    # Neither listings nor instances are kept: another rank may have written meanwhile.
+    # Neither listings nor instances are cached, since another rank may have written in the meantime.
     options |= {"skip_instance_cache": True, "use_listings_cache": False}
     try:
-        inspect.signature(kind.__init__).bind(None, **options)  # before a client is partially created
+        inspect.signature(kind.__init__).bind(None, **options)  # fails before a client is partially created
     except TypeError as error:
         raise UserError(f"{protocol}:// cannot be used: no URL suffices ({error}); use s3://") from None
     filesystem = kind(**options)
     if hasattr(filesystem, "retries"):
-        filesystem.retries = 1  # each includes botocore's own attempts
+        filesystem.retries = 1  # each of which includes botocore's own retries
     return filesystem

@@ -1,7 +1,7 @@
-"""The location of a data set: a folder, or a prefix in an object store, with the same methods (``objects``).
+"""The location of a data set: a folder here, or a prefix in an object store with the same methods (``objects``).
 
-Names of files are ``train/00000.npz`` and so on. All methods raise UserError; ``write``, ``size`` and ``read`` of
-a folder also OSError.
+File names are ``train/00000.npz`` and so on. All methods raise UserError; a folder's ``write``, ``size`` and
+``read`` also raise OSError.
 """
 
 import os
@@ -22,12 +22,12 @@ from mlhpc.iobench.formats.counting import ReadStatistics
 from mlhpc.quantities import bytes_text
 
 RECORD = ".iobench.json"
-"""Describes the data set in its folder: a run refuses that of another workload."""
+"""The file in a data set's folder that describes it, by which a run refuses another workload's data."""
 
 
 @dataclass(frozen=True)
 class Folder:
-    """A folder of a file system. Only of a folder are the page cache and the device on this machine."""
+    """A folder of a file system. Only a folder's page cache and device are on this machine."""
 
     root: Path
 
@@ -36,11 +36,11 @@ class Folder:
 
     @property
     def folder(self) -> Path | None:
-        """Itself."""
+        """The folder's path."""
         return self.root
 
     def facts(self) -> dict[str, Any]:
-        """Its description in a result."""
+        """The description of the folder in a result."""
         filesystem = filesystem_of(self.root)
         return {
             "data": str(self.root.absolute()),
@@ -49,7 +49,7 @@ class Folder:
         }
 
     def record(self) -> dict[str, Any] | None:
-        """The record of its data set; None without any. Raises UserError if it cannot be read."""
+        """The record of the data set; None if there is none. Raises UserError if it cannot be read."""
         path = self.root / RECORD
         try:
             return read_object(path)
@@ -64,7 +64,7 @@ class Folder:
         claim_folder(self.root, dict(record), RECORD)
 
     def missing(self, names: Sequence[str], is_whole: Callable[[Path, str], bool]) -> list[str]:
-        """The files among ``names`` that do not exist or are not ``is_whole``, and their folders, made."""
+        """The files among ``names`` that do not exist or are not ``is_whole``. Creates their folders."""
         return missing(self.root, names, lambda name: is_whole(self.root / name, name))
 
     def present(self, split: str) -> set[str]:
@@ -75,7 +75,7 @@ class Folder:
         }
 
     def require_space(self, needed: int) -> None:
-        """Raise UserError if the file system has fewer free bytes."""
+        """Raise UserError if the file system has fewer than ``needed`` free bytes."""
         filesystem = filesystem_of(self.root)
         if needed > filesystem.free_bytes:
             raise UserError(
@@ -84,8 +84,8 @@ class Folder:
             )
 
     def write(self, name: str, fill: Callable[[int], None]) -> int:
-        """Write a file by calling ``fill`` with a descriptor; returns its bytes. The file gets its name once it is
-        complete."""
+        """Write a file by calling ``fill`` with a descriptor, and return its number of bytes. The file gets its
+        name once it is complete."""
         with atomic.writing(self.root / name) as fd:
             fill(fd)
             return os.fstat(fd).st_size

@@ -1,6 +1,6 @@
-"""Reads DLIO's workload files: its tables and keys (``dlio_keys``) are converted to those of a ``Workload``, with
-the meaning that release 2.0.0 gives them (dlio_benchmark/main.py, utils/config.py, reader and data_loader there).
-Keys that it ignores are listed with those without effect."""
+"""Reads DLIO's workload files: their tables and keys (``dlio_keys``) are converted to those of a ``Workload``,
+with the meaning that release 2.0.0 gives them (dlio_benchmark/main.py, utils/config.py, and its folders reader and
+data_loader). Keys that this release ignores are listed among those without effect."""
 
 import math
 from collections.abc import Collection, Mapping
@@ -24,13 +24,13 @@ from mlhpc.iobench.definition.dlio_keys import (
 from mlhpc.iobench.definition.fields import LARGEST
 
 LOADERS = ("pytorch", "tensorflow")
-"""Those whose cost is measured."""
+"""The loaders whose cost can be measured."""
 TENSORFLOW_BUFFER = 256 * 1024
-"""Bytes of a read of a TFRecord file, unless ``transfer_size`` is given (TFRecordDataset, buffer_size)."""
+"""Bytes of each read of a TFRecord file if ``transfer_size`` is not set (TFRecordDataset, buffer_size)."""
 
 
 class BadKey(Exception):
-    """A value that cannot be converted; ``keys`` is its position in the file."""
+    """Raised for a value that cannot be converted; ``keys`` is its position in the file."""
 
     def __init__(self, keys: Keys, problem: str) -> None:
         super().__init__(f"{'.'.join(keys)}: {problem}")
@@ -38,12 +38,12 @@ class BadKey(Exception):
 
 
 def convert(tables: Mapping[str, Any], name: str) -> tuple[dict[str, Any], dict[Keys, Keys]]:
-    """The tables of a ``Workload``, and the position of each key in DLIO's file. ``name``: used if the file
-    has none.
+    """The tables of a ``Workload``, and the position of each key in DLIO's file. ``name``: the workload's name if
+    the file does not state one.
 
     Raises BadKey for values that this tool does not emulate.
     """
-    if isinstance(tables.get("model"), str):  # DLIO's plugins have only a name there
+    if isinstance(tables.get("model"), str):  # for a plugin of DLIO, the file has only its name
         tables = {**tables, "model": {"name": tables["model"]}}
     without_effect = _checked(tables) | _ignored(tables)
     model, workflow = _table(tables, "model"), _table(tables, "workflow")
@@ -61,7 +61,7 @@ def convert(tables: Mapping[str, Any], name: str) -> tuple[dict[str, Any], dict[
             raise BadKey(("workflow", "checkpoint"), "to an object store, not emulated")
         without_effect.discard("dataset.data_folder")
         workload |= {"storage": storage, "without_effect": sorted(without_effect)}
-    # A file that only generates data does not train; running it reads the data.
+    # A file that only generates data does not train, but running it here reads the data.
     if workflow.get("train", True) or (workflow.get("generate_data") and "dataset" in tables):
         workload |= {
             "dataset": _dataset(_table(tables, "dataset"), _table(tables, "reader") | _table(tables, reader)),
@@ -84,7 +84,7 @@ def convert(tables: Mapping[str, Any], name: str) -> tuple[dict[str, Any], dict[
 
 
 def _ignored(tables: Mapping[str, Any]) -> set[str]:
-    """Keys that release 2.0.0 ignores in this format."""
+    """Keys that release 2.0.0 ignores for the workload's format."""
     dataset, reader = _table(tables, "dataset"), "data_reader" if "data_reader" in tables else "reader"
     if dataset.get("format", "tfrecord") == "tfrecord":
         return {"dataset.compression"} & {f"dataset.{key}" for key in dataset}
@@ -92,7 +92,7 @@ def _ignored(tables: Mapping[str, Any]) -> set[str]:
 
 
 def _checked(tables: Mapping[str, Any]) -> set[str]:
-    """Dotted names of the keys without effect, with what may be meant by those that DLIO does not have."""
+    """Dotted names of the keys without effect, with suggestions for those that DLIO does not have."""
     without_effect: set[str] = set()
     for top, value in tables.items():
         if top not in TABLES:
@@ -121,7 +121,7 @@ def _check_table(table: Mapping[str, Any], place: Keys, known_as: str, without_e
 
 
 def _named(name: str, key: str, used: Collection[str], idle: Collection[str]) -> str:
-    """``name`` of a key without effect, with what may be meant if DLIO does not have it."""
+    """``name`` of a key without effect, with a suggestion if DLIO does not have the key."""
     return name if key in idle else f"{name} (DLIO has no such key; {did_you_mean(key, {*used, *idle})})"
 
 
@@ -134,8 +134,8 @@ def _table(tables: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def _storage(table: dict[str, Any], data_folder: str) -> dict[str, Any]:
-    """The object store; nothing for file systems. ``storage_root`` is the bucket, and ``data_folder`` a prefix
-    in it, or the whole URL."""
+    """The table for an object store; empty for file systems. ``storage_root`` is the bucket, and ``data_folder`` a
+    prefix in it, or the whole URL."""
     kind = table.get("storage_type", "local_fs")
     if kind in ("local_fs", "parallel_fs"):
         return {}
@@ -183,7 +183,8 @@ def _dataset(table: dict[str, Any], reader: dict[str, Any]) -> dict[str, Any]:
 
 
 def _sample_bytes(table: dict[str, Any]) -> Any:
-    """``record_dims`` of ``record_element_type``, in releases after 2.0.0; else the length of a record."""
+    """The bytes of a sample: from ``record_dims`` and ``record_element_type`` of releases after 2.0.0, otherwise
+    the record length."""
     dims, kind = table.get("record_dims"), table.get("record_element_type", "uint8")
     if not dims:
         return _either(table, "record_length_bytes", "record_length", 64 * 1024)
@@ -201,8 +202,8 @@ def _either(table: dict[str, Any], new: str, old: str, default: int) -> Any:
 
 
 def _reader(table: dict[str, Any], dataset: dict[str, Any]) -> dict[str, Any]:
-    """How the loader reads: PyTorch's draws samples and opens the file of each;
-    TensorFlow's goes through the files one by one and shuffles samples in memory."""
+    """How the loader reads: PyTorch's draws samples and opens each one's file; TensorFlow's goes through the files
+    one by one and shuffles samples in memory."""
     kind, shuffled = dataset.get("format", "tfrecord"), {}
     resized = _either(dataset, "record_length_bytes_resize", "record_length_resize", 0)
     for key in ("file_shuffle", "sample_shuffle"):
@@ -212,7 +213,7 @@ def _reader(table: dict[str, Any], dataset: dict[str, Any]) -> dict[str, Any]:
         shuffled[key] = value in ("seed", "random")
     streams = table.get("data_loader", "tensorflow") == "tensorflow"
     threads, prefetch = table.get("read_threads", 1), table.get("prefetch_size", 2)
-    if not streams and threads:  # each of PyTorch's workers has its own batches; 0: its default of two
+    if not streams and threads:  # PyTorch's prefetch is per worker, and 0 its default of two
         prefetch = threads * (math.ceil(prefetch / threads) or 2)
     in_memory = table.get("read_type", "on_demand") == "memory"
     return {
@@ -225,7 +226,7 @@ def _reader(table: dict[str, Any], dataset: dict[str, Any]) -> dict[str, Any]:
         "prefetch": max(1, prefetch),
         "loader": loader if (loader := table.get("data_loader", "tensorflow")) in LOADERS else "none",
         "transfer_bytes": (table.get("transfer_size") or TENSORFLOW_BUFFER) if kind == "tfrecord" else 0,
-        "handed_bytes": 0 if kind == "tfrecord" else max(0, resized),  # records are handed to Python whole
+        "handed_bytes": 0 if kind == "tfrecord" else max(0, resized),  # records are passed to Python whole
         "direct": table.get("odirect", False),
         "load_all": in_memory,
         "preprocess": _time(table, "preprocess_time"),
@@ -235,7 +236,7 @@ def _reader(table: dict[str, Any], dataset: dict[str, Any]) -> dict[str, Any]:
 def _train(table: dict[str, Any]) -> dict[str, Any]:
     return {
         "epochs": table.get("epochs", 1),
-        "epoch_steps": max(0, table.get("total_training_steps", -1)),  # counted in each epoch
+        "epoch_steps": max(0, table.get("total_training_steps", -1)),  # counted anew in each epoch
         "computation": _time(table, "computation_time"),
     }
 
@@ -276,8 +277,8 @@ def _checkpoint(table: dict[str, Any], model: dict[str, Any], trains: bool) -> d
 
 
 def _files(table: dict[str, Any], model: dict[str, Any]) -> list[Any]:
-    """Bytes of the files of a checkpoint: model, optimizer, and each layer with the same parameters. A release
-    later than 2.0.0 has a table ``model``, and no layers unless they are given."""
+    """Bytes of each file of a checkpoint: model, optimizer, and one per layer, all layers with the same
+    parameters. Releases after 2.0.0 have a table ``model``, and no layers unless these are listed."""
     size = model.get("model_size_bytes", model.get("model_size", table.get("model_size", 10240)))
     groups, layers = table.get("optimization_groups", []), table.get("layer_parameters")
     if layers is None:
@@ -287,7 +288,7 @@ def _files(table: dict[str, Any], model: dict[str, Any]) -> list[Any]:
             raise BadKey(("checkpoint", key), f"{shown(values)} is not a list of numbers")
     files = [size] if size else []
     if groups := [group for group in groups if group > 0]:
-        files.append(3 * sum(groups))  # two moments of each, and all together
+        files.append(3 * sum(groups))  # two moments per parameter, and the parameters
     parallel = table.get("tensor_parallelism", 1)
     count = table.get("num_layers", 1) + (parallel if parallel > 1 else 0)
     each = sum(layer for layer in layers if layer > 0)
@@ -295,12 +296,12 @@ def _files(table: dict[str, Any], model: dict[str, Any]) -> list[Any]:
 
 
 def transformer_bytes(model: Mapping[str, Any]) -> int:
-    """Bytes of parameters and optimizer state of a transformer, over all ranks: each parameter once, and three
-    values of it (master copy, two moments) in the optimizer.
+    """Bytes of a transformer's parameters and optimizer state over all ranks: each parameter once, and three
+    values per parameter (master copy and two moments) in the optimizer.
 
-    Parameters as DLIO's ``BaseCheckpointing.get_num_parameters`` counts them: embedding and output layer, and
-    in each layer attention with grouped keys and values, a gated MLP and two norms. Llama 3 8B, 70B and 405B
-    come to 105, 911 and 5292 GiB, which MLPerf Storage prints as 105 GB, 912 GB and 5.29 TB.
+    Parameters are counted as in DLIO's ``BaseCheckpointing.get_num_parameters``: embedding and output layer, and
+    in each layer attention with grouped keys and values, a gated MLP and two norms. Llama 3 8B, 70B and 405B come
+    to 105, 911 and 5292 GiB, which MLPerf Storage prints as 105 GB, 912 GB and 5.29 TB.
     """
     shape = model.get("transformer", {})
     for key in ("model_datatype", "optimizer_datatype"):

@@ -12,28 +12,28 @@ from mlhpc.quantities import parse_quantity
 
 
 def _bytes(value: Any) -> Any:
-    """A number of bytes from a number or a text (``mlhpc.quantities``). Fractions of a byte are rounded: published
-    means have them."""
+    """A number of bytes from a number or a text (``mlhpc.quantities``). Fractions of a byte, as in published
+    means, are rounded."""
     if isinstance(value, str):
         return round(parse_quantity(value, "bytes", bare="B"))
     return round(value) if isinstance(value, float) and math.isfinite(value) else value
 
 
 LARGEST = 10**24
-"""Larger than any number of bytes, files, samples or steps. Products of a few of them still fit a float."""
+"""Upper limit of numbers of bytes, files, samples and steps; products of a few of them still fit a float."""
 
 Count = Annotated[PositiveInt, Field(le=LARGEST)]
 CountOrNone = Annotated[NonNegativeInt, Field(le=LARGEST)]
 Bytes = Annotated[PositiveInt, Field(le=LARGEST), BeforeValidator(_bytes)]
 BytesOrNone = Annotated[NonNegativeInt, Field(le=LARGEST), BeforeValidator(_bytes)]
-"""Zero has a special meaning, described by the field."""
+"""Bytes, or 0, whose special meaning is described by the field."""
 
 
 class Duration(FrozenModel):
-    """Seconds, the same every time or drawn from a distribution, with the parameters of DLIO's files.
+    """Seconds that are constant or drawn from a distribution, with the same parameters as in DLIO's files.
 
-    ``normal``: mean and stdev; ``uniform``: min and max; ``gamma``: shape and scale; ``exponential``: scale, the
-    mean; ``poisson``: lam events of ``scale`` seconds each. Draws below 0 count as 0.
+    ``normal``: mean and stdev; ``uniform``: min and max; ``gamma``: shape and scale; ``exponential``: scale, which
+    is the mean; ``poisson``: lam events on average of ``scale`` seconds each. Draws below 0 count as 0.
     """
 
     type: Literal["normal", "uniform", "gamma", "exponential", "poisson"] = "normal"
@@ -70,14 +70,14 @@ class Duration(FrozenModel):
         return self.type == "normal" and not self.stdev
 
     def draw(self, random: np.random.Generator) -> float:
-        """Seconds of one wait."""
+        """Draw the seconds of one wait."""
         return (
             self.expected if self.constant else max(0.0, float(_DISTRIBUTIONS[self.type].draw(self, random)))
         )
 
 
 class _Distribution(NamedTuple):
-    """The parameters that it needs, its mean, and a draw."""
+    """The required parameters of a distribution, and functions for its mean and for a draw."""
 
     needs: tuple[str, ...]
     mean: Callable[[Any], float]

@@ -19,17 +19,17 @@ from mlhpc.quantities import binary_text
 
 _SIZES = {("dataset", key) for key in ("files", "samples_per_file", "sample_bytes")}
 LARGEST = 2**20
-"""Characters of a YAML file; published workloads have a few thousand."""
+"""Maximum characters of a YAML file; published workloads have a few thousand."""
 MOST_NODES = 10_000
 LONGEST = 2**16
-"""Characters of a scalar: reading numbers of base 60 (``1:30:00``) takes quadratic time."""
+"""Maximum characters of a scalar, because parsing base-60 numbers (``1:30:00``) takes quadratic time."""
 LineOf = Callable[[Sequence[str]], int | None]
 Loaded = tuple[Workload, set[tuple[str, ...]]]
-"""A workload, and the keys that ``settings`` have set."""
+"""A workload, and the keys that were set by ``settings``."""
 
 
 def names() -> dict[str, str]:
-    """Name and description of each workload of the suite."""
+    """Description of each of the suite's workloads, by name."""
     descriptions = {}
     for file in sorted(_folder().iterdir(), key=lambda file: file.name):
         if file.name.endswith(".toml"):
@@ -69,7 +69,7 @@ def load(source: str, settings: Iterable[str] = ()) -> Workload:
 
 
 def dumps(workload: Workload) -> str:
-    """The workload as TOML text, everything resolved."""
+    """The workload as TOML text, with all defaults and settings resolved."""
     return tomli_w.dumps(workload.model_dump(mode="json", exclude_none=True))
 
 
@@ -88,7 +88,8 @@ def _from_toml(text: str, where: str, settings: Iterable[str]) -> Loaded:
     lines = toml_lines(text)
 
     def line_of(keys: Sequence[str]) -> int | None:
-        """Of the innermost part of ``keys`` that is not in an inline table."""
+        """The line of the innermost table or key in ``keys`` that has a line of its own; keys of inline tables
+        have none."""
         found = (lines.get(".".join(keys[:n])) for n in range(len(keys), 0, -1))
         return next(filter(None, found), None)
 
@@ -106,7 +107,7 @@ def _from_yaml(text: str, where: str, stem: str, settings: Iterable[str]) -> Loa
         mark = getattr(error, "problem_mark", None)
         line = f":{mark.line + 1}" if mark else ""
         raise UserError(f"{where}{line}: invalid YAML: {getattr(error, 'problem', error)}") from None
-    except (ValueError, RecursionError) as error:  # an invalid date; infinitely nested lists
+    except (ValueError, RecursionError) as error:  # an invalid date, or infinitely nested lists
         reason = "nested too deeply" if isinstance(error, RecursionError) else error
         raise UserError(f"{where}: invalid YAML: {reason}") from None
     if not isinstance(tables, dict):
@@ -137,7 +138,7 @@ def _validated(tables: dict[str, Any], settings: Iterable[str], where: str, line
         and ("dataset", "total_bytes") not in changed
         and isinstance(tables.get("dataset"), dict)
     ):
-        # The file's total belongs to the file's sizes.
+        # The total stated in the file no longer applies if sizes are changed.
         tables = {**tables, "dataset": {k: v for k, v in tables["dataset"].items() if k != "total_bytes"}}
     try:
         return Workload(**tables), changed
@@ -150,7 +151,7 @@ def _validated(tables: dict[str, Any], settings: Iterable[str], where: str, line
 
 
 def _is_dlio(setting: str) -> bool:
-    """Whether ``setting`` is one of DLIO's: an override, or a key that only its files have."""
+    """Whether ``setting`` is DLIO's: it begins with "++", or its key occurs only in DLIO's files."""
     table, _, key = setting.partition("=")[0].strip().partition(".")
     known = USED.get(table, set()) | NO_EFFECT.get(table, set())
     return setting.startswith("++") or (key in known and f"{table}.{key}" not in _names(Workload))
@@ -174,7 +175,7 @@ def _with_setting(
 
 
 def _first_problem(error: ValidationError) -> tuple[tuple[str, ...], str]:
-    # A misspelt key is also missing: report unknown keys first.
+    # Report unknown keys first: a misspelt key also makes the correct key missing.
     problem = min(error.errors(), key=lambda each: each["type"] != "extra_forbidden")
     keys = tuple(str(part) for part in problem["loc"])
     place = ".".join(keys)
@@ -201,9 +202,9 @@ def _is_model(annotation: Any) -> bool:
 def _load_yaml(text: str) -> tuple[Any, Any]:
     """The node tree of a YAML document, for ``_yaml_line``, and its value.
 
-    Aliases (``*name``), which merge keys (``<<``) need too, are refused: a few hundred bytes of them stand for
-    more values than fit into memory. Raises yaml.YAMLError, RecursionError, and ValueError for an invalid date
-    and for a document that is too large.
+    Aliases (``*name``), which merge keys (``<<``) also use, are refused, because a few hundred bytes of them can
+    expand to more values than fit into memory. Raises yaml.YAMLError, RecursionError, and ValueError for an
+    invalid date and for a document that is too large.
     """
     import yaml
 
@@ -214,7 +215,7 @@ def _load_yaml(text: str) -> tuple[Any, Any]:
         nodes = 0
 
         def compose_node(self, parent: Any, index: Any) -> Any:
-            parser: Any = self  # whose methods have no types
+            parser: Any = self  # its methods have no type hints
             event = parser.peek_event()
             self.nodes += 1
             problem = None
@@ -235,7 +236,7 @@ def _load_yaml(text: str) -> tuple[Any, Any]:
 
 
 def _yaml_line(root: Any, keys: Sequence[str]) -> int | None:
-    """The line, from 1, of the innermost part of ``keys`` in a node tree of ``yaml.compose``."""
+    """The line number, from 1, of the innermost key of ``keys`` that exists in a node tree of ``yaml.compose``."""
     line, node = None, root
     for key in keys:
         for name, value in getattr(node, "value", ()) if getattr(node, "id", "") == "mapping" else ():

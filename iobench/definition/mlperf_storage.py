@@ -1,9 +1,9 @@
-"""The size that MLPerf Storage requires for a data set, to defeat caches and for a minimum run length, and
-other rules.
+"""The rules of MLPerf Storage, among them the minimum size of a data set, which defeats caches and ensures a
+minimum run length.
 
 Rounds v1.0 and v2.0 (the same workloads): mlcommons/storage, Submission guidelines. Round v3.0: Rules.md there
 (2.1.17, 3.1.2, 3.3.2, 3.3.6, 3.4.2), training/README.md (Table 1) and the round's workload files in
-configs/dlio/workload; which of their keys a result may not change is in mlpstorage_py/rules/core_config_keys.yaml.
+configs/dlio/workload; mlpstorage_py/rules/core_config_keys.yaml lists the keys that a result may not change.
 """
 
 import json
@@ -24,8 +24,8 @@ RUNS = 5
 
 @dataclass(frozen=True)
 class Official:
-    """A workload of a round; its other settings, the same in all rounds, are in the suite's ``mlperf_``
-    workload of that name. ``accelerators``: batch size and seconds per step."""
+    """A workload of one round. Settings that are the same in all rounds are in the suite's ``mlperf_`` workload of
+    that name. ``accelerators``: batch size and seconds per step for each accelerator."""
 
     round: str
     name: str
@@ -40,7 +40,7 @@ class Official:
 
     @property
     def results_elsewhere(self) -> bool:
-        """Whether results must not be on the measured file system."""
+        """Whether results must be written outside the measured file system."""
         return self.round == "v3.0"
 
     def accelerator(self, workload: Workload) -> str | None:
@@ -50,7 +50,7 @@ class Official:
         return next((name for name, own in self.accelerators.items() if constant and own == steps), None)
 
 
-# The last round that has a workload comes first.
+# For each workload, the last round that has it comes first.
 _OFFICIAL = (
     Official("v3.0", "retinanet", 8, 85, {"B200": (24, 0.04755), "MI355": (32, 0.0634)}),
     Official("v3.0", "unet3d", 5, 90, {"B200": (7, 0.162)}),
@@ -60,13 +60,13 @@ _OFFICIAL = (
 )
 _TABLES = ("dataset", "reader", "train", "evaluation", "checkpoint", "metric")
 _FREE = {
-    # Settings that the closed division may change: see core_config_keys.yaml. Folders and storage are not in
+    # Settings that may be changed in the closed division (core_config_keys.yaml). Folders and storage are not in
     # these tables.
     "dataset.files", "dataset.total_bytes", "reader.threads", "reader.preprocess_threads", "reader.prefetch",
     "reader.transfer_bytes", "reader.direct",
-    # What is measured on the machine.
+    # What is measured on the machine itself.
     "reader.loader_cost",
-    # Settings without effect on the measurement: no round evaluates, and contents are random.
+    # Settings that do not affect the measurement, because no round evaluates and contents are random.
     "dataset.eval_files", "reader.eval_batch_size", "dataset.seed",
     # Settings checked separately against the round's numbers.
     "reader.batch_size", "train.computation", "train.epochs", "train.steps", "metric.au_percent",
@@ -74,8 +74,8 @@ _FREE = {
 
 
 def official(workload: Workload) -> Official | None:
-    """The official workload with the name of ``workload``: of the round with its accelerator, otherwise of
-    the last."""
+    """The official workload with the name of ``workload``, from the round that has its accelerator, or else from
+    the last round."""
     if workload.suite == "mlhpc":
         return None
     name = workload.name.removeprefix("mlperf_")
@@ -85,7 +85,7 @@ def official(workload: Workload) -> Official | None:
 
 @dataclass(frozen=True)
 class Size:
-    """``bound``: ``memory`` or ``steps``, the one that requires more files."""
+    """The required size. ``bound``: the rule that requires more files, ``memory`` or ``steps``."""
 
     files: int
     samples: int
@@ -95,8 +95,8 @@ class Size:
 
 
 def required(workload: Workload, memory_bytes: int, accelerators: int, clients: int = 1) -> Size:
-    """The smallest data set of ``workload`` for ``clients`` nodes of ``memory_bytes`` each and this total
-    number of accelerators, at least one on each. Raises UserError for a workload without data, and numbers
+    """The smallest data set of ``workload`` allowed for ``clients`` nodes with ``memory_bytes`` each and
+    ``accelerators`` in total, at least one per node. Raises UserError for a workload without data, and for numbers
     below 1."""
     dataset = workload.dataset
     if dataset is None:
@@ -124,8 +124,9 @@ def findings(
     runs: Sequence[float | None] = (),
     without_loader: Sequence[float | None] = (),
 ) -> list[str]:
-    """Rule violations of a result of this workload, one sentence each; ``runs``: the utilisations of the runs
-    in order, in per cent, empty before the first; ``without_loader``: the same without the cost of the loader."""
+    """Rule violations of a result of this workload, one sentence each. ``runs``: the utilisations of the runs in
+    order, in per cent, empty before the first run; ``without_loader``: those computed without the loader's
+    cost."""
     dataset = workload.dataset
     if dataset is None:
         return ["it reads no data"]
@@ -187,7 +188,7 @@ def _changes(workload: Workload, own: Official | None) -> list[str]:
 
 
 def _fixed(workload: Workload) -> dict[str, Any]:
-    """All keys of a workload that must equal those in the round's file, with JSON values."""
+    """All keys of a workload whose values must equal those in the round's file, with JSON values."""
     tables = workload.model_dump(mode="json", include=set(_TABLES))
     return {
         f"{table}.{key}": value

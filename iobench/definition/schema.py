@@ -15,11 +15,12 @@ from mlhpc.quantities import bytes_text
 
 FormatName = Literal["tfrecord", "hdf5", "npz", "npy", "binary", "csv", "jpeg", "parquet"]
 TOLERANCE = 0.05
-"""Relative difference between a stated total and files times samples times bytes: published totals are rounded."""
+"""Maximum relative difference between a stated total and files · samples · bytes, because published totals are
+rounded."""
 
 
 class Dataset(FrozenModel):
-    """The files. ``files`` of 1 is one file shared by all ranks."""
+    """The files of the data set. With ``files = 1``, all ranks share one file."""
 
     format: FormatName
     layout: Literal["mlhpc", "dlio"] = Field(
@@ -43,7 +44,7 @@ class Dataset(FrozenModel):
 
     @property
     def samples(self) -> int:
-        """Of all training files."""
+        """Number of samples in all training files."""
         return self.files * self.samples_per_file
 
     @property
@@ -92,19 +93,19 @@ NO_PASSWORDS = "credentials in a URL would be recorded; set AWS_ACCESS_KEY_ID an
 
 
 def has_password(url: str) -> bool:
-    """Whether the server's name in ``url`` has a password before it (``user:secret@``), or, if unambiguous, a
-    user. Results record URLs, and messages repeat them."""
+    """Whether ``url`` has a password before the server's name (``user:secret@``) or, if unambiguous, a user name.
+    Results record URLs, and messages repeat them."""
     protocol, named, rest = url.partition("://")
     server = (rest if named else url).partition("/")[0]
-    if protocol in ("s3", "s3a"):  # a secret key may have slashes; an ARN has colons
+    if protocol in ("s3", "s3a"):  # a secret key may contain slashes; an ARN contains colons
         return "@" in server or (":" in server and not server.startswith("arn:"))
     user, at, _ = server.rpartition("@")
     return bool(at) and (":" in user or protocol in ("http", "https"))
 
 
 class Storage(FrozenModel):
-    """The object store of the data, and how it is accessed. Credentials are found by its client library, and
-    are never part of a workload."""
+    """The object store with the data, and how it is accessed. Credentials are found by the client library, and are
+    never part of a workload."""
 
     url: str = Field("", description="s3://bucket/prefix; --data overrides it")
     endpoints: Annotated[tuple[str, ...], BeforeValidator(_split)] = Field(
@@ -127,7 +128,7 @@ Loader = Literal["none", "pytorch", "tensorflow"]
 
 
 class LoaderCost(FrozenModel):
-    """What a loader with Python workers costs beyond reading (``mlhpc io calibrate``), in seconds of a core."""
+    """The cost of a loader with Python workers beyond reading, in core seconds (``mlhpc io calibrate``)."""
 
     batch: NonNegativeFloat = Field(0.0, description="time of a worker per batch")
     sample: NonNegativeFloat = Field(0.0, description="time of a worker per sample")
@@ -178,12 +179,14 @@ class Reader(FrozenModel):
         return self
 
     def worker_s(self, dataset: Dataset, batch: int) -> float:
-        """Seconds that a loader's worker takes for a sample of a batch of this many, beyond reading it."""
+        """Seconds that a loader's worker spends per sample, beyond reading it, with ``batch`` samples per
+        batch."""
         own = self.loader_cost
         return own.batch / batch + own.sample + own.per_mb * self._handed_mb(dataset) if own else 0.0
 
     def step_s(self, dataset: Dataset, batch: int) -> float:
-        """Seconds that the loop takes for a step with such a batch, beyond waiting for it and computation."""
+        """Seconds that the training loop spends per step with ``batch`` samples, beyond waiting and
+        computation."""
         points = self.loader_cost.steps if self.loader_cost else ()
         if not points:
             return 0.0
@@ -212,7 +215,8 @@ class Evaluation(FrozenModel):
 
 
 class Checkpoint(FrozenModel):
-    """Checkpoints written during training (``every_*``), or ``writes`` and ``reads`` afterwards."""
+    """Checkpoints written during training (``every_*``), or written and read afterwards (``writes``,
+    ``reads``)."""
 
     files: tuple[Bytes, ...] = Field((), description="sizes of the files of each writer")
     total_bytes: BytesOrNone = Field(0, description="instead of files: divided among the writing ranks")
@@ -228,7 +232,7 @@ class Checkpoint(FrozenModel):
 
     @property
     def enabled(self) -> bool:
-        """Whether anything is written."""
+        """Whether any checkpoint is written."""
         return bool(self.every_steps or self.every_epochs or self.writes)
 
     @model_validator(mode="after")
@@ -243,7 +247,7 @@ class Checkpoint(FrozenModel):
 
 
 class Metric(FrozenModel):
-    """The metrics computed from the times."""
+    """How metrics are computed from the times."""
 
     au_percent: PositiveFloat | None = Field(None, le=100, description="required accelerator utilisation")
     exclude_start_steps: CountOrNone = Field(1, description="steps per epoch excluded from the utilisation")
@@ -263,7 +267,7 @@ class Workload(FrozenModel):
     metric: Metric = Metric()
     without_effect: tuple[str, ...] = Field((), description="keys of DLIO's file that have no effect")
     generate_data: bool = Field(False, description="io run generates the data if there is none yet")
-    # Keys of storage that only a file has chosen, not the user: a proposal (run.data_of).
+    # Keys of ``storage`` that were set by a workload file, not by the user; these are proposals (run.data_of).
     _proposed: frozenset[str] = PrivateAttr(frozenset())
 
     @property
@@ -272,7 +276,7 @@ class Workload(FrozenModel):
         return self._proposed
 
     def propose(self, keys: Iterable[str]) -> None:
-        """Note that ``keys`` of ``storage`` are not from the user."""
+        """Note that ``keys`` of ``storage`` were not set by the user."""
         self._proposed = frozenset(keys)
 
     @model_validator(mode="after")
@@ -309,8 +313,8 @@ class Workload(FrozenModel):
             raise ValueError(f"reader.mpi_io requires reader.threads of 0 or 1, not {reader.threads}")
 
     def steps_per_epoch(self, ranks: int) -> int:
-        """Steps per rank and epoch: the number of full batches, at most ``train.epoch_steps``. Without a data set,
-        the given steps."""
+        """Steps per rank and epoch: the number of full batches, but at most ``train.epoch_steps``; without a data
+        set, ``train.steps``."""
         if self.dataset is None:
             return self.train.steps
         sharing = ranks if self.reader.partition else 1

@@ -1,4 +1,5 @@
-"""Writes checkpoints and reads them back: each writing rank writes its files in pieces, synced to the device."""
+"""Writes checkpoints and reads them back. Each writing rank writes its files in pieces and syncs them to the
+device."""
 
 import contextlib
 import os
@@ -18,15 +19,15 @@ from mlhpc.iobench.definition.schema import Checkpoint
 from mlhpc.quantities import bytes_text
 
 BUFFER = 64 << 20
-"""Bytes of the content that is written repeatedly, with changes: storage that compresses or removes
-duplicates has no advantage."""
+"""Bytes of the content that is written repeatedly, each time changed, so that storage with compression or
+deduplication has no advantage."""
 
 
 @dataclass(frozen=True)
 class Transfer:
     """One checkpoint written or read by one rank, from ``start_s`` to ``end_s`` on this process's clock.
-    ``seconds`` are those of opening, reading or writing, forcing to the device and closing, not of making the
-    bytes or dropping them from the page cache."""
+    ``seconds`` is the time of opening, reading or writing, syncing to the device and closing; it excludes making
+    the bytes and dropping them from the page cache."""
 
     kind: Literal["write", "read"]
     number: int
@@ -38,7 +39,7 @@ class Transfer:
 
 
 class Checkpoints:
-    """The checkpoints of a rank under ``folder``; the last one stays until ``remove``."""
+    """The checkpoints of a rank under ``folder``; the last one is kept until ``remove``."""
 
     def __init__(self, settings: Checkpoint, folder: Path, world: World) -> None:
         self._settings, self._folder, self._rank = settings, folder, world.rank
@@ -56,8 +57,8 @@ class Checkpoints:
             self._buffer = Content(world.rank).sample(0, 0, max(room, settings.transfer_bytes))
 
     def write(self) -> None:
-        """The next checkpoint; the one before is removed when this is complete. Raises UserError if the disk is
-        full, and leaves nothing of this one."""
+        """Write the next checkpoint, and remove the previous one once this is complete. Raises UserError if the
+        disk is full; nothing of this checkpoint is left then."""
         if not self.sizes:
             return
         begin, seconds, fsync_s = clock(), 0.0, 0.0
@@ -81,7 +82,7 @@ class Checkpoints:
         self._written += 1
 
     def read(self) -> None:
-        """Read the last checkpoint, dropped from the page cache before. Raises UserError if it is damaged."""
+        """Drop the last checkpoint from the page cache and read it. Raises UserError if it is damaged."""
         if not self.sizes:
             return
         paths = self._paths(self._written - 1)
@@ -120,7 +121,7 @@ class Checkpoints:
             path.unlink(missing_ok=True)
         with contextlib.suppress(
             OSError
-        ):  # not empty: contains files of other ranks, the last of which removes it
+        ):  # not empty: it has files of other ranks, the last of which removes it
             (self._folder / f"checkpoint-{number}").rmdir()
 
     def _paths(self, number: int) -> list[Path]:
@@ -128,7 +129,7 @@ class Checkpoints:
         return [folder / f"rank{self._rank}-{file}" for file in range(len(self.sizes))]
 
     def _write_file(self, path: Path, size: int) -> tuple[float, float]:
-        """Seconds for the file, and the part for its fsync."""
+        """Seconds that writing the file took, and the part of them for fsync."""
         buffer, step = self._buffer, self._settings.transfer_bytes
         start = clock()
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
@@ -138,7 +139,7 @@ class Checkpoints:
             while left:
                 if at + min(step, left) > len(buffer):
                     at = 0
-                    np.add(buffer, 1, out=buffer)  # different bytes from the previous checkpoint
+                    np.add(buffer, 1, out=buffer)  # bytes differ from the previous checkpoint
                 start = clock()
                 count = os.write(fd, buffer[at : at + min(step, left)].data)
                 seconds += clock() - start
@@ -154,7 +155,7 @@ class Checkpoints:
 
 
 def require_space(settings: Checkpoint, folder: Path, world: World) -> None:
-    """Raise UserError if two checkpoints, the last and the next, do not fit. For rank 0."""
+    """Raise UserError if there is no space for two checkpoints, the last and the next. Called on rank 0."""
     existing = folder
     while not existing.exists():
         existing = existing.parent

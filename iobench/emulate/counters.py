@@ -1,4 +1,4 @@
-"""Counters of the kernel: bytes that a process fetched from storage, and bytes transferred by the device."""
+"""The kernel's counters: bytes that a process fetched from storage, and bytes transferred by the device."""
 
 import contextlib
 import os
@@ -6,12 +6,12 @@ import resource
 from pathlib import Path
 from typing import NamedTuple
 
-SECTOR = 512  # of /sys/block/*/stat, whatever the device's (Documentation/block/stat.rst)
+SECTOR = 512  # unit of /sys/block/*/stat for every device (Documentation/block/stat.rst)
 
 
 class ProcessIo:
-    """``/proc/self/io`` (proc(5)), kept open: a reading takes a few microseconds. ``counted`` false: the data is
-    not on this machine's devices, and nothing is read."""
+    """The counters in ``/proc/self/io`` (proc(5)), which is kept open so that reading it takes a few microseconds.
+    ``counted`` False: the data is not on this machine's devices, so nothing is counted."""
 
     def __init__(self, counted: bool = True) -> None:
         self._fd = -1
@@ -21,7 +21,7 @@ class ProcessIo:
 
     def read_bytes(self) -> int | None:
         """Bytes fetched from the storage layer for this process, readahead included; None if not counted.
-        Bytes from the page cache are not included, nor, on some network file systems, bytes from the network."""
+        Excludes bytes from the page cache and, on some network file systems, bytes from the network."""
         if self._fd < 0:
             return None
         for line in os.pread(self._fd, 512, 0).split(b"\n"):

@@ -24,18 +24,18 @@ from mlhpc.iobench.emulate.steps import EpochTimes, run_steps
 from mlhpc.iobench.formats.counting import ReadStatistics, Timeline
 
 Cache = Literal["each", "first", "warm", "keep"]
-"""Treatment of the page cache: drop the data before each epoch, before the first one, fill it before the
-first one, or leave it unchanged."""
+"""Treatment of the page cache: drop the data before each epoch, drop it before the first epoch, load the data
+before the first epoch, or leave the cache unchanged."""
 LOOKED_AT = 32
-"""Number of files per rank whose pages are counted."""
+"""Number of files per rank whose pages in the cache are counted."""
 NULL_MEMORY = 256 << 20
-"""Bytes of data per rank kept in memory for the null storage."""
+"""Bytes of data that each rank keeps in memory as null storage."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Of one emulation. ``null_steps``: steps with the data in memory; ``trace``: keep the times of all reads;
-    ``like_dlio``: read ahead beyond the last step of an epoch, as its loaders do."""
+    """Settings of one emulation. ``null_steps``: number of steps with the data in memory; ``trace``: keep the
+    times of all reads; ``like_dlio``: read ahead beyond the last step of an epoch, as DLIO's loaders do."""
 
     cache: Cache = "each"
     null_steps: int = 50
@@ -44,33 +44,33 @@ class Settings:
 
 
 class _Rank:
-    """An emulation on one rank: what its parts share, and ``run``, what they have measured."""
+    """The state of an emulation on one rank; ``run`` has the measurements."""
 
     def __init__(self, workload: Workload, layout: Layout | None, world: World, settings: Settings) -> None:
         self.workload, self.layout, self.world, self.settings = workload, layout, world, settings
         self.folder = layout.place.folder if layout else None
-        # Reads from this machine's devices are unrelated to an object store.
+        # With an object store, reads from this machine's devices do not belong to the emulation.
         self.process = ProcessIo(counted=layout is None or self.folder is not None)
-        self.random = np.random.default_rng([7, world.rank])  # of the waits
+        self.random = np.random.default_rng([7, world.rank])  # for emulated waits
         self.run = Run()
         self._indexed: set[Split] = set()
 
     def pipeline(
         self, split: Split, epoch: int, steps: int, batch: int, open_file: OpenFile | None = None
     ) -> Pipeline:
-        """``open_file`` None: from the real storage."""
+        """The pipeline of an epoch. ``open_file``: how files are opened; None: from the real storage."""
         assert self.layout
         dataset, reader, world = self.layout.dataset, self.workload.reader, self.world
         storage, files = Storage(self.layout, reader), self.layout.files(split)
         samples = steps * batch
-        if self.settings.like_dlio:  # the epoch's end is TensorFlow's only at the end of all of them
+        if self.settings.like_dlio:  # TensorFlow's loader ends only after all epochs
             streams, own_samples = not reader.reopen, files * dataset.samples_per_file // self.sharing()
             samples = own_samples + batch * (reader.prefetch + 1) if streams else own_samples
         work = pieces(dataset, files, reader, world.rank, world.size, epoch, samples)
         own = files_of_rank(dataset, files, reader, world.rank, world.size)
 
         def begin(statistics: ReadStatistics) -> None:
-            # DLIO's workers live through all epochs, and each reads the index of all files of its rank once.
+            # DLIO's workers live for all epochs, and each reads the indices of all its rank's files once.
             for file in own:
                 storage.read_index(split, file, statistics)
 
@@ -89,7 +89,7 @@ class _Rank:
         computation: Duration,
         after_step: Callable[[int], bool] = lambda step: False,
     ) -> EpochTimes:
-        """``run_steps``; the reads of ``pipeline`` (None: nothing is read) are added to ``run``."""
+        """Call ``run_steps`` and add the reads of ``pipeline`` (None: nothing is read) to ``run``."""
         barrier = self.world if self.workload.train.barrier else None
         with pipeline or nullcontext():
             times = run_steps(
@@ -110,14 +110,14 @@ class _Rank:
                 self.run.events.append((number, times.statistics.events))
 
     def sharing(self) -> int:
-        """Ranks among which the samples are divided."""
+        """Number of ranks among which the samples are divided."""
         return self.world.size if self.workload.reader.partition else 1
 
 
 def emulate(
     workload: Workload, layout: Layout | None, checkpoints: Checkpoints, world: World, settings: Settings
 ) -> Run:
-    """The workload with its real storage. Called by all ranks. Raises UserError if a file is missing or
+    """Emulate the workload with its real storage. Called by all ranks. Raises UserError if a file is missing or
     damaged."""
     sharpen_timers()
     rank = _Rank(workload, layout, world, settings)
@@ -144,7 +144,7 @@ def emulate(
 
 
 def _train(rank: _Rank, checkpoints: Checkpoints) -> None:
-    """The epochs, with what is done before and after each."""
+    """Run all epochs, with what is done before and after each."""
     workload, world, run = rank.workload, rank.world, rank.run
     train, per_epoch = workload.train, workload.steps_per_epoch(world.size)
     left = train.steps or per_epoch * train.epochs
@@ -179,7 +179,8 @@ def _train(rank: _Rank, checkpoints: Checkpoints) -> None:
 
 
 def _epoch(rank: _Rank, checkpoints: Checkpoints, epoch: int, steps: int, before: int) -> EpochTimes:
-    """Training steps. ``before``: how many were counted for checkpoints in earlier epochs."""
+    """Run an epoch's training steps. ``before``: number of steps in earlier epochs, for the checkpoint
+    interval."""
     workload = rank.workload
 
     def after_step(step: int) -> bool:
@@ -195,15 +196,15 @@ def _epoch(rank: _Rank, checkpoints: Checkpoints, epoch: int, steps: int, before
 
 
 def _due(every: int, done: int, first: int = 0) -> bool:
-    """Whether something follows the step or epoch number ``done``: ``first`` (0: ``every``), and every ``every``
-    from there; ``every`` 0: never."""
+    """Whether something is due after step or epoch ``done``: after number ``first`` (0: ``every``) and then after
+    every ``every`` further ones; never if ``every`` is 0."""
     first = first or every
     return every > 0 and done >= first and (done - first) % every == 0
 
 
 def emulate_null(workload: Workload, layout: Layout, world: World, settings: Settings) -> Run:
-    """Some steps of the same workload with its data in memory: the performance of the machine with infinitely
-    fast storage. Called by all ranks."""
+    """Run some steps of the same workload with its data in memory, which gives the machine's performance with
+    infinitely fast storage. Called by all ranks."""
     rank, reader = _Rank(workload, layout, world, settings), workload.reader
     steps = min(settings.null_steps, workload.steps_per_epoch(world.size))
     world.enter("null storage")
@@ -220,7 +221,7 @@ def emulate_null(workload: Workload, layout: Layout, world: World, settings: Set
 
 
 def _load_all(rank: _Rank, layout: Layout) -> float:
-    """Read all samples of the rank before the first step; returns the seconds."""
+    """Read all samples of the rank before the first step, and return the seconds it took."""
     samples = layout.dataset.samples // rank.sharing()
     start = clock()
     pipeline = rank.pipeline("train", 0, samples, 1)
@@ -242,7 +243,7 @@ def _evaluate(rank: _Rank, layout: Layout, epoch: int) -> None:
 
 
 def _prepare_cache(rank: _Rank, layout: Layout, epoch: int) -> None:
-    """Prepare the page cache of each node as set, and note the share of the data in it."""
+    """Prepare the page cache of each node as set by ``cache``, and record the share of the data in it."""
     world, cache = rank.world, rank.settings.cache
     paths = [layout.path(split, file) for split in SPLITS for file in range(layout.files(split))]
     own_paths = paths[world.local_rank :: world.local_size]

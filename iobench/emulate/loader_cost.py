@@ -1,8 +1,9 @@
-"""``mlhpc io calibrate``: what a framework's loader costs beyond reading. Its workers are Python: they take time
-for a batch and its samples, and the training loop takes time for a step whose batch is ready.
+"""``mlhpc io calibrate``: what a framework's loader costs beyond reading. Its Python workers spend time on each
+batch and sample, and the training loop spends time on each step even if its batch is ready.
 
-Measured with the framework's own loader, set up as DLIO 2.0.0 does (data_loader/, reader/tf_reader.py), on data in
-memory, in a process of its own. A step is DLIO's too: it sleeps for the computation, and writes a line to its log.
+The cost is measured in a separate process with the framework's own loader, set up as in DLIO 2.0.0 (data_loader/,
+reader/tf_reader.py), on data in memory. Steps are like DLIO's, too: they sleep for the computation and write a
+line to a log.
 """
 
 import logging
@@ -29,15 +30,18 @@ from mlhpc.errors import UserError, install
 from mlhpc.iobench.definition.schema import Loader, LoaderCost, Workload
 
 FRAMEWORKS = {"pytorch": "torch", "tensorflow": "tensorflow", "tfrecord": "tensorflow"}
-"""The package of each kind of loader; ``tfrecord``: TensorFlow's, which parses records in a Python function."""
+"""The package of each kind of loader. "tfrecord" is TensorFlow's loader that parses records in a Python
+function."""
 REPEATS, STEPS, AHEAD = 5, 12, 3
-"""Measurements of each figure; steps of one; steps before, in which the loader gets ahead."""
+"""Number of measurements per figure, steps per measurement, and steps before it, in which the loader gets
+ahead."""
 COMPUTATION_S = 0.04
-"""Of a step: a worker has the large batch ready by then. After a shorter sleep, steps are cheaper."""
+"""Emulated computation per step, during which a worker can prepare the large batch. After a shorter sleep, steps
+are cheaper."""
 FILES, READERS = 16, 4
-"""Of records in files."""
+"""Number of record files, and of parallel reads, when records are in files."""
 SMALL, MEDIUM, MANY, LARGE = (1, 4096), (1, 1 << 18), (33, 4096), (2, 2 << 20)
-"""Samples of a batch and bytes of each: for what is constant, and what grows with samples and with bytes."""
+"""Batches as (samples, bytes per sample), chosen to tell apart the cost per batch, per sample and per byte."""
 
 
 class Estimate(NamedTuple):
@@ -49,7 +53,7 @@ class Estimate(NamedTuple):
 
 
 def kind_of(workload: Workload) -> str | None:
-    """The kind of loader of a workload; None without."""
+    """The kind of loader of a workload; None if it has none."""
     loader: Loader = workload.reader.loader
     if loader == "none" or workload.dataset is None:
         return None
@@ -57,8 +61,9 @@ def kind_of(workload: Workload) -> str | None:
 
 
 def with_cost(workload: Workload, given: Path | None, world: World) -> Workload:
-    """The workload with the cost of its loader: its own, that of the file ``given``, or what is measured now.
-    Without the framework it stays unknown, which is said. Called by all ranks. Raises UserError."""
+    """The workload with the cost of its loader: the workload's own figures, those in the file ``given``, or
+    figures measured now. If the framework is not installed, the cost stays unknown and a message says so. Called
+    by all ranks. Raises UserError."""
     kind = kind_of(workload)
     if kind is None or workload.reader.loader_cost is not None:
         return workload
@@ -80,7 +85,7 @@ def with_cost(workload: Workload, given: Path | None, world: World) -> Workload:
 
 
 def with_loader_cost(workload: Workload, cost: LoaderCost | None) -> Workload:
-    """The workload with this cost of its loader."""
+    """The workload with ``cost`` as its loader's cost."""
     return workload.model_copy(update={"reader": workload.reader.model_copy(update={"loader_cost": cost})})
 
 
@@ -98,7 +103,8 @@ def _cost(costs: Mapping[str, Any]) -> LoaderCost:
 
 
 def calibrate(kind: str) -> dict[str, Any]:
-    """``measure`` in a process of its own, as JSON has it. Raises UserError without the framework."""
+    """The result of ``measure``, run in a separate process, as JSON. Raises UserError if the framework is not
+    installed."""
     import multiprocessing
     from concurrent.futures import ProcessPoolExecutor
     from importlib.util import find_spec
@@ -114,13 +120,13 @@ def calibrate(kind: str) -> dict[str, Any]:
 
 
 def measure(kind: str) -> dict[str, Any]:
-    """The fields of ``LoaderCost`` of this kind of loader, in seconds."""
-    warnings.simplefilter("ignore")  # of memory that is not pinned where there is no accelerator
+    """The fields of ``LoaderCost`` for this kind of loader, in seconds."""
+    warnings.simplefilter("ignore")  # that memory is not pinned without an accelerator
     os.environ |= {"TF_CPP_MIN_LOG_LEVEL": "3", "OMP_NUM_THREADS": "1"}
     load = {"pytorch": _pytorch, "tensorflow": _tensorflow, "tfrecord": _tfrecord}[kind]
     small, many, large = (_worker(load(*batch)) for batch in (SMALL, MANY, LARGE))
     with tempfile.TemporaryDirectory(prefix="mlhpc-") as folder:
-        # A TFRecordDataset reads them: its threads are part of what disturbs the loop.
+        # A TFRecordDataset reads files here, because its threads are part of what slows the loop.
         stepping = partial(_tfrecord, folder=Path(folder)) if kind == "tfrecord" else load
         steps = {math.prod(batch) / 1e6: _steps(stepping(*batch)) for batch in (SMALL, MEDIUM, LARGE)}
     more_mb = (math.prod(LARGE) - math.prod(SMALL)) / 1e6
@@ -137,12 +143,12 @@ def _estimate(seconds: list[float]) -> Estimate:
 
 
 def _growth(less: list[float], more: list[float], by: float) -> Estimate:
-    """Seconds per unit of what grew ``by`` so many."""
+    """Seconds per unit of a quantity that is larger ``by`` this number in ``more`` than in ``less``."""
     return _estimate([max(0.0, each - statistics.median(less)) / by for each in more])
 
 
 def _steps(loader: Iterable[Any]) -> list[float]:
-    """Seconds of a step beyond its computation, of each repeat."""
+    """Seconds per step beyond its computation, for each repeat."""
     batches = iter(loader)
     with tempfile.NamedTemporaryFile("w") as file, open(os.devnull, "w") as terminal:
         log = logging.getLogger("mlhpc.loader_cost")
@@ -161,7 +167,7 @@ def _steps(loader: Iterable[Any]) -> list[float]:
 
 
 def _worker(loader: Iterable[Any]) -> list[float]:
-    """Seconds per batch of one worker, of each repeat: batches are taken as soon as there are any."""
+    """Seconds that one worker needs per batch, for each repeat: batches are taken as soon as they are ready."""
     batches: Iterator[Any] = iter(loader)
     seconds = []
     for _ in range(REPEATS):
@@ -182,7 +188,7 @@ def _picture(size: int) -> Any:
 
 
 def _pictures(count: int, size: int) -> list[Any]:
-    """A data set, as DLIO's TorchDataset: each sample is the same picture."""
+    """A data set like DLIO's TorchDataset, in which every sample is the same picture."""
     return [_picture(size)] * count
 
 
@@ -209,7 +215,7 @@ def _tensorflow(batch: int, size: int) -> Any:
 
 
 def _tfrecord(batch: int, size: int, folder: Path | None = None) -> Any:
-    """Of one record in memory, or of files made in ``folder``."""
+    """A loader of one record in memory, or of record files that are made in ``folder``."""
     import tensorflow as tf
 
     record = encode_features({"image": bytes(size), "size": [math.isqrt(size)]})

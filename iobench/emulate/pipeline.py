@@ -22,38 +22,38 @@ from mlhpc.iobench.formats.formats import Samples, Sizes, find
 from mlhpc.iobench.formats.mpi_io import MpiFile
 
 OPEN_FILES = 64
-"""Files that a thread keeps open while it reads samples in random order."""
+"""Number of files that a thread keeps open while it reads samples in random order."""
 
 OpenFile = Callable[[Split, int, ReadStatistics], tuple[CountedFile, Sizes]]
 
 
 @dataclass
 class ThreadTimes:
-    """Times of one reader thread. ``decode_s``, the time for samples beyond their reads, is valid once the
+    """Times of one reader thread. ``decode_s``, the time spent on samples beyond their reads, is valid once the
     statistics are settled."""
 
     statistics: ReadStatistics
     samples: int = 0
     content_bytes: int = 0
-    sample_s: float = 0.0  # files opened, samples read and decoded
+    sample_s: float = 0.0  # opening files, reading and decoding samples
     preprocess_s: float = 0.0
-    blocked_s: float = 0.0  # all batches that may be ready were ready
+    blocked_s: float = 0.0  # waiting because the queue was full
 
     @property
     def decode_s(self) -> float:
-        """Decoding, and what else is done with a sample that was read."""
+        """Seconds of decoding, and of all else that is done with samples after they are read."""
         return self.sample_s - self.statistics.seconds - self.statistics.open_s
 
 
 @dataclass
 class Storage:
-    """The files of a data set in their storage."""
+    """Opens the files of a data set in their real storage."""
 
     layout: Layout
     reader: Reader
 
     def open(self, split: Split, file: int, statistics: ReadStatistics) -> tuple[CountedFile, Sizes]:
-        """A file, and the bytes of content of its samples, [samples]."""
+        """Open a file; also returns the bytes of content of each of its samples, [samples]."""
         opened: CountedFile
         if self.has_index and not self.reader.reopen:
             self.read_index(split, file, statistics)
@@ -71,11 +71,12 @@ class Storage:
 
     @property
     def has_index(self) -> bool:
-        """Whether DLIO's files say beside them where their samples are."""
+        """Whether each file has index files next to it that state the positions of its samples, as in DLIO."""
         return self.layout.is_dlio and self.layout.dataset.format == "binary"
 
     def read_index(self, split: Split, file: int, statistics: ReadStatistics) -> None:
-        """Read the places of samples beside one of DLIO's files. Raises UserError if it is shorter."""
+        """Read the index files of one of DLIO's files. Raises UserError if the file's length differs from its
+        index."""
         name, place = self.layout.name(split, file), self.layout.place
         for suffix in INDEX:
             opened = place.open(name + suffix, statistics)
@@ -89,7 +90,7 @@ class Storage:
 
 @dataclass
 class NullStorage:
-    """A few files of a data set in memory, representing all: infinitely fast storage."""
+    """Infinitely fast storage: a few files of a data set in memory, which stand in for all files."""
 
     layout: Layout
     files: dict[int, Any]
@@ -101,7 +102,7 @@ class NullStorage:
 
     @classmethod
     def load(cls, layout: Layout, files: Iterable[int], budget: int, reader: Reader) -> "NullStorage":
-        """The first of ``files`` that fit into ``budget`` bytes, at least one. Raises OSError."""
+        """Load as many of ``files`` as fit into ``budget`` bytes, at least one. Raises OSError."""
         loaded: dict[int, Any] = {}
         for file in files:
             name = layout.name("train", file)
@@ -112,23 +113,23 @@ class NullStorage:
         return cls(layout, loaded, 0 if reader.transfer_bytes or reader.direct else io.DEFAULT_BUFFER_SIZE)
 
     def open(self, split: Split, file: int, statistics: ReadStatistics) -> tuple[CountedFile, Sizes]:
-        """The file that stands in for ``file``."""
+        """Open the file that stands in for ``file``; also returns the bytes of its samples, [samples]."""
         stand_in = self.numbers[file % len(self.numbers)]
         path = Path("memory") / self.layout.name(split, stand_in)
         return MemoryFile(path, self.files[stand_in], self.block_bytes), self.layout.sizes("train", stand_in)
 
 
 class Pipeline:
-    """An epoch's samples, read by ``reader.threads`` threads, delivered in batches by ``next_batch``.
+    """Reads an epoch's samples in ``reader.threads`` threads and delivers them in batches by ``next_batch``.
 
-    With 0 threads ``next_batch`` itself reads. Samples of one piece keep their order; those of different
-    threads are delivered when ready, as in a pipeline without a fixed order. With
-    ``reader.preprocess_threads`` samples are preprocessed by one of these threads. ``next_batch`` raises the
-    exceptions of threads. ``times``: of the reader threads, then of the preprocessing threads; ``activity``:
-    when any of them read; ``step_s``: seconds that the loop spends on a batch that is ready.
+    With 0 threads, ``next_batch`` itself reads. Samples of one piece keep their order; those of different threads
+    are delivered when ready, as in a pipeline without a fixed order. With ``reader.preprocess_threads``, samples
+    are preprocessed by one of these threads. ``next_batch`` raises the exceptions of threads. ``times``: those of
+    the reader threads, then of the preprocessing threads; ``activity``: when any thread was reading; ``step_s``:
+    seconds that the loop spends on a batch that is ready.
 
-    As a context it stops its threads at the end, also after an error: HDF5 crashes if the interpreter ends while
-    they read.
+    Used as a context manager, it stops its threads at the end, even after an error, because HDF5 crashes if the
+    interpreter exits while they read.
     """
 
     def __init__(
@@ -142,15 +143,15 @@ class Pipeline:
         trace: bool,
         begin: Callable[[ReadStatistics], None] = lambda statistics: None,
     ) -> None:
-        """``begin``: what each reader thread does first."""
+        """``begin``: called first by each reader thread."""
         self._dataset, self._reader, self._split = dataset, reader, split
         self._open_file, self._batch, self._begin = open_file, batch_size, begin
         self._worker_s, self.step_s = reader.worker_s(dataset, batch_size), reader.step_s(dataset, batch_size)
         self._work, self._work_lock = work, threading.Lock()
-        self._read: deque[Any] = deque()  # and to be preprocessed by other threads
+        self._read: deque[Any] = deque()  # samples read, to be preprocessed by other threads
         self._ready: deque[Any] = deque()
         self._room = batch_size * reader.prefetch
-        self._claimed = 0  # samples ready or in work
+        self._claimed = 0  # samples ready or in progress
         self._change = threading.Condition()
         self._stopped = False
         self._error: BaseException | None = None
@@ -181,7 +182,7 @@ class Pipeline:
         self.stop()
 
     def next_batch(self) -> Sequence[Any]:
-        """``batch_size`` samples; waits until there are."""
+        """The next ``batch_size`` samples; waits until they are ready."""
         if self._inline is not None:
             return [next(self._inline) for _ in range(self._batch)]
         with self._change:
@@ -311,7 +312,7 @@ class Pipeline:
         return find(self._dataset.format).open_samples(counted, sizes, self._dataset)
 
     def _make_room(self, files: OrderedDict[int, tuple[Samples, CountedFile, Sizes]]) -> None:
-        # In sequential order a thread has finished a file when it opens the next.
+        # In sequential order, a thread has finished a file when it opens the next one.
         most = 1 if self._reader.reopen or self._reader.sample_order == "sequential" else OPEN_FILES
         while len(files) >= most:
             _, (samples, _, _) = files.popitem(last=False)

@@ -1,4 +1,5 @@
-"""The samples of a rank in an epoch and their order, divided into pieces of work for its reader threads."""
+"""The samples that a rank reads in an epoch and their order, divided into pieces of work for its reader
+threads."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,12 +12,12 @@ from mlhpc.iobench.definition.schema import Dataset, Reader, Workload
 from mlhpc.quantities import count
 
 Numbers = npt.NDArray[np.int64]
-_RANDOM = 1 << 32  # different from the keys of the orders
+_RANDOM = 1 << 32  # differs from the keys that determine the order
 
 
 @dataclass(frozen=True)
 class Piece:
-    """Samples ``samples`` (numbers in the file) of file ``file``, read sequentially."""
+    """Samples ``samples`` (by their numbers in the file) of file ``file``, which are read sequentially."""
 
     file: int
     samples: Numbers
@@ -47,7 +48,7 @@ def require_enough(workload: Workload, ranks: int) -> None:
 
 
 def _part(samples: int, reader: Reader, rank: int, ranks: int) -> tuple[int, int]:
-    """First sample of a rank and the number of its samples."""
+    """The first sample of a rank's part and the number of samples in it."""
     share = samples // (ranks if reader.partition else 1)
     return rank * share if reader.partition else 0, share
 
@@ -61,12 +62,12 @@ def files_of_rank(dataset: Dataset, files: int, reader: Reader, rank: int, ranks
 def pieces(
     dataset: Dataset, files: int, reader: Reader, rank: int, ranks: int, epoch: int, samples: int
 ) -> Iterator[Piece]:
-    """The work of a rank in an epoch: ``samples`` samples.
+    """The work of a rank in an epoch, ``samples`` samples in all.
 
-    The files are ordered, identically on all ranks; each rank gets an equal contiguous part of all samples,
-    or all of them. With ``sample_order`` sequential, a piece contains the samples of one file in this part, or one
-    sample if ``reopen``; with shuffled, all samples of the part are permuted, and a piece is one sample; with
-    random, they are drawn with replacement. More ``samples`` than the part has begin again.
+    The order of files is the same on all ranks; each rank gets an equal contiguous part of all samples, or all of
+    them. With ``sample_order`` "sequential", a piece contains the samples of one file in this part, or one sample
+    if ``reopen`` is set; with "shuffled", the samples of the part are permuted, and a piece is one sample; with
+    "random", they are drawn with replacement. If ``samples`` exceeds the part, reading starts over.
     """
     per_file = dataset.samples_per_file
     order = np.arange(files)

@@ -16,7 +16,7 @@ _OF_THREADS = ("samples", "content_bytes", "decode_s", "preprocess_s", "blocked_
 
 @dataclass
 class Reading:
-    """The reads and the work of all reader threads over some epochs. Thread seconds add up over threads."""
+    """The reads and the work of all reader threads over some epochs. Seconds are summed over threads."""
 
     opens: int = 0
     open_s: float = 0.0
@@ -31,12 +31,12 @@ class Reading:
     decode_s: float = 0.0
     preprocess_s: float = 0.0
     blocked_s: float = 0.0
-    reading_s: float = 0.0  # at least one thread was reading
-    waited_s: float = 0.0  # and the loop waited
+    reading_s: float = 0.0  # time in which at least one thread was reading
+    waited_s: float = 0.0  # the part of it in which the loop waited
     sizes: dict[int, int] = field(default_factory=dict)
 
     def add(self, times: Sequence[ThreadTimes]) -> None:
-        """Add the reads and the work of the threads of one epoch."""
+        """Add one epoch's reads and per-thread work."""
         sizes = Counter(self.sizes)
         for thread in times:
             thread.statistics.settle()
@@ -50,17 +50,17 @@ class Reading:
 
 @dataclass
 class Run:
-    """One emulation on one rank: with the real storage or the null storage."""
+    """The measurements of one emulation on one rank, with real or null storage."""
 
     epochs: list[EpochTimes] = field(default_factory=list)
     evaluations: list[EpochTimes] = field(default_factory=list)
     reading: Reading = field(default_factory=Reading)
-    origin: float = 0.0  # on this process's clock, when the ranks met before the first epoch or checkpoint
-    read_bytes: Timeline = field(default_factory=Timeline)  # of all threads
+    origin: float = 0.0  # when the ranks met before the first epoch or checkpoint, on this process's clock
+    read_bytes: Timeline = field(default_factory=Timeline)  # over all threads
     cpu_s: float = 0.0
     load_s: float = 0.0
-    device_bytes: int | None = None  # of this process, all epochs
-    node_device: DeviceIo | None = None  # of the block device, all epochs; on the first rank of a node
-    resident: list[float] = field(default_factory=list)  # of the data in the page cache, before each epoch
+    device_bytes: int | None = None  # read by this process in all epochs
+    node_device: DeviceIo | None = None  # over all epochs, on the first rank of a node
+    resident: list[float] = field(default_factory=list)  # share of data in the page cache
     events: list[tuple[int, list[ReadEvent]]] = field(default_factory=list)  # by reader thread, if traced
     transfers: list[Transfer] = field(default_factory=list)

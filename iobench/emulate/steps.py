@@ -23,9 +23,9 @@ COLUMNS = (
     "read_bytes",
     "device_bytes",
 )
-"""Times and reads of a step. ``compute_s`` is the time to emulate; ``oversleep_s`` the additional time it
-took. The last three count the reads of the rank's threads during the step, including those for later steps;
-device bytes are -1 if not counted. The wait includes what the loader costs the loop."""
+"""Times and reads of a step. ``compute_s`` is the computing time to emulate, ``oversleep_s`` the time by which the
+emulation exceeded it. The last three count the reads of the rank's threads during the step, including reads for
+later steps; device bytes are -1 if not counted. The wait includes the time that the loader costs the loop."""
 
 
 @dataclass
@@ -35,12 +35,12 @@ class EpochTimes:
     epoch: int
     seconds: float = 0.0
     checkpoint_s: float = 0.0
-    checkpoint_at: list[int] = field(default_factory=list)  # steps, from 0, that a checkpoint followed
+    checkpoint_at: list[int] = field(default_factory=list)  # steps, from 0, before a checkpoint
     checkpoint_step_s: list[float] = field(default_factory=list)
     steps: npt.NDArray[np.float64] = field(default_factory=lambda: np.empty((0, len(COLUMNS))))
 
     def column(self, name: str) -> npt.NDArray[np.float64]:
-        """One of ``COLUMNS`` of all steps, [steps]."""
+        """The values of one of ``COLUMNS`` for all steps, [steps]."""
         return self.steps[:, COLUMNS.index(name)]
 
 
@@ -54,8 +54,9 @@ def run_steps(
     process: ProcessIo,
     after_step: Callable[[int], bool] = lambda step: False,
 ) -> EpochTimes:
-    """``steps`` steps. ``pipeline`` None: nothing is read. ``world``: its ranks wait for each other after every
-    step; None: each goes at its own pace. ``after_step`` may write a checkpoint, and returns whether it did."""
+    """Run ``steps`` steps. ``pipeline`` None: nothing is read. ``world``: the ranks that wait for each other after
+    every step; None: each rank proceeds at its own pace. ``after_step`` may write a checkpoint, and returns
+    whether it did."""
     times = EpochTimes(epoch, steps=np.zeros((steps, len(COLUMNS))))
     statistics = [thread.statistics for thread in pipeline.times] if pipeline else []
     calls = read = 0
@@ -65,7 +66,7 @@ def run_steps(
     for step in range(steps):
         start = clock()
         if pipeline:
-            del batch  # like a training loop, which does not keep the last one
+            del batch  # a training loop does not keep the last batch either
             pipeline.activity.waiting(True)
             batch = pipeline.next_batch()
             pipeline.activity.waiting(False)

@@ -1,6 +1,6 @@
 """Reads files and counts every call: bytes, position and time.
 
-All formats read only through ``CountedFile``, so the counts are the application's requests to its storage.
+All formats read through ``CountedFile`` only, so the counts are the application's requests to its storage.
 """
 
 import io
@@ -17,29 +17,31 @@ from mlhpc.errors import UserError
 from mlhpc.iobench.formats.counting import UNSETTLED, ReadStatistics, clock
 
 ALIGNMENT = 4096
-"""Of offset, length and address with O_DIRECT: sufficient for the logical blocks of all disks (open(2), NOTES)."""
+"""Alignment of offset, length and address for O_DIRECT; it suffices for every disk's logical blocks (open(2),
+NOTES)."""
 LARGEST_READ = 1 << 30
 """Linux reads at most 2 GiB less a page at once (read(2))."""
 DIRECT_READ = 8 << 20
-"""Bytes of the aligned buffer for direct reads where the workload sets no transfer size."""
+"""Bytes of the aligned buffer for direct reads if the workload sets no transfer size."""
 ADVICE = {"sequential": os.POSIX_FADV_SEQUENTIAL, "random": os.POSIX_FADV_RANDOM}
 
 Bytes = npt.NDArray[np.uint8]
 
 
 class CountedFile:
-    """A file open for reading. Not for several threads at once.
+    """A file open for reading. Not thread-safe.
 
     ``transfer``: maximum bytes of a read, 0 for no limit. ``streaming``: the samples are read sequentially
-    through a window of ``transfer`` bytes, like buffered input streams; otherwise exactly the requested bytes
-    are read. ``block_bytes``: of the buffer that Python's ``open`` has for it; 0 where ``transfer`` or ``direct``
-    determine the reads, and for objects. Raises UserError if the file cannot be opened, read, or ends early.
+    through a window of ``transfer`` bytes, like buffered input streams; otherwise exactly the requested bytes are
+    read. ``block_bytes``: size of the buffer that Python's ``open`` uses for the file; 0 if ``transfer`` or
+    ``direct`` determine the reads, and for objects. Raises UserError if the file cannot be opened or read, or ends
+    early.
     """
 
     block_bytes = 0
     whole_buffers = False
-    """Of a stream: whether a whole buffer is asked for at the end of the file too, then what it lacked once more,
-    as by TensorFlow's PosixRandomAccessFile."""
+    """With ``streaming``: whether to request a whole buffer even at the end of the file, and then the missing rest
+    once more, as TensorFlow's PosixRandomAccessFile does."""
 
     def __init__(
         self,
@@ -51,7 +53,7 @@ class CountedFile:
     ) -> None:
         self._begin(path, statistics, transfer, streaming)
         self._direct = direct
-        self._aligned: mmap.mmap | None = None  # memory for direct reads
+        self._aligned: mmap.mmap | None = None  # buffer for direct reads
         self._aligned_bytes = -(-min(self._transfer, DIRECT_READ) // ALIGNMENT) * ALIGNMENT + ALIGNMENT
         start = clock()
         try:
@@ -68,7 +70,7 @@ class CountedFile:
         statistics.open_s += clock() - start
 
     def _begin(self, path: Path | str, statistics: ReadStatistics, transfer: int, streaming: bool) -> None:
-        """Initialisation also needed for files not opened here. ``path`` is for messages."""
+        """Initialisation that subclasses with other storage need as well. ``path`` is for messages."""
         self.path = path
         self._statistics = statistics
         self._transfer = min(transfer or LARGEST_READ, LARGEST_READ)
@@ -79,7 +81,7 @@ class CountedFile:
         self._previous_end = -1
 
     def advise(self, advice: Literal["sequential", "random"]) -> None:
-        """Tell the kernel how the file will be read (posix_fadvise(2)); nothing where there is no descriptor."""
+        """Tell the kernel how the file will be read (posix_fadvise(2)); does nothing without a descriptor."""
         if self._fd >= 0:
             os.posix_fadvise(self._fd, 0, 0, ADVICE[advice])
 
@@ -90,7 +92,7 @@ class CountedFile:
             self._aligned.close()
 
     def read(self, offset: int, length: int) -> Bytes:
-        """``length`` bytes from ``offset``, in a separate buffer. Returns uint8 [length]."""
+        """Read ``length`` bytes from ``offset`` into a new buffer, uint8 [length]."""
         out = np.empty(length, np.uint8)
         self.read_into(offset, out)
         return out
@@ -122,8 +124,8 @@ class CountedFile:
             self._from_window(at, out[done:])
 
     def read_some(self, offset: int, out: Bytes) -> int:
-        """One read of ``len(out)`` bytes, as an application asks for them; returns how many there were. Without a
-        descriptor, or with direct reads, only what the file has is asked for."""
+        """Request ``len(out)`` bytes in one read, as an application would, and return how many were read. Without
+        a descriptor, or with direct reads, no bytes beyond the end of the file are requested."""
         if self._fd < 0 or self._direct:
             count = max(0, min(len(out), self.size - offset))
             if count:
@@ -144,7 +146,7 @@ class CountedFile:
         )
 
     def _from_window(self, offset: int, out: Bytes) -> int:
-        """Copy the window's bytes from ``offset`` on; returns their number."""
+        """Copy bytes from ``offset`` on out of the window; returns their number."""
         start = offset - self._window_at
         if not 0 <= start < len(self._window):
             return 0
@@ -155,7 +157,7 @@ class CountedFile:
     _preadv = staticmethod(os.preadv)
 
     def _fetch(self, offset: int, out: Bytes) -> None:
-        """Reads of at most ``transfer`` bytes, until ``out`` is full."""
+        """Read at most ``transfer`` bytes at a time until ``out`` is full."""
         view, done = out.data, 0
         try:
             while done < len(out):
@@ -167,8 +169,9 @@ class CountedFile:
             raise self._unreadable(error) from error
 
     def _read_run(self, offset: int, out: memoryview) -> int:
-        """A run of reads into ``out``, until it is full or one of them is short; returns the number of bytes."""
-        # Local names are faster than attributes, and the loop runs for every read.
+        """Read into ``out`` by a run of consecutive reads, until it is full or a read is short; returns the number
+        of bytes."""
+        # Local names are faster than attributes, and this loop runs once per read.
         fd, transfer, read, now, at = self._fd, self._transfer, self._preadv, clock, 0
         length = min(len(out), UNSETTLED * transfer)
         note = self._statistics.begin_run(transfer, length)
@@ -177,7 +180,7 @@ class CountedFile:
             part = out[at : at + transfer]
             count = read(fd, (part,), offset + at)
             note(now())
-            if count != transfer:  # the last one, or cut short
+            if count != transfer:  # the last read, or a short one
                 break
         asked = at + len(part)
         self._statistics.end_run(offset, transfer, asked, self._previous_end)
@@ -201,12 +204,12 @@ class CountedFile:
         return begin, min(-(-(offset + length - begin) // ALIGNMENT) * ALIGNMENT, self._aligned_bytes)
 
     def _preadv_direct(self, fd: int, buffers: tuple[memoryview], offset: int) -> int:
-        """``os.preadv`` of the blocks around the one buffer."""
+        """``os.preadv`` of the aligned blocks that contain the buffer's bytes."""
         (out,) = buffers
         if self._aligned is None:
             self._aligned = mmap.mmap(-1, self._aligned_bytes)
         begin, asked = self._blocks(offset, len(out))
-        # Released also when the read fails: the traceback of its error would keep the memory from being closed.
+        # Released even if the read fails; otherwise the error's traceback would keep the memory from being closed.
         with memoryview(self._aligned) as whole, whole[:asked] as view:
             count = min(os.preadv(fd, [view], begin) - (offset - begin), len(out))
             if count > 0:
@@ -221,17 +224,17 @@ class MemoryFile(CountedFile):
         self.path, self.size, self._data, self.block_bytes = path, len(data), data, block_bytes
 
     def close(self) -> None:
-        """Nothing."""
+        """Does nothing."""
         pass
 
     def read(self, offset: int, length: int) -> Bytes:
-        """``length`` bytes from ``offset``: a part of the memory itself. Returns uint8 [length]."""
+        """``length`` bytes from ``offset``, uint8 [length], as a view of the memory."""
         if offset < 0 or offset + length > self.size:
             raise UserError(f"{self.path} has {self.size} bytes instead of {offset + length}: damaged")
         return self._data[offset : offset + length]  # no copy
 
     def read_some(self, offset: int, out: Bytes) -> int:
-        """Copy the bytes from ``offset`` on that there are; returns their number."""
+        """Copy the available bytes from ``offset`` on into ``out``; returns their number."""
         part = self._data[offset : offset + len(out)]
         out[: len(part)] = part
         return len(part)
@@ -242,7 +245,7 @@ class MemoryFile(CountedFile):
 
 
 class FileObject(io.RawIOBase):
-    """A counted file with a position, for libraries. Closing it leaves the counted file open."""
+    """A counted file with a file position, for libraries. Closing it leaves the counted file open."""
 
     def __init__(self, file: CountedFile) -> None:
         self._file, self._at = file, 0
@@ -256,12 +259,12 @@ class FileObject(io.RawIOBase):
         return True
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        """As of a raw file (io.RawIOBase)."""
+        """Like ``io.RawIOBase.seek``."""
         self._at = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._file.size}[whence]
         return self._at
 
     def readinto(self, buffer: Any) -> int:
-        """Fill ``buffer`` as far as the file goes; returns the number of bytes."""
+        """Fill ``buffer``, or read to the end of the file; returns the number of bytes."""
         out = np.frombuffer(buffer, np.uint8)
         if self._file.block_bytes:
             count = self._file.read_some(self._at, out)
@@ -274,7 +277,7 @@ class FileObject(io.RawIOBase):
         return count
 
     def readall(self) -> bytes:
-        """All bytes that are left, and a look for more, as Python's files do."""
+        """Read all remaining bytes, and try once more at the end, as Python's files do."""
         data = bytearray(max(0, self._file.size - self._at) + 1)
         done = 0
         while count := self.readinto(memoryview(data)[done:]):
@@ -283,6 +286,6 @@ class FileObject(io.RawIOBase):
 
 
 def buffered(file: CountedFile) -> io.BufferedReader | None:
-    """``file`` as Python's ``open`` gives it to a library, with a buffer of the file system's block; None where
-    the workload or the storage determines the reads."""
+    """``file`` as a buffered file like those of Python's ``open``, with a buffer of the file system's block size;
+    None if the workload or the storage determines the reads."""
     return io.BufferedReader(FileObject(file), file.block_bytes) if file.block_bytes else None

@@ -1,5 +1,5 @@
-"""Contiguous samples without framing, as used for large sets of tokens and features. In DLIO's layout two files
-beside each have the positions and the sizes of its samples, 64-bit integers."""
+"""Contiguous samples without framing, as used for large sets of tokens and features. In DLIO's layout, two files
+next to each file hold the positions and sizes of its samples as 64-bit integers."""
 
 from collections.abc import Sequence
 
@@ -13,7 +13,7 @@ from mlhpc.iobench.formats.access import CountedFile, buffered
 from mlhpc.iobench.formats.formats import Bytes, MakeSample, Sizes, equal_sizes
 
 INDEX = (".off.idx", ".sz.idx")
-"""Suffixes of DLIO's index files, after the name of the file."""
+"""Suffixes that DLIO's index files add to the name of the file."""
 
 
 def write(fd: int, sizes: Sizes, make_sample: MakeSample, dataset: Dataset) -> None:
@@ -23,13 +23,13 @@ def write(fd: int, sizes: Sizes, make_sample: MakeSample, dataset: Dataset) -> N
 
 
 def index(sizes: Sizes) -> dict[str, bytes]:
-    """The files beside one with samples of ``sizes`` bytes, [samples], by their suffixes."""
+    """The contents of the index files of a file with samples of ``sizes`` bytes, [samples], by suffix."""
     values = (np.cumsum(sizes) - sizes, sizes)
     return {suffix: array.astype("<i8").tobytes() for suffix, array in zip(INDEX, values, strict=True)}
 
 
 def read_index(file: CountedFile, samples: int) -> Sizes:
-    """The values of one of the index files, [samples]. Raises UserError if it is not of this number."""
+    """The values in an index file, [samples]. Raises UserError if their number is not ``samples``."""
     if file.size != 8 * samples:
         raise UserError(f"{file.path}: {file.size} bytes are not those of {samples} samples; regenerate it")
     values, source = np.empty(samples, np.int64), buffered(file)
@@ -44,12 +44,12 @@ class Samples(formats.Samples):
     """Reads samples by their positions."""
 
     def __init__(self, file: CountedFile, sizes: Sizes, dataset: Dataset) -> None:
-        """Raises UserError if a file of DLIO has not as many samples."""
+        """Raises UserError if one of DLIO's files has another number of samples."""
         self._images = dataset.layout == "dlio"
         super().__init__(file, equal_sizes(file, len(sizes)) if self._images else sizes, dataset)
 
     def read(self, number: int) -> Bytes:
-        """The bytes of sample ``number``; those of DLIO's file as its reader asks for them."""
+        """The bytes of sample ``number``; in DLIO's layout, read with the same requests as DLIO's reader."""
         source = buffered(self._file) if self._images else None
         if source is None:
             sample: Bytes = super().read(number)
@@ -61,7 +61,7 @@ class Samples(formats.Samples):
 
 
 class ExtentReader(formats.Samples):
-    """Reads ``reader.extents`` of samples in order, like a program that knows the positions of its arrays."""
+    """Reads the ``reader.extents`` of samples in order, like a program that knows the positions of its arrays."""
 
     def __init__(self, file: CountedFile, sizes: Sizes, dataset: Dataset, extents: Sequence[Extent]) -> None:
         super().__init__(file, sizes, dataset)

@@ -1,7 +1,7 @@
 """Counts a thread's reads with negligible overhead.
 
-Of each read only when it ended is noted: it began when the one before it in its run ended, and where it was
-follows from that run. Notes take memory of fixed size, and many are counted at once.
+Only the end time of each read is noted: a read begins when the previous read of its run ends, and its position
+follows from the run. The notes take a fixed amount of memory, and many are counted at once.
 """
 
 import struct
@@ -17,13 +17,14 @@ import numpy.typing as npt
 
 DISTINCT_SIZES = 4096
 UNSETTLED = 4096
-"""Reads that a thread records before they are counted, and the maximum per run."""
+"""Number of reads that a thread notes before they are counted; also the maximum per run."""
 SPANS_KEPT = 1 << 16
-"""Reads of all threads whose times are kept before those that are over for all are summed up."""
+"""Number of reads, over all threads, whose times are kept before the times that all threads have passed are summed
+up."""
 INTERVALS = 256
-"""Of a timeline."""
+"""Number of intervals of a timeline."""
 SHORTEST = 2.0**-10
-"""Seconds of an interval of a timeline at first."""
+"""Initial length in seconds of a timeline's intervals."""
 _RUN = struct.Struct("qqqq")
 
 Spans = npt.NDArray[np.float64]
@@ -31,7 +32,7 @@ clock = time.perf_counter
 
 
 class ReadEvent(NamedTuple):
-    """One read: seconds on the process's clock."""
+    """One read; times are seconds on the process's clock."""
 
     start: float
     seconds: float
@@ -49,7 +50,7 @@ class Activity:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._handed_in: list[float] = []  # up to when, of each thread
+        self._handed_in: list[float] = []  # the time up to which each thread has reported
         self._reads: list[Spans] = []
         self._kept, self._most = 0, SPANS_KEPT
         self._reading_s = self._waited_s = 0.0
@@ -63,7 +64,7 @@ class Activity:
             return len(self._handed_in) - 1
 
     def add(self, number: int, reads: Spans) -> None:
-        """Start and end times of a thread's reads, [n, 2], in order and not overlapping."""
+        """Add the start and end times of a thread's reads, [n, 2], in order and not overlapping."""
         with self._lock:
             self._reads.append(reads)
             self._kept += len(reads)
@@ -73,12 +74,12 @@ class Activity:
                 self._most = max(SPANS_KEPT, 2 * self._kept)
 
     def leave(self, number: int) -> None:
-        """The thread reads no more."""
+        """Note that thread ``number`` will not read any more."""
         with self._lock:
             self._handed_in[number] = np.inf
 
     def waiting(self, waiting: bool) -> None:
-        """Whether the loop waits for a batch from now on."""
+        """Note whether the loop waits for a batch from now on."""
         now = clock()
         if self._waiting_since is not None:
             self._waits.append((self._waiting_since, now))
@@ -93,7 +94,7 @@ class Activity:
 
     @property
     def waited_s(self) -> float:
-        """Those of them in which the loop was waiting."""
+        """Seconds in which a thread was reading while the loop was waiting."""
         with self._lock:
             self._sum_up(np.inf)
             return self._waited_s
@@ -104,7 +105,7 @@ class Activity:
         if not len(reads):
             return
         until = min(until, reads[-1, 1])
-        # The loop adds a wait before it forgets since when, so one of the two is seen, or both.
+        # The loop adds a wait before it clears its start, so at least one of the two is seen.
         since = self._waiting_since
         waits = list(self._waits)
         over = sum(end <= until for _, end in waits)
@@ -120,7 +121,7 @@ class Activity:
         np.cumsum(lengths, out=sums[1:])
 
         def read_until(moments: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-            last = np.searchsorted(before[:, 0], moments, "right") - 1  # that has begun; -1: none
+            last = np.searchsorted(before[:, 0], moments, "right") - 1  # last read begun; -1: none
             return np.where(last < 0, 0, sums[last] + np.clip(moments - before[last, 0], 0, lengths[last]))
 
         begins, ends = union(np.array(waits).reshape(-1, 2)).T
@@ -132,8 +133,8 @@ class Activity:
 
 
 def union(spans: Spans) -> Spans:
-    """The same times as in ``spans`` [n, 2] of begin and end, in order and without overlaps."""
-    if (spans[1:, 0] > spans[:-1, 1]).all():  # as those of one thread are
+    """The union of ``spans`` of begin and end, [n, 2], in order and without overlaps."""
+    if (spans[1:, 0] > spans[:-1, 1]).all():  # already so for a single thread
         return spans
     begins, ends = spans[np.argsort(spans[:, 0], kind="stable")].T
     latest = np.maximum.accumulate(ends)
@@ -145,15 +146,15 @@ def union(spans: Spans) -> Spans:
 @dataclass
 class Timeline:
     """An amount, such as bytes, over the time since ``origin``: ``amounts`` [INTERVALS] in equal intervals, which
-    become longer as time passes. Earlier amounts are not counted."""
+    become longer as time passes. Amounts before ``origin`` are not counted."""
 
     origin: float = field(default_factory=clock)
     interval_s: float = SHORTEST
     amounts: npt.NDArray[np.float64] = field(default_factory=lambda: np.zeros(INTERVALS))
 
     def add(self, spans: Spans, amounts: npt.NDArray[np.float64]) -> None:
-        """``amounts`` [n], each spread evenly over its span of begin and end. ``spans`` [n, 2]: in order and not
-        overlapping."""
+        """Add ``amounts`` [n], each spread evenly over its span of begin and end. ``spans`` [n, 2] must be in
+        order and not overlap."""
         if not len(spans):
             return
         while spans[-1, 1] > self.origin + INTERVALS * self.interval_s:
@@ -161,7 +162,7 @@ class Timeline:
         so_far = np.cumsum(amounts)
         edges = self.origin + self.interval_s * np.arange(INTERVALS + 1)
         until = np.interp(edges, spans.ravel(), np.stack([so_far - amounts, so_far], 1).ravel(), left=0)
-        self.amounts += np.diff(np.maximum.accumulate(until))  # which rounding may let fall
+        self.amounts += np.diff(np.maximum.accumulate(until))  # rounding may make it decrease
 
     def include(self, other: "Timeline") -> None:
         """Add all of ``other``, which may begin later."""
@@ -171,11 +172,11 @@ class Timeline:
 
     @property
     def used(self) -> int:
-        """Intervals up to the last with an amount."""
+        """Number of intervals up to the last one with an amount."""
         return int(np.flatnonzero(self.amounts)[-1] + 1) if self.amounts.any() else 0
 
     def lengthen(self) -> None:
-        """Double the intervals."""
+        """Double the length of the intervals."""
         self.amounts = np.concatenate([self.amounts.reshape(-1, 2).sum(1), np.zeros(INTERVALS // 2)])
         self.interval_s *= 2
 
@@ -185,7 +186,8 @@ class ReadStatistics:
     """Reads of one thread. As in Darshan, a read is sequential if it starts at or after the end of the
     previous read of that file, consecutive if exactly there.
 
-    Opens, calls and bytes are always up to date, for other threads too; the rest is after ``settle``.
+    Opens, calls and bytes are always up to date, for other threads as well; all else is up to date after
+    ``settle``.
     """
 
     activity: Activity = field(default_factory=Activity)
@@ -193,18 +195,18 @@ class ReadStatistics:
     opens: int = 0
     open_s: float = 0.0
     seconds: float = 0.0
-    follow_ups: int = 0  # reads that are not the first of an open file: those that can be sequential
+    follow_ups: int = 0  # reads other than the first of an open file, which can be sequential
     sequential: int = 0
     consecutive: int = 0
     sizes: Counter[int] = field(default_factory=Counter)
     timeline: Timeline = field(default_factory=Timeline)
-    _times: list[float] = field(default_factory=list)  # of each run: when it began, and when its reads ended
-    # Of the current run, in one object because other threads look at it: calls and bytes before it, bytes of a
-    # read and of the run, and the list of times and its length when the run began.
+    _times: list[float] = field(default_factory=list)  # for each run: its beginning, and the end of each read
+    # The current run, in one object because other threads read it: calls and bytes before the run, bytes per read
+    # and of the run, and the list of times with its length when the run began.
     _current: tuple[int, int, int, int, list[float], int] = field(init=False)
     _number: int = field(init=False)
     _runs: bytearray = field(default_factory=lambda: bytearray(UNSETTLED * _RUN.size))
-    _noted: int = 0  # bytes of them
+    _noted: int = 0  # number of bytes used in ``_runs``
 
     def __post_init__(self) -> None:
         self._number = self.activity.enter()
@@ -223,20 +225,22 @@ class ReadStatistics:
         return before + min(max(0, len(times) - length - 1) * transfer, most)
 
     def add(self, begin: float, end: float, offset: int, size: int, previous_end: int) -> None:
-        """A read of ``size`` bytes. ``previous_end``: of the read before in this file, -1 for the first."""
+        """Add a read of ``size`` bytes. ``previous_end``: the end of the previous read of this file, -1 for the
+        first."""
         note = self.begin_run(size, size)
         note(begin)
         note(end)
         self.end_run(offset, size, size, previous_end)
 
     def begin_run(self, transfer: int, length: int) -> Callable[[float], None]:
-        """At most ``UNSETTLED`` consecutive reads follow, of up to ``length`` bytes together, each of ``transfer``
-        but the last, which may be shorter. Returns what notes when the first begins, then when each ends."""
+        """Begin a run of at most ``UNSETTLED`` consecutive reads of up to ``length`` bytes together, each of
+        ``transfer`` bytes except the last, which may be shorter. Returns a function that notes a time, to be
+        called when the first read begins and when each read ends."""
         self._current = self.calls, self.bytes, transfer, length, self._times, len(self._times)
         return self._times.append
 
     def end_run(self, offset: int, transfer: int, length: int, previous_end: int) -> None:
-        """Position and length of the run."""
+        """End the run, whose position and length are now known."""
         self._current = self.calls, self._current[1] + length, 0, 0, self._times, len(self._times)
         _RUN.pack_into(self._runs, self._noted, offset, transfer, length, previous_end)
         self._noted += _RUN.size
@@ -244,25 +248,25 @@ class ReadStatistics:
             self.settle()
 
     def settle(self) -> None:
-        """Bring everything up to date."""
+        """Count all noted reads, so that everything is up to date."""
         if not self._noted:
             return
         runs = np.frombuffer(self._runs, np.int64, self._noted // 8).reshape(-1, 4)
         offset, transfer, length, previous = runs.T
         number = np.maximum(1, -(-length // np.maximum(1, transfer)))
         last = length - (number - 1) * transfer
-        # Packed by struct they are an array in a third of the time that NumPy needs for a list.
+        # Packing by struct takes a third of the time of converting a list to an array.
         noted = np.frombuffer(struct.pack(f"{len(self._times)}d", *self._times))
-        noted = noted[: number.sum() + len(number)]  # without those of a run that an error ended
+        noted = noted[: number.sum() + len(number)]  # without the times of a run that an error ended
         ends = np.ones(len(noted), bool)
-        ends[np.cumsum(number + 1) - number - 1] = False  # where runs begin
+        ends[np.cumsum(number + 1) - number - 1] = False  # the beginnings of runs
         times = np.stack([noted[:-1][ends[1:]], noted[ends]], axis=1)
         self.seconds += float((times[:, 1] - times[:, 0]).sum())
         self.activity.add(self._number, times)
         asked = np.repeat(transfer, number)
         asked[np.cumsum(number) - 1] = last
         self.timeline.add(times, asked.astype(float))
-        within = int((number - 1).sum())  # runs; each of these reads begins where the one before ended
+        within = int((number - 1).sum())  # within runs, each read begins where the previous one ended
         self.follow_ups += within + int(np.count_nonzero(previous >= 0))
         self.sequential += within + int(np.count_nonzero((previous >= 0) & (offset >= previous)))
         self.consecutive += within + int(np.count_nonzero((previous >= 0) & (offset == previous)))
@@ -274,7 +278,7 @@ class ReadStatistics:
                 known = size in self.sizes or len(self.sizes) < DISTINCT_SIZES
                 self.sizes[size if known else 1 << (size - 1).bit_length()] += count
         if self.events is not None:
-            place = np.arange(len(times)) - np.repeat(np.cumsum(number) - number, number)  # in its run
+            place = np.arange(len(times)) - np.repeat(np.cumsum(number) - number, number)  # within the run
             offsets = np.repeat(offset, number) + place * np.repeat(transfer, number)
             for begin, end, at, size in zip(*times.T.tolist(), offsets.tolist(), asked.tolist(), strict=True):
                 self.events.append(ReadEvent(begin, end - begin, at, size))
@@ -282,6 +286,6 @@ class ReadStatistics:
         self._current = self.calls, self.bytes, 0, 0, self._times, 0
 
     def finish(self) -> None:
-        """The thread reads no more."""
+        """Count all reads; the thread will not read any more."""
         self.settle()
         self.activity.leave(self._number)

@@ -1,4 +1,5 @@
-"""The formats by name. A format writes a file and reads its samples; libraries are imported on use."""
+"""The formats by name. A format writes files and reads their samples; libraries are imported when they are
+used."""
 
 import math
 import zipfile
@@ -21,11 +22,11 @@ from mlhpc.iobench.formats.counting import ReadStatistics
 Bytes = npt.NDArray[np.uint8]
 Sizes = npt.NDArray[np.int64]
 MakeSample = Callable[[int, int], Bytes]
-"""The content of a sample, by its number in the file and its size in bytes."""
+"""A function that makes the content of a sample from its number in the file and its size in bytes."""
 
 
 class Samples:
-    """Reads the samples of a file. Each format's module has its ``Samples``; these lie one behind the other."""
+    """Reads the samples of a file. Each format's module has a subclass; this base is for contiguous samples."""
 
     def __init__(self, file: CountedFile, sizes: Sizes, dataset: Dataset) -> None:
         """``sizes``: bytes of content of each sample, [samples]."""
@@ -33,7 +34,7 @@ class Samples:
         self._offsets = np.cumsum(sizes) - sizes
 
     def size(self, number: int) -> int:
-        """Bytes of content of a sample that was read."""
+        """Bytes of content of sample ``number``, which must have been read."""
         return int(self._sizes[number])
 
     def read(self, number: int) -> Any:
@@ -47,9 +48,10 @@ class Samples:
 
 @dataclass(frozen=True)
 class Format:
-    """``module`` has ``write(fd, sizes, make_sample, dataset)`` and ``Samples(file, sizes, dataset)``.
-    ``package``: its requirement in addition to NumPy, ``import_name``: the name to import, ``extra``: the
-    extra that installs it. ``dlio_suffix``: of DLIO's files, if it is not the name.
+    """A format. ``module``: the module with ``write(fd, sizes, make_sample, dataset)`` and ``Samples(file, sizes,
+    dataset)``. ``package``: the package that the module needs besides NumPy, ``import_name``: its import name,
+    ``extra``: the extra that installs it. ``dlio_suffix``: the suffix of DLIO's files, if it differs from the
+    format's name.
     """
 
     name: str
@@ -61,8 +63,8 @@ class Format:
     dlio_suffix: str = ""
 
     def load(self) -> ModuleType:
-        """Its code. Raises UserError if its library is not installed, or cannot be loaded, as where a library of
-        the system is missing."""
+        """The format's module. Raises UserError if the format's library is not installed or cannot be loaded, for
+        example because a system library is missing."""
         if self.import_name:
             try:
                 import_module(self.import_name)
@@ -73,12 +75,12 @@ class Format:
         return import_module(f"mlhpc.iobench.formats.{self.module}")
 
     def write(self, fd: int, sizes: Sizes, make_sample: MakeSample, dataset: Dataset) -> None:
-        """Write the samples to an empty file. Raises OSError as the file system does. ``sizes`` are [samples]."""
+        """Write samples of ``sizes`` bytes, [samples], to an empty file. Raises the file system's OSError."""
         self.load().write(fd, sizes, make_sample, dataset)
 
     def is_whole(self, path: Path, sizes: Sizes, dataset: Dataset) -> bool:
-        """Whether a file written by ``write`` is complete: by its length where the sizes determine it, else by
-        what is at its end. Raises OSError."""
+        """Whether a file written by ``write`` is complete, judged by its length if the sizes determine it,
+        otherwise by what is at its end. Raises OSError."""
         lengths = {
             "npy": lambda: len(self.load().header(sizes, dataset)) + sizes.sum(),
             "tfrecord": lambda: self.load().record_sizes(sizes).sum() + RECORD_OVERHEAD * len(sizes),
@@ -106,8 +108,7 @@ class Format:
         return length == int(lengths.get(self.name, sizes.sum)())
 
     def open_samples(self, file: CountedFile, sizes: Sizes, dataset: Dataset) -> Samples:
-        """A reader of the samples of ``file``, which has samples of these ``sizes``. Raises UserError. They are
-        [samples]."""
+        """A reader of the samples of ``file``, whose bytes are ``sizes``, [samples]. Raises UserError."""
         reader: Samples = self.load().Samples(file, sizes, dataset)
         return reader
 
@@ -128,18 +129,19 @@ _FORMATS = {
 
 
 def equal_sizes(file: CountedFile, samples: int) -> Sizes:
-    """Bytes of each part of a file that consists of ``samples`` equal ones, [samples]. Raises UserError."""
+    """Bytes of each sample in a file of ``samples`` equal samples, [samples]. Raises UserError."""
     if not file.size or file.size % samples:
         raise UserError(f"{file.path}: {file.size} bytes are not {samples} equal samples; regenerate it")
     return np.full(samples, file.size // samples, np.int64)
 
 
 def rows_and_columns(size: int) -> tuple[int, int]:
-    """Of the picture that a sample of ``size`` bytes is in DLIO's layout; their product is at most ``size``."""
+    """Rows and columns of a sample of ``size`` bytes as a picture in DLIO's layout; their product is at most
+    ``size``."""
     rows = math.isqrt(size)
     return rows, size // rows
 
 
 def find(name: str) -> Format:
-    """The format called ``name``, one of the schema's."""
+    """The format called ``name``, which must be one of those in the schema."""
     return _FORMATS[name]

@@ -1,8 +1,8 @@
-"""HDF5: the samples of a file in one dataset ``samples`` of bytes, contiguous or in chunks with a filter; in
-DLIO's layout ``records``, [samples, rows, columns], beside ``labels``.
+"""HDF5: the samples of a file in one dataset ``samples`` of bytes, contiguous or in chunks with a filter. In
+DLIO's layout the dataset is ``records``, [samples, rows, columns], next to ``labels``.
 
-HDF5 itself determines the reads, and performs them through the counted file: chunks and its metadata. The
-library is not thread-safe: h5py's lock admits one thread of a process at a time.
+HDF5 itself decides which chunks and metadata to read, and reads them through the counted file. The library is not
+thread-safe: h5py's lock admits one thread of a process at a time.
 """
 
 import math
@@ -24,13 +24,13 @@ NAME, DLIO_NAME = "samples", "records"
 
 
 def write(fd: int, sizes: Sizes, make_sample: MakeSample, dataset: Dataset) -> None:
-    """Write the dataset. Raises the first error of the file system."""
+    """Write the dataset. Raises the file system's first error."""
     total = int(sizes.sum())
     options: dict[str, Any] = {}
-    images: tuple[int, ...] = ()  # the size of each
+    images: tuple[int, ...] = ()  # size of each sample
     if dataset.layout == "dlio":
         images = rows_and_columns(int(sizes[0]))
-    if images and dataset.chunk_bytes:  # squares, as DLIO has them
+    if images and dataset.chunk_bytes:  # squares, as in DLIO
         options["chunks"] = (1, *(min(math.ceil(math.sqrt(dataset.chunk_bytes)), side) for side in images))
     elif not images and (dataset.chunk_bytes or dataset.compression != "none"):
         options["chunks"] = (min(dataset.chunk_bytes or dataset.sample_bytes, total),)
@@ -41,7 +41,7 @@ def write(fd: int, sizes: Sizes, make_sample: MakeSample, dataset: Dataset) -> N
     output = _Output(fd)
     try:
         with h5py.File(output, "w") as file:
-            # Without times of creation the same samples give the same bytes (h5py's default).
+            # Without creation times (h5py's default), the same samples give the same bytes.
             shape = (len(sizes), *images) if images else (total,)
             written = file.create_dataset(DLIO_NAME if images else NAME, shape, np.uint8, **options)
             at = 0
@@ -55,7 +55,7 @@ def write(fd: int, sizes: Sizes, make_sample: MakeSample, dataset: Dataset) -> N
             if images:
                 file["labels"] = np.zeros(len(sizes), np.int64)
     except Exception:
-        # HDF5 continues after a failed write and fails again elsewhere: the first error is reported.
+        # HDF5 continues after a failed write and fails again elsewhere, so the first error is reported.
         if output.error:
             raise output.error from None
         raise
@@ -64,7 +64,7 @@ def write(fd: int, sizes: Sizes, make_sample: MakeSample, dataset: Dataset) -> N
 
 
 class _Output:
-    """The file that HDF5 writes to. Remembers the first error of a write."""
+    """The file that HDF5 writes to. Remembers the first write error."""
 
     def __init__(self, fd: int) -> None:
         self._fd, self._at = fd, 0
@@ -78,7 +78,7 @@ class _Output:
         return self._at
 
     def read(self, length: int = -1) -> bytes:
-        """h5py requires this method of file objects; it calls ``readinto``."""
+        """Required by h5py, which however calls ``readinto``."""
         raise NotImplementedError
 
     def readinto(self, buffer: memoryview) -> int:
@@ -108,7 +108,7 @@ class Samples(formats.Samples):
     """Reads from the dataset."""
 
     def __init__(self, file: CountedFile, sizes: Sizes, dataset: Dataset) -> None:
-        """Raises UserError if the file has not these samples in itself."""
+        """Raises UserError if the file does not itself contain these samples."""
         super().__init__(file, sizes, dataset)
         try:
             self._opened = file.open() if isinstance(file, MpiFile) else h5py.File(FileObject(file), "r")
@@ -141,6 +141,6 @@ class Samples(formats.Samples):
         return out
 
     def close(self) -> None:
-        """Close the library's file and the counted one."""
+        """Close the library's file and the counted file."""
         self._opened.close()
         super().close()

@@ -1,8 +1,8 @@
 """JPEG: one image per file, decoded when it is read.
 
-A noisy image is encoded once per process, as large as fits into the sample's bytes; an application segment
-(APP15) of random bytes fills the rest, so that all files have exactly the requested size and differ from each
-other. In DLIO's layout the sample's bytes are the pixels of a grey image, whatever size its file then has.
+A noisy image as large as fits into the sample's bytes is encoded once per process; an application segment (APP15)
+of random bytes fills the rest, so that all files have exactly the requested size and differ from each other. In
+DLIO's layout the sample's bytes are the pixels of a grey image, and the size of the file follows from them.
 """
 
 import io
@@ -22,12 +22,12 @@ from mlhpc.iobench.formats.access import buffered
 from mlhpc.iobench.formats.formats import Bytes, MakeSample, Sizes, rows_and_columns
 
 QUALITY = 75
-SEGMENT = 65535  # largest length field of a segment (ITU-T T.81, B.2.4.6)
+SEGMENT = 65535  # maximum value of a segment's length field (ITU-T T.81, B.2.4.6)
 SMALLEST = 1024
 
 
 def write(fd: int, sizes: Sizes, make_sample: MakeSample, dataset: Dataset) -> None:
-    """Write the one image. Raises UserError if it cannot be as small."""
+    """Write the file's one image. Raises UserError if its size is too small for an image."""
     (size,) = sizes.tolist()
     if dataset.layout == "dlio":
         out = io.BytesIO()
@@ -49,7 +49,8 @@ def picture(content: Bytes) -> bytes:
         encoded = _encoded(side)
     parts, left = [encoded[:2]], size - len(encoded)
     while left:
-        # A segment is a marker, a length of at least 2, and the rest; none may leave less than a segment.
+        # A segment is a marker, a length of at least 2 and the rest, so none may leave less than a segment to
+        # fill.
         length = min(SEGMENT, left - 2)
         if 0 < left - 2 - length < 4:
             length -= 4
@@ -73,8 +74,8 @@ class Samples(formats.Samples):
     """Decodes the image."""
 
     def read(self, number: int) -> Any:
-        """The pixels, uint8 [rows, columns, 3], in DLIO's layout [rows, columns]. Raises UserError if they cannot
-        be decoded."""
+        """The pixels, uint8 [rows, columns, 3], or [rows, columns] in DLIO's layout. Raises UserError if they
+        cannot be decoded."""
         source = buffered(self._file) or io.BytesIO(self._file.read(0, self._file.size).data)
         try:
             with Image.open(source) as image:

@@ -1,6 +1,6 @@
 """Reads HDF5 files with MPI-IO, if h5py was built with it: HDF5's ``mpio`` driver, independent transfers.
 
-HDF5 itself reads, so requests for samples are counted, but not the reads of the MPI library.
+HDF5 itself reads, so requests for samples are counted, but the reads of the MPI library are not.
 """
 
 import os
@@ -16,8 +16,8 @@ from mlhpc.quantities import count
 
 
 def require_mpi(ranks: int, shared: bool) -> None:
-    """Raise UserError unless h5py here can read by MPI-IO, and, for a file that all ``ranks`` open together
-    (``shared``), MPI has the same number."""
+    """Raise UserError unless the installed h5py supports MPI-IO and, for a file that all ``ranks`` open together
+    (``shared``), MPI has this number of ranks."""
     import h5py
 
     if not h5py.get_config().mpi:
@@ -32,7 +32,7 @@ def _mpi() -> Any:
 
 
 class MpiFile(CountedFile):
-    """A file that HDF5 itself reads. ``shared``: all ranks open and close it together."""
+    """A file that HDF5 itself reads. ``shared``: all ranks open and close the file together."""
 
     def __init__(self, path: Path, statistics: ReadStatistics, shared: bool) -> None:
         self._begin(path, statistics, 0, False)
@@ -41,7 +41,7 @@ class MpiFile(CountedFile):
             self.size = os.stat(path).st_size
 
     def open(self) -> Any:
-        """The ``h5py.File``. Raises OSError."""
+        """Open the file and return the ``h5py.File``. Raises OSError."""
         import h5py
 
         mpi, start = _mpi(), clock()
@@ -53,12 +53,13 @@ class MpiFile(CountedFile):
         return opened
 
     def read_dataset(self, dataset: Any, part: Any, offset: int, out: Bytes) -> None:
-        """``out`` from ``part`` of a dataset of bytes, which begins at ``offset``; one read. Raises OSError."""
+        """Fill ``out``, uint8 [length], from ``part`` of a dataset of bytes, which begins at ``offset``, in one
+        counted read. Raises OSError."""
         begin = clock()
         dataset.read_direct(out, part)
         self._statistics.add(begin, clock(), offset, out.size, self._previous_end)
         self._previous_end = offset + out.size
 
     def close(self) -> None:
-        """Nothing: HDF5 closes it."""
+        """Does nothing: HDF5 closes the file."""
         pass

@@ -1,7 +1,7 @@
-"""NumPy's ``.npy``: a header and the bytes of one array, uint8: of the one sample, or as DLIO writes it, [rows,
-columns, samples].
+"""NumPy's ``.npy``: a header and the bytes of one uint8 array, which is the file's one sample or, as DLIO writes
+it, [rows, columns, samples].
 
-Without a transfer size NumPy itself reads, in a few calls; with one, the file is read in reads of that size.
+Without a transfer size, the file is read in the few calls that NumPy makes; with one, in reads of that size.
 """
 
 import io
@@ -20,12 +20,12 @@ from mlhpc.iobench.formats.formats import Bytes, MakeSample, Sizes, rows_and_col
 
 _format: Any = np.lib.format
 LARGEST_HEADER = 1024
-"""Bytes in which a header is looked for; NumPy's have 128."""
+"""Number of bytes in which the header is searched; NumPy's headers have 128."""
 
 
 def header(sizes: Sizes, dataset: Dataset) -> bytes:
-    """The header of the array of samples of ``sizes`` bytes, [samples]. In Fortran's order the samples of DLIO's
-    array lie one behind the other."""
+    """The header of an array of samples of ``sizes`` bytes, [samples]. DLIO's arrays are in Fortran order, in
+    which the samples are contiguous."""
     shape: tuple[int, ...] = (int(sizes.sum()),)
     if dataset.layout == "dlio":
         shape = (*rows_and_columns(int(sizes[0])), len(sizes))
@@ -42,7 +42,7 @@ def write(fd: int, sizes: Sizes, make_sample: MakeSample, dataset: Dataset) -> N
 
 
 def parse(data: Bytes) -> Bytes:
-    """The array in the bytes of an ``.npy`` file, uint8 [bytes]; not copied. Raises ValueError."""
+    """The array in the bytes of an ``.npy`` file, uint8 [bytes], without copying. Raises ValueError."""
     shape, fortran, kind, start = _read_header(data[:LARGEST_HEADER])
     values = data[start:]
     if kind != np.uint8 or len(values) != math.prod(shape):
@@ -51,7 +51,7 @@ def parse(data: Bytes) -> Bytes:
 
 
 def _read_header(data: Bytes) -> tuple[tuple[int, ...], bool, Any, int]:
-    """Shape, order, type and position of the values."""
+    """Shape, whether in Fortran order, type, and position of the values."""
     stream = io.BytesIO(data.tobytes())
     _format.read_magic(stream)
     return *_format.read_array_header_1_0(stream), stream.tell()
@@ -61,7 +61,8 @@ class Samples(formats.Samples):
     """The array is read with the first requested sample; the others are then in memory."""
 
     def read(self, number: int) -> Bytes:
-        """The part of the array that is sample ``number``. Raises UserError if the file has another array."""
+        """The part of the array that is sample ``number``. Raises UserError if the file's array is not as
+        expected."""
         if self._array.ndim > 1:
             part: Bytes = self._array[..., number]
             return part
@@ -86,8 +87,9 @@ class Samples(formats.Samples):
         return array
 
     def _loaded(self) -> Bytes:
-        """As ``np.load`` of a file: a block for the header, then ``np.fromfile``, which positions C's stream,
-        fills its buffer of a block, reads whole blocks, and the rest through the buffer again (glibc 2.36)."""
+        """Reads in the same calls as ``np.load``: a block for the header, then ``np.fromfile``, which positions
+        the C stream, fills its buffer of one block, reads whole blocks, and reads the rest through the buffer
+        (glibc 2.36)."""
         file, block = self._file, self._file.block_bytes
         data = np.empty((file.size // block + 2) * block, np.uint8)
         file.read_some(0, data[:block])

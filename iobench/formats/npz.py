@@ -1,9 +1,9 @@
-"""NumPy's ``.npz``: a zip file, stored, with one array ``x`` of all samples of the file, uint8; in DLIO's layout
-[rows, columns, samples], beside labels ``y``.
+"""NumPy's ``.npz``: an uncompressed zip file with one uint8 array ``x`` of all samples of the file; in DLIO's
+layout the array is [rows, columns, samples], next to labels ``y``.
 
-``np.load`` reads the file's directory at its end, then the array, and checks its CRC-32. Without a transfer size
-NumPy itself reads, in many calls; with one, this does the same in reads of that size. The samples of a file are
-read together, since they are one array.
+``np.load`` reads the directory at the end of the file, then the array, and checks the CRC-32. Without a transfer
+size, NumPy itself reads, in many calls; with one, this module does the same in reads of that size. The samples of
+a file are read together, since they are one array.
 """
 
 import io
@@ -19,13 +19,13 @@ from mlhpc.iobench.formats.access import FileObject, buffered
 from mlhpc.iobench.formats.formats import Bytes, MakeSample, Sizes
 
 MEMBER = "x.npy"
-_LOCAL_HEADER = 30  # bytes before the name (APPNOTE.TXT 6.3.10, 4.3.7)
+_LOCAL_HEADER = 30  # bytes before the name (APPNOTE.TXT 6.3.10, section 4.3.7)
 
 
 def write(fd: int, sizes: Sizes, make_sample: MakeSample, dataset: Dataset) -> None:
     """Write the samples as one array, to a file that need not be seekable."""
     with zipfile.ZipFile(_Unseekable(fd), "w", zipfile.ZIP_STORED) as archive:
-        # A fixed date: the same samples give the same bytes.
+        # A fixed date, so that the same samples give the same bytes.
         info = zipfile.ZipInfo(MEMBER, (1980, 1, 1, 0, 0, 0))
         with archive.open(info, "w", force_zip64=True) as member:
             member.write(npy.header(sizes, dataset))
@@ -38,7 +38,7 @@ def write(fd: int, sizes: Sizes, make_sample: MakeSample, dataset: Dataset) -> N
 
 
 class _Unseekable(io.RawIOBase):
-    """Output of zipfile: not seekable, so that sizes are written after the data; writes are complete."""
+    """The output of zipfile. It is not seekable, so sizes are written after the data; every write is complete."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -56,7 +56,7 @@ class Samples(npy.Samples):
     """The array is read with the first requested sample; the others are then in memory."""
 
     def _loaded(self) -> Bytes:
-        """The array as ``np.load`` gives it, through Python's buffer of a file."""
+        """The array as ``np.load`` reads it, through the buffer of Python's files."""
         source = buffered(self._file)
         assert source
         with np.load(source) as arrays:

@@ -1,5 +1,6 @@
-"""CSV: a sample is a row of ``columns`` numbers, with enough digits to fill its bytes; in DLIO's layout a row of
-as many numbers below 256 as the sample has bytes, after its number, below a row of names, as pandas writes."""
+"""CSV: a sample is a row of ``columns`` numbers, with enough digits to fill the sample's bytes. In DLIO's layout,
+as written by pandas, a row of names comes first, and a sample is a row with its number and one number below 256
+for each of its bytes."""
 
 from functools import cached_property
 
@@ -14,7 +15,7 @@ from mlhpc.iobench.formats.access import buffered
 from mlhpc.iobench.formats.formats import Bytes, MakeSample, Sizes
 
 PANDAS_CHUNK = 262_144
-"""Bytes that pandas asks for at once (parsers/tokenizer.c, chunksize)."""
+"""Bytes that pandas requests at once (parsers/tokenizer.c, chunksize)."""
 DIGITS = 17
 """Maximum number of digits: more than a float has (IEEE 754 binary64)."""
 
@@ -33,13 +34,13 @@ def write(fd: int, sizes: Sizes, make_sample: MakeSample, dataset: Dataset) -> N
 
 
 def row(content: Bytes, columns: int) -> Bytes:
-    """A row of ``columns`` numbers between 0 and 1 (``.27`` and so on), as long as ``content``, from its
-    bytes. Numbers of more than DIGITS digits are padded with spaces instead."""
+    """A row of ``columns`` numbers between 0 and 1 (such as ``.27``), made from the bytes of ``content``, uint8
+    [bytes], and of the same length. Numbers have at most DIGITS digits, padded with spaces."""
     text = content % np.uint8(10) + np.uint8(ord("0"))
     ends = (np.arange(1, columns + 1) * len(text)) // columns - 1
     starts = np.concatenate([[0], ends[:-1] + 1])
     text[starts[ends - starts >= 2]] = ord(".")
-    # The width of a column beyond the digits of a number, blank.
+    # Columns wider than a number's digits are padded with spaces.
     at = np.arange(len(text)) - np.repeat(starts, ends + 1 - starts)
     text[at > DIGITS] = ord(" ")
     text[ends] = ord(",")
@@ -51,7 +52,7 @@ class Samples(formats.Samples):
     """Parses the rows."""
 
     def read(self, number: int) -> npt.NDArray[np.float32]:
-        """The numbers of row ``number``, [columns]. Raises UserError if it has others."""
+        """The numbers in row ``number``, [columns]. Raises UserError if they are not as expected."""
         if self._dataset.layout == "dlio":
             return self._table[number, 1:]
         text = super().read(number).tobytes()
@@ -66,7 +67,7 @@ class Samples(formats.Samples):
 
     @cached_property
     def _table(self) -> npt.NDArray[np.float32]:
-        """All rows, [rows, 1 + columns], read in the chunks of pandas.read_csv (its C parser)."""
+        """All rows, [rows, 1 + columns], read in the same chunks as by the C parser of pandas.read_csv."""
         if source := buffered(self._file):
             text = b"".join(iter(lambda: source.read(PANDAS_CHUNK), b""))
         else:

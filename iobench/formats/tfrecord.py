@@ -1,8 +1,8 @@
 """TFRecord files of ``tf.train.Example`` with one bytes feature, ``sample``; plain, or one gzip stream per file.
-In DLIO's layout the feature is ``image``, beside a number ``size``.
+In DLIO's layout the feature is ``image``, next to an integer ``size``.
 
-The positions of records follow from the sizes of the samples, or in DLIO's layout from the size of the file, whose
-records are equally long, so any record can be read without an index.
+The positions of records follow from the sizes of the samples or, in DLIO's layout with its equally long records,
+from the size of the file, so any record can be read without an index.
 """
 
 import math
@@ -22,7 +22,7 @@ from mlhpc.iobench.formats.access import CountedFile
 from mlhpc.iobench.formats.formats import Bytes, MakeSample, Sizes, equal_sizes
 
 FEATURE, DLIO_FEATURE = "sample", "image"
-HEADER = 12  # bytes of length and its checksum, before a record
+HEADER = 12  # bytes of the length and its checksum before a record
 
 
 def write(fd: int, sizes: Sizes, make_sample: MakeSample, dataset: Dataset) -> None:
@@ -40,7 +40,7 @@ def write(fd: int, sizes: Sizes, make_sample: MakeSample, dataset: Dataset) -> N
 def _write_gzip(fd: int, sizes: Sizes, make_sample: MakeSample, level: int) -> None:
     import zlib
 
-    # zlib: its levels are those the workload means, and its output depends on the input only.
+    # zlib, because the workload's levels are zlib's, and its output depends on the input only.
     deflate = zlib.compressobj(level, wbits=31)
     for number, size in enumerate(sizes.tolist()):
         record = b"".join(tf_example.feature_pieces({FEATURE: make_sample(number, size).data}))
@@ -57,8 +57,8 @@ def masked_crc(data: bytes | Bytes) -> bytes:
 
 
 def record_sizes(sizes: Sizes) -> Sizes:
-    """Bytes of each record without its framing: the content inside five nested protocol buffer messages (bytes
-    list, feature, entry of the map with its key, features, example), each with a tag and its length."""
+    """Bytes of each record without its framing, [samples]: the content inside five nested protocol buffer messages
+    (bytes list, feature, map entry with its key, features, example), each with a tag and a length."""
     value = 1 + _varint_size(sizes) + sizes
     feature = 1 + _varint_size(value) + value
     entry = 2 + len(FEATURE) + 1 + _varint_size(feature) + feature
@@ -67,13 +67,13 @@ def record_sizes(sizes: Sizes) -> Sizes:
 
 
 def _varint_size(values: Sizes) -> Sizes:
-    """Bytes of a number as a base-128 varint: 7 bits each."""
+    """Bytes of each number as a base-128 varint, which has 7 bits per byte."""
     bits = np.frexp(values.astype(np.float64))[1]  # exact below 2^53
     return np.maximum(1, -(-bits // 7)).astype(np.int64)
 
 
 class Samples(formats.Samples):
-    """Reads records by their positions; a gzip stream is inflated with the first that is requested."""
+    """Reads records by their positions; a gzip stream is inflated when the first record is requested."""
 
     def __init__(self, file: CountedFile, sizes: Sizes, dataset: Dataset) -> None:
         dlio = dataset.layout == "dlio"
@@ -83,7 +83,7 @@ class Samples(formats.Samples):
         file.whole_buffers = True
 
     def read(self, number: int) -> memoryview:
-        """The content of record ``number``, checksums verified."""
+        """The content of record ``number``, with verified checksums."""
         start, size = int(self._offsets[number]), int(self._records[number])
         if self._dataset.compression == "gzip":
             framed = self._inflated[start : start + size]
@@ -108,7 +108,7 @@ class Samples(formats.Samples):
 
 
 def decode(framed: Bytes, where: str, feature: str = FEATURE) -> memoryview:
-    """The content of a framed record, checksums verified. ``framed`` is [bytes]. Raises UserError."""
+    """The content of a framed record, uint8 [bytes], with verified checksums. Raises UserError."""
     length = int.from_bytes(framed[:8], "little")
     body = framed[HEADER:-4]
     if length != len(body) or masked_crc(framed[:8]) != framed[8:HEADER].tobytes():

@@ -14,7 +14,7 @@ from mlhpc.iobench.report.record import problem
 
 
 def read_result(run: Path) -> dict[str, Any]:
-    """The ``result.json`` of a run. Raises UserError if there is none of an emulation."""
+    """The ``result.json`` of a run. Raises UserError if it is missing or not an emulation's."""
     path = run / "result.json"
     try:
         result = read_object(path, os.O_NOFOLLOW)
@@ -24,24 +24,24 @@ def read_result(run: Path) -> dict[str, Any]:
         raise UserError(f"{path}: not a result; pass the folder of mlhpc io run") from None
     if wrong := problem(result):
         raise UserError(f"{path}: no result of this version ({wrong}); pass the --out folder of mlhpc io run")
-    # Keys that are left out have their defaults, as in a workload's own file.
+    # Missing keys have their defaults, as in a workload file.
     return result | {"workload": Workload(**result["workload"]).model_dump(mode="json", exclude_none=True)}
 
 
 def _compared(result: dict[str, Any]) -> dict[str, Any]:
-    """Without the cost of the loader, which each run may measure."""
+    """The result without its loader's cost, which each run may measure anew."""
     workload = result["workload"]
     return {**result, "workload": {**workload, "reader": {**workload["reader"], "loader_cost": None}}}
 
 
 def check_runs(runs: Sequence[Path], memory_bytes: int) -> list[str]:
-    """Findings about runs of one result. Raises UserError if they are of different workloads."""
+    """Findings about the runs of one result. Raises UserError if the runs have different workloads."""
     results = [read_result(run) for run in runs]
     first = results[0]
     for run, other in zip(runs, results, strict=True):
         if any(_compared(other)[key] != _compared(first)[key] for key in ("workload", "ranks", "nodes")):
             raise UserError(f"{run} and {runs[0]} differ in workload or ranks; check the runs of one result")
-    utilisations = [result["au_dlio_percent"] for result in results]  # the tool's verdict counts
+    utilisations = [result["au_dlio_percent"] for result in results]  # the verdict of MLPerf's tool counts
     workload = Workload(**first["workload"])
     without = [result.get("au_without_loader_percent") for result in results]
     violations = mlperf_storage.findings(

@@ -15,7 +15,7 @@ from mlhpc.iobench.simulate.simulation import Simulated, System
 from mlhpc.quantities import bytes_text, count, plain
 
 FITS = 0.1
-"""Largest acceptable relative error of a simulation for the runs it was fitted to."""
+"""Maximum acceptable relative error of a simulation for the runs it was fitted to."""
 _RESOURCES = {
     "compute": "compute",
     "storage": "storage",
@@ -36,12 +36,12 @@ def print_result(result: Mapping[str, Any], console: Console) -> None:
 
 
 def epochs_table(epochs: Sequence[Mapping[str, Any]]) -> Table:
-    """Seconds of the slowest rank; their parts are means over ranks."""
+    """A table of epochs: seconds of the slowest rank, and their parts as means over ranks."""
     return _times_table("epochs", "epoch", epochs, {"AU %": "au_percent"})
 
 
 def evaluations_table(evaluations: Sequence[Mapping[str, Any]]) -> Table:
-    """The same of evaluations, by the epoch that each followed."""
+    """The same table for evaluations, by the epoch that each evaluation followed."""
     return _times_table("evaluations", "evaluation", evaluations, {})
 
 
@@ -57,7 +57,7 @@ def _times_table(name: str, first: str, rows: Sequence[Mapping[str, Any]], more:
 
 
 def summary_lines(result: Mapping[str, Any]) -> list[str]:
-    """The result in sentences, with the basis of each figure."""
+    """Sentences about the result, with the basis of each figure."""
     lines = []
     reading = result["reading"]
     if reading["calls"]:
@@ -107,7 +107,7 @@ def summary_lines(result: Mapping[str, Any]) -> list[str]:
 
 
 def _second(bound: Mapping[str, Any]) -> str:
-    """The largest loss, if it is not what binds."""
+    """A text on the largest loss, if it is not the binding resource."""
     loss = bound["loss"]
     if loss is None:
         return ", storage keeps up" if bound["resource"] == "compute" else ""
@@ -149,12 +149,12 @@ def print_sizes(sizes: Mapping[str, Size], console: Console) -> None:
 
 
 def figure(value: float | None) -> Cell:
-    """About four digits, never in powers of ten."""
+    """A cell with about four digits, never in scientific notation."""
     return Cell("-" if value is None else plain(value), value=value)
 
 
 def print_costs(costs: Mapping[str, Mapping[str, Any]], console: Console) -> None:
-    """Print what loaders cost, in milliseconds: the median, and the smallest and the largest measured."""
+    """Print the costs of loaders in milliseconds: median, minimum and maximum of the measurements."""
     rows = []
     for loader, own in costs.items():
         worker = {"per batch": "batch", "per sample": "sample", "per MB": "per_mb"}
@@ -171,7 +171,7 @@ def print_costs(costs: Mapping[str, Mapping[str, Any]], console: Console) -> Non
 
 
 def print_similarity(similarity: Similarity, console: Console) -> None:
-    """Print the differences, and whether the two runs are alike."""
+    """Print the differences, and whether the two runs count as similar."""
     columns: dict[str, Callable[[tuple[str, float]], str]] = {
         "factor": lambda row: row[0],
         "difference": lambda row: f"{100 * row[1]:+.1f}%",

@@ -1,8 +1,9 @@
-"""Reads Darshan's logs of jobs that have run: their factors of similarity, and a workload that reads alike.
+"""Reads Darshan's logs of finished jobs, and derives their similarity factors and a workload that reads in the
+same way.
 
-Darshan counts the reads of each file at one layer or several. Those of POSIX contain the reads that MPI-IO and
-HDF5 make for an application; STDIO has its own. The times of single reads are in the traces of DXT alone. A log is
-parsed by PyDarshan, in a process of its own: the C library below it may end the process on a damaged log.
+Darshan counts the reads of each file at one or several layers. POSIX counts include the reads that MPI-IO and HDF5
+make for an application; STDIO has separate counts. Only DXT traces have the times of single reads. A log is parsed
+by PyDarshan in a separate process, which PyDarshan's C library may abort on a damaged log.
 """
 
 import os
@@ -26,16 +27,16 @@ from mlhpc.quantities import count
 MODULES = ("POSIX", "STDIO")
 BINS = {"0_100": 50, "100_1K": 550, "1K_10K": 5_500, "10K_100K": 55_000, "100K_1M": 550_000, "1M_4M": 2_500_000,
         "4M_10M": 7_000_000, "10M_100M": 55_000_000, "100M_1G": 550_000_000, "1G_PLUS": 2 << 30}  # fmt: skip
-"""The sizes that Darshan counts together (darshan-posix-log-format.h), by a size in the middle of each."""
+"""The bins of Darshan's histogram of sizes (darshan-posix-log-format.h), each with a size in its middle."""
 MOST_EXTENTS = 64
-"""Reads of a file that a workload lists one by one."""
+"""Maximum number of reads per file that a workload lists one by one."""
 
 
 @dataclass
 class ReadFile:
-    """What a rank, or all ranks together, read of a file. ``size``: the bytes up to the last one read; ``sizes``:
-    number of reads by size, as far as known; ``span``: seconds into the job; ``traced``: offset, size, begin and
-    end of single reads, [reads, 4], without those that got nothing."""
+    """What one rank, or all ranks together, read of a file. ``size``: position of the last byte read, plus 1;
+    ``sizes``: number of reads by size, as far as known; ``span``: begin and end in seconds since the job's start;
+    ``traced``: offset, size, begin and end of single reads, [reads, 4], without reads that returned nothing."""
 
     path: str
     ranks: int
@@ -53,8 +54,8 @@ class ReadFile:
 
 @dataclass
 class Log:
-    """A job: its command, ranks, seconds, and the files that it read. ``untraced``: why the times of single reads
-    are not known, if they are not."""
+    """A job: its command, ranks, seconds, and the files that it read. ``untraced``: the reason if the times of
+    single reads are not known."""
 
     command: str
     ranks: int
@@ -68,8 +69,8 @@ class Log:
         return all(file.traced is not None for file in self.files)
 
     def reads(self) -> Reads:
-        """All reads. Without a trace their sizes are those that Darshan counts, each file's reads last equally
-        long, and begin when its first read began."""
+        """All reads. Without a trace, they have the sizes that Darshan counts, and a file's reads are assumed to
+        be equally long and to begin with its first read."""
         reads = Reads()
         for file in self.files:
             rows = file.traced if file.traced is not None else _evenly(file)
@@ -80,7 +81,7 @@ class Log:
             empty = file.reads - len(rows) if file.traced is not None else 0
             reads.follow_ups += max(
                 0, len(rows) - file.opens, file.sequential - empty
-            )  # some open it in vain
+            )  # some ranks open it but do not read
             reads.sequential += max(0, file.sequential - empty)
             reads.consecutive += max(0, file.consecutive - empty)
         return reads
@@ -94,8 +95,8 @@ def _evenly(file: ReadFile) -> Any:
 
 
 def read_log(path: Path, below: Path | None = None) -> Log:
-    """The reads in a log of files below ``below`` (None: all). Raises UserError if it cannot be read, is damaged,
-    or has no reads there."""
+    """The reads of files below ``below`` (None: of all files) in a log. Raises UserError if the log cannot be
+    read, is damaged, or has no such reads."""
     if not path.is_file():
         raise UserError(f"{path} is not a file; pass the log of Darshan, JOB.darshan")
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
@@ -117,7 +118,7 @@ def read_log(path: Path, below: Path | None = None) -> Log:
 
 
 def _parsed(path: Path) -> Log:
-    """In a process of its own, whose library writes its errors to a terminal and goes on."""
+    """Parse a log, in a separate process because the library prints its errors and continues."""
     try:
         from darshan.report import DarshanReport
     except ModuleNotFoundError as error:
@@ -131,13 +132,13 @@ def _parsed(path: Path) -> Log:
         files = [file for module in MODULES for file in _files(report, module, traces, int(job["nprocs"]))]
         said.seek(0)
         for line in said.read().decode(errors="replace").splitlines():
-            if "DXT POSIX module version" not in line:  # such a trace is left out
+            if "DXT POSIX module version" not in line:  # omit a trace that cannot be read
                 raise UserError(f"{path} is damaged: {line}")
     return Log(str(report.metadata["exe"]), int(job["nprocs"]), float(job["run_time"]), files, untraced)
 
 
 def _traces(report: Any) -> tuple[dict[int, list[tuple[int, Any]]], str]:
-    """Rank and reads, [reads, 4], of each file that was traced, and why there may be none."""
+    """Rank and reads, [reads, 4], of each traced file, and a reason why there may be none."""
     if "DXT_POSIX" not in report.modules:
         return {}, "the job was not traced (DXT_ENABLE_IO_TRACE=1)"
     report.mod_read_all_dxt_records("DXT_POSIX")
@@ -185,7 +186,8 @@ def _file(module: str, path: str, row: Mapping[str, Any], traced: list[Any], ran
 
 
 def _sizes(number: Any, file: ReadFile) -> dict[int, int]:
-    """Number of reads by size: the four most frequent sizes, if no others were read, else by the histogram."""
+    """Number of reads by size: from the four most frequent sizes if there were no others, otherwise from the
+    histogram."""
     common = {number(f"ACCESS{n}_ACCESS"): number(f"ACCESS{n}_COUNT") for n in range(1, 5)}
     common = {size: times for size, times in common.items() if size and times}
     counted = {BINS[name]: number(f"SIZE_READ_{name}") for name in BINS}
@@ -196,8 +198,8 @@ def _sizes(number: Any, file: ReadFile) -> dict[int, int]:
 
 
 def observation(log: Log, below: Path | None) -> dict[str, Any]:
-    """The content of ``observation.json``. ``traced``: whether the times of single reads are known, without which
-    I/O time and bandwidths are estimates."""
+    """The content of ``observation.json``. ``traced``: whether the times of single reads are known; otherwise I/O
+    time and bandwidths are estimates."""
     reads = log.reads()
     total, number = sum(file.bytes for file in log.files), len(reads.sizes)
     factors = reads.factors() | {"transfer_mean": total / number}
@@ -209,9 +211,9 @@ def observation(log: Log, below: Path | None) -> dict[str, Any]:
 
 
 def workload(log: Log, name: str) -> Workload:
-    """A workload that reads as much, in pieces as large, in order or not. Files are emulated as raw bytes. What a
-    log does not tell, a batch and the time of a step, is chosen: one sample, and the job's time without reading,
-    divided among the steps. Raises ValueError where no workload fits."""
+    """A workload that reads the same amount in requests of the same size and order. Files are emulated as raw
+    bytes. What a log lacks is assumed: a batch is one sample, and a step computes for its share of the job's time
+    without reading. Raises ValueError if no workload fits."""
     sizes, patterns = Counter[int](), Counter[tuple[tuple[int, int], ...]]()
     for file in log.files:
         rows = file.traced[:, :2].astype(int) if file.traced is not None else np.empty((0, 2), int)
@@ -226,7 +228,7 @@ def workload(log: Log, name: str) -> Workload:
     dataset |= {"samples_per_file": per_file, "sample_bytes": mean_size // per_file}
     reader: dict[str, Any] = {"sample_order": "sequential" if ordered else "shuffled"}
     pattern, alike = patterns.most_common(1)[0]
-    if 1 < len(pattern) <= MOST_EXTENTS and 2 * alike > len(log.files):  # as where a format has its arrays
+    if 1 < len(pattern) <= MOST_EXTENTS and 2 * alike > len(log.files):  # such as arrays' positions
         dataset |= {"samples_per_file": 1, "sample_bytes": max(offset + size for offset, size in pattern)}
         reader["extents"] = [{"offset": offset, "bytes": size} for offset, size in pattern]
     elif transfer < mean_size // per_file:

@@ -1,4 +1,4 @@
-"""Records a command's reads with ``strace -f``, for a training run and its emulation alike."""
+"""Records a command's reads with ``strace -f``, in the same way for a training run and for its emulation."""
 
 import json
 import os
@@ -23,7 +23,7 @@ from mlhpc.iobench.report.similarity import FACTORS
 
 NAME = "observation.json"
 _CALLS = "openat,open,read,pread64,preadv,preadv2,readv,lseek,close,dup,dup2,dup3,fcntl"
-# PID seconds call(arguments) = result <duration>; -yy writes the path of a descriptor behind it.
+# PID seconds call(arguments) = result <duration>; -yy writes the path of a descriptor after it.
 _LINE = re.compile(r"^(\d+)\s+([\d.]+) (\w+)\((.*)\)\s+= (-?\d+)(?:<(.*?)>)?.*?(?: <([\d.]+)>)$")
 _HALF = re.compile(r"^(\d+)\s+([\d.]+) (\w+)\((.*) <unfinished \.\.\.>$")
 _REST = re.compile(r"^(\d+)\s+([\d.]+) <\.\.\. (\w+) resumed>(.*)$")
@@ -54,16 +54,16 @@ class Reads:
 
     @property
     def io_percent(self) -> float:
-        """Per cent of the time from the first read to the end of the last in which at least one was in
-        progress."""
+        """Per cent of the time between the begin of the first and the end of the last read in which at least one
+        read was in progress."""
         if not self.spans:
             return 0.0
         whole = max(end for _, end in self.spans) - min(start for start, _ in self.spans)
         return 100 * union_s(self.spans) / whole if whole > 0 else 100.0
 
     def factors(self) -> dict[str, float]:
-        """The eight factors of Devarajan et al. 2021, Fig. 8. I/O time: seconds in which at least one read
-        was in progress; bandwidths are those of single reads."""
+        """The eight factors of Devarajan et al. 2021, Fig. 8. I/O time is the seconds in which at least one read
+        was in progress; bandwidths are per read."""
         rates = [
             size / seconds for size, seconds in zip(self.sizes, self.seconds, strict=True) if seconds > 0
         ]
@@ -82,9 +82,9 @@ class Reads:
 
 
 def observe(command: Sequence[str], below: Path, out: Path) -> int:
-    """Run ``command`` under strace, and write its reads below ``below`` to ``out/observation.json``. Returns
-    the exit status of the command, which may be nonzero: a training run that misses its target also reads.
-    Raises UserError, also if nothing was read."""
+    """Run ``command`` under strace, and write its reads of files below ``below`` to ``out/observation.json``.
+    Returns the exit status of the command, which may be nonzero, as a training run that misses its target reads,
+    too. Raises UserError, also if nothing was read."""
     if not command:
         raise UserError("no command to observe; write it after --")
     require_new(out)
@@ -108,7 +108,7 @@ def observe(command: Sequence[str], below: Path, out: Path) -> int:
 
 
 def write_observation(record: Mapping[str, Any], out: Path) -> None:
-    """``observation.json`` in the folder ``out``, which is made. Raises UserError if it exists."""
+    """Write ``observation.json`` to the folder ``out``, which is created. Raises UserError if it exists."""
     require_new(out)
     out.mkdir(parents=True)
     atomic.write_bytes(out / NAME, (json.dumps(record, indent=1) + "\n").encode())
@@ -127,7 +127,7 @@ def read_observation(folder: Path) -> dict[str, float]:
 
 
 def parse(lines: Iterable[str], below: str) -> Reads:
-    """The reads in a log of ``strace -f -ttt -T -y -s 0`` of files whose path begins with ``below``."""
+    """The reads of files whose path begins with ``below``, in a log of ``strace -f -ttt -T -y -s 0``."""
     reads, files = Reads(), dict[tuple[str, str], _File]()
     unfinished: dict[tuple[str, str], tuple[str, str]] = {}
     for line in lines:
@@ -167,7 +167,7 @@ def _note(
     if call == "lseek" and result >= 0:
         file.at = result
     elif call in _READS and result > 0:
-        # The offset is the last argument of those that have one; preadv2 has flags behind it.
+        # The offset, if any, is the last argument, except that preadv2 has flags after it.
         last = arguments.rsplit(", ", 2 if call == "preadv2" else 1)[1]
         offset = int(last) if call.startswith("pread") else file.at
         reads.sizes.append(result)
@@ -184,5 +184,5 @@ def _note(
 
 
 def union_s(spans: Sequence[tuple[float, float]]) -> float:
-    """Seconds that at least one of the spans covers."""
+    """Seconds that are covered by at least one of the spans."""
     return float(np.diff(union(np.array(spans).reshape(-1, 2))).sum())

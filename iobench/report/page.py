@@ -17,7 +17,7 @@ from mlhpc.common.pages.plots import Bar, Measure, columns, stacked_bars
 from mlhpc.iobench.report.console import epochs_table, evaluations_table, figure, summary_lines
 from mlhpc.quantities import binary_text, bytes_text, count, digits, plain
 
-# Parts of the time, with the colour of a run's page that each has.
+# Parts of the time, each with its colour, which is the same as on a run's page.
 _PARTS = {
     "compute": ("step", "compute"),
     "storage": ("data_wait", "storage"),
@@ -37,7 +37,7 @@ _RANKS = {
 
 
 def page(result: Mapping[str, Any]) -> str:
-    """The whole HTML text of ``result.json``."""
+    """The whole HTML text for a ``result.json``."""
     workload = result["workload"]
     facts = {name: text for name, _, text in (line.partition(": ") for line in summary_lines(result))}
     return render(
@@ -82,7 +82,7 @@ def _utilisation(bound: Mapping[str, float]) -> Figure:
 
 
 def _over_time(timeline: Mapping[str, Any], ranks: int) -> list[Figure]:
-    """Bandwidths of all ranks over time, and how many of ``ranks`` compute and wait."""
+    """Figures of the bandwidths of all ranks over time, and of the number of ``ranks`` that compute and wait."""
     shown = [
         _areas(
             timeline, {name: kind}, Measure("MB/s", unit=1e6), f"{bytes_text(sum(timeline[name]))} over time"
@@ -98,7 +98,7 @@ def _over_time(timeline: Mapping[str, Any], ranks: int) -> list[Figure]:
 def _areas(
     timeline: Mapping[str, Any], kinds: Mapping[str, tuple[str, str]], measure: Measure, what: str
 ) -> Figure:
-    """The amounts per second of ``kinds``, with their names and colours, stacked over time."""
+    """A figure of the amounts per second of ``kinds`` (name and colour of each), stacked, over time."""
     interval, unit = timeline["interval_s"], measure.title
     rates = {kind: np.array(timeline[name]) / interval / measure.unit for name, (kind, _) in kinds.items()}
     rows = [

@@ -1,5 +1,5 @@
-"""``result.json`` of an emulation: the model that ``result`` constructs, and by which others' results are checked
-before they are judged, drawn or simulated.
+"""The model of an emulation's ``result.json``. ``result`` constructs it, and other people's results are validated
+by it before they are judged, drawn or simulated.
 """
 
 from typing import Annotated, Any, Literal
@@ -10,7 +10,7 @@ from mlhpc.iobench.definition.schema import Workload
 from mlhpc.record.fields import first_problem
 
 LARGEST = 10**30
-"""Larger than any count, size in bytes or time in seconds."""
+"""Upper limit of counts, sizes in bytes and times in seconds."""
 
 Amount = Annotated[float, Field(ge=0, le=LARGEST, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=0, le=LARGEST)]
@@ -113,9 +113,10 @@ class CheckpointTimes(Part):
 
 
 class Result(Part):
-    """``au_percent``: accelerator utilisation by the text of MLPerf Storage's rules, ``au_dlio_percent`` by its
-    tool, ``au_without_loader_percent`` the same without the cost of the loader, ``au_null_percent`` with the data
-    in memory. ``reading``: of all ranks; ``rank_results``: of each."""
+    """The whole result. ``au_percent``: accelerator utilisation as defined in the text of MLPerf Storage's rules;
+    ``au_dlio_percent``: as computed by its tool; ``au_without_loader_percent``: the latter without the cost of the
+    loader; ``au_null_percent``: with the data in memory. ``reading``: the reads of all ranks; ``rank_results``:
+    results of each rank."""
 
     mlhpc: str = ""
     date: str | None = None
@@ -153,7 +154,7 @@ class Result(Part):
     @model_validator(mode="before")
     @classmethod
     def _workload(cls, content: Any) -> Any:
-        # Strictness is for the figures: a workload is read as its own files are.
+        # Only figures are validated strictly; a workload is read as leniently as from its own file.
         if isinstance(content, dict) and isinstance(content.get("workload"), dict):
             return {**content, "workload": Workload(**content["workload"])}
         return content

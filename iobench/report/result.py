@@ -1,4 +1,4 @@
-"""``result.json`` of an emulation: the measurements of each rank, and their totals."""
+"""Builds the ``result.json`` of an emulation: the measurements of each rank, and their totals."""
 
 import math
 import os
@@ -27,7 +27,7 @@ _UTILISATIONS = ("au_percent", "au_dlio_percent", "au_without_loader_percent")
 
 
 def rank_summary(workload: Workload, run: Run, null: Run | None) -> dict[str, Any]:
-    """The summary sent to rank 0, in JSON types."""
+    """The summary that a rank sends to rank 0, in JSON types."""
     summary = {
         "host": os.uname().nodename,
         "cores": len(os.sched_getaffinity(0)),
@@ -71,8 +71,8 @@ def _epoch(epoch: EpochTimes, workload: Workload) -> dict[str, Any]:
 
 
 def _without_loader(epoch: EpochTimes, workload: Workload) -> float | None:
-    """DLIO's utilisation as if the loop spent nothing on the loader; None where it does not: without
-    its cost, or with all samples in memory."""
+    """DLIO's utilisation if the loop spent no time on the loader; None if it spends none, because the loader's
+    cost is not known or all samples are in memory."""
     dataset, reader = workload.dataset, workload.reader
     if dataset is None or reader.loader_cost is None or reader.load_all:
         return None
@@ -80,7 +80,7 @@ def _without_loader(epoch: EpochTimes, workload: Workload) -> float | None:
 
 
 def _step_times(epochs: Sequence[EpochTimes]) -> dict[str, dict[str, float]]:
-    """Percentiles of the steps' waits, and of the relative oversleep."""
+    """Percentiles of the steps' waits and of their relative oversleep."""
     steps = np.concatenate([epoch.steps for epoch in epochs]) if epochs else np.empty((0, 8))
     times = {"wait_s": percentiles(steps[:, 1].tolist())}
     has_compute = steps[:, 2] > 0
@@ -96,7 +96,8 @@ def _step_times(epochs: Sequence[EpochTimes]) -> dict[str, dict[str, float]]:
 def result(
     workload: Workload, ranks: Sequence[Mapping[str, Any]], world: World, facts: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The result of all ranks. ``facts``: the data folder, cache policy and the like, added unchanged."""
+    """The result over all ranks. ``facts``: the data folder, cache policy and the like, which are added
+    unchanged."""
     batch = workload.reader.batch_size if workload.dataset else 0
     epochs, evaluations = (
         [_over_ranks(parts, size) for parts in zip(*(rank[kind] for rank in ranks), strict=True)]
@@ -144,20 +145,20 @@ def _total(parts: Sequence[Mapping[str, float]]) -> Shares:
 
 
 def _cpu_busy(ranks: Sequence[Mapping[str, Any]]) -> float:
-    """Per cent of its cores that the busiest node used in the null run. The cores are those that its ranks may
+    """Utilisation in per cent of the busiest node's cores in the null run, over the cores that its ranks may
     use."""
     used, cores = Counter[str](), dict[str, int]()
     seconds = max(rank["null"]["seconds"] for rank in ranks)
     for rank in ranks:
         used[rank["host"]] += rank["null"]["cpu_s"]
-        # The cores of bound ranks add up; unbound ranks share the same cores.
+        # The cores of bound ranks add up, whereas unbound ranks share the same cores.
         cores[rank["host"]] = max(cores.get(rank["host"], 0), rank["cores"])
     return max(100 * used[host] / (cores[host] * seconds) for host in used) if seconds else 0.0
 
 
 def _over_ranks(parts: Sequence[Mapping[str, Any]], batch: int) -> dict[str, Any]:
-    """An epoch over all ranks, with steps of ``batch`` samples per rank (0: nothing is read): the duration of
-    the slowest, means of the parts."""
+    """An epoch over all ranks, with steps of ``batch`` samples per rank (0: nothing is read): the duration of the
+    slowest rank, and means of the parts."""
     samples = sum(part["steps"] for part in parts) * batch
     seconds = max(part["seconds"] for part in parts)
     checkpoint_s = max(part["checkpoint_s"] for part in parts)
@@ -173,14 +174,14 @@ def _over_ranks(parts: Sequence[Mapping[str, Any]], batch: int) -> dict[str, Any
 
 
 def _mean(values: Iterable[float | None]) -> float | None:
-    """Of those that are known; None without any."""
+    """The mean of the known values; None if there are none."""
     known = [value for value in values if value is not None]
     return float(np.mean(known)) if known else None
 
 
 def reading(ranks: Sequence[Mapping[str, Any]], elapsed_s: float) -> dict[str, Any]:
-    """The reads of all ranks in ``elapsed_s`` seconds: counts, sizes, shares, rates, and the hidden share of the
-    I/O."""
+    """The reads of all ranks in ``elapsed_s`` seconds: counts, sizes, shares, rates, and the share of I/O that was
+    hidden."""
     parts = [Reading(**rank["reading"]) for rank in ranks]
     sizes: Counter[int] = Counter()
     for part in parts:
@@ -215,7 +216,7 @@ def reading(ranks: Sequence[Mapping[str, Any]], elapsed_s: float) -> dict[str, A
 
 
 def size_statistics(sizes: Counter[int]) -> dict[str, float] | None:
-    """Smallest, largest, mean and median of reads of these sizes."""
+    """Smallest, largest, mean and median read size, from the number of reads by size."""
     count = sum(sizes.values())
     if not count:
         return None
@@ -240,7 +241,7 @@ def checkpoints(ranks: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def write_steps(run: Run, path: Path) -> None:
-    """The steps of a rank as CSV, epoch and step from 1. Raises OSError."""
+    """Write the steps of a rank as CSV; epochs and steps count from 1. Raises OSError."""
     lines = [",".join(("epoch", "step", *COLUMNS))]
     for epoch in run.epochs:
         origin = float(epoch.steps[0, 0]) if len(epoch.steps) else 0.0

@@ -2,8 +2,8 @@
 difference.
 
 Devarajan et al. 2021, section V.B: each factor is divided by the larger of its two values, and S
-is the cosine of the two vectors. The cosine is insensitive to an error common to all factors: doubling
-everything gives S = 1. Hence the second number.
+is the cosine of the two vectors. The cosine is insensitive to an error common to all factors (doubling everything
+gives S = 1), hence the second number.
 """
 
 import math
@@ -17,7 +17,8 @@ DIFFERENCE = 0.10
 
 @dataclass(frozen=True)
 class Similarity:
-    """``differences``: (first - second) / larger of the two, of each factor, as in the paper's Fig. 8."""
+    """The similarity of two runs. ``differences``: for each factor, (first - second) / larger of the two, as in
+    the paper's Fig. 8."""
 
     cosine: float
     differences: dict[str, float]
@@ -34,8 +35,8 @@ class Similarity:
 
 
 def compare(first: Mapping[str, float], second: Mapping[str, float]) -> Similarity:
-    """``first`` and ``second``: the same non-negative factors of two runs. Factors that are 0 in both are
-    omitted. Raises ValueError if the factors differ, or none is left."""
+    """Compare ``first`` and ``second``, the same non-negative factors of two runs. Factors that are 0 in both are
+    omitted. Raises ValueError if their names differ, or no factor is left."""
     if first.keys() != second.keys():
         raise ValueError(f"different factors: {sorted(first.keys() ^ second.keys())}")
     differences = {
@@ -47,7 +48,8 @@ def compare(first: Mapping[str, float], second: Mapping[str, float]) -> Similari
 
 
 def cosine(differences: Mapping[str, float]) -> float:
-    """S from the differences alone: of a factor's two normalised values one is 1, the other 1 - |difference|."""
+    """S from the differences alone: of the two normalised values of a factor, one is 1 and the other 1 -
+    |difference|."""
     if not differences:
         raise ValueError("no factor to compare")
     pairs = [(1.0, 1.0 - d) if d >= 0 else (1.0 + d, 1.0) for d in differences.values()]

@@ -15,15 +15,15 @@ from mlhpc.iobench.emulate.steps import EpochTimes
 
 
 def write_part(run: Run, rank: int, out: Path) -> None:
-    """This rank's events, one a line, in ``trace.rankN.part``. Raises OSError."""
+    """Write this rank's events to ``trace.rankN.part``, one per line. Raises OSError."""
     with (out / f"trace.rank{rank}.part").open("w") as file:
         for event in _events(run, rank):
             file.write(json.dumps(event) + "\n")
 
 
 def join_parts(ranks: int, out: Path, origin_us: int) -> None:
-    """``trace.json`` from the parts of all ranks, which are removed. ``origin_us``: microseconds since 1970 at its
-    time 0, to place it beside traces with such times, as DFTracer's. Raises OSError."""
+    """Join the parts of all ranks into ``trace.json``, and remove them. ``origin_us``: microseconds since 1970 at
+    the trace's time 0, to align it with traces in such times, for example DFTracer's. Raises OSError."""
     with (out / "trace.json").open("w") as file:
         head = {"displayTimeUnit": "ms", "otherData": {"origin_us": origin_us}}
         file.write(json.dumps(head)[:-1] + ', "traceEvents": [\n')
@@ -78,6 +78,7 @@ def _complete(
 
 
 def _microseconds(nanoseconds: int) -> float:
-    """For Perfetto, which multiplies by 1000 and truncates: it drops events that overlap by a nanosecond."""
+    """Microseconds rounded for Perfetto, which multiplies by 1000, truncates, and drops events that then overlap
+    by a nanosecond."""
     value = nanoseconds / 1000
     return value if int(value * 1000) == nanoseconds else math.nextafter(value, math.inf)

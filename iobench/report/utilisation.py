@@ -1,9 +1,9 @@
 """Accelerator utilisation, and the breakdown of the remaining time.
 
 MLPerf Storage (mlcommons/storage, Submission guidelines, "Metric"): AU = total compute time / total running time,
-where compute time is that of the steps as configured, and the time before the first step's end is excluded.
-That is ``Shares.utilisation``, in which oversleep counts against the utilisation. MLPerf Storage's verdict is that
-of its tool, DLIO, which computes another figure: ``dlio_percent``.
+where compute time is the configured time of the steps, and the time before the end of the first step is excluded.
+This is ``Shares.utilisation``, which oversleep reduces. MLPerf Storage's verdict, however, uses a different
+figure, which its tool DLIO computes: ``dlio_percent``.
 """
 
 from collections.abc import Sequence
@@ -13,9 +13,9 @@ from mlhpc.iobench.definition.schema import Metric
 from mlhpc.iobench.emulate.steps import EpochTimes
 
 KEEPS_UP = 5.0
-"""Per cent: smaller losses in all are not worth naming one of them."""
+"""Per cent of the running time. If all losses together are smaller, no loss is named."""
 BUSY = 90.0
-"""Per cent of the cores: above this the processor is the bottleneck, not the work in the reader threads."""
+"""Per cent of the cores' time. Above this, the processor is the bottleneck, not the work in the reader threads."""
 
 
 @dataclass(frozen=True)
@@ -30,14 +30,14 @@ class Shares:
 
     @property
     def utilisation(self) -> float | None:
-        """Per cent; None without compute time or running time."""
+        """Utilisation in per cent; None without compute time or running time."""
         if self.running_s <= 0 or self.compute_s <= 0:
             return None
         return 100 * self.compute_s / self.running_s
 
 
 def shares(epochs: Sequence[EpochTimes], metric: Metric) -> Shares:
-    """The counted steps of all epochs: of each epoch without the first and last ones that ``metric`` excludes.
+    """Sums over the steps of all epochs, without the first and last steps of each epoch that ``metric`` excludes.
     Checkpoints are not running time."""
     sums = [0.0] * 5
     for epoch in epochs:
@@ -60,9 +60,10 @@ def shares(epochs: Sequence[EpochTimes], metric: Metric) -> Shares:
 def dlio_percent(epoch: EpochTimes, metric: Metric, less_s: float = 0.0) -> float | None:
     """The utilisation of an epoch of one rank as DLIO computes it (dlio_benchmark, utils/statscounter.py,
     ``compute_metrics_train`` and ``end_train``). Its mean over ranks and then epochs is what MLPerf Storage
-    compares with the threshold. Compute is measured, with its oversleep. An epoch is divided at its checkpoints;
-    each part excludes its first steps, but not their barriers, and counts by its steps. ``less_s``: seconds that
-    each step is taken to be shorter. None without compute in the steps that count."""
+    compares with the threshold. Compute time is as measured, including oversleep. An epoch is divided at its
+    checkpoints; each part excludes its first steps, but not their barriers, and is weighted by its steps.
+    ``less_s``: seconds by which each step is assumed to be shorter. None if the counted steps have no compute
+    time."""
     steps = len(epoch.steps)
     excluded_steps = metric.exclude_start_steps + metric.exclude_end_steps
     if steps <= excluded_steps or not float(epoch.column("compute_s").sum()):
@@ -88,10 +89,10 @@ def dlio_percent(epoch: EpochTimes, metric: Metric, less_s: float = 0.0) -> floa
 
 @dataclass(frozen=True)
 class Binding:
-    """Per cent of the running time: compute and its losses, which add up to 100. ``oversleep``: the computing
-    thread regained its core, or the interpreter, too late. ``resource``: what takes the largest part of the time,
-    ``compute`` or a loss; ``loss``: the largest loss, None if all losses are small. Oversleep counts as the
-    processor."""
+    """Compute and losses in per cent of the running time, which add up to 100. ``oversleep``: the computing thread
+    regained its core, or the interpreter, too late. ``resource``: what takes the largest part of the time,
+    ``compute`` or a loss; ``loss``: the largest loss, None if all losses are small. Oversleep counts as a loss to
+    the processor."""
 
     resource: str
     loss: str | None
@@ -105,11 +106,11 @@ class Binding:
 
 
 def binding(real: Shares, null: Shares, cpu_busy_percent: float) -> Binding | None:
-    """``real`` against steps of the same workload with ``null`` storage, each relative to its compute time.
+    """Compare ``real`` with steps of the same workload with ``null`` storage, each relative to its compute time.
 
-    The waits for data and for other ranks beyond those of the null run are due to storage: ranks also wait
-    for others that wait for data. The rest is divided as in the null run: between decoding, or the processor
-    if its cores were ``cpu_busy_percent`` busy, and the barrier. None without compute time.
+    Waits for data and for other ranks in excess of the null run's are due to storage, as ranks also wait for
+    others that wait for data. The rest is divided as in the null run, between the barrier and decoding, or the
+    processor if ``cpu_busy_percent`` of its cores' time shows that it was busy. None without compute time.
     """
     if real.utilisation is None or null.utilisation is None:
         return None

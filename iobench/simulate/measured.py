@@ -1,4 +1,4 @@
-"""Service times of storage, from runs of the workload on one and two ranks."""
+"""Derives service times of storage from runs of the workload on one and two ranks."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,20 +11,21 @@ from mlhpc.quantities import count
 
 _HALVINGS = 30
 SPREAD = 0.03
-"""Maximum difference of the rates of equal runs."""
+"""Maximum relative difference between the rates of equal runs."""
 APART = 1.3
-"""Ratio of the largest to the smallest exclusive share consistent with the runs, above which they do not
+"""If the largest exclusive share consistent with the runs exceeds the smallest by this factor, the runs do not
 determine it."""
 LEAST = 0.01
-"""Minimum exclusive share: with less, two ranks were more than twice as fast as one, and sharing could not be
-measured."""
+"""Minimum exclusive share. With a smaller one, two ranks were more than twice as fast as one, so sharing could not
+be measured."""
 
 
 @dataclass(frozen=True)
 class Fit:
-    """``measured`` and ``simulated``: samples/s on one rank and on two. If they differ, the simulation is
-    unreliable: the runs were disturbed, or waited for something not simulated. ``exclusive``: between which
-    shares of a read it takes from other readers would explain the second run to 3%."""
+    """The fitted service times. ``measured`` and ``simulated``: samples/s on one rank and on two. If they differ,
+    the simulation is unreliable, because the runs were disturbed or waited for something that is not simulated.
+    ``exclusive``: the range of the share of a read in which it keeps others from reading that explains the second
+    run to 3%."""
 
     service: Service
     system: System
@@ -40,19 +41,19 @@ class Fit:
 
     @property
     def error(self) -> float:
-        """The larger of the two relative errors."""
+        """The larger of the relative errors on one rank and on two."""
         return max(abs(s / m - 1) for s, m in zip(self.simulated, self.measured, strict=True))
 
 
 def fit(workload: Workload, results: Sequence[Mapping[str, Any]]) -> Fit:
-    """The service times in the ``result.json`` of a run on one rank, and the exclusive share of a read,
-    chosen such that the simulation of two ranks is as fast as the second run. The system is the measured one,
-    with a single target and metadata server. The runs read the data of ``workload`` in the same way, but may
-    have other steps, reader threads and prefetching:
+    """The service times from the ``result.json`` of a run on one rank, with the exclusive share of a read chosen
+    such that the simulation of two ranks is as fast as the second run. The system is the measured one, with a
+    single target and metadata server. The runs must read the data of ``workload`` in the same way, but may have
+    other steps, reader threads and prefetching.
 
-    two ranks that only read, with several threads, determine the capacity of storage.
+    Two ranks that only read, with several threads, determine the capacity of storage best.
 
-    Raises UserError if the runs are not of one and two ranks of this workload, or read nothing.
+    Raises UserError unless the runs are of this workload on one and on two ranks, or if they read nothing.
     """
     by_ranks = {result["ranks"]: result for result in results}
     if sorted(by_ranks) != [1, 2]:
@@ -89,7 +90,7 @@ def fit(workload: Workload, results: Sequence[Mapping[str, Any]]) -> Fit:
 
 
 def _share(rate: Callable[[int, float], float], measured: float) -> float:
-    """The exclusive share of a read: the larger, the slower are two ranks."""
+    """The exclusive share of a read, found by bisection: the larger it is, the slower are two ranks."""
     low, high = 0.0, 1.0
     for _ in range(_HALVINGS):
         share = (low + high) / 2
@@ -108,15 +109,16 @@ def _reads(stated: Mapping[str, Any]) -> object:
 
 
 def _services(one: Mapping[str, Any]) -> tuple[Service, float]:
-    """The mean times of one rank, and the seconds of a sample's reads, not yet divided."""
+    """The mean service times on one rank, and the seconds of a sample's reads, which are not yet divided into
+    latency and exclusive part."""
     reading = one["reading"]
     samples = sum(rank["reading"]["samples"] for rank in one["rank_results"])
     if not samples or not reading["opens"]:
         raise UserError("the run on one rank read nothing, so there is nothing to simulate")
     seconds = reading["thread_s"]
     threads = max(1, one["workload"]["reader"]["threads"])
-    # Threads of one rank read at the same time, and each waits for the others: what the storage does for all of
-    # them is counted once, in io_s.
+    # Threads of a rank read concurrently, and each waits for the others; io_s counts the storage's work for all
+    # once.
     at_once = min(threads, max(1.0, (seconds["call_s"] + seconds["open_s"]) / one["reading"]["io_s"]))
     service = Service(
         open_s=seconds["open_s"] / reading["opens"] / at_once,

@@ -18,9 +18,9 @@ from mlhpc.iobench.definition.schema import Workload
 
 @dataclass(frozen=True)
 class Service:
-    """Durations of a rank's requests in seconds. ``open_s``: opening a file, or a lookup. ``latency_s``: the
-    part of a sample's reads independent of other readers; ``device_s``: the part in which the target is
-    exclusively used. ``decode_s``: CPU time per sample."""
+    """Durations of a rank's requests in seconds. ``open_s``: opening a file, or a lookup. ``latency_s``: the part
+    of a sample's reads that is independent of other readers; ``device_s``: the part that uses the target
+    exclusively. ``decode_s``: CPU time per sample."""
 
     open_s: float
     latency_s: float
@@ -30,8 +30,8 @@ class Service:
 
 @dataclass(frozen=True)
 class System:
-    """``targets``: storage targets, each as fast as the measured one. ``metadata``: servers. ``cores``: of a node
-    with ``ranks_per_node`` ranks."""
+    """The simulated system. ``targets``: number of storage targets, each as fast as the measured one.
+    ``metadata``: number of metadata servers. ``cores``: cores of a node with ``ranks_per_node`` ranks."""
 
     targets: int = 1
     metadata: int = 1
@@ -41,7 +41,8 @@ class System:
 
 @dataclass(frozen=True)
 class Simulated:
-    """``busy``: share of the time in which the busiest metadata server, target and node's cores were busy."""
+    """A simulated run. ``busy``: the share of time in which the busiest of the metadata servers, of the targets
+    and of the nodes' cores was busy."""
 
     ranks: int
     seconds: float
@@ -57,14 +58,15 @@ class Simulated:
 
 
 class _Queue:
-    """Servers with one queue."""
+    """Several servers with a common queue."""
 
     def __init__(self, servers: int) -> None:
         self._free = [0.0] * servers
         self.worked = 0.0
 
     def serve(self, at: float, seconds: float) -> float:
-        """Completion time of a request that arrives ``at``. Requests are given in order of arrival."""
+        """Completion time of a request that arrives ``at`` and takes ``seconds``. Must be called in order of
+        arrival."""
         begin = max(at, heappop(self._free))
         self.worked += seconds
         heappush(self._free, begin + seconds)
@@ -75,17 +77,17 @@ class _Queue:
 
 
 class _Rank:
-    """A rank's threads and its loop: claimed samples, number of ready samples, next step."""
+    """The state of a rank's threads and loop: claimed samples, number of ready samples, next step."""
 
     def __init__(self, samples: int) -> None:
         self.samples, self.taken = samples, 0
         self.claimed = self.ready = self.steps = 0
-        self.idle = 0  # threads that wait for room
-        self.waiting = True  # the loop, for a batch
+        self.idle = 0  # threads that wait for space in the queue
+        self.waiting = True  # whether the loop waits for a batch
 
 
 def simulate(workload: Workload, service: Service, system: System, ranks: int, steps: int) -> Simulated:
-    """``steps`` steps of each of ``ranks`` ranks, with the mean time of a step's computation."""
+    """Simulate ``steps`` steps on each of ``ranks`` ranks, with the mean computing time per step."""
     return _Simulation(workload, service, system, ranks, steps).run()
 
 
@@ -103,7 +105,7 @@ class _Simulation:
         self._metadata = [_Queue(1) for _ in range(system.metadata)]
         self._cores = [_Queue(system.cores) for _ in range(nodes)]
         self._shared = self._dataset.files == 1
-        # A reader without threads reads when the loop asks, one thread that never reads ahead.
+        # A reader without threads reads when the loop asks, like one thread that never reads ahead.
         self._room = self._reader.batch_size * (self._reader.prefetch if self._reader.threads else 1)
         self._events: list[tuple[float, int, _Stage, int, int]] = []
         self._count = self._arrived = 0
@@ -127,7 +129,7 @@ class _Simulation:
         return Simulated(len(self._ranks), now, rate, utilisation, busy)
 
     def _at(self, time: float, stage: "_Stage", rank: int, sample: int = 0) -> None:
-        self._count += 1  # equal times: in order of creation
+        self._count += 1  # events at equal times run in order of creation
         heappush(self._events, (time, self._count, stage, rank, sample))
 
     def _claim(self, now: float, number: int) -> None:
@@ -135,7 +137,7 @@ class _Simulation:
         rank = self._ranks[number]
         if rank.taken == rank.samples:
             return
-        # Without threads the loop reads for itself, while it waits.
+        # Without threads, the loop itself reads while it waits.
         if rank.claimed >= self._room or (self._reader.threads == 0 and not rank.waiting):
             rank.idle += 1
             return
@@ -144,15 +146,15 @@ class _Simulation:
         self._at(now, self._open if self._needs_metadata(sample) else self._read, number, sample)
 
     def _wake(self, now: float, number: int) -> None:
-        """Idle threads of a rank try again."""
+        """Let the idle threads of a rank try again."""
         rank = self._ranks[number]
         idle, rank.idle = rank.idle, 0
         for _ in range(idle):
             self._claim(now, number)
 
     def _needs_metadata(self, sample: int) -> bool:
-        """Whether a metadata server is accessed before this sample of a rank: at the first of each file, and
-        at every sample if the workload looks samples up."""
+        """Whether a metadata server is accessed before this sample of a rank: before the first sample of each
+        file, and before every sample if the workload looks samples up."""
         if self._reader.metadata_bytes or (self._dataset.format == "hdf5" and self._dataset.chunk_bytes):
             return True
         return sample % self._dataset.samples_per_file == 0 if not self._shared else sample == 0
@@ -213,4 +215,4 @@ class _Simulation:
 
 
 _Stage = Callable[[float, int, int], None]
-"""An event of a sample of a rank."""
+"""A function that handles an event: called with time, rank and sample."""

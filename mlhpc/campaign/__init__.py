@@ -1,1 +1,1 @@
-"""Checks whether a machine, and the ranks of a launch, are ready for a run."""
+"""``mlhpc campaign``: the runs that a score requires."""

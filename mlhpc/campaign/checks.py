@@ -15,7 +15,7 @@ from mlhpc.run_processes import in_slurm, require_one_process
 
 
 def check_options(campaign: Campaign, number: int | None) -> None:
-    """Raises UserError for options that contradict each other or do not match the Slurm job."""
+    """Raise UserError for options that contradict each other or do not match the Slurm job."""
     require_one_process("campaign")
     if campaign.runs < campaign.instances:
         raise UserError(f"--instances {campaign.instances} must not exceed --runs {campaign.runs}")
@@ -27,8 +27,8 @@ def check_options(campaign: Campaign, number: int | None) -> None:
 
 
 def rule_context(campaign: Campaign) -> rules.RunContext:
-    """The facts that the rules can check before the first run. The manifest is read by this process, which is
-    not a run; runs open it inside their clocks."""
+    """The facts that the rules can check before the first run. This process may read the manifest because it is
+    not a run; runs open it while their clocks run."""
     paths = RunPaths(data=campaign.data, stage=campaign.stage, out=campaign.out, resume=None)
     states = [read_run(campaign, name) for name in campaign.names]
     return replace(
@@ -40,8 +40,8 @@ def rule_context(campaign: Campaign) -> rules.RunContext:
 
 
 def _dataset_facts(campaign: Campaign) -> dict[str, Any] | None:
-    """The facts of the manifest; None without one. Raises UserError if no run could use the data set: it is
-    missing or empty, its manifest is invalid, or it has too few samples."""
+    """The facts in the manifest; None without one. Raises UserError if no run could use the data set because it is
+    missing or empty, has an invalid manifest, or has too few samples."""
     data, train_samples = campaign.data, campaign.run.data.train_samples
     if (data / manifest.NAME).exists():
         dataset = manifest.load(data)
@@ -59,7 +59,8 @@ def _dataset_facts(campaign: Campaign) -> dict[str, Any] | None:
 
 
 def check_settings(campaign: Campaign) -> None:
-    """Raises UserError when runs in the folder have another configuration: a score has one."""
+    """Raise UserError if runs in the folder have another configuration, since all runs of a score must have the
+    same."""
     expected = parse_toml(load.dumps(campaign.run))
     for name in campaign.names:
         path = campaign.out / name / "config.toml"

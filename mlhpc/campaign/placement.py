@@ -12,8 +12,8 @@ from mlhpc.run_processes import allocated_tasks
 
 
 def srun_options(campaign: Campaign, slot: int, env: Mapping[str, str]) -> list[str]:
-    """The options of srun for the instance in ``slot`` (0 to instances - 1): its own nodes or, with more instances
-    than nodes, its own part of a node."""
+    """The srun options that give the instance in ``slot`` (0 to instances - 1) separate nodes or, with more
+    instances than nodes, a separate part of a node."""
     if campaign.instances == 1:
         return [f"--ntasks={campaign.ranks}"] if campaign.ranks else []
     hosts = expand_hosts(env["SLURM_JOB_NODELIST"])
@@ -27,8 +27,8 @@ def srun_options(campaign: Campaign, slot: int, env: Mapping[str, str]) -> list[
 
 
 def max_ranks(campaign: Campaign, tasks: int) -> int:
-    """Ranks that each instance can have when all run at the same time in a job of ``tasks`` tasks, spread evenly
-    over its nodes; 0 if they do not fit."""
+    """Maximum ranks per instance if all run at the same time in a job of ``tasks`` tasks, spread evenly over its
+    nodes; 0 if they do not fit."""
     if campaign.instances <= campaign.nodes:
         return tasks * (campaign.nodes // campaign.instances) // campaign.nodes
     instances_per_node = -(-campaign.instances // campaign.nodes)
@@ -36,8 +36,8 @@ def max_ranks(campaign: Campaign, tasks: int) -> int:
 
 
 def check_placement(campaign: Campaign, in_slurm_job: bool, env: Mapping[str, str]) -> None:
-    """Raises UserError if the instances cannot all run concurrently: srun would queue some, and they would be
-    scored as concurrent."""
+    """Raise UserError if the instances cannot all run concurrently, since srun would queue some, which would then
+    be scored as concurrent."""
     if in_slurm_job:
         _check_tasks(campaign, env)
     elif campaign.instances > 1 and (gpus := len(_visible_gpus())):
@@ -53,7 +53,7 @@ def _check_tasks(campaign: Campaign, env: Mapping[str, str]) -> None:
     if campaign.instances < campaign.nodes and campaign.nodes % campaign.instances:
         raise UserError(f"--instances {campaign.instances} must divide the number of nodes, {campaign.nodes}")
     if campaign.instances == 1 and not env.get("SLURM_NTASKS"):
-        return  # srun itself refuses more ranks than the nodes have processors
+        return  # srun itself refuses more ranks than processors
     tasks = allocated_tasks(env, campaign.nodes)
     limit = max_ranks(campaign, tasks)
     if limit == 0 or campaign.ranks > limit:
@@ -65,21 +65,22 @@ def _check_tasks(campaign: Campaign, env: Mapping[str, str]) -> None:
 
 
 def bind_environment(campaign: Campaign, env: Mapping[str, str]) -> dict[str, str]:
-    """The variable that leaves instances unbound if they share a node and MLHPC_BIND lists cores for the
-    whole node: all would use the first lists. Empty otherwise."""
+    """The environment variable that leaves instances unbound if they share a node and MLHPC_BIND lists cores for
+    the whole node, because all would use the first lists. Empty otherwise."""
     listed = env.get("MLHPC_BIND", "") not in ("", "none", "cores")
     return {"MLHPC_BIND": "none"} if listed and campaign.instances > campaign.nodes else {}
 
 
 def cores_of(campaign: Campaign, slot: int) -> set[int]:
-    """The cores of an instance on this machine; empty if there are too few for separate cores."""
+    """The cores of an instance on this machine; empty if there are too few cores for separate ones."""
     cores = sorted(os.sched_getaffinity(0))
     share = len(cores) // campaign.instances
     return set(cores[slot * share : (slot + 1) * share]) if campaign.instances > 1 else set()
 
 
 def gpu_environment(campaign: Campaign, slot: int) -> dict[str, str]:
-    """The variable that gives an instance on this machine its GPUs, one per rank; empty without GPUs."""
+    """The environment variable that gives an instance on this machine its GPUs, one per rank; empty without
+    GPUs."""
     if campaign.instances == 1:
         return {}
     gpus, ranks = _visible_gpus(), max(1, campaign.ranks)

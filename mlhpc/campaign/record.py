@@ -1,4 +1,4 @@
-"""The state of a campaign: its runs read from their folders, scored, written to campaign.json, printed."""
+"""The state of a campaign: reads its runs from their folders, scores them, writes campaign.json and prints all."""
 
 import contextlib
 import math
@@ -28,9 +28,9 @@ from mlhpc.submission.score.score import Strong, Weak, instance_scale, score_str
 
 @dataclass(frozen=True)
 class Campaign:
-    """``runs`` runs of ``run`` in ``out``, ``instances`` of them concurrently, with ``ranks`` ranks each (0:
-    one, or in a Slurm job its tasks divided by the instances), on ``nodes`` nodes in all. ``arguments``: the
-    options passed to every run."""
+    """A campaign of ``runs`` runs of ``run`` in ``out``, ``instances`` of them concurrently, with ``ranks`` ranks
+    each (0: one, or in a Slurm job the job's tasks divided by the instances), on ``nodes`` nodes in total.
+    ``arguments``: the options passed to every run."""
 
     run: Run
     arguments: tuple[str, ...]
@@ -49,7 +49,7 @@ class Campaign:
 
     @property
     def names(self) -> list[str]:
-        """The folders of the runs, from ``run_01``."""
+        """The names of the runs' folders, from ``run_01`` on."""
         return [f"run_{number:02}" for number in range(1, self.runs + 1)]
 
 
@@ -59,8 +59,8 @@ def attempts(out: Path, name: str) -> int:
 
 
 def read_run(campaign: Campaign, name: str, running: bool = False) -> RunState:
-    """The state of a run, from its folder; ``running``: a process is working on it, so missing records may
-    still appear. A run whose loss diverged has missed its target: repeating it would be cherry-picking."""
+    """The state of a run, read from its folder. ``running``: a process is working on the run, so missing records
+    may still appear. A run whose loss diverged has missed its target; repeating it would be cherry-picking."""
     folder = campaign.out / name
     aborted = attempts(campaign.out, name)
     if running and not (folder / "result.json").exists():
@@ -111,7 +111,7 @@ def _outcome(
 
 
 def score_of(campaign: Campaign, states: Sequence[RunState]) -> Strong | Weak:
-    """The score of the runs so far, or the reason if there is none."""
+    """The score of the runs so far, or the reason why there is none."""
     target = Target.of(campaign.run)
     needed = load.runs_of_a_score(campaign.run.benchmark)
     logs = [parse(campaign.out / s.name / "run.log") for s in states if s.state in ("converged", "missed")]
@@ -121,8 +121,8 @@ def score_of(campaign: Campaign, states: Sequence[RunState]) -> Strong | Weak:
 
 
 def _total_scale(campaign: Campaign, logs: Sequence[Log]) -> int | None:
-    """T, in the units of S (``instance_scale``): accelerators, or nodes if there are none. Instances that
-    share nodes without accelerators count only these nodes."""
+    """T, in the same units as S (``instance_scale``): accelerators, or nodes if there are none. Nodes without
+    accelerators that instances share are counted once."""
     scales = {instance_scale(log) for log in logs}
     if len(scales) != 1 or (scale := scales.pop()) is None:
         return None
@@ -153,7 +153,7 @@ def save(campaign: Campaign, states: Sequence[RunState], score: Strong | Weak, w
 
 
 def findings(campaign: Campaign, states: Sequence[RunState]) -> list[Finding]:
-    """Rule violations of the runs so far: seeds, their number, page caches, initialisation time."""
+    """Rule violations of the runs so far: seeds, number of runs, page caches, initialisation time."""
     seeds = [s.seed for s in states if s.seed is not None]
     evicted = [s.evicted for s in states if s.evicted is not None]
     init_s = max((s.init_s for s in states if s.init_s is not None), default=None)

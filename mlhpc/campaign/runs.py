@@ -33,10 +33,10 @@ ABORTS_IN_A_ROW = 2
 def make(campaign: Campaign, number: int | None, console: Console) -> int:
     """Run the missing runs, or only run ``number`` (a task of a job array), and print the state of the campaign.
 
-    Returns the exit status: 0 if all runs are done and have a score, MISSED if runs without their target prevent
-    it, 1 if something else does, 128 plus the number of the signal that interrupted it. Raises UserError if
-    another campaign is running in the folder, if the folder contains runs with other settings, or if the rules of
-    the closed division forbid the runs.
+    Returns the exit status: 0 if all runs are done and have a score, MISSED if runs that missed their target
+    prevent a score, 1 if something else does, 128 plus the signal's number after an interruption. Raises UserError
+    if another campaign is running in the folder, if the folder contains runs with other settings, or if the rules
+    of the closed division forbid the runs.
     """
     if in_slurm(os.environ):
         campaign = replace(campaign, nodes=len(expand_hosts(os.environ["SLURM_JOB_NODELIST"])))
@@ -49,7 +49,7 @@ def make(campaign: Campaign, number: int | None, console: Console) -> int:
     names = campaign.names if number is None else [campaign.names[number - 1]]
     with locked(campaign.out, names[0] if number else None, "campaign") as lock_fds:
         check_settings(campaign)
-        if restarts := os.environ.get("SLURM_RESTART_COUNT"):  # sbatch(1): a requeued job's
+        if restarts := os.environ.get("SLURM_RESTART_COUNT"):  # set for a requeued job (sbatch(1))
             done = sum(state.state in ("converged", "missed") for state in _read_all(campaign, names))
             say(console, f"requeued by Slurm, restart {restarts}: {done} of {campaign.runs} runs are done")
         status = 0
@@ -79,7 +79,7 @@ def _run_all(campaign: Campaign, names: Sequence[str], lock_fds: list[int], cons
     states = [read_run(campaign, name) for name in campaign.names]
     queue = [name for name in names if read_run(campaign, name).state in ("to do", "aborted")]
     if campaign.metric == "weak" and 0 < len(queue) < campaign.runs:
-        # Throughput counts from the first start to the last end: a pause in between would count too.
+        # Throughput counts from the first start to the last end, including any pause.
         console.print("throughput requires concurrent runs: all start again, earlier ones are set aside")
         queue = list(names)
     seeds = {state.seed for state in states if state.seed is not None}
@@ -119,8 +119,8 @@ def _run_all(campaign: Campaign, names: Sequence[str], lock_fds: list[int], cons
 
 
 def _read_all(campaign: Campaign, own: Sequence[str], running: Sequence[str] = ()) -> list[RunState]:
-    """The states of all runs. Of ``own``, those in ``running`` are in progress; others may be in progress in
-    other tasks of a job array, which have locked them."""
+    """The states of all runs. Those of ``own`` that are in ``running`` are in progress; runs of others may be in
+    progress in other tasks of a job array, which have locked them."""
     return [
         read_run(campaign, name, name in running if name in own else is_locked(campaign.out, name))
         for name in campaign.names
@@ -128,7 +128,7 @@ def _read_all(campaign: Campaign, own: Sequence[str], running: Sequence[str] = (
 
 
 def _no_score_possible(campaign: Campaign) -> str:
-    """The reason why these runs can no longer have a score, or "": one run may miss the target and then
+    """The reason why these runs can no longer have a score, or "". Only one run may miss the target; it then
     counts as the slowest (MLPerf training rules, "Benchmark Results")."""
     missed = [name for name in campaign.names if read_run(campaign, name).state == "missed"]
     if len(missed) < 2:

@@ -42,7 +42,7 @@ def _bench(options: argparse.Namespace) -> int:
     from mlhpc.common.pages.terminal import say
     from mlhpc.common.ranks import launch
 
-    # Several ranks would slow each other down and drop each other's files from the page cache.
+    # Several ranks would slow each other down and evict each other's files from the page cache.
     launch.connect("none")
 
     tool = registry.find(options.benchmark).loader_bench
@@ -87,7 +87,7 @@ def _bench(options: argparse.Namespace) -> int:
 
 
 def _names(option: str, text: str | None, valid: tuple[str, ...]) -> list[str]:
-    """The names in a list; "cached" is short for "threads, cached"."""
+    """The names in a comma-separated list; "cached" is short for "threads, cached"."""
     words = [word.strip() for word in (text or "").split(",") if word.strip()]
     names = ["threads, cached" if word == "cached" else word for word in words]
     for name in names:

@@ -25,7 +25,7 @@ from mlhpc.quantities import count
 
 CORES = len(os.sched_getaffinity(0))
 MOST_PLANNED = 10**8
-"""Files or ranks of a plan, each of which takes some bytes of memory."""
+"""Maximum number of files or ranks in a plan, each of which takes some bytes of memory."""
 
 
 def add(commands: Commands) -> None:
@@ -102,8 +102,8 @@ def _add_options_of(benchmark: registry.Benchmark, tool: str, parser: argparse.A
 
 
 def _given(options: argparse.Namespace, benchmark: registry.Benchmark, tool: str) -> dict[str, Any]:
-    """The options of ``benchmark`` that were given, and all its flags. Raises UserError for options of another
-    benchmark, and for a required one that is missing."""
+    """The options of ``benchmark`` that were passed, and all its flags. Raises UserError for options of another
+    benchmark, and if a required option is missing."""
     for other in registry.BUILT_IN:
         for option in getattr(getattr(other, tool), "options", ()):
             if _is_given(getattr(options, option.key, None)) and other is not benchmark:
@@ -117,8 +117,8 @@ def _given(options: argparse.Namespace, benchmark: registry.Benchmark, tool: str
 
 
 def _take_codec(given: dict[str, Any], codec: str | None, tool: registry.DataTool, benchmark: str) -> None:
-    """Put the codec into the options ``given``, replacing the older options for it. Raises UserError if it is
-    given twice, is not supported by the tool, or is missing but required."""
+    """Put the codec into the options ``given``, replacing older options for it. Raises UserError if a codec is
+    passed twice, is not supported by the tool, or is missing but required."""
     named = {"--codec": codec} if codec else {}
     for option in tool.options:
         if option.codec is not None and (value := given.pop(option.key, None)):
@@ -136,7 +136,7 @@ def _take_codec(given: dict[str, Any], codec: str | None, tool: registry.DataToo
 
 
 def _is_given(value: object) -> bool:
-    return value is not None and value is not False  # 0 is given, and equals False
+    return value is not None and value is not False  # 0 counts as passed, although it equals False
 
 
 def _data_make(options: argparse.Namespace) -> int:
@@ -183,8 +183,8 @@ def _data_index(options: argparse.Namespace) -> int:
     from mlhpc.common.ranks import launch
 
     before = manifest.facts_of(options.data)
-    # Files may have been added or removed since the counts of the old manifest were taken.
-    # Samples in archives are not files, and archives may have been unpacked.
+    # Files may have been added or removed since the old manifest was written. Samples in archives are not files,
+    # and archives may have been unpacked.
     packed = archives.FACT in before and any(options.data.glob(f"*/*{SUFFIX}"))
     outdated = () if packed else ("samples", archives.FACT)
     facts = {key: value for key, value in before.items() if key not in (*outdated, "staged")}

@@ -90,13 +90,13 @@ def _add_workload(parser: Parser) -> None:
 
 
 def _overrides(options: argparse.Namespace, words: list[str]) -> list[str]:
-    """DLIO's overrides (``++workload.reader.batch_size=4``) become settings; returns the other ``words``."""
+    """Turn DLIO's overrides (``++workload.reader.batch_size=4``) into settings; returns the other ``words``."""
     options.set += [word for word in words if word.startswith("++")]
     return [word for word in words if not word.startswith("++")]
 
 
 def _place(text: str) -> str:
-    """The place of a data set, a folder or a URL, not empty."""
+    """The location of a data set, a folder or a URL; must not be empty."""
     folder(text)
     return text
 
@@ -111,7 +111,7 @@ def _in_ranks(options: argparse.Namespace) -> int | None:
 
 
 def _loaded(options: argparse.Namespace) -> "Workload":
-    """The workload; the first process names its keys without effect."""
+    """The workload. The first process prints its keys that have no effect."""
     from mlhpc.iobench.definition import load
 
     workload = load.load(options.workload, options.set)
@@ -236,12 +236,12 @@ def _sweep(options: argparse.Namespace) -> int:
     require_new(options.out)
     sweep = Sweep(options.workload, tuple(options.set), axes, options.out, options.repeats, options.ranks)
     if options.confirm:
-        require_counterparts(sweep, options.confirm)  # before the sweep, which takes long
+        require_counterparts(sweep, options.confirm)  # before the sweep, which takes a long time
     with signals_as_ctrl_c():
         try:
             points, again = advise(sweep)
             comparisons = {"again": again}
-            write(options.out, sweep, points, comparisons)  # the following may fail
+            write(options.out, sweep, points, comparisons)  # what follows may fail
         except BaseException:
             shutil.rmtree(options.out, ignore_errors=True)
             raise
@@ -276,7 +276,7 @@ def _simulate(options: argparse.Namespace) -> int:
         raise UserError("reader.preprocess_threads is not simulated; set it to 0, here and in the runs")
     results = [read_result(path) for path in options.runs]
     fitted = fit(workload, results)
-    cost = Workload(**results[0]["workload"]).reader.loader_cost  # the runs may have measured it
+    cost = Workload(**results[0]["workload"]).reader.loader_cost  # measured by the runs, perhaps
     workload = with_loader_cost(workload, cost)
     system = System(options.targets, options.metadata, fitted.system.cores, options.ranks_per_node)
     runs = [simulate(workload, fitted.service, system, number, options.steps) for number in options.ranks]

@@ -61,8 +61,8 @@ def _papers(options: argparse.Namespace) -> int:
 
 
 def _run(options: argparse.Namespace, figures: "Sequence[Figure]") -> int:
-    """Runs ``figures`` and writes their pages; returns how many of several failed, each with a line. Raises
-    UserError if there is only one."""
+    """Run ``figures`` and write their pages. If there are several, print a line for each that fails and return
+    their number; a single one raises UserError."""
     from mlhpc.common.host.progress import progress
     from mlhpc.common.pages.html import write
     from mlhpc.common.ranks.local import signals_as_ctrl_c

@@ -1,4 +1,4 @@
-"""Shared by the parsers of all commands."""
+"""What the parsers of all commands share."""
 
 import argparse
 import json
@@ -25,8 +25,8 @@ class Parser(argparse.ArgumentParser):
         raise UserError(f"{message}; see: {self.prog} --help")
 
     def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
-        """As of ``ArgumentParser``."""
-        sys.stdout.flush()  # of --help, here, where main knows what a closed pipe means
+        """Like ``ArgumentParser.exit``."""
+        sys.stdout.flush()  # output of --help, flushed here, where main handles a closed pipe
         super().exit(status, message)
 
     def _check_value(self, action: argparse.Action, value: object) -> None:
@@ -35,23 +35,23 @@ class Parser(argparse.ArgumentParser):
             raise UserError(f"no {what} {value!r}; {did_you_mean(str(value), map(str, action.choices))}")
 
     def add_flag(self, name: str, help: str) -> None:
-        """An option without a value."""
+        """Add an option without a value."""
         self.add_argument(name, action="store_true", help=help)
 
     def add_repeatable(self, name: str, metavar: str, help: str) -> None:
-        """An option that may be given several times; its value is the list of all."""
+        """Add an option that may be repeated; its value is the list of all values."""
         self.add_argument(name, action="append", default=[], metavar=metavar, help=help)
 
     def add_count(self, name: str, help: str, *, least: int = 1, **options: Any) -> None:
-        """An option whose value is a whole number from ``least``, 0 or 1."""
+        """Add an option whose value is a whole number of at least ``least``, which is 0 or 1."""
         self.add_argument(name, type=natural if least == 0 else positive, help=help, **options)
 
     def add_folder(self, name: str, help: str, *, metavar: str = "DIR", **options: Any) -> None:
-        """An option whose value is a folder."""
+        """Add an option whose value is a folder."""
         self.add_argument(name, type=folder, metavar=metavar, help=help, **options)
 
     def add_out_file(self, suffix: str, help: str, **options: Any) -> None:
-        """``--out``, a file to write whose name ends in ``suffix``."""
+        """Add ``--out``, a file to write, whose name must end in ``suffix``."""
         self.add_argument("--out", type=file_named(suffix), metavar=f"FILE{suffix}", help=help, **options)
 
 
@@ -65,7 +65,7 @@ JSON_SCHEMA = 1
 removed."""
 
 Commands: TypeAlias = "argparse._SubParsersAction[Parser]"
-"""The object to which commands are added."""
+"""The object that commands are added to."""
 
 
 def add_command(
@@ -87,14 +87,15 @@ def add_command(
 
 
 def folder(text: str) -> Path:
-    """The path of an option. An empty one, from an unset shell variable, must not mean the current folder."""
+    """The path that is an option's value. An empty one, from an unset shell variable, must not mean the current
+    folder."""
     if not text:
         raise argparse.ArgumentTypeError("is empty; pass a folder, or omit the option")
     return Path(text)
 
 
 def file_named(suffix: str) -> Callable[[str], Path]:
-    """The type of an option that names a file to write, whose name ends in ``suffix``."""
+    """The type of an option that names a file to write, whose name must end in ``suffix``."""
 
     def file(text: str) -> Path:
         if Path(text).suffix != suffix:
@@ -105,17 +106,17 @@ def file_named(suffix: str) -> Callable[[str], Path]:
 
 
 def positive(text: str) -> int:
-    """The value of an option that is a whole number from 1."""
+    """The value of an option that is a whole number of at least 1."""
     return _whole(text, 1)
 
 
 def natural(text: str) -> int:
-    """The value of an option that is a whole number from 0."""
+    """The value of an option that is a whole number of at least 0."""
     return _whole(text, 0)
 
 
 def seed(text: str) -> int:
-    """A random seed: the frameworks share the range of 0 to 2³¹ - 1."""
+    """A random seed from 0 to 2³¹ - 1, the range that all frameworks accept."""
     if _whole(text, 0) > LARGEST_SEED:
         raise argparse.ArgumentTypeError(f"{text} is not a whole number from 0 to {LARGEST_SEED}")
     return int(text)
@@ -128,7 +129,7 @@ def _whole(text: str, least: int) -> int:
 
 
 def positives(text: str) -> list[int]:
-    """The value of an option that is a list of whole numbers from 1, each once."""
+    """The value of an option that is a list of different whole numbers of at least 1."""
     return list(dict.fromkeys(positive(word.strip()) for word in text.split(",")))
 
 
@@ -157,7 +158,7 @@ def quantities(text: str) -> list[float]:
 
 
 def texts(text: str) -> list[str]:
-    """The value of an option that is a list of words, each once."""
+    """The value of an option that is a list of different words."""
     return list(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
 
 
@@ -179,7 +180,7 @@ def add_json(parser: Parser) -> None:
 
 def print_json(command: str, content: Mapping[str, Any], records: Sequence[str] | None = None) -> None:
     """Print ``content`` in the frame of docs/reference/json.md. NaN and infinity, which JSON lacks, become
-    null. ``records``: objects that are JSON already, a list under that key."""
+    null. ``records``: objects that are already JSON text, printed as a list under the key ``records``."""
     frame = {"schema": JSON_SCHEMA, "mlhpc": __version__, "command": command, **content}
     text = json.dumps(finite(frame), indent=1, allow_nan=False)
     if records is not None:
@@ -188,7 +189,7 @@ def print_json(command: str, content: Mapping[str, Any], records: Sequence[str] 
 
 
 def print_help(options: argparse.Namespace) -> int:
-    """The action of a command that requires another one."""
+    """The action of a command that requires a subcommand."""
     options.parser.print_help()
     return 0
 
@@ -226,7 +227,7 @@ def add_hyperparameters_from(parser: argparse.ArgumentParser) -> None:
 
 
 def add_results(parser: argparse.ArgumentParser, **options: Any) -> None:
-    """Add the path of results, with ``options`` of it, and ``--ruleset``."""
+    """Add the path of results, with ``options`` of this argument, and ``--ruleset``."""
     parser.add_argument(
         "path", type=Path, help="a run, a log, a folder of runs, or a submission tree", **options
     )

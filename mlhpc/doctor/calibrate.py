@@ -20,8 +20,8 @@ from mlhpc.perf.machines import parse, written
 
 
 def calibrate(out: Path | None, folder: Path | None, console: Console) -> int:
-    """Measures matrix product, memory copy, disk (in ``folder``, default $TMPDIR) and loopback, and the GPU
-    if PyTorch finds one, and writes the machine file ``out``. Raises UserError if it cannot be written."""
+    """Measure matrix product, memory copy, disk (in ``folder``, default $TMPDIR) and loopback, and the GPU if
+    PyTorch finds one, and write the machine file ``out``. Raises UserError if it cannot be written."""
     if out is None:
         raise UserError("--calibrate writes a machine file: add --out FILE.toml")
     require_new(out)
@@ -39,7 +39,7 @@ def calibrate(out: Path | None, folder: Path | None, console: Console) -> int:
 
 
 def _measured(place: Path) -> dict[str, Any]:
-    """The tables of the machine file."""
+    """The tables of the machine file, with the measured values."""
     when = datetime.now(UTC).strftime("%Y-%m-%d")
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     cores = len(os.sched_getaffinity(0))
@@ -91,7 +91,7 @@ def _measured(place: Path) -> dict[str, Any]:
 
 
 def _gpu() -> dict[str, Any] | None:
-    """Measurements of the first GPU by PyTorch; None without PyTorch or a GPU."""
+    """PyTorch's measurements of the first GPU; None without PyTorch or a GPU."""
     if find_spec("torch") is None:
         return None
     from mlhpc.doctor.gpu_speed import gpu_speed

@@ -11,7 +11,7 @@ Node = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class CheckResult:
-    """One line of the report: what was checked, the result, and the remedy if it failed."""
+    """One line of the report: what was checked, the result, and the remedy if the check failed."""
 
     status: Status
     name: str

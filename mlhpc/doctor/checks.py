@@ -15,8 +15,8 @@ from mlhpc.errors import few
 from mlhpc.quantities import bytes_text, count, seconds_text
 
 CLOCK_PASS_S, CLOCK_WARN_S = 0.1, 1.0
-"""Limits of the difference between two nodes' clocks. Time to train uses one clock; clocks of different nodes are
-compared only in the throughput metric (last run_stop minus first run_start), in minutes."""
+"""Limits in seconds of the difference between two nodes' clocks. Time to train uses one clock; only the throughput
+metric compares clocks of different nodes (last run_stop minus first run_start), in minutes."""
 
 
 def check_nodes(
@@ -26,7 +26,7 @@ def check_nodes(
     framework: Framework,
     env: Mapping[str, str],
 ) -> Iterator[CheckResult]:
-    """All checks of all nodes; identical results of all nodes are merged."""
+    """The results of all checks on all nodes; a result that is the same on all nodes is reported once."""
     results = [list(_check_node(node, rank_info, benchmark, framework)) for node in nodes]
     hosts = [str(node["host"]) for node in nodes]
     yield _launcher(rank_info, hosts, env)
@@ -37,7 +37,7 @@ def check_nodes(
 
 
 def _merge(hosts: Sequence[str], results: Sequence[Iterable[CheckResult]]) -> Iterator[CheckResult]:
-    """Results that differ between nodes name the nodes."""
+    """Merge the results of all nodes; results that differ between nodes name the nodes."""
     hosts_of: dict[CheckResult, list[str]] = {}
     for host, own in zip(hosts, results, strict=True):
         for result in own:
@@ -111,9 +111,9 @@ def _cores(node: Node) -> Iterator[CheckResult]:
 
 
 def _binding(node: Node) -> Iterator[CheckResult]:
-    """Whether each rank has separate cores, on one NUMA node if there are enough ranks."""
+    """Check that each rank has separate cores, on one NUMA node if there are enough ranks."""
     cores = [binding["cores"] for binding in node["bindings"]]
-    if len(cores) < node["local_size"]:  # not all were examined
+    if len(cores) < node["local_size"]:  # not all ranks were examined
         return
     remedy = "bind ranks: SLURM_CPU_BIND=cores in the site, or mlhpc run --bind cores (docs/guide/sites.md)"
     if len(cores) > 1 and len(set(cores)) == 1:
@@ -138,7 +138,8 @@ def _binding(node: Node) -> Iterator[CheckResult]:
 
 
 def _threads(node: Node) -> Iterator[CheckResult]:
-    """Threads per rank set by the environment; otherwise a run does not start more threads than cores."""
+    """Check the number of threads per rank set in the environment; without it, runs do not start more threads than
+    cores."""
     ranks = node["local_size"]
     for variable, threads in node["threads"].items():
         if threads > node["cores"] or threads * ranks > node["machine_cores"]:
@@ -168,7 +169,7 @@ def _gpus(node: Node, framework: Framework) -> Iterator[CheckResult]:
 
 
 def _energy(node: Node) -> Iterator[CheckResult]:
-    """The energy that runs can record on this node."""
+    """Which energy runs can record on this node."""
     for kind in node["energy"]:
         name, counters = f"energy of {NAMES[kind['measured']]}", kind["counters"]
         if kind["problem"]:
@@ -179,7 +180,7 @@ def _energy(node: Node) -> Iterator[CheckResult]:
 
 
 def _slurms_energy(node: Node) -> Iterator[CheckResult]:
-    """Whether runs can record the energy that Slurm samples, which one rank asks for all nodes."""
+    """Whether runs can record the energy sampled by Slurm, which one rank queries for all nodes."""
     sampled_by = node["energy_sampled_by"]
     if counts_nodes(sampled_by):
         yield CheckResult("pass", f"energy of {NAMES['node']}", f"Slurm, {sampled_by}")
@@ -193,7 +194,7 @@ def _compiled(node: Node) -> dict[str, str]:
 
 
 def _check_alike(nodes: Sequence[Node]) -> Iterator[CheckResult]:
-    """All ranks of a run need the same versions, and all nodes the same number of GPUs."""
+    """Check that all ranks have the same versions, and all nodes the same number of GPUs."""
     if len(nodes) == 1:
         return
     versions = [
@@ -220,7 +221,7 @@ def _check_alike(nodes: Sequence[Node]) -> Iterator[CheckResult]:
 
 
 def _check_shared(nodes: Sequence[Node]) -> Iterator[CheckResult]:
-    """The data set and the results are on storage that all nodes share."""
+    """Check that the data set and the results are on storage that all nodes share."""
     if len({n["host"] for n in nodes}) < 2:
         return
     if len({n["data"].get("digest") for n in nodes}) > 1:
@@ -234,7 +235,7 @@ def _check_shared(nodes: Sequence[Node]) -> Iterator[CheckResult]:
 
 
 def clocks(nodes: Sequence[Node]) -> Iterator[CheckResult]:
-    """``offset_s`` of every node relative to rank 0's."""
+    """Check the ``offset_s`` of every node's clock relative to rank 0's."""
     if len(nodes) < 2:
         return
     worst = max(nodes[1:], key=lambda node: abs(node["offset_s"]))

@@ -30,10 +30,10 @@ from mlhpc.submission.system.node import node_facts
 
 
 def doctor(benchmark: str | None, folders: Folders, console: Console) -> int:
-    """Examine the nodes, check and print on rank 0. With several ranks, start the framework of ``benchmark`` too.
-    Returns the exit status: 1 when a check failed.
+    """Examine the nodes, and check and print the facts on rank 0. With several ranks, also start the framework of
+    ``benchmark``. Returns the exit status, which is 1 if a check failed.
 
-    Raises UserError for an unknown benchmark, or when a rank does not connect.
+    Raises UserError for an unknown benchmark, or if a rank does not connect.
     """
     ready, results = examine_all(benchmark, folders, lambda results: _print(results, console))
     if results is not None:
@@ -48,7 +48,8 @@ def examine_all(
     show: Callable[[Sequence[CheckResult]], None] = lambda results: None,
 ) -> tuple[bool, list[CheckResult] | None]:
     """Whether the machine is ready for a run, and the result of every check, None on ranks other than 0.
-    ``show`` is called with each result immediately: starting a framework may end this process."""
+    ``show`` is called with results as soon as they are known, because starting a framework may end this
+    process."""
     chosen = registry.find(benchmark) if benchmark else None
     framework: Framework = chosen.frameworks[chosen.default_framework].collectives if chosen else "none"
     env = os.environ
@@ -77,10 +78,10 @@ def examine_all(
 
 
 def _bind(rank_info: RankInfo) -> str:
-    """Bind this rank as a run would. Returns the reason if this is impossible, or ""."""
+    """Bind this rank to cores as a run would. Returns the reason if this is impossible, or ""."""
     try:
         bind_this_rank(None)
-        if rank_info.launcher == "mlhpc" and BOUND not in os.environ:  # its parent would have bound it
+        if rank_info.launcher == "mlhpc" and BOUND not in os.environ:  # the parent would have bound this rank
             cores_of_ranks(asked(None), rank_info.local_size)
     except UserError as error:
         return str(error)
@@ -88,9 +89,9 @@ def _bind(rank_info: RankInfo) -> str:
 
 
 def describe_system(settings: Sequence[str], out: Path | None, console: Console) -> int:
-    """``mlhpc doctor --system``: the official JSON of this machine, or of the nodes of this launch, to ``out`` or
-    standard output. Returns 1 when required fields are missing; ``out`` is then not written, since the official
-    checker would reject it."""
+    """``mlhpc doctor --system``: write the official system description of this machine, or of the launch's nodes,
+    to ``out`` or standard output. Returns 1 if required fields are missing; ``out`` is then not written, since the
+    official checker would reject it."""
     given = system_description.given_fields(settings)
     if out:
         require_new(out)
@@ -122,11 +123,11 @@ def describe_system(settings: Sequence[str], out: Path | None, console: Console)
 
 
 def _start_framework(rank_info: RankInfo, framework: Framework) -> list[CheckResult]:
-    """Start the framework on all ranks, and check whether its rank count matches the launcher's, and with PyTorch
-    the network. If a rank is lost during this, this process names it and ends."""
+    """Start the framework on all ranks, and check whether its number of ranks matches the launcher's and, with
+    PyTorch, the network. If a rank is lost meanwhile, this process names it and exits."""
     os.environ.setdefault(
         "TF_CPP_MIN_LOG_LEVEL", "2"
-    )  # TensorFlow's notes on its build would hide the results
+    )  # TensorFlow's messages about its build would hide the results
     start = time.monotonic()
     network = []
     try:

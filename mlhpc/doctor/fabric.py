@@ -1,4 +1,4 @@
-"""The network between the ranks: how fast they reduce, and over which transport, as NCCL's own log says."""
+"""Checks the network between the ranks: the speed of all-reduce, and the transport according to NCCL's own log."""
 
 import os
 import re
@@ -14,24 +14,25 @@ from mlhpc.quantities import bytes_text
 
 
 class Transport(NamedTuple):
-    """What NCCL sends over to other nodes: its name of the network, empty if it reported none, and whether a GPU's
-    memory is read by the network adapter itself (GPUDirect RDMA)."""
+    """What NCCL uses to reach other nodes: its name for the network, empty if it reported none, and whether the
+    network adapter reads GPU memory directly (GPUDirect RDMA)."""
 
     network: str
     direct: bool
 
 
 def transport_of(log: str) -> Transport:
-    """From the lines of NCCL or RCCL with ``NCCL_DEBUG=INFO``: ``Using network IB``, ``via NET/IB/0/GDRDMA``."""
+    """The transport in a log of NCCL or RCCL with ``NCCL_DEBUG=INFO``: ``Using network IB``, ``via
+    NET/IB/0/GDRDMA``."""
     networks = re.findall(r"NCCL INFO .*Using network (.+)", log)
     network = networks[-1].strip() if networks else ""
-    if provider := re.search(r"NET/OFI Selected [Pp]rovider is ([\w;]+)", log):  # of the plugin for libfabric
+    if provider := re.search(r"NET/OFI Selected [Pp]rovider is ([\w;]+)", log):  # libfabric's plugin
         network += f" ({provider[1]})"
     return Transport(network, "/GDRDMA" in log)
 
 
 def fabric_of_node(root: Path = Path("/")) -> str:
-    """The fast network of this node; empty without one. EFA is among the devices of InfiniBand."""
+    """The fast network of this node, empty if it has none. EFA is listed among the InfiniBand devices."""
     if any((root / "sys/class/cxi").glob("*")):
         return "Slingshot"
     devices = [path.name for path in (root / "sys/class/infiniband").glob("*")]
@@ -42,14 +43,14 @@ def fabric_of_node(root: Path = Path("/")) -> str:
 
 @contextmanager
 def logged() -> Iterator[Path]:
-    """NCCL, once started in this block, writes its log to the file that is yielded."""
+    """A context in which NCCL, if it is started, writes its log to the yielded file."""
     with tempfile.NamedTemporaryFile(prefix="mlhpc-nccl-") as file:
         os.environ.update(NCCL_DEBUG="INFO", NCCL_DEBUG_SUBSYS="INIT,NET", NCCL_DEBUG_FILE=file.name)
         yield Path(file.name)
 
 
 def check(world: World, log: Path) -> CheckResult:
-    """The result for the ranks of ``world``, over torch.distributed. Called by all ranks."""
+    """The result for the ranks of ``world``, measured with torch.distributed. Called by all ranks."""
     from mlhpc.doctor.gpu_speed import bus_bandwidths
 
     measured = bus_bandwidths(world.local_rank)
@@ -59,7 +60,7 @@ def check(world: World, log: Path) -> CheckResult:
 
 
 def judged(rates: str, ranks: Sequence[tuple[Transport, str]]) -> CheckResult:
-    """The result, from the transport and the fabric of every rank."""
+    """The result, given the measured ``rates`` and the transport and fabric of every rank."""
     networks = sorted({transport.network for transport, _ in ranks if transport.network})
     fabrics = {fabric for _, fabric in ranks if fabric}
     over = " and ".join(networks) + ", GPUDirect RDMA" * any(transport.direct for transport, _ in ranks)

@@ -8,13 +8,13 @@ from mlhpc.quantities import bytes_text, count
 
 Folder = Mapping[str, Any]
 
-SHM_WARN = 1 << 30  # container engines give 64 MiB, too little for the workers of data loaders and NCCL
+SHM_WARN = 1 << 30  # the 64 MiB of container engines are too little for data loaders' workers and NCCL
 OUT_WARN = 1 << 30
-MANY_RANKS = 64  # each opens some 2,000 files before its first step, and looks for ten times as many
+MANY_RANKS = 64  # each opens some 2,000 files before its first step, and searches ten times as many paths
 
 
 def dataset(folder: Folder, benchmark: str | None) -> Iterator[CheckResult]:
-    """The data set; no result if no folder is given."""
+    """Check the data set; no result if no folder was passed."""
     if not folder:
         return
     label = _describe(folder)
@@ -37,7 +37,7 @@ def dataset(folder: Folder, benchmark: str | None) -> Iterator[CheckResult]:
 
 
 def stage(folder: Folder, dataset_bytes: int | None) -> Iterator[CheckResult]:
-    """The staging folder, and whether a replica of the data set fits into it."""
+    """Check the staging folder, and whether a replica of the data set fits into it."""
     label = _describe(folder)
     if folder.get("error") or not folder["writable"]:
         yield CheckResult("fail", "staging", f"{label}, not writable", "choose a writable --stage folder")
@@ -54,7 +54,7 @@ def stage(folder: Folder, dataset_bytes: int | None) -> Iterator[CheckResult]:
 
 
 def out(folder: Folder) -> Iterator[CheckResult]:
-    """The folder for results."""
+    """Check the folder for results."""
     label = _describe(folder)
     if folder.get("error") or not folder["writable"]:
         yield CheckResult("fail", "results", f"{label}, not writable", "choose a writable --out folder")
@@ -67,7 +67,7 @@ def out(folder: Folder) -> Iterator[CheckResult]:
 
 
 def shm(folder: Folder) -> Iterator[CheckResult]:
-    """``/dev/shm``."""
+    """Check the size of ``/dev/shm``."""
     if folder.get("error") or not folder["exists"]:
         yield CheckResult("warn", "/dev/shm", "does not exist", "mount it (tmpfs); loaders and NCCL use it")
     elif folder["free"] < SHM_WARN:
@@ -78,7 +78,7 @@ def shm(folder: Folder) -> Iterator[CheckResult]:
 
 
 def environment(folder: Folder, ranks: int) -> Iterator[CheckResult]:
-    """Where Python's packages are; no result unless many ranks read them from a shared file system at once."""
+    """Warn if many ranks load Python's packages from a shared file system at once; otherwise no result."""
     if folder["shared"] and ranks > MANY_RANKS:
         detail = f"{folder['path']} ({folder['type']}, shared), opened by {count(ranks, 'rank')} at once"
         remedy = "copy it to the nodes first: docs/guide/sites.md, start-up"

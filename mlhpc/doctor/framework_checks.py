@@ -14,7 +14,7 @@ docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html)."""
 
 
 def frameworks(node: Node, rank_info: RankInfo, framework: Framework) -> Iterator[CheckResult]:
-    """The checks of ``framework``; for ``none``, those of all frameworks, of which a run needs one."""
+    """The checks of ``framework``; for ``none``, those of all frameworks, of which a run needs only one."""
     none_works = all((node[name] or {"error": True}).get("error") for name in ("tensorflow", "torch"))
     any_needed = framework == "none" and none_works
     if framework != "torch":
@@ -25,7 +25,7 @@ def frameworks(node: Node, rank_info: RankInfo, framework: Framework) -> Iterato
 
 
 def extras(node: Node) -> Iterator[CheckResult]:
-    """Missing extras that runs and their results need besides a framework."""
+    """Report missing extras that runs and their results need besides a framework."""
     use = {
         "submission": "run, check, score and pack need",
         "pages": "report and other pages need",
@@ -38,7 +38,7 @@ def extras(node: Node) -> Iterator[CheckResult]:
 
 
 def compiled(node: Node) -> Iterator[CheckResult]:
-    """Parts in C that were not compiled when the suite was installed; nothing if all are there."""
+    """Report C extensions that were not compiled when the suite was installed; no result if all are there."""
     use = {
         "decoders": "NumPy decodes encoded data sets",
         "gradients": "PyTorch computes CosmoFlow's gradients on CPUs",
@@ -102,8 +102,8 @@ def _framework(
 
 
 def _driver(name: str, facts: Mapping[str, Any], node: Node, bad: Status) -> Iterator[CheckResult]:
-    """A build for a newer CUDA than the driver supports finds no GPU, unless its forward-compatibility package is
-    installed (``usable``)."""
+    """Check the driver: a framework built for a newer CUDA than the driver supports finds no GPU, unless CUDA's
+    forward-compatibility package is installed (``usable``)."""
     cuda, driver = facts.get("cuda"), node["driver"]
     if not cuda or not driver:
         return

@@ -1,4 +1,4 @@
-"""Measures with PyTorch, in a few seconds, the speed of a GPU (matrix products by precision, memory, host link)
+"""Measures in a few seconds, with PyTorch, the speed of a GPU (matrix products by precision, memory, host link)
 and of the network between ranks."""
 
 import time
@@ -25,8 +25,9 @@ _ROUNDS = 5
 
 
 def gpu_speed() -> dict[str, Any] | None:
-    """Of the first GPU: ``model``, ``count`` of GPUs, ``memory`` in bytes, FLOP/s by precision, ``bandwidth``
-    (bytes/s that a copy reads and writes) and ``host`` (bytes/s from page-locked memory). None without a GPU."""
+    """Measurements of the first GPU: ``model``, ``count`` (number of GPUs), ``memory`` in bytes, FLOP/s by
+    precision, ``bandwidth`` (bytes/s that a copy reads and writes) and ``host`` (bytes/s from page-locked memory).
+    None without a GPU."""
     if not accelerator():
         return None
     device = first_device()
@@ -64,7 +65,7 @@ def _product(dtype: torch.dtype, device: torch.device) -> float:
 
 
 def _seconds(work: Callable[[], object], device: torch.device, repeats: int = 20) -> float:
-    """The shortest of ``repeats``, by events in the device's queue."""
+    """Seconds of the fastest of ``repeats`` calls of ``work``, timed by events in the device's queue."""
     for _ in range(3):
         work()
     times: list[float] = []
@@ -76,16 +77,16 @@ def _seconds(work: Callable[[], object], device: torch.device, repeats: int = 20
 
 
 def bus_bandwidths(local_rank: int) -> dict[int, float]:
-    """Bytes per second by bytes of an all-reduce of all ranks, on their accelerators if they have any. It is the
-    bandwidth of the slowest link, 2 (n - 1) / n of the bytes by the time (nccl-tests, doc/PERFORMANCE.md), for any
-    number of ranks. Called by all ranks."""
+    """Bus bandwidth in bytes/s of all-reduces over all ranks, by message bytes, on accelerators if there are any.
+    This is the slowest link's bandwidth for any number n of ranks: 2 (n - 1) / n times bytes over seconds
+    (nccl-tests, doc/PERFORMANCE.md). Called by all ranks."""
     device, ranks = pick_device("auto", local_rank), dist.get_world_size()
     found = {}
     for size in _REDUCED:
         if device.type == "cpu" and size > _LARGEST_ON_HOSTS:
             break
         tensor = torch.zeros(size // 4, device=device)
-        dist.all_reduce(tensor)  # the first one connects
+        dist.all_reduce(tensor)  # the first call connects the ranks
         wait_for(device)
         start = time.perf_counter()
         for _ in range(_ROUNDS):

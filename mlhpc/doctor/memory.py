@@ -1,4 +1,4 @@
-"""Checks whether a run on CPUs fits into the memory of its node."""
+"""Checks whether a run on CPUs fits into the memory of its nodes."""
 
 from typing import NamedTuple
 
@@ -14,9 +14,9 @@ REMEDY = "use more nodes, a smaller hyperparameters.global_batch_size or another
 
 
 class MemoryNeed(NamedTuple):
-    """``step_bytes``: the peak of a training step of ``batch`` samples on one of a node's ``local_size`` ranks, by
-    the model (perf/accelerator/memory.py), excluding framework and loader. ``node_bytes``: memory available
-    to these ranks."""
+    """What a run needs and a node has. ``step_bytes``: modelled peak memory of a training step of ``batch``
+    samples on one of a node's ``local_size`` ranks (perf/accelerator/memory.py), excluding framework and loader.
+    ``node_bytes``: memory available to these ranks."""
 
     batch: int
     step_bytes: int
@@ -30,7 +30,7 @@ class MemoryNeed(NamedTuple):
 
     @property
     def is_small(self) -> bool:
-        """Whether it needs less than half of the node's memory."""
+        """Whether a step of all ranks needs less than half of the node's memory."""
         return 2 * self.step_bytes * self.local_size < self.node_bytes
 
     def __str__(self) -> str:
@@ -42,8 +42,9 @@ class MemoryNeed(NamedTuple):
 
 
 def memory_need(run: Run, ranks: int, local_size: int) -> MemoryNeed | None:
-    """Of ``run`` with ``ranks`` ranks, ``local_size`` of them on this node; None if it is unknown, with
-    accelerators, and with emulated steps. Raises UserError if the batch cannot be divided among the ranks."""
+    """The memory that ``run`` needs with ``ranks`` ranks, ``local_size`` of them on this node; None with
+    accelerators or emulated steps, or if it is unknown. Raises UserError if the batch cannot be divided among the
+    ranks."""
     if run.emulation.enabled or (getattr(run.training, "device", "") != "cpu" and installed()):
         return None
     memory = rank_memory(run, ranks)
@@ -51,8 +52,8 @@ def memory_need(run: Run, ranks: int, local_size: int) -> MemoryNeed | None:
 
 
 def rank_memory(run: Run, ranks: int) -> Memory | None:
-    """Of a step of ``run`` on one of ``ranks`` ranks without accelerators; None for a network without a
-    model, and if several ranks share a sample. Raises UserError if the batch cannot be divided among the ranks."""
+    """The memory of a step of ``run`` on one of ``ranks`` ranks without accelerators; None for a network without a
+    model, or if several ranks share a sample. Raises UserError if the batch cannot be divided among the ranks."""
     if run.benchmark not in KNOWN or run.training.spatial_size > 1:
         return None
     batch = divide_batch(run.hyperparameters.global_batch_size, ranks) // run.backward_passes
@@ -60,7 +61,7 @@ def rank_memory(run: Run, ranks: int) -> Memory | None:
 
 
 def killed_hint(run: Run, ranks: int) -> str:
-    """The hint after the message that one of ``ranks`` local ranks was killed; empty if a step needs less
-    than half of the node's memory, since framework and loader do not use the rest."""
+    """A hint to append to the message that one of ``ranks`` local ranks was killed; empty if a step needs less
+    than half of the node's memory, since framework and loader do not use the other half."""
     need = memory_need(run, ranks, ranks)
     return f": {need}; {REMEDY}" if need and not need.is_small else ""

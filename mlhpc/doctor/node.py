@@ -37,7 +37,7 @@ EXAMINE_S = 300.0  # loading a framework from a slow file system takes minutes
 
 @dataclass(frozen=True)
 class Folders:
-    """The folders of the planned run; None: not given."""
+    """The folders of the planned run; None if not specified."""
 
     data: Path | None
     stage: Path | None
@@ -47,7 +47,7 @@ class Folders:
 def examine(
     rank_info: RankInfo, framework: Framework, folders: Folders, env: Mapping[str, str]
 ) -> dict[str, Any]:
-    """The facts of this node, from its first rank."""
+    """The facts of this node; called by the node's first rank."""
     variables = ("HOROVOD_GLOO_IFACE", "GLOO_SOCKET_IFNAME")
     interfaces = {name: part for name in variables if name in env for part in env[name].split(",")}
     threads = {name: env[name] for name in ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS") if name in env}
@@ -82,14 +82,14 @@ def examine(
 
 
 def clock_synchronised() -> bool | None:
-    """Whether the kernel's clock is synchronised by NTP or PTP (adjtimex(2): the state is not TIME_ERROR, and
-    STA_UNSYNC is not set); None if the kernel does not say."""
+    """Whether the kernel's clock is synchronised by NTP or PTP (adjtimex(2): the state is not TIME_ERROR and
+    STA_UNSYNC is not set); None if the kernel does not report it."""
     timex = (ctypes.c_int * 64)()  # struct timex has 208 bytes; a first field of zero changes nothing
     try:
         state = ctypes.CDLL(None).adjtimex(ctypes.byref(timex))
     except (OSError, AttributeError):
         return None
-    # modes, padding, then the longs offset, freq, maxerror, esterror, and the int status: byte 40.
+    # After modes, padding and the longs offset, freq, maxerror and esterror, the int status is at byte 40.
     return None if state < 0 else state != 5 and not timex[10] & 0x40
 
 
@@ -145,9 +145,9 @@ def _data_set(path: Path | None) -> dict[str, Any]:
 
 
 def _horovod_built_for() -> str | None:
-    """The version of TensorFlow that the installed Horovod was compiled against, from the ``metadata.json`` of
-    its build (horovod 0.28, setup.py). Empty when it was built without TensorFlow; None without Horovod, or
-    without the file."""
+    """The version of TensorFlow that the installed Horovod was compiled against, from the ``metadata.json`` of its
+    build (horovod 0.28, setup.py). Empty if Horovod was built without TensorFlow; None without Horovod or the
+    file."""
     try:
         path = Path(str(metadata.distribution("horovod").locate_file("horovod/metadata.json")))
         return str(json.loads(path.read_text()).get("tensorflow", ""))
@@ -186,14 +186,14 @@ print(json.dumps({"version": torch.__version__, "gpus": gpus, "usable": gpus > 0
 
 
 def _load_frameworks(framework: Framework) -> dict[str, Any]:
-    """What the frameworks report, each loaded in its own process, side by side; None: not installed."""
+    """What each framework reports, loaded in separate concurrent processes; None if it is not installed."""
     installed = packages()
     programs = {}
     if framework != "torch" and {"tensorflow", "tensorflow-cpu"} & set(installed):
         programs["tensorflow"] = _TENSORFLOW
     if framework != "horovod" and "torch" in installed:
         programs["torch"] = _TORCH
-    env = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}  # as of runs
+    env = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}  # as in runs
     processes = {
         name: subprocess.Popen(
             [sys.executable, "-P", "-c", code],

@@ -1,4 +1,4 @@
-"""All nodes of a launch: their facts, sent to rank 0 over TCP, and how far apart their clocks are."""
+"""Gathers the facts of all nodes of a launch on rank 0 over TCP, and measures how far apart their clocks are."""
 
 import socket
 import time
@@ -16,8 +16,8 @@ from mlhpc.errors import UserError
 
 
 def find_rank_info(env: Mapping[str, str]) -> RankInfo:
-    """This rank, with the address of rank 0 if it can be determined (under mpirun from Slurm's variables or
-    MLHPC_LEADER, or because all ranks are on this node). Raises UserError like ``identify``."""
+    """The facts of this rank, with the address of rank 0 if that can be determined (under mpirun from Slurm's
+    variables or MLHPC_LEADER, or because all ranks are on this node). Raises UserError like ``identify``."""
     rank_info = environment.identify(env)
     if rank_info.size == 1 or rank_info.leader:
         return rank_info
@@ -30,10 +30,10 @@ def find_rank_info(env: Mapping[str, str]) -> RankInfo:
 def gather_nodes(
     rank_info: RankInfo, examine: Callable[[], dict[str, Any]], env: Mapping[str, str]
 ) -> list[dict[str, Any]]:
-    """On rank 0 the facts of every node, examined by its first rank, and ``offset_s``: seconds by which its clock
-    is ahead of rank 0's; and the ``bindings`` of its ranks, in order. Only this rank's if the ranks cannot connect
-    (``find_rank_info``). An empty list on other ranks. Raises UserError on every rank when a rank does not
-    connect, naming it."""
+    """On rank 0, the facts of every node, as examined by the node's first rank, with ``offset_s``, the seconds by
+    which the node's clock is ahead of rank 0's, and the ``bindings`` of its ranks, in order. On other ranks, an
+    empty list. If the ranks cannot connect (``find_rank_info``), rank 0 gets only the facts of its own node.
+    Raises UserError on every rank, naming the missing rank, if a rank does not connect."""
     if rank_info.size == 1 or not rank_info.leader:
         alone = {"offset_s": 0.0, "bindings": [describe_binding()]}
         return [examine() | alone] if rank_info.rank == 0 else []
@@ -83,8 +83,8 @@ def _send_facts(connection: Connection, examine: Callable[[], dict[str, Any]]) -
 def receive_facts(
     listener: socket.socket, proof: Proof, ranks: Sequence[int], seconds: float = EXAMINE_S
 ) -> dict[int, dict[str, Any]]:
-    """The facts of ``ranks`` and their ``offset_s``. Connections that do not belong to this launch are closed.
-    Raises UserError for ranks that did not report in time."""
+    """The facts of ``ranks``, with their ``offset_s``. Connections that do not belong to this launch are closed.
+    Raises UserError if a rank does not report in time."""
     deadline = time.monotonic() + seconds
     facts: dict[int, dict[str, Any]] = {}
     for rank, sock in zip(ranks, accept(listener, proof, ranks, seconds), strict=True):
@@ -105,8 +105,8 @@ def _facts_of(rank: int, connection: Connection, deadline: float) -> dict[str, A
 
 
 def _offset(connection: Connection, rounds: int = 9) -> float:
-    """Seconds by which the clock at the other end is ahead: its reading against the middle of the round trip
-    (Cristian 1989), from the fastest of ``rounds``."""
+    """Seconds by which the clock at the other end is ahead: its reading compared with the middle of the round trip
+    (Cristian 1989), in the fastest of ``rounds`` round trips."""
     trips = []
     for _ in range(rounds):
         sent = time.time()

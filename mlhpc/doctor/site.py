@@ -1,6 +1,6 @@
 """``mlhpc doctor --site NAME``: writes a site file from the facts of this machine and its Slurm.
 
-Every line needs to be checked by a person: the file names its host, and the facts that were not found.
+A person needs to check every line; the file names the host where it was written and the facts that were not found.
 """
 
 import os
@@ -29,7 +29,7 @@ LOCAL_FOLDERS = ("/local/scratch", "/local_scratch", "/localscratch", "/scratch/
 SHARED_VARIABLES = ("SCRATCH", "PSCRATCH", "WORK", "MEMBERWORK", "PROJECT")
 GPU_CLASSES = ("0x0300", "0x0302", "0x0380", "0x1200")
 """PCI classes of GPUs (pci.ids): VGA and 3D controllers, other displays, processing accelerators."""
-GPU_VENDORS = ("0x10de", "0x1002", "0x8086")  # NVIDIA, AMD, Intel; not on-board graphics
+GPU_VENDORS = ("0x10de", "0x1002", "0x8086")  # NVIDIA, AMD and Intel, as opposed to on-board graphics
 CONTAINERS = {
     "apptainer": "apptainer exec --nv mlhpc.sif",
     "singularity": "singularity exec --nv mlhpc.sif",
@@ -39,10 +39,11 @@ CONTAINERS = {
 
 @dataclass(frozen=True)
 class SiteFacts:
-    """The facts of a site file. ``shared``, ``local``: the folders as shell words, with a note on the file
-    system; None: none was found. ``interface``: the fastest network interface, if it is not the first.
-    ``container``: a key of ``CONTAINERS``. ``numa``: the cores of each NUMA node; ``gpu_nodes``: that of each
-    GPU, and ``gpu_cores``: its share of the cores there; empty if the kernel does not report it for all."""
+    """The facts in a site file. ``shared``, ``local``: the folders as shell words, with a note on the file system;
+    None if none was found. ``interface``: the fastest network interface, if it is not the first. ``container``: a
+    key of ``CONTAINERS``. ``numa``: the cores of each NUMA node; ``gpu_nodes``: the NUMA node of each GPU, and
+    ``gpu_cores``: the GPU's share of the cores there; both are empty if the kernel does not report the NUMA node
+    of every GPU."""
 
     host: str
     in_job: bool
@@ -62,8 +63,8 @@ class SiteFacts:
 
 
 def write_site(name: str, out: Path | None, console: Console) -> int:
-    """Write ``run_scripts/sites/NAME.sh``, or ``out``. Returns 0. Raises UserError for an unusable name, a file
-    that exists, or outside a checkout without ``out``."""
+    """Write ``run_scripts/sites/NAME.sh``, or ``out``. Returns 0. Raises UserError for an unusable name, if the
+    file exists, or if ``out`` is missing outside a checkout."""
     if not re.fullmatch(r"[A-Za-z0-9_.-]+", name):
         raise UserError(f"--site {name!r}: a file name may have letters, digits, '.', '_' and '-'")
     path = out or SITES / f"{name}.sh"
@@ -108,7 +109,8 @@ def find_site_facts(env: Mapping[str, str] = os.environ, root: Path = Path("/"))
 
 
 def _of_default_partition(facts: SiteFacts, lines: str) -> SiteFacts:
-    """Outside a job: cores and GPUs per node of the default partition as ``sinfo -o '%P %c %G'`` prints them."""
+    """The facts outside a job: cores and GPUs per node of the default partition, from the output of ``sinfo -o '%P
+    %c %G'``."""
     rows = [line.split() for line in lines.splitlines() if len(line.split()) >= 3]
     row = next((row for row in rows if row[0].endswith("*")), rows[0] if rows else None)
     if row is None:
@@ -117,7 +119,7 @@ def _of_default_partition(facts: SiteFacts, lines: str) -> SiteFacts:
     gpus = re.search(r"gpu(?::[^:,(]+)?:(\d+)", row[2])
     return replace(
         facts,
-        numa={},  # those of this node, which may have different hardware
+        numa={},  # this node's, which may be different hardware
         gpu_nodes=(),
         gpu_cores=(),
         partition=row[0].rstrip("*"),
@@ -127,7 +129,7 @@ def _of_default_partition(facts: SiteFacts, lines: str) -> SiteFacts:
 
 
 def _shared_folder(env: Mapping[str, str]) -> str | None:
-    """The first folder on a file system that nodes share."""
+    """The first folder that is on a file system shared by nodes."""
     for name in SHARED_VARIABLES:
         if name in env and _type(env[name]) in SHARED_TYPES:
             return f"${name}"
@@ -135,7 +137,7 @@ def _shared_folder(env: Mapping[str, str]) -> str | None:
 
 
 def _local_folder(env: Mapping[str, str]) -> tuple[str | None, str]:
-    """The writable folder of this node with the most space, disks before memory; and its file system."""
+    """This node's writable folder with the most space, with disks preferred to memory, and its file system."""
     candidates = {f"${name}": Path(env[name]) for name in LOCAL_VARIABLES if env.get(name)}
     candidates |= {folder: Path(folder) for folder in LOCAL_FOLDERS}
     best: tuple[bool, int] = (False, -1)
@@ -160,7 +162,8 @@ def _type(folder: str) -> str | None:
 
 
 def _interface(root: Path) -> str | None:
-    """The fastest interface that is up, with InfiniBand and Slingshot first; None if there is only one."""
+    """The fastest interface that is up, InfiniBand and Slingshot preferred; None if there is only one
+    interface."""
     speeds: dict[str, tuple[bool, int]] = {}
     for folder in sorted(root.glob("sys/class/net/*")):
         virtual = re.match(r"(lo|docker|veth|virbr|br-|cni|tun|tap|bond_slave)", folder.name)
@@ -173,7 +176,7 @@ def _interface(root: Path) -> str | None:
 
 
 def _gpu_nodes(root: Path) -> tuple[int, ...]:
-    """The NUMA node of each GPU in order of its PCI address; empty if one is not known (-1)."""
+    """The NUMA node of each GPU, in order of PCI addresses; empty if one is unknown (-1)."""
     of_gpus = []
     for folder in sorted(root.glob("sys/bus/pci/devices/*")):
         if text(folder / "class")[:6] in GPU_CLASSES and text(folder / "vendor") in GPU_VENDORS:

@@ -1,11 +1,12 @@
-"""Change points of a series of runs: a self-starting, two-sided CUSUM of logarithms.
+"""Change points in a series of runs, found by a self-starting, two-sided CUSUM of logarithms.
 
 Each run is compared with a window of earlier runs that ends ``GUARD`` runs before it and begins at the last
 change. The transform of Hawkins (1987, The Statistician 36) makes the deviation standard normal however short the
-window is. Deviations are divided by what the window's autocorrelation of lag one adds to the deviation of a mean,
-and clipped; a large one alone leaves the sums as they are. A window of more than ``SHORT`` runs would find a
-change sooner: allowance and threshold are higher instead, against false alarms by drift and autocorrelation. They
-were chosen with ``tests/perf/changes.py``, which measures what is found, and how often in error.
+window is. Deviations are divided by the factor by which the window's lag-one autocorrelation widens the
+distribution of a mean, and clipped; a single large deviation does not change the sums. A window of more than
+``SHORT`` runs could find a change sooner; allowance and threshold are raised instead, to avoid false alarms from
+drift and autocorrelation. Both were chosen with ``tests/perf/changes.py``, which measures how many changes are
+found and how many false alarms there are.
 """
 
 import math
@@ -16,25 +17,26 @@ import numpy as np
 import numpy.typing as npt
 
 FEWEST = 10
-"""Runs of a window below which there is no verdict, and above ``WINDOW`` only the newest count."""
+"""Minimum number of runs in a window for a verdict. Of more than ``WINDOW`` runs, only the newest count."""
 WINDOW = 120
 GUARD = 12
 ALLOWANCE = 0.5
 PENALTY = 2.5
-"""By how many standard errors of its mean, above those of 28 runs, a shorter window widens the allowance."""
+"""Increase of the allowance for windows below 28 runs, per standard error of the mean in excess of that of 28
+runs."""
 SHORT = 38
-"""Runs of a window, as after 40 runs, for which allowance and threshold are the least."""
+"""Number of runs in a window up to which allowance and threshold are not raised."""
 THRESHOLD, HIGHEST = 4.35, 6.0
 CLIP = 2.0
 LARGE = 4.5
 _TO_SD = 1.4826
-"""Median absolute deviations of a normal distribution in a standard deviation."""
+"""Standard deviation of a normal distribution in units of its median absolute deviation."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """``at``: the index of the first run after the change; ``found``: of the run at which it was certain;
-    ``ratio``: geometric mean from ``at`` to ``found`` over that of the window before."""
+    """A change point. ``at``: index of the first run after the change; ``found``: index of the run that made it
+    certain; ``ratio``: geometric mean from ``at`` to ``found``, relative to the mean of the runs before."""
 
     at: int
     found: int
@@ -45,7 +47,7 @@ def changes(values: Sequence[float]) -> list[Change]:
     """The changes in positive ``values``, in the order of the runs."""
     logs = np.log(np.asarray(values, dtype=np.float64))
     found: list[Change] = []
-    begin = 0  # of the runs since the last change
+    begin = 0  # first run since the last change
     up = down = before = 0.0
     up_from = down_from = 0
     for now in range(len(logs)):
@@ -69,19 +71,20 @@ def changes(values: Sequence[float]) -> list[Change]:
 
 
 def _onset(logs: npt.NDArray[np.float64], before: float, since: int, now: int) -> int:
-    """The most likely first run of a step away from the mean ``before``, from run ``since`` on."""
+    """The most likely first run of a step away from the mean ``before``, among runs ``since`` to ``now``."""
     sums = np.cumsum((logs[since : now + 1] - before)[::-1])[::-1]
     return since + int(np.argmax(sums**2 / np.arange(len(sums), 0, -1)))
 
 
 def _window(logs: npt.NDArray[np.float64], begin: int, now: int) -> npt.NDArray[np.float64]:
-    """The runs with which run ``now`` is compared: with a guard before it once there are enough."""
+    """The runs that run ``now`` is compared with, [runs]; once there are enough, they end ``GUARD`` runs before
+    it."""
     end = now if now - begin < FEWEST + GUARD else now - GUARD
     return logs[max(begin, end - WINDOW) : end]
 
 
 def _added(total: float, since: int, excess: float, now: int) -> tuple[float, int]:
-    """The sum after a run, and the run with which it began to grow."""
+    """The cumulative sum after run ``now``, and the run with which it began to grow."""
     total += excess
     return (total, since) if total > 0 else (0.0, now + 1)
 
@@ -92,7 +95,7 @@ def _deviation(window: npt.NDArray[np.float64], value: float) -> float:
 
     kept = _kept(window)
     mean, n = float(np.mean(kept)), len(kept)
-    deviation = max(float(np.std(kept, ddof=1)), 1e-4)  # of equal times, as of an emulation
+    deviation = max(float(np.std(kept, ddof=1)), 1e-4)  # times may be equal, as in emulations
     student = math.sqrt(n / (n + 1)) * (value - mean) / deviation
     normal = float(ndtri(min(max(float(stdtr(n - 1, student)), 1e-15), 1 - 1e-15)))
     return normal / _inflation(kept - mean)
@@ -106,8 +109,9 @@ def _kept(window: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
 
 
 def _inflation(residuals: npt.NDArray[np.float64]) -> float:
-    """By how much autocorrelation widens the distribution of a mean: sqrt((1 + r) / (1 - r)) of an AR(1) series
-    (Box, Jenkins and Reinsel, Time Series Analysis, chapter 3), r less a fifth of its standard error."""
+    """The factor by which autocorrelation widens the distribution of a mean: sqrt((1 + r) / (1 - r)) for an AR(1)
+    series (Box, Jenkins and Reinsel, Time Series Analysis, chapter 3), where r is reduced by a fifth of its
+    standard error."""
     power = float(residuals @ residuals)
     r = float(residuals[1:] @ residuals[:-1]) / power if power > 0 else 0.0
     r = min(max(r - 0.2 / math.sqrt(len(residuals)), 0.0), 0.8)
@@ -115,8 +119,8 @@ def _inflation(residuals: npt.NDArray[np.float64]) -> float:
 
 
 def smallest_step(values: Sequence[float]) -> float | None:
-    """The share by which the mean must change to be found within twelve runs in most cases: one standard deviation
-    of the runs since the last change; None with fewer than ``FEWEST``."""
+    """The relative change of the mean that is found within twelve runs in most cases: one standard deviation of
+    the runs since the last change. None for fewer than ``FEWEST`` runs."""
     found = changes(values)
     logs = np.log(np.asarray(values[found[-1].at if found else 0 :], dtype=np.float64))[-WINDOW:]
     if len(logs) < FEWEST:

@@ -1,8 +1,8 @@
-"""Whether new runs are slower than a baseline: ratios of means with 95% intervals, and the part that moved.
+"""Whether new runs are slower than a baseline: ratios of means with 95% intervals, and the parts that changed.
 
-The ratio is that of geometric means, from Welch's t interval of the difference of mean logarithms (Welch 1947,
+The ratio is of geometric means, with Welch's t interval of the difference of mean logarithms (Welch 1947,
 Biometrika 34), so that it does not depend on which of the two is the baseline. A single run has no deviation of
-its own: it is taken to have that of the others.
+its own and is assumed to have that of the other group.
 """
 
 import math
@@ -22,18 +22,19 @@ METRICS = ("time_to_train_s", "epochs", "epoch_s", "time_to_train_without_stagin
            "joules", "joules_per_sample")  # fmt: skip
 HIGHER_IS_BETTER = frozenset({"samples_per_s"})
 TO_TARGET = frozenset({"time_to_train_s", "epochs", "time_to_train_without_staging_s", "joules"})
-"""Figures that only runs which reached the target have."""
+"""Figures that only runs that reached the target have."""
 TESTED = ("time_to_train_s", "epochs", "epoch_s")
-"""Tested in every gate: epochs to target and seconds per epoch apart, since their causes differ."""
+"""Figures tested in every gate. Epochs to target and seconds per epoch are tested separately, since their causes
+differ."""
 MOST_RUNS = 1000
-"""Further runs that are proposed; beyond it the baseline is too noisy."""
+"""Maximum number of further runs to propose; if more are needed, the baseline is too noisy."""
 Verdict = Literal["pass", "slower", "undecided"]
 STATUS: Mapping[Verdict, int] = {"pass": 0, "undecided": 3, "slower": 1}
 """Exit statuses of verdicts, the worst last."""
 Measured = tuple[dict[str, Any], list[dict[str, Any]]]
 """A row of the index, and the figures of its runs."""
 Rules = Mapping[str, float]
-"""By metric, the share by which it may be worse."""
+"""By metric, the share by which new runs may be worse."""
 Values = tuple[float, ...]
 Ratio = tuple[float, float, float]
 """A ratio, and the ends of its 95% interval."""
@@ -41,9 +42,10 @@ Ratio = tuple[float, float, float]
 
 @dataclass(frozen=True)
 class Test:
-    """``ratio``: new over baseline, or baseline over new for rates, so that above 1 is worse, with its 95%
-    interval; None where one of the two has no figures. ``further``: runs needed to decide, 0 if it is decided,
-    None if the baseline has too few runs or varies too much. ``rule``: None for quantities that are only shown."""
+    """The test of one metric. ``ratio``: new over baseline, or for rates baseline over new, so that values above 1
+    are worse, with its 95% interval; None if either has no figures. ``further``: number of new runs needed to
+    decide, 0 if decided, None if the baseline has too few runs or varies too much. ``counts``: False for metrics
+    that are only shown."""
 
     metric: str
     new: Values
@@ -57,7 +59,8 @@ class Test:
 
 @dataclass(frozen=True)
 class Gate:
-    """``moved``: the change of each part in seconds per run, the largest first. ``marks``: what else differs."""
+    """The result of a gate. ``moved``: the change of each part in seconds per run, the largest first. ``marks``:
+    what else differs."""
 
     tests: tuple[Test, ...]
     moved: tuple[tuple[str, float], ...]
@@ -65,7 +68,7 @@ class Gate:
 
     @property
     def status(self) -> int:
-        """0 passed, 1 slower, 3 undecided."""
+        """The exit status: 0 passed, 1 slower, 3 undecided."""
         return status_of(test.verdict for test in self.tests if test.counts)
 
 
@@ -89,7 +92,7 @@ def gate(new: Sequence[Measured], baseline: Sequence[Measured], rules: Rules) ->
 
 
 def require_comparable(new: Sequence[Measured], baseline: Sequence[Measured]) -> None:
-    """Raises UserError if there is nothing to compare, or two benchmarks or versions of their definitions."""
+    """Raise UserError if there is nothing to compare, or if benchmarks or versions of their definitions differ."""
     for what, rows in (("new runs", new), ("baseline", baseline)):
         if not rows:
             raise UserError(f"no record is selected as {what}: withdrawn, or not in this store")
@@ -110,7 +113,7 @@ def require_comparable(new: Sequence[Measured], baseline: Sequence[Measured]) ->
 
 
 def _figures(rows: Sequence[Measured], metric: str) -> Values:
-    """The positive figures of all runs; only of those that reached their target where the metric depends on it."""
+    """The positive figures of all runs or, if the metric depends on the target, of the runs that reached it."""
     values = []
     for _, runs in rows:
         for run in runs:
@@ -132,15 +135,16 @@ def _test(metric: str, new: Values, baseline: Values, rules: Rules) -> Test:
 
 
 def verdict_of(ratio: Ratio | None, tolerance: float) -> Verdict:
-    """From the interval of a ratio: slower when all of it is above 1 + ``tolerance``, passed when all is below."""
+    """The verdict from the interval of a ratio: "slower" if the whole interval is above 1 + ``tolerance``, "pass"
+    if it is below, otherwise "undecided"."""
     if ratio is None or not ratio[1] <= ratio[0] <= ratio[2]:
         return "undecided"
     return "slower" if ratio[1] > 1 + tolerance else "pass" if ratio[2] < 1 + tolerance else "undecided"
 
 
 def ratio_interval(above: Sequence[float], below: Sequence[float]) -> Ratio | None:
-    """Geometric mean of ``above`` over that of ``below``, all positive, and the ends of its 95% interval; None if
-    one is empty; without ends (0, infinity) for one value each."""
+    """The ratio of the geometric means of ``above`` and ``below``, which are positive, with the ends of its 95%
+    interval. None if either is empty; the ends are 0 and infinity for one value each."""
     if not above or not below:
         return None
     one, two = [[math.log(value) for value in values] for values in (above, below)]
@@ -150,7 +154,7 @@ def ratio_interval(above: Sequence[float], below: Sequence[float]) -> Ratio | No
 
 
 def paired_ratio(above: Sequence[float], below: Sequence[float]) -> tuple[float, float, float]:
-    """As ``ratio_interval``, of at least two values that are paired, as those of runs with the same seed."""
+    """Like ``ratio_interval``, for at least two pairs of values, such as those of runs with the same seed."""
     logs = [math.log(one / other) for one, other in zip(above, below, strict=True)]
     middle = statistics.fmean(logs)
     half = half_width(statistics.stdev(logs), len(logs))
@@ -158,8 +162,8 @@ def paired_ratio(above: Sequence[float], below: Sequence[float]) -> tuple[float,
 
 
 def _half_width(one: Sequence[float], two: Sequence[float], n: int, m: int) -> float:
-    """Half of the 95% interval of a difference of means if ``one`` had ``n`` values and ``two`` ``m``, with their
-    deviations (Welch–Satterthwaite)."""
+    """Half the width of the 95% interval of the difference of means (Welch–Satterthwaite), if ``one`` had ``n``
+    values and ``two`` ``m`` with the deviations that they have now."""
     deviations = [statistics.variance(values) if len(values) > 1 else None for values in (one, two)]
     known = [variance for variance in deviations if variance is not None]
     if not known:
@@ -176,8 +180,8 @@ def _half_width(one: Sequence[float], two: Sequence[float], n: int, m: int) -> f
 
 
 def _further(above: Values, below: Values, tolerance: float, new_is_above: bool) -> int | None:
-    """The number of further new runs after which the interval would leave 1 + ``tolerance``, if means and
-    deviations stayed as they are; None if it is not reached by ``MOST_RUNS``."""
+    """The number of further new runs after which the interval would exclude 1 + ``tolerance`` if means and
+    deviations stayed the same; None if more than ``MOST_RUNS``."""
     if not above or not below:
         return None
     one, two = [[math.log(value) for value in values] for values in (above, below)]
@@ -204,7 +208,7 @@ def _part_means(rows: Sequence[Measured]) -> dict[str, float]:
 
 
 def _marks(new: Sequence[Measured], baseline: Sequence[Measured]) -> list[str]:
-    """What differs between the two and may explain a change; results without versions are marked too."""
+    """Differences between the two that may explain a change; also says how many records lack versions."""
     marks = []
     for key in ("settings", "framework", "system", "machine", "ranks", "nodes", "accelerators",
                 "global_batch_size", "mlhpc", "commit"):  # fmt: skip

@@ -1,4 +1,4 @@
-"""``mlhpc history gate``: what is tested against what, and by which rules."""
+"""``mlhpc history gate``: selects the runs, their baseline and the rules for the test."""
 
 import re
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from mlhpc.history.index import Index, conditions, opened
 from mlhpc.quantities import parse_quantity
 
 SAME = ("kind", "benchmark", "preset", "system")
-"""What a baseline has in common with the new runs unless its selection says otherwise."""
+"""Keys in which a baseline must equal the new runs, unless its selection names them."""
 
 
 def tolerance_of(text: object) -> float:
@@ -27,8 +27,8 @@ def tolerance_of(text: object) -> float:
 
 
 def rules_of(path: Path | None, tolerance: str) -> dict[str, float]:
-    """By metric, the share by which it may be worse: from the tables ``[[rule]]`` of ``metric`` and ``tolerance``
-    in a TOML file; without one, ``tolerance`` of the time to train. Raises UserError."""
+    """By metric, the share by which new runs may be worse: from the ``[[rule]]`` tables (``metric`` and
+    ``tolerance``) of a TOML file or, without a file, ``tolerance`` for the time to train. Raises UserError."""
     if path is None:
         return {"time_to_train_s": tolerance_of(tolerance)}
     _, content = read_toml(path, "pass a TOML file of rules")
@@ -46,7 +46,8 @@ def rules_of(path: Path | None, tolerance: str) -> dict[str, float]:
 
 
 def gate_runs(store: Path, new: Sequence[str], baseline: str, rules: Rules, system: str | None) -> Gate:
-    """Test the runs ``new``, folders (of ``system``) or selections, against ``baseline``. Raises UserError."""
+    """Test the runs ``new``, which are folders (of ``system``) or selections, against ``baseline``. Raises
+    UserError."""
     with opened(store) as index:
         chosen = [pair for text in new for pair in _measured(index, text, system)]
         return gate(chosen, baseline_of(index, baseline, chosen), rules)
@@ -59,17 +60,17 @@ def gate_nodes(store: Path, tolerance: float) -> list[Health]:
 
 
 def baseline_of(index: Index, selection: str, new: Sequence[Measured]) -> list[Measured]:
-    """The records of ``selection`` without ``new``, of the same ``SAME`` unless it names these. Raises
-    UserError."""
+    """The records of ``selection`` other than ``new`` that equal these in the keys ``SAME``, except for keys that
+    it names. Raises UserError."""
     wanted, first = conditions(selection), new[0][0] if new else {}
     named = {re.split("[<>=!]", each)[0].strip() for each in wanted}
     if "name" in named:
-        for each in wanted:  # says that it is gone, or not unique
+        for each in wanted:  # raises UserError if it is gone or not unique
             if each.startswith("name="):
                 index.name_of(each.removeprefix("name="))
     else:
         wanted += [f"{key}={first[key]}" for key in SAME if key not in named and first.get(key)]
-    # A run that was added under another system's name has another digest.
+    # A run that was added under another system name has another digest.
     own = [_identity(pair) for pair in new]
     return [pair for pair in index.measured(wanted) if _identity(pair) not in own]
 
@@ -81,7 +82,7 @@ def _identity(measured: Measured) -> tuple[object, ...]:
 
 
 def _measured(index: Index, text: str, system: str | None) -> list[Measured]:
-    """The runs of a folder, whether they are in the store or not, or of a selection. Raises UserError."""
+    """The runs of a folder, even if they are not in the store, or of a selection. Raises UserError."""
     path = Path(text)
     if not path.exists():
         if not re.fullmatch("[0-9a-f]{6,64}", text) and not re.search("[<>=]", text):

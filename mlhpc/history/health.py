@@ -1,5 +1,5 @@
-"""Whether each node is as fast as it was and as the others are, from the machine files of ``mlhpc doctor
---calibrate`` on it over time."""
+"""Whether each node is as fast as before and as other nodes, from the machine files that ``mlhpc doctor
+--calibrate`` has written there over time."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -11,15 +11,15 @@ from mlhpc.history.gate import Measured, Ratio, Verdict, badness, ratio_interval
 RATES = ("accelerator.float32", "accelerator.tf32", "accelerator.bfloat16", "accelerator.float16",
          "accelerator.bandwidth", "links.host", "host.memory_bandwidth", "storage.local_read",
          "storage.local_write", "network.bandwidth")  # fmt: skip
-"""Figures of which more is better; sizes of memories and disks are no measurements."""
+"""Figures for which larger is better. Memory and disk sizes are excluded, because they are not measured."""
 FEWEST = 3
-"""Earlier figures of nodes of the same model, without which there is no verdict."""
+"""Minimum number of earlier figures from nodes of the same model for a verdict."""
 
 
 @dataclass(frozen=True)
 class Health:
-    """The newest ``figure`` of a node against all earlier ones of its model. ``ratio``: their geometric mean over
-    it, so that above 1 is slower, with its 95% interval; None with too few."""
+    """The newest ``figure`` of a node compared with all earlier ones of its model. ``ratio``: their geometric mean
+    over the newest figure, so that values above 1 are slower, with its 95% interval; None if there are too few."""
 
     node: str
     when: str
@@ -41,7 +41,7 @@ def health(rows: Sequence[Measured], tolerance: float) -> list[Health]:
         raise UserError("no node in this store; add files of mlhpc doctor --calibrate --out FILE.toml")
     worst: dict[str, Health] = {}
     for (_, figure), values in found.items():
-        # Of two figures with the same time the worse one counts as the newest.
+        # Of two figures with the same time, the worse counts as the newest.
         ordered = sorted(values, key=lambda each: (each[0], -each[2]))
         newest = {node: number for number, (_, node, _) in enumerate(ordered)}
         for node, number in newest.items():

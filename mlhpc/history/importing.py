@@ -1,4 +1,5 @@
-"""Results of others as records: MLLOG trees, one record per set of runs, and the database of ReFrame."""
+"""Converts results of other programs to records: MLLOG trees, one record per set of runs, and ReFrame's
+database."""
 
 import sqlite3
 from collections.abc import Iterator
@@ -20,12 +21,12 @@ if TYPE_CHECKING:
 
 _SQLITE = b"SQLite format 3\0"
 _REFRAME_SCHEMA = "1.0"
-"""Of ReFrame 4.7 and later (reframe/frontend/reporting/storage.py)."""
+"""The schema version of ReFrame 4.7 and later (reframe/frontend/reporting/storage.py)."""
 _LARGEST_SESSION = 2**28
 
 
 def all_records(path: Path, system: str | None) -> Iterator[HistoryRecord]:
-    """The records of whatever is at ``path``. Raises UserError if nothing is there."""
+    """The records of results of any kind at ``path``. Raises UserError if there are none."""
     if not path.exists():
         raise UserError(f"{path} does not exist; pass a run, a folder of runs, a tree of logs or a database")
     try:
@@ -120,8 +121,8 @@ def _reframe_session(session: str, blob: str, system: str | None) -> Iterator[Hi
 
 
 def _reframe_case(uuid: str, case: dict[str, Any], system: str | None) -> HistoryRecord | None:
-    """``perfvalues``: by ``system:partition:name`` a list that begins with value, reference, and ends with the
-    unit, such as ``s``."""
+    """The record of a test case; None without figures. ``perfvalues`` has, by ``system:partition:name``, a list
+    that begins with value and reference and ends with the unit, such as ``s``."""
     figures: dict[str, float] = {}
     for name, (value, *_, unit) in (case.get("perfvalues") or {}).items():
         key = f"{name.rpartition(':')[2]}_{unit}".replace("/", "_per_").replace("%", "percent")

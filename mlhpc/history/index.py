@@ -1,8 +1,9 @@
-"""The index of a store: an SQLite file in the user's cache with a row for each record, made from the store alone.
+"""The index of a store: an SQLite file in the user's cache with a row for each record, derived from the store
+alone.
 
-An index never changes either: what is new in the store goes into a copy, which replaces it by a rename. So a
-process that reads one is not disturbed, and no lock is needed. One that is missing, damaged or of another version
-is built anew. Nothing heavy is imported unless records are read.
+An index file never changes: what is new in the store is added to a copy, which replaces the file by a rename. So
+processes that read an index are not disturbed, and no lock is needed. An index that is missing, damaged or of
+another version is rebuilt. Nothing that is slow to import is imported unless records are read.
 """
 
 import contextlib
@@ -24,7 +25,7 @@ from mlhpc.history.rows import ROW, TEXTS
 from mlhpc.quantities import count, parse_quantity
 
 VERSION = 1
-"""Of the index: another one is built anew."""
+"""Version of the index; an index of another version is rebuilt."""
 _SCHEMA = f"""
 PRAGMA user_version={VERSION};
 CREATE TABLE files(file TEXT PRIMARY KEY, size INTEGER, problem TEXT);
@@ -42,16 +43,17 @@ class Index:
     db: sqlite3.Connection
 
     def rows(self, where: Sequence[str] = (), *, withdrawn: bool = False) -> list[str]:
-        """The rows of measurements that fulfil all conditions, as JSON texts, by time. Raises UserError."""
+        """The rows of measurements that meet all conditions, as JSON texts, in order of time. Raises UserError."""
         return [body for (body,) in self._select("body", where, withdrawn)]
 
     def measured(self, where: Sequence[str]) -> list[tuple[dict[str, Any], list[dict[str, Any]]]]:
-        """The same rows, each with the figures of its runs. Raises UserError."""
+        """The rows that meet all conditions, each with the figures of its runs. Raises UserError."""
         chosen = self._select("body, runs", where, False)
         return [(json.loads(body), json.loads(runs)) for body, runs in chosen]
 
     def name_of(self, prefix: str) -> str:
-        """The name of the record that begins with ``prefix``. Raises UserError if none or several do."""
+        """The name of the record whose name begins with ``prefix``. Raises UserError if there are none or
+        several."""
         found = self.db.execute("SELECT name FROM records WHERE name GLOB ?", [f"{prefix}*"]).fetchall()
         if len(found) != 1:
             what = f"{count(len(found), 'record')} of this store begin with it" if found else "no such record"
@@ -105,19 +107,19 @@ class Index:
             raise UserError(f"{condition}: {text!r} is not a number; write {key}{sign}NUMBER") from None
 
     def _others(self) -> set[str]:
-        """The keys that only rows of other kinds than runs have."""
+        """The keys that only rows of kinds other than runs have."""
         others = "SELECT DISTINCT key FROM records, json_each(body) WHERE kind NOT IN ('run', 'result set')"
         return {str(key) for (key,) in self.db.execute(others)}
 
 
 def conditions(text: str) -> list[str]:
-    """The conditions of a SELECTION, which commas separate; a digest is the name of a record."""
+    """The comma-separated conditions of a SELECTION; a digest stands for the record's name."""
     is_name = re.fullmatch("[0-9a-f]{6,64}", text)
     return [f"name={text}"] if is_name else [part for part in text.split(",") if part]
 
 
 def cache_of(store: Path) -> Path:
-    """Where the index of ``store`` is."""
+    """The path of the index of ``store``."""
     base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     key = hashlib.sha256(os.fsencode(store.resolve())).hexdigest()[:16]
     return Path(base) / "mlhpc" / f"history-{key}.sqlite"
@@ -125,14 +127,14 @@ def cache_of(store: Path) -> Path:
 
 @contextlib.contextmanager
 def opened(store: Path, *, quiet: bool = False) -> Iterator[Index]:
-    """The index of ``store`` as it is now, and unless ``quiet`` a line on standard error about files that are no
-    records of this version. Raises UserError."""
+    """The up-to-date index of ``store``. Unless ``quiet``, prints a line on standard error about files that are
+    not records of this version. Raises UserError."""
     from mlhpc.history.store import files
 
     path, there = cache_of(store), files(store)
     db = _loaded(path)
     known = _unchanged(db, store)
-    if known - there:  # with files that are gone, their records may be, too
+    if known - there:  # if files are gone, their records may be, too
         db.executescript("DELETE FROM files; DELETE FROM records")
         known = set()
     if known != there:
@@ -146,8 +148,8 @@ def opened(store: Path, *, quiet: bool = False) -> Iterator[Index]:
 
 
 def _unchanged(db: sqlite3.Connection, store: Path) -> set[str]:
-    """The files in the index; of those with a problem only the ones that still have their size: a copy that was
-    interrupted may have been repeated."""
+    """The files in the index, except those that had a problem and now have another size: an interrupted copy may
+    have been repeated."""
     files = db.execute("SELECT * FROM files")
     return {file for file, size, problem in files if not problem or _size(store / file) == size}
 
@@ -160,12 +162,12 @@ def _size(path: Path) -> int:
 
 
 def _loaded(path: Path) -> sqlite3.Connection:
-    """The index at ``path`` in memory; an empty one if that is missing, damaged or of another version."""
+    """The index at ``path``, loaded into memory; an empty one if it is missing, damaged or of another version."""
     db = sqlite3.connect(":memory:")
     uri = f"{path.absolute().as_uri()}?mode=ro&immutable=1"
     with contextlib.suppress(sqlite3.Error), contextlib.closing(sqlite3.connect(uri, uri=True)) as saved:
         version = saved.execute("PRAGMA user_version").fetchone()
-        saved.execute("SELECT * FROM files, records LIMIT 0")  # fails without them
+        saved.execute("SELECT * FROM files, records LIMIT 0")  # fails if they are missing
         state = saved.execute("PRAGMA quick_check(1)").fetchone()
         if version == (VERSION,) and state == ("ok",):
             saved.backup(db)
@@ -175,7 +177,7 @@ def _loaded(path: Path) -> sqlite3.Connection:
 
 
 def _save(db: sqlite3.Connection, path: Path) -> None:
-    """Write the index to ``path``; where the cache cannot be written it is used once."""
+    """Write the index to ``path``; if the cache cannot be written, the index is only used in memory."""
     with contextlib.suppress(OSError, sqlite3.Error):
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".history-", dir=path.parent) as folder:
@@ -186,10 +188,11 @@ def _save(db: sqlite3.Connection, path: Path) -> None:
 
 
 def _fill(db: sqlite3.Connection, store: Path, there: set[str], known: set[str]) -> None:
-    """Add the records of the files ``there`` that are not ``known``, and why others are none of this version."""
+    """Add the records of the files ``there`` that are not ``known``, or the reason why they are not records of
+    this version."""
     from mlhpc.history.store import contents, files
 
-    for _ in range(3):  # records may move into a pack meanwhile
+    for _ in range(3):  # records may be moved into a pack meanwhile
         for file in sorted(there - known):
             with contextlib.suppress(FileNotFoundError):
                 added = [(name, _add(db, name, data)) for name, data in contents(store, file)]
@@ -201,7 +204,7 @@ def _fill(db: sqlite3.Connection, store: Path, there: set[str], known: set[str])
 
 
 def _add(db: sqlite3.Connection, name: str, data: bytes | str) -> str:
-    """Add one record; returns why it is none of this version."""
+    """Add one record. Returns the reason if it is not a record of this version, or ""."""
     from pydantic import ValidationError
 
     from mlhpc.common.files.untrusted import clean, finite, parse_json

@@ -1,4 +1,5 @@
-"""What people add to a history: withdrawals and annotations, as records of their own; and copies without names."""
+"""What people do with a history: withdraw records and annotate events, by separate records, and export copies
+without names."""
 
 import json
 import re
@@ -15,19 +16,19 @@ from mlhpc.quantities import count
 from mlhpc.record.history import HistoryRecord, time_text
 
 _PRIVATE = frozenset({"command", "data", "variables", "job", "org", "submission", "stage", "nodes_of"})
-"""Keys of a record's content that are left out of a copy: they may contain names anywhere."""
+"""Keys of a record's content that are omitted from an exported copy, because they may contain names anywhere."""
 _HOSTS = frozenset({"hostname", "host", "node"})
 
 
 def withdraw(store: Path, name: str, reason: str) -> str:
-    """Withdraw the record ``name``; a line that says so. Raises UserError."""
+    """Withdraw the record ``name``, and return a line that says so. Raises UserError."""
     now = time_text(datetime.now(UTC).isoformat())
     put(store, HistoryRecord(kind="withdrawal", of=name, text=reason, when=now))
     return f"{name[:12]} withdrawn: {reason}"
 
 
 def annotate(store: Path, system: str, text: str, when: str | None) -> str:
-    """Note an event of ``system``; a line that says so. Raises UserError."""
+    """Record an event of ``system``, and return a line that says so. Raises UserError."""
     at = time_text(when or datetime.now(UTC).isoformat())
     if at is None:
         raise UserError(f"--when {when}: not a date; write it as 2026-11-26 or 2026-11-26T14:30:00+01:00")
@@ -36,8 +37,8 @@ def annotate(store: Path, system: str, text: str, when: str | None) -> str:
 
 
 def export(store: Path, where: Sequence[str], out: Path) -> str:
-    """Copy the selected records to the new store ``out`` without the names of hosts and users: hosts are numbered,
-    paths, commands and variables of the environment left out. A line that says so. Raises UserError."""
+    """Copy the selected records to the new store ``out`` without names of hosts and users: hosts are numbered;
+    paths, commands and environment variables are omitted. Returns a line that says so. Raises UserError."""
     if out.exists() and any(out.iterdir()):
         raise UserError(f"{out} is not empty; choose a new folder")
     with opened(store) as index:
@@ -59,7 +60,7 @@ def _without_names(record: dict[str, Any], hosts: dict[str, str], systems: dict[
     if record.get("system") in systems:
         record["system"] = systems[record["system"]]
     text = json.dumps(record)
-    for host in sorted(hosts, key=len, reverse=True):  # also where they stand in other texts
+    for host in sorted(hosts, key=len, reverse=True):  # also inside other texts
         text = re.sub(rf"(?<![\w.-]){re.escape(json.dumps(host)[1:-1])}(?![\w-])", hosts[host], text)
     return HistoryRecord.model_validate_json(text)
 
@@ -71,7 +72,7 @@ def _stripped(value: Any, hosts: dict[str, str]) -> Any:
         return "(path)" if isinstance(value, str) and value.startswith(("/", "~")) else value
     kept = {}
     for key, each in value.items():
-        if key in _PRIVATE and not (key == "data" and not isinstance(each, str)):  # a table, or a version
+        if key in _PRIVATE and not (key == "data" and not isinstance(each, str)):  # a table or a version
             continue
         named = key in _HOSTS and isinstance(each, str)
         kept[key] = hosts.setdefault(each, f"node{len(hosts) + 1}") if named else _stripped(each, hosts)

@@ -28,9 +28,9 @@ from mlhpc.submission.report import summary
 
 Row = dict[str, Any]
 ALARMING = {"time_to_train_s": "time to train", "samples_per_s": "throughput"}
-"""Only these raise alarms: parts show the cause."""
+"""The figures that raise alarms; parts only show the cause."""
 SHOWN = 200
-"""Runs in a figure, the newest ones."""
+"""Maximum number of runs in a figure, the newest ones."""
 PARTS = {part: title for part, (title, _) in summary.PARTS.items()}
 
 
@@ -45,7 +45,7 @@ class Alarm:
 
     @property
     def text(self) -> str:
-        """In one line."""
+        """The alarm in one line."""
         ratio = f"{self.change.ratio - 1:+.1%}"
         name, when = self.first_bad["name"][:12], self.first_bad["when"]
         return f"{self.first_bad['benchmark']}: {ALARMING[self.figure]} {ratio} from {name} ({when})"
@@ -53,14 +53,14 @@ class Alarm:
 
 @dataclass(frozen=True)
 class Line:
-    """The runs of one benchmark, preset and size that reached their target, by time."""
+    """The runs of one benchmark, preset and size that reached their target, in order of time."""
 
     title: str
     rows: tuple[Row, ...]
 
     @cached_property
     def alarms(self) -> tuple[Alarm, ...]:
-        """The changes of the figures that raise alarms, by time."""
+        """The changes of the figures that raise alarms, in order of time."""
         found = []
         for figure in ALARMING:
             rows = [row for row in self.rows if row[figure] and row[figure] > 0]
@@ -150,7 +150,7 @@ def _noted(line: Line, notes: Sequence[Row]) -> set[str]:
 
 
 def _before(line: Line) -> Sequence[Row]:
-    """The runs before the last change of the time to train; all without one."""
+    """The runs before the last change of the time to train; all runs if there is no change."""
     changed = [alarm.change.at for alarm in line.alarms if alarm.figure == "time_to_train_s"]
     begin = changed[-2] if len(changed) > 1 else 0
     return line.rows[begin : changed[-1]] if changed else line.rows
@@ -206,7 +206,7 @@ def _details(alarm: Alarm, store: Path) -> Details:
 
 
 def _run_of(store: Path, name: str) -> RunDirectory:
-    """The run of a record, as its folder was, without what this version cannot read."""
+    """The run of a record as it was in its folder, without what this version cannot read."""
     content = json.loads(content_of(store, name))["content"]
 
     def read(key: str, parse: Callable[[Any], Any]) -> Any:

@@ -1,5 +1,5 @@
-"""From what this suite has written to records: runs, cells of studies, campaigns, I/O emulations, profiles,
-predictions. The same files give the same record, wherever they lie and whenever they are added."""
+"""Makes records from what this suite has written: runs, studies' cells, campaigns, I/O emulations, profiles and
+predictions. The same files give the same record, wherever they are and whenever they are added."""
 
 import contextlib
 import os
@@ -22,14 +22,14 @@ from mlhpc.record.series import CampaignRecord
 
 T = TypeVar("T")
 STORE = "MLHPC_HISTORY"
-"""Environment variable: the store to which runs, campaigns and emulations add themselves."""
+"""Environment variable with the store that runs, campaigns and emulations add themselves to."""
 ADDING_S = 5.0
-"""Seconds that a run waits for its record."""
+"""Maximum seconds that a run waits until its record is stored."""
 
 
 def records_below(path: Path, system: str | None) -> Iterator[HistoryRecord]:
-    """The records of a folder that this suite has written, with those of folders in it, and a warning for each of
-    these that is damaged; none if it has none. Raises UserError."""
+    """The records of a folder written by this suite and of the folders in it; none if there are none. Prints a
+    warning for each damaged folder in it. Raises UserError."""
     if (path / "campaign.json").is_file():
         yield campaign_record(path, system)
     if (path / "result.json").is_file():
@@ -39,7 +39,7 @@ def records_below(path: Path, system: str | None) -> Iterator[HistoryRecord]:
     for below in sorted(folders):
         try:
             yield from records_below(below, system)
-        except UserError as error:  # the others are added
+        except UserError as error:  # the other records are added
             sys.stderr.write(f"mlhpc: warning: not added: {error}\n")
 
 
@@ -58,7 +58,7 @@ def folder_record(path: Path, system: str | None) -> HistoryRecord:
         "environment": run.env.model_dump(exclude_unset=True),
         "config": config,
     }
-    with contextlib.suppress(OSError, ValueError):  # most runs are no cell of a study
+    with contextlib.suppress(OSError, ValueError):  # most runs are not a study's cells
         content["cell"] = read_object(path.parent / "cell.json", os.O_NOFOLLOW)
     if run.log and run.log.fingerprint:
         content["log"] = run.log.fingerprint
@@ -85,7 +85,7 @@ def _read(file: Path, reader: Callable[[Path], T]) -> T:
 
 
 def same(source: object, *keys: str) -> dict[str, Any]:
-    """What ``source`` and a record call by the same names."""
+    """The attributes ``keys`` of ``source``, which have the same names in a record."""
     return {key: getattr(source, key) for key in keys}
 
 
@@ -96,8 +96,8 @@ def _when(run: RunDirectory | None) -> str | None:
 
 
 def _where(env: Environment, system: str | None) -> dict[str, Any]:
-    """System, machine and commit: the system is the cluster of a Slurm job, else the host without the number of
-    its node."""
+    """System, machine and commit. The system is the Slurm job's cluster, or else the host name without the node
+    number."""
     names = env.variables if isinstance(env.variables, dict) else {}
     machine = env.accelerators[0] if env.accelerators else env.cpu
     cluster = names.get("SLURM_CLUSTER_NAME")
@@ -110,18 +110,18 @@ def _where(env: Environment, system: str | None) -> dict[str, Any]:
 
 
 def without_number(host: str | None) -> str | None:
-    """The name that the nodes of a system have in common: ``nid`` of ``nid000042.local``."""
+    """The part of the name that a system's nodes have in common: ``nid`` for ``nid000042.local``."""
     return re.sub(r"[-_]?\d*$", "", (host or "").partition(".")[0]) or host
 
 
 def _settings(config: dict[str, Any]) -> str | None:
-    """A digest of all settings but the description."""
+    """A digest of all settings except the description."""
     chosen = {key: value for key, value in config.items() if key not in ("description", "submission")}
     return digest(canonical(chosen))[:16] if chosen else None
 
 
 def run_figures(result: Result) -> RunFigures:
-    """The figures of a run. A negative time, of a clock that was set back, is none."""
+    """The figures of a run. A negative time, which occurs if the clock was set back, is omitted."""
     seconds, parts = result.time_to_train_s, result.breakdown_s or {}
     known = {key: value for key, value in parts.items() if value is not None}
     epochs = len(result.epochs)
@@ -144,7 +144,7 @@ def run_figures(result: Result) -> RunFigures:
 
 
 def campaign_record(path: Path, system: str | None) -> HistoryRecord:
-    """The record of a campaign's folder: its runs have records of their own. Raises UserError."""
+    """The record of a campaign's folder; its runs have separate records. Raises UserError."""
     campaign = _read(path / "campaign.json", CampaignRecord.read)
     first: RunDirectory | None = None
     with contextlib.suppress(UserError, IndexError):
@@ -195,7 +195,7 @@ def _io_record(path: Path, content: dict[str, Any], system: str | None) -> Histo
 
 
 def json_records(path: Path, system: str | None) -> Iterator[HistoryRecord]:
-    """The records of what ``mlhpc profile --json`` or ``mlhpc predict --json`` has printed. Raises UserError."""
+    """The records of the output of ``mlhpc profile --json`` or ``mlhpc predict --json``. Raises UserError."""
     try:
         value = parse_json(read_text(path, flags=os.O_NOFOLLOW))
     except (OSError, ValueError) as error:
@@ -242,8 +242,9 @@ def _first(value: Any) -> float | None:
 
 
 def remember(path: Path) -> None:
-    """Add the run, campaign or emulation in ``path`` to the store of ``STORE``, if that is set. Never raises, and
-    waits ``ADDING_S`` at most: a store that fails or hangs costs a line, not the result."""
+    """Add the run, campaign or emulation in ``path`` to the store named by ``STORE``, if that is set. Never
+    raises, and waits at most ``ADDING_S``: if the store fails or hangs, a warning is printed and the result is
+    kept."""
     store = os.environ.get(STORE)
     if not store:
         return
@@ -254,7 +255,7 @@ def remember(path: Path) -> None:
             is_campaign = (path / "campaign.json").is_file()
             put(Path(store), (campaign_record if is_campaign else folder_record)(path, None))
             problem.clear()
-        except Exception as error:  # whatever it is, the run has ended and its result is in its folder
+        except Exception as error:  # whatever the error, the run has ended and its result is in its folder
             problem[:] = [printable(str(error))]
 
     thread = threading.Thread(target=add, daemon=True)

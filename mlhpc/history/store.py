@@ -1,9 +1,9 @@
-"""The store of a history: a folder with one file per record, and packs of the records of past years, a line with
-name and content for each.
+"""The store of a history: a folder with one file per record, and packs of the records of past years, with one line
+per record that has its name and content.
 
-No file ever changes and none needs a lock: files get their names by a rename when they are complete and on the
-disk, names are digests of the content, and nothing is removed before another file has its content. So writers need
-not see one another, and stores are merged by copying files.
+No file ever changes and none needs a lock: files get their names by a rename once they are complete and on disk,
+names are digests of the content, and nothing is removed before another file has its content. So writers need no
+coordination, and stores are merged by copying files.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ from mlhpc.common.files.untrusted import LARGEST
 from mlhpc.errors import UserError
 from mlhpc.quantities import binary_text
 
-if TYPE_CHECKING:  # a list reads the names of files only, without pydantic
+if TYPE_CHECKING:  # listing only reads file names, without pydantic
     from mlhpc.record.history import HistoryRecord
 
 SINGLE = re.compile(r"([0-9a-f]{64})\.json")
@@ -29,13 +29,13 @@ PACK = re.compile(r"\d{4}-[0-9a-f]{64}\.jsonl")
 
 
 def digest(data: bytes) -> str:
-    """The name of a record with this content."""
+    """The name of a record with the content ``data``."""
     return hashlib.sha256(data).hexdigest()
 
 
 def put(store: Path, record: "HistoryRecord") -> tuple[str, bool]:
-    """Write ``record`` into the folder ``store``; its name, and whether it is new. When this returns, the record
-    survives a power cut. Raises UserError."""
+    """Write ``record`` to the folder ``store``. Returns its name and whether it is new; from then on, it survives
+    a power failure. Raises UserError."""
     data = record.canonical()
     name = digest(data)
     path = store / f"{name}.json"
@@ -67,7 +67,7 @@ def _sync(folder: Path) -> None:
 
 
 def _intact(path: Path) -> bool:
-    """Whether the record is there; not if a copy of the store was interrupted in it."""
+    """Whether the record exists and is complete, unlike one at which copying the store was interrupted."""
     try:
         return digest(path.read_bytes()) == path.stem
     except OSError:
@@ -75,7 +75,7 @@ def _intact(path: Path) -> bool:
 
 
 def files(store: Path) -> set[str]:
-    """The names of the files with records. Raises UserError if ``store`` is no folder that can be read."""
+    """The names of the files with records. Raises UserError if ``store`` is not a readable folder."""
     if not store.is_dir():
         raise UserError(f"{store}: no such folder; pass the --store of mlhpc history add")
     with as_user_error(store, "cannot be read", "choose another --store"):
@@ -83,8 +83,8 @@ def files(store: Path) -> set[str]:
 
 
 def contents(store: Path, file: str) -> Iterator[tuple[str, bytes | str]]:
-    """The records of one file, each with its name: its bytes, or in words why it is none. Raises
-    FileNotFoundError if another process has packed it meanwhile."""
+    """The records in one file, each with its name and its bytes, or a text that says what is wrong with it. Raises
+    FileNotFoundError if another process has packed the file meanwhile."""
     single = SINGLE.fullmatch(file)
     where = "(its name is not the digest of its content)" if single else "in a pack"
     try:
@@ -115,11 +115,11 @@ def content_of(store: Path, name: str) -> bytes:
 
 
 def compact(store: Path, years: Iterable[tuple[str, str]], before: int) -> tuple[int, int]:
-    """Pack the records of the years up to ``before``, each year into one file; ``years``: the name and the year of
-    every record. Returns the numbers of records and of files that were replaced. Raises UserError.
+    """Pack the records of years up to ``before``, each year into one file. ``years``: name and year of every
+    record. Returns the numbers of packed records and of replaced files. Raises UserError.
 
-    A file is removed only when all that it contained is on the disk in the new packs, so a second compaction at
-    the same time leaves records twice, never none.
+    A file is removed only when all its records are on disk in the new packs, so two concurrent compactions may
+    leave records twice but never lose one.
     """
     year_of = {name: int(year) for name, year in years if int(year) <= before}
     packs: dict[int, dict[str, bytes]] = {}
@@ -137,7 +137,7 @@ def compact(store: Path, years: Iterable[tuple[str, str]], before: int) -> tuple
             data = b"".join(name.encode() + b" " + records[name] + b"\n" for name in sorted(records))
             pack = f"{year:04}-{digest(data)}.jsonl"
             if pack in replaced:
-                replaced.remove(pack)  # packed already, and nothing new
+                replaced.remove(pack)  # already packed, and nothing is new
             else:
                 _write(store / pack, data)
         for file in replaced:

@@ -1,4 +1,4 @@
-"""Records of a history as tables in the terminal."""
+"""Prints the records of a history as tables in the terminal."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,7 +15,7 @@ Row = dict[str, Any]
 
 
 def print_rows(rows: Sequence[Row], total: int, console: Console) -> None:
-    """The rows, and how many of ``total`` are not shown."""
+    """Print the rows, and how many of ``total`` are not shown."""
     if not rows:
         say(console, "no records")
         return
@@ -43,7 +43,7 @@ _TONES = {"slower": "error", "undecided": "warning"}
 
 
 def print_gate(gate: Gate, console: Console) -> None:
-    """The tests, the part that moved, what else differs, and the verdict."""
+    """Print the tests, the part that changed most, what else differs, and the verdict."""
     columns = {
         "figure": lambda test: test.metric if test.counts else f"{test.metric} (shown)",
         "baseline": lambda test: _mean(test.baseline),
@@ -58,7 +58,7 @@ def print_gate(gate: Gate, console: Console) -> None:
 
 
 def gate_lines(gate: Gate) -> list[str]:
-    """The part that moved, further runs that are needed, differences, and the verdict, each as a sentence."""
+    """Sentences on the part that changed most, the further runs needed, differences, and the verdict."""
     lines = []
     if gate.moved and (total := sum(change for _, change in gate.moved)):
         part, change = gate.moved[0]
@@ -81,7 +81,7 @@ def _needed(test: Test) -> str:
 
 
 def ratio_text(ratio: Ratio | None) -> str:
-    """``+3.1% (+1.0% to +5.2%)``."""
+    """The ratio as text: ``+3.1% (+1.0% to +5.2%)``."""
     if ratio is None:
         return "not known"
     middle, low, high = (value - 1 for value in ratio)
@@ -94,7 +94,7 @@ def _mean(values: Sequence[float]) -> Cell:
 
 
 def print_nodes(nodes: Sequence[Health], console: Console) -> None:
-    """The worst figure of each node."""
+    """Print the worst figure of each node."""
     columns = {
         "node": lambda node: node.node,
         "measured": lambda node: node.when[:10],

@@ -40,9 +40,7 @@ def export(folder: Path, to: str, out: Path) -> Path:
         writer(run, run.result, out)
     except BaseException as error:
         shutil.rmtree(out, ignore_errors=True)
-        if isinstance(
-            error, ModuleNotFoundError
-        ):  # mlflow-skinny does not include the dependencies of its database
+        if isinstance(error, ModuleNotFoundError):  # mlflow-skinny lacks the dependencies of its database
             raise UserError(f"--to {to} needs the package {error.name}: {install(to)}") from None
         if isinstance(error, OSError):
             raise UserError(f"{out} cannot be written ({error.strerror}); choose another --out") from None
@@ -51,7 +49,7 @@ def export(folder: Path, to: str, out: Path) -> Path:
 
 
 def metrics_of(result: Result) -> list[dict[str, float]]:
-    """The numbers of each epoch by name, ``epoch`` first; missing and non-finite ones are omitted."""
+    """The numbers of each epoch by name, ``epoch`` first; missing and non-finite numbers are omitted."""
     rows = []
     for epoch in result.epochs:
         numbers = epoch.model_dump()
@@ -60,7 +58,8 @@ def metrics_of(result: Result) -> list[dict[str, float]]:
 
 
 def _ends(result: Result, began_ms: float) -> list[float]:
-    """When each epoch ended, in milliseconds since 1970, by the seconds of training and evaluation so far."""
+    """The end of each epoch in milliseconds since 1970, computed from the seconds of training and evaluation so
+    far."""
     seconds = accumulate((epoch.train_s or 0.0) + (epoch.eval_s or 0.0) for epoch in result.epochs)
     return [began_ms + 1e3 * each for each in seconds]
 
@@ -81,7 +80,7 @@ def _facts(result: Result) -> dict[str, Any]:
 
 
 def _energy(result: Result) -> dict[str, float | None]:
-    """Joules by what was measured; None if a part is missing."""
+    """Joules by what the counters measure; None if a part is missing."""
     return {f"energy_{kind}_j": energy.whole_joules for kind, energy in in_order(result.energy).items()}
 
 
@@ -98,7 +97,7 @@ def _csv(run: RunDirectory, result: Result, out: Path) -> None:
 
 
 def _tensorboard(run: RunDirectory, result: Result, out: Path) -> None:
-    # If TensorFlow is installed, TensorBoard loads it; its notes on its build are suppressed.
+    # TensorBoard loads TensorFlow if it is installed; TensorFlow's messages about its build are suppressed.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.compat.proto.summary_pb2 import Summary
@@ -115,10 +114,10 @@ def _tensorboard(run: RunDirectory, result: Result, out: Path) -> None:
 
 
 def _mlflow(run: RunDirectory, result: Result, out: Path) -> None:
-    """An SQLite database: MLflow's folders of files are in maintenance mode since 3.13.
+    """Writes an SQLite database, because MLflow's file store has been in maintenance mode since 3.13.
 
-    It is written in a temporary folder and copied: some shared file systems lack the locks that SQLite needs,
-    and MLflow cannot open paths with ``?`` or ``%``.
+    The database is written in a temporary folder and copied, because some shared file systems lack the locks that
+    SQLite needs, and MLflow cannot open paths with ``?`` or ``%``.
     """
     os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"  # telemetry is enabled by default
     from mlflow.tracking import MlflowClient
@@ -146,7 +145,7 @@ def _mlflow_run(client: Any, experiment: str, run: RunDirectory, result: Result)
     tags = [RunTag(f"mlhpc.{key}", str(value)) for key, value in _facts(result).items()]
     metrics = _mlflow_metrics(result, began)
     client.log_batch(of_run, tags=tags)
-    for start in range(0, len(params), 100):  # maximum per call
+    for start in range(0, len(params), 100):  # MLflow's maximum per call
         client.log_batch(of_run, params=params[start : start + 100])
     for start in range(0, len(metrics), 1000):
         client.log_batch(of_run, metrics=metrics[start : start + 1000])
@@ -155,7 +154,8 @@ def _mlflow_run(client: Any, experiment: str, run: RunDirectory, result: Result)
 
 
 def _mlflow_metrics(result: Result, began_ms: float) -> list[Any]:
-    """Metrics of every epoch at its number and end time; of the whole run at those of the last epoch."""
+    """Metrics of every epoch, with the epoch's number and end time; those of the whole run have the last
+    epoch's."""
     from mlflow.entities import Metric
 
     metrics, at, step = [], began_ms, 0
@@ -171,7 +171,8 @@ def _mlflow_metrics(result: Result, began_ms: float) -> list[Any]:
 
 
 def _mlflow_name(name: str) -> str:
-    """MLflow allows letters, digits, _ - . and few others: other characters are written as _HEX_."""
+    """``name`` in the characters that MLflow allows (letters, digits, _ - . and few others); all others become
+    _HEX_."""
     return re.sub(r"[^\w.-]|^[.]", lambda character: f"_{ord(character[0]):x}_", name)[:250]
 
 

@@ -50,9 +50,9 @@ def write_trace(folder: Path, out: Path) -> Path:
 
 
 def trace_of_rank(rank: int, events: list[Event]) -> Iterator[Event]:
-    """The spans of one rank as trace events: its phases on one track; data waits and steps of each epoch as
-    totals on separate tracks, since waits are recorded as sums (docs/reference/timing.md); the energy of its node
-    as counters. Spans without an end, in a run that was killed or is still active, end with the last event."""
+    """The spans of one rank as trace events: phases on one track; each epoch's total data wait and steps on
+    separate tracks, since waits are recorded as sums (docs/reference/timing.md); the energy of the rank's node as
+    counters. Spans without an end, in a run that was killed or is still active, end with the last event."""
     yield {"ph": "M", "name": "process_name", "pid": rank, "tid": 0, "args": {"name": f"rank {rank}"}}
     for thread, name in ((0, "phases"), (_STEPS, "steps"), (_WAITS, "data wait (sum per epoch)")):
         yield {"ph": "M", "name": "thread_name", "pid": rank, "tid": thread, "args": {"name": name}}
@@ -79,8 +79,8 @@ def trace_of_rank(rank: int, events: list[Event]) -> Iterator[Event]:
 
 
 def _energy(rank: int, event: Event, counted: dict[str, tuple[float, float]]) -> Iterator[Event]:
-    """The energy of the rank's node in the run so far, and the mean power since the previous reading
-    (``counted``: its time and joules)."""
+    """The energy of the rank's node in the run so far, and the mean power since the previous reading. ``counted``:
+    time and joules of the previous reading, by counter."""
     measured, joules, t = str(event["name"]), event.get("joules"), event.get("t", 0.0)
     if joules is None:
         return

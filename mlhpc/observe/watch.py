@@ -31,9 +31,9 @@ def watch(
     once: bool = False,
     sleep: Callable[[float], None] = time.sleep,
 ) -> int:
-    """Follow the run in ``folder`` until it ends: on a terminal in place, otherwise with one line per minute
-    and per epoch. Returns 0 if it met its target or was emulated, or is still running after ``once``; MISSED if
-    it missed its target, 1 if it was aborted."""
+    """Follow the run in ``folder`` until it ends; updates in place on a terminal, otherwise prints one line per
+    minute and per epoch. Returns 0 if the run met its target, was emulated, or is still running with ``once``;
+    MISSED if it missed its target, 1 if it was aborted."""
     follower = Follower(folder)
     now = _with_life(follower.look(), folder)
     if once:
@@ -51,7 +51,7 @@ def watch(
 
 
 def exit_status(now: Progress) -> int:
-    """That of the command: 0 for a run that met its target, was emulated, or is still running."""
+    """The exit status of the command: 0 for a run that met its target, was emulated, or is still running."""
     if now.status in ("running", "success", "emulated"):
         return 0
     return MISSED if now.status == "failed" else 1

@@ -47,7 +47,7 @@ def content(options: argparse.Namespace) -> dict[str, Any]:
     local = divide_batch(run.hyperparameters.global_batch_size, ranks // together)
     if paths.resume:
         seed_of(paths.resume, run)
-    # Without a manifest listing files can take minutes.
+    # Without a manifest, listing files can take minutes.
     dataset = dataset_of(run, paths.data, Solo()) if (paths.data / manifest.NAME).is_file() else None
     context = replace(context_of(run, paths, options.evict), facts=dataset.facts if dataset else None)
     cores: Sequence[Cores] = ()
@@ -58,7 +58,7 @@ def content(options: argparse.Namespace) -> dict[str, Any]:
         except UserError as error:
             if options.bind:
                 raise
-            unbound = str(error)  # a site's lists are for its compute nodes, and this may be a login node
+            unbound = str(error)  # a site's lists apply to compute nodes, not login nodes
     steps = run.data.train_samples // run.hyperparameters.global_batch_size
     return {
         "benchmark": run.benchmark,
@@ -86,7 +86,7 @@ def content(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _staging(run: Run, stage: Path | None, dataset: Manifest | None, nodes: int) -> dict[str, Any] | None:
-    """What node 0, which holds the most, copies; None without a folder to stage to."""
+    """What node 0, which holds the most data, copies; None without a folder to stage to."""
     if stage is None:
         return None
     target = filesystem_of(stage)
@@ -99,7 +99,8 @@ def _staging(run: Run, stage: Path | None, dataset: Manifest | None, nodes: int)
 
 
 def _memory(run: Run, ranks: int) -> dict[str, Any] | None:
-    """Bytes of a training step on one rank; None for a network without a model, and for parts of samples."""
+    """Bytes of memory for a training step on one rank; None for a network without a model, or if ranks share
+    samples."""
     if not (needed := rank_memory(run, ranks)):
         return None
     return {

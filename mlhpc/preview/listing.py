@@ -38,7 +38,8 @@ def _benchmark(benchmark: registry.Benchmark) -> dict[str, Any]:
 
 
 def _version(package: str) -> str | None:
-    """The installed version, also of TensorFlow's build for CPUs; None if it is not installed."""
+    """The installed version of ``package`` (for TensorFlow, also of its CPU build); None if it is not
+    installed."""
     for name in (package, f"{package}-cpu"):
         try:
             return version(name)

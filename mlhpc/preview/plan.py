@@ -18,7 +18,7 @@ _WAYS: tuple[tuple[str, Mode, bool], ...] = (
 
 
 def show(files: Files, nodes: int, ranks_per_node: int) -> None:
-    """Print the load of each mode of staging ``files`` to ``nodes`` nodes."""
+    """Print the load that each mode of staging ``files`` to ``nodes`` nodes causes."""
     total = files.size
     ways = [
         (name, plan(files, nodes, mode, read_once=read_once, ranks_per_node=ranks_per_node))

@@ -1,4 +1,4 @@
-"""``mlhpc presets``: the presets of the benchmarks, and every setting of one, explained."""
+"""``mlhpc presets``: the presets of the benchmarks, and an explanation of every setting of a preset."""
 
 import json
 from collections.abc import Iterator
@@ -63,8 +63,8 @@ def settings_of(benchmark: str, preset: str) -> list[Setting]:
 
 
 def print_settings(benchmark: str, preset: str, console: Console) -> None:
-    """Three lines per setting at most: value and unit, meaning, then source and what the closed division allows.
-    A table of six columns would not fit into 80."""
+    """Print at most three lines per setting: value and unit, meaning, then source and what the closed division
+    allows. A table with six columns would not fit into 80 characters."""
     for setting in settings_of(benchmark, preset):
         value = "not set" if setting.value is None else load.toml_value(setting.value)
         if setting.unit and setting.value is not None:
@@ -97,13 +97,13 @@ def _fields(model: BaseModel, prefix: str = "") -> Iterator[tuple[str, Any, str]
 
 
 def _is_table(annotation: Any) -> bool:
-    """Whether a setting that is None would be a table of settings."""
+    """Whether a setting with this annotation, if not None, is a table of settings."""
     parts = (annotation, *getattr(annotation, "__args__", ()))
     return any(isinstance(part, type) and issubclass(part, BaseModel) for part in parts)
 
 
 def _own(model: type[BaseModel]) -> set[str]:
-    """The top-level settings that a benchmark has beyond those of every run."""
+    """The top-level settings that a benchmark has in addition to those common to all runs."""
     return set(model.model_fields) - set(Run.model_fields)
 
 

@@ -1,4 +1,4 @@
-"""``mlhpc scripts``: the files of the suite other than its code, for installations without a checkout."""
+"""``mlhpc scripts``: copies the suite's files other than code, for installations without a checkout."""
 
 import shutil
 from pathlib import Path
@@ -9,7 +9,7 @@ from mlhpc.errors import UserError
 
 FOLDERS = ("run_scripts", "docs")
 NOT_SHIPPED = ("__pycache__", "evidence")
-"""What a checkout has beyond the installed package."""
+"""Folders that a checkout has but the installed package does not."""
 
 
 def shipped(folder: str) -> Path:
@@ -21,7 +21,7 @@ def shipped(folder: str) -> Path:
 def copy_scripts(out: Path) -> Path:
     """Copy batch scripts, site files and documentation into the new folder ``out``, and return it.
 
-    The scripts work from there as from the top of a checkout. Raises UserError if ``out`` exists or cannot be
+    The scripts work there as they do at the top of a checkout. Raises UserError if ``out`` exists or cannot be
     written.
     """
     require_new(out)

@@ -1,7 +1,7 @@
 """The record of a search: a study in Optuna's journal storage, with one finished trial for each run.
 
-A trial is added, in one line of the file, when its run has ended, so that a search which is killed at any moment
-continues with all that it has paid for, and pays for nothing twice.
+A trial is added as one line of the file when its run has ended, so that a search that is killed at any moment can
+continue with all finished runs and repeats none of them.
 """
 
 import os
@@ -21,7 +21,7 @@ from mlhpc.tune.model import Outcome
 from mlhpc.tune.space import Config, Space
 
 NAME = "mlhpc tune"
-"""Of the study, in its journal."""
+"""Name of the study in its journal."""
 STATES = {
     "converged": TrialState.COMPLETE,
     "missed": TrialState.PRUNED,
@@ -32,8 +32,8 @@ _OUTCOME = TypeAdapter(Outcome)
 
 
 class Journal:
-    """The journal ``path`` of a search that ``about`` describes, which no other process writes. Raises UserError
-    if the file is no journal, or that of another search."""
+    """The journal ``path`` of the search described by ``about``; no other process may write it. Raises UserError
+    if the file is not a journal or belongs to another search."""
 
     def __init__(self, path: Path, space: Space, about: Mapping[str, Any]) -> None:
         optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -47,7 +47,7 @@ class Journal:
         others = [each.name for each in path.parent.iterdir() if not each.name.startswith((".", path.name))]
         if is_new and others:
             raise UserError(f"{path.parent} has other files in it, such as {others[0]}; choose another --out")
-        path.with_name(f"{path.name}.lock").unlink(missing_ok=True)  # of a process that was killed
+        path.with_name(f"{path.name}.lock").unlink(missing_ok=True)  # left by a killed process
         try:
             storage = JournalStorage(JournalFileBackend(str(path)))
         except (AssertionError, LookupError, TypeError, ValueError) as error:
@@ -91,8 +91,8 @@ class Journal:
 
 
 def _whole_lines(path: Path) -> int:
-    """The number of lines of a journal, after cutting off one whose end a killed process has not written. Raises
-    UserError if one of them is not of a journal."""
+    """Number of lines in a journal, after removing a last line that a killed process left incomplete. Raises
+    UserError if a line does not belong to a journal."""
     data = path.read_bytes()
     lines = data.split(b"\n")
     for number, line in enumerate(lines[:-1], 1):

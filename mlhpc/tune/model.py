@@ -1,9 +1,9 @@
-"""What a search has learned: the epochs to target and the seconds of an epoch as functions of the choices.
+"""What a search has learned: epochs to target and seconds per epoch as functions of the choices.
 
-T = T_epoch · epochs: the seconds of an epoch depend on batch size and ranks, and are known from one epoch; the
-epochs depend on batch size, learning rate and schedule, and vary from seed to seed. The logarithms of both are
-second-order polynomials of the logarithms of the choices, as in response-surface designs (Box and Wilson 1951),
-with normal priors on the coefficients. New choices are drawn from the posterior (Thompson 1933).
+T = T_epoch · epochs. The seconds per epoch depend on batch size and ranks, and are known after one epoch; the
+number of epochs depends on batch size, learning rate and schedule, and varies from seed to seed. The logarithms of
+both are second-order polynomials in the logarithms of the choices, as in response-surface designs (Box and Wilson
+1951), with normal priors on the coefficients. New choices are drawn from the posterior (Thompson 1933).
 """
 
 import math
@@ -20,19 +20,19 @@ from mlhpc.tune.space import Config, Space
 
 Array = npt.NDArray[np.float64]
 NOISE = 0.1
-"""Deviation of the logarithm of the epochs to target between seeds."""
+"""Seed-to-seed standard deviation of log(epochs to target)."""
 NOISE_OF_AN_EPOCH = 0.03
-"""The same of the seconds of an epoch, with what the polynomial misses."""
+"""Run-to-run standard deviation of log(seconds per epoch), including the polynomial's error."""
 BOLDNESS = 0.3
-"""Factor on the posterior's covariance when a choice is drawn: runs are few, so the search exploits early."""
+"""Factor on the posterior's covariance when a choice is drawn: with few runs, the search must exploit early."""
 RUNGS = 3
-"""Most runs of a choice: of those at the top of the halving."""
+"""Maximum runs per choice, reached by those at the top of successive halving."""
 
 
 class Outcome(NamedTuple):
-    """One run. ``seconds``: until the target, or until it ended otherwise. ``epochs``: to the target; if it was
-    not reached, a lower bound. ``epoch_s``: of an epoch with its evaluation. Both are 0 for an aborted run, with
-    the reason in ``why``."""
+    """One run. ``seconds``: time until the target was reached or the run ended. ``epochs``: epochs to target, or a
+    lower bound if it was not reached. ``epoch_s``: seconds per epoch with its evaluation. ``epochs`` and
+    ``epoch_s`` are 0 for an aborted run, with the reason in ``why``."""
 
     config: Config
     state: Literal["converged", "missed", "stopped", "aborted"]
@@ -44,14 +44,16 @@ class Outcome(NamedTuple):
 
 @dataclass(frozen=True)
 class Prior:
-    """Of the coefficients of a polynomial: means of the linear and quadratic ones, and deviations."""
+    """The prior of a polynomial's coefficients: means of the linear and quadratic ones, and deviations of first-
+    and second-order ones."""
 
     linear: tuple[float, ...]
     quadratic: tuple[float, ...]
     deviations: tuple[float, float]
 
     def of(self, offsets: int) -> tuple[Array, Array]:
-        """Means and deviations of all coefficients: 1, linear, quadratic, products, ``offsets`` of schedules."""
+        """Means and deviations of all coefficients, [coefficients] each: constant, linear, quadratic, products,
+        and ``offsets`` for schedules."""
         axes = len(self.linear)
         pairs = axes * (axes - 1) // 2
         mean = np.array([0.0, *self.linear, *self.quadratic, *[0.0] * (pairs + offsets)])
@@ -60,15 +62,16 @@ class Prior:
 
 
 EPOCHS = Prior(linear=(0.15, 0.0, 0.0), quadratic=(0.05, 0.2, 0.3), deviations=(0.3, 0.1))
-"""Of log2 of batch, rate and length of the schedule: larger batches need more epochs, and the preset's rate and
-schedule are near the best."""
+"""Prior of log(epochs) in log2 of batch size, rate and schedule length: larger batches need more epochs, and the
+preset's rate and schedule are near the best."""
 SECONDS = Prior(linear=(-0.3, -0.4), quadratic=(0.05, 0.05), deviations=(0.5, 0.2))
-"""Of log2 of batch and ranks: an epoch has fewer steps, each on more ranks."""
+"""Prior of log(seconds per epoch) in log2 of batch size and ranks: larger batches need fewer steps, and more ranks
+share each step."""
 
 
 class Search:
-    """Chooses the runs of a search over ``space``: the default, then ``starts``, then repeats of the best and
-    draws from the model. A choice depends only on the outcomes and random numbers that are passed."""
+    """Chooses the runs of a search over ``space``: the default, then ``starts``, then repeats of the best choices
+    and draws from the model. A choice depends only on the outcomes and the random generator passed."""
 
     def __init__(self, space: Space, starts: Sequence[Config]) -> None:
         self.space, self.starts = space, starts
@@ -83,8 +86,8 @@ class Search:
         return repeated
 
     def _drawn(self, done: Sequence[Outcome], rng: np.random.Generator) -> Config | None:
-        """The fastest candidate of a draw from the posterior, without those that have failed, that have been run
-        often enough, or whose batch and ranks have aborted twice."""
+        """The fastest candidate by a draw from the posterior, except those that have failed or been run often
+        enough, or whose batch size and ranks have aborted twice."""
         places = Counter(outcome.config[:2] for outcome in done if outcome.state == "aborted")
         runs = Counter(outcome.config for outcome in done)
         out = {config for config, number in runs.items() if number >= RUNGS} | failed(done)
@@ -95,7 +98,8 @@ class Search:
         return next((each for each in ordered if each not in out and places[each[:2]] < 2), None)
 
     def winner(self, done: Sequence[Outcome]) -> Config | None:
-        """The fastest by the posterior of those whose every run has converged; None if there is none."""
+        """The fastest configuration by the posterior mean among those whose runs have all converged; None if there
+        are none."""
         finished = list(finished_runs(done))
         if not finished:
             return None
@@ -104,8 +108,9 @@ class Search:
         return finished[int(np.argmin(total))]
 
     def _fit(self, done: Sequence[Outcome]) -> tuple[tuple[Array, Array], ...]:
-        """Mean and covariance of the coefficients for epochs, and for the seconds of an epoch. The epochs of a run
-        that did not converge are what the others predict for it, but at least as many as it took."""
+        """Mean and covariance of the coefficients for epochs and for seconds per epoch. A run that did not
+        converge is given the number of epochs that the other runs predict for it, but at least the number it
+        took."""
         known = [outcome for outcome in done if outcome.epochs]
         rates, speeds = self._of([outcome.config for outcome in known])
         epochs, seconds = (np.log([getattr(o, key) for o in known]) for key in ("epochs", "epoch_s"))
@@ -119,7 +124,7 @@ class Search:
         return (mean, covariance), _posterior(speeds, seconds, NOISE_OF_AN_EPOCH, *SECONDS.of(0))
 
     def _of(self, configs: Sequence[Config]) -> tuple[Array, Array]:
-        """The features [configs, coefficients] of epochs and of the seconds of an epoch."""
+        """The features, [configs, coefficients], for epochs and for seconds per epoch."""
         base = self.space.default
         axes = np.log2(
             [(c.batch / base.batch, c.rate, c.stretch or 1, c.ranks / base.ranks) for c in configs]
@@ -129,7 +134,7 @@ class Search:
 
 
 def finished_runs(done: Sequence[Outcome]) -> dict[Config, list[float]]:
-    """The seconds of the runs of each configuration of which every run has converged."""
+    """The seconds of each run, by configuration, for configurations whose runs have all converged."""
     runs: dict[Config, list[float]] = {}
     for outcome in done:
         if outcome.state == "converged":
@@ -139,7 +144,7 @@ def finished_runs(done: Sequence[Outcome]) -> dict[Config, list[float]]:
 
 
 def failed(done: Sequence[Outcome]) -> set[Config]:
-    """The configurations of which a run has missed its target, or was stopped or aborted."""
+    """The configurations with a run that missed its target or was stopped or aborted."""
     return {outcome.config for outcome in done if outcome.state != "converged"}
 
 
@@ -148,8 +153,9 @@ def geometric_mean(seconds: Sequence[float]) -> float:
 
 
 def promoted(done: Sequence[Outcome]) -> Config | None:
-    """By successive halving (Jamieson and Talwalkar 2016; without waiting, Li et al. 2020), a configuration to run
-    once more: one with n runs, in the better half of all with at least n by the mean of the first n."""
+    """A configuration to repeat, by asynchronous successive halving (Jamieson and Talwalkar 2016; Li et al. 2020):
+    it has n runs and is in the better half of all configurations with at least n, by the mean of their first n
+    runs. None if there is no such configuration."""
     runs = finished_runs(done)
     for n in range(RUNGS - 1, 0, -1):
         rung = sorted((geometric_mean(each[:n]), config) for config, each in runs.items() if len(each) >= n)
@@ -167,7 +173,7 @@ def _polynomial(x: Array) -> Array:
 def _posterior(
     features: Array, values: Array, noise: float, mean: Array, deviation: Array
 ) -> tuple[Array, Array]:
-    """Mean and covariance of the coefficients of a linear regression with a normal prior."""
+    """Posterior mean and covariance of a linear regression's coefficients with a normal prior."""
     precision = np.diag(deviation**-2.0) + features.T @ features / noise**2
     covariance = np.linalg.inv(precision)
     return covariance @ (deviation**-2.0 * mean + features.T @ values / noise**2), covariance

@@ -23,7 +23,7 @@ from mlhpc.tune.space import Config, Space
 from mlhpc.tune.surface import Surface
 
 Pairs = Sequence[tuple[Outcome, Outcome]]
-"""Runs of the winner and of the default with the same seeds."""
+"""Pairs of runs with the same seed, one of the winner and one of the default."""
 
 
 class Choice(NamedTuple):
@@ -49,19 +49,19 @@ class Result(NamedTuple):
 
     @property
     def ratio(self) -> tuple[float, float, float] | None:
-        """Time to train of the winner over that of the default, by pairs that both converged, and the ends of its
-        95% interval; None with fewer than two such pairs."""
+        """The winner's time to train relative to the default's, over pairs in which both runs converged, and the
+        ends of its 95% interval; None for fewer than two such pairs."""
         ours, theirs = ([pair[side].seconds for pair in self.finished] for side in (0, 1))
         return paired_ratio(ours, theirs) if self.finished[1:] else None
 
     @property
     def finished(self) -> list[tuple[Outcome, Outcome]]:
-        """The pairs that both converged."""
+        """The pairs in which both runs converged."""
         return [pair for pair in self.pairs if {run.state for run in pair} == {"converged"}]
 
     @property
     def choices(self) -> list[Choice]:
-        """What was tried, the fastest first."""
+        """The configurations that were tried, the fastest first."""
         finished = {config: geometric_mean(seconds) for config, seconds in finished_runs(self.done).items()}
         runs: dict[Config, list[Outcome]] = {}
         for run in self.done:
@@ -76,7 +76,7 @@ class Result(NamedTuple):
 
 
 def sentences(result: Result, out: Path) -> list[str]:
-    """The result in words."""
+    """The result as sentences."""
     space, winner, surface = result.space, result.winner, result.surface
     spent = sum(run.seconds for run in result.done) / result.done[0].seconds
     said = [f"{count(len(result.done), 'run')} of the search took as long as {spent:.1f} of the default"]
@@ -103,7 +103,7 @@ def sentences(result: Result, out: Path) -> list[str]:
 
 
 def configurations(result: Result) -> Table:
-    """What was tried."""
+    """A table of the configurations that were tried."""
     columns: Columns[Choice] = {
         "batch": lambda choice: str(choice.config.batch),
         "ranks": lambda choice: str(choice.config.ranks),
@@ -164,7 +164,7 @@ def page(result: Result, out: Path) -> str:
 
 
 def figures(result: Result) -> list[Figure]:
-    """Time to train, and epochs to the target, over the batch size."""
+    """Figures of time to train and of epochs to target over batch size."""
     finished = [choice for choice in result.choices if choice.seconds]
     fastest = list({choice.config.batch: choice for choice in reversed(finished)}.values())
     fastest.sort(key=lambda choice: choice.config.batch)

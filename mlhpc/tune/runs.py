@@ -1,4 +1,4 @@
-"""The runs of a search: ``mlhpc run``, stopped where it cannot win."""
+"""The runs of a search: calls of ``mlhpc run``, which are stopped when they can no longer win."""
 
 import math
 import os
@@ -27,7 +27,7 @@ POLL_S = 0.1
 
 @dataclass(frozen=True)
 class Runs:
-    """Runs in ``out`` on the data set ``data``, staged to ``stage``. ``lock_fds``: of ``locked``."""
+    """Runs in ``out`` on the data set ``data``, staged to ``stage``. ``lock_fds``: the locks from ``locked``."""
 
     space: Space
     data: Path
@@ -36,8 +36,8 @@ class Runs:
     lock_fds: list[int]
 
     def run(self, config: Config, name: str, seed: int, limit: float) -> Outcome:
-        """Train ``config`` in the folder ``name``, for at most ``limit`` seconds of the run's clock. A run of the
-        same settings that has ended there is read, not repeated."""
+        """Train ``config`` in the folder ``name``, for at most ``limit`` seconds on the run's clock. A finished
+        run with the same settings in that folder is read instead of repeated."""
         folder, run = self.out / name, self.space.run_of(config)
         result = _result(folder)
         if result is None or not _is_of(folder, result, run, max(1, config.ranks), seed):
@@ -46,7 +46,7 @@ class Runs:
             stopped = self._train(config, folder, seed, limit)
             elapsed, result = time.monotonic() - started, _result(folder)
             if self.stage and self.stage.exists():
-                remove(self.stage)  # what a stopped run has staged must not shorten the next one
+                remove(self.stage)  # data staged by a stopped run must not shorten the next run
             if not stopped and (result is None or result.status == "aborted"):
                 return Outcome(
                     config, "aborted", elapsed, why=last_words(folder) or "killed, or out of memory?"
@@ -61,7 +61,7 @@ class Runs:
         return Outcome(config, "missed", seconds, run.training.max_epochs, epoch_s)
 
     def _train(self, config: Config, folder: Path, seed: int, limit: float) -> bool:
-        """Returns whether the run was stopped at its limit."""
+        """Run ``config``, and return whether it was stopped at its limit."""
         words = [self.space.benchmark, "--preset", self.space.preset]
         for setting in (*self.space.settings, *self.space.settings_of(config)):
             words += ["--set", setting]
@@ -80,7 +80,7 @@ class Runs:
 
 
 def _outlasts(process: subprocess.Popen[bytes], folder: Path, limit: float) -> bool:
-    """Wait until the run ends, or its clock shows ``limit``: then True."""
+    """Wait until the run ends (False), or its clock reaches ``limit`` (True)."""
     began = math.inf
     while process.poll() is None:
         time.sleep(POLL_S)
@@ -106,7 +106,7 @@ def _result(folder: Path) -> Result | None:
 
 
 def _is_of(folder: Path, result: Result, run: Run, ranks: int, seed: int) -> bool:
-    """Whether the run in ``folder`` has ended by itself, and is this one."""
+    """Whether the run in ``folder`` has ended by itself and has these settings, ranks and seed."""
     with suppress(OSError):
         same = (folder / "config.toml").read_text("utf-8") == load.dumps(run)
         return (

@@ -1,7 +1,7 @@
 """What ``mlhpc tune`` varies, and the settings of a run that follow from a choice.
 
-A schedule is a factor on the length of the preset's own, or the name of a published preset, whose other
-hyperparameters then apply too. The table ``tune`` of a benchmark's TOML names the learning rates, and the
+A schedule is a factor on the length of the preset's schedule, or the name of a published preset, whose other
+hyperparameters then apply as well. The table ``tune`` in a benchmark's TOML file names the learning rates and the
 hyperparameters that count steps or epochs.
 """
 
@@ -22,12 +22,13 @@ from mlhpc.perf.prediction.model import Model, trained
 SCHEDULES = ("0.5", "0.7", "1", "1.4")
 RATES = (0.25, 4.0)
 RATES_PER_OCTAVE = 4
-"""Learning rates among the candidates between two powers of two."""
+"""Number of candidate learning rates per factor of two."""
 
 
 class Config(NamedTuple):
-    """``batch``: global. ``rate``: the learning rate as a multiple of the preset's, which is scaled by the square
-    root of the batch size (Krizhevsky 2014, section 5). ``schedule``: a factor or a preset's name."""
+    """A choice. ``batch``: global batch size. ``rate``: the learning rate as a multiple of the preset's, which is
+    scaled with the square root of the batch size (Krizhevsky 2014, section 5). ``schedule``: a factor, or a
+    preset's name."""
 
     batch: int
     ranks: int
@@ -36,7 +37,7 @@ class Config(NamedTuple):
 
     @property
     def stretch(self) -> float | None:
-        """The factor on the length of the preset's schedule; None for that of another preset."""
+        """The factor on the length of the preset's schedule; None for another preset's schedule."""
         with suppress(ValueError):
             return float(self.schedule)
         return None
@@ -47,7 +48,8 @@ class Config(NamedTuple):
 
 @dataclass(frozen=True)
 class Axes:
-    """The values to choose from; none mean the defaults. ``rate``: the smallest and the largest multiple."""
+    """The values to choose from; an empty sequence means the defaults. ``rate``: the smallest and the largest
+    multiple."""
 
     batch: Sequence[int] = ()
     ranks: Sequence[int] = (1,)
@@ -57,10 +59,10 @@ class Axes:
 
 class Space:
     """The choices for ``benchmark`` with ``preset`` and ``settings``. ``default``: the preset itself, on the first
-    number of ranks. ``candidates``: every choice that is possible. ``points``: the published presets that train
-    the same network on the same data. ``staged``: whether runs stage their data.
+    number of ranks. ``candidates``: all possible choices. ``points``: the published presets that train the same
+    network on the same data. ``staged``: whether runs stage their data.
 
-    Raises UserError if the default is impossible, or every choice with one of the values.
+    Raises UserError if the default is impossible, or if one of the values makes every choice impossible.
     """
 
     def __init__(
@@ -97,7 +99,7 @@ class Space:
             )
 
     def content(self) -> dict[str, Any]:
-        """What distinguishes this space from others, as JSON."""
+        """What distinguishes this space from other spaces, as JSON."""
         named = ("benchmark", "preset", "settings", "batches", "ranks", "rates", "schedules")
         return {name: getattr(self, name) for name in named}
 
@@ -114,14 +116,14 @@ class Space:
                 why |= dict.fromkeys(chosen, "")
                 possible.append((batch, ranks, schedule))
         for (axis, value), reason in why.items():
-            if reason and getattr(axes, axis):  # of the defaults, those that are possible remain
+            if reason and getattr(axes, axis):  # impossible defaults are dropped
                 raise UserError(f"--{axis} {value}: {reason}")
         return possible
 
     def starts(self, machine_name: str | None) -> list[Config]:
-        """The published points that are among the choices: on the most ranks or, with a machine, where ``mlhpc
-        predict`` expects each to be fastest, in the order of the predicted times. Raises UserError for an unknown
-        machine."""
+        """The published points that are among the choices, on the largest number of ranks or, with a machine, on
+        the number that is fastest according to ``mlhpc predict``, in the order of predicted times. Raises
+        UserError for an unknown machine."""
         own = [point for ranks in self.ranks for point in self._published(ranks)]
         if machine_name is None:
             return [point for point in own if point.ranks == max(self.ranks)]
@@ -129,7 +131,7 @@ class Space:
         seconds: dict[Config, float] = {}
         for config in own:
             nodes, rest = divmod(config.ranks, given.per_node)
-            with suppress(UserError):  # what cannot run there
+            with suppress(UserError):  # it cannot run there
                 total = None if rest else Model(given, self.run_of(config)).at(nodes).total_s
                 seconds |= {config: total[0]} if total else {}
         fastest: dict[str, Config] = {}
@@ -144,11 +146,11 @@ class Space:
                 yield config
 
     def _multiple(self, point: Run) -> float:
-        """The learning rate of a published preset as ``Config`` has it."""
+        """The learning rate of a published preset, as a multiple like ``Config.rate``."""
         return self._rate(point) / (self._rate(self.run) * math.sqrt(_batch(point) / self.default.batch))
 
     def _rate_key(self, run: Run) -> str:
-        """The learning rate of the optimizer that ``run`` uses, which is the one that it logs."""
+        """The key of the learning rate of the optimizer that ``run`` uses, which is the one that it logs."""
         return next(key for key in self._keys["rate"] if key in run.hyperparameters.logged())
 
     def _rate(self, run: Run) -> float:
@@ -184,7 +186,8 @@ class Space:
         return [f"{key}={load.toml_value(value)}" for key, value in changed.items()]
 
     def run_of(self, config: Config) -> Run:
-        """The run of ``config``. Raises UserError if it is impossible, or not closed where the preset is."""
+        """The run of ``config``. Raises UserError if it is impossible, or if the preset is closed but the run is
+        not."""
         run = load.load(self.benchmark, self.preset, [*self.settings, *self.settings_of(config)])
         run.require_startable(config.ranks, staged=self.staged)
         if check := registry.find(self.benchmark).check:

@@ -1,4 +1,5 @@
-"""A response surface in place of runs (``mlhpc tune --surface FILE``): a search whose best result is known."""
+"""A response surface that takes the place of runs (``mlhpc tune --surface FILE``), for a search whose best result
+is known."""
 
 import math
 import tomllib
@@ -18,8 +19,8 @@ from mlhpc.tune.space import Config, Space
 
 
 class Surface(FrozenModel):
-    """Time to train of a configuration: staging, and epochs of some seconds each. ``rate_*``: of multiples of the
-    preset's learning rate."""
+    """Time to train as a function of the configuration: staging, and epochs times seconds per epoch. ``rate_*``:
+    parameters of the dependence on the multiple of the preset's learning rate."""
 
     epochs: PositiveFloat = Field(
         description="to the target, of small batches with the best rate and schedule"
@@ -41,7 +42,7 @@ class Surface(FrozenModel):
     noise: float = Field(ge=0, le=2, description="deviation of the logarithm of the epochs between runs")
 
     def best_rate(self, batch: int) -> float:
-        """The best multiple of the preset's learning rate."""
+        """The best multiple of the preset's learning rate at a batch size."""
         return float(self.rate * (batch / self.rate_batch) ** self.rate_power)
 
     def epochs_of(self, config: Config) -> float:
@@ -60,12 +61,13 @@ class Surface(FrozenModel):
         return self.samples / config.batch * (step_s + self.exchange_s * math.log2(config.ranks))
 
     def excess(self, config: Config, configs: Iterable[Config]) -> float:
-        """How much longer ``config`` takes than the best of ``configs`` would at its best rate, as a share."""
+        """The share by which ``config`` takes longer than the best of ``configs`` would at its best rate."""
         best = min(self.seconds_of(each._replace(rate=self.best_rate(each.batch))) for each in configs)
         return self.seconds_of(config) / best - 1
 
     def run(self, config: Config, name: str, seed: int, limit: float) -> Outcome:
-        """A run with noise, stopped after ``limit`` seconds; the same for the same arguments."""
+        """The outcome of a run with noise, stopped after ``limit`` seconds; the same arguments give the same
+        outcome."""
         rng = np.random.default_rng([seed, zlib.crc32(f"{name} {config}".encode())])
         epochs = self.epochs_of(config) * math.exp(rng.normal(0, self.noise))
         epoch_s = self._epoch_s(config) * math.exp(rng.normal(0, 0.01))
@@ -78,7 +80,8 @@ class Surface(FrozenModel):
 
 
 def surface_of(path: Path, space: Space) -> Surface:
-    """The surface in the TOML file ``path``. Raises UserError if it is none, or lacks a schedule of ``space``."""
+    """The surface in the TOML file ``path``. Raises UserError if it is invalid or lacks a schedule of
+    ``space``."""
     try:
         surface = Surface(**tomllib.loads(read_text(path)))
     except OSError as error:

@@ -13,8 +13,8 @@ PETAFLOP = 1e15
 @dataclass(frozen=True)
 class Row:
     """Values per training sample: ``sample_mib``, ``gif`` (measured), activation memory in 16 bits (section
-    V-A) and measured HBM traffic in GiB; ``sustained``: HBM bandwidth in bytes/s; ``largest_batch``: of
-    figures 5 to 8.
+    V-A) and measured HBM traffic in GiB; ``sustained``: the sustained HBM bandwidth in bytes/s; ``largest_batch``:
+    the largest batch size in figures 5 to 8.
 
     ResNet-50's measured traffic is printed twice, as 0.68 GiB in the table and as 0.56 GiB in section V-A;
     only 0.56 gives the table's own 55.35 FLOPs per byte and the text's "13 times".
@@ -30,17 +30,17 @@ class Row:
 
     @property
     def hbm_limit_gib(self) -> float:
-        """The limit of HBM traffic in GiB: activations written once and read once."""
+        """The lower limit of HBM traffic in GiB: every activation is written once and read once."""
         return 2 * self.activations_gib
 
     @property
     def flops_per_sample_byte(self) -> float:
-        """FLOPs per byte of a sample, by the mixed prefixes of the table."""
+        """FLOPs per byte of a sample, with the table's mixed prefixes."""
         return 1000 * self.gif / self.sample_mib
 
     @property
     def intensity_limit(self) -> float:
-        """FLOPs per byte of memory traffic at its limit."""
+        """FLOPs per byte if memory traffic is at its lower limit."""
         return self.gif / self.hbm_limit_gib
 
     @property
@@ -55,12 +55,12 @@ class Row:
 
     @property
     def petaflop_demand(self) -> float:
-        """Bytes/s of samples that a node of one PFLOP/s takes (section VII)."""
+        """Bytes/s of samples that a node running at one PFLOP/s consumes (section VII)."""
         return PETAFLOP / self.flops_per_sample_byte
 
     @property
     def seconds_per_sample(self) -> float:
-        """Measured traffic at the sustained bandwidth."""
+        """Seconds that a sample's measured traffic takes at the sustained bandwidth."""
         return self.hbm_gib * 2**30 / self.sustained
 
 
@@ -74,8 +74,8 @@ RESNET50_HBM_PRINTED_GIB = 0.68
 
 @dataclass(frozen=True)
 class StrongScaling:
-    """``samples`` divided over the nodes; ``unstaged``: by nodes, the time of a sample read from Lustre over
-    that of one staged to NVMe, as described in section VI."""
+    """Strong scaling: ``samples`` are divided among the nodes. ``unstaged``: by number of nodes, the time per
+    sample read from Lustre relative to that per sample staged to NVMe (section VI)."""
 
     samples: int
     unstaged: dict[int, float]
@@ -85,5 +85,5 @@ STRONG_SCALING = {
     "cosmoflow": StrongScaling(49_152, {1: 2.0, 4: 1.15}),
     "deepcam": StrongScaling(49_152 // 5, {1: 1.15, 4: 1.0}),
 }
-"""Figures 8 and 9: "roughly 2×" and "roughly 15%" for CosmoFlow, "roughly a 15%" and "negligible" for
-DeepCAM, the text only states that CosmoFlow has "nearly five times the number of samples"."""
+"""From figures 8 and 9: "roughly 2×" and "roughly 15%" for CosmoFlow, "roughly a 15%" and "negligible" for
+DeepCAM. DeepCAM's sample count is not printed: CosmoFlow has "nearly five times the number of samples"."""

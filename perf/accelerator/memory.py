@@ -1,5 +1,5 @@
-"""Memory of a training step on an accelerator, the largest batch that fits, and the optimizer's update. It follows
-a step of the suite through its passes and counts what PyTorch's MemTracker counts.
+"""Memory of a training step on an accelerator, the largest batch that fits, and the optimizer's update. The model
+follows a step of the suite through its passes and counts what PyTorch's MemTracker counts.
 """
 
 from collections.abc import Callable
@@ -21,10 +21,10 @@ decay, of You et al. 2017 (LARS), Kingma and Ba 2015 (Adam), Loshchilov and Hutt
 2020 (LAMB). Operations done once per layer or for all weights are not counted."""
 
 RESERVED = 2.0**30
-"""Bytes of an accelerator's memory not available to a step's tensors: half is the CUDA context with its
+"""Bytes of an accelerator's memory that are not available to a step's tensors: half is the CUDA context with its
 kernels (on an A100 a process held 9.20 GiB, PyTorch's tensors 8.72:
-huggingface.co/codellama/CodeLlama-7b-hf/discussions/ 24), the rest is for NCCL's buffers, workspaces of
-convolutions and the allocator's fragments: no figures known."""
+huggingface.co/codellama/CodeLlama-7b-hf/discussions/ 24); the rest is an allowance for NCCL's buffers, workspaces
+of convolutions and fragmentation, for which no figures are known."""
 
 
 WORKSPACES = 2 * 2**25
@@ -37,8 +37,8 @@ class Memory:
     """Bytes in one accelerator's memory for a local batch, and their peak.
 
     ``parameters`` are the float32 weights and batch norm's running statistics; ``copies`` the 16-bit weights of
-    mixed precision. ``activations``: kept by the forward pass for the backward pass. ``working``: gradients of
-    activations at the peak. ``gradients`` are complete only at the end of the backward pass, when the
+    mixed precision. ``activations`` are kept by the forward pass for the backward pass; ``working`` are the
+    gradients of activations at the peak. ``gradients`` are complete only at the end of the backward pass, when the
     activations have been freed, so the peak is less than the sum. ``peak_at``: the layer with the peak in its
     backward pass, or "optimizer".
     """
@@ -56,15 +56,16 @@ class Memory:
 
 
 def memory_of(run: Run, batch: int, *, gpu: bool = True) -> Memory:
-    """The memory of a step of ``run`` with ``batch`` samples per backward pass on one accelerator: a GPU, whose
-    peak includes ``WORKSPACES`` if it has dense layers and the batch that a captured step reads, or a CPU."""
+    """The memory of a step of ``run`` with ``batch`` samples per backward pass on one accelerator, a GPU or
+    (``gpu`` False) a CPU. The peak on a GPU includes ``WORKSPACES`` if the network has dense layers, and the batch
+    that a captured step reads."""
     optimizer = str(getattr(run.hyperparameters, "opt_name", "none")).lower()
-    # int16 is sent to the device and kept; its logarithm is the network's input, on a GPU in its precision at
-    # once.
+    # The int16 counts are sent to the device and kept; their logarithm, the network's input, is computed on a GPU
+    # directly in the network's precision.
     counts = getattr(run.loading, "sample_dtype", "") == "int16"
     extra = (-2 if gpu and run.training.precision != "float32" else 2) if counts else 0
     accumulates = run.backward_passes > 1
-    # The kernels do not compute slabs, which have most of a divided sample.
+    # The suite's kernels do not compute slabs, where most of a divided sample's memory is.
     on_slabs = getattr(run.training, "spatial_size", 1) > 1
     network = network_of(run, gpu=gpu and not on_slabs, cpu_kernels_from=None if gpu or on_slabs else 0)
     memory = step_memory(network, batch, run.training.precision, optimizer, extra_input=extra, gpu=gpu,
@@ -86,8 +87,8 @@ def step_memory(
 ) -> Memory:
     """The memory of one training step with ``batch`` samples. ``optimizer``: one of ``STATES``.
     ``extra_input``: bytes per input element in addition to the network's float32. ``gpu``: LAMB updates all
-    weights at once, with two copies of them; on a CPU in small parts. ``accumulates``: the gradients of
-    earlier backward passes exist from the start, and a layer's new ones are added to them.
+    weights at once, with two copies of them, whereas on a CPU it updates them in small parts. ``accumulates``: the
+    gradients of earlier backward passes exist from the start, and a layer's new ones are added to them.
 
     Walks backward through the layers: the backward pass of a layer needs the weights and the optimizer's
     state, the saved tensors of this layer and those before it, the weight gradients of this layer and those
@@ -143,26 +144,26 @@ def power_of_two(batch: int) -> int:
 
 
 def _running_statistics(layer: Layer) -> int:
-    """Running mean and variance of a batch norm, the same number as its weights; the count of batches is
-    negligible."""
+    """Number of running statistics of a batch norm: a mean and a variance per channel, as many as its weights. The
+    counter of batches is negligible."""
     return layer.parameters if layer.kind == "batch norm" else 0
 
 
 def _reaches_weights(layer: Layer) -> bool:
-    """Whether its input needs a gradient: true for all layers except the first."""
+    """Whether the layer's input needs a gradient: true for all layers except the first."""
     return any(part.name == "input gradient" for part in layer.passes)
 
 
 class Update(NamedTuple):
-    """``operations`` on elements, and the lower limit of ``bytes`` of memory traffic."""
+    """Elementwise ``operations`` of an update, and the lower limit of its memory traffic in ``bytes``."""
 
     operations: int
     bytes: int
 
 
 def update_of(part: Layer | Network, optimizer: str) -> Update:
-    """The update of all weights, or those of a layer, by an optimizer in ``memory.STATES``, which reads weight,
-    gradient and state once and writes weight and state once."""
+    """The optimizer's update of a network's or a layer's weights, for an optimizer in ``memory.STATES``. It reads
+    weights, gradients and state once, and writes weights and state once."""
     if optimizer == "none":
         return Update(0, 0)
     return Update(OPERATIONS[optimizer] * part.parameters, 4 * (3 + 2 * STATES[optimizer]) * part.parameters)

@@ -1,9 +1,9 @@
 """The roofline of a network: the limit of each layer on an accelerator, and its maximum speed.
 
 Williams et al. 2009: a layer of ``intensity`` FLOPs per byte runs at no more than min(peak, intensity ·
-bandwidth). Matrix products have the peak of the tensor cores in the run's precision, everything else that of
-float32 (Ibrahim et al. 2021, section V). Traffic is its lower limit (``networks/layer.py``), so rates are upper
-limits.
+bandwidth). The peak for matrix products is the tensor cores' in the run's precision; for everything else it is the
+peak of float32 (Ibrahim et al. 2021, section V). Traffic is a lower limit (``networks/layer.py``), so rates are
+upper limits.
 """
 
 from collections.abc import Iterable
@@ -34,17 +34,17 @@ class Ceilings:
         return self.tensor if kind in PRODUCTS else self.float32
 
     def attainable(self, intensity: float, kind: Kind) -> float:
-        """Maximum FLOP/s."""
+        """Maximum FLOP/s of a layer of ``kind`` with ``intensity`` FLOPs per byte."""
         return min(self.peak(kind), intensity * self.bandwidth)
 
 
 V100 = Ceilings("NVIDIA V100", 125e12, 15.7e12, 900e9)
-"""Ibrahim et al. 2021, section III-B; the tensor cores in float16."""
+"""Ibrahim et al. 2021, section III-B; the tensor cores' peak is for float16."""
 
 
 class Point(NamedTuple):
-    """A layer under the roofline, of one training sample: the sum of FLOPs of products and operations on
-    elements, bytes, its limit ``bound``, and its minimum seconds."""
+    """A layer under the roofline, for one training sample: ``flops`` of products and elementwise operations
+    together, the ``bytes`` moved, what limits it (``bound``), and its minimum ``seconds``."""
 
     layer: str
     kind: Kind
@@ -67,7 +67,8 @@ class Point(NamedTuple):
 def points(
     network: Network, ceilings: Ceilings, precision: Precision, batch: int | None = None
 ) -> list[Point]:
-    """Every layer of ``network``; ``batch``: samples that share the traffic of the weights (None: excluded)."""
+    """A point for every layer of ``network``. ``batch``: number of samples that share the traffic of the weights
+    (None: weights are excluded)."""
     return [_point(layer, ceilings, precision, batch) for layer in network]
 
 

@@ -1,4 +1,5 @@
-"""Builds a list of layers like a network definition: each method takes tensors and returns the layer's output.
+"""Builds a list of layers in the way that frameworks define networks: each method takes tensors and returns the
+layer's output.
 
 A tensor is a piece of memory: a layer that works in place returns the tensor it was given, so that memory
 kept by two layers for their backward passes counts once.
@@ -14,8 +15,8 @@ from mlhpc.perf.networks.layer import Kind, Layer, Network, Pass, Saved, Shape, 
 
 @dataclass(eq=False)
 class Tensor:
-    """``shape`` with channels last; ``source``: name of its layer; ``wants_gradient``: whether any earlier
-    layer has weights; ``type``: of its elements."""
+    """A tensor of one sample. ``shape``: with channels last; ``source``: the layer that made the tensor;
+    ``wants_gradient``: whether any earlier layer has weights; ``type``: type of the elements."""
 
     shape: Shape
     source: str
@@ -33,9 +34,9 @@ class Tensor:
         return self.shape[-1]
 
 
-# Elementwise operations per element of the output: forward and backward. Multiplications, additions and
-# comparisons count one each. Batch norm forward: sum, sum of squares (2), factor and summand; backward: normalised
-# input (2), sum of gradients, of their products with it (2), and the linear combination of both (4).
+# Elementwise operations per output element, forward and backward. Multiplications, additions and comparisons count
+# one each. Batch norm forward: sum, sum of squares (2), factor and summand; backward: normalised input (2), sum of
+# gradients, of their products with it (2), and the linear combination of both (4).
 _OPERATIONS: dict[Kind, tuple[int, int]] = {
     "batch norm": (5, 9),
     "activation": (1, 1),
@@ -46,8 +47,8 @@ _OPERATIONS: dict[Kind, tuple[int, int]] = {
 
 
 class Window(NamedTuple):
-    """What a convolution slides over all sides of a tensor, in elements. ``padding`` None: "same", which keeps the
-    sides at stride 1."""
+    """The window that a convolution slides along all sides of a tensor, in elements. ``padding`` None means
+    "same": the sides keep their length at stride 1."""
 
     kernel: int
     stride: int = 1
@@ -73,17 +74,18 @@ _NOTHING = Kept()
 
 
 class Builder:
-    """Collects layers; :meth:`network` returns the network. ``fused``: a ReLU is part of the batch norm before."""
+    """Collects layers; :meth:`network` returns the network. ``fused``: a ReLU is part of the batch norm before
+    it."""
 
     def __init__(self, name: str, sample_shape: Sequence[int], *, fused: bool = False) -> None:
         self.name, self.shape, self.fused = name, tuple(sample_shape), fused
         self.layers: list[Layer] = []
         self.input = Tensor(self.shape, "input", wants_gradient=False)
         self._kept: set[int] = set()
-        self._tensors: list[Tensor] = [self.input]  # kept alive, because _kept contains their ids
+        self._tensors: list[Tensor] = [self.input]  # kept alive, because _kept holds their ids
 
     def network(self) -> Network:
-        """The network of the layers so far."""
+        """The network of the layers added so far."""
         return Network(self.name, self.shape, tuple(self.layers))
 
     # Matrix products
@@ -91,7 +93,8 @@ class Builder:
     def convolution(
         self, name: str, x: Tensor, filters: int, window: Window | int, *, bias: bool = False
     ) -> Tensor:
-        """A convolution over all sides; an integer ``window`` is the kernel of one that keeps them."""
+        """A convolution along all sides; an integer ``window`` is the kernel's width, and the sides keep their
+        length."""
         window = Window(window) if isinstance(window, int) else window
         out = (*window.sides(x), filters)
         weights = window.kernel ** len(x.shape[:-1]) * x.channels * filters
@@ -100,7 +103,7 @@ class Builder:
         return self._product(name, kind, x, out, flops, weights, filters if bias else 0)
 
     def depthwise(self, name: str, x: Tensor, window: Window) -> Tensor:
-        """A convolution of every channel by itself, without bias."""
+        """A convolution of each channel separately, without bias."""
         out = (*window.sides(x), x.channels)
         weights = window.kernel ** len(x.shape[:-1]) * x.channels
         return self._product(
@@ -108,7 +111,7 @@ class Builder:
         )
 
     def transposed(self, name: str, x: Tensor, filters: int, kernel: int, *, stride: int) -> Tensor:
-        """A transposed convolution to ``stride`` times the sides, without bias."""
+        """A transposed convolution, which multiplies the sides by ``stride``, without bias."""
         out = *(side * stride for side in x.shape[:-1]), filters
         weights = kernel ** len(x.shape[:-1]) * x.channels * filters
         flops = 2 * math.prod(x.shape[:-1]) * weights
@@ -138,8 +141,8 @@ class Builder:
         return self._add(name, "activation", [x], x, Kept(self._keep(x), x.elements))
 
     def activation(self, name: str, x: Tensor, *, keeps: str = "input") -> Tensor:
-        """An activation that is not in place and keeps its "input" (leaky ReLU in TensorFlow) or its "output"
-        (tanh)."""
+        """An activation that is not computed in place and keeps its "input" (leaky ReLU in TensorFlow) or its
+        "output" (tanh)."""
         out = Tensor(x.shape, name, type=x.type)
         saved = self._keep(x if keeps == "input" else out)
         return self._add(name, "activation", [x], out, Kept(saved, x.elements))
@@ -147,8 +150,9 @@ class Builder:
     def max_pool(
         self, name: str, x: Tensor, size: int, *, stride: int, padding: int = 0, keeps: str = "indices"
     ) -> Tensor:
-        """Max pooling, which keeps its input and the "indices" of the largest values in 8 bytes (PyTorch) or its
-        "output" (TensorFlow); or only the "places" of the largest in a byte (``cosmoflow/cpu/pooled.py``)."""
+        """Max pooling. It keeps its input and either the "indices" of the maxima in 8 bytes each (PyTorch) or its
+        "output" (TensorFlow), or only the "places" of the maxima in one byte each
+        (``cosmoflow/cpu/pooled.py``)."""
         sides = ((side + 2 * padding - size) // stride + 1 for side in x.shape[:-1])
         out = Tensor((*sides, x.channels), name)
         if keeps == "places":
@@ -162,18 +166,18 @@ class Builder:
         return self._add(name, "pooling", [x], out, Kept(saved, read), operations=operations)
 
     def mean_pool(self, name: str, x: Tensor, sides: Shape = ()) -> Tensor:
-        """Means over areas, of all by default. Over several areas PyTorch keeps the input, although only its
-        shape is needed; over one it keeps nothing."""
+        """Means over areas, which leave ``sides``; by default one mean per channel. PyTorch keeps the input of
+        several areas, although it needs only the shape; for a single area it keeps nothing."""
         out = Tensor((*sides, x.channels), name)
         saved = self._keep(x) if math.prod(sides) > 1 else ()
         return self._add(name, "pooling", [x], out, Kept(saved), operations=(x.elements, x.elements))
 
     def bias(self, name: str, x: Tensor) -> Tensor:
-        """A summand for every channel."""
+        """Adds a bias to every channel."""
         return self._add(name, "bias", [x], Tensor(x.shape, name), parameters=x.channels)
 
     def affine(self, name: str, x: Tensor) -> Tensor:
-        """A factor and a summand for every channel."""
+        """Multiplies every channel by a factor and adds a bias."""
         kept = Kept(self._keep(x))
         return self._add(name, "bias", [x], Tensor(x.shape, name), kept, parameters=2 * x.channels)
 
@@ -187,15 +191,15 @@ class Builder:
         return self._add(name, "concatenation", tensors, Tensor((*tensors[0].shape[:-1], channels), name))
 
     def expand(self, x: Tensor, shape: Shape) -> Tensor:
-        """``x`` repeated to the sides of ``shape``, as a view: no layer."""
+        """``x`` repeated to the sides of ``shape``, as a view; adds no layer."""
         return self._alias(x, (*shape[:-1], x.channels), x.type)
 
     def to_float32(self, x: Tensor) -> Tensor:
-        """``x`` and what is computed from it in float32, in mixed precision too: no layer."""
+        """``x`` in float32, in which everything computed from it stays, even in mixed precision; adds no layer."""
         return self._alias(x, x.shape, "float32")
 
     def dropout(self, name: str, x: Tensor) -> Tensor:
-        """Keeps its mask (in PyTorch on CPUs with the type of the input; on GPUs one byte per element)."""
+        """Dropout, which keeps its mask (in PyTorch one byte per element on GPUs, the input's type on CPUs)."""
         mask = Kept((Saved(f"{name} mask", x.elements),))
         return self._add(name, "dropout", [x], Tensor(x.shape, name), mask)
 
@@ -239,10 +243,10 @@ class Builder:
         parameters: int = 0,
         operations: tuple[int, int] | None = None,
     ) -> Tensor:
-        """Adds a layer without products, in place if ``out`` is one of ``inputs``, and returns ``out``. Its one
-        backward pass reads the output's gradient and what is ``kept`` and writes the inputs' gradients; sums
-        and concatenations pass the gradient on. ``operations``: forward and backward; None: by the
-        table."""
+        """Adds a layer without matrix products, in place if ``out`` is one of ``inputs``, and returns ``out``. Its
+        only backward pass reads the output's gradient and what is ``kept``, and writes the inputs' gradients; sums
+        and concatenations pass the gradient on. ``operations``: forward and backward; None: those of
+        ``_OPERATIONS``."""
         if operations is None:
             of_forward, of_backward = _OPERATIONS.get(kind, (0, 0))
             operations = of_forward * out.elements, of_backward * out.elements
@@ -259,7 +263,7 @@ class Builder:
         return out
 
     def _loss(self, x: Tensor, kept: Kept, *, forward: int, backward: int) -> None:
-        """With so many operations per element of ``x``."""
+        """Adds the loss, with ``forward`` and ``backward`` operations per element of ``x``."""
         operations = forward * x.elements, backward * x.elements
         self._add("loss", "loss", [x], Tensor((), "loss"), kept, operations=operations)
 

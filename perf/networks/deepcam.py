@@ -10,8 +10,8 @@ DILATIONS = (6, 12, 18)
 
 
 def layers(network: deepcam.Network, sample_shape: Sequence[int], *, fused: bool = False) -> Network:
-    """The layers for samples [rows, columns, channels], with sides divisible by 16. ``fused``: as the suite's
-    kernels of GPUs compute them."""
+    """The layers for samples [rows, columns, channels], with sides divisible by 16. ``fused``: as computed by the
+    suite's GPU kernels."""
     net = Builder("DeepCAM", sample_shape, fused=fused)
     net_filters = _Filters(network.width)
     xception = _Xception(net, net_filters)
@@ -80,7 +80,7 @@ class _Xception:
 
 
 def _aspp(net: Builder, x: Tensor, filters: int) -> Tensor:
-    """A pointwise convolution, three dilated ones and the mean, side by side."""
+    """Atrous spatial pyramid pooling: a pointwise convolution, three dilated ones and the mean, in parallel."""
     levels = [net.convolution("ASPP 1x1", x, filters, 1)]
     levels[0] = net.batch_norm("ASPP 1x1 norm", levels[0], relu=True)
     for dilation in DILATIONS:
@@ -95,7 +95,7 @@ def _aspp(net: Builder, x: Tensor, filters: int) -> Tensor:
 
 
 def _decoder(net: Builder, x: Tensor, low_level: Tensor, filters: _Filters, classes: int) -> Tensor:
-    """From stride 16 to 4, joined there with the low-level features, and on to 1."""
+    """Upsamples from stride 16 to 4, concatenates the low-level features there, and continues to stride 1."""
     width = filters(256)
 
     def upsample(name: str, x: Tensor) -> Tensor:

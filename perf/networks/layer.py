@@ -1,7 +1,7 @@
 """The cost of a layer per sample: floating-point operations, data movement, and memory kept for the backward pass.
 
-Shapes have no batch dimension and channels last, like ``sample_shape`` in a run's configuration. All numbers
-are of one sample, except weights, which a batch reads and writes once.
+Shapes have no batch dimension and channels last, like ``sample_shape`` in a run's configuration. All numbers are
+per sample, except those of weights, which are read and written once per batch.
 """
 
 import math
@@ -35,11 +35,11 @@ PRODUCTS = KINDS[: KINDS.index("dense") + 1]
 """Kinds of matrix products, which run on tensor cores and are counted by FLOP counters."""
 PassName = Literal["forward", "input gradient", "weight gradient"]
 Type = Literal["activation", "float32", "int64", "uint8"]
-"""Type of elements; "activation": 4 bytes in float32, 2 in mixed precision."""
+"""Type of a tensor's elements. An "activation" has 4 bytes in float32, 2 in mixed precision."""
 
 
 def activation_bytes(precision: Precision) -> int:
-    """Bytes of an activation's element: matrix products and the operations between them use ``precision``."""
+    """Bytes per element of an activation: matrix products and the operations between them use ``precision``."""
     return 4 if precision == "float32" else 2
 
 
@@ -50,8 +50,9 @@ def type_bytes(kind: Type, precision: Precision) -> int:
 
 
 class Saved(NamedTuple):
-    """Elements that a layer keeps for its backward pass and that no earlier layer keeps. ``name``: their
-    layer, or a description. ``is_input``: the network's input. ``once``: of a batch."""
+    """Elements that a layer keeps for its backward pass and that no earlier layer keeps. ``name``: the layer that
+    made them, or a description. ``is_input``: they are the network's input. ``once``: kept once per batch, not per
+    sample."""
 
     name: str
     elements: int
@@ -67,9 +68,9 @@ class Saved(NamedTuple):
 class Pass(NamedTuple):
     """A layer's forward pass or one of its gradients, of one sample.
 
-    ``flops`` of products (2 for a multiplication with its addition; padding counts as if it were data) and
-    ``operations`` on single elements; ``elements`` of activations read and written, each once (the lower limit of
-    memory traffic without caching between layers); ``weights`` read or written, once a batch.
+    ``flops`` of products (2 per multiply-add; padding counts as if it were data) and elementwise ``operations``;
+    ``elements`` of activations read and written, each once (the lower limit of memory traffic without caching
+    between layers); ``weights`` read or written, once per batch.
     """
 
     name: PassName
@@ -126,15 +127,15 @@ class Layer:
         return sum(part.traffic(precision, batch) for part in self.passes)
 
     def saved_bytes(self, precision: Precision, batch: int = 1) -> int:
-        """Bytes that this layer adds to those kept for the backward pass of ``batch`` samples, excluding the
+        """Bytes that this layer adds to the memory kept for the backward pass of ``batch`` samples, excluding the
         network's input."""
         return sum(saved.size(precision, batch) for saved in self.saved if not saved.is_input)
 
 
 @dataclass(frozen=True)
 class Network:
-    """A network as its layers in the order of the forward pass. ``input``: shape of a sample. Raises
-    UserError for layers of an unknown kind."""
+    """A network: its layers in the order of the forward pass. ``input``: shape of a sample. Raises UserError for
+    layers of an unknown kind."""
 
     name: str
     input: Shape
@@ -163,7 +164,8 @@ class Network:
 
     @cached_property
     def training_flops(self) -> int:
-        """FLOPs of products per training sample: three times the forward pass, minus the gradient of the input."""
+        """FLOPs of products per training sample: three times the forward pass, less the first layer's input
+        gradient."""
         return sum(layer.training_flops for layer in self.layers)
 
     @property
@@ -173,7 +175,7 @@ class Network:
 
     def saved_bytes(self, precision: Precision, batch: int = 1) -> int:
         """Bytes kept for the backward pass of ``batch`` samples, excluding the network's input: what
-        ``torch.autograd.graph.saved_tensors_hooks`` counts, each memory once, without weights."""
+        ``torch.autograd.graph.saved_tensors_hooks`` counts, each piece of memory once, without weights."""
         return sum(layer.saved_bytes(precision, batch) for layer in self.layers)
 
     def traffic(self, precision: Precision, batch: int | None = None) -> float:

@@ -17,12 +17,12 @@ LAUNCHES = {
     "deepcam": (872, 886, 1216),
     "resnet50": (513, 787, 530),
 }
-"""Of a GPU in a step of the closed preset in PyTorch, in each of ``PRECISIONS``, as ``mlhpc profile
---device-model`` counts them."""
+"""GPU kernel launches in a step of each closed preset in PyTorch, for each of ``PRECISIONS``, as counted by
+``mlhpc profile --device-model``."""
 
 
 def launches_of(run: Run) -> int | None:
-    """The kernels of a step of ``run``; None for a network of which they were not counted."""
+    """The number of kernel launches in a step of ``run``; None for a network whose launches were not counted."""
     counted = run.benchmark in LAUNCHES and run.training.framework == "pytorch"
     if not counted or run.network != load(run.benchmark, "closed").network:
         return None
@@ -30,9 +30,9 @@ def launches_of(run: Run) -> int | None:
 
 
 def network_of(run: Run, *, gpu: bool = False, cpu_kernels_from: int | None = None) -> Network:
-    """The layers of ``run``'s network for its samples. ``gpu``: as its kernels compute it in PyTorch;
-    ``cpu_kernels_from``, on a CPU: the first block that CosmoFlow's CPU kernels compute if ``run`` uses them.
-    Raises UserError for a benchmark of another package, whose network is unknown."""
+    """The layers of ``run``'s network for its samples. ``gpu``: as computed by PyTorch and the suite's kernels on
+    a GPU; ``cpu_kernels_from``: on a CPU, the first block that CosmoFlow's CPU kernels compute if ``run`` uses
+    them. Raises UserError for a benchmark of another package, whose network is unknown."""
     shape = run.data.sample_shape
     fused = (
         gpu and getattr(run.training, "channels_last", False) and not getattr(run.training, "compile", False)

@@ -33,7 +33,7 @@ def layers(network: resnet50.Network, sample_shape: Sequence[int]) -> Network:
 
 
 def _bottleneck(net: Builder, name: str, x: Tensor, inside: int, outputs: int, stride: int) -> Tensor:
-    """1 x 1, 3 x 3 (with the stride: "v1.5"), 1 x 1, plus what came in."""
+    """Convolutions of 1 x 1, 3 x 3 (with the stride, which makes it "v1.5") and 1 x 1, plus the shortcut."""
     y = net.batch_norm(f"{name} a norm", net.convolution(f"{name} a", x, inside, 1), relu=True)
     y = net.convolution(f"{name} b", y, inside, Window(3, stride=stride, padding=1))
     y = net.batch_norm(f"{name} b norm", y, relu=True)
@@ -58,7 +58,7 @@ def _lenet(network: resnet50.Network, sample_shape: Sequence[int]) -> Network:
 
 
 def _alexnet(network: resnet50.Network, sample_shape: Sequence[int]) -> Network:
-    """torchvision's (Krizhevsky 2014, arXiv:1404.5997)."""
+    """AlexNet as in torchvision (Krizhevsky 2014, arXiv:1404.5997)."""
     net = Builder("AlexNet", sample_shape)
     x = net.convolution("conv 1", net.input, 64, Window(11, stride=4, padding=2), bias=True)
     x = net.max_pool("pool 1", net.relu("conv 1 ReLU", x), 3, stride=2)

@@ -99,7 +99,7 @@ def cost(model: Model, tier: Tier) -> list[Section]:
 
 
 def _required(machine: Machine, run: Run, flops: int, received: float, moved: float) -> str:
-    """The demand of an accelerator at its peak (Ibrahim et al. 2021, section VII)."""
+    """A sentence on the bytes/s that an accelerator needs at its peak (Ibrahim et al. 2021, section VII)."""
     peak, _ = machine.peak(run.training.precision)
     needs = (required_bandwidth(flops, size, peak) for size in (received, moved))
     samples, memory = (bytes_text(need, "/s") for need in needs)
@@ -107,8 +107,8 @@ def _required(machine: Machine, run: Run, flops: int, received: float, moved: fl
 
 
 def roofline(points: Sequence[Point], ceilings: Ceilings, paper: Row | None = None) -> Figure:
-    """Attainable FLOP/s by FLOPs per byte, both logarithmic; one mark per layer, sized by its share of the
-    minimum time."""
+    """Attainable FLOP/s over FLOPs per byte, both logarithmic, with one mark per layer, sized by the layer's share
+    of the minimum time."""
     drawn = [point for point in points if point.flops and point.bytes]
     whole = least_seconds(points)
     rows = [_row(point, whole) for point in drawn] + _paper_rows(paper, ceilings)
@@ -143,7 +143,7 @@ _PAPER_ACTIVATIONS = "Ibrahim et al. 2021: activations (16 bits)"
 def memory(
     by_batch: Sequence[Memory], capacities: Sequence[tuple[str, float]], paper: Row | None = None
 ) -> Figure:
-    """GB by batch size, both logarithmic (Ibrahim et al. 2021, figure 1)."""
+    """Memory in GB over batch size, both logarithmic (Ibrahim et al. 2021, figure 1)."""
     rows: list[dict[str, Any]] = []
     for memory in by_batch:
         kept = memory.parameters + memory.copies + memory.gradients + memory.optimizer
@@ -180,7 +180,8 @@ _PAPER = "Ibrahim et al. 2021, whole network"
 
 
 def _paper_rows(paper: Row | None, ceilings: Ceilings) -> list[dict[str, Any]]:
-    """The whole network of Table II: at its measured rate, and at its limit of traffic under the roofs."""
+    """Points for the whole network of Table II: at its measured rate, and at the roofline's limit for the least
+    traffic."""
     if paper is None:
         return []
     measured = paper.intensity * paper.sustained

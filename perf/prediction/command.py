@@ -72,7 +72,8 @@ def predict(options: argparse.Namespace) -> int:
 
 
 def _closed(options: argparse.Namespace, given: Machine) -> Iterator[Model]:
-    """Epochs of the closed presets, whose batch sizes are those of the reference convergence points."""
+    """Models of the closed presets with published convergence, whose batch sizes are those of the reference
+    convergence points."""
     settings = [text for text in options.set if "global_batch_size" not in text]
     for name in presets(options.benchmark):
         if name.startswith("closed"):
@@ -80,7 +81,7 @@ def _closed(options: argparse.Namespace, given: Machine) -> Iterator[Model]:
 
 
 def _one(p: Prediction) -> None:
-    """Step, epoch and time to train with their parts."""
+    """Print step, epoch and time to train with their parts."""
     console = Console(highlight=False)
     say(console, p.title, "bold")
     say(console, f"{PREDICTED}. {p.configuration}")
@@ -89,7 +90,7 @@ def _one(p: Prediction) -> None:
 
 
 def _enlarged(model: Model, p: Prediction) -> None:
-    """What to enlarge: the figures of which twice as much shortens the time to train."""
+    """Print the figures of the machine that shorten the time to train if doubled."""
     console, before = Console(highlight=False), p.total_s[0] if p.total_s else math.inf
     if not math.isfinite(before):
         raise UserError("--what-if needs a time to train, and no epochs are published for this batch size")
@@ -110,8 +111,8 @@ _USEFUL = 0.01
 
 
 def _scaling(model: Model, predictions: Sequence[Prediction], shortest: Prediction | None) -> None:
-    """``shortest``: the best of all batch sizes with published convergence. The model says why there are no
-    rows before the first and after the last."""
+    """Print a row per number of nodes, and why there are no rows before the first and after the last.
+    ``shortest``: the best prediction over all batch sizes with published convergence."""
     console = Console(highlight=False)
     say(console, predictions[0].title, "bold")
     run = model.run
@@ -139,7 +140,8 @@ def _scaling(model: Model, predictions: Sequence[Prediction], shortest: Predicti
 
 
 def notes_of(predictions: Sequence[Prediction]) -> list[str]:
-    """The notes of all predictions, each once, preceded by their numbers of nodes unless they apply to all."""
+    """Each note of the predictions once, preceded by the numbers of nodes it applies to unless it applies to
+    all."""
     nodes: dict[str, list[int]] = {}
     for p in predictions:
         for note in p.notes:

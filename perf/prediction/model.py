@@ -4,7 +4,7 @@ equation 1).
 Each term has a value and the ends of its interval; deviations add in quadrature. A step is the roofline over the
 calibrated efficiency, launches, and the all-reduce; if the input path is slower, the step waits for it. If data is
 staged, each node keeps the whole data set or its share (``staging.mode``) in the fastest tier with enough
-capacity; otherwise a node reads samples from the shared file system, or from memory if cached.
+capacity; otherwise nodes read samples from the shared file system, or from memory if cached.
 """
 
 import math
@@ -39,14 +39,15 @@ _NOTHING: Triple = (0.0, 0.0, 0.0)
 
 
 class Enlarged(NamedTuple):
-    """A figure of a machine, twice as fast or as large, and the seconds of a run then."""
+    """A ``figure`` of a machine that is made twice as fast or as large, and the time to train in ``seconds`` that
+    results."""
 
     figure: str
     seconds: float
 
 
 MOST_NODES = 2**17
-"""Where a machine file does not say how many there are."""
+"""Limit of the number of nodes if the machine file does not say how many there are."""
 
 
 def predict(machine: Machine, run: Run, nodes: int) -> Prediction:
@@ -59,12 +60,12 @@ def predict(machine: Machine, run: Run, nodes: int) -> Prediction:
 
 def enlarged(model: "Model", nodes: int) -> list[Enlarged]:
     """The time to train on ``nodes`` after doubling each figure of the machine in turn (halving latencies), and on
-    twice as many nodes if possible, the most effective change first. More capacity is used only if that is faster.
-    Raises UserError if ``nodes`` are impossible."""
+    twice as many nodes if possible, the most effective change first. Added capacity is used only if that is
+    faster. Raises UserError if the run is impossible on ``nodes``."""
     machine, rows = model.machine, []
     before = model.at(nodes).total_s or (math.inf,)
     for key, value in machine.figures.items():
-        if key.startswith("efficiency."):  # of the calibration, not of the machine
+        if key.startswith("efficiency."):  # belongs to the calibration, not to the machine
             continue
         better = {**machine.figures, key: value * (0.5 if dimension_of(key) == "s" else 2)}
         other = Model(
@@ -81,8 +82,8 @@ def enlarged(model: "Model", nodes: int) -> list[Enlarged]:
 
 class Model:
     """Predictions of one run on one machine. ``staged`` False: training data is read from the shared file
-    system, except for samples in memory from earlier epochs; ``scope``: scope of the shuffle of such data
-    (for staged data it follows from ``staging.mode``). ``generation``: of the framework, the newest if None."""
+    system, except for samples in memory from earlier epochs; ``scope``: shuffle scope of such data (for staged
+    data it follows from ``staging.mode``). ``generation``: the framework's generation; None: the newest."""
 
     def __init__(
         self,
@@ -144,7 +145,7 @@ class Model:
         trained = multiplied(added(train_s, eval_s), self.epochs.ends if self.epochs else (1.0, 1.0, 1.0))
         staging_s = self.staging(nodes, together, local, step, placed)
         first = 0.0 if placed.moved else staging_s[0]
-        extra_s = _without(multiplied(trained, spent.rest), first)  # what published runs spend has it
+        extra_s = _without(multiplied(trained, spent.rest), first)  # included in what published runs spend
         notes = [*step_notes, *placed.notes, *self.notes(nodes, together, placed, staging_s, trained)]
         if placed.moved and self.epochs and (once := self.exchange(nodes, placed.tier)) is not None:
             between = [once * max(0.0, epochs - 1) for epochs in self.epochs.ends]
@@ -177,9 +178,9 @@ class Model:
         )
 
     def sample(self, prediction: Prediction) -> dict[str, Any]:
-        """The cost of a training sample of ``prediction`` in FLOPs and bytes, as JSON. ``memory``: peaks by local
-        batch; ``costs`` and ``gaps`` as in Ibrahim et al. 2021, section V-C; ``unstaged_step_s``: a step if
-        nothing were staged and nodes had fixed shares."""
+        """The cost of a training sample of ``prediction`` in FLOPs and bytes, as JSON. ``memory``: peak bytes by
+        local batch; ``costs`` and ``gaps``: as in Ibrahim et al. 2021, section V-C; ``unstaged_step_s``: seconds
+        of a step if nothing were staged and nodes had fixed shares."""
         machine, run, net = self.machine, self.run, self.network
         moved, gradients = net.traffic(run.training.precision), 4.0 * net.parameters
         nodes, group, local = prediction.nodes, prediction.parts, prediction.local_batch_size
@@ -242,7 +243,7 @@ class Model:
     # A step
 
     def of_a_pass(self, local: int) -> int:
-        """Samples per backward pass, of which a step accumulates several. Raises UserError if ``local`` cannot be
+        """Samples per backward pass; a step may accumulate several passes. Raises UserError if ``local`` cannot be
         divided among them."""
         passes = self.run.backward_passes
         if local % passes:
@@ -252,7 +253,8 @@ class Model:
         return local // passes
 
     def step(self, nodes: int, together: int, local: int, tier: Tier) -> Step:
-        """A step of ``local`` samples of each group of ``together`` accelerators, with data in ``tier``."""
+        """A step in which each group of ``together`` accelerators trains ``local`` samples, with data in
+        ``tier``."""
         machine, net = self.machine, self.network
         compute = local * self.roofline / self.efficiency.value
         # An efficiency measured on the machine itself includes its launches.
@@ -275,7 +277,7 @@ class Model:
         )
 
     def interval(self, step: Step) -> tuple[Estimate, list[str]]:
-        """The interval of a step in seconds, which contains nine of ten published sets, and notes on it."""
+        """The step in seconds with an interval that nine of ten published sets fall into, and notes on it."""
         family, known = self.machine.family, self.generation is not None
         half = self.calibrated.factor_of(self.efficiency, family, known=known)
         notes: list[str] = []
@@ -320,9 +322,9 @@ class Model:
         return staging_seconds(self.machine, placed.moved.held, nodes, placed.tier, received)
 
     def first_epoch(self, nodes: int, together: int, local: int, step: Step) -> Triple:
-        """Seconds that the first epoch of data that is not staged takes longer than the others, because all of it
-        comes from the file system and none from memory: staging without a separate name. The interval is that of
-        the step, which hides more of the reading the longer it takes."""
+        """Seconds by which the first epoch exceeds the others if data is not staged, because all of it comes from
+        the file system and none from memory: this is staging by another name. The ends of the interval follow from
+        those of the step, since a longer step hides more of the reading."""
         shared = next((tier for tier, _ in tiers(self.machine, nodes) if tier.name == FILE_SYSTEM), None)
         if shared is None:
             return _NOTHING
@@ -332,14 +334,14 @@ class Model:
         return excess[0], min(excess), max(excess)
 
     def exchange(self, nodes: int, tier: Tier) -> float | None:
-        """Seconds in which nodes exchange their shards of the training data before each epoch but the first; None
-        if they do not exchange any."""
+        """Seconds that nodes take to exchange their shards of the training data before each epoch except the
+        first; None if they do not exchange shards."""
         if not self.run.staging.exchange or nodes == 1:
             return None
         return exchange_seconds(self.machine, self._exchanged(nodes) / nodes, tier)
 
     def _exchanged(self, nodes: int) -> float:
-        """Bytes that all nodes send for an epoch."""
+        """Bytes that all nodes together send before an epoch."""
         return self.data_bytes[0] * (nodes - 1) / nodes
 
     def notes(
@@ -374,8 +376,8 @@ def with_batch(run: Run, batch: int) -> Run:
 
 
 def best(models: Iterable[Model]) -> Prediction | None:
-    """The shortest time to train over ``models`` (of runs with several batch sizes) and node counts in powers of
-    two, with at most one accelerator per sample. None if all are impossible."""
+    """The prediction with the shortest time to train over ``models`` (runs with several batch sizes) and node
+    counts in powers of two, with one accelerator per sample. None if all are impossible."""
     predictions = (p for model in models for p in model.over_nodes() if p.total_s and p.parts == 1)
     return min(predictions, key=lambda p: p.total_s[0] if p.total_s else math.inf, default=None)
 
@@ -386,7 +388,7 @@ def _without(a: Triple, seconds: float) -> Triple:
 
 
 def _epochs(run: Run) -> Estimate | None:
-    """To the target; None where no convergence is published of what the run trains: its network, on these data."""
+    """Epochs to target; None if no convergence is published for the run's network and data."""
     try:
         if trained(run) != trained(load(run.benchmark, run.preset)):
             return None
@@ -396,13 +398,13 @@ def _epochs(run: Run) -> Estimate | None:
 
 
 def trained(run: Run) -> tuple[Any, ...]:
-    """What convergence is published of: the network and its data."""
+    """What determines whether published convergence applies: the network and its data."""
     return run.network, run.data.sample_shape, run.data.train_samples
 
 
 class Fits:
-    """What fits into memory for one run on one machine. ``local``: samples of a backward pass; ``together``:
-    accelerators that share a sample."""
+    """What fits into an accelerator's memory, for one run on one machine. ``local``: samples per backward pass;
+    ``together``: accelerators that share a sample."""
 
     def __init__(self, machine: Machine, run: Run) -> None:
         self.machine, self.run = machine, run
@@ -418,14 +420,14 @@ class Fits:
         return weights + (memory.peak - weights) / together
 
     def _largest(self, together: int) -> int:
-        """Samples of the largest backward pass that fits, 0 if none does."""
+        """Samples in the largest backward pass that fits; 0 if none fits."""
         if self.needed(1, together) > self.capacity - RESERVED:
             return 0
         return largest_batch(lambda samples: self.needed(samples, together), self.capacity - RESERVED)
 
     def require(self, local: int, together: int) -> None:
-        """Raises UserError if a backward pass of ``local`` samples needs more than the accelerator's memory
-        excluding that of libraries."""
+        """Raises UserError if a backward pass of ``local`` samples needs more memory than libraries leave free on
+        the accelerator."""
         if self.needed(local, together) <= self.capacity - RESERVED:
             return
         fits = self.largest(together)

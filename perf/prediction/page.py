@@ -1,6 +1,6 @@
-"""A prediction as one self-contained HTML page: its terms, the machine's figures, and charts: time to train by
-nodes with its parts, strong and weak scaling (Ibrahim et al. 2021, figures 8 and 9), and cost against batch
-(figure 4), with published sets and the papers' points."""
+"""A prediction as one self-contained HTML page: its terms, the machine's figures, and charts of time to train by
+nodes with its parts, of strong and weak scaling (Ibrahim et al. 2021, figures 8 and 9), and of cost over batch
+size (figure 4), with published sets and the papers' points."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -26,7 +26,8 @@ _PARTS = {"staging": "Staging", "data_wait": "Data wait", "step": "Training step
 
 
 def page(model: Model, nodes: int | None = None) -> str:
-    """The whole HTML text; ``nodes`` None: the detailed prediction is that of the shortest time to train."""
+    """The whole HTML text. The prediction shown in detail is for ``nodes``; None: the one with the shortest time
+    to train."""
     machine, run, predictions = model.machine, model.run, list(model.over_nodes())
     whole = [p for p in predictions if p.parts == 1] or predictions
     chosen = min(whole, key=_seconds) if whole and nodes is None else model.at(nodes or 1)
@@ -87,7 +88,8 @@ def _figures(machine: Machine) -> Section:
 
 
 def time_to_train(predictions: Sequence[Prediction]) -> Section | None:
-    """Time to train by nodes with its parts, its interval, and published sets of the family."""
+    """Time to train by number of nodes, with its parts, its interval, and published sets on the same accelerator
+    family."""
     timed = [p for p in predictions if p.total_s and p.epochs]
     if not timed:
         return None
@@ -131,7 +133,7 @@ def _against_published(timed: Sequence[Prediction]) -> Figure:
 
 
 def _beside(row: Published, timed: Sequence[Prediction]) -> Prediction | None:
-    """The prediction for as many accelerators as the set had."""
+    """The prediction for the set's number of accelerators; None if there is none."""
     return next((p for p in timed if p.accelerators == row.accelerators), None)
 
 
@@ -144,7 +146,7 @@ def _where(row: Published, p: Prediction | None) -> str:
 
 
 def _said_of(sets: Sequence[tuple[Published, Prediction | None]]) -> str:
-    """How many sets the intervals contain, and why others may be outside."""
+    """A text that says how many sets are inside the intervals, and why others may be outside."""
     places = [_where(row, p) for row, p in sets]
     compared = sum(p is not None for _, p in sets)
     text = f"Published sets of this accelerator family: {count(len(sets), 'set')} at any batch, named below"
@@ -158,7 +160,7 @@ def _said_of(sets: Sequence[tuple[Published, Prediction | None]]) -> str:
 
 
 def _published_table(sets: Sequence[tuple[Published, Prediction | None]]) -> Table:
-    """The sets by name."""
+    """A table of the published sets, by name."""
 
     def batch(row: tuple[Published, Prediction | None]) -> str:
         of_set, p = row
@@ -180,7 +182,7 @@ def _published_table(sets: Sequence[tuple[Published, Prediction | None]]) -> Tab
 
 
 def _like(p: Prediction) -> list[Published]:
-    """Published sets of this benchmark on this accelerator family, with its network."""
+    """Published sets of the prediction's benchmark and network on its accelerator family."""
     old = p.run.preset == "v07"
     sets = [r for r in published() if r.benchmark == p.run.benchmark and (r.preset == "v07") == old]
     return [r for r in sets if r.machine.family == p.machine.family]
@@ -192,7 +194,8 @@ def _staged_as(run: Run, mode: Literal["replicate", "shard"]) -> Run:
 
 
 def scaling(model: Model, chosen: Prediction) -> Section:
-    """Strong scaling by the ways of staging, weak scaling, and the paper's where the machine is its."""
+    """Strong scaling for each way of staging, weak scaling, and the paper's scaling if the machine is the
+    paper's."""
     machine, run = model.machine, model.run
     strong = [
         Mark(series, p.nodes, f"{count(p.nodes, 'node')}, data in {p.tier.name}", 1e3 / p.samples_per_s[0])
@@ -235,8 +238,9 @@ def scaling(model: Model, chosen: Prediction) -> Section:
 
 
 def _paper_scaling(machine: Machine, run: Run) -> Figure | None:
-    """Figures 8 and 9 on the machine of Ibrahim et al. 2021: its number of training samples, local batch size
-    1, without evaluation. Its points are ratios, drawn relative to the prediction for staged data."""
+    """Figures 8 and 9 of Ibrahim et al. 2021, predicted for the paper's machine and number of training samples
+    with local batch size 1, without evaluation. The paper's points are ratios, drawn relative to the prediction
+    for staged data."""
     paper = STRONG_SCALING.get(run.benchmark)
     if paper is None or machine.name != "cori-gpu":
         return None
@@ -247,7 +251,7 @@ def _paper_scaling(machine: Machine, run: Run) -> Figure | None:
         small = _staged_as(run.model_copy(update={"data": data}), "shard")
         small = with_batch(small, machine.per_node * nodes * run.backward_passes)
         for series, staged in (("staged", True), ("not staged", False)):
-            p = Model(machine, small, staged=staged, scope="node").at(nodes)  # its nodes have fixed shares
+            p = Model(machine, small, staged=staged, scope="node").at(nodes)  # shares are fixed
             ms = 1e3 / p.samples_per_s[0]
             rows.append(Mark(series, nodes, f"{count(nodes, 'node')}, data in {p.tier.name}", ms))
             if not staged:

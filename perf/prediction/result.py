@@ -1,4 +1,4 @@
-"""What is predicted of one run: its steps, and the terms of its time to train."""
+"""The prediction of one run: its steps, and the terms of its time to train."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -18,7 +18,7 @@ from mlhpc.perf.tiers import Tier
 from mlhpc.quantities import bytes_text, count, digits, seconds_text, whole
 
 NO_INTERVAL = "no interval model"
-"""For waits, exchanges, and staging at the machine's own rates: a single value, whose error is not known."""
+"""Shown for waits, exchanges, and staging at the machine's own rates: single values whose error is not known."""
 
 
 @dataclass(frozen=True)
@@ -26,8 +26,8 @@ class Step:
     """One training step (a step of the optimizer) in seconds. ``compute``: products and memory traffic,
     calibrated; ``launch``: the time per layer independent of the batch size; ``reduce``: all-reduce;
     ``halo``: exchange within a sample; ``inputs``: the time of each stage of the input path per step, of
-    which the slowest counts; ``wait``: its part that is not hidden. ``host``: the driver's share of the host
-    if each kernel is launched by itself, and if all are one graph; None if not known."""
+    which the slowest counts; ``wait``: the part of it that is not hidden. ``host``: the driver's time on the host
+    with each kernel launched separately, and with all in one graph; None if not known."""
 
     compute: float
     launch: float
@@ -71,14 +71,15 @@ class Step:
 
 @dataclass(frozen=True)
 class Prediction:
-    """One run of ``run`` on ``nodes`` of ``machine``. Times in seconds; each estimate is a value with its ends.
+    """The prediction of ``run`` on ``nodes`` of ``machine``. Times in seconds; each estimate is a value with the
+    ends of its interval.
 
-    ``parts``: accelerators on one sample; ``local_batch_size``: samples of such a group in a step, in all its
-    backward passes. ``staging_s``: for data that is not staged, the extra time of the first epoch; ``moved``: the
-    bytes of staging, None if nothing is staged. ``epochs``, and everything that depends on it, is None if no
+    ``parts``: accelerators that share a sample; ``local_batch_size``: samples of such a group in a step, over all
+    its backward passes. ``staging_s``: for data that is not staged, the extra time of the first epoch; ``moved``:
+    the bytes of staging, None if nothing is staged. ``epochs``, and everything that depends on it, is None if no
     convergence is published. ``notes``: the basis of the figures. ``memory``: peak bytes of a step on an
-    accelerator; ``largest_batch``: samples of the largest backward pass that fits the memory of the ``parts``
-    accelerators of a sample.
+    accelerator; ``largest_batch``: samples in the largest backward pass that fits the memory of ``parts``
+    accelerators.
     """
 
     machine: Machine
@@ -109,12 +110,13 @@ class Prediction:
 
     @property
     def spatial(self) -> Spatial | None:
-        """Exchanges and memory of a group of ranks with ``training.spatial``."""
+        """Exchanges and memory of a group of ranks that divides samples with ``training.spatial``; None without
+        it."""
         return spatial_of(self.run, self.local_batch_size, gpu=not self.machine.is_cpu)
 
     @property
     def samples_per_s(self) -> Triple:
-        """Training samples of one accelerator; the low end corresponds to the slow end of the step."""
+        """Training samples/s of one accelerator; the low end corresponds to the slow end of the step."""
         share = self.batch / self.accelerators
         return share / self.step_s.value, share / self.step_s.high, share / self.step_s.low
 
@@ -133,7 +135,7 @@ class Prediction:
 
     @property
     def bound(self) -> str:
-        """The longest part of a training step; "waiting for input" if there is any such wait."""
+        """The name of the longest part of a training step; "waiting for input" if the step waits at all."""
         if self.step.wait > 0:
             return "waiting for input"
         return max(self.step.named, key=lambda name: self.step.named[name])
@@ -154,7 +156,7 @@ class Prediction:
 
     @property
     def configuration(self) -> str:
-        """The size of the run, as text."""
+        """Nodes, accelerators and batch sizes of the run, as text."""
         each = (
             f"a sample on {self.parts} accelerators"
             if self.parts > 1
@@ -221,7 +223,7 @@ class Prediction:
         return f"the largest batch that fits {whose} is {self.largest_batch}{once}, with {reserved}"
 
     def _moved(self) -> str:
-        """The bytes moved by staging, in words."""
+        """A text on the bytes moved by staging."""
         if self.moved is None:
             return "none"
         held, source, sent = (

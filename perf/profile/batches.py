@@ -19,11 +19,11 @@ from mlhpc.perf.profile.tables import Shown
 from mlhpc.quantities import bytes_text, seconds_text
 
 PARTS = ("compute", "memory", "communication", "input wait", "other wait")
-"""Compute: layers with products. Memory: operations that only move data: the other layers, the optimizer,
-copies. A layer's products may also be bound by memory, as the roofline shows."""
+"""Compute: layers with matrix products. Memory: operations that mainly move data, i.e. the other layers, the
+optimizer and copies. Matrix products may also be bound by memory, as the roofline shows."""
 
 HEADS = {"communication": "exchange", "input wait": "input", "other wait": "other"}
-"""Short, so that the table fits a terminal."""
+"""Column heads that are shorter than the names, so that the table fits a terminal."""
 
 NOTE = (
     "Times are those of steps without a profiler. Their parts are shares of as many steps under one: waits as "
@@ -44,17 +44,17 @@ PAPER = {
     "resnet50": {1: Printed(1.0), 2: Printed(1 / 2), 128: Printed(1.2 / 50), 256: Printed(1 / 50)},
     "deepcam": {1: Printed(1.0), 2: Printed(1 / 1.6, bound=True)},
 }
-"""By local batch size, from the text of Ibrahim et al. 2021, section V-D, on a V100: CosmoFlow "roughly 29%"
-better from 1 to 2 (figure 5); ResNet-50 2 times at first, "roughly 50 times" at 256, 20% from 128 to 256
-(figure 6); DeepCAM "up to 1.6 times" for a doubling, streamed from Lustre (figure 7)."""
+"""The paper's figures by local batch size on a V100, from the text of Ibrahim et al. 2021, section V-D: CosmoFlow
+"roughly 29%" better from 1 to 2 (figure 5); ResNet-50 2 times better for the first doubling, "roughly 50 times" at
+256, 20% from 128 to 256 (figure 6); DeepCAM "up to 1.6 times" for a doubling, streamed from Lustre (figure 7)."""
 
 
 def per_sample(shown: Shown) -> dict[str, float]:
-    """Seconds per sample and rank by ``PARTS``; their sum is the time of a step without the profiler divided
-    by its samples.
+    """Seconds per sample and rank by ``PARTS``; their sum is the time of a step without the profiler, divided by
+    the step's samples.
 
-    The shares are those of the profiled step. Only operations overlap, so the time without waits is divided among
-    them. Communication counts as a wait if its unhidden part was measured, otherwise as operations.
+    The shares are those of the profiled step. Only operations overlap, so they share the time that is not waiting.
+    Communication counts as a wait if its unhidden part was measured, otherwise as an operation.
     """
     profile, parts = shown.profile, shown.parts
     waits = {"input wait": parts.get("input wait", 0.0), "other wait": parts.get("wait", 0.0)}
@@ -107,8 +107,8 @@ def page(shown: Sequence[Shown]) -> str:
 
 
 def by_batch(shown: Sequence[Shown]) -> Table:
-    """Milliseconds per sample by part, and relative to the smallest batch, next to the paper's values if the paper
-    has both batch sizes."""
+    """Milliseconds per sample by part, and the time relative to the smallest batch, next to the paper's value if
+    the paper has both batch sizes."""
     least = sample_seconds(shown[0])
 
     def time(each: Shown, part: str) -> Cell:
@@ -132,7 +132,7 @@ def by_batch(shown: Sequence[Shown]) -> Table:
 
 
 def memory_by_batch(shown: Sequence[Shown]) -> Table:
-    """The peak of the memory at each batch size, measured and modelled."""
+    """Peak memory at each batch size, measured and modelled."""
     return table(
         "memory-by-batch",
         shown,
@@ -145,7 +145,7 @@ def memory_by_batch(shown: Sequence[Shown]) -> Table:
 
 
 def memory_curves(shown: Sequence[Shown]) -> Figure:
-    """The same as lines (Ibrahim et al. 2021, figure 1)."""
+    """Peak memory over batch size, measured and modelled, as lines (Ibrahim et al. 2021, figure 1)."""
     marks = [
         Mark(name, each.profile.batch, f"batch {each.profile.batch}", size / 1e9)
         for name, of in (("measured", lambda each: each.profile.memory), ("modelled", modelled))
@@ -156,7 +156,7 @@ def memory_curves(shown: Sequence[Shown]) -> Figure:
 
 
 def modelled(each: Shown) -> float:
-    """The peak of a step's memory in bytes, by the model of ``mlhpc predict``, beside that of the profile."""
+    """The step's peak memory in bytes by the model of ``mlhpc predict``, to compare with the profiled peak."""
     return memory_of(each.run, each.profile.batch, gpu=each.profile.gpu).peak
 
 
@@ -171,7 +171,7 @@ def paper_relative(each: Shown, first: Shown) -> Printed | None:
 
 
 def bars(shown: Sequence[Shown]) -> Figure:
-    """A stacked bar per batch size."""
+    """Time per sample as a stacked bar per batch size."""
     seconds = {str(each.profile.batch): per_sample(each) for each in shown}
     used = [part for part in PARTS if any(of[part] for of in seconds.values())]
     rows = [
@@ -207,7 +207,7 @@ _SHAPES = {
 
 
 def _paper_points(shown: Sequence[Shown]) -> list[dict[str, Any]]:
-    """The paper's ratios times the measured value at the smallest batch; triangles for bounds."""
+    """The paper's ratios times the measured value at the smallest batch; bounds are drawn as triangles."""
     measured = 1e3 * sample_seconds(shown[0])
     points = [(str(each.profile.batch), paper_relative(each, shown[0])) for each in shown[1:]]
     return [

@@ -38,7 +38,7 @@ Measure = Callable[[Run, Request, World], Profile]
 
 
 def profile(options: argparse.Namespace) -> int:
-    """Profiles some training steps on each rank, at one batch or several. Raises UserError."""
+    """Profiles some training steps on each rank, at one or several batch sizes. Raises UserError."""
     _check(options)
     run = _requested(options)
     given = machine(options.machine) if options.machine else None
@@ -81,7 +81,7 @@ def profile(options: argparse.Namespace) -> int:
 
 
 def _elsewhere(given: Machine, first: Profile) -> str:
-    """A message if ``first``, rank 0's profile, was not measured on the machine ``given``; otherwise empty."""
+    """A message if rank 0's profile ``first`` was not measured on the machine ``given``; otherwise empty."""
     if not (differ := differences(given, first)):
         return ""
     return (
@@ -111,7 +111,7 @@ def _check(options: argparse.Namespace) -> None:
 
 def _requested(options: argparse.Namespace) -> Run:
     settings = [*(settings_of(options.benchmark) if options.device_model else []), *options.set]
-    if options.data:  # an epoch is truncated to the steps, and refused if it has too few
+    if options.data:  # an epoch is cut to these steps; one with fewer steps is refused
         before = 1 + options.steps  # without the profiler
         settings += ["division=open", f"study.warmup_steps={before}", f"study.steps={options.steps}"]
     return load(
@@ -144,7 +144,7 @@ def _show(
     counters: Counters | None,
 ) -> None:
     """``profiles``: the profiles of all ranks, by batch. ``elsewhere``: the reason if the ceilings belong to
-    another machine. ``counters`` of the same step, if any."""
+    another machine. ``counters``: those of the same step, if any."""
     network = network_of(run)
     shown = []
     for ranks in profiles:

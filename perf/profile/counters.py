@@ -1,4 +1,4 @@
-"""Hardware counters read by a vendor's tool, beside the FLOPs and bytes that the model counts for a training step.
+"""Compares hardware counters read by a vendor's tool with the FLOPs and bytes that the model counts for a step.
 
 ``perf stat -j`` counts processes; Nsight Compute (``ncu --csv --page raw``) and ``rocprofv3`` count each launch of
 a kernel. FLOPs and bytes of an event:
@@ -33,7 +33,7 @@ _REMEDY = "pass the output of perf stat -j, ncu --csv --page raw or rocprofv3 (c
 _PREFIX = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 _UNIT = re.compile(r"([KMGT]?)(byte|inst|op)?s?(/.*)?$")
 _BINARY = {"": 64.0, "Bytes": 1.0, "KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30}
-"""Bytes of a count by perf's unit; without one, of a cache line."""
+"""Bytes per count, by perf's unit; a count without a unit counts cache lines."""
 _FLOPS: Sequence[tuple[str, float]] = (
     (r"fp_arith_inst_retired\.scalar(_single|_double)?", 1),
     (r"fp_arith_inst_retired\.128b_packed_double", 2),
@@ -54,7 +54,7 @@ _PARTS = {
     f"{_INTEL}.4_flops": (f"{_INTEL}.128b_packed_single", f"{_INTEL}.256b_packed_double"),
     f"{_INTEL}.8_flops": (f"{_INTEL}.256b_packed_single", f"{_INTEL}.512b_packed_double"),
 }
-"""Events of perf that count others together, which a file may have too."""
+"""Events of perf that include the counts of other events, which a file may list as well."""
 _VOLTA = "sm__inst_executed_pipe_tensor.sum"
 _BYTES: Sequence[tuple[str, float]] = (
     (r".*cas_count[_.](read|write|rd|wr)/?", 1),
@@ -72,7 +72,8 @@ COUNTERS_NOTE = (
 
 
 class Kernel(NamedTuple):
-    """FLOPs and bytes of memory of a launch of a kernel, means of those that were counted; None: none was."""
+    """FLOPs and bytes of memory traffic per launch of a kernel, as means over the counted launches; None: not
+    counted."""
 
     flops: float | None
     bytes: float | None
@@ -83,8 +84,8 @@ _Kind = Callable[[Kernel], float | None]
 
 @dataclass(frozen=True)
 class Counters:
-    """The content of a file of ``source``, by kernel; of perf, which knows none, under the empty name, of
-    ``steps``."""
+    """The counts in a file written by the tool ``source``, by kernel. perf does not know kernels: its counts have
+    an empty name and cover ``steps`` steps."""
 
     path: Path
     source: str
@@ -93,8 +94,8 @@ class Counters:
 
 
 class Counted(NamedTuple):
-    """FLOPs and bytes of memory of a step, as counted (None: not) and as the model has them, of a layer or of all
-    (``direction`` empty); ``seconds``: of the same step in the profile."""
+    """FLOPs and bytes of memory traffic of one layer, or of all (``direction`` is empty), in a step: counted
+    (None: not counted) and modelled. ``seconds``: time of the same work in the profiled step."""
 
     layer: str
     direction: str
@@ -106,25 +107,25 @@ class Counted(NamedTuple):
 
     @property
     def intensity(self) -> float | None:
-        """FLOPs per byte, counted."""
+        """FLOPs per byte, as counted."""
         return self.flops / self.bytes if self.flops is not None and self.bytes else None
 
     def of_roofline(self, ceilings: Ceilings) -> float | None:
-        """The share of the FLOP/s that the roofline allows at this intensity."""
+        """The FLOP/s reached, as a share of what the roofline allows at this intensity."""
         if self.intensity is None or self.flops is None or not self.seconds:
             return None
         return self.flops / self.seconds / min(ceilings.tensor, self.intensity * ceilings.bandwidth)
 
 
 def read(path: Path, steps: int | None) -> Counters:
-    """The counters in a file of any of the tools; ``steps``: how many a file of perf covers. Raises UserError if
-    it is none, has neither FLOPs nor bytes, or its steps are not known."""
+    """The counters in a file of any of the tools; ``steps``: the number of steps that a perf file covers. Raises
+    UserError if the file is not one of these, has neither FLOPs nor bytes, or its number of steps is not known."""
     try:
         lines = read_text(path, "replace").removeprefix("\ufeff").split("\n")
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise UserError(f"{path} cannot be read ({reason}); {_REMEDY}") from error
-    # Messages of ncu begin with ==, the date in a file of perf with #.
+    # ncu's messages begin with ==, the line with the date in a perf file with #.
     lines = [line for line in lines if line.strip() and not line.startswith(("==", "#"))]
     source, parse = _tool(lines[0] if lines else "", path)
     try:
@@ -143,7 +144,7 @@ def read(path: Path, steps: int | None) -> Counters:
 
 
 def _tool(first: str, path: Path) -> tuple[str, Callable[[Sequence[str]], dict[str, Kernel]]]:
-    """The tool that writes this first line, and its parser."""
+    """The name of the tool whose files have this ``first`` line, and its parser."""
     if first.startswith("{"):
         return "perf stat", _perf
     if "," in first and "Counter_Name" in first:
@@ -154,8 +155,9 @@ def _tool(first: str, path: Path) -> tuple[str, Callable[[Sequence[str]], dict[s
 
 
 def of_step(counters: Counters, profile: Profile, network: Network, precision: Precision) -> list[Counted]:
-    """A step's counts: first all, then those of each layer whose kernels belong to no other. A kernel counts as
-    often as the profile calls it. Raises UserError if none of the file is in the profile."""
+    """The counts of a step: first of all layers, then of each layer whose kernels no other layer calls. A kernel's
+    counts are multiplied by its calls in the profile. Raises UserError if no kernel of the file is in the
+    profile."""
     path, kernels = counters.path, counters.kernels
     if counters.steps and "" in kernels:
         if profile.gpu:
@@ -181,7 +183,7 @@ def of_step(counters: Counters, profile: Profile, network: Network, precision: P
     own = _of_one_layer(profile.work, kernels)
 
     def by_layer_of(value: Callable[[Work], float]) -> list[LayerTime]:
-        """Grouped like seconds, in whose place the counts are."""
+        """Counts by layer, with ``value`` in place of seconds."""
         work = tuple(each._replace(seconds=value(each)) for each in own)
         return by_layer(replace(profile, work=work), network, precision, profile.work)
 
@@ -208,7 +210,7 @@ def _all(
 
 
 def _model(times: Sequence[LayerTime]) -> tuple[float, float]:
-    """FLOPs and bytes of layers by the model."""
+    """FLOPs and bytes of layers according to the model."""
     return float(sum(t.product_flops + t.other_flops for t in times)), sum(t.bytes for t in times)
 
 
@@ -221,7 +223,7 @@ def _bytes(kernel: Kernel) -> float | None:
 
 
 def _of_one_layer(work: Iterable[Work], kernels: Mapping[str, Kernel]) -> list[Work]:
-    """The kernels of layers of which each is in the file and called by that layer alone."""
+    """The kernels of those layers whose kernels are all in the file and called by no other layer."""
     places = defaultdict(set)
     for each in work:
         places[_name(each.name)].add((each.part, each.module))
@@ -232,7 +234,7 @@ def _of_one_layer(work: Iterable[Work], kernels: Mapping[str, Kernel]) -> list[W
 
 
 def counters_table(counted: Sequence[Counted], ceilings: Ceilings | None) -> Table:
-    """Counted beside the model's, a row for the step and each layer."""
+    """Counted and modelled FLOPs and bytes side by side, with a row for the step and for each layer."""
 
     def share(row: Counted) -> Cell:
         return number(row.of_roofline(ceilings) if ceilings else None, "{:.0%}".format)
@@ -259,7 +261,7 @@ def _giga(value: float | None) -> Cell:
 
 
 def _name(kernel: str) -> str:
-    """The name of a kernel without the blanks in which tools differ."""
+    """The kernel's name without blanks, which tools write differently."""
     return "".join(kernel.removeprefix("void ").split())
 
 
@@ -268,14 +270,14 @@ def _factor(event: str, table: Sequence[tuple[str, float]]) -> float | None:
 
 
 class _Sum:
-    """What was counted of a kernel, and in which of its launches, FLOPs and bytes apart."""
+    """A kernel's counts, and the launches in which they were counted, separately for FLOPs and bytes."""
 
     def __init__(self) -> None:
         self.launches: dict[str, set[str]] = defaultdict(set)
         self.counts: dict[str, float] = defaultdict(float)
 
     def add(self, launch: str, event: str, count: float, unit: float = 1.0) -> None:
-        """Add ``count`` of an event, each of ``unit`` bytes if it is one of memory."""
+        """Add ``count`` occurrences of ``event``; ``unit``: bytes per count of a memory event."""
         if not (math.isfinite(count) and count >= 0):
             raise ValueError(f"{event} is {count}")
         for kind, factors in (("flops", _FLOPS), ("bytes", _BYTES)):
@@ -291,7 +293,7 @@ class _Sum:
 def _perf(lines: Sequence[str]) -> dict[str, Kernel]:
     sums = _Sum()
     events = [parse_json(line) for line in lines]
-    # <not supported>, <not counted>
+    # perf writes <not supported> or <not counted>.
     events = [event for event in events if not str(event["counter-value"]).startswith("<not")]
     names = [re.sub(r":[a-zA-Z]+$", "", event["event"]).lower() for event in events]
     for name, event in zip(names, events, strict=True):
@@ -301,7 +303,7 @@ def _perf(lines: Sequence[str]) -> dict[str, Kernel]:
 
 
 def _rows(lines: Sequence[str]) -> Iterator[dict[str, str]]:
-    """The rows of a table, each complete."""
+    """The rows of a CSV table. Raises ValueError for an incomplete row."""
     for line, row in enumerate(csv.DictReader(lines, strict=True), 2):
         if None in row or None in row.values():
             raise ValueError(f"row {line} is not complete")
@@ -318,7 +320,7 @@ def _rocprofv3(lines: Sequence[str]) -> dict[str, Kernel]:
 
 
 def _whole(event: str) -> str:
-    """The event that counts what this one counts, and perhaps more; empty for none. A file may have both."""
+    """The event that includes this event's counts, empty if there is none; a file may have both."""
     if event.startswith("sm__sass"):
         return f"smsp{event[2:]}"
     whole = re.sub(r"_sparsity_(on|off)", "", event)

@@ -1,4 +1,4 @@
-"""Checks that a profile was measured on the machine with whose peaks it is compared."""
+"""Checks whether a profile was measured on the machine whose peaks it is compared with."""
 
 import os
 import platform
@@ -20,15 +20,15 @@ _NEAR = 0.1
 
 def differences(machine: Machine, profile: Profile) -> list[str]:
     """Differences between this node and a node of ``machine``, from the first rank's ``profile`` and the
-    host; empty if none is found."""
+    host; empty if no difference is found."""
     if not profile.gpu:
         return list(_differences(machine, _processor(), [], cores()))
-    listed = installed()  # TensorFlow's name of a device is its number
+    listed = installed()  # TensorFlow names devices by number only
     return list(_differences(machine, listed[0].name if listed else "", listed, cores()))
 
 
 def _processor() -> str:
-    """Its model; empty if the kernel names only the architecture, as on ARM."""
+    """The processor's model; empty if the operating system reports only the architecture, as on ARM."""
     name = str(provenance.machine()["cpu"] or "")
     return "" if name == platform.machine() else name
 
@@ -36,8 +36,8 @@ def _processor() -> str:
 def _differences(
     machine: Machine, name: str, accelerators: Sequence[Accelerator], cores: Collection[int]
 ) -> Iterator[str]:
-    """``name``: the measured device, empty if unknown. ``accelerators``: those of the node, as listed by its
-    driver. ``cores``: their number by each method of counting."""
+    """The differences. ``name``: the measured device, empty if unknown. ``accelerators``: the node's accelerators
+    as listed by the driver. ``cores``: the number of cores by each way of counting."""
     if name and not _is_of(machine.family, name):
         yield f"{name} for {machine.facts['accelerator.model']}"
     elif accelerators and (mib := accelerators[0].memory_mib):
@@ -62,8 +62,8 @@ def _words(name: str) -> str:
 
 
 def cores() -> set[int]:
-    """The number of cores of this node by each method of counting: of this process, all, and without hardware
-    threads."""
+    """The numbers of cores of this node by each way of counting: those available to this process, all, and all
+    without hardware threads."""
     logical = os.cpu_count() or 1
     try:
         threads = len(parse_ranges(_SIBLINGS.read_text("ascii").strip()))

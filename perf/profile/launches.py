@@ -1,7 +1,8 @@
 """``mlhpc profile --device-model``: the launches of a training step on an accelerator that is only described.
 
-PyTorch's operations are counted on tensors without memory (``common/pytorch/profile.py``). Each takes the device
-at least its bytes over the bandwidth or its FLOPs over the peak, and the host the driver's time for a launch.
+PyTorch's operations are counted on tensors without memory (``common/pytorch/profile.py``). On the device, each
+takes at least the larger of its bytes over the bandwidth and its FLOPs over the peak; on the host, the driver's
+time for a launch.
 """
 
 import argparse
@@ -39,11 +40,11 @@ NOTE = (
 PRINTED = 12
 Measure = Callable[[Run, Request], Profile]
 WITHOUT_RESULTS = 64
-"""Local batch of a benchmark that has no published results."""
+"""Local batch size used for a benchmark that has no published results."""
 
 
 class Operation(NamedTuple):
-    """All ``calls`` of an operation on tensors of one shape, and their least seconds."""
+    """All ``calls`` of an operation on tensors of one shape; ``point`` has their minimum seconds."""
 
     launch: Launch
     calls: int
@@ -52,9 +53,9 @@ class Operation(NamedTuple):
 
 @dataclass(frozen=True)
 class Floor:
-    """A step of ``batch`` samples. In seconds: ``host``, the driver's share if each kernel is launched by itself,
-    and if all are one graph (None: not known); ``predicted``, with its interval (None: no published result);
-    ``measured``, of published results on such a device."""
+    """A step of ``batch`` samples. Times in seconds: ``host``, the driver's time with each kernel launched
+    separately, and with all in one graph (None: not known); ``predicted``, with its interval (None: no published
+    result); ``measured``, in published results on such a device."""
 
     batch: int
     operations: Sequence[Operation]
@@ -64,29 +65,29 @@ class Floor:
 
     @property
     def launches(self) -> int:
-        """Kernels, and calls of cuDNN and cuBLAS."""
+        """Number of kernel launches, including calls of cuDNN and cuBLAS."""
         return sum(each.calls * each.launch.kernels for each in self.operations)
 
     @property
     def device(self) -> float:
-        """Seconds of the device at its peaks."""
+        """Seconds that the device needs at its peaks."""
         return sum(each.point.seconds for each in self.operations)
 
     def seconds(self, graph: bool) -> float:
-        """The least seconds of a step: the host's or the device's."""
+        """The minimum seconds of a step: the host's or the device's, whichever is larger."""
         return max(self.device, self.host[graph] if self.host else 0.0)
 
 
 def settings_of(benchmark: str) -> list[str]:
-    """Settings with which a step of ``benchmark`` can be counted on any machine."""
+    """Settings with which the launches of a step of ``benchmark`` can be counted on any machine."""
     several = ["training.framework=pytorch"] * ("tensorflow" in registry.find(benchmark).frameworks)
     kernels = ["training.cpu_kernels=false"] * (benchmark == "deepcam")
     return ["training.device=cpu", "training.precision=mixed_float16", *several, *kernels]
 
 
 def launches(options: argparse.Namespace, run: Run, machine: Machine, measure: Measure) -> None:
-    """Prints the launches of a step of ``run`` on ``machine`` at the local batches of published results, or those
-    asked for."""
+    """Prints the launches of a step of ``run`` on ``machine`` at the local batch sizes of published results, or at
+    those requested by options."""
     asked = options.batches or [options.batch]
     floors = [
         _floor(run, machine, batch, measure) for batch in (asked if asked[0] else _published_batches(run))
@@ -105,7 +106,7 @@ def launches(options: argparse.Namespace, run: Run, machine: Machine, measure: M
 
 
 def _last_round(run: Run) -> list[Published]:
-    """The sets of round 3.0 of this network on these data."""
+    """The sets of round 3.0 with the run's network and data."""
     rows = [row for row in published() if row.benchmark == run.benchmark and row.use == "seen"]
     own = run.network, run.data.sample_shape
     return [row for row in rows if (row.run.network, row.run.data.sample_shape) == own]
@@ -135,7 +136,7 @@ def _floor(run: Run, machine: Machine, batch: int, measure: Measure) -> Floor:
 
 
 def _operations(run: Run, machine: Machine, batch: int, measure: Measure) -> list[Operation]:
-    """The operations of a step, the longest first."""
+    """The operations of a step, the slowest first."""
     from mlhpc.common.pytorch.profile import fake_tensors  # needs PyTorch
 
     request = Request(batch, 1, passes=run.backward_passes, counted=True)
@@ -165,7 +166,7 @@ def _about(run: Run) -> str:
 
 
 def _evidence(machine: Machine, floors: Sequence[Floor]) -> str:
-    """What published results say of such a device."""
+    """A text that explains the times and says which published results of such a device they are from."""
     if not any(floor.predicted or floor.measured for floor in floors):
         return f"{machine.family}: no published result"
     return (
@@ -223,7 +224,7 @@ def _by_operation(floor: Floor, most: int | None = None) -> Table:
 
 
 def _figure(floors: Sequence[Floor]) -> Figure:
-    """The host's and the device's least time of a step, by local batch."""
+    """The host's and the device's minimum time per step, by local batch size."""
     colours = {"device": ACCENT[0], "host": SERIES[2][0], "host, one graph": SERIES[3][0]}
     rows = [
         {"x": str(floor.batch), "y": 1e3 * seconds, "part": part,

@@ -1,4 +1,4 @@
-"""Measured times of a step by layers of the network instead of modules of a framework."""
+"""Measured times of a step by layer of the network instead of by module of the framework."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,9 +14,9 @@ Direction = Literal["forward", "backward"]
 
 
 class LayerTime(NamedTuple):
-    """Seconds per step of one direction of some layers, which a framework may compute together. FLOPs and
-    ``bytes`` (lower limit) are those of a step's samples, ``weights`` the number of weight elements read or
-    written in each backward pass: 0 if no layer is known for the module."""
+    """Seconds per step in one direction for one layer, or for several that the framework computes together. FLOPs
+    and ``bytes`` (lower limit) are for a step's samples, ``weights`` the number of weights read or written in each
+    backward pass; all are 0 if no layer is known for the module."""
 
     name: str
     kind: str
@@ -28,8 +28,8 @@ class LayerTime(NamedTuple):
     weights: int = 0
 
     def efficiency(self, ceilings: Ceilings) -> float:
-        """The largest of the used shares of tensor cores, float32 units and memory bandwidth (Ibrahim et al. 2021,
-        section V-B), from the minimum computation and traffic. It is at most 1, although caches can save
+        """The utilisation of tensor cores, float32 units or memory bandwidth, whichever is highest (Ibrahim et al.
+        2021, section V-B), from the least computation and traffic. Limited to 1, because caches can save
         traffic."""
         if not self.seconds:
             return 0.0
@@ -42,8 +42,8 @@ class LayerTime(NamedTuple):
 
 
 class Bin(NamedTuple):
-    """Layers of a hardware efficiency of at least ``low``, below ``high``: their seconds, and the seconds at
-    full use of their most-used resource (time · efficiency)."""
+    """The layers with a hardware efficiency of at least ``low`` and below ``high``: their ``seconds``, and their
+    ``potential`` seconds at full use of their most-used resource (time · efficiency)."""
 
     low: float
     high: float
@@ -53,7 +53,7 @@ class Bin(NamedTuple):
 
 
 def by_part(profile: Profile) -> dict[str, float]:
-    """Seconds of a step by part, summed over all threads or streams, so that they exceed the step if operations
+    """Seconds of a step by part, summed over all threads or streams; their sum exceeds the step if operations
     overlap."""
     parts: dict[Part, float] = defaultdict(float)
     for work in profile.work:
@@ -74,8 +74,8 @@ def divided(seconds: float, waits: Mapping[str, float], operations: Mapping[str,
 
 
 def of_step(profile: Profile) -> dict[str, float]:
-    """``by_part`` as parts of the step under the profiler. Communication counts as a wait if the part of it that
-    computation does not hide was measured."""
+    """``by_part``, scaled so that the parts add up to the profiled step. Communication counts as a wait if the
+    part of it that computation does not hide was measured."""
     parts = by_part(profile)
     exposed = profile.exchange is not None and profile.exchange.exposed is not None
     waits = {name for name in ("input wait", "wait", *["communication"] * exposed) if name in parts}
@@ -99,11 +99,13 @@ def by_operation(profile: Profile) -> list[tuple[str, float, float]]:
 def by_layer(
     profile: Profile, network: Network, precision: Precision, called: Iterable[Work] = ()
 ) -> list[LayerTime]:
-    """Forward and backward seconds of the layers of ``network``, in its order, and of modules without weights.
+    """Forward and backward seconds of the layers of ``network``, in the network's order, and of modules without
+    weights.
 
-    The framework's modules with weights and the network's layers with parameters are the same, in the same order
-    (tests/numeric/perf/networks). Layers that modify the output of one of them in place are counted with it.
-    ``called``: work of a step of which ``profile`` has only a part, which modules it calls.
+    The framework's modules with weights correspond to the network's layers with parameters, in the same order
+    (tests/numeric/perf/networks). Layers that modify the output of such a layer in place are counted with it.
+    ``called``: the work of the whole step if ``profile`` has only a part of it; it determines which modules are
+    called.
     """
     layers = _with_followers(network)
     if len(layers) != len(profile.modules):
@@ -137,7 +139,7 @@ def by_layer(
 
 
 def histogram(times: Iterable[LayerTime], ceilings: Ceilings, bins: int = 10) -> list[Bin]:
-    """Ibrahim et al. 2021, figure 3, with layers instead of kernels."""
+    """Times by hardware efficiency as in figure 3 of Ibrahim et al. 2021, with layers instead of kernels."""
     counted = [(time, time.efficiency(ceilings)) for time in times]
     made = []
     for number in range(bins):
@@ -150,7 +152,7 @@ def histogram(times: Iterable[LayerTime], ceilings: Ceilings, bins: int = 10) ->
 
 
 def _with_followers(network: Network) -> list[list[Layer]]:
-    """The layers with parameters, each with the layers in place that follow it before any other."""
+    """The layers with parameters, each with the in-place layers that directly follow it."""
     groups: list[list[Layer]] = []
     open_ = False
     for layer in network:
@@ -165,8 +167,8 @@ def _with_followers(network: Network) -> list[list[Layer]]:
 
 
 def _layers_of(module: str, layers_of_module: dict[str, list[Layer]], measured: set[str]) -> list[Layer]:
-    """The layers of the module; for a module containing others, also those of inner modules that were never
-    called because it computes them itself."""
+    """The layers of ``module``, including those of inner modules that were never called because ``module``
+    computes them itself."""
     if module in layers_of_module:
         return layers_of_module[module]
     uncalled = (name for name in layers_of_module if name not in measured)
@@ -176,15 +178,15 @@ def _layers_of(module: str, layers_of_module: dict[str, list[Layer]], measured: 
 
 
 def _innermost(name: str, measured: set[str]) -> str:
-    """The closest module around ``name`` that was measured; empty for none."""
+    """The innermost measured module that contains ``name``; empty if there is none."""
     while name and name not in measured:
         name = name.rpartition(".")[0]
     return name
 
 
 def _common_start(names: list[str]) -> str:
-    """``entry 1.2`` of ``entry 1.2 depthwise`` and ``entry 1.2 pointwise``; the first if there is no common
-    part."""
+    """The common start of ``names``: ``entry 1.2`` for ``entry 1.2 depthwise`` and ``entry 1.2 pointwise``; the
+    first name if there is none."""
     alike = takewhile(lambda letters: len(set(letters)) == 1, zip(*names, strict=False))
     return "".join(letters[0] for letters in alike).strip(" .") or names[0]
 

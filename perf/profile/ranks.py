@@ -1,4 +1,4 @@
-"""Exchanges and input of the ranks of a profiled step (Farrell et al. 2021, figure 6, tables 8 and 9)."""
+"""Communication and input of each rank in a profiled step (Farrell et al. 2021, figure 6, tables 8 and 9)."""
 
 from collections.abc import Sequence
 

@@ -29,7 +29,7 @@ from mlhpc.perf.profile.ranks import (
 from mlhpc.quantities import bytes_text, count, four_digits, seconds_text, text_of
 
 _SIDE_BY_SIDE = 1.005
-"""Ratio of the time of all threads to that of the step above which operations overlapped, beyond rounding."""
+"""If the time of all threads exceeds the step by this factor, operations overlapped; less may be rounding."""
 LAYERS_PRINTED = 12
 OPERATIONS_PRINTED = 10
 WORDS = {
@@ -51,9 +51,9 @@ NOTE = (
 
 @dataclass(frozen=True)
 class Shown:
-    """The printed content of the profiles of all ``ranks``; times, parts and operations are those of rank 0.
-    ``bins`` are empty without ``ceilings``; ``elsewhere``: the reason if these belong to another machine, or
-    empty; ``counted`` by the hardware, if a file of counters was given.
+    """What is shown of the profiles of all ``ranks``; times, parts and operations are rank 0's. ``bins`` are empty
+    without ``ceilings``; ``elsewhere``: why these belong to another machine, or empty; ``counted``: the hardware's
+    counts, if a file of counters was passed.
     """
 
     run: Run
@@ -73,7 +73,7 @@ class Shown:
 
     @property
     def of_step(self) -> dict[str, float]:
-        """``parts`` of the step, which they add up to."""
+        """The parts of the step in seconds, which add up to the step."""
         return of_step(self.profile)
 
     @property
@@ -125,7 +125,7 @@ def by_kind(times: Sequence[LayerTime]) -> list[tuple[str, float, float]]:
 
 
 def efficiency_text(bins: Sequence[Bin]) -> str:
-    """The summary of figure 3 of Ibrahim et al. 2021: potential time over time."""
+    """The ratio of potential to measured time, the summary of figure 3 of Ibrahim et al. 2021, as text."""
     total, potential = sum(b.seconds for b in bins), sum(b.potential for b in bins)
     return f"{potential / total:.0%}" if total else "none"
 

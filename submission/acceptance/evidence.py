@@ -1,5 +1,5 @@
-"""The evidence of an acceptance test as one archive, and checking it: its files by the digest of their manifest,
-its figures by computing them again from the logs in it."""
+"""Writes the evidence of an acceptance test as one archive, and verifies such an archive: its files by their
+checksums in the manifest, its figures by computing them again from the logs in it."""
 
 import json
 import shutil
@@ -17,20 +17,20 @@ from mlhpc.submission.check.check import check_sets
 from mlhpc.submission.pack.archive import CHECKSUMS, NAME, aside, unpack, write_archive
 
 KEPT = frozenset({".txt", ".log", ".json", ".jsonl", ".toml"})
-"""Files of results that are evidence; checkpoints, pages and data are not."""
+"""Suffixes of the result files that are evidence; checkpoints, pages and data are not."""
 FIGURES = "acceptance.json"
 
 
 def accept(tender_file: Path, results: Path | None) -> Acceptance:
-    """The verdict on the tender, with the finished jobs below ``results``. Raises UserError."""
+    """The verdict on the tender, from the finished jobs below ``results``. Raises UserError."""
     tender, machine = read(tender_file)
     sets = list(check_sets(results)) if results else []
     return judge(tender, machine, sets, results or Path())
 
 
 def write(tender_file: Path, results: Path | None, out: Path) -> tuple[Acceptance, Path, str]:
-    """Like :func:`accept`, of copies of the files, which are written as an archive into ``out``; its path, and the
-    digest of its manifest. Raises UserError."""
+    """Like :func:`accept`, for copies of the files, which are written to ``out`` as an archive. Also returns the
+    archive's path and the digest of its manifest. Raises UserError."""
     name = tender_file.stem
     if not NAME.fullmatch(name):
         raise UserError(f"{tender_file}: name it with letters, digits, '-' and '_', as the archive will be")
@@ -56,7 +56,7 @@ def write(tender_file: Path, results: Path | None, out: Path) -> tuple[Acceptanc
 
 def verify(archive: Path, digest: str | None) -> Acceptance:
     """The verdict in ``archive``, computed again. Raises UserError if a file is damaged, if ``digest`` is not the
-    SHA-256 of the manifest, or if a figure is not that of the logs."""
+    manifest's SHA-256, or if a figure differs from the one computed from the logs."""
     with tempfile.TemporaryDirectory(prefix="mlhpc-") as folder:
         tree = unpack(archive, Path(folder))
         found = sha256(Path(folder) / f"{tree.name}{CHECKSUMS}")
@@ -75,7 +75,7 @@ def verify(archive: Path, digest: str | None) -> Acceptance:
 
 
 def _text(accepted: Acceptance) -> str:
-    """The figures to nine digits, which are the same on every machine."""
+    """The figures as JSON, rounded to nine digits so that they are the same on every machine."""
     text = json.dumps(finite(accepted.content))
     rounded = json.loads(text, parse_float=lambda digits: float(f"{float(digits):.9g}"))
     return json.dumps(rounded, indent=1) + "\n"

@@ -1,8 +1,9 @@
-"""Whether finished jobs are what a tender requires: ratios of times, and their weighted geometric mean.
+"""Judges whether finished jobs meet a tender's requirements, by ratios of times and their weighted geometric mean.
 
 The metric is NERSC's Scalable System Improvement (nersc.gov/research-and-development/apex/apex-benchmarks/ssi):
-the geometric mean, with weights w, of c · U · S of each job, where c is its capability factor, S = t_ref / t its
-speedup and U = (n_ref / n) · (N / N_ref) the ratio of utilizations: n nodes of N run it. S must be 1 or more.
+the geometric mean, with weights w, of c · U · S over all jobs, where c is a job's capability factor, S = t_ref / t
+its speedup and U = (n_ref / n) · (N / N_ref) the ratio of utilizations: the job runs on n of N nodes. S must be 1
+or more.
 """
 
 import math
@@ -34,7 +35,8 @@ COLUMNS = ("offered", "predicted", "measured")
 
 @dataclass(frozen=True)
 class Time:
-    """Seconds to train on ``nodes``. ``scaled``: the other size from which predictions have scaled them."""
+    """Time to train in ``seconds`` on ``nodes``. ``scaled``: the other size at which it was measured, if it was
+    scaled by the ratio of predictions; empty otherwise."""
 
     seconds: float
     nodes: int
@@ -44,9 +46,9 @@ class Time:
 
 @dataclass(frozen=True)
 class Judged:
-    """A job on ``nodes``. ``times`` and ``improvements`` (c · U · S) by column, where they are known; ``unknown``:
-    why a prediction is not. ``predicted_s``: with its interval. ``joules``: of a training. ``bandwidths``: those
-    required, and those of the machine, in bytes/s of a node. ``command``: what runs it."""
+    """A job on ``nodes``. ``times`` and ``improvements`` (c · U · S) by column, where known; ``unknown``: why
+    there is no prediction. ``predicted_s``: the prediction with its interval. ``joules``: energy of one training.
+    ``bandwidths``: required and offered, in bytes/s per node. ``command``: the command that runs the job."""
 
     name: str
     nodes: int
@@ -62,7 +64,8 @@ class Judged:
 
     @property
     def verdict(self) -> str:
-        """passes, fails, missing, or scaled: not measured at this size, so that it decides nothing."""
+        """One of "passes", "fails", "missing" and "scaled" (measured at another size only, which decides
+        nothing)."""
         measured = self.times.get("measured")
         if self.problems or measured is None:
             return "fails" if self.problems else "missing"
@@ -79,7 +82,7 @@ class Acceptance:
 
     @property
     def improvements(self) -> dict[str, float]:
-        """The metric by column, where all jobs with a reference have a time."""
+        """The metric for each column in which all jobs with a reference have a time."""
         weights = {name: job.weight for name, job in self.tender.jobs.items()}
         jobs = [(each.improvements, weights[each.name]) for each in self.jobs if each.reference]
         return {
@@ -90,7 +93,8 @@ class Acceptance:
 
     @property
     def status(self) -> int:
-        """0 accepted, 1 not accepted, 3 undecided: jobs are missing, or were measured at another size."""
+        """The exit status: 0 if accepted, 1 if not, 3 if undecided because jobs are missing or were measured at
+        another size."""
         required, reached = self.tender.required_improvement or 0.0, self.improvements.get("measured")
         verdicts = {judged.verdict for judged in self.jobs}
         if "fails" in verdicts or (reached is not None and reached < required):
@@ -99,7 +103,7 @@ class Acceptance:
 
     @property
     def content(self) -> dict[str, Any]:
-        """As JSON (docs/reference/json.md)."""
+        """The verdicts as JSON (docs/reference/json.md)."""
         return {
             "tender": self.tender.model_dump(mode="json"),
             "status": self.status,
@@ -109,14 +113,14 @@ class Acceptance:
 
 
 def geometric_mean(weighted: Iterable[tuple[float, float]]) -> float:
-    """Of pairs of a value above 0 and its weight."""
+    """The weighted geometric mean of pairs (value above 0, weight)."""
     values, weights = zip(*weighted, strict=True)
     return math.exp(fmean(map(math.log, values), weights))
 
 
 def judge(tender: Tender, machine: Machine, sets: Sequence[SetCheck], root: Path) -> Acceptance:
-    """The jobs of ``tender``, with the finished ones among ``sets``, which lie below ``root``. Raises UserError if
-    two sets are of one job."""
+    """Judge the jobs of ``tender`` by their finished runs among ``sets``, which lie below ``root``. Raises
+    UserError if two sets belong to one job."""
     jobs = tuple(_judged(tender, machine, name, sets, root) for name in tender.jobs)
     return Acceptance(tender, machine, jobs)
 
@@ -152,7 +156,7 @@ def _judged(tender: Tender, machine: Machine, name: str, sets: Sequence[SetCheck
 
 
 def predicted(machine: Machine, run: Run, nodes: int) -> Triple:
-    """Seconds to train with their interval. Raises UserError."""
+    """The predicted time to train in seconds, with its interval. Raises UserError."""
     total = Model(machine, run).at(nodes).total_s
     if total is None:
         raise UserError(f"no convergence of {run.benchmark}, preset {run.preset}, is published")
@@ -160,7 +164,7 @@ def predicted(machine: Machine, run: Run, nodes: int) -> Triple:
 
 
 def _scaled(time: Time, machine: Machine, measured: Run, run: Run, nodes: int) -> Time:
-    """``time`` of ``measured`` as of ``run`` on ``nodes``, by the ratio of the two predictions."""
+    """``time`` of the run ``measured``, scaled to ``run`` on ``nodes`` by the ratio of the two predictions."""
     batch = measured.hyperparameters.global_batch_size
     if time.nodes == nodes and batch == run.hyperparameters.global_batch_size:
         return time
@@ -169,7 +173,8 @@ def _scaled(time: Time, machine: Machine, measured: Run, run: Run, nodes: int) -
 
 
 def _reference(job: Job, run: Run) -> Time:
-    """Of the published set; scaled, if another size is wanted, to the batch of ``run`` too, staging in shards."""
+    """The published set's time. If the job asks for another number of nodes, it is scaled to that number and to
+    the batch size of ``run``, assuming staging.mode=shard."""
     row = job.published
     time = Time(row.total_s or 0.0, row.nodes, row.name)
     if job.reference_nodes is None:
@@ -180,7 +185,8 @@ def _reference(job: Job, run: Run) -> Time:
 
 
 def _of_job(job: Job, run: Run, nodes: int, sets: Sequence[SetCheck]) -> SetCheck | None:
-    """The finished set of time to solution that is nearest in size. Raises UserError if two are."""
+    """The job's finished time-to-solution set that is nearest in size. Raises UserError if two are equally
+    near."""
     distances: dict[float, list[SetCheck]] = {}
     for each in sets:
         of, size = each.results, _logged(each, "number_of_nodes")
@@ -201,7 +207,8 @@ def _logged(checked: SetCheck, key: str) -> int | None:
 
 
 def _measured(machine: Machine, run: Run, nodes: int, checked: SetCheck, root: Path) -> Time:
-    """Its score. Raises UserError if it has none, or none at this size."""
+    """The set's score as a time, scaled if its size differs. Raises UserError if it has no score or lacks its
+    size."""
     where = checked.results.path.relative_to(root).as_posix()
     if not isinstance(checked.score, Strong) or checked.score.minutes is None:
         raise UserError(f"{where}: no score: {checked.score.why}")
@@ -212,7 +219,7 @@ def _measured(machine: Machine, run: Run, nodes: int, checked: SetCheck, root: P
 
 
 def _against_tier(job: Job, run: Run, machine: Machine, checked: SetCheck) -> Iterable[str]:
-    """What the tier does not allow, or was not measured on this machine."""
+    """What violates the tier, or shows that the set was not measured on this machine or with these data."""
     if job.tier != "optimized" and not checked.passes:
         first = next(each for each in checked.findings if each.severity == "error")
         yield f"tier {job.tier}: the check {verdict(checked.findings)}; {first.rule}: {first.actual}"
@@ -226,7 +233,7 @@ def _against_tier(job: Job, run: Run, machine: Machine, checked: SetCheck) -> It
         yield f"target {target[0].value if target else 'not known'}, not {run.target.value}"
     for key, samples in facts.items():
         logged = _logged(checked, key)
-        if logged is None or abs(logged - samples) > 0.01 * samples:  # some log whole batches
+        if logged is None or abs(logged - samples) > 0.01 * samples:  # some submitters log whole batches only
             yield f"{key} {logged}, not {samples}"
 
 
@@ -247,8 +254,8 @@ def _against_requirements(job: Job, judged: Judged) -> Iterable[str]:
 
 
 def _bandwidths(machine: Machine, run: Run, nodes: int) -> dict[str, float | None]:
-    """Bytes/s of a node (Ibrahim et al. 2021, section VII): samples and memory traffic at the accelerators' peak,
-    files at the predicted rate, and what the machine has; None where that is not known."""
+    """Bytes/s per node (Ibrahim et al. 2021, section VII): required for samples and memory traffic at the
+    accelerators' peak and for files at the predicted rate, and offered by the machine; None where not known."""
     model, precision = Model(machine, run), run.training.precision
     peak, flops = machine.peak(precision)[0] * machine.per_node, model.network.training_flops
     link, shared = machine.get("links.host"), machine.get("storage.shared_read")
@@ -267,7 +274,7 @@ def _bandwidths(machine: Machine, run: Run, nodes: int) -> dict[str, float | Non
 
 
 def _command(job: Job, name: str, nodes: int, machine: Machine) -> str:
-    """What runs the job under Slurm."""
+    """The command that runs the job under Slurm."""
     batch = [f"hyperparameters.global_batch_size={job.batch}"] if job.batch else []
     words = "".join(f" --set '{setting}'" for setting in (*job.set, *batch))
     return (

@@ -1,4 +1,4 @@
-"""A tender, or an acceptance test, as one TOML file: jobs, what they are compared with, and what is required."""
+"""A tender or acceptance test as one TOML file: jobs, what they are compared with, and what is required."""
 
 from pathlib import Path
 from typing import Annotated, Literal, Self
@@ -22,8 +22,8 @@ TIERS: dict[Tier, str] = {
     "target are the preset's, and the set passes its check",
     "optimized": "anything that trains on the preset's data to its target, described in changes",
 }
-"""What each tier allows; ported and optimized after the tiers of NERSC-10 and OLCF-6 (olcf.ornl.gov/benchmarks,
-"OLCF-6 Benchmark Run Rules")."""
+"""What each tier allows; "ported" and "optimized" follow the tiers of NERSC-10 and OLCF-6
+(olcf.ornl.gov/benchmarks, "OLCF-6 Benchmark Run Rules")."""
 
 
 def _parsed(dimension: Dimension) -> BeforeValidator:
@@ -39,16 +39,17 @@ class _Table(BaseModel):
 
 
 class System(_Table):
-    """What is offered: ``nodes`` of ``machine``, one of the suite or a machine file beside the tender."""
+    """The system offered: ``nodes`` of ``machine``, the name of one of the suite's machines or a machine file next
+    to the tender."""
 
     machine: str
     nodes: Nodes
 
 
 class Job(_Table):
-    """A training: on ``nodes``, or a ``fraction`` of the system's. ``reference``: the name of a published set, of
-    another size if ``reference_nodes`` is given; ``offered``: the bidder's time to train. ``capability`` and
-    ``weight``: c and w of the metric."""
+    """A training on ``nodes``, or on a ``fraction`` of the system's nodes. ``reference``: the name of a published
+    set, whose time is scaled to ``reference_nodes`` if that is set; ``offered``: the time to train that the bidder
+    offers. ``capability`` and ``weight``: c and w of the metric."""
 
     benchmark: Name
     preset: Name = "closed"
@@ -79,13 +80,13 @@ class Job(_Table):
 
     @property
     def run(self) -> Run:
-        """Its run. Raises UserError."""
+        """The configuration of the job's run. Raises UserError."""
         run = load(self.benchmark, self.preset, self.set)
         return run if self.batch is None else with_batch(run, self.batch)
 
     @property
     def published(self) -> Published:
-        """The reference. Raises UserError if no set of time to solution has this name."""
+        """The reference set. Raises UserError if no published set with a time to solution has this name."""
         sets = {row.name: row for row in published() if row.benchmark == self.benchmark and row.total_s}
         if self.reference not in sets:
             why = did_you_mean(str(self.reference), sets)
@@ -94,7 +95,7 @@ class Job(_Table):
 
 
 class Tender(_Table):
-    """``reference_nodes``: of the whole reference system."""
+    """The whole file. ``reference_nodes``: number of nodes of the whole reference system."""
 
     title: Text
     reference_nodes: Nodes
@@ -103,12 +104,12 @@ class Tender(_Table):
     jobs: dict[Name, Job] = Field(min_length=1)
 
     def nodes_of(self, job: Job) -> int:
-        """Of ``job``: at least one."""
+        """Number of nodes that ``job`` runs on, at least one."""
         return job.nodes or max(1, round((job.fraction or 1.0) * self.system.nodes))
 
 
 def read(path: Path) -> tuple[Tender, Machine]:
-    """The tender in ``path`` and its machine. Raises UserError, with the line of the key."""
+    """The tender in ``path`` and its machine. Raises UserError that names the line of the invalid key."""
     text, tables = read_toml(path, "pass a tender (docs/guide/acceptance.md)")
     try:
         tender = Tender.model_validate(tables)

@@ -23,10 +23,10 @@ from mlhpc.submission.score.set_score import compare_set, division_of, has_own_t
 
 @dataclass(frozen=True)
 class SetCheck:
-    """A set and its findings. ``rules``: its own (``rulesets.rules_of``), which need not exist; ``complying``:
-    number of its logs that pass the official compliance checker under these rules, None without rules;
-    ``excused``: number of logs that fail only on the official target, which the preset does not have; ``copy_of``:
-    an earlier set with the same logs."""
+    """A set and its findings. ``rules``: the set's rules (``rulesets.rules_of``), which need not exist;
+    ``complying``: number of its logs that pass the official compliance checker under these rules, None without
+    rules; ``excused``: number of logs that fail only on the official target, which the preset does not have;
+    ``copy_of``: an earlier set with the same logs."""
 
     results: ResultSet
     rules: str
@@ -45,11 +45,11 @@ class SetCheck:
 def check(path: Path, ruleset: str | None = None) -> list[Finding]:
     """The findings on everything at ``path``: a log, a run, a campaign, a submission tree.
 
-    ``ruleset``: the version of the HPC or training rules, None for the set's own (``rulesets.rules_of``).
-    Nothing is written. ``passes(findings)`` is the verdict.
+    ``ruleset``: the version of the HPC or training rules; None: each set's own rules apply
+    (``rulesets.rules_of``). Nothing is written. ``passes(findings)`` is the verdict.
 
     Raises:
-        UserError: there is no run at ``path``, or no such ruleset.
+        UserError: there is no run at ``path``, or ``ruleset`` does not exist.
     """
     return [f for checked in check_sets(path, ruleset) for f in checked.findings]
 
@@ -76,14 +76,14 @@ def check_sets(path: Path, ruleset: str | None = None) -> Iterator[SetCheck]:
 
 def check_set(results: ResultSet, ruleset: str | None = None) -> SetCheck:
     """The findings on one set: on every run, on the set, and those of the official checkers for sets. Every log is
-    checked under the rules of the set, whatever rules the log names."""
+    checked under the set's rules, regardless of the rules named in the log."""
     rules = rules_of(results.benchmark, ruleset, None if results.runs else results.path)
     score = score_set(results)
     is_single = not results.is_tree and (results.path.is_file() or results.runs == (results.path,))
     missed = {run.path for run in score.runs if not run.converged and run.readable}
     one_may_miss = (
         isinstance(score, Strong) and score.minutes is not None
-    )  # then at most one run missed the target
+    )  # true if at most one run missed the target
     findings, complying, excused, without_lines = list(results.problems), 0, 0, 0
     with progress(len(results.log_paths), "checking", "logs", show=len(results.log_paths) > 20) as advance:
         for path, official, log_findings in _run_by_run(results, rules, is_single):
@@ -97,11 +97,11 @@ def check_set(results: ResultSet, ruleset: str | None = None) -> SetCheck:
             advance(1)
     if (
         not is_single and not 0 < len(results.log_paths) == without_lines
-    ):  # nothing more can be said of such logs
+    ):  # such logs cannot be checked further
         findings += _pruned_findings(results, rules)
         findings += set_findings(results, score)
         if not exist(rules):
-            pass  # the official tools cannot be run
+            pass  # the official tools cannot run without rules
         elif results.system_json is not None and results.log_paths:
             findings += package_findings(results, rules)
         elif division_of(results) == "closed" and not has_own_target(results):
@@ -119,13 +119,14 @@ def check_set(results: ResultSet, ruleset: str | None = None) -> SetCheck:
 
 
 def complies(official: Sequence[Finding]) -> bool:
-    """Whether the official compliance checker passes a log on which it has these findings."""
+    """Whether a log with these findings of the official compliance checker complies."""
     return all(finding.severity == "warning" for finding in official)
 
 
 def _pruned_findings(results: ResultSet, rules: str) -> Iterator[Finding]:
-    """Pruned logs do not count and "should" comply (MLPerf HPC training rules 3.0, Throughput). Since
-    package_checker does not read them and a killed instance has no run_stop, their findings are only warnings."""
+    """Findings on pruned logs, which do not count and "should" comply (MLPerf HPC training rules 3.0, Throughput).
+    Since package_checker does not read them and a killed instance has no run_stop, their findings are only
+    warnings."""
     for path in results.pruned_paths:
         log = parse(path)
         for finding in (*official_findings(log, rules), *log_rules(log)):
@@ -135,7 +136,7 @@ def _pruned_findings(results: ResultSet, rules: str) -> Iterator[Finding]:
 def _run_by_run(
     results: ResultSet, rules: str, is_single: bool
 ) -> Iterator[tuple[Path, list[Finding], list[Finding]]]:
-    """Every log with the findings of the official checker on it, and the other findings on it and its run
+    """For every log, the findings of the official checker, and the other findings on the log and its run
     folder."""
     for path in results.runs:
         prefix = "" if is_single else f"{path.name}/"
@@ -183,7 +184,7 @@ _OF_A_MISS = frozenset({"eval_error", "eval_accuracy", "run_stop", "status", "ta
 
 
 def _tolerated(finding: Finding) -> Finding:
-    """A finding on the one run that may miss the target: expected if it follows from missing it."""
+    """A finding on the one run that may miss the target; it is marked as expected if it follows from the miss."""
     if finding.severity != "error" or finding.rule.rpartition("/")[2] not in _OF_A_MISS:
         return finding
     why = f"expected for one run per set, which counts as the slowest. Otherwise: {finding.remedy}"
@@ -191,7 +192,7 @@ def _tolerated(finding: Finding) -> Finding:
 
 
 def _convergence(results: ResultSet, score: Strong | Weak, rules: str) -> Iterator[Finding]:
-    """This suite's comparison with the reference, in addition to that of package_checker."""
+    """Findings of this suite's own comparison with the reference, in addition to package_checker's."""
     comparison = compare_set(results, score, rules)
     if comparison is None or comparison.passes or not comparison.applies:
         return
@@ -206,14 +207,14 @@ def _convergence(results: ResultSet, score: Strong | Weak, rules: str) -> Iterat
 
 
 def check_run(run: RunDirectory, ruleset: str | None = None, metric: Metric = "strong") -> list[Finding]:
-    """Like :func:`check`, for a run folder already read. Instances of the throughput metric ("weak") may
-    share data staged by one of them while all their clocks ran."""
+    """Like :func:`check`, for a run folder that was already read. Instances of the throughput metric ("weak") may
+    share data that one of them staged while the clocks of all were running."""
     official, other = _of_run(run, rules_of_run(run, ruleset), metric)
     return [*official, *other]
 
 
 def _of_run(run: RunDirectory, rules: str, metric: Metric) -> tuple[list[Finding], list[Finding]]:
-    """The findings of the official checker on a run folder, and the other ones."""
+    """The findings of the official checker on a run folder, and all other findings on it."""
     if not run.log:
         return [], list(run_rules(run, rules, metric))
     official = [_excused(f, run.result) for f in official_findings(run.log, rules)]

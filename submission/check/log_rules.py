@@ -1,5 +1,5 @@
-"""Rules for a log beyond those of the official checker, one function each. Init time, order of records and
-required keys are the official checker's."""
+"""Rules for a log beyond those of the official checker, one function each. Init time, the order of records and
+required keys are left to the official checker."""
 
 import math
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from mlhpc.record.mllog import Log
 
 
 def log_rules(log: Log) -> Iterator[Finding]:
-    """Findings on any log, of this suite or not."""
+    """Findings on any log, whether of this suite or not."""
     for rule in (
         _one_run, _positive_time, _readable_times, _steady_clock, _one_seed, _unique_keys, _staging_pairs,
         _staging_inside_run, _not_a_study, _not_emulated, _untrained_at_start, _on_whole_samples,
@@ -94,7 +94,7 @@ def _staging_pairs(log: Log) -> Iterator[Finding]:
 
 
 def _staging_inside_run(log: Log) -> Iterator[Finding]:
-    """Staging before run_start depends on the ruleset: 3.0.0 allows it."""
+    """Findings on staging before run_start, which only ruleset 3.0.0 allows."""
     for staging in log.staging:
         if log.run and staging.stop_ms > log.run.stop_ms:
             actual = f"it ends {(staging.stop_ms - log.run.stop_ms) / 1e3:.3f} s after it"

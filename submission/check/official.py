@@ -1,9 +1,9 @@
 """The official checkers (mlperf-logging 4.1.68), with their messages converted to findings.
 
-They are called through their Python API, under a guard (``official_guard.py``), and never in the user's folders:
+They are called through their Python API, under a guard (``official_guard.py``), and never on the user's folders:
 the command lines write their logs into the working directory, package_checker always exits with status 0, and the
 RCP checker, package_checker and result_summarizer write ``scaling.json`` into the folders they read. Those three
-get a copy.
+work on a copy.
 """
 
 import json
@@ -39,16 +39,16 @@ from mlhpc.submission.result_set import BYPASS, PRUNED, SCALING, ResultSet
 __all__ = ["official_findings", "package_findings", "rcp_verdict", "seed_findings", "summary", "target_in"]
 
 LONGEST = 10_000
-"""Bytes of an MLLOG line that the official parser reads in 0.1 s. Its time grows with the square of the length
-(100,000 bytes take 6 to 10 s), so logs with longer lines are not passed to it."""
+"""Length in bytes of an MLLOG line that takes the official parser 0.1 s. Its time grows with the square of the
+length (100,000 bytes take 6 to 10 s), so logs with longer lines are not passed to it."""
 MOST_PARSING = 50_000_000_000
-"""Sum of the squared lengths of a log's MLLOG lines that the official parser reads in a minute, like a
-million lines of 220 bytes."""
+"""Sum of the squared lengths of MLLOG lines that the official parser reads in a minute, such as a million lines of
+220 bytes."""
 
 
 def official_findings(log: Log, rules: str) -> list[Finding]:
-    """The findings of the official compliance checker on ``log`` under ``rules`` (``hpc_2.0.0``); its verdict is
-    SUCCESS if and only if all of them are warnings."""
+    """The findings of the official compliance checker on ``log`` under ``rules`` (``hpc_2.0.0``); the checker's
+    verdict is SUCCESS if and only if all of them are warnings."""
     if not exist(rules):
         return [no_rules(log, rules)]
     usage, version = rules.split("_")
@@ -63,10 +63,10 @@ def official_findings(log: Log, rules: str) -> list[Finding]:
             checker.check_loglines(lines, f"{rules}/common.yaml")
         except (
             Exception
-        ) as error:  # it evaluates its rules on the log's values, so it may raise any exception
+        ) as error:  # the checker evaluates expressions on the log's values, so it may raise any exception
             crash = error
     findings = list(checker_findings(checker, log, rules, unreadable=bool(unreadable)))
-    if crash is None and not lines and not unreadable:  # that all records are missing would follow
+    if crash is None and not lines and not unreadable:  # else all records would be missing
         findings = [finding for finding in findings if finding.rule == f"{rules}/log"] or findings
     if crash is not None:
         findings.append(crash_finding(crash, log, rules))
@@ -116,7 +116,7 @@ def package_findings(results: ResultSet, rules: str) -> list[Finding]:
 
 
 def _scaling(folder: Path) -> Any:
-    """The official tools' factor of the score in a folder of results; a text if it is damaged."""
+    """The score's factor that the official tools wrote into a folder of results; a text if the file is damaged."""
     try:
         factor = read_object(folder / SCALING)["scaling_factor"]
     except FileNotFoundError:

@@ -3,8 +3,8 @@
 mlperf-logging 4.1.68 puts values of a log (division, benchmark, optimizer) into the name of the next rule file,
 ``hpc_2.0.0/{division}_common.yaml``, and executes the code in that file. An untrusted log could name any file this
 way, or a rule file that includes itself endlessly. package_checker and result_summarizer use the same checker, so
-one guard around all of them is enough. It also caches the parsed rule files: the checker parses four or five for
-each log, which takes three quarters of a check's time.
+one guard around all of them is enough. The guard also caches the parsed rule files: the checker parses four or
+five for each log, which takes three quarters of a check's time.
 """
 
 import io
@@ -26,7 +26,7 @@ package's folder."""
 MOST_RULE_FILES = 64
 """Maximum number of rule files per log. A log needs four or five, and one more for each repeated record."""
 
-_YAML = mlp_compliance.yaml  # the parser that it uses
+_YAML = mlp_compliance.yaml  # the parser that the checker uses
 
 
 class RuleFileRefused(Exception):
@@ -39,7 +39,7 @@ def guarded() -> Iterator[list[logging.LogRecord]]:
 
     A refused rule file raises RuleFileRefused through the tool that requested it.
     """
-    mlp_compliance.enqueued_configs.clear()  # a module global, not cleared when an earlier check crashed
+    mlp_compliance.enqueued_configs.clear()  # a global, still set if an earlier check crashed
     try:
         with _own_rule_files_only(), _parsed_once(), _captured() as messages:
             yield messages
@@ -54,7 +54,7 @@ def _own_rule_files_only() -> Iterator[None]:
     folder = os.path.dirname(os.path.abspath(mlp_compliance.__file__))
 
     def configured_checks(self: Any, loglines: Any, config_file: str) -> None:
-        """The only place where mlperf-logging opens a rule file; there is one checker per log."""
+        """Replaces the only method in which mlperf-logging opens a rule file; there is one checker per log."""
         name = config_file.removeprefix(folder + os.sep)
         if not RULE_FILE.fullmatch(name):
             raise RuleFileRefused(f"it requests the rule file {name!r}, which does not belong to the checker")
@@ -72,7 +72,7 @@ def _own_rule_files_only() -> Iterator[None]:
 
 @contextmanager
 def _parsed_once() -> Iterator[None]:
-    """The checker calls ``yaml.load`` only, and does not modify the result."""
+    """Parse each rule file once: the checker only calls ``yaml.load``, and does not modify the result."""
     mlp_compliance.yaml = SimpleNamespace(load=lambda file, Loader: _rules(file.name), BaseLoader=None)
     try:
         yield
@@ -82,7 +82,7 @@ def _parsed_once() -> Iterator[None]:
 
 @cache
 def _rules(path: str) -> Any:
-    """The content of a rule file, every value a text."""
+    """The content of a rule file, with every value as text."""
     with open(path, encoding="utf-8") as file:
         return _YAML.load(file, Loader=_YAML.BaseLoader)
 

@@ -76,7 +76,7 @@ def too_long(log: Log, rules: str, longest: int) -> Finding:
 
 
 def no_rules(log: Log, rules: str) -> Finding:
-    """The official checker was not run: MLPerf has no such benchmark, or the checker none of these ``rules``."""
+    """The official checker was not run: MLPerf has no such benchmark, or the checker lacks these ``rules``."""
     benchmark = str(log.value("submission_benchmark"))
     if not rules:
         remedy = "MLPerf has no rules for it: only the checks of this suite were run"
@@ -240,7 +240,7 @@ def why_it_stopped(error: BaseException) -> str:
 
 
 def _messages(message: str, level: int) -> list[str]:
-    """The messages of an error, one per line; of warnings only those about the set, not about a log."""
+    """The lines of an error message; of a warning, only lines about the set, not about a log."""
     if level < logging.ERROR:
         return [message] if "accepting this under olympic scoring" in message else []
     return (
@@ -296,5 +296,5 @@ def _package_finding(message: str, where: str) -> Finding | None:
 
 
 def _log_name(path: str, where: str) -> str:
-    """The user's path of the log: the tools used a copy of the set."""
+    """The log's path in the user's folder; the tools worked on a copy of the set."""
     return Path(path).name if where else path

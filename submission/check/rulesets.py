@@ -9,7 +9,8 @@ from mlhpc.record.run_directory import RunDirectory
 HPC = ("1.0.0", "2.0.0", "3.0.0")
 """The HPC rulesets in mlperf-logging 4.1.68. There is none for round 0.7."""
 TRAINING = ("0.6.0", "0.7.0", "1.0.0", "1.1.0", "2.0.0", "2.1.0", "3.0.0", "3.1.0", "4.0.0")
-"""Its training rulesets that have ResNet-50. There is none for round 0.5, and later ones have no ResNet-50."""
+"""The training rulesets in mlperf-logging 4.1.68 that have ResNet-50. There is none for round 0.5, and later
+rulesets lack ResNet-50."""
 RULESETS = tuple(sorted({*HPC, *TRAINING}))
 _ROUND = re.compile(r"(?:(hpc|training)_results_)?v(\d+\.\d+)")
 """Names of the repositories and folders of a published round."""
@@ -19,9 +20,9 @@ def rules_of(benchmark: str, ruleset: str | None = None, path: Path | None = Non
     """The rules of a benchmark by the name in its logs: ``hpc_2.0.0``, ``training_4.0.0``; "" if MLPerf has no
     rules for it. They need not ``exist``.
 
-    The version is the requested ``ruleset``; without one, that of the round whose folder contains ``path``
-    (``training_results_v0.7/<org>/results/…``); without a round HPC 2.0.0, the last that times staging, or the
-    benchmark's last training ruleset.
+    The version is the requested ``ruleset``. Otherwise, it is that of the round whose folder contains ``path``
+    (``training_results_v0.7/<org>/results/…``) or, outside such a folder, HPC 2.0.0, the last that times staging,
+    or the benchmark's last training ruleset.
     """
     entry = registry.find_logged(benchmark)
     if entry is not None and entry.mlperf_name is None:
@@ -34,13 +35,13 @@ def rules_of(benchmark: str, ruleset: str | None = None, path: Path | None = Non
 
 
 def rules_of_run(run: RunDirectory, ruleset: str | None = None) -> str:
-    """The rules that a run folder by itself is checked against: those of the benchmark in its log."""
+    """The rules that a single run folder is checked against: those of the benchmark in its log."""
     logged = run.log.value("submission_benchmark") if run.log else None
     return rules_of(str(logged or registry.logged_name(run.benchmark)), ruleset)
 
 
 def exist(rules: str) -> bool:
-    """Whether the official tools have ``rules``. Without them nothing can pass."""
+    """Whether the official tools have ``rules``. If not, nothing can pass."""
     usage, _, ruleset = rules.partition("_")
     return ruleset in {"hpc": HPC, "training": TRAINING}.get(usage, ())
 
@@ -55,8 +56,8 @@ def without_rules(benchmark: str, rules: str) -> str:
 
 
 def _round(path: Path) -> tuple[str | None, str | None]:
-    """Usage, if it is in the name, and ruleset of the round in whose folder ``<round>/<org>/results/…`` the path
-    lies; round 0.5 has more levels in between."""
+    """Usage (hpc or training; None if the folder's name lacks it) and ruleset of the round whose folder contains
+    ``path`` (``<round>/<org>/results/…``); round 0.5 has more levels in between."""
     parts = path.absolute().parts
     for position in range(len(parts) - 1, 1, -1):
         if parts[position] == "results" and (named := _ROUND.fullmatch(parts[position - 2])):

@@ -67,7 +67,8 @@ def _result_rules(result: Result) -> Iterator[Finding]:
 
 def _staged_inside(result: Result, rules: str, metric: Metric) -> Iterator[Finding]:
     """Up to round 2.0 the data is initially on the shared file system and copying it to the node is timed
-    (MLPerf HPC training rules); files left in the target by an earlier run were not copied inside the clock."""
+    (MLPerf HPC training rules); files that an earlier run left in the target were not copied while the clock
+    ran."""
     if result.staging is None or rules == "hpc_3.0.0":
         return
     before = result.staging.kept - (result.staging.shared if metric == "weak" else 0)
@@ -139,8 +140,8 @@ def _result_against_config(result: Result, config: Run) -> Iterator[Finding]:
 
 
 def _division(config: Run) -> Iterator[Finding]:
-    """Closed means the reference's data, network and target (MLPerf HPC training rules, section 5): those of
-    the preset ``closed`` of the benchmark."""
+    """The closed division requires the reference's data, network and target (MLPerf HPC training rules, section
+    5), which are those of the benchmark's preset ``closed``."""
     if config.division != "closed":
         return
     try:

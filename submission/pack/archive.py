@@ -26,7 +26,7 @@ BLOCK = 2**20
 MOST_PARTS = 20
 """Maximum number of parts of a path; a submission has seven. Deeper trees could not be removed again."""
 LARGEST_READ = 16 * 2**20
-"""Maximum bytes of one read by tarfile, for headers; files are read in blocks."""
+"""Maximum bytes that tarfile reads at once for headers; files are read in blocks."""
 MOST_EXPANSION = 200
 """Maximum compression ratio of an archive, beyond ``FREE_EXPANSION``. Logs compress 10 to 60 times."""
 FREE_EXPANSION = 256 * 2**20
@@ -91,7 +91,7 @@ def unpack(archive: Path, to: Path) -> Path:
                 bounded = _Bounded(stream, archive)
                 with tarfile.open(fileobj=bounded, mode="r:") as tar:
                     org = _extract(tar, archive, part)
-                while bounded.read(BLOCK):  # to the end, where gzip stores its checksum
+                while bounded.read(BLOCK):  # read to the end, where gzip stores its checksum
                     pass
             for name in (org, f"{org}{CHECKSUMS}"):
                 if (to / name).exists():

@@ -1,8 +1,8 @@
-"""The content of ``benchmarks/<benchmark>/implementations`` in a submission: this suite's sources, and for the
+"""The content of ``benchmarks/<benchmark>/implementations`` in a submission: this suite's sources, and for each
 system a README and three scripts that reproduce the results.
 
-Names of the files: MLPerf submission rules, "Directory structure", Training. Values from a run folder,
-which is untrusted, are quoted in scripts.
+The files' names are those of the MLPerf submission rules, "Directory structure", Training. Values from run
+folders, which are untrusted, are quoted in scripts.
 """
 
 import importlib.metadata
@@ -20,7 +20,7 @@ from mlhpc.benchmarks.load import dumps
 from mlhpc.record.run_directory import RunDirectory
 
 LEFT_OUT = ("tests", "build", "dist")
-"""Folders of a checkout not needed by runs, in addition to hidden ones."""
+"""Folders of a checkout, besides hidden ones, that runs do not need."""
 
 
 def name() -> str:
@@ -36,7 +36,7 @@ def copy_sources(to: Path) -> None:
     top, sources = package.parents[package.parent.name == "src"], Path()
     if (top / "setup.cfg").is_file():
         files = _in_git(top) or _below(top)
-        sources = Path("src")  # with the folders that a checkout only links to
+        sources = Path("src")  # including folders to which the checkout only has links
     else:
         top = package.parent
         files = [p for p in _below(top, package.name)]
@@ -51,7 +51,7 @@ def copy_sources(to: Path) -> None:
         else:
             target = to / file
         target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(top / file, target)  # with its mode: scripts stay executable
+        shutil.copy(top / file, target)  # keeps the mode, so that scripts stay executable
 
 
 def _is_left_out(file: Path) -> bool:
@@ -59,7 +59,7 @@ def _is_left_out(file: Path) -> bool:
 
 
 def _is_built(file: Path) -> bool:
-    """Build products of Python and the compiler, specific to this machine."""
+    """Whether ``file`` was built by Python or the compiler for this machine."""
     return "__pycache__" in file.parts or file.suffix == ".so"
 
 
@@ -94,7 +94,7 @@ setup(ext_modules=[decoders, checksums, gradients])
 
 
 def _write_project(to: Path) -> None:
-    """pyproject.toml and constraints.txt for a package that was installed from a wheel, from its metadata."""
+    """Write pyproject.toml and constraints.txt from the metadata of a package that was installed from a wheel."""
     distribution = importlib.metadata.distribution("mlhpc")
     common: list[str] = []
     extras: dict[str, list[str]] = {}
@@ -107,7 +107,7 @@ def _write_project(to: Path) -> None:
             common.append(requirement)
     scripts = {e.name: e.value for e in distribution.entry_points if e.group == "console_scripts"}
     to.mkdir(parents=True)
-    # Strings and lists of JSON are strings and lists of TOML.
+    # JSON's strings and lists are valid TOML.
     lines = [
         "[build-system]", 'requires = ["setuptools"]', 'build-backend = "setuptools.build_meta"', "",
         "[project]", 'name = "mlhpc"', f"version = {json.dumps(distribution.version)}",

@@ -20,7 +20,7 @@ from mlhpc.common.files.untrusted import printable
 
 _VALUE = r"[^\s\"'$<{(\[]"
 _WITH_DIGIT = rf"(?={_VALUE}{{0,200}}\d)"
-# Not what stands for a password in code and in examples.
+# Placeholders for a password in code and examples do not count.
 _REAL = (
     r"(?!(?i:none|null|true|false|required|optional|password|passwd|your|example|change|redacted|secret\b"
     r"|x{3}|\*{2}))"
@@ -76,7 +76,7 @@ SECRETS = {
 PEOPLE = {
     "e-mail address": r"(?<![\w.+-])[\w.+-]{1,64}@(?:[\w-]{1,63}\.){1,8}[a-z]{2,24}\b",
     "user name in a path": r"(?<![\w.])/(?:home|users|Users|global/homes/\w|u)/[A-Za-z_][\w.-]{0,60}"
-    # One component alone may be a data set.
+    # A path of one component may be a data set.
     r"|(?<![\w.])/(?:scratch|gscratch|cscratch|gpfs|lustre|beegfs|ceph)\w{0,12}(?:/[A-Za-z_][\w.-]{0,60}){2}",
     "private address": r"(?:(?<=[\s\"'(\[@,])|(?<=//)|^)(?:10\.\d{1,3}|192\.168|172\.(?:1[6-9]|2\d|3[01]))"
     r"(?:\.\d{1,3}){2}(?![\w.-])",
@@ -89,15 +89,15 @@ SECRET_FILES = re.compile(
 COMMON = frozenset(
     {"localhost", "root", "user", "users", "admin", "nobody", "ubuntu", "node", "host", "local"}
 )
-"""Names that do not identify a person."""
+"""User and host names that identify nobody."""
 LONGEST = 8192
-"""Characters of a line searched at a time; longer lines are searched in overlapping pieces."""
+"""Number of characters searched at a time; longer lines are searched in overlapping pieces."""
 OVERLAP = 1024
 _SECRETS = [(kind, re.compile(pattern)) for kind, pattern in SECRETS.items()]
 _PEOPLE = [(kind, re.compile(pattern)) for kind, pattern in PEOPLE.items()]
 _INVISIBLE = re.compile("[\u00ad\u200b-\u200f\u2060-\u2064\ufeff]")
 MOST_UNPACKED = 64 * 2**20
-"""Bytes of a compressed file that are searched."""
+"""Number of bytes of a compressed file that are searched, after decompression."""
 _WORD = re.compile(r"[\w.-]+")
 
 
@@ -111,8 +111,8 @@ class Names:
 
 def leaks(root: Path, names: Names) -> list[Finding]:
     """One finding for every secret or name in the files below ``root`` and in their names, with the first place
-    and the number of others. The names of hosts and users are not searched in Python files, where ``n0`` is a
-    variable; binary files are searched for secrets only."""
+    and the number of others. Python files are not searched for names of hosts and users, because ``n0`` may be a
+    variable there; binary files are searched for secrets only."""
     places: dict[tuple[str, str], list[str]] = {}
     for path in sorted(p for p in root.rglob("*") if p.is_file()):
         name = path.relative_to(root).as_posix()
@@ -129,9 +129,9 @@ def leaks(root: Path, names: Names) -> list[Finding]:
 
 
 def _text(data: bytes) -> tuple[str, bool]:
-    """The text of a file, and whether it is a text file. For a binary file its ASCII characters, so that a secret
-    in UTF-16 without a byte order mark is found too."""
-    if data.startswith(b"\x1f\x8b"):  # compressed: what is behind the first part is not searched
+    """The text of a file, and whether it is a text file. The text of a binary file is the file without zero bytes,
+    so that a secret in UTF-16 without a byte order mark is found, too."""
+    if data.startswith(b"\x1f\x8b"):  # gzip; only the beginning is searched
         with suppress(OSError, EOFError, zlib.error), gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
             return _text(file.read(MOST_UNPACKED).removeprefix(b"\x1f\x8b"))
     if data.startswith((codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)):
@@ -144,7 +144,7 @@ def _text(data: bytes) -> tuple[str, bool]:
 
 
 def _matches(line: str, names: Names, *, is_text: bool) -> set[tuple[str, str]]:
-    """Kind and text of the secrets and names in a line."""
+    """Pairs (kind, text) of the secrets and names in a line."""
     return {match for piece in pieces(line) for match in _in_piece(piece, names, is_text)}
 
 

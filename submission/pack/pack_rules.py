@@ -41,7 +41,7 @@ def _spatial(fields: dict[str, Any], path: Path, sets: Sequence[ResultSet]) -> I
 def about_system(
     fields: dict[str, Any], path: Path, org: str, sets: Sequence[ResultSet]
 ) -> Iterator[Finding]:
-    """Fields missing in the description, and differences between it and the logs."""
+    """Findings on missing fields of the description, and on differences between it and the logs."""
 
     def finding(severity: Severity, expected: str, actual: str, remedy: str) -> Finding:
         return Finding("pack/system", severity, path.name, expected, actual, remedy)
@@ -77,7 +77,8 @@ def about_system(
 
 
 def one_configuration(results: ResultSet) -> Iterator[Finding]:
-    """A set has one ``config.toml``. The check of the set compares the settings in the logs."""
+    """All runs of a set must have the same ``config.toml``. The check of the set compares the settings in the
+    logs."""
     configured = [(run.path, run.config) for run in runs_of(results) if run.config]
     for path, config in configured[1:]:
         if other := _first_difference(configured[0][1].model_dump(), config.model_dump()):
@@ -87,7 +88,7 @@ def one_configuration(results: ResultSet) -> Iterator[Finding]:
 
 
 def one_data_format(results: ResultSet) -> Iterator[Finding]:
-    """The runs of a set must read data in the same format; a lossy one is reported to the reviewer."""
+    """The runs of a set must read data in the same format; a lossy format is reported to the reviewer."""
     formats = {str(run.result.data) for run in runs_of(results) if run.result and run.result.data}
     if len(formats) > 1:
         remedy = "all runs of a score must read the same data set: pack the others separately"
@@ -101,8 +102,8 @@ def one_data_format(results: ResultSet) -> Iterator[Finding]:
 
 
 def own_target(results: ResultSet) -> Iterator[Finding]:
-    """A submission has the official target; for some benchmarks the official checker does not require it in the
-    open division."""
+    """A submission must have the official target, which the official checker does not require in the open division
+    of some benchmarks."""
     rules = score_rules(results.benchmark)
     if has_own_target(results) and results.target and rules:
         official = rules[0]
@@ -120,7 +121,7 @@ def _first_difference(first: dict[str, Any], second: dict[str, Any]) -> str:
 
 
 def about_sources(sets: Sequence[ResultSet]) -> Iterator[Finding]:
-    """The packed sources must be those of the runs."""
+    """The packed sources must be the ones that the runs used."""
     packed = commit()
     envs = [run.env for results in sets for run in runs_of(results)]
     commits = sorted({str(env.commit) for env in envs})
@@ -142,7 +143,7 @@ def about_sources(sets: Sequence[ResultSet]) -> Iterator[Finding]:
 
 
 def merged(findings: Sequence[Finding]) -> list[Finding]:
-    """Findings that several runs share, reported once, for the first of them."""
+    """The findings, with those that several runs share reported only once, for the first run."""
     places: dict[Finding, list[str]] = {}
     for finding in findings:
         places.setdefault(replace(finding, where=""), []).append(finding.where)

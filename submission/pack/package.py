@@ -49,13 +49,14 @@ from mlhpc.submission.score.set_score import has_own_target, score_set
 from mlhpc.submission.system.description import read
 
 LONGEST_NAME = 120
-"""Maximum bytes of a name that becomes a folder's and part of a file's; file systems allow 255."""
+"""Maximum bytes of a name that becomes the name of a folder and part of a file name; file systems allow 255."""
 
 
 @dataclass(frozen=True)
 class Packed:
-    """``archive`` and ``tree`` are None when there were errors. ``sets``: one line for each set
-    of results, with its score. ``rules``: those of the official checkers, such as ``hpc_2.0.0``."""
+    """The result of packing. ``archive`` and ``tree`` are None if there were errors. ``sets``: one line for each
+    set of results, with its score. ``rules``: the rules that the official checkers applied, such as
+    ``hpc_2.0.0``."""
 
     tree: Path | None
     archive: Path | None
@@ -77,9 +78,9 @@ def pack(
 ) -> Packed:
     """Pack ``paths`` (run folders, campaigns, logs) as ``out/<org>`` and ``out/<org>.tar.gz``.
 
-    Instances of the throughput metric are the runs in ``weak`` and those of throughput campaigns. Of these, the
-    ones in ``prune`` and all but the first with the same seed go to ``pruned_results``. Those that did not
-    converge are left out, since pruned logs must comply (MLPerf HPC training rules 3.0, "Throughput"). On
+    Instances of the throughput metric are the runs in ``weak`` and those of throughput campaigns. The ones in
+    ``prune``, and all but the first with the same seed, go to ``pruned_results``, except those that did not
+    converge: they are left out, since pruned logs must comply (MLPerf HPC training rules 3.0, "Throughput"). On
     errors nothing is written, unless ``despite_errors``.
 
     Raises:

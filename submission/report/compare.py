@@ -1,4 +1,4 @@
-"""Compares many runs: sets of runs from run folders, campaigns and other people's submission trees.
+"""Compares many sets of runs, from run folders, campaigns and submission trees, including other people's.
 
 The analysis is that of Farrell et al. 2021, section 4.1: time to solution broken down, staging against
 computing, throughput and epoch scaling. Only sets of the same problem (benchmark, samples, preset) share a
@@ -45,7 +45,7 @@ class Predicted:
 
 @dataclass(frozen=True)
 class Comparison:
-    """``problems``: the findings about each set, with its path."""
+    """The measured sets and predictions. ``problems``: the findings about each set, with the set's path."""
 
     entries: tuple[Entry, ...]
     predictions: tuple[Predicted, ...]
@@ -78,7 +78,7 @@ def compare(paths: Sequence[Path], configurations: Sequence[tuple[int, int | Non
     problems: list[tuple[Path, Finding]] = []
     with progress(sum(len(s.log_paths) for s in sets), "reading logs", "logs") as advance:
         while sets:
-            results = sets.pop(0)  # frees its logs after the measurement; there may be thousands
+            results = sets.pop(0)  # frees the logs after the measurement, since there may be thousands
             measured = entries_of(results)
             problems += [(results.path, problem) for problem in results.problems]
             if len(measured) == 1 and measured[0].score:
@@ -148,7 +148,7 @@ def _predictions(
 
 def references(entry: Entry) -> list[Point]:
     """The reference implementation's epochs to target by batch size (reference convergence points), if ``entry``
-    trains on their data set; of several points at one batch size, the fewest epochs."""
+    trains on the reference's data set; of several points at one batch size, the one with the fewest epochs."""
     name = registry.our_name(entry.benchmark)
     if name not in registry.benchmarks() or "closed" not in load.presets(name):
         return []
@@ -194,7 +194,7 @@ def _predicted(
 
 
 def letter(n: int) -> str:
-    """The letters of number 0, 1, …: A, B, …, Z, AA, AB, …"""
+    """The letters that name the sets 0, 1, …: A, B, …, Z, AA, AB, …"""
     name = ""
     n += 1
     while n:

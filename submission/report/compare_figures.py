@@ -107,12 +107,12 @@ def planes(group: Sequence[Entry]) -> tuple[Grid, Legend] | None:
         title: str, note: str, x: tuple[str, LogAxis], y: tuple[str, LogAxis], under: list[alt.Chart],
         reference: Sequence[dict[str, Any]] = (),
     ) -> Figure:  # fmt: skip
-        """x and y: the key of a set's value, and its axis."""
+        """One of the four plots. ``x`` and ``y``: the key of a set's value, and its axis."""
         rows = [{**row, "x": row[x[0]], "y": row[y[0]]} for row in [*sets, *reference]]
         own, grey = rows[: len(sets)], rows[len(sets) :]
         for row in own:
             row["says"] += f"; {plain(row['x'])} {x[1].title}, {plain(row['y'])} {y[1].title}"
-            if x[0] != "epochs":  # intervals and divisions are of the epochs
+            if x[0] != "epochs":  # only epochs have intervals and divisions
                 row |= {"x_low": None, "x_high": None, "join": ""}
         if grey:
             base = plots.on_axes(grey, x[1], y[1])

@@ -235,7 +235,7 @@ def _units(entry: Entry) -> str:
 
 
 def _mean(value: Spread | None, by: float = 1.0) -> Cell:
-    """``26.42 ± 0.69``, both divided by ``by``; the deviation has as many decimals as the mean."""
+    """Mean and deviation divided by ``by``, as text: ``26.42 ± 0.69``. Both have the same number of decimals."""
     if value is None:
         return Cell()
     mean = value.mean / by

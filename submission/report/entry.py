@@ -23,14 +23,14 @@ OVER_UNKNOWN = "all runs that ended normally; their target is not known"
 OVER_RESUMED = "resumed runs, which do not count"
 
 IN_CLOCK, BEFORE_CLOCK, NOT_LOGGED = "in the score", "before the clock", "no record"
-"""Position of a set's staging records: after run_start (MLPerf HPC up to round 2.0 times staging), before it
-(from round 3.0 on the score excludes staging), or missing."""
+"""Where a set's staging records are: after run_start (MLPerf HPC up to round 2.0 times staging), before it (from
+round 3.0 on the score excludes staging), or missing."""
 
 
 @dataclass(frozen=True)
 class RunFacts:
-    """One measured run. ``epochs``: those begun before the evaluation that met the target, or all if none did.
-    ``energy``: by kind of counter; empty for logs of other programs."""
+    """One measured run. ``epochs``: number of epochs begun before the evaluation that met the target, or of all if
+    none did. ``energy``: by kind of counter; empty for logs of other programs."""
 
     phases: Phases
     epochs: int
@@ -41,12 +41,12 @@ class RunFacts:
 class Entry:
     """One set of runs of one configuration, measured.
 
-    ``letter`` names it in the figures. ``unit``: accelerators, processors, ranks or nodes; ``machine`` its model.
-    ``runs`` are those used for the measurements, and ``over`` describes them. ``official``: whether its sample
-    counts are those of a published data set; None if unknown. ``data_set``: the (training, evaluation) samples of
-    that published data set, or else those logged. ``scale``: compute units of one run. ``aborted``: runs that were
-    terminated or never ended. ``staged``: position of its staging records. ``log_ids`` identify the logs by the
-    times in them; ``copy_of`` is the letter of an earlier set with the same logs.
+    ``letter`` names the set in the figures. ``unit``: accelerators, processors, ranks or nodes; ``machine``: the
+    unit's model. ``runs`` are those used for the measurements, and ``over`` describes them. ``official``: whether
+    the sample counts are those of a published data set; None if unknown. ``data_set``: the (training, evaluation)
+    samples of that published data set, or else those logged. ``scale``: compute units of one run. ``aborted``:
+    number of runs that were terminated or never ended. ``staged``: where the staging records are. ``log_ids``
+    identify the logs by the times in them; ``copy_of`` is the letter of an earlier set with the same logs.
     """
 
     letter: str
@@ -113,7 +113,7 @@ class Entry:
 
     @property
     def is_closed_score(self) -> bool:
-        """Closed, and with a score."""
+        """Whether the set is closed and has a score."""
         return self.is_closed and self.score is not None and self.score.minutes is not None
 
     @property
@@ -155,7 +155,8 @@ class Entry:
 
     @property
     def steady_epoch_s(self) -> Spread | None:
-        """T_epoch without the first epoch's excess: training and evaluation over the epochs."""
+        """T_epoch without the first epoch's excess: training and evaluation time divided by the number of
+        epochs."""
         return spread(_steady(r.phases) for r in self.runs)
 
     @property
@@ -176,7 +177,8 @@ class Entry:
 
     @property
     def staging_and_excess_in_epochs(self) -> Spread | None:
-        """The same with the first epoch's excess counted as staging, in units of an epoch without it."""
+        """``staging_in_epochs``, with the first epoch's excess counted as staging instead of as part of an
+        epoch."""
         return spread(
             (r.phases.staging + r.phases.first_epoch_excess) / steady
             if r.phases.first_epoch_excess is not None
@@ -195,7 +197,7 @@ class Entry:
 
     @property
     def eval_rate(self) -> Spread | None:
-        """Evaluation samples per second and unit: the whole evaluation set over the mean evaluation."""
+        """Evaluation samples per second and unit: the whole evaluation set divided by the mean evaluation time."""
         if not (self.scale and self.eval_samples):
             return None
         times = [statistics.fmean(r.phases.evaluations) for r in self.runs if r.phases.evaluations]

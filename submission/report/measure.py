@@ -43,7 +43,7 @@ def entries_of(results: ResultSet) -> list[Entry]:
     groups: dict[tuple[object, ...], list[Log]] = {}
     for log in results.logs:
         if log.value("study_steps") or log.value("emulated_step_s") is not None:
-            continue  # a study's only epoch ended early, an emulated run computed nothing: neither is training
+            continue  # a study's only epoch ends early and an emulated run computes nothing: neither is training
         groups.setdefault(tuple(str(log.value(key)) for key in keys), []).append(log)
     split = len(groups) > 1
     return [_entry(results, logs, split) for logs in groups.values()]
@@ -114,7 +114,7 @@ def _entry(results: ResultSet, logs: list[Log], split: bool) -> Entry:
 def _scored(
     results: ResultSet, benchmark: str, logs: list[Log], split: bool
 ) -> tuple[Target | None, Strong | Weak | None]:
-    """The target of the benchmark, and the score of ``logs``; None where there is none."""
+    """The target of the benchmark and the score of ``logs``, each None if there is none."""
     target, runs_needed = target_of(replace(results, benchmark=benchmark)) or (None, 0)
     if target is None:
         return None, None
@@ -140,7 +140,7 @@ def _staged(log: Log) -> str:
 
 
 def _log_id(log: Log) -> tuple[float, float] | None:
-    """Start and stop in milliseconds since 1970: runs with equal values are the same run."""
+    """Start and stop in milliseconds since 1970. Logs with equal values belong to the same run."""
     run = log.run
     return (run.start_ms, run.stop_ms) if run else None
 
@@ -180,7 +180,7 @@ def _division(logged: Any, described: Any) -> tuple[str, str]:
 
 
 def _own_run(log: Log) -> tuple[Result | None, Environment]:
-    """What a run folder of this suite contains besides the log."""
+    """The result and environment in the run folder, if the log is of this suite."""
     result, env = None, Environment()
     if log.path.name == "run.log":
         with suppress(OSError, ValueError):
@@ -194,7 +194,7 @@ def _units(
     log: Log, description: dict[str, Any], result: Result | None, env: Environment
 ) -> tuple[str, str, int | None, int | None]:
     """The compute units of one run: kind, model, count, and nodes. The log describes the run, the system
-    description the machine, which may be larger. On nodes without accelerators processors are counted, as in
+    description the machine, which may be larger. On nodes without accelerators, processors are counted, as in
     Farrell et al. 2021."""
     nodes = _count(log.value("number_of_nodes")) or _count(description.get("number_of_nodes"))
     logged = log.value("accelerators_per_node")
@@ -216,7 +216,7 @@ def _units(
 def _shared(
     result_set: ResultSet, logs: list[Log], scale: int | None, nodes: int | None
 ) -> tuple[int | None, int | None, str]:
-    """Units and nodes of one instance, and a note if the logs count those of the whole system."""
+    """Units and nodes of one instance, and a note if the logs state the whole system's instead."""
     logged, total = instance_scale(logs[0]), result_set.total_scale
     if logged is None or total is None:
         return scale, nodes, ""
@@ -243,8 +243,8 @@ def _official_sizes() -> dict[str, set[tuple[int, int]]]:
 def _official_data(
     benchmark: str, train: int | None, evaluate: int | None, batch: int | None
 ) -> tuple[bool | None, tuple[int | None, int | None]]:
-    """Whether the samples are those of a published data set (None if unknown), and that set's samples, else those
-    given. Some submitters log the samples of whole batches only: up to a global batch fewer."""
+    """Whether the sample counts are those of a published data set (None if unknown), and that data set's counts,
+    or else those passed. Some submitters log only the samples of whole batches, up to one global batch fewer."""
     sizes = _official_sizes()
     published = sizes.get(registry.our_name(benchmark))
     if published is None or train is None:
@@ -257,7 +257,7 @@ def _official_data(
 
 
 def _count(value: Any) -> int | None:
-    """A positive whole number, also one written as text; None if it is unrealistically large."""
+    """A positive whole number, possibly written as text; None for anything else, or if unrealistically large."""
     try:
         number = int(value)
     except (TypeError, ValueError, OverflowError):

@@ -39,8 +39,8 @@ class PredictedPart:
 
 @dataclass(frozen=True)
 class Beside:
-    """``measured`` and ``predicted``: sentences about the limit of training. ``machine``: the machine of the
-    file."""
+    """Measured and predicted parts of a run. ``measured`` and ``predicted``: sentences about what limits training.
+    ``machine``: the machine of the prediction."""
 
     parts: tuple[PredictedPart, ...]
     measured: str
@@ -55,8 +55,8 @@ class Beside:
 
 
 def beside(run: RunDirectory, machine: Machine) -> Beside:
-    """The measured parts of the run and those predicted on ``machine``, with one accelerator per rank and
-    node, for its epochs and samples.
+    """The measured parts of ``run``, and those predicted on ``machine`` for the run's nodes, epochs and samples,
+    with one accelerator per rank.
 
     Raises UserError if the run has no result and configuration, or is impossible on that machine.
     """
@@ -84,12 +84,12 @@ def _predicted(model: Model, p: Prediction, result: Result, apart: bool) -> dict
     spread = [end / p.step_s.value for end in p.step_s.ends]
     evaluations = sum(1 for e in result.epochs if e.eval_s)
     nothing = (0.0, 0.0, 0.0)
-    cold = nothing if result.staging else p.staging_s  # the first epoch's reading from the file system
+    cold = nothing if result.staging else p.staging_s  # the first epoch's reads from the file system
     within = nothing if apart else cold
     predicted = {
         "step": _times(p.step.busy * trained, spread),
         "data_wait": added(_times(p.step.wait * trained, (1, 1, 1)), within),
-        # for an aborted run: sum of steps and waits
+        # an aborted run has only the sum of steps and waits
         "training": added(_times(p.step_s.value * trained, spread), within),
         "evaluation": _times(1.0, [evaluations * end for end in p.eval_s]),
     }
@@ -105,7 +105,7 @@ def _predicted(model: Model, p: Prediction, result: Result, apart: bool) -> dict
         rates = [model.machine.get(f"storage.local_{way}") for way in ("read", "write")]
         if predicted["staging"][0] == 0 and (
             positive := [r for r in rates if r]
-        ):  # from one local folder to another
+        ):  # copied from one local folder to another
             predicted["staging"] = _times(size / min(positive), (1, 1, 1))
     return predicted
 

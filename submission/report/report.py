@@ -53,11 +53,11 @@ def report_on(
     change: Change | None = None,
 ) -> Path | None:
     """For one run folder, :func:`report`; otherwise a comparison of all sets of runs below ``paths``, printed and,
-    if ``out`` is given, written to it. ``configurations``: what to predict, (compute units, global batch size or
-    None). For a single run, ``machine`` is that of the prediction shown with it, and ``change`` what it is
-    recomputed with.
+    if ``out`` is given, written to it. ``configurations``: what to predict, as (compute units, global batch size
+    or None). For a single run, ``machine`` is the machine to predict it on, and ``change`` the change to recompute
+    it with.
 
-    Returns the path of the page, None without one. It is written even if the output is closed early.
+    Returns the path of the page; None if none was written. The page is written even if the output is closed early.
 
     Raises:
         UserError: there are no runs; the page cannot be written, already exists, or would be among the
@@ -108,14 +108,15 @@ def report(
                 console.print(text(note, "dim"))
         if predicted:
             _print_predicted(predicted, console)
-        console.file.flush()  # drawing the page takes seconds
-    finally:  # also if nobody reads the output
+        console.file.flush()  # print first: drawing the page takes seconds
+    finally:  # even if nobody reads the output
         write(out, page(run, findings, ruleset, predicted, changed))
     return out
 
 
 def _refuse_inside(out: Path, paths: Sequence[Path]) -> None:
-    """Submission trees are only read, and a file among the user's logs would be packed with them."""
+    """Raise UserError if ``out`` lies inside ``paths``: submission trees are only read, and a page among the
+    user's logs would be packed with them."""
     folder = out.resolve().parent
     for path in paths:
         if path.is_dir() and (folder == path.resolve() or path.resolve() in folder.parents):

@@ -51,7 +51,7 @@ def breakdown(parts: Sequence[Part]) -> Figure:
 
 
 def training(run: RunDirectory, ranks: RankTable) -> list[Figure]:
-    """Training by epoch: the figures for which the run has data."""
+    """The figures of training by epoch for which the run has data."""
     epochs = run.result.epochs if run.result else ()
     read = summary.data_rates(epochs)
     unit, scale = size_unit(max(read.values(), default=0.0))
@@ -79,7 +79,7 @@ def training(run: RunDirectory, ranks: RankTable) -> list[Figure]:
 
 
 def _columns(title: str, rows: Rows, y_title: str, **options: Any) -> Figure | None:
-    """Columns by epoch; None without any."""
+    """A figure with columns by epoch; None if there are no rows."""
     drawn = _thinned(rows)
     shared: Any = {"titles": ("epoch", y_title), "title": title, "height": _HEIGHT}
     return (
@@ -90,8 +90,8 @@ def _columns(title: str, rows: Rows, y_title: str, **options: Any) -> Figure | N
 def _lines(
     title: str, rows: Rows, y_title: str, x: alt.X = _EPOCH, what: str = "", **options: Any
 ) -> Figure | None:
-    """A line by epoch for each ``series`` of the rows; None without any. ``what``: the title of the alternative
-    text, if different."""
+    """A figure with a line by epoch for each ``series`` of the rows; None if there are no rows. ``what``: the
+    title in the alternative text, if different."""
     drawn = _thinned(rows)
     base = chart_of(drawn, x=x, y=alt.Y("y:Q", title=y_title, scale=alt.Scale(zero=False)))
     shared: Any = {"size": 40 if len(drawn) <= 60 else 12, "title": title, "height": _HEIGHT}
@@ -111,7 +111,7 @@ def _thinned(rows: Rows) -> Rows:
 
 
 def _described(title: str, rows: Rows) -> str:
-    """``title``, with the first, last, least and greatest of the first series or part."""
+    """``title``, with the first, last, smallest and largest values of the first series or part."""
     if not rows:
         return ""
     kinds = [row.get("series") or row.get("part") for row in rows]
@@ -177,8 +177,8 @@ def epoch_times(epochs: Sequence[Epoch]) -> Figure | None:
 
 
 def step_times(ranks: RankTable) -> Figure | None:
-    """Percentiles of the step time by epoch, in each epoch those of the rank with the smallest median: other
-    ranks' steps contain more waiting for ranks and their data."""
+    """Percentiles of the step time by epoch, for the rank with the smallest median in each epoch: the other ranks'
+    steps contain more waiting for ranks and data."""
     rows = [
         {
             "x": epoch,
@@ -195,7 +195,7 @@ def step_times(ranks: RankTable) -> Figure | None:
 
 
 def rank_spread(ranks: RankTable) -> Figure | None:
-    """Data wait of every rank, for runs of several ranks; of more than ``MOST_COLUMNS`` as a histogram."""
+    """Data wait of every rank, for runs of several ranks; as a histogram for more than ``MOST_COLUMNS`` ranks."""
     waits = ranks.of("data_wait_s")
     if len(waits) < 2:
         return None

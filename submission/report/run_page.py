@@ -33,7 +33,7 @@ def page(
     predicted: Beside | None = None,
     changed: WhatIf | None = None,
 ) -> str:
-    """The whole HTML text. Missing parts are left out, and listed in a separate section."""
+    """The whole HTML text. Parts without data are left out and listed in a separate section."""
     result, active = run.result, running(run)
     ranks = read_rank_table(run.path, result.ranks if result else len(run.env.bindings))
     machines, bindings = run.env.machines, run.env.bindings
@@ -194,7 +194,7 @@ def _slowest(ranks: RankTable, bindings: Sequence[RankBinding]) -> Table | None:
 
 
 def _spatial(epochs: Sequence[Epoch]) -> Table:
-    """Exchanges of ranks that share samples, by epoch."""
+    """The exchanges between ranks that share samples, by epoch."""
     return table(
         "spatial",
         [e for e in epochs if e.halo_bytes is not None],
@@ -277,7 +277,7 @@ def _format_facts(result: Result) -> dict[str, str]:
         (data and data.shuffle_scope) or (result.staging.shuffle_scope if result.staging else "sample") or ""
     )
     if scope == "global" and not (result.staging and result.staging.mode == "shard"):
-        scope = "sample"  # its name in early versions
+        scope = "sample"  # the key's name in early versions
     facts = {"shuffled over": _SCOPES.get(scope, "not known")}
     if data and data.samples_per_archive:
         facts["archives"] = f"of {count(data.samples_per_archive, 'sample')}, packed before the clock started"
@@ -299,7 +299,7 @@ def _exchanged(result: Result) -> dict[str, str]:
 def _hyperparameters(run: RunDirectory) -> Facts:
     if run.config:
         return Facts(run.config.hyperparameters.logged() | run.config.training.applicable())
-    # The keys of all benchmarks: those missing in this log have no value.
+    # The keys of all benchmarks; those missing in this log have no value.
     keys = (key for name in registry.benchmarks() for key in load.hyperparameter_keys(name))
     return Facts({key: run.log.value(key) for key in keys} if run.log else {})
 

@@ -15,11 +15,11 @@ from mlhpc.record.series import ServersRecord
 
 @dataclass(frozen=True)
 class ServerFigures:
-    """``accuracy``: of the final weights on the evaluation images. ``utilisation``: the mean share of the time of
-    the steps that workers spent in forward and backward passes. Bytes per step: ``host_to_device`` of all workers
-    together, ``worker_bytes`` of a worker, ``busiest_bytes`` of a server or, without servers, of a rank of the
-    ring. ``predicted_bytes``: the last by its formula. ``staleness``: mean number of updates by which gradients
-    are stale.
+    """The figures of one run. ``accuracy``: that of the final weights on the evaluation images. ``utilisation``:
+    the mean share of the steps' time that workers spent in forward and backward passes. Bytes per step:
+    ``host_to_device`` for all workers together, ``worker_bytes`` for one worker, ``busiest_bytes`` for the busiest
+    server (without servers, for a rank of the ring), and ``predicted_bytes``, which its formula predicts for
+    ``busiest_bytes``. ``staleness``: mean number of updates by which gradients are stale.
     """
 
     accuracy: float

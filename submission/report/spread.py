@@ -29,7 +29,7 @@ class Spread(NamedTuple):
         themselves, for one run its value."""
         if self.sd is None:
             return self.mean, self.mean, self.mean
-        # Two values are sqrt(2) standard deviations apart.
+        # Two values differ by sqrt(2) standard deviations.
         half = self.sd / math.sqrt(2) if self.n < FEWEST else half_width(self.sd, self.n)
         return self.mean, max(0.0, self.mean - half), self.mean + half
 

@@ -3,7 +3,7 @@
 A study (Han et al. 2019, "A Quantitative Study of Deep Learning Training on Heterogeneous Supercomputers") runs
 the same training under varied settings, several times each. A cell is one choice of settings; its folder contains
 ``cell.json`` with the settings and one run folder per repeat. The steps of a run after its warm-up are measured,
-including data wait, on the clock of rank 0, since ranks train in lockstep; the data wait is that of all ranks
+including data wait, on the clock of rank 0, since ranks train in lockstep; the data wait is over all ranks
 (``common/timing/data_wait.py``).
 """
 
@@ -35,22 +35,22 @@ from mlhpc.submission.report.spread import Spread, spread
 
 CELL = "cell.json"
 PLACES = ("codec", "batch", "ranks", "data", "storage")
-"""Settings of a cell besides the configuration of its runs: the codec of its data set if it was varied,
-samples per rank and step (local batch size), ranks, the name of the data set's folder, and whether it is read in
+"""Settings of a cell that are not in the configuration of its runs: the codec of the data set, if varied; the
+local batch size (samples per rank and step); ranks; the name of the data set's folder; and whether data is read in
 place (shared) or staged."""
 SERVERS, UPDATES = "parameter_servers", "updates"
 """Settings of a cell that is trained by parameter servers: their number (0: a ring all-reduce), and whether
-updates are synchronous or asynchronous. Runs do not have them: they are measured by a separate program
-(``Benchmark.servers_study``)."""
+updates are synchronous or asynchronous. Runs do not have these settings, because such cells are measured by a
+separate program (``Benchmark.servers_study``)."""
 GLOBAL_BATCH = "hyperparameters.global_batch_size"
 
 
 @dataclass(frozen=True)
 class Measured:
-    """One run: ``steps`` steps in ``seconds``, including ``wait_s`` of data wait. ``staging_s`` is None
-    unless everything was copied: not staged, or files existed already. ``checkpoint_s``: of writing one after the
-    steps, with ``training.checkpoint_epochs=1``. ``joules_per_sample``: of the whole run over all its samples, by
-    the kind of counter that contains the others; ``busy``: share of its time in which accelerators computed."""
+    """One run: ``steps`` steps in ``seconds``, including ``wait_s`` of data wait. ``staging_s`` is None if nothing
+    was staged or some files existed already. ``checkpoint_s``: time of writing a checkpoint after the steps, with
+    ``training.checkpoint_epochs=1``. ``joules_per_sample``: the whole run's energy over all its samples, by the
+    kind of counter that includes the others; ``busy``: share of the run's time in which accelerators computed."""
 
     path: Path
     steps: int
@@ -66,7 +66,7 @@ class Measured:
 
     @property
     def samples_per_s(self) -> float:
-        """Throughput of the run."""
+        """Throughput of the run in training samples/s."""
         return self.samples / self.seconds
 
     @property
@@ -82,7 +82,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Cell:
-    """One choice of settings, its measured runs, and the failures. ``data``, ``stage``: paths."""
+    """One choice of settings, with its measured runs and its failures. ``data``, ``stage``: paths."""
 
     path: Path
     settings: Mapping[str, Value]
@@ -93,7 +93,7 @@ class Cell:
 
     @property
     def samples_per_s(self) -> Spread | None:
-        """Throughput of the measured runs."""
+        """Throughput of the measured runs in samples/s."""
         return spread(run.samples_per_s for run in self.runs)
 
     @property
@@ -120,7 +120,7 @@ class Study:
         return lasts[0] if lasts[1:].count(lasts[0]) <= 1 else axis
 
     def values(self, axis: str) -> list[Value]:
-        """The values of an axis: numbers sorted, words in the order of the cells."""
+        """The values of an axis: numbers in ascending order, words in the order of the cells."""
         values = list(dict.fromkeys(cell.settings[axis] for cell in self.cells if axis in cell.settings))
         return sorted(values) if is_numeric(values) else values
 
@@ -194,7 +194,7 @@ def _measured(run: Path, settings: Mapping[str, Value]) -> Measured:
         raise ValueError(last_words(run) or "it did not end: killed, or out of time or memory?")
     config = _config(run, settings, {"ranks": notes["facts"]["ranks"]})
     wait, warm = timed["data_wait"], marks.get("warm")
-    # In a run of an early version, that of rank 0.
+    # A run of an early version has only rank 0's.
     waited = wait["seconds"] - (warm["waited"].get("data_wait", 0.0) if warm else 0.0)
     if waits_are_of_all_ranks(events):
         loops = (e for e in events if (e["event"], e["name"]) == ("waited", "data_wait"))
@@ -269,7 +269,7 @@ def _environment(run: Path) -> Environment | None:
 
 def _read_cell(folder: Path, running: Callable[[str], bool]) -> Cell:
     cell = described(folder)
-    # A run that failed before its folder was created has only its output.
+    # A run that failed before its folder was created has left only its output.
     matches = (re.fullmatch(r"run-(\d+)(\.out)?", path.name) for path in folder.iterdir())
     runs, failures = [], []
     for number in sorted({int(name[1]) for name in matches if name}):
@@ -283,7 +283,7 @@ def _read_cell(folder: Path, running: Callable[[str], bool]) -> Cell:
 
 
 def _with_distinct_names(cells: Sequence[Cell]) -> list[Cell]:
-    """The cells, with data sets named by the shortest distinguishing part of their paths, and staging by its
+    """The cells, with each data set named by the shortest distinguishing part of its path, and staging by its
     folder if there are several."""
     of = {cell.data: family(cell.data, str(cell.settings.get("codec", ""))) for cell in cells}
     data = _names(set(of.values()))
@@ -298,7 +298,7 @@ def _with_distinct_names(cells: Sequence[Cell]) -> list[Cell]:
 
 
 def family(data: str, codec: str) -> str:
-    """The common path of data sets that differ only in their ``codec``: DIR of DIR-CODEC."""
+    """The common path of data sets that differ only in their ``codec``: ``DIR`` for ``DIR-CODEC``."""
     return data.removesuffix(f"-{codec}") if codec else data
 
 
@@ -350,7 +350,7 @@ def grouped(cells: Iterable[Cell], axes: Sequence[str]) -> dict[tuple[Value | No
 
 
 def last_words(run: Path) -> str:
-    """The last line of output of a run whose record states no reason."""
+    """The last line of output of a failed run whose record states no reason."""
     try:
         lines = read_text(run.with_suffix(".out"), errors="replace", flags=os.O_NOFOLLOW).splitlines()
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""The charts of a study: curves for numbers, columns for words, and the variability by storage."""
+"""The charts of a study: curves over numeric settings, columns for other settings, and variability by storage."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -36,8 +36,8 @@ Panel = tuple[str, list[tuple[Cell, Spread]]]
 
 
 def throughput(study: Study, axis: str) -> tuple[list[Figure], int]:
-    """The figures of one setting with a common scale, and the number of omitted figures. All other settings
-    are equal within a figure; for numbers, each value of the first other setting has a curve."""
+    """The figures of one setting, with a common scale, and the number of omitted figures. All other settings are
+    equal within a figure; if the setting is numeric, each value of the first other setting has a curve."""
     numeric = is_numeric(study.values(axis))
     series = [other for other in study.axes if other != axis][:1] if numeric else []
     panels = [
@@ -69,8 +69,8 @@ def variability(study: Study) -> list[Figure]:
 
 
 def sample_times(study: Study) -> tuple[Figure | None, int]:
-    """As in Figs. 9 and 12 of Ibrahim and Oliker 2022, the time per sample of the global batch and the part that
-    was data wait; and the number of omitted cells. None unless settings of the input were varied."""
+    """Time per sample of the global batch, and the part of it that was data wait, as in Figs. 9 and 12 of Ibrahim
+    and Oliker 2022; and the number of omitted cells. None unless settings of the input were varied."""
     if not {"codec", "data", "storage", "data.train_samples", "study.earlier_epochs"} & set(study.axes):
         return None, 0
     rows = []
@@ -111,8 +111,8 @@ def title(axis: str) -> str:
 
 
 def _panels(study: Study, varied: Sequence[str], value: Callable[[Cell], Spread | None]) -> list[Panel]:
-    """The cells with a ``value`` that differ only in the settings ``varied``, under a caption that names the
-    others; none if one of these was not varied."""
+    """Groups of cells with a ``value`` that differ only in the settings ``varied``, each with a caption that names
+    the other settings; none if one of ``varied`` was not varied."""
     if not set(varied) <= set(study.axes):
         return []
     same = [axis for axis in study.axes if axis not in varied]
@@ -126,7 +126,7 @@ def _panels(study: Study, varied: Sequence[str], value: Callable[[Cell], Spread 
 
 
 def _curves(study: Study, axis: str, series: Sequence[str], panels: Sequence[Panel]) -> list[Figure]:
-    """Figs. 6 and 11: a curve for each value of ``series``."""
+    """Charts like Figs. 6 and 11 of Han et al. 2019: a curve for each value of ``series``."""
     cells = [cell for _, drawn in panels for cell in drawn]
     ends = [end for _, rates in cells for end in rates.interval if end > 0]
     whole = all(isinstance(cell.settings[axis], int) for cell, _ in cells)
@@ -171,8 +171,9 @@ def _columns(
     top: Callable[[Spread], str],
     says: Callable[[Spread], str] | None = None,
 ) -> list[Figure]:
-    """Figs. 4 and 10: a column for each value of the setting, with the same colour and the scale ``most`` in
-    all figures. ``top``: text above a column; ``says``: on hover, by default the same."""
+    """Charts like Figs. 4 and 10 of Han et al. 2019: a column for each value of the setting, with the same colour
+    and the scale ``most`` in all figures. ``top``: text above a column; ``says``: text on hover, by default the
+    same."""
     colours = {str(value): SERIES[n % len(SERIES)][0] for n, value in enumerate(study.values(axis))}
     figures = []
     for caption, cells in panels[:PANELS]:

@@ -45,7 +45,7 @@ def page(study: Study) -> str:
 
 
 def _throughput(study: Study, axis: str) -> dict[str, Any] | None:
-    """The section of one setting: curves for numbers, columns for words."""
+    """The section of one setting, with curves if it is numeric, otherwise with columns."""
     figures, left_out = study_charts.throughput(study, axis)
     numeric = is_numeric(study.values(axis))
     section = {
@@ -71,7 +71,7 @@ def _meta(study: Study) -> str:
 
 
 def emulated(study: Study) -> str:
-    """A sentence that says which steps waited instead of computing; "" if none did."""
+    """A sentence that says which steps were emulated by waiting; "" if none were."""
     times = list(dict.fromkeys(cell.settings.get("emulation.step_s") for cell in study.cells))
     waited = ", ".join(four_digits(seconds) for seconds in times if isinstance(seconds, int | float))
     if not waited:
@@ -158,10 +158,9 @@ def _interval(cell: StudyCell) -> str:
 
 
 def _speedup(study: Study, cell: StudyCell) -> tuple[float | None, float | None]:
-    """Throughput relative to that of the cell with the fewest ranks and otherwise the same settings, and this
-    speed-up relative to the ratio of ranks; None without such a cell. The settings include one of the batch sizes
-    unless all cells share it: the axes lack only the one that follows from the ranks and the other
-    (``study.read``)."""
+    """Speed-up over the cell with the fewest ranks and otherwise the same settings, and speed-up divided by the
+    ratio of ranks; None without such a cell. The settings include one of the two batch sizes unless all cells
+    share it: the axes lack only the one that follows from the other and the ranks (``study.read``)."""
     others = [axis for axis in study.axes if axis != "ranks"]
     same = [c for c in study.cells if all(c.settings.get(axis) == cell.settings.get(axis) for axis in others)]
     rates = [(_ranks(c), c.samples_per_s.mean) for c in same if c.samples_per_s and _ranks(c)]
@@ -173,7 +172,7 @@ def _speedup(study: Study, cell: StudyCell) -> tuple[float | None, float | None]
 
 
 def _ranks(cell: StudyCell) -> int:
-    """The number of ranks; 0 if the cell's settings, a file that others may have written, do not state it."""
+    """The number of ranks; 0 if the cell's settings, which anyone may have written, do not state it."""
     ranks = cell.settings.get("ranks")
     return max(0, ranks) if isinstance(ranks, int) else 0
 

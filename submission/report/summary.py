@@ -36,7 +36,7 @@ PARTS = {
 
 @dataclass(frozen=True)
 class Part:
-    """A part of time to train. ``seconds`` is None if unknown. ``share``: 0 to 1 of the total."""
+    """A part of the time to train. ``seconds`` is None if unknown. ``share``: share of the total, 0 to 1."""
 
     key: str
     label: str
@@ -51,8 +51,9 @@ class Part:
 
 
 def parts(run: RunDirectory) -> list[Part]:
-    """The breakdown, in order; shares are of the sum, so that they add up. If the result has none (an aborted
-    run), that of the log, without data wait; empty if neither has one. Unknown keys are omitted."""
+    """The breakdown, in order; shares are relative to the sum, so that they add up to 1. If the result has no
+    breakdown (an aborted run), the log's is used, which lacks data wait; empty if neither has one. Unknown keys
+    are omitted."""
     seconds = {
         key: value for key, value in ((run.result and run.result.breakdown_s) or {}).items() if key in PARTS
     }
@@ -81,7 +82,7 @@ _FRAMEWORKS = {"tensorflow": ("tensorflow", "keras", "horovod"), "torch": ("torc
 
 def packages_of(benchmark: str | None, framework: str | None, installed: Mapping[str, str]) -> dict[str, str]:
     """Names and versions of the packages in an ``env.json`` that a run of ``benchmark`` with ``framework`` (None:
-    the default) can have used, without those of the other framework; for a benchmark outside this suite, all
+    the default) can have used, i.e. without the other framework's; for a benchmark outside this suite, all
     packages."""
     own = _family(str(benchmark), framework)
     others = tuple(n for key, names in _FRAMEWORKS.items() if own and key != own for n in names)
@@ -136,8 +137,8 @@ def no_score(run: RunDirectory, findings: Sequence[Finding]) -> list[str]:
 
 
 def slow_ranks(run: RunDirectory) -> str:
-    """A sentence about the ranks that the others waited for, with what each cost the run, and where; or a
-    statement that the data wait is only that of rank 0. Empty for a run of one rank, and without data wait."""
+    """A sentence about the ranks that the others waited for, with their nodes and the time that each cost the run,
+    or a sentence that only rank 0's data wait is known. Empty for a run of one rank, or without data wait."""
     result = run.result
     if result is None or result.ranks < 2:
         return ""
@@ -166,8 +167,8 @@ def slow_ranks(run: RunDirectory) -> str:
 
 
 def slow_epochs(run: RunDirectory) -> str:
-    """A sentence about the epochs that took longer than the rest, by how much and in which part, and the batches,
-    also of other epochs, that a rank waited longest for. Empty if there are none."""
+    """A sentence about the epochs that took longer than the others, by how much and in which part, and about the
+    batches (of any epoch) that a rank waited longest for. Empty if there are none."""
     result = run.result
     if result is None:
         return ""
@@ -177,7 +178,7 @@ def slow_epochs(run: RunDirectory) -> str:
     often = Counter(name for slow in every for name in slow.samples)
     for slow in every:
         on = f" on {hosts[slow.rank]}" if slow.rank in hosts else ""
-        # First what is in several slow batches, which is likely what made them slow.
+        # Samples in several slow batches come first, as they are likely what made them slow.
         of = f" ({few(sorted(slow.samples, key=lambda name: -often[name]), 2)})" if slow.samples else ""
         words = f"rank {slow.rank}{on} waited {duration_text(slow.seconds)} for batch {slow.step}{of}"
         batches.setdefault(slow.epoch, []).append(words)
@@ -193,7 +194,7 @@ def slow_epochs(run: RunDirectory) -> str:
 
 
 def _more(epochs: Sequence[Epoch], epoch: Epoch) -> dict[str, float]:
-    """What the parts of a slow epoch took beyond their medians, in seconds; empty for other epochs."""
+    """Seconds by which each part of a slow epoch exceeded its median; empty for other epochs."""
     whole = epochs[: whole_epochs([each.samples for each in epochs])]
     names = {"data_wait_s": "data wait", "step_s": "steps", "eval_s": "evaluation"}
     if len(whole) < 3:
@@ -205,12 +206,12 @@ def _more(epochs: Sequence[Epoch], epoch: Epoch) -> dict[str, float]:
 
 
 _LONG_S, _LONG = 1.0, 0.1
-"""Seconds, and share of the median epoch, by which a slow epoch exceeds that."""
+"""An epoch is slow if it exceeds the median by both these seconds and this share of the median epoch."""
 _SLIGHT = 0.01
-"""Share of a run below which data wait is not reported in a line of its own."""
+"""Share of the run below which data wait does not get a line of its own."""
 _NAMED, _NOTABLE, _TIMES_FAIR = 4, 0.05, 1.5
-"""Slow ranks named in a line at most; and what one must have cost to be named, as a share of the data wait, and in
-multiples of an equal share."""
+"""Maximum number of slow ranks named in a line; and the least that a rank must have cost to be named, as a share
+of the data wait and as a multiple of an equal share."""
 
 
 def standing(run: RunDirectory) -> str:
@@ -231,19 +232,19 @@ def standing(run: RunDirectory) -> str:
 
 
 def quality(target: Target) -> str:
-    """Best and target of the metric: ``best 0.3412, target ≤ 0.3``."""
+    """Best value and target of the metric: ``best 0.3412, target ≤ 0.3``."""
     best = "nothing was evaluated" if target.best is None else f"best {digits(target.best, 4)}"
     return f"{best}, target {target_sign(target)} {digits(target.value, 4)}"
 
 
 def target_sign(target: Target) -> str:
-    """The sign between the metric and its target."""
+    """The comparison sign between the metric and its target: ≤ or ≥."""
     return "≥" if target.metric == "eval_accuracy" else "≤"
 
 
 def throughput(run: RunDirectory) -> float | None:
-    """Samples per second while training: the median over epochs or, if some trained on coarser samples, over those
-    with the largest ones."""
+    """Samples per second while training: the median over epochs or, if some trained on coarser samples, over the
+    epochs with the largest samples."""
     epochs = run.result.epochs if run.result else ()
     largest = max((e.trained_side or 0 for e in epochs), default=0)
     return _finite_median(
@@ -267,7 +268,7 @@ def _finite_median(values: Iterable[float]) -> float | None:
 
 
 def memory_text(gib: float | None) -> str:
-    """The memory of a node, given in GiB as in ``env.json``."""
+    """The memory of a node as text, from GiB as in ``env.json``."""
     return bytes_text(None if gib is None else gib * 2**30)
 
 
@@ -283,7 +284,7 @@ def place(now: Progress) -> str:
 
 
 def progress_facts(now: Progress) -> dict[str, str]:
-    """The progress of a run, by label; without unknown values."""
+    """The progress of a run by label, without unknown values."""
     facts = {}
     if now.metric is not None:
         best = "not evaluated yet" if now.best is None else f"best {digits(now.best, 4)}"

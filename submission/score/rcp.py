@@ -21,8 +21,9 @@ ALPHA = 0.05
 
 @dataclass(frozen=True)
 class Point:
-    """One reference: its name and batch size, and the mean number of epochs to target of its runs (without
-    the fastest and slowest), their standard deviation and number. ``counted``: the sample size in the test.
+    """A reference convergence point: its name and batch size; the mean epochs to target of its runs, without the
+    fastest and slowest; and the standard deviation and number of these runs. ``counted``: the sample size in the
+    test.
     """
 
     name: str
@@ -38,9 +39,9 @@ class Comparison:
     """A set compared with the reference.
 
     ``points``: the point used, or the two around the batch size. ``epochs``: mean of the set without the fastest
-    and slowest run; ``reference``: that of the points at this batch size; ``bound``: the fewest epochs that are
-    not significantly below it; ``p_value``: probability of at most this number of epochs if the set trains like
-    the reference. All None if they cannot be computed, with the reason in ``why``; ``how``: how the points were
+    and slowest run; ``reference``: the points' mean at this batch size; ``bound``: the fewest epochs that are not
+    significantly below it; ``p_value``: probability of at most this number of epochs if the set trains like the
+    reference. These are None if they cannot be computed, for the reason in ``why``; ``how``: how the points were
     chosen. ``applies``: False if the comparison is impossible for a reason outside the set.
     """
 
@@ -71,7 +72,7 @@ class Comparison:
 def compare(
     runs: Sequence[RunScore], batch_size: int | None, benchmark: str, rules: str, runs_needed: int
 ) -> Comparison | None:
-    """``runs`` of one set compared with the points of ``rules`` (``hpc_2.0.0``); None if these have none for
+    """Compare the ``runs`` of one set with the points of ``rules`` (``hpc_2.0.0``); None if there are none for
     ``benchmark``."""
     points = reference_points(benchmark, rules)
     if not points:
@@ -107,7 +108,7 @@ def t_test(
     ``runs`` and ``reference_runs`` values, both assumed to have the reference's spread. Without any spread no test
     is possible, and the reference's mean is the bound.
     """
-    from scipy.special import stdtr, stdtrit  # scipy.stats takes a second to import
+    from scipy.special import stdtr, stdtrit  # importing scipy.stats takes a second
 
     if spread == 0:
         return reference, None
@@ -118,7 +119,7 @@ def t_test(
 
 
 def choose(points: Sequence[Point], batch_size: int) -> tuple[tuple[Point, ...], str]:
-    """The points to use at ``batch_size``, and how they were chosen: at that size, around it, or at the next
+    """The points to use at ``batch_size``, and how they were chosen: at that batch size, around it, or at the next
     larger one."""
     points = pruned(points)
     same = [point for point in points if point.batch_size == batch_size]

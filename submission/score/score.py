@@ -37,10 +37,10 @@ def _score_rules(name: str) -> tuple[Target, int]:
 
 @dataclass(frozen=True)
 class RunScore:
-    """One run. ``seconds``: run_stop − run_start, None if the log lacks one; ``without_staging_s``: that
-    minus the staging inside it. ``epochs_to_target`` counts from 1. ``why``: the reason if it did not
-    converge. ``dropped``: the reason if it is not in the score. ``readable`` False: whether it converged is not
-    known."""
+    """One run. ``seconds``: run_stop − run_start, None if the log lacks one of them; ``without_staging_s``:
+    ``seconds`` less the staging in between. ``epochs_to_target`` counts from 1. ``why``: the reason if the run did
+    not converge. ``dropped``: the reason if it is not in the score. ``readable``: False if it is not known whether
+    the run converged."""
 
     path: Path
     seconds: float | None
@@ -54,7 +54,7 @@ class RunScore:
 
 @dataclass(frozen=True)
 class Strong:
-    """Time to solution in minutes, with its runs. ``why``: the reason if there is none.
+    """Time to solution in minutes, with its runs. ``why``: the reason if there is no score.
 
     ``mean``, ``spread`` (sample standard deviation) and ``ci95`` (Student's t interval of the mean) describe
     all runs that converged, in minutes, including those that the score drops; None if there are too few.
@@ -118,7 +118,7 @@ def score_run(log: Log, target: Target) -> RunScore:
 
 
 def staged_s(log: Log) -> float:
-    """Seconds of the run with staging in progress; staging before run_start is not in its time."""
+    """Seconds of the run during which staging was in progress; staging before run_start does not count."""
     if log.run is None:
         return 0.0
     total, reached = 0.0, log.run.start_ms
@@ -133,7 +133,8 @@ def score_strong(logs: Sequence[Log], target: Target, runs_needed: int) -> Stron
     """Time to solution: the fastest and the slowest run are dropped, the rest averaged; one run that did not
     converge counts as the slowest, two leave no score (MLPerf training rules, "Benchmark Results").
 
-    The score without staging is computed likewise from the times without staging, so other runs may be dropped.
+    The score without staging is computed in the same way from the times without staging, so other runs may be
+    dropped.
     """
     runs = [score_run(log, target) for log in logs]
     times = [r.seconds / 60 for r in runs if r.converged and r.seconds is not None]
@@ -176,8 +177,8 @@ def score_weak(
 ) -> Weak:
     """Throughput over the instances ``logs``; ``pruned`` are those that the submitter has removed.
 
-    Instances that did not converge do not count; of those with the same seed only the first counts. Without
-    ``total_scale`` (T, from the system description) T = M · S, as if all instances had run concurrently.
+    Instances that did not converge do not count; of those with the same seed, only the first counts. Without
+    ``total_scale`` (T, from the system description), T = M · S, as if all instances had run concurrently.
     """
     runs = []
     first_of: dict[str, Path] = {}

@@ -33,7 +33,7 @@ TEXTS = (
     "submitter", "system_name", "host_processor_model_name", "host_processor_core_count",
     "accelerator_model_name", "accelerators_per_node", "framework",
 )  # fmt: skip
-"""Fields that cannot be numbers, because the official tools join them as text (mlperf-logging,
+"""Fields that must not be numbers, because the official tools join them as text (mlperf-logging,
 system_desc_checker)."""
 
 
@@ -68,8 +68,8 @@ def score_set(results: ResultSet) -> Strong | Weak:
 
 
 def scored_joules(score: Strong | Weak) -> dict[str, float]:
-    """Mean joules of a training by kind of counter, over the runs that make up the score (MLPerf Training, Power
-    Measurement Rules, "Scoring"); without kinds of which one of these runs has no complete figure."""
+    """Mean joules per training by kind of counter, over the runs that make up the score (MLPerf Training, Power
+    Measurement Rules, "Scoring"). Kinds for which one of these runs has no complete figure are omitted."""
     runs = [
         whole_joules(energies_of(run.path))
         for run in score.runs
@@ -120,7 +120,8 @@ def official_samples(benchmark: str) -> int:
 
 
 def label(log: Log) -> str:
-    """The log's name, or for run folders the folder's, since their logs all have the same name."""
+    """The log's name or, in a run folder, the folder's name, since the logs in run folders all have the same
+    name."""
     return log.path.parent.name if log.path.name == "run.log" else log.path.name
 
 
@@ -161,7 +162,7 @@ def _number_of_runs(results: ResultSet) -> Iterator[Finding]:
         return
     number, needed = len(results.log_paths), rule[1]
     enough = number >= needed if results.metric == "weak" else number == needed
-    # In a submission tree with a system description package_checker reports it.
+    # package_checker reports this for a submission tree with a system description.
     if not enough and number and not (results.is_tree and results.system_json is not None):
         severity: Severity = "error" if results.is_tree else "warning"
         expected = f"{'at least ' if results.metric == 'weak' else ''}{needed} runs for a score"
@@ -183,7 +184,7 @@ def _convergence(results: ResultSet, score: Strong | Weak) -> Iterator[Finding]:
 
 
 def _readable(results: ResultSet) -> Iterator[Finding]:
-    """Whether such a run converged is not known."""
+    """Findings on runs with unreadable evaluations, of which it is not known whether they converged."""
     for log in results.condensed:
         if log.unreadable:
             remedy = "pass the log that the run wrote; older formats get official checks, but no score"

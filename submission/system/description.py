@@ -3,7 +3,7 @@ the names of missing fields.
 
 Fields and required values: MLPerf submission rules (mlcommons/policies, submission_rules.adoc,
 "<system_desc_id>.json metadata"); the same names are required by mlperf-logging 4.1.68, system_desc_checker.
-Nothing is guessed: a field is read from a file or a tool of the system, given by the user, or empty.
+Nothing is guessed: a field is read from a file or a tool of the system, set by the user, or empty.
 """
 
 import json
@@ -33,7 +33,7 @@ OPTIONAL = (
 )  # fmt: skip
 """Fields that must exist but may be empty."""
 EXTRA = ("system_type", "host_network_card_count")
-"""Fields of the rules that the checker does not require: written only if set by the user."""
+"""Fields of the rules that the checker does not require; they are written only if set by the user."""
 ORDER = (
     "submitter", "division", "system_type", "status", "system_name", "number_of_nodes",
     "host_processors_per_node", "host_processor_model_name", "host_processor_core_count",
@@ -59,8 +59,8 @@ CHOICES = {
 
 @dataclass(frozen=True)
 class Description:
-    """``fields``: all official fields in order, empty if unknown. ``missing``: required fields without a value,
-    each with a hint. ``open``: optional fields without a value."""
+    """A system description. ``fields``: all official fields in order, empty if unknown. ``missing``: required
+    fields without a value, each with a hint. ``open``: optional fields without a value."""
 
     fields: dict[str, Any]
     missing: dict[str, str]
@@ -72,8 +72,8 @@ class Description:
 
 
 def describe(nodes: Sequence[Mapping[str, Any]], given: Mapping[str, str]) -> Description:
-    """The description of a system of ``nodes``, overridden by the fields ``given`` by the user. A field in which
-    the nodes differ is unknown. ``nodes``: :func:`~mlhpc.submission.system.node.node_facts` of each."""
+    """The description of a system of ``nodes`` (:func:`~mlhpc.submission.system.node.node_facts` of each), with
+    the fields ``given`` by the user taking precedence. A field in which the nodes differ is unknown."""
     read_fields: dict[str, Any] = {}
     hints = {key: " or ".join(map(json.dumps, values)) for key, values in CHOICES.items()}
     hints |= {key: hint for node in nodes for key, hint in node["hints"].items()}
@@ -126,7 +126,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def write(description: Description, path: Path) -> None:
-    """Write the JSON. Raises UserError if ``path`` cannot be written, or exists."""
+    """Write the description as JSON. Raises UserError if ``path`` exists or cannot be written."""
     require_new(path)
     with as_user_error(path, "cannot be written", "choose another --out"):
         path.parent.mkdir(parents=True, exist_ok=True)

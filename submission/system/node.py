@@ -52,8 +52,8 @@ def _nodes(env: Mapping[str, str]) -> tuple[str, str]:
 
 def _processors(root: Path) -> dict[str, str]:
     """Sockets, cores and threads from /sys/devices/system/cpu/cpu*/topology (Linux,
-    Documentation/ABI/stable/sysfs-devices-system-cpu). Counts are per processor, as in the rules'
-    example."""
+    Documentation/ABI/stable/sysfs-devices-system-cpu). Counts are per processor, as in the example of the
+    rules."""
     cpus = sorted(root.glob("sys/devices/system/cpu/cpu[0-9]*"))
     places = [
         (
@@ -87,13 +87,13 @@ def _processors(root: Path) -> dict[str, str]:
 
 def _processor_model(root: Path) -> str | None:
     match = re.search(r"^model name\s*:\s*(.+)$", text(root / "proc/cpuinfo"), re.MULTILINE)
-    if not match:  # ARM has no such line, but lscpu translates its numbers
+    if not match:  # ARM has no such line, but lscpu translates ARM's numbers into names
         match = re.search(r"^Model name:\s*(.+)$", output("lscpu"), re.MULTILINE)
     return " ".join(match[1].split()) if match else None
 
 
 def _frequency(root: Path, model: str) -> str | None:
-    """The base frequency; if it cannot be read, the highest one, marked as such."""
+    """The base frequency; if that cannot be read, the highest frequency, marked as such."""
     folder = root / "sys/devices/system/cpu/cpu0/cpufreq"
     if base := text(folder / "base_frequency"):
         return f"{int(base) // 1000} MHz"
@@ -211,7 +211,7 @@ _PCI_ACCELERATORS = ("0x0302", "0x0380", "0x1200")  # 3D controller, other displ
 
 
 def _accelerators(env: Mapping[str, str], root: Path) -> tuple[dict[str, str], dict[str, str]]:
-    """Fields and hints. NVIDIA's come from nvidia-smi. For AMD and Intel, their tools report model and memory;
+    """Fields and hints. NVIDIA's come from nvidia-smi; AMD's and Intel's tools report model and memory;
     accelerators without a tool are only counted on the PCI bus."""
     table = [
         [cell.strip() for cell in line.split(",")]
@@ -278,7 +278,8 @@ def _nvlinks() -> str | None:
 
 
 def _gpus_in_slurm(env: Mapping[str, str]) -> int | None:
-    """GPUs of this node in Slurm's configuration (``Gres=gpu:a100:4(S:0-1)``): more than a job may see."""
+    """Number of GPUs of this node in Slurm's configuration (``Gres=gpu:a100:4(S:0-1)``), which may be more than a
+    job sees."""
     if not (node := env.get("SLURMD_NODENAME")):
         return None
     answer = output("scontrol", "show", "node", "--oneliner", node)

@@ -1,4 +1,4 @@
-"""The text of system files and the output of tools, empty if missing."""
+"""The text of system files and the output of tools; empty if missing."""
 
 import os
 import shutil

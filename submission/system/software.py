@@ -1,4 +1,4 @@
-"""The software of a node for the description of its system: framework, and the entries of other_software_stack."""
+"""The software of a node for the system description: the framework, and the entries of other_software_stack."""
 
 import platform
 import re
@@ -13,12 +13,13 @@ SOFTWARE = {
     "Horovod": "horovod", "Keras": "keras", "NumPy": "numpy", "h5py": "h5py",
     "DALI": r"nvidia-dali-cuda\d+", "mlperf-logging": "mlperf-logging",
 }  # fmt: skip
-"""Entries of other_software_stack, each with the package (a pattern) for its version."""
+"""Entries of other_software_stack, each with a pattern for the package that has its version."""
 CUDA_SOFTWARE = {
     "CUDA runtime": r"nvidia-cuda-runtime(-cu\d+)?", "cuBLAS": r"nvidia-cublas(-cu\d+)?",
     "cuDNN": r"nvidia-cudnn-cu\d+", "NCCL": r"nvidia-nccl-cu\d+",
 }  # fmt: skip
-"""The same, but only with a GPU driver: frameworks also install these on machines without a GPU."""
+"""Entries that count only if there is a GPU driver: frameworks install these packages on machines without a GPU,
+too."""
 
 
 def frameworks() -> list[str]:
