@@ -77,7 +77,7 @@ class Hyperparameters(schema.Hyperparameters):
 
     @classmethod
     def unclear(cls, logged: Mapping[str, object]) -> Iterator[tuple[str, str]]:
-        """As of ``schema.Hyperparameters``: the factor of warm-up."""
+        """As in ``schema.Hyperparameters``: the factor of warm-up."""
         factor = logged.get("opt_learning_rate_warmup_factor")
         if isinstance(factor, int | float) and factor < 1:
             why = "below 1, it may be the fraction of the rate at which warm-up starts instead of the divisor"
@@ -167,7 +167,7 @@ class CosmoFlow(schema.Run):
         return self
 
     def uncapturable(self) -> str:
-        """As of ``schema.Run``; a graph has one resolution."""
+        """As in ``schema.Run``; a graph has one resolution."""
         return (
             "training.coarse_epochs changes the size of samples"
             if self.training.coarse_epochs

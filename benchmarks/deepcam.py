@@ -84,7 +84,7 @@ class Hyperparameters(schema.Hyperparameters):
 
     @classmethod
     def unclear(cls, logged: Mapping[str, object]) -> Iterator[tuple[str, str]]:
-        """As of ``schema.Hyperparameters``: whether the batch size counts accumulated passes."""
+        """As in ``schema.Hyperparameters``: whether the batch size counts accumulated passes."""
         passes = logged.get("gradient_accumulation_frequency", 1)
         if passes != 1 and "global_batch_size" in logged:
             why = (
@@ -176,7 +176,7 @@ class DeepCam(schema.Run):
         return self
 
     def require_startable(self, ranks: int, *, staged: bool) -> None:
-        """As of ``schema.Run``; a cache and an exchange of samples exclude each other."""
+        """As in ``schema.Run``; a cache and an exchange of samples exclude each other."""
         super().require_startable(ranks, staged=staged)
         if self.staging.exchange and self.loading.cache:
             raise UserError("loading.cache and staging.exchange cannot be combined; omit one of them")

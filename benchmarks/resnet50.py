@@ -160,7 +160,7 @@ class ResNet50(schema.Run):
         return self.hyperparameters.gradient_accumulation_steps
 
     def require_startable(self, ranks: int, *, staged: bool) -> None:
-        """As of ``schema.Run``; packing requires staging."""
+        """As in ``schema.Run``; packing requires staging."""
         super().require_startable(ranks, staged=staged)
         if self.staging.pack and not staged:
             raise UserError("staging.pack requires --stage; pass it, or set staging.pack=false")

@@ -65,7 +65,7 @@ class CosmoFlowSource(Source[Batch]):
     def for_epoch(
         self, samples: Sequence[Sample], draw: Draw | None
     ) -> tuple[Self, Callable[[int], tuple[Sample, int]]]:
-        """As of ``loader.Source``; a key has the number of the sample's symmetry, 0 without augmentation."""
+        """As in ``loader.Source``; a key has the number of the sample's symmetry, 0 without augmentation."""
         if draw is None or not self.augment:
             return self, lambda index: (samples[index], 0)
         seed, _, epoch = draw

@@ -84,7 +84,7 @@ class DeepCamSource(Source[TensorPair]):
     def for_epoch(
         self, samples: Sequence[Sample], draw: Draw | None
     ) -> tuple[AnyReader, Callable[[int], Sample]]:
-        """As of ``loader.Source``; nothing is drawn."""
+        """As in ``loader.Source``; nothing is drawn."""
         return self._reader, samples.__getitem__
 
     def deliver(self, finished: tuple[TensorPair, int]) -> tuple[TensorPair, int]:

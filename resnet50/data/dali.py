@@ -63,7 +63,7 @@ class DecodedByDali:
         )
 
     def outputs(self, fn: Any, types: Any, feed: Callable[[], Any], key: int) -> Any:
-        """As of ``dali.Pipeline``: the decoded and resized images."""
+        """As in ``dali.Pipeline``: the decoded and resized images."""
         encoded = self._reader.images.read(key)[0].ndim == 1
         data, start, shape, *where = fn.external_source(
             source=feed,

@@ -73,7 +73,7 @@ class ResNet50Source(Source[TensorPair]):
         )
 
     def for_epoch(self, samples: Images, draw: Draw | None) -> tuple[loader.Reader, Callable[[int], int]]:
-        """As of ``loader.Source``; DALI's reader decodes the images itself."""
+        """As in ``loader.Source``; DALI's reader decodes the images itself."""
         gpu, loading = self.device != "cpu", self.loading
         pinned = gpu and loading.loader != "workers"
         reader = Reader(samples, self.side, draw, loading.broken_images, self.preprocessing, pinned)
