@@ -1,5 +1,5 @@
-"""The rules of the closed division about the conduct of runs: initial location of the data, caches, init,
-seeds, the number of runs. One short function each (``benchmarks/rules.py``)."""
+"""The rules of the closed division about the conduct of runs: initial location of the data, caches, init, seeds,
+number of runs. Each rule is a short function (``benchmarks/rules.py``)."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -10,7 +10,8 @@ from mlhpc.benchmarks.rule_context import OPEN, RunContext, violation
 from mlhpc.quantities import duration_text
 
 INIT_LIMIT_S = 30 * 60
-"""Training rules, section "Run Results"; mlperf-logging, hpc_*/common.yaml, init_stop."""
+"""Maximum seconds of init (training rules, section "Run Results"; mlperf-logging, hpc_*/common.yaml,
+init_stop)."""
 _MEMORY = frozenset({"tmpfs", "ramfs", "devtmpfs"})
 _NODE_LOCAL = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "overlay"})
 

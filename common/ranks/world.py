@@ -95,8 +95,8 @@ class World(Protocol):
         exits with status 1."""
 
     def before_exit(self, clean_up: Callable[[], object]) -> None:
-        """Run ``clean_up`` on this rank when the loss of another rank ends it: for clean-up that no other rank can
-        do, such as removing files on this node. It has a few seconds."""
+        """Run ``clean_up`` on this rank when the loss of another rank ends it. It is for clean-up that no other
+        rank can do, such as removing files on this node, and has a few seconds."""
 
     def fail(self, reason: str) -> None:
         """Report to the other ranks why this rank is about to end."""
