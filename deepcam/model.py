@@ -65,7 +65,7 @@ class DeepLab(nn.Module):
         self.decoder = Decoder(filters(256), filters(128), filters(48), network.classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Fields [b, channels, h, w] to logits [b, classes, h, w]."""
+        """Maps fields [b, channels, h, w] to logits [b, classes, h, w]."""
         low_level = self.entry_block1(self.stem(x))
         logits: Tensor = self.decoder(self.aspp(self.encoder(low_level)), low_level)
         return logits
@@ -113,7 +113,7 @@ class Block(nn.Module):
         self.relu = relu
 
     def forward(self, x: Tensor) -> Tensor:
-        """[b, inputs, h, w] to [b, widths[-1], h / stride, w / stride]."""
+        """Maps ``x`` [b, inputs, h, w] to [b, widths[-1], h / stride, w / stride]."""
         branch, other = self.shortcut, self.layers
         if isinstance(self.layers[-1], BatchNorm):
             branch, other = self.layers, self.shortcut
@@ -139,7 +139,7 @@ class Affine(nn.Module):
         self.bias = nn.Parameter(torch.zeros(features, 1, 1))
 
     def forward(self, x: Tensor) -> Tensor:
-        """[b, features, h, w] to the same shape."""
+        """Scales and shifts ``x`` [b, features, h, w]; the result has the same shape."""
         return self.weight * x + self.bias
 
 
@@ -164,7 +164,7 @@ class ASPP(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """[b, inputs, h, w] to [b, filters, h, w]."""
+        """Maps ``x`` [b, inputs, h, w] to [b, filters, h, w]."""
         levels = [level(x) for level in self.levels]
         # The mean has channels last, so that its gradient and its weights' have the same layout as the others'.
         mean = x.permute(0, 2, 3, 1).mean((1, 2), keepdim=True).permute(0, 3, 1, 2)
@@ -193,7 +193,8 @@ class Decoder(nn.Module):
         self.head = nn.Sequential(*upsample_block(filters), Deconvolution(filters, classes))
 
     def forward(self, x: Tensor, low_level: Tensor) -> Tensor:
-        """[b, filters, h / 16, w / 16], and ``low_level`` [b, features, h / 4, w / 4], to [b, classes, h, w]."""
+        """Maps ``x`` [b, filters, h / 16, w / 16] and ``low_level`` [b, features, h / 4, w / 4] to
+        [b, classes, h, w]."""
         y: Tensor = self.head(self.fuse(torch.cat((self.upsample(x), self.reduce(low_level)), 1)))
         return y
 

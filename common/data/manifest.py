@@ -291,7 +291,7 @@ def _checked_files(paths: Any, sizes: Any, digits: Any) -> Files:
 
 
 def _checked_names(paths: Sequence[str]) -> bytes:
-    """The ``paths``, ``_joined``. Raises ValueError or TypeError if one is malformed."""
+    """The result of ``_joined`` for ``paths``. Raises ValueError or TypeError if a path is malformed."""
     inside = "/".join(["", *paths, ""])
     hidden = "/." in inside and ("/./" in inside or "/../" in inside)
     if "\0" in inside or "//" in inside or hidden or NAME in paths:

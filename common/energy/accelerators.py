@@ -74,7 +74,7 @@ def _identities(devices: Sequence[Any], identity: Callable[[Any], object]) -> tu
 
 
 def _nvidia(nvml: Any) -> _Found:
-    """By nvmlDeviceGetTotalEnergyConsumption (millijoules since the driver was loaded) and
+    """NVIDIA's counters, read by nvmlDeviceGetTotalEnergyConsumption (millijoules since the driver was loaded) and
     nvmlDeviceGetEnforcedPowerLimit (milliwatts) (NVML API reference)."""
     nvml.nvmlInit()
 
@@ -95,10 +95,10 @@ def _nvidia(nvml: Any) -> _Found:
 def _nvidia_usage(
     nvml: Any, devices: Sequence[Any], turns: Iterator[Any], last: dict[int, tuple[float, float]]
 ) -> Usage:
-    """By nvmlDeviceGetUtilizationRates, nvmlDeviceGetMemoryInfo, nvmlDeviceGetPcieThroughput (which takes 20 ms
-    per direction, so each reading asks only the next device), and the NVLink throughput fields (KiB over all links
-    since the driver was loaded) (NVML API reference). ``last``: time and NVLink bytes of each device's last
-    reading."""
+    """How NVIDIA's devices are used, by nvmlDeviceGetUtilizationRates, nvmlDeviceGetMemoryInfo,
+    nvmlDeviceGetPcieThroughput (which takes 20 ms per direction, so each reading asks only the next device), and
+    the NVLink throughput fields (KiB over all links since the driver was loaded) (NVML API reference). ``last``:
+    time and NVLink bytes of each device's last reading."""
 
     def links(device: Any) -> float:
         fields = (nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX, nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX)
@@ -132,9 +132,9 @@ def _nvidia_usage(
 
 
 def _amd(amdsmi: Any) -> _Found:
-    """By amdsmi_get_energy_count (a counter, and the microjoules per count) and amdsmi_get_power_cap_info
-    (microwatts) (AMD SMI Python API). Only the first of the two dies of an MI250X has a counter, which covers
-    both. ROCm before 6.4 calls the counter ``power``."""
+    """AMD's counters, read by amdsmi_get_energy_count (a counter, and the microjoules per count) and
+    amdsmi_get_power_cap_info (microwatts) (AMD SMI Python API). Only the first of the two dies of an MI250X has a
+    counter, which covers both. ROCm before 6.4 calls the counter ``power``."""
     amdsmi.amdsmi_init()
 
     def joules(device: Any) -> float:
@@ -160,8 +160,8 @@ def _without_second_dies(counters: Counters) -> Counters:
 
 
 def _intel(root: Path) -> Counters:
-    """By energy1_input (microjoules of a whole card) of the hwmon devices called "i915" or "xe". The devices of a
-    card's tiles, called "i915_gtN", are not read (Linux,
+    """Intel's counters, read from energy1_input (microjoules of a whole card) of the hwmon devices called "i915"
+    or "xe". The devices of a card's tiles, called "i915_gtN", are not read (Linux,
     Documentation/ABI/testing/sysfs-driver-intel-i915-hwmon)."""
     files = {
         path.parents[3].name: path

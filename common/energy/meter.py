@@ -122,7 +122,7 @@ class Meter:
     def start(
         self, record: Record, record_usage: Callable[[str, Usage], None] = lambda kind, usage: None
     ) -> None:
-        """Read the counters now, and from then on about every second in a thread. ``record`` gets what this rank's
+        """Read the counters now, and then about every second in a thread. ``record`` gets what this rank's
         counters of a kind have counted since now, and whether all the expected ones are included; ``record_usage``
         gets how the devices of a kind were used. Called by all ranks. No rank reads its counters before Slurm has
         answered, which takes seconds on many nodes."""

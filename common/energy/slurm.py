@@ -24,8 +24,8 @@ from mlhpc.quantities import duration_text
 
 _WHOLE_NODE = ("ipmi", "xcc", "pm_counters")
 MOST_OUTSIDE = 0.05
-"""Maximum time by which the first and the last sample may together miss the start and stop of a run, as a share
-of the run."""
+"""Maximum sum of two gaps, as a share of a run's duration: from its start to the first sample's time, and from its
+stop to the last sample's."""
 
 
 class Sample(NamedTuple):

@@ -15,7 +15,7 @@ from mlhpc.common.files.compiled import compiled_library
 
 @cache
 def library() -> Any:
-    """The compiled library; None where it is missing or this processor cannot run it."""
+    """The compiled library; None if it is missing or this processor cannot run it."""
     compiled = compiled_library(__file__, "_crc32c")
     if compiled is None or not compiled.mlhpc_has_crc32c():
         return None

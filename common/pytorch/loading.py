@@ -28,5 +28,5 @@ def as_array(tensor: Tensor) -> npt.NDArray[Any]:
 
 
 def pinned(tensor: Tensor, device: torch.device) -> Tensor:
-    """The tensor, or, for asynchronous transfers to a GPU, a page-locked copy. Of the same shape."""
+    """The tensor, or, for asynchronous transfers to a GPU, a page-locked copy of the same shape."""
     return tensor if device.type == "cpu" else tensor.pin_memory()

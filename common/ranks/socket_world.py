@@ -114,8 +114,9 @@ class Tree:
 
 @dataclass(frozen=True)
 class Mpi(Tree):
-    """The same collectives with MPI, if MPI started the ranks; ``mpi`` is mpi4py's. They sleep while waiting,
-    since the processors may be busy reading or computing; MPI itself would wait in a busy loop."""
+    """The same collectives with MPI, if MPI started the ranks. ``mpi``: the module of mpi4py. The collectives
+    sleep while waiting, since the processors may be busy reading or computing; MPI itself would wait in a busy
+    loop."""
 
     mpi: Any
 

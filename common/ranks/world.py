@@ -76,10 +76,10 @@ class World(Protocol):
         """Return once every rank has called it."""
 
     def sum(self, values: npt.ArrayLike) -> npt.NDArray[np.float64]:
-        """Element-wise sum over ranks, in float64; every rank gets it. Of the shape of ``values``."""
+        """The element-wise sum over ranks, in float64 and of the shape of ``values``; every rank gets it."""
 
     def max(self, values: npt.ArrayLike) -> npt.NDArray[np.float64]:
-        """Element-wise maximum over ranks, in float64; every rank gets it. Of the shape of ``values``."""
+        """The element-wise maximum over ranks, in float64 and of the shape of ``values``; every rank gets it."""
 
     def broadcast(self, obj: T) -> T:
         """Rank 0's ``obj``, on every rank."""

@@ -48,8 +48,8 @@ def decode(batch: Encoded, sample_dtype: str, move: Callable[[Tensor], Tensor]) 
 
 
 def warm_up(samples: int, shape: tuple[int, ...], sample_dtype: str, device: torch.device) -> None:
-    """Before the clock starts, decode a batch of samples of ``shape`` whose voxels are all in one block, and
-    page-lock memory for the keys of batches."""
+    """Before the clock starts, decode batches of samples of ``shape``, each of which is one block, and page-lock
+    memory for the keys of batches."""
     convert = converter(sample_dtype, device)
     voxels, table = (
         np.full(samples, math.prod(shape[:3])),

@@ -57,13 +57,13 @@ class Cosmology:
         return cls(float(omega_m), float(sigma_8), float(n_s), float(hubble) / 100)
 
     def expansion(self, a: npt.ArrayLike) -> Array:
-        """H(a)/H_0, without radiation (which matters only before z = 10). Of the shape of ``a``."""
+        """H(a)/H_0, of the shape of ``a``, without radiation, which matters only before z = 10."""
         squared: Array = self.omega_m * np.asarray(a, np.float64) ** -3 + 1 - self.omega_m
         return squared**0.5
 
     def growth(self, a: npt.ArrayLike) -> Array:
-        """Linear growth D(a), 1 today, to 1e-6: E(a) ∫ da'/(a' E(a'))³ (Heath 1977, MNRAS 179, 351). Of the shape
-        of ``a``.
+        """Linear growth D(a), of the shape of ``a``, 1 today, to 1e-6: E(a) ∫ da'/(a' E(a'))³ (Heath 1977, MNRAS
+        179, 351).
 
         With a' = u^(2/5) the integrand is smooth and nearly constant, so that a few Gauss-Legendre nodes suffice.
         """
@@ -76,16 +76,16 @@ class Cosmology:
         return relative.reshape(np.shape(a))
 
     def second_growth(self, a: npt.ArrayLike) -> Array:
-        """Growth of the second-order displacement, -3/7 D² Ω_M(a)^(-1/143) (Bouchet 1995). Of the shape of
-        ``a``."""
+        """Growth of the second-order displacement, of the shape of ``a``: -3/7 D² Ω_M(a)^(-1/143) (Bouchet
+        1995)."""
         a = np.asarray(a, np.float64)
         omega_at_a = self.omega_m * a**-3 / self.expansion(a) ** 2
         grown: Array = -3 / 7 * self.growth(a) ** 2 * omega_at_a ** (-1 / 143)
         return grown
 
     def transfer(self, k: npt.ArrayLike) -> Array:
-        """Matter transfer function T(k > 0), 1 on the largest scales: EH98, equations 2 to 24. Of the shape of
-        ``k``."""
+        """Matter transfer function T(k > 0), of the shape of ``k``, 1 on the largest scales: EH98, equations 2 to
+        24."""
         k = np.asarray(k, np.float64) * self.h  # EH98 uses 1/Mpc
         theta = T_CMB / 2.7
         om, ob = self.omega_m * self.h**2, self.omega_b_h2
@@ -133,8 +133,8 @@ class Cosmology:
         return both
 
     def power(self, k: npt.ArrayLike) -> Array:
-        """Linear matter power spectrum P(k > 0) today in (Mpc/h)³, normalised to ``sigma_8``. Of the shape of
-        ``k``."""
+        """Linear matter power spectrum P(k > 0) today in (Mpc/h)³, of the shape of ``k``, normalised to
+        ``sigma_8``."""
         k = np.asarray(k, np.float64)
         lnk = np.linspace(np.log(1e-4), np.log(20), 512)
         # One call of the transfer function for both, since its cost is per call, not per k.

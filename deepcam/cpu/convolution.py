@@ -6,8 +6,8 @@ forward pass 6 ms; the input gradient of a depthwise convolution with stride 2 i
 as its forward pass; the weight gradient of a deconvolution takes twice as long. The gradient of a 1 x 1
 convolution with stride 2 writes out of bounds for some shapes in float32 (8 channels to 16, 5 samples of 16 x 24,
 channels last, two threads: the process aborts in free()). The weight gradient of a dilated convolution over all
-channels (2048 to 256, 48 x 72, dilations 12 and 18) takes twice as long as the matrix products of which it
-consists.
+channels (2048 to 256, 48 x 72, dilations 12 and 18) takes twice as long as the matrix products that make it
+up.
 """
 
 from typing import Any
@@ -25,7 +25,7 @@ Gradients = tuple[Tensor | None, Tensor | None]
 
 class CpuDepthwise(Depthwise):
     def forward(self, input: Tensor) -> Tensor:
-        """[b, channels, h, w] to [b, channels, h / stride, w / stride]."""
+        """Maps ``input`` [b, channels, h, w] to [b, channels, h / stride, w / stride]."""
         if self.stride == self.dilation == (1, 1):
             return super().forward(input)
         x, weight = _cast(input), _cast(self.weight)
@@ -41,7 +41,7 @@ class CpuSeparable(Separable):
     pass but recomputed, which takes about as long as allocating fresh memory for it would."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """[b, inputs, h, w] to [b, outputs, h / stride, w / stride]."""
+        """Maps ``input`` [b, inputs, h, w] to [b, outputs, h / stride, w / stride]."""
         if self.stride > 1 or torch.compiler.is_compiling():
             return super().forward(input)  # type: ignore[no-any-return]
         of_depth, of_point = (_cast(weight) for weight in self.parameters())
@@ -50,7 +50,7 @@ class CpuSeparable(Separable):
 
 class CpuConv3x3(Conv3x3):
     def forward(self, input: Tensor) -> Tensor:
-        """[b, inputs, h, w] to [b, outputs, h, w]."""
+        """Maps ``input`` [b, inputs, h, w] to [b, outputs, h, w]."""
         if torch.compiler.is_compiling():
             return super().forward(input)
         x, weight = _cast(input), _cast(self.weight)
@@ -63,7 +63,7 @@ class CpuConv3x3(Conv3x3):
 
 class CpuPointwise(Pointwise):
     def forward(self, input: Tensor) -> Tensor:
-        """[b, inputs, h, w] to [b, outputs, h / stride, w / stride]."""
+        """Maps ``input`` [b, inputs, h, w] to [b, outputs, h / stride, w / stride]."""
         if self.stride == (1, 1):
             return super().forward(input)
         # Slice with channels last, so that the gradient has that layout too; and copy, since a view that is kept
@@ -74,7 +74,7 @@ class CpuPointwise(Pointwise):
 
 class CpuDeconvolution(Deconvolution):
     def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:
-        """[b, inputs, h, w] to [b, outputs, 2·h, 2·w]."""
+        """Maps ``input`` [b, inputs, h, w] to [b, outputs, 2·h, 2·w]."""
         if self.out_channels < 16:
             return super().forward(input, output_size)
         return _Upsampled.apply(_cast(input), _cast(self.weight))  # type: ignore[no-any-return]

@@ -65,7 +65,7 @@ class Reader:
 
     @property
     def parts(self) -> Parts:
-        """One part: an image in float32, (size, size, 3)."""
+        """A sample has one part, an image in float32 of shape (size, size, 3)."""
         return (((self.size, self.size, 3), "float32"),)
 
     def finish(self, arrays: Sequence[torch.Tensor], results: Sequence[Sample]) -> Batch:

@@ -19,7 +19,7 @@ from PIL import Image
 
 Picture = npt.NDArray[np.float32]
 TEXTURES = ("stripes", "checks", "dots", "rings", "blotches", "plain")
-# Shapes of photographs (height and width relative to the longer side) and their frequencies: mostly 4:3 and 3:2.
+# Shapes of photographs (width and height relative to the longer side) and their frequencies: mostly 4:3 and 3:2.
 _SHAPES = ((1, 0.75), (0.75, 1), (1, 2 / 3), (2 / 3, 1), (1, 1))
 _OFTEN = (0.47, 0.16, 0.17, 0.07, 0.13)
 _STRAY = 0.15  # share of images with arbitrary dimensions
