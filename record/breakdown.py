@@ -87,7 +87,7 @@ def breakdown(events: Iterable[dict[str, Any]]) -> Breakdown:
     epochs = epoch_times(events)
     return of_epochs(
         epochs,
-        # Each evaluation separately: an epoch may have none or several.
+        # Each evaluation counts separately, because an epoch may have none or several.
         [e["seconds"] for e in events if e["event"] == "end" and e["name"] == "eval"],
         [counts.get(epoch.epoch) for epoch in epochs],
         total=sum(runs.values()),

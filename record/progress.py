@@ -174,7 +174,7 @@ class Follower:
 
     def _begin(self) -> None:
         """Reset to the state before any of rank 0's events were read."""
-        self._of_rank0: list[Event] = []  # without the many that are only counted
+        self._of_rank0: list[Event] = []  # without the many events that are only counted
         self._open: list[Event] = []
         self._reported: Event = {}
         self._energy: Event = {}  # rank 0's note at the end, for all nodes

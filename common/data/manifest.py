@@ -31,7 +31,7 @@ from mlhpc.quantities import binary_text, count
 
 NAME = "manifest.json"
 _VERSION = 2
-_UNKNOWN = 8 * "-"  # instead of the digits of a checksum
+_UNKNOWN = 8 * "-"  # in place of an unknown checksum
 _CHUNK = 1 << 12  # elements of a column at a time: as Python objects they take four times the memory
 _OUTSIDE = frozenset({"", ".", ".."})  # path components of absolute paths and of paths not in normal form
 T = TypeVar("T")

@@ -41,8 +41,8 @@ def page_lock(largest: int, each: int, more: Sequence[int] = ()) -> None:
 def single_threaded_readers(threads: int) -> Iterator[ThreadPoolExecutor]:
     """A pool of threads in each of which PyTorch uses only that thread, since a single image is too little work to
     divide."""
-    # The setting is per thread, but the last one set also applies to new threads and to MKL: it is reset here once
-    # all threads have theirs.
+    # The setting is per thread, but the last value set also applies to new threads and to MKL, so it is reset here
+    # once all threads have set theirs.
     before, barrier = torch.get_num_threads(), Barrier(threads)
 
     def use_one_thread() -> None:

@@ -35,8 +35,8 @@ def momentum_step(
     lr: float,
     found_inf: Tensor | None,
 ) -> None:
-    """v = momentum v + change, w = w - lr v, in place, unless ``found_inf`` is 1. Each weight has the same shape
-    as its change and its velocity."""
+    """Update velocities and weights in place, unless ``found_inf`` is 1: v = momentum v + change, w = w - lr v.
+    Each weight has the same shape as its change and its velocity."""
     if found_inf is None:
         torch._foreach_mul_(velocities, momentum)
         torch._foreach_add_(velocities, changes)

@@ -20,7 +20,7 @@ from mlhpc.common.timing.runlog import RunLog
 from mlhpc.errors import UserError
 
 WARM_UP = 11
-"""Number of eager steps before a capture that DistributedDataParallel needs (``devices.without_graphs``)."""
+"""Number of eager steps that DistributedDataParallel needs before a capture (``devices.without_graphs``)."""
 
 TRIALS = ((1.0, 2.0**8), (0.5, 2.0**127), (0.25, 2.0**9))
 """For each step of a trial: the factor on the learning rate, and the loss scale; one of the scales overflows."""

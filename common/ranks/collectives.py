@@ -54,7 +54,8 @@ def on_each_rank(world: World, work: Callable[[], T]) -> T:
 
 
 def on_rank0(world: World, work: Callable[[], T]) -> T:
-    """The result of ``work`` on rank 0 only, on every rank; UserError on every rank if it fails."""
+    """Do ``work`` on rank 0 only, and return its result on every rank. Raises UserError on every rank if it
+    fails."""
     result, error = attempt(work) if world.rank == 0 else (None, None)
     result, message = world.broadcast((result, None if error is None else _message(error)))
     if message is not None:

@@ -339,7 +339,7 @@ def interface_of(address: str) -> str:
             return name
     if address.startswith("127."):
         address = (
-            "127.0.0.1"  # a host may resolve its own name to another loopback address: Debian, 127.0.1.1
+            "127.0.0.1"  # a host may resolve its name to another loopback address, such as Debian's 127.0.1.1
         )
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         for _, name in socket.if_nameindex():

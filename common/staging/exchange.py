@@ -265,7 +265,8 @@ def _run_round(
             # A rank that only sends never reads an end of file. Closing with unread bytes resets the connection.
             for link in links.values():
                 link.close()
-            raise min(failures, key=lambda error: isinstance(error, LinkBroken))  # a cause before its symptom
+            raise min(failures, key=lambda error: isinstance(error, LinkBroken))  # a cause, rather than its
+            # symptom
 
     _, error = attempt(work)
     gather_or_raise(world, None, cause_of(world, error))

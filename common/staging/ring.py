@@ -140,7 +140,7 @@ class Exchange:
                 connection.close()
             raise min(
                 self._failures, key=lambda error: isinstance(error, LinkBroken)
-            )  # a cause before its symptom
+            )  # a cause, rather than its symptom
         return copied
 
     def _or_abort(self, work: Callable[[], None]) -> None:

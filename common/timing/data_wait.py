@@ -80,7 +80,7 @@ def slow_batches(kept: Sequence[Waits], rank: int) -> list[SlowBatch]:
     during a step, is compared with the first batches of other epochs."""
     epochs: dict[int, list[float]] = {}
     for waits in kept:
-        if waits.name == "data_wait" and "epoch" in waits.tags:  # the last one: until there were no more
+        if waits.name == "data_wait" and "epoch" in waits.tags:  # the last wait was not for a batch
             epochs.setdefault(waits.tags["epoch"], []).extend(waits.own[:-1].tolist())
     first = [waits[0] for waits in epochs.values() if waits]
     later = [wait for waits in epochs.values() for wait in waits[1:]]

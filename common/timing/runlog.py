@@ -220,7 +220,7 @@ class RunLog:
     def _record_reading(self, event: str, name: str, **values: Any) -> None:
         with self._closing:
             if not self._events.closed:
-                with suppress(UserError):  # the next event of the training raises it
+                with suppress(UserError):  # training's next event raises it
                     self._event(event, name, **values)
 
     def _note_energy(self, meter: EnergyMeter) -> None:
@@ -324,7 +324,7 @@ class RunLog:
             if self._events.closed:
                 return
             if steps:
-                with suppress(UserError):  # this thread's; the next event of the training raises it
+                with suppress(UserError):  # only in this thread: training's next event raises it
                     self._event("progress", phase, step=steps)
         # On a terminal, a bar already shows the progress of training.
         if printed and not ("data_wait" in self._timers and sys.stderr.isatty()):

@@ -43,7 +43,7 @@ class MinimalConv3D(keras.layers.Conv3D):  # type: ignore[misc]
 
 @tf.function(jit_compile=True, autograph=False)  # type: ignore[untyped-decorator]
 def _input_sums(x: Tensor) -> list[Tensor]:
-    """``[b, d, h, w, c]`` to four times ``[b·d/2, h, w, c]``."""
+    """The four input sums, each ``[b·d/2, h, w, c]``, for ``x`` ``[b, d, h, w, c]``."""
     _, depth, *plane = x.shape
     pairs = tf.reshape(tf.pad(x, [[0, 0], [1, 1], [0, 0], [0, 0], [0, 0]]), [-1, depth // 2 + 1, 2, *plane])
     i0, i1, i2, i3 = pairs[:, :-1, 0], pairs[:, :-1, 1], pairs[:, 1:, 0], pairs[:, 1:, 1]
@@ -57,7 +57,7 @@ def _filter_sums(kernel: Tensor) -> list[Tensor]:
 
 @tf.function(jit_compile=True, autograph=False)  # type: ignore[untyped-decorator]
 def _output_sums(products: list[Tensor], depth: int) -> Tensor:
-    """Four times ``[b·depth/2, h, w, f]`` to ``[b, depth, h, w, f]``."""
+    """The outputs, ``[b, depth, h, w, f]``, from the four products, each ``[b·depth/2, h, w, f]``."""
     m0, m1, m2, m3 = products
     outputs = tf.stack([m0 + m1 + m2, m1 - m2 - m3], axis=1)
     return tf.reshape(outputs, [-1, depth, *m0.shape[1:]])

@@ -101,7 +101,7 @@ def _weight_gradient(x: Tensor, weight: Tensor, gradient: Tensor, chosen: Tensor
 
     def add(layer: Layer, begin: int, end: int, step: int) -> None:
         own = sums[begin] = torch.zeros(_packed_shape(weight))
-        scratch = _scratch()  # by name, or it would be freed before the call
+        scratch = _scratch()  # named, or it would be freed before the call
         library().mlhpc_weight_gradient(layer, scratch.data_ptr(), begin, end, step, own.data_ptr())
 
     _on_planes(partial(add, _layer(x, gradient, chosen, x.shape[1])), chosen)
@@ -114,7 +114,7 @@ def _input_gradient(x: Tensor, weight: Tensor, gradient: Tensor, chosen: Tensor)
     packed = _packed(weight.to(gradient.dtype))  # rounded as in the forward pass
 
     def add(layer: Layer, begin: int, end: int, step: int) -> None:
-        scratch = _scratch()  # by name, or it would be freed before the call
+        scratch = _scratch()  # named, or it would be freed before the call
         library().mlhpc_input_gradient(layer, scratch.data_ptr(), begin, end, step, packed.data_ptr())
 
     layer = _layer(x_gradient, gradient, chosen, x.shape[1])

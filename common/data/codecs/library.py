@@ -57,7 +57,7 @@ def pco_decompress_into(frame: Frame, section: str, out: npt.NDArray[Any]) -> No
         progress = pco.standalone.simple_decompress_into(bytes(data), out)
     except Exception as error:
         raise frame.error(f"not readable by pcodec: {_reason(error)}", section) from error
-    except BaseException as error:  # its panics are not Exceptions
+    except BaseException as error:  # pcodec's panics are no Exceptions
         if type(error).__name__ != "PanicException":
             raise
         raise frame.error(f"not readable by pcodec: {_reason(error)}", section) from error
@@ -216,7 +216,7 @@ def _blosc2_compress(array: npt.NDArray[Any]) -> bytes:
         clevel=_BLOSC2_LEVEL,
         filters=[blosc2.Filter.BITSHUFFLE],
         typesize=array.itemsize,
-        nthreads=1,  # and the same bytes for any number of threads
+        nthreads=1,  # so that the bytes are the same for any number of threads
     )
     return compressed
 
