@@ -32,8 +32,8 @@ def data_not_in_memory(context: RunContext) -> Iterator[Finding]:
 def staging_is_timed(context: RunContext) -> Iterator[Finding]:
     """Up to ruleset 2.0.0 the data set is on a shared file system at the start, and copying it to the nodes
     is timed. Submitters may choose how it is copied, including which node reads it (`staging.read_once`) and
-    whether nodes exchange their shards between epochs (`staging.exchange`), as long as the clock runs
-    meanwhile.
+    whether nodes exchange their shards between epochs (`staging.exchange`), provided that the clock
+    is running.
 
     Source: HPC rules of rounds 0.7 to 2.0, "Data State at Start of Run"; lifted in 3.0.
     """

@@ -245,7 +245,7 @@ class Precisions(NamedTuple):
 
 
 def precisions(device: torch.device) -> Precisions:
-    """The ``Precisions`` of ``device``. NVIDIA's GPUs support all of them from compute capability 8.0 on."""
+    """The ``Precisions`` of ``device``. NVIDIA's GPUs support both from compute capability 8.0 on."""
     if accelerator() == "cuda":
         ampere = torch.cuda.get_device_capability(device)[0] >= 8
         return Precisions(ampere, ampere)
