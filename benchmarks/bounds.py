@@ -1,4 +1,4 @@
-"""The conditions of ``closed_free``: bounds within which a setting may be chosen."""
+"""The conditions in ``closed_free``: bounds within which a setting may be chosen."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -36,5 +36,5 @@ def bounds(condition: Mapping[str, Any]) -> str:
 
 
 def _is_whole(number: float) -> bool:
-    """Whether ``number`` is whole, up to the rounding of a division."""
+    """Whether ``number`` is whole, apart from the rounding error of a division."""
     return math.isclose(number, round(number), rel_tol=1e-9, abs_tol=1e-9)

@@ -1,5 +1,5 @@
-"""The rules of the closed division about the conduct of runs: initial location of the data, caches, init,
-seeds, the number of runs. One short function each (``benchmarks/rules.py``)."""
+"""The rules of the closed division about the conduct of runs: initial location of the data, caches, init, seeds,
+number of runs. Each rule is a short function (``benchmarks/rules.py``)."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -10,12 +10,13 @@ from mlhpc.benchmarks.rule_context import OPEN, RunContext, violation
 from mlhpc.quantities import duration_text
 
 INIT_LIMIT_S = 30 * 60
-"""Training rules, section "Run Results"; mlperf-logging, hpc_*/common.yaml, init_stop."""
+"""Maximum seconds of init (training rules, section "Run Results"; mlperf-logging, hpc_*/common.yaml,
+init_stop)."""
 _MEMORY = frozenset({"tmpfs", "ramfs", "devtmpfs"})
 _NODE_LOCAL = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "overlay"})
 
 
-# Before the run: the location of the data.
+# Rules that are checked before the run: the location of the data.
 
 
 def data_not_in_memory(context: RunContext) -> Iterator[Finding]:
@@ -30,8 +31,9 @@ def data_not_in_memory(context: RunContext) -> Iterator[Finding]:
 
 def staging_is_timed(context: RunContext) -> Iterator[Finding]:
     """Up to ruleset 2.0.0 the data set is on a shared file system at the start, and copying it to the nodes
-    is timed. The method of copying is free, including which node reads it (`staging.read_once`) and whether
-    nodes exchange their shards between epochs (`staging.exchange`), inside the clock.
+    is timed. Submitters may choose how it is copied, including which node reads it (`staging.read_once`) and
+    whether nodes exchange their shards between epochs (`staging.exchange`), provided that the clock
+    is running.
 
     Source: HPC rules of rounds 0.7 to 2.0, "Data State at Start of Run"; lifted in 3.0.
     """
@@ -55,7 +57,7 @@ def caches(context: RunContext) -> Iterator[Finding]:
         yield violation("--evict", "caches dropped", "caches as they were", remedy, "warning")
 
 
-# When the data set is opened, inside the clock.
+# Rules that are checked when the data set is opened, while the clock runs.
 
 
 def data_of_benchmark(context: RunContext) -> Iterator[Finding]:
@@ -86,7 +88,7 @@ def codec(context: RunContext) -> Iterator[Finding]:
         yield violation("manifest.json", "lossless data", f"{facts.get('codec', 'lossy')}", remedy)
 
 
-# After the run.
+# Rules that are checked after the run.
 
 
 def init_time(context: RunContext) -> Iterator[Finding]:
@@ -101,7 +103,7 @@ def init_time(context: RunContext) -> Iterator[Finding]:
         )
 
 
-# In a campaign.
+# Rules that are checked in a campaign.
 
 
 def seeds(context: RunContext) -> Iterator[Finding]:
@@ -116,7 +118,7 @@ def seeds(context: RunContext) -> Iterator[Finding]:
 
 
 def number_of_runs(context: RunContext) -> Iterator[Finding]:
-    """A score requires a fixed number of runs, throughput at least that number.
+    """A score requires a fixed number of runs; throughput requires at least that number.
 
     Source: HPC rules, "Benchmark Results".
     """

@@ -1,4 +1,4 @@
-"""The settings of a CosmoFlow run; ``cosmoflow.toml`` gives the values."""
+"""The settings of a CosmoFlow run, whose values are in ``cosmoflow.toml``."""
 
 from collections.abc import Iterator, Mapping
 from itertools import accumulate
@@ -56,7 +56,7 @@ class Network(schema.Network):
 
 
 class Hyperparameters(schema.Hyperparameters):
-    """The names are those of the MLPerf logging rules (mlperf-logging, hpc_*/closed_cosmoflow.yaml)."""
+    """Named as in the MLPerf logging rules (mlperf-logging, hpc_*/closed_cosmoflow.yaml)."""
 
     opt_name: Literal["sgd", "adam"] = "sgd"
     opt_momentum: float = Field(0.9, ge=0, lt=1)
@@ -77,7 +77,7 @@ class Hyperparameters(schema.Hyperparameters):
 
     @classmethod
     def unclear(cls, logged: Mapping[str, object]) -> Iterator[tuple[str, str]]:
-        """As of ``schema.Hyperparameters``: the factor of warm-up."""
+        """As in ``schema.Hyperparameters``; the meaning of the warm-up factor may differ."""
         factor = logged.get("opt_learning_rate_warmup_factor")
         if isinstance(factor, int | float) and factor < 1:
             why = "below 1, it may be the fraction of the rate at which warm-up starts instead of the divisor"
@@ -167,7 +167,7 @@ class CosmoFlow(schema.Run):
         return self
 
     def uncapturable(self) -> str:
-        """As of ``schema.Run``; a graph has one resolution."""
+        """As in ``schema.Run``; a graph supports only one resolution."""
         return (
             "training.coarse_epochs changes the size of samples"
             if self.training.coarse_epochs

@@ -1,4 +1,4 @@
-"""The settings of a DeepCAM run; ``deepcam.toml`` gives the values."""
+"""The settings of a DeepCAM run, whose values are in ``deepcam.toml``."""
 
 from collections.abc import Iterator, Mapping
 from typing import ClassVar, Literal
@@ -28,7 +28,8 @@ class Simulation(schema.FrozenModel):
 
 
 class Data(schema.Data):
-    """``sample_shape`` is rows (latitude), columns (longitude), channels; both sides divisible by 16."""
+    """``sample_shape``: rows (latitude), columns (longitude), channels; rows and columns must be divisible by
+    16."""
 
     sample_shape: tuple[int, int, int]
     simulation: Simulation | None = None
@@ -51,7 +52,7 @@ class Network(schema.Network):
 
 
 class Hyperparameters(schema.Hyperparameters):
-    """The names are those of the MLPerf logging rules (mlperf-logging, hpc_*/closed_deepcam*.yaml)."""
+    """Named as in the MLPerf logging rules (mlperf-logging, hpc_*/closed_deepcam*.yaml)."""
 
     batchnorm_group_size: PositiveInt = setting(1, "ranks that share batch-norm statistics")
     gradient_accumulation_frequency: PositiveInt = setting(1, "backward passes per step")
@@ -84,7 +85,7 @@ class Hyperparameters(schema.Hyperparameters):
 
     @classmethod
     def unclear(cls, logged: Mapping[str, object]) -> Iterator[tuple[str, str]]:
-        """As of ``schema.Hyperparameters``: whether the batch size counts accumulated passes."""
+        """As in ``schema.Hyperparameters``; it may be unclear whether the batch size counts accumulated passes."""
         passes = logged.get("gradient_accumulation_frequency", 1)
         if passes != 1 and "global_batch_size" in logged:
             why = (
@@ -94,7 +95,8 @@ class Hyperparameters(schema.Hyperparameters):
             yield "global_batch_size", why
 
     def logged(self) -> dict[str, object]:
-        """What the rules require in the log: the keys of this optimizer and this scheduler only."""
+        """Keys and values as the rules require them in the log: only the keys of this optimizer and this
+        scheduler."""
         facts = self.model_dump(mode="json")
         lamb = ("opt_bias_correction", "opt_grad_averaging", "opt_max_grad_norm")
         cosine = ("scheduler_t_max", "scheduler_eta_min")
@@ -161,7 +163,7 @@ class DeepCam(schema.Run):
         return self.hyperparameters.gradient_accumulation_frequency
 
     def between_evaluations(self, steps: int) -> Iterator[tuple[int, int]]:
-        """The ranges of an epoch's ``steps`` after each of which the network is evaluated."""
+        """The ranges into which evaluations divide an epoch's ``steps``: the network is evaluated after each."""
         every = steps if self.study.steps or not self.training.eval_steps else self.training.eval_steps
         for start in range(0, steps, every):
             yield start, min(start + every, steps)
@@ -176,7 +178,7 @@ class DeepCam(schema.Run):
         return self
 
     def require_startable(self, ranks: int, *, staged: bool) -> None:
-        """As of ``schema.Run``; a cache and an exchange of samples exclude each other."""
+        """As in ``schema.Run``; caching samples and exchanging them cannot be combined."""
         super().require_startable(ranks, staged=staged)
         if self.staging.exchange and self.loading.cache:
             raise UserError("loading.cache and staging.exchange cannot be combined; omit one of them")

@@ -1,4 +1,4 @@
-"""Violations of rules: found before a run by ``benchmarks/rules.py``, afterwards by ``submission``."""
+"""Violations of rules, found before a run by ``benchmarks/rules.py``, and after it by ``submission``."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -10,9 +10,9 @@ Severity = Literal["error", "expected", "warning"]
 class Finding:
     """One violation of a rule by a run.
 
-    ``severity`` is ``error`` (no score), ``expected`` (an error of the official checker that this run could
-    not avoid, with the reason in ``remedy``) or ``warning`` (worth checking). ``where`` is ``file:line``, a
-    file, or the key of a setting. ``source`` is ``mlhpc`` or the official checker with its ruleset.
+    ``severity``: ``error`` (no score), ``expected`` (an error that the official checker reports and that this run
+    could not avoid, with the reason in ``remedy``) or ``warning`` (worth checking). ``where``: ``file:line``, a
+    file, or the key of a setting. ``source``: ``mlhpc``, or the official checker with its ruleset.
     """
 
     rule: str

@@ -1,4 +1,4 @@
-"""From a benchmark's TOML, a preset and ``--set key=value`` to a ``Run``."""
+"""Makes a ``Run`` from a benchmark's TOML file, a preset and ``--set key=value``."""
 
 import json
 import tomllib
@@ -27,7 +27,7 @@ class BadSetting(UserError):
 
 
 RUNS_OF_A_SCORE = 5
-"""Runs per score of a benchmark whose TOML does not give ``closed_results.runs``."""
+"""Runs per score of a benchmark whose TOML file does not set ``closed_results.runs``."""
 
 
 def presets(benchmark: str) -> dict[str, str]:
@@ -36,16 +36,16 @@ def presets(benchmark: str) -> dict[str, str]:
 
 
 def preset_version(benchmark: str, preset: str) -> int:
-    """Incremented when results of ``preset`` from before a change cannot be compared with those after it: in the
-    table ``versions`` of the benchmark's TOML, 1 without an entry."""
+    """The version of ``preset``, which is incremented when a change makes earlier results incomparable with later
+    ones. It is in the table ``versions`` of the benchmark's TOML file; without an entry it is 1."""
     return int(definition_of(benchmark).get("versions", {}).get(preset, 1))
 
 
 def load(
     benchmark: str, preset: str, settings: Iterable[str] = (), tables: Mapping[str, Any] | None = None
 ) -> Run:
-    """The fully resolved run of a preset, with ``tables`` of settings over it and ``settings``
-    (``table.key=value``) on top.
+    """The fully resolved run of a preset, overridden first by ``tables`` of settings and then by ``settings``
+    (``table.key=value``).
 
     Raises UserError for an unknown benchmark, preset or key, and for an invalid value.
     ``benchmarks/rules.py`` checks whether a run qualifies as closed.
@@ -61,11 +61,11 @@ def load(
 def load_file(
     path: Path, benchmark: str, settings: Iterable[str] = (), tables: Mapping[str, Any] | None = None
 ) -> Run:
-    """The run that a ``config.toml`` describes, such as that of an earlier run, with ``tables`` of settings over
-    it and ``settings`` on top.
+    """The run that a ``config.toml`` describes, such as that of an earlier run, overridden first by ``tables`` of
+    settings and then by ``settings``.
 
-    Raises UserError if the file cannot be read, is not a run's configuration, or belongs to another
-    benchmark; the message has the line of the setting.
+    Raises UserError if the file cannot be read, is not a run's configuration, or belongs to another benchmark; the
+    message names the line of the setting.
     """
     settings = list(settings)
     text, own = read_toml(path, "--config requires the config.toml of a run")
@@ -78,19 +78,20 @@ def load_file(
         above = [key for key, _ in dotted(dict(tables or {}))]
         above += [setting.partition("=")[0].strip() for setting in settings]
         if any(f"{key}.".startswith(f"{error.key}.") or key in _with_parents(error.key) for key in above):
-            raise  # the key was set over the file, or conflicts with it
+            raise  # the key overrides the file, or conflicts with it
         raise UserError(f"{at_line(path, text, error.key)}: {error}") from None
 
 
 def dumps(run: Run) -> str:
-    """``run`` as TOML text, for the record of a run: all settings resolved."""
+    """``run`` as TOML text with all settings resolved, for the record of a run."""
     return tomli_w.dumps(run.model_dump(mode="json", exclude_none=True))
 
 
 def loads(text: str) -> Run:
-    """The ``Run`` that :func:`dumps` wrote; for a benchmark that is not installed, only what all runs have.
+    """The ``Run`` that :func:`dumps` wrote; for a benchmark that is not installed, only the settings that all runs
+    have.
 
-    Raises ValueError, with one line that says why, when ``text`` describes no run of this version.
+    Raises ValueError, with a reason in one line, if ``text`` does not describe a run of this version.
     """
     tables = parse_toml(text)
     try:
@@ -108,13 +109,14 @@ def loads(text: str) -> Run:
 
 
 def definition_of(benchmark: str) -> dict[str, Any]:
-    """The benchmark's TOML file, unresolved, not to be changed. Raises UserError for an unknown benchmark."""
+    """The benchmark's TOML file, unresolved; callers must not change it. Raises UserError for an unknown
+    benchmark."""
     return _parsed(registry.find(benchmark).definition)
 
 
 @cache
 def _parsed(definition: str) -> dict[str, Any]:
-    """A check of the rules needs the tables twenty times."""
+    """The parsed file, cached because a check of the rules needs the tables twenty times."""
     package, _, file = definition.partition(":")
     return tomllib.loads(resources.files(package).joinpath(file).read_text("utf-8"))
 
@@ -127,7 +129,7 @@ def closed_table(benchmark: str, name: str) -> dict[str, Any]:
 
 
 def official_target(benchmark: str) -> Target:
-    """The target of the closed division, or that of the benchmark's defaults if it has none."""
+    """The target of the closed division, or, without a closed division, the benchmark's default target."""
     target = Target(**definition_of(benchmark)["defaults"]["target"])
     fixed = closed_table(benchmark, "closed_fixes")
     names = (key.removeprefix("target.") for key in fixed if key.startswith("target."))
@@ -145,7 +147,7 @@ def hyperparameter_keys(benchmark: str) -> tuple[str, ...]:
 
 
 def dotted(table: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """All settings of a table and its subtables, by the dotted name of ``--set``."""
+    """All settings of a table and its subtables, by dotted name as in ``--set``."""
     for key, value in table.items():
         if isinstance(value, dict):
             yield from dotted(value, f"{prefix}{key}.")
@@ -154,19 +156,20 @@ def dotted(table: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]
 
 
 def toml_value(value: Any) -> str:
-    """One value on one line of TOML; for booleans, numbers, strings and lists this is JSON."""
+    """A value in TOML, on one line; for booleans, numbers, strings and lists this is the same as JSON."""
     return repr(value) if isinstance(value, float) else json.dumps(value, ensure_ascii=False)
 
 
 def at_line(path: Path, text: str, key: str) -> str:
-    """The position of ``key``, or else of its table, in the file ``path`` with ``text``."""
+    """The position (file and line) of ``key``, or else of its table, in the file ``path``, whose content is
+    ``text``."""
     lines = toml_lines(text)
     line = next((lines[name] for name in _with_parents(key) if name in lines), None)
     return f"{path}, line {line}" if line else str(path)
 
 
 def _with_parents(key: str) -> Iterator[str]:
-    """``a.b.c``, ``a.b``, ``a``; nothing for an empty key."""
+    """``key`` and the names of its parents: for ``a.b.c``, also ``a.b`` and ``a``. Nothing for an empty key."""
     while key:
         yield key
         key = key.rpartition(".")[0]
@@ -183,7 +186,7 @@ def _validated(tables: dict[str, Any], settings: Iterable[str]) -> Run:
 
 
 def run_class(benchmark: str) -> type[Run]:
-    """The class of the runs of ``benchmark``. Raises UserError for an unknown one."""
+    """The class of the runs of ``benchmark``. Raises UserError for an unknown benchmark."""
     chosen: type[Run] = registry.load_object(registry.find(benchmark).settings)
     return chosen
 
@@ -193,7 +196,7 @@ def _with_framework(tables: dict[str, Any]) -> dict[str, Any]:
     benchmark = registry.find(str(tables["benchmark"]))
     training = tables.get("training", {})
     if not isinstance(training, dict):
-        return tables  # refused like any value of a wrong type
+        return tables  # refused later like any value of a wrong type
     chosen = training.get("framework") or benchmark.default_framework
     if not isinstance(chosen, str) or chosen not in benchmark.frameworks:
         options = did_you_mean(str(chosen), benchmark.frameworks)
@@ -222,23 +225,23 @@ def _parse(setting: str) -> dict[str, Any]:
 
 def _first_problem(error: ValidationError, model: type[Run]) -> BadSetting:
     problems = error.errors()
-    # An unknown key is reported before a missing one: it may be a misspelling of it.
+    # An unknown key is reported before a missing one, since it may be a misspelling of the missing key.
     problem = next((each for each in problems if each["type"] == "extra_forbidden"), problems[0])
     place = ".".join(str(part) for part in problem["loc"])
     if problem["type"] == "extra_forbidden":
         table = problem["input"]
-        while isinstance(table, dict) and table:  # an unknown table: its first key says what was meant
+        while isinstance(table, dict) and table:  # an unknown table: its first key shows what was meant
             key, table = next(iter(table.items()))
             place += f".{key}"
         return BadSetting(f"unknown key {place!r}; {did_you_mean(place, _keys(model))}", place)
     message = problem["msg"].removeprefix("Value error, ")
     got = "" if isinstance(problem["input"], dict) else f"; got {shown(problem['input'])}"
-    # A message about several tables has no position, and names its keys itself.
+    # A message about several tables has no position and names its keys itself.
     return BadSetting(f"{place}: {message}{got}" if place else message, place)
 
 
 def _keys(model: type[BaseModel], prefix: str = "") -> list[str]:
-    """Dotted names of all settings."""
+    """The dotted names of all settings of ``model``."""
     keys = []
     for name, field in model.model_fields.items():
         inner = [t for t in (field.annotation, *getattr(field.annotation, "__args__", ())) if _is_model(t)]

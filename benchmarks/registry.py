@@ -1,8 +1,8 @@
 """The benchmarks that mlhpc runs: the three built-in ones, and those of other installed packages.
 
-A package adds a benchmark by an entry point in the group ``mlhpc.benchmarks`` whose object is a
-:class:`Benchmark` (docs/guide/adding_a_benchmark.md). A benchmark's code is imported on first use: it is named as
-``"package.module:object"``.
+A package adds a benchmark by an entry point in the group ``mlhpc.benchmarks`` whose object is a :class:`Benchmark`
+(docs/guide/adding_a_benchmark.md). A benchmark's code is specified as ``"package.module:object"`` and imported on
+first use.
 """
 
 from collections.abc import Mapping
@@ -20,14 +20,15 @@ GROUP = "mlhpc.benchmarks"
 class Framework:
     """One implementation of a benchmark.
 
-    ``trainer``: the module with ``check(run, staged, world)``, which raises UserError if a run cannot start,
-    and ``train(run, data, staged, seed, resume, world, log)``, which trains to target: ``data`` is the data set,
-    ``staged`` the node-local folder to copy it to (None: read it in place), ``resume`` the folder of a run to
-    continue; it raises UserError for errors that the user can fix. ``collectives``: what
-    connects several ranks ("none": there can be only one). ``packages``: the distributions that it runs on, the
-    one it is named after first. ``profiler``: ``profile(run, request, world)``, called by all ranks, which
-    measures training steps and returns a ``common.timing.profile.Profile``; empty for none. ``emulates``: the
-    trainer honours ``run.emulation``. ``extra``: of mlhpc, that installs what it needs; empty for other packages.
+    ``trainer``: the module with ``check(run, staged, world)``, which raises UserError if a run cannot start, and
+    ``train(run, data, staged, seed, resume, world, log)``, which trains to the target: ``data`` is the data set,
+    ``staged`` the node-local folder to copy it to (None: read it in place), and ``resume`` the folder of a run to
+    continue; it raises UserError for errors that the user can fix. ``collectives``: what connects several ranks
+    ("none": only one rank is possible). ``packages``: the distributions that it runs on, starting with the one it
+    is named after. ``profiler``: the function ``profile(run, request, world)``, called by all ranks, which
+    measures training steps and returns a ``common.timing.profile.Profile``; empty if there is none. ``emulates``:
+    whether the trainer supports ``run.emulation``. ``extra``: mlhpc's extra that installs what it needs; empty for
+    benchmarks of other packages.
     """
 
     trainer: str
@@ -40,9 +41,10 @@ class Framework:
 
 @dataclass(frozen=True)
 class Option:
-    """An option of ``mlhpc data make`` or ``mlhpc data convert`` for one benchmark, passed on as ``name`` if
-    the user sets it. A ``type`` of bool is a flag; an int is refused below 1, a float that is not finite.
-    ``codec``: it is an older form of ``--codec`` with this value or, if empty, with the option's value."""
+    """An option of ``mlhpc data make`` or ``mlhpc data convert`` for one benchmark, passed on as ``name`` if the
+    user sets it. With the ``type`` bool it is a flag; an int below 1 and a float that is not finite are refused.
+    ``codec``: if set, the option is an older form of ``--codec`` with this value, or, if that is empty, with the
+    option's value."""
 
     name: str
     help: str
@@ -52,15 +54,15 @@ class Option:
 
     @property
     def key(self) -> str:
-        """Its name as a keyword."""
+        """The option's name as a keyword argument."""
         return self.name.replace("-", "_")
 
 
 @dataclass(frozen=True)
 class DataTool:
-    """A function that makes, converts or compares data, and its options beyond the common ones. ``codecs``:
-    the values of ``mlhpc data convert --codec``; the first is the default if ``default_codec``. ``archives``:
-    the function takes ``archive``, the number of samples to pack into a file."""
+    """A function that makes, converts or compares data, and its options in addition to the common ones.
+    ``codecs``: the possible values of ``mlhpc data convert --codec``; if ``default_codec``, the first one is the
+    default. ``archives``: whether the function accepts ``archive``, the number of samples to pack into a file."""
 
     function: str
     help: str = ""
@@ -72,9 +74,9 @@ class DataTool:
 
 @dataclass(frozen=True)
 class LoaderBench:
-    """The functions of ``mlhpc data bench``: ``epoch(way, samples)`` and ``files_of(data, samples)`` in
-    ``module``; the default number of samples and batch size, the loaders, and their sample types (none: only
-    one). Samples of different loaders may differ by ``close`` on average."""
+    """What ``mlhpc data bench`` needs: the ``module`` with the functions ``epoch(way, samples)`` and
+    ``files_of(data, samples)``; the default number of samples and batch size; the loaders and their sample types
+    (empty: only one). Samples of different loaders may differ by up to ``close`` on average."""
 
     module: str
     samples: int
@@ -88,18 +90,18 @@ class LoaderBench:
 class Benchmark:
     """What mlhpc must know about a benchmark before loading its code.
 
-    ``title``: its name in reports. ``definition``: its TOML file as ``"package:file"``. ``settings``: the class
-    of its runs (:class:`mlhpc.benchmarks.schema.Run`, narrowed). ``frameworks``: by name, the default first.
+    ``title``: its name in reports. ``definition``: its TOML file as ``"package:file"``. ``settings``: the class of
+    its runs (a subclass of :class:`mlhpc.benchmarks.schema.Run`). ``frameworks``: by name, the default first.
     ``make_data(data, out, world, workers, **options)`` writes a data set. ``mlperf_name``: its name in MLPerf's
-    rules, None where MLPerf has no such benchmark. ``training_ruleset``: the last ruleset of MLPerf Training
-    that has it, None for a benchmark of MLPerf HPC. ``published_codec``: what ``mlhpc study --vary codec`` calls
-    the format that the data set is published in. ``show(sample, out)`` draws a sample, and may return facts about
-    it. ``servers_study``: the module that ``mlhpc study --vary parameter_servers`` starts; empty for none.
-    ``servers_check(run)``, without a framework, raises UserError for settings that it does not support.
-    ``select(dataset, data)`` returns the part of a data set that a run needs, and raises UserError where there is
-    less; empty: all of it.
-    ``check(run)``, without a framework, raises UserError for settings that contradict each other beyond what
-    ``settings`` checks; ``mlhpc run --dry-run`` and ``study`` call it, and a trainer's ``check`` has to.
+    rules; None if MLPerf has no such benchmark. ``training_ruleset``: the last ruleset of MLPerf Training that
+    includes it; None for a benchmark of MLPerf HPC. ``published_codec``: the name by which ``mlhpc study --vary
+    codec`` refers to the format in which the data set is published. ``show(sample, out)`` draws a sample, and may
+    return facts about it. ``servers_study``: the module that ``mlhpc study --vary parameter_servers`` starts;
+    empty if there is none. ``servers_check(run)`` raises UserError for settings that this study does not support,
+    without importing a framework. ``select(dataset, data)`` returns the part of a data set that a run needs, and
+    raises UserError if the data set is too small; empty: all of it is needed. ``check(run)`` raises UserError for
+    settings that contradict each other in ways that ``settings`` does not check, without importing a framework;
+    ``mlhpc run --dry-run`` and ``study`` call it, and a trainer's ``check`` must call it.
     """
 
     name: str
@@ -121,17 +123,17 @@ class Benchmark:
 
     @property
     def logged_name(self) -> str:
-        """``submission_benchmark`` of its logs."""
+        """The value of ``submission_benchmark`` in its logs."""
         return self.mlperf_name or self.name
 
     @property
     def default_framework(self) -> str:
-        """The framework of presets: the first one."""
+        """The framework that presets use, which is the first one."""
         return next(iter(self.frameworks))
 
     @property
     def default_extra(self) -> str:
-        """The extra (docs/reference/dependencies.md) of the default framework."""
+        """The extra (docs/reference/dependencies.md) that installs the default framework."""
         return self.frameworks[self.default_framework].extra
 
 
@@ -282,7 +284,7 @@ RESNET50 = Benchmark(
         samples=512,
         batch=32,
         loaders=("threads", "workers", "dali"),
-        # Two grey levels, normalised: DALI's decoder and resampling differ by half a level.
+        # Two normalised grey levels: DALI's decoder and resampling differ by half a level.
         close=2 / (255 * 0.225),
     ),
     servers_study="mlhpc.resnet50.parameter_servers",
@@ -324,7 +326,7 @@ def benchmarks() -> dict[str, Benchmark]:
 
 
 def find(name: str) -> Benchmark:
-    """The benchmark called ``name``. Raises UserError, suggesting the nearest name, when there is none."""
+    """The benchmark called ``name``. Raises UserError, suggesting the nearest name, if there is none."""
     by_name = benchmarks()
     if name not in by_name:
         raise UserError(f"no benchmark {name!r}; {did_you_mean(name, by_name)}")
@@ -337,19 +339,21 @@ def find_logged(name: str) -> Benchmark | None:
 
 
 def logged_name(name: str) -> str:
-    """``submission_benchmark`` in logs of the benchmark ``name``; ``name`` itself if unknown."""
+    """The value of ``submission_benchmark`` in logs of the benchmark ``name``; ``name`` itself if it is
+    unknown."""
     benchmark = find_logged(name)
     return benchmark.logged_name if benchmark else name
 
 
 def our_name(name: str) -> str:
-    """The suite's name of the benchmark that logs call ``name``; ``name`` itself if unknown."""
+    """The suite's name for the benchmark that logs call ``name``; ``name`` itself if it is unknown."""
     benchmark = find_logged(name)
     return benchmark.name if benchmark else name
 
 
 def title(name: str) -> str:
-    """The title of the benchmark ``name`` (ours or MLPerf's name) in reports; ``name`` itself if unknown."""
+    """The title, in reports, of the benchmark ``name`` (the suite's or MLPerf's name); ``name`` itself if it is
+    unknown."""
     benchmark = find_logged(name)
     return benchmark.title if benchmark else name
 

@@ -1,4 +1,4 @@
-"""The settings of a ResNet-50 run; ``resnet50.toml`` gives the values."""
+"""The settings of a ResNet-50 run, whose values are in ``resnet50.toml``."""
 
 from typing import ClassVar, Literal
 
@@ -21,7 +21,7 @@ class Simulation(schema.FrozenModel):
 
 
 class Data(schema.Data):
-    """``sample_shape`` is rows, columns, channels of an image as the network sees it, after cropping."""
+    """``sample_shape``: rows, columns, channels of an image as the network sees it, after cropping."""
 
     simulation: Simulation | None = None
 
@@ -49,11 +49,12 @@ class Network(schema.Network):
 
 
 class Hyperparameters(schema.Hyperparameters):
-    """The names are those of the MLPerf logging rules (mlperf-logging, training_4.0.0/closed_resnet*.yaml).
+    """Named as in the MLPerf logging rules (mlperf-logging, training_4.0.0/closed_resnet*.yaml).
 
-    Names that begin with an optimizer apply to that one; ``opt_learning_rate_warmup_epochs`` and
-    ``model_bn_span`` (logged: images per backward pass of a rank) apply to sgd. The rate rises from zero to the
-    base rate in the warm-up epochs, and falls to the end rate in the ``decay_steps`` steps that follow.
+    Names that begin with an optimizer apply to that optimizer; ``opt_learning_rate_warmup_epochs`` and
+    ``model_bn_span`` (logged as the images per backward pass of a rank) apply to sgd. The learning rate rises from
+    zero to the base rate in the warm-up epochs, and falls to the end rate in the ``decay_steps`` steps that
+    follow.
     """
 
     gradient_accumulation_steps: PositiveInt = setting(1, "backward passes per step")
@@ -75,7 +76,7 @@ class Hyperparameters(schema.Hyperparameters):
     lars_epsilon: float = setting(0.0, "added to the denominator of the trust ratio", ge=0)
 
     def logged(self) -> dict[str, object]:
-        """What the rules require in the log: the keys of this optimizer only."""
+        """Keys and values as the rules require them in the log: only the keys of this optimizer."""
         other = "lars_" if self.opt_name == "sgd" else "sgd_"
         unused = () if self.opt_name == "sgd" else ("opt_learning_rate_warmup_epochs",)
         facts = self.model_dump(mode="json")
@@ -105,8 +106,9 @@ class Training(schema.DdpTraining):
         return self
 
     def evaluates(self, epoch: int) -> bool:
-        """Whether there is an evaluation after ``epoch``, counted from 1: every ``epochs_between_evals`` with
-        an offset (mlcommons/training, image_classification, "Evaluation frequency"), and after the last."""
+        """Whether there is an evaluation after ``epoch``, counted from 1: every ``epochs_between_evals`` epochs,
+        with an offset (mlcommons/training, image_classification, "Evaluation frequency"), and after the last
+        epoch."""
         return epoch % self.epochs_between_evals == self.eval_offset_epochs or epoch == self.max_epochs
 
 
@@ -160,15 +162,15 @@ class ResNet50(schema.Run):
         return self.hyperparameters.gradient_accumulation_steps
 
     def require_startable(self, ranks: int, *, staged: bool) -> None:
-        """As of ``schema.Run``; packing requires staging."""
+        """As in ``schema.Run``; packing requires staging."""
         super().require_startable(ranks, staged=staged)
         if self.staging.pack and not staged:
             raise UserError("staging.pack requires --stage; pass it, or set staging.pack=false")
 
 
 def require_servers(run: ResNet50) -> None:
-    """Raise UserError for settings that a study with parameter servers does not support: they own parts of the
-    weights, and its loop is its own."""
+    """Raise UserError for settings that a study with parameter servers does not support, because the servers own
+    parts of the weights, and the study has its own training loop."""
     hparams = run.hyperparameters
     for key, value, needed in (
         ("hyperparameters.opt_name", hparams.opt_name, "sgd"),

@@ -1,4 +1,4 @@
-"""The input of the closed division's rules, and the reporting of violations."""
+"""What the rules of the closed division get as input, and how they report violations."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,12 +13,14 @@ OPEN = "run with --set division=open"
 
 @dataclass(frozen=True)
 class RunContext:
-    """Facts about a run when the rules are checked. None: not known yet, so rules about it are skipped.
+    """Facts about a run at the time when the rules are checked. Facts that are not known yet are None; rules about
+    them are skipped.
 
-    ``ruleset``: None means the newest that times staging, the strictest. ``data_on``: type of the data set's
-    file system. ``staged_before``: the staging target contains files of an earlier run. ``facts``: those of
-    the data set's manifest. ``evicted``: page caches dropped before the run. ``init_s``: seconds of init.
-    ``seeds`` and ``runs``: the seeds of a campaign's runs, and their planned number.
+    ``ruleset``: None means the newest one that times staging, which is the strictest. ``data_on``: type of the
+    data set's file system. ``staged_before``: whether the staging target contains files of an earlier run.
+    ``facts``: those in the data set's manifest. ``evicted``: whether page caches were dropped before the run.
+    ``init_s``: seconds of init. ``seeds`` and ``runs``: the seeds of a campaign's runs, and the planned number of
+    runs.
     """
 
     run: Run
@@ -34,13 +36,13 @@ class RunContext:
 
     @property
     def staging_is_timed(self) -> bool:
-        """Whether the ruleset has staging inside the clock."""
+        """Whether staging counts towards time to train under this ruleset."""
         benchmark = self.run.benchmark
         return (self.ruleset or default_ruleset(benchmark)) in _results(benchmark)["staging_timed"]
 
 
 def default_ruleset(benchmark: str) -> str:
-    """The newest ruleset that times staging: runs that pass it also pass the others."""
+    """The newest ruleset that times staging; runs that comply with it also comply with the others."""
     results = _results(benchmark)
     return str((results["staging_timed"] or results["rulesets"] or ["none"])[-1])
 

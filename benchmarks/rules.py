@@ -1,11 +1,11 @@
 """The rules of the closed division, most of them checked before a run starts.
 
-The official checker reads logs: it reports violations only after the run, and only those visible in logs.
-The numbers are in the benchmark's TOML file (``closed_fixes``, ``closed_free``, ``closed_data``,
-``closed_results``), the rules in ``setting_rules.py`` and ``conduct_rules.py``. ``docs/reference/rules.md`` is
-generated from these: the first paragraph of a docstring is the requirement, the line ``Source:`` its origin.
-"HPC rules" are the MLPerf HPC training rules 3.0, "training rules" the MLPerf training rules that they build on
-(both mlcommons/training_policies).
+The official checker reads logs, so it reports violations only after the run, and only those visible in logs. The
+numbers are in the benchmark's TOML file (``closed_fixes``, ``closed_free``, ``closed_data``, ``closed_results``),
+the rules in ``setting_rules.py`` and ``conduct_rules.py``. ``docs/reference/rules.md`` is generated from the
+rules: the first paragraph of a docstring is the requirement, the line ``Source:`` its origin. "HPC rules" are the
+MLPerf HPC training rules 3.0, and "training rules" the MLPerf training rules on which they build (both
+mlcommons/training_policies).
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -57,7 +57,7 @@ RULES: dict[When, tuple[Rule, ...]] = {
 
 
 def findings(context: RunContext) -> list[Finding]:
-    """Violations of the rules by a closed-division run, as far as known; empty for open runs."""
+    """The violations of the rules by a closed-division run, as far as they are known; empty for open runs."""
     if context.run.division != "closed":
         return []
     return [
@@ -69,7 +69,7 @@ def findings(context: RunContext) -> list[Finding]:
 
 
 def enforce(context: RunContext) -> list[Finding]:
-    """Raises UserError for the first error, since the run is not closed; returns the warnings."""
+    """Raise UserError for the first error, because the run does not qualify as closed; returns the warnings."""
     violations = findings(context)
     errors = [finding for finding in violations if finding.severity == "error"]
     if errors:
@@ -92,7 +92,7 @@ def sentence(finding: Finding) -> str:
 
 
 def requirement(rule: Rule) -> str:
-    """The requirement of a rule, in a sentence or two."""
+    """What a rule requires, in a sentence or two."""
     return _paragraphs(rule)[0]
 
 

@@ -1,8 +1,8 @@
-"""The settings of a run that all benchmarks share, fully resolved before it starts.
+"""The settings that the runs of all benchmarks have, fully resolved before a run starts.
 
-What is specific to a benchmark is next to its TOML file: ``benchmarks/cosmoflow.py`` narrows these
-classes for ``benchmarks/cosmoflow.toml``. Every class is frozen and refuses unknown keys. The field names of
-``Hyperparameters`` are the keys of the MLPerf logging rules, so configuration, logs and rules use the same names.
+What is specific to a benchmark is next to its TOML file: ``benchmarks/cosmoflow.py`` narrows these classes for
+``benchmarks/cosmoflow.toml``. Every class is frozen and refuses unknown keys. The fields of ``Hyperparameters``
+are named like the keys of the MLPerf logging rules, so configuration, logs and rules use the same names.
 """
 
 from collections.abc import Iterator, Mapping
@@ -28,7 +28,7 @@ CudaGraphs = Annotated[
     Literal["auto", "on", "off"],
     BeforeValidator(
         lambda v: ("on" if v else "off") if isinstance(v, bool) else v
-    ),  # as files had it earlier
+    ),  # its form in earlier files
 ]
 DEVICE = "cpu, cuda (NVIDIA), rocm (AMD), xpu (Intel), or auto: what PyTorch finds, else cpu"
 """Description of ``training.device`` for benchmarks in PyTorch."""
@@ -39,8 +39,8 @@ class FrozenModel(BaseModel):
 
 
 def setting(default: Any, meaning: str, *, only_in: str = "", **bounds: Any) -> Any:
-    """A field with its meaning and pydantic's ``bounds``, such as ``ge=0``. ``only_in``: the one framework of the
-    benchmark that has this setting."""
+    """A field with its meaning and pydantic's ``bounds``, such as ``ge=0``. ``only_in``: the framework to which
+    the setting applies, if it applies only to one."""
     extra: dict[str, JsonValue] | None = {"framework": only_in} if only_in else None
     return Field(default, description=meaning, json_schema_extra=extra, **bounds)
 
@@ -59,10 +59,11 @@ class Target(FrozenModel):
 
 
 def meets(value: float, target: float, *, higher_is_better: bool) -> bool:
-    """Whether ``value`` meets ``target``: an accuracy reaches it, an error falls to it. NaN never does.
+    """Whether ``value`` meets ``target``: an accuracy must reach it, an error must fall to it. NaN never meets it.
 
-    An error of zero or less does not count, nor an accuracy above 1 where the target is at most 1 (mlperf-logging
-    4.1.68, hpc_2.0.0/closed_*.yaml): some published logs contain the error twice, the second time negated.
+    Errors of zero or less do not count, and neither do accuracies above 1 if the target is at most 1
+    (mlperf-logging 4.1.68, hpc_2.0.0/closed_*.yaml): some published logs contain the error twice, the second time
+    negated.
     """
     if higher_is_better:
         return target <= value and (value <= 1 or target > 1)
@@ -83,7 +84,7 @@ class Network(FrozenModel):
 
 
 class Hyperparameters(FrozenModel):
-    """The names are those of the MLPerf logging rules (mlperf-logging, hpc_*/closed_*.yaml)."""
+    """Named as in the MLPerf logging rules (mlperf-logging, hpc_*/closed_*.yaml)."""
 
     global_batch_size: PositiveInt = Field(description="samples per step over all ranks")
 
@@ -93,13 +94,13 @@ class Hyperparameters(FrozenModel):
 
     @classmethod
     def unclear(cls, logged: Mapping[str, object]) -> Iterator[tuple[str, str]]:
-        """Keys whose value may have another meaning in the log of another implementation, with the reason.
+        """Keys whose values may have a different meaning in another implementation's log, with the reasons.
         ``logged``: the hyperparameters in the log; values may have any type."""
         yield from ()
 
 
 class Training(FrozenModel):
-    """Choices that are neither the rules' hyperparameters nor the network."""
+    """Settings that belong neither to the rules' hyperparameters nor to the network."""
 
     framework: str = setting("", "the framework; empty: the benchmark's default")
     max_epochs: PositiveInt
@@ -110,7 +111,7 @@ class Training(FrozenModel):
     )
 
     def applicable(self) -> dict[str, object]:
-        """The settings without those of other frameworks."""
+        """The settings, without those of frameworks that are not selected."""
         return {
             name: value for name, value in self.model_dump().items() if not self._of_another_framework(name)
         }
@@ -123,27 +124,27 @@ class Training(FrozenModel):
         return self
 
     def _of_another_framework(self, name: str) -> str:
-        """The framework of the setting ``name`` if it is not the selected one; empty otherwise."""
+        """The framework to which the setting ``name`` applies, if it is not the selected one; otherwise empty."""
         marks = type(self).model_fields[name].json_schema_extra
         of = str(marks.get("framework", "")) if isinstance(marks, dict) else ""
         return of if of and self.framework and of != self.framework else ""
 
     @property
     def spatial_size(self) -> int:
-        """Ranks that work on one sample."""
+        """Number of ranks that work on one sample."""
         return 1
 
     def exchange(self) -> dict[str, float]:
-        """The settings of the gradient exchange that are set, for the log: names and values."""
+        """Names and values, for the log, of the gradient exchange's settings that are set."""
         return {}
 
     def variables(self) -> dict[str, str]:
-        """Environment variables with settings of a library, to be set before it starts."""
+        """Environment variables with settings for a library, which must be set before it starts."""
         return {}
 
 
 class DdpTraining(Training):
-    """In PyTorch, with gradients averaged over ranks by DistributedDataParallel."""
+    """Settings for training in PyTorch, where DistributedDataParallel averages gradients over ranks."""
 
     device: Device = setting("auto", DEVICE, only_in="pytorch")
     channels_last: bool = setting(
@@ -170,13 +171,13 @@ class DdpTraining(Training):
         return super().exchange() | own
 
     def variables(self) -> dict[str, str]:
-        """With graphs, NCCL's watchdog must not look at the collectives in them."""
+        """As in ``Training``: with graphs, NCCL's watchdog must not inspect the collectives in them."""
         own = {} if self.cuda_graphs == "off" else {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}
         return super().variables() | own
 
 
 class SpatialTraining(DdpTraining):
-    """With samples that may be divided among the ranks of a group (``common.pytorch.spatial``)."""
+    """Settings for training in which a group of ranks may share each sample (``common.pytorch.spatial``)."""
 
     spatial: tuple[PositiveInt, PositiveInt, PositiveInt] = setting(
         (1, 1, 1),
@@ -189,7 +190,8 @@ class SpatialTraining(DdpTraining):
         return prod(self.spatial)
 
     def require_groups(self, ranks: int, batch: int) -> None:
-        """Raise UserError unless ``ranks`` form groups of ``spatial_size`` that share a global ``batch``."""
+        """Raise UserError unless ``ranks`` ranks can form groups of ``spatial_size`` that share a global ``batch``
+        equally."""
         group, cut = self.spatial_size, list(self.spatial)
         if group > 1 and self.compile:
             raise UserError(f"training.spatial={cut} requires compile=false")
@@ -203,8 +205,8 @@ class SpatialTraining(DdpTraining):
 
 
 class HorovodTraining(Training):
-    """With gradients averaged over ranks by Horovod. A setting given here overrides the site's environment
-    variable for the same purpose (horovod/common/operations.cc, 0.28.1)."""
+    """Settings for training in which Horovod averages gradients over ranks. A setting made here overrides the
+    site's environment variable for the same purpose (horovod/common/operations.cc, 0.28.1)."""
 
     fusion_threshold_mib: float | None = setting(
         None,
@@ -227,7 +229,7 @@ class HorovodTraining(Training):
     )
 
     def exchange(self) -> dict[str, float]:
-        """The settings of Horovod that are set."""
+        """The Horovod settings that are set."""
         names = ("fusion_threshold_mib", "cycle_time_ms", "hierarchical_allreduce")
         chosen = {name: getattr(self, name) for name in names}
         own = {f"horovod_{name}": value for name, value in chosen.items() if value is not None}
@@ -236,7 +238,7 @@ class HorovodTraining(Training):
         return super().exchange() | own
 
     def variables(self) -> dict[str, str]:
-        """Horovod's environment variables for the settings that are set."""
+        """Horovod's environment variables for the settings that are set here."""
         own = {}
         if self.fusion_threshold_mib is not None:
             own["HOROVOD_FUSION_THRESHOLD"] = str(round(self.fusion_threshold_mib * 2**20))  # bytes
@@ -285,7 +287,7 @@ class Loading(FrozenModel):
     prefetch: PositiveInt = setting(4, "maximum number of batches read ahead")
 
     def resolved(self, *, gpu: bool, cores: int) -> Self:
-        """These settings with the number of workers filled in for a rank with ``cores`` cores."""
+        """These settings, with the number of workers filled in for a rank with ``cores`` cores."""
         workers = self.workers or (max(1, min(16, cores)) if gpu else 2)
         return self.model_copy(update={"workers": workers})
 
@@ -300,8 +302,8 @@ class Study(FrozenModel):
     )
 
     def cut(self, steps: int) -> int:
-        """The number of training steps to take in an epoch of ``steps``. Raises UserError if it has too few,
-        since reading a sample twice would measure the page cache."""
+        """The number of training steps to take in an epoch of ``steps`` steps. Raises UserError if these are too
+        few, since reading a sample twice would measure the page cache."""
         requested = self.warmup_steps + self.steps
         if not self.steps:
             return steps
@@ -330,7 +332,7 @@ class Emulation(FrozenModel):
 
 
 class Submission(FrozenModel):
-    """The submitter, for the log's submission_* records."""
+    """The submitter, for the submission_* records of the log."""
 
     org: str = "unnamed"
     platform: str = "unnamed"
@@ -355,11 +357,11 @@ class Run(FrozenModel):
     """One training run to target: all settings, fixed before it starts."""
 
     reads_while_staging: ClassVar[bool] = False
-    """Whether training can start before staging is complete: each file is located in the target or the source
-    when it is read, and files contain checksums."""
+    """Whether training can start before staging is complete. This requires that each file is located, in the
+    target or the source, only when it is read, and that files contain checksums."""
     exchanges_shards: ClassVar[bool] = False
-    """Whether nodes can exchange their training files: all files or archives have the same number of
-    samples."""
+    """Whether nodes can exchange their training files, which requires that all files or archives have the same
+    number of samples."""
 
     benchmark: str
     preset: str
@@ -379,16 +381,16 @@ class Run(FrozenModel):
 
     @property
     def backward_passes(self) -> int:
-        """Backward passes whose gradients are accumulated for one step."""
+        """Number of backward passes whose gradients are accumulated for one step."""
         return 1
 
     @property
     def graphs(self) -> str:
-        """``training.cuda_graphs``; "off" for benchmarks without it."""
+        """The value of ``training.cuda_graphs``; "off" for benchmarks without that setting."""
         return self.training.cuda_graphs if isinstance(self.training, DdpTraining) else "off"
 
     def uncapturable(self) -> str:
-        """Which of the settings keeps its steps from being replayed as CUDA graphs; empty for none."""
+        """The setting that prevents the run's steps from being replayed as CUDA graphs; empty if there is none."""
         if self.backward_passes > 1:
             return "gradients are accumulated, which a graph of one pass does not do"
         if self.training.spatial_size > 1:
@@ -402,8 +404,8 @@ class Run(FrozenModel):
         return self
 
     def require_startable(self, ranks: int, *, staged: bool) -> None:
-        """Raise UserError if the run cannot start with this number of ``ranks``, or requires ``staged`` data.
-        Called before the output folder is created."""
+        """Raise UserError if the run cannot start with this number of ``ranks``, or requires staging but is not
+        ``staged``. Called before the output folder is created."""
         batch, passes = self.hyperparameters.global_batch_size, self.backward_passes
         if isinstance(self.training, SpatialTraining):
             self.training.require_groups(ranks, batch)

@@ -1,4 +1,4 @@
-"""The rules of the closed division about settings, one short function each (``benchmarks/rules.py``)."""
+"""The rules of the closed division about settings; each rule is a short function (``benchmarks/rules.py``)."""
 
 from collections.abc import Iterator, Sequence
 
@@ -174,7 +174,7 @@ def free_hyperparameters(context: RunContext) -> Iterator[Finding]:
         return
     fixes, free = definition["closed_fixes"], definition["closed_free"]
     settings = context.run.model_dump(mode="json")
-    # A key of closed_free with a table's name is a free setting that logs do not record.
+    # A key in closed_free that includes a table's name is a free setting that logs do not record.
     chosen = {key: settings[key.split(".")[0]][key.split(".")[1]] for key in free if "." in key}
     for name, value in (settings["hyperparameters"] | chosen).items():
         where = name if name in chosen else f"hyperparameters.{name}"
@@ -208,7 +208,8 @@ def from_the_start(context: RunContext) -> Iterator[Finding]:
 
 
 def _fixed(context: RunContext, *keys: str, exclude: Sequence[str] = ()) -> Iterator[Finding]:
-    """Settings under ``keys`` that differ from ``closed_fixes``; a key that ends in a dot is a whole table."""
+    """A finding for each setting under ``keys`` that differs from ``closed_fixes``; a key that ends in a dot is a
+    whole table."""
     settings = context.run.model_dump(mode="json")
     for key, value in definition_of(context.run.benchmark).get("closed_fixes", {}).items():
         table, _, name = key.partition(".")

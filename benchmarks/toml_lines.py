@@ -1,5 +1,5 @@
-"""Parses TOML from untrusted files, and finds the line of a key, for messages about its value: the standard
-library's parser does not provide it."""
+"""Parses TOML from untrusted files, and finds the line of a key, for messages about its value, which the standard
+library's parser does not do."""
 
 import errno
 import re
@@ -11,7 +11,7 @@ from mlhpc.errors import UserError
 from mlhpc.quantities import binary_text
 
 LARGEST = 2**20
-"""Characters of a TOML file; the suite's own have up to 20,000."""
+"""Maximum characters of a TOML file; the suite's own files have up to 20,000."""
 MOST_VALUES = 50_000
 MOST_PARTS = 32
 _PART = r"""(?:[\w-]+|"[^"\n]*"|'[^'\n]*')[ \t]*"""
@@ -24,8 +24,9 @@ END = ""
 
 
 def parse_toml(text: str) -> dict[str, Any]:
-    """The tables of the TOML ``text``. Raises ValueError if it is not TOML, nested too deeply to parse, or stands
-    for far more than a configuration has: a table takes a kilobyte, a key of n parts n² steps."""
+    """The tables of the TOML ``text``. Raises ValueError if it is not TOML, is nested too deeply to parse, or
+    would take far more memory or time than a configuration: a table takes a kilobyte, and a key of n parts n²
+    steps."""
     if len(text) > LARGEST or sum(map(text.count, "[{,=")) > MOST_VALUES:
         raise ValueError(f"more than {binary_text(LARGEST)}, or more than {MOST_VALUES:,} values")
     if _DEEP.search(text):
@@ -40,7 +41,7 @@ def read_toml(path: Path, remedy: str) -> tuple[str, dict[str, Any]]:
     """The text of a file, and its tables. Raises UserError, with the ``remedy``, if it cannot be read or is not
     TOML."""
     try:
-        if path.exists() and not path.is_file():  # a FIFO or a device would be read for ever
+        if path.exists() and not path.is_file():  # reading a FIFO or a device might never end
             raise OSError(errno.EINVAL, "not a file")
         text = path.read_text("utf-8")
         return text, parse_toml(text)
@@ -59,8 +60,8 @@ def parse_value(text: str) -> Any:
 
 
 def toml_lines(text: str) -> dict[str, int]:
-    """The line of each ``[table]`` and ``table.key`` of the TOML ``text``, from 1, and of its :data:`END`; without
-    quotes and blanks around their parts. Keys in inline tables are missing."""
+    """The line, counted from 1, of each ``[table]`` and ``table.key`` of the TOML ``text``, and of its
+    :data:`END`. Names are without the quotes and blanks around their parts. Keys in inline tables are left out."""
     rows = text.splitlines()
     lines, table = {END: max(1, len(rows))}, ""
     for number, line in enumerate(rows, 1):

@@ -1,4 +1,4 @@
-"""Student's t, for intervals of means. SciPy's takes a third of a second to import."""
+"""Student's t, for confidence intervals of means. SciPy has it, but takes a third of a second to import."""
 
 import math
 from functools import cache
@@ -6,8 +6,8 @@ from functools import cache
 
 @cache
 def student(freedom: float) -> float:
-    """The 97.5% point of Student's t with ``freedom`` of at least 1 degree, to nine digits: Newton's method on the
-    integral of the density by Simpson's rule."""
+    """The 97.5% point of Student's t with ``freedom`` degrees of freedom (at least 1), to nine digits: Newton's
+    method on the integral of the density, which is computed by Simpson's rule."""
     log_scale = math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2) - math.log(freedom * math.pi) / 2
 
     def density(t: float) -> float:
@@ -25,5 +25,6 @@ def student(freedom: float) -> float:
 
 
 def half_width(deviation: float, runs: int) -> float:
-    """Half of the 95% interval of the mean of ``runs`` values, of which there are at least two."""
+    """Half the width of the 95% confidence interval of the mean of ``runs`` values (at least two) with this
+    standard deviation."""
     return student(runs - 1) * deviation / math.sqrt(runs)

@@ -1,10 +1,10 @@
-"""Shared by both implementations of the CosmoFlow network: two constants, and the check of sample shapes."""
+"""What both implementations of the CosmoFlow network share: two constants, and the check of sample shapes."""
 
 from mlhpc.benchmarks.cosmoflow import Network
 from mlhpc.errors import UserError
 
 LEAK = 0.3  # slope of the leaky ReLU below zero: the Keras default, as in the reference
-SCALE = 1.2  # targets lie in [-1, 1]; tanh reaches ±1 only at infinity, 1.2·tanh does so at ±1.2
+SCALE = 1.2  # targets lie in [-1, 1], whose ends tanh reaches only at infinity
 
 
 def require_divisible(network: Network, sample_shape: tuple[int, ...]) -> None:

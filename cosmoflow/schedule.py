@@ -5,7 +5,7 @@ from mlhpc.common.training.schedules import learning_rate
 
 
 def rate_at(hyperparameters: Hyperparameters, epoch: int, max_epochs: int) -> float:
-    """The learning rate of the whole of ``epoch``, counted from 0."""
+    """The learning rate during ``epoch``, counted from 0."""
     return learning_rate(
         epoch,
         peak=hyperparameters.opt_base_learning_rate,

@@ -1,7 +1,7 @@
-"""The network's weights in a framework-neutral form and in either framework's form.
+"""The network's weights in a framework-neutral form and in the form of either framework.
 
-The neutral form is the reference's: one array per weight in the order of the layers (kernel, then bias), kernels
-of convolutions [depth, height, width, in, out], kernels of dense layers [in, out].
+The neutral form is the reference's: one array per weight, in the order of the layers (kernel, then bias). Kernels
+of convolutions are [depth, height, width, in, out], those of dense layers [in, out].
 """
 
 import zlib
@@ -32,7 +32,7 @@ def names(network: Network) -> list[str]:
 
 
 def pytorch_names(network: Network) -> list[str]:
-    """The same weights by their names in ``CosmoFlowNet.state_dict()``."""
+    """The names of the same weights in ``CosmoFlowNet.state_dict()``."""
     weight_names = []
     for block in range(network.conv_layers):
         weight_names += [f"blocks.{block}.convolution.weight", f"blocks.{block}.bias"]
@@ -42,7 +42,7 @@ def pytorch_names(network: Network) -> list[str]:
 
 
 def to_pytorch(weights: Sequence[Array], network: Network) -> dict[str, Array]:
-    """The neutral ``weights`` by PyTorch's names and in PyTorch's layouts. Kernels become [out, in, depth,
+    """The neutral ``weights``, by PyTorch's names and in PyTorch's layouts. Kernels become [out, in, depth,
     height, width] and [out, in]."""
     named = zip(pytorch_names(network), weights, strict=True)
     return {name: np.ascontiguousarray(w.transpose(_TO_PYTORCH[w.ndim])) for name, w in named}
@@ -72,7 +72,7 @@ def require_weights(run: CosmoFlow) -> None:
 
 
 def shapes(network: Network, sample_shape: Sequence[int]) -> dict[str, tuple[int, ...]]:
-    """The shape of each weight in the neutral form, by its name, in the order of the layers."""
+    """The shape of each weight in the neutral form, by name, in the order of the layers."""
     *sides, channels = sample_shape
     weight_shapes: list[tuple[int, ...]] = []
     for block in range(network.conv_layers):
@@ -87,8 +87,8 @@ def shapes(network: Network, sample_shape: Sequence[int]) -> dict[str, tuple[int
 
 
 def load(path: Path, network: Network) -> list[Array]:
-    """The neutral weights of a safetensors file. Raises UserError if it is damaged or of another network.
-    Kernels are [depth, height, width, in, out] and [in, out]."""
+    """The neutral weights in a safetensors file: kernels are [depth, height, width, in, out] and [in, out]. Raises
+    UserError if the file is damaged or from a different network."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -97,7 +97,7 @@ def load(path: Path, network: Network) -> list[Array]:
             facts = file.metadata() or {}
     except (OSError, SafetensorError, TypeError, AttributeError) as error:  # the last two: types NumPy lacks
         raise UserError(f"{path} cannot be read as safetensors ({error}); export the weights again") from None
-    # The format has no checksums. Other tools write none, but may write other metadata.
+    # The format itself has no checksums. Other tools write none, but may write other metadata.
     if facts.keys() & {"benchmark", "layout", "crc32"} and facts.get("crc32") != checksum(weights):
         raise UserError(f"{path} is damaged: its checksum does not match; export the weights again")
     wanted = names(network)
@@ -112,8 +112,8 @@ def load(path: Path, network: Network) -> list[Array]:
 
 
 def checksum(tensors: Mapping[str, Array]) -> str:
-    """CRC-32 of names, types, shapes and values, stored in the metadata of weight files as ``crc32``. Tensors of
-    any shape."""
+    """The CRC-32 of the names, types, shapes and values of tensors of any shape, which the metadata of weight
+    files store as ``crc32``."""
     crc = 0
     for name, tensor in sorted(tensors.items()):
         crc = zlib.crc32(f"{name} {tensor.dtype.str} {tensor.shape}".encode(), crc)

@@ -1,11 +1,10 @@
-"""Gradient skipping: blocks near the input whose weights hardly move are no longer updated.
+"""Gradient skipping: blocks near the input whose weights hardly change are no longer updated.
 
-An open-division technique (Farrell et al. 2021, section 4.2.2, which does not give its
-criterion). Here, after an epoch, counting from the input, the blocks whose weights moved by less than a fraction
-of their norm, up to the first block that moved more, are frozen for good. Their weights take no gradient, their
+This is an open-division technique (Farrell et al. 2021, section 4.2.2, which does not state the criterion). Here,
+after each epoch, the blocks whose weights have changed by less than a fraction of their norm, counted from the
+input up to the first block that has changed more, are frozen permanently. Their weights take no gradient, their
 batch norm keeps its running statistics, and the backward pass ends at them: their gradients are neither computed
-nor summed over ranks, and their activations are not kept. The ASPP and the
-decoder are never frozen.
+nor summed over ranks, and their activations are not kept. The ASPP and the decoder are never frozen.
 """
 
 import torch
@@ -17,13 +16,13 @@ from mlhpc.common.timing.runlog import RunLog
 from mlhpc.deepcam.model import DeepLab
 
 Weights = list[list[Tensor]]
-"""Copies of the weights of each block."""
+"""Copies of the weights, of any shape, of each block."""
 
 
 class Freezer:
-    """Freezes converged blocks of ``model`` after each epoch. ``below``: blocks whose weights move by
-    less than this fraction of their norm in an epoch count as converged; 0: nothing is ever frozen. ``frozen``:
-    blocks frozen from the start."""
+    """Freezes converged blocks of ``model`` after each epoch. ``below``: a block counts as converged if its
+    weights change by less than this fraction of their norm in an epoch; 0: nothing is ever frozen. ``frozen``:
+    number of blocks that are frozen from the start."""
 
     def __init__(self, model: nn.Module, below: float, frozen: int = 0) -> None:
         self._model, self._below = model, below
@@ -32,12 +31,12 @@ class Freezer:
 
     @property
     def frozen(self) -> int:
-        """Number of frozen blocks, from the input on."""
+        """Number of frozen blocks, counted from the input."""
         return frozen_blocks(self._model)
 
     def after_epoch(self, world: World, log: RunLog, epoch: int) -> bool:
-        """Freeze what has converged in ``epoch``, and record how many blocks are frozen. Returns whether the
-        number grew: the steps must then be rebuilt. Called by all ranks."""
+        """Freeze the blocks that have converged in ``epoch``, and record how many are frozen. Returns whether the
+        number has grown; the steps must then be rebuilt. Called by all ranks."""
         if not self._below:
             return False
         already = self.frozen
@@ -56,15 +55,16 @@ def blocks(model: nn.Module) -> list[nn.Module]:
 
 
 def weights_of(model: nn.Module) -> Weights:
-    """Copies of the current weights."""
+    """Copies of the current weights of each block that may be frozen."""
     return [[weight.detach().clone() for weight in block.parameters()] for block in blocks(model)]
 
 
 @torch.no_grad()
 def count_converged_blocks(model: nn.Module, before: Weights, below: float, world: World) -> int:
-    """Number of blocks, from the input on, that moved by less than ``below`` times their norm ``before``.
+    """Number of blocks, counted from the input, whose weights have changed by less than ``below`` times their norm
+    ``before``.
 
-    The norm is the Euclidean one over all weights of a block. All ranks call it and get rank 0's answer.
+    The norm is the Euclidean norm over all weights of a block. Called by all ranks, which all get rank 0's answer.
     """
     moves = []
     for block, old in zip(blocks(model), before, strict=True):
@@ -76,14 +76,14 @@ def count_converged_blocks(model: nn.Module, before: Weights, below: float, worl
 
 
 def frozen_blocks(model: nn.Module) -> int:
-    """Number of blocks, from the input on, that are no longer updated."""
+    """Number of blocks, counted from the input, that are no longer updated."""
     trained = [any(weight.requires_grad for weight in block.parameters()) for block in blocks(model)]
     return trained.index(True) if True in trained else len(trained)
 
 
 def freeze(model: nn.Module, count: int) -> None:
-    """Stop updating the first ``count`` blocks. Rebuild the training step afterwards, since it depends on which
-    weights take gradients."""
+    """Stop updating the first ``count`` blocks. The training step must be rebuilt afterwards, since it depends on
+    which weights take gradients."""
     for block in blocks(model)[:count]:
         for weight in block.parameters():
             weight.requires_grad_(False)

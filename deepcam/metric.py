@@ -1,4 +1,4 @@
-"""The loss, and the metric that the target is set for."""
+"""The loss, and the metric for which the target is set."""
 
 from functools import cache
 
@@ -7,18 +7,18 @@ import torch.nn.functional as F
 from torch import Tensor
 
 FREQUENCIES = (0.986267818390377, 0.0004578708870701058, 0.01327431072255291)
-"""Fractions of the data set's pixels: background, tropical cyclone, atmospheric river (class ids 0, 1, 2);
-the MLPerf HPC reference, deepcam/src/deepCam/train.py."""
+"""Fractions of the data set's pixels in each class: background, tropical cyclone, atmospheric river (class ids 0,
+1, 2); from the MLPerf HPC reference, deepcam/src/deepCam/train.py."""
 
 CLASS_WEIGHTS = tuple(share**-0.125 for share in FREQUENCIES)
-"""Frequency to the power of -1/8, as in the MLPerf HPC reference."""
+"""The frequencies to the power of -1/8, as in the MLPerf HPC reference."""
 
 
 def weighted_cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
-    """Mean over all pixels of class weight times cross entropy: a float32 scalar.
+    """The mean, over all pixels, of class weight times cross entropy: a float32 scalar.
 
-    ``logits`` are [b, 3, H, W] in any floating type, ``y`` classes [b, H, W] in any integer type. The mean is
-    over the number of pixels, not over the sum of their weights (MLPerf HPC reference, utils/losses.py).
+    ``logits`` are [b, 3, H, W] in any floating type, and ``y`` has classes, [b, H, W] in any integer type. The sum
+    is divided by the number of pixels, not by the sum of their weights (MLPerf HPC reference, utils/losses.py).
     """
     weights = _class_weights(logits.device)
     return F.cross_entropy(logits.float(), y.long(), weights, reduction="none").mean()
@@ -26,15 +26,16 @@ def weighted_cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
 
 @cache
 def _class_weights(device: torch.device) -> Tensor:
-    """Cached on the device: copying them in every step would synchronise with the GPU."""
+    """``CLASS_WEIGHTS`` as a tensor [3], cached on the device because copying it in every step would synchronise
+    with the GPU."""
     return torch.tensor(CLASS_WEIGHTS, device=device)
 
 
 def iou(prediction: Tensor, y: Tensor, classes: int = 3) -> Tensor:
-    """Intersection over union of every sample, float64 [b]: the mean over classes of TP / (TP + FP + FN).
+    """The intersection over union of each sample, float64 [b]: the mean over classes of TP / (TP + FP + FN).
 
-    ``prediction`` is [b, H, W] of class ids, or [b, classes, H, W] of logits, whose largest decides (the first
-    on ties). ``y`` is [b, H, W]. A class that occurs in neither counts as 1 (MLPerf HPC reference,
+    ``prediction`` has class ids [b, H, W], or logits [b, classes, H, W], of which the largest decides (on ties,
+    the first). ``y`` is [b, H, W]. A class that occurs in neither counts as 1 (MLPerf HPC reference,
     utils/metric.py). The caller sums over samples and ranks and divides by the number of samples.
     """
     if prediction.dim() == 4:
@@ -49,6 +50,6 @@ def iou(prediction: Tensor, y: Tensor, classes: int = 3) -> Tensor:
 
 
 def summed_iou(logits: Tensor, y: Tensor) -> tuple[Tensor, int]:
-    """The sum of the samples' IoU, float64 on their device, and the number of samples. ``logits`` are [b,
-    classes, h, w], ``y`` [b, h, w]; the sum is a scalar."""
+    """The sum of the samples' IoU, a float64 scalar on their device, and the number of samples. ``logits`` are [b,
+    classes, h, w], ``y`` [b, h, w]."""
     return iou(logits, y, logits.shape[1]).sum(), len(y)

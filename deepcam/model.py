@@ -1,5 +1,5 @@
 """The DeepCAM network: DeepLabv3+ (Chen et al. 2018) with a modified Xception encoder and a deconvolutional
-decoder (Kurth et al. 2018), as fixed by the MLPerf HPC reference, rounds 0.7 to 3.0."""
+decoder (Kurth et al. 2018), in the version of the MLPerf HPC reference, rounds 0.7 to 3.0."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -16,18 +16,19 @@ DILATIONS = (6, 12, 18)  # of the ASPP at output stride 16 (Chen et al. 2018, se
 
 
 def build_model(network: Network, channels: int) -> "DeepLab":
-    """Fields ``[b, channels, H, W]`` to logits ``[b, classes, H, W]``, for H and W divisible by 16, at least 32.
+    """A model that maps fields ``[b, channels, H, W]`` to logits ``[b, classes, H, W]``, for H and W that are
+    divisible by 16 and at least 32.
 
-    With ``width`` 1 and 16 middle blocks it is the reference's network, 56,454,720 parameters for 16 channels
-    and 3 classes. A smaller ``width`` takes that fraction of the filters of every layer, rounded to a
-    multiple of 8. The initial weights are drawn from torch's random state.
+    With ``width`` 1 and 16 middle blocks it is the reference's network, with 56,454,720 parameters for 16 channels
+    and 3 classes. A smaller ``width`` is the fraction of the filters that every layer has, rounded to a multiple
+    of 8. The initial weights are drawn from torch's random state.
     """
     return DeepLab(network, channels)
 
 
 class DeepLab(nn.Module):
-    """Encoder at strides 2, 4 (its low-level features go to the decoder), 8 and 16; ASPP; decoder back to stride
-    1."""
+    """The encoder, at strides 2, 4 (from which low-level features go to the decoder), 8 and 16; the ASPP; and the
+    decoder, back to stride 1."""
 
     def __init__(self, network: Network, channels: int) -> None:
         super().__init__()
@@ -44,8 +45,8 @@ class DeepLab(nn.Module):
             nn.Conv2d(filters(32), filters(64), 3, padding=1, bias=False),
             BatchNorm(filters(64), relu=True),
         )
-        # The reference applies ReLU to the output of block 1 in place, after it has passed it to the decoder, so
-        # that the decoder sees it rectified. Hence the ReLU of this block, which the paper's figure does not have.
+        # The reference applies ReLU in place to the output of block 1 after passing it to the decoder, which
+        # therefore sees it rectified. This is why this block has a ReLU, which the paper's figure does not show.
         self.entry_block1 = block(64, 128, 128, stride=2)
         self.encoder = nn.Sequential(
             block(128, 256, 256, stride=2),
@@ -64,7 +65,7 @@ class DeepLab(nn.Module):
         self.decoder = Decoder(filters(256), filters(128), filters(48), network.classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Fields [b, channels, h, w] to logits [b, classes, h, w]."""
+        """Maps fields [b, channels, h, w] to logits [b, classes, h, w]."""
         low_level = self.entry_block1(self.stem(x))
         logits: Tensor = self.decoder(self.aspp(self.encoder(low_level)), low_level)
         return logits
@@ -90,9 +91,9 @@ def current_name(name: str) -> str:
 
 
 class Block(nn.Module):
-    """Separable convolutions of these ``widths`` with batch norm after each and a ReLU between them; a closing
-    one without batch norm, which takes the stride; plus the shortcut, through a 1 x 1 convolution and batch
-    norm if the shape changes; and a ReLU on the sum if ``relu``."""
+    """Separable convolutions with these ``widths``, each followed by batch norm, with a ReLU between them; a final
+    one without batch norm, which has the stride; then the shortcut is added, after a 1 x 1 convolution and batch
+    norm if the shape changes; and, if ``relu``, a ReLU is applied to the sum."""
 
     def __init__(
         self, inputs: int, widths: Sequence[int], *, stride: int = 1, closing: bool = False, relu: bool = True
@@ -112,7 +113,7 @@ class Block(nn.Module):
         self.relu = relu
 
     def forward(self, x: Tensor) -> Tensor:
-        """[b, inputs, h, w] to [b, widths[-1], h / stride, w / stride]."""
+        """Maps ``x`` [b, inputs, h, w] to [b, widths[-1], h / stride, w / stride]."""
         branch, other = self.shortcut, self.layers
         if isinstance(self.layers[-1], BatchNorm):
             branch, other = self.layers, self.shortcut
@@ -129,7 +130,7 @@ class Block(nn.Module):
 
 
 class Affine(nn.Module):
-    """A learned factor and offset for every channel, instead of batch norm, which cannot average over the single
+    """A learned factor and offset for every channel, in place of batch norm, which cannot average over the only
     remaining pixel."""
 
     def __init__(self, features: int) -> None:
@@ -138,12 +139,12 @@ class Affine(nn.Module):
         self.bias = nn.Parameter(torch.zeros(features, 1, 1))
 
     def forward(self, x: Tensor) -> Tensor:
-        """[b, features, h, w], and the same shape."""
+        """Scales and shifts ``x`` [b, features, h, w]; the result has the same shape."""
         return self.weight * x + self.bias
 
 
 class ASPP(nn.Module):
-    """Atrous spatial pyramid pooling: a 1 x 1 convolution, three dilated ones and the global mean, in
+    """Atrous spatial pyramid pooling: a 1 x 1 convolution, three dilated convolutions and the global mean, in
     parallel, joined by a 1 x 1 convolution."""
 
     def __init__(self, inputs: int, filters: int) -> None:
@@ -163,9 +164,9 @@ class ASPP(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """[b, inputs, h, w] to [b, filters, h, w]."""
+        """Maps ``x`` [b, inputs, h, w] to [b, filters, h, w]."""
         levels = [level(x) for level in self.levels]
-        # The mean has channels last, so that its gradient and that of its weights are laid out like the others'.
+        # The mean has channels last, so that its gradient and its weights' have the same layout as the others'.
         mean = x.permute(0, 2, 3, 1).mean((1, 2), keepdim=True).permute(0, 3, 1, 2)
         levels.append(self.mean(mean).expand_as(levels[0]))
         y: Tensor = self.join(torch.cat(levels, 1))
@@ -173,7 +174,8 @@ class ASPP(nn.Module):
 
 
 class Decoder(nn.Module):
-    """From stride 16 to 4, joined with the encoder's features of that stride, and to stride 1."""
+    """Upsamples from stride 16 to 4, adds the encoder's features of that stride as channels, and upsamples to
+    stride 1."""
 
     def __init__(self, filters: int, low_level: int, reduced: int, classes: int) -> None:
         super().__init__()
@@ -191,11 +193,12 @@ class Decoder(nn.Module):
         self.head = nn.Sequential(*upsample_block(filters), Deconvolution(filters, classes))
 
     def forward(self, x: Tensor, low_level: Tensor) -> Tensor:
-        """[b, filters, h / 16, w / 16], and ``low_level`` [b, features, h / 4, w / 4], to [b, classes, h, w]."""
+        """Maps ``x`` [b, filters, h / 16, w / 16] and ``low_level`` [b, features, h / 4, w / 4] to
+        [b, classes, h, w]."""
         y: Tensor = self.head(self.fuse(torch.cat((self.upsample(x), self.reduce(low_level)), 1)))
         return y
 
 
 def upsample_block(filters: int) -> tuple[nn.Module, nn.Module]:
-    """Doubles rows and columns."""
+    """The two layers of a block that doubles rows and columns."""
     return Deconvolution(filters, filters), BatchNorm(filters, relu=True)

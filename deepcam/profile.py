@@ -1,4 +1,4 @@
-"""DeepCAM's training step under the profiler, on samples of zeros in memory or of a data set."""
+"""Profiles DeepCAM's training step, on zeros in memory or on samples of a data set."""
 
 from itertools import repeat
 
@@ -22,7 +22,7 @@ from mlhpc.deepcam.optim.optimizer import make_optimizer
 
 @oom_as_user_error()
 def profile(run: DeepCam, request: Request, world: World) -> Profile:
-    """The requested steps as ``train`` makes them, not compiled. Called by all ranks."""
+    """Profile the requested steps, which are those of ``train`` but not compiled. Called by all ranks."""
     training, channels = run.training, run.data.sample_shape[-1]
     device = pick_device(training.device, world.local_rank)
     model = build_model(run.network, channels)

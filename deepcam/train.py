@@ -1,4 +1,4 @@
-"""DeepCAM, trained to target. The clock runs inside ``with log.span("run", sync=True)`` and nowhere else."""
+"""Trains DeepCAM to the target. The clock runs inside ``with log.span("run", sync=True)`` and nowhere else."""
 
 import math
 from collections.abc import Callable
@@ -86,7 +86,7 @@ def train(
     accumulate = hparams.gradient_accumulation_frequency
     local_batch_size = divide_batch(hparams.global_batch_size, world.size * accumulate)
 
-    # Before the clock: network, optimizer, compilation on zeros. The data set is not touched.
+    # Before the clock starts: network, optimizer, compilation on zeros. The data set is not accessed.
     with log.span("init", sync=True):
         device = pick_device(training.device, world.local_rank)
         log.ranges = device_ranges(device)
@@ -103,7 +103,7 @@ def train(
         events = None if run.emulation.enabled else device_events(device)
         write = partial(save, log.out, load.dumps(run), seed)
 
-    # The clock: from the moment the last rank is ready until the slowest one has finished.
+    # The clock runs from the moment when the last rank is ready until the slowest rank has finished.
     with log.span("run", sync=True), ExitStack() as beside:
         with log.span("staging", sync=True) if staged else nullcontext():
             dataset, statistics = open_data(run, data, world)
@@ -111,7 +111,7 @@ def train(
         log.data_format(**format_of(run, dataset, staged, world))
         source = DeepCamSource.of(run, dataset, statistics, device.type, world)
         loader = open_loader(run, dataset, staged, source, local_batch_size, seed, world)
-        epoch_steps = loader.steps // accumulate  # of the optimizer
+        epoch_steps = loader.steps // accumulate  # optimizer steps
         epochs = range(last_epoch + 1, training.max_epochs + 1)
         own_share = exchanging(run, dataset, staged, epochs, seed, world, log)
         met = False
@@ -176,7 +176,7 @@ def _steps(run: DeepCam, state: State, captured: Captured | None) -> TrainAndEva
     training, accumulate = run.training, run.backward_passes
     if run.emulation.enabled:
         return waiting_steps(run, state[3], lambda samples: (math.nan, samples))
-    if training.compile:  # code compiled earlier is obsolete, and PyTorch's cache is limited
+    if training.compile:  # earlier compiled code is obsolete, and PyTorch's cache is limited
         torch.compiler.reset()
     loss_of, measure = weighted_cross_entropy, summed_iou
     return make_steps(
@@ -191,7 +191,7 @@ def _start(
     local_batch: int,
     log: RunLog,
 ) -> tuple[TrainAndEvaluate, Graphs | None]:
-    """The steps, compiled and run on zeros, and their graphs."""
+    """The steps, compiled and warmed up on zeros, and their graphs if they are replayed."""
     shape, dtype = run.data.sample_shape, dtype_of(run.loading.sample_dtype)
     if run.loading.decode == "device" and not run.emulation.enabled:
         from mlhpc.deepcam.data import delta_triton  # needs Triton

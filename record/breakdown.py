@@ -1,13 +1,13 @@
-"""Breakdown of time to train, run_start to run_stop, into parts, from the events of rank 0. The parts are
+"""Divides the time to train, from run_start to run_stop, into parts, by the events of rank 0. The parts are
 
 - staging: the span ``staging``, which ends when the slowest rank has finished;
-- data wait: that of all ranks in training, as ``data_wait`` defines it;
+- data wait: the data wait of all ranks in training, as ``data_wait`` defines it;
 - step: the rest of the training spans;
-- evaluation: the spans ``eval``, with their data wait;
-- first-epoch excess: the amount by which the training, and the evaluation, of the first epoch exceed the median
-  of later whole epochs. It is subtracted from the evaluation, and from data wait and step in proportion to the
-  amounts by which these exceed their medians. It shows data read during training: it was 10 to 43% of time to
-  train in published logs that have no staging records;
+- evaluation: the spans ``eval``, including their data wait;
+- first-epoch excess: the time by which training and evaluation of the first epoch exceed the medians of later
+whole epochs. It is subtracted from the evaluation, and from data wait and step in proportion to the amounts by
+which these exceed their medians. It reveals that data was read during training: it was 10 to 43% of the time to
+train in published logs that have no staging records;
 - exchange: the spans ``exchange``, in which nodes exchange their shards between epochs;
 - rest: everything else (checkpoints, the time between epochs).
 """
@@ -18,14 +18,14 @@ from statistics import median
 from typing import Any
 
 VERSION = 1
-"""Version of the definitions of the parts, incremented when one changes, since results across versions are not
-comparable."""
+"""Version of the definitions of the parts, incremented when a definition changes, since results of different
+versions are not comparable."""
 
 
 @dataclass(frozen=True)
 class EpochTimes:
-    """Seconds of one epoch. ``train_s`` = ``data_wait_s`` + ``step_s``; ``eval_data_wait_s`` is a part of
-    ``eval_s``."""
+    """Seconds of one epoch. ``train_s`` = ``data_wait_s`` + ``step_s``; ``eval_s`` includes
+    ``eval_data_wait_s``."""
 
     epoch: int
     train_s: float
@@ -41,7 +41,7 @@ class EpochTimes:
 
 @dataclass(frozen=True)
 class Breakdown:
-    """Seconds. ``first_epoch_excess`` is None with fewer than three whole epochs."""
+    """The parts in seconds. ``first_epoch_excess`` is None with fewer than three whole epochs."""
 
     total: float
     staging: float
@@ -54,7 +54,7 @@ class Breakdown:
 
     @property
     def rest(self) -> float:
-        """The time outside all other parts."""
+        """The time that belongs to no other part."""
         parts = self.staging + (self.first_epoch_excess or 0.0) + self.data_wait + self.step + self.evaluation
         return self.total - parts - self.exchange
 
@@ -64,7 +64,7 @@ class Breakdown:
         return self.total - self.staging
 
     def parts(self) -> dict[str, float | None]:
-        """The parts in seconds, in the order of reports; ``exchange`` only if there was one."""
+        """The parts in seconds, in the order in which reports show them; ``exchange`` only if there was one."""
         return {
             "staging": self.staging,
             **({"exchange": self.exchange} if self.exchange else {}),
@@ -87,7 +87,7 @@ def breakdown(events: Iterable[dict[str, Any]]) -> Breakdown:
     epochs = epoch_times(events)
     return of_epochs(
         epochs,
-        # Each evaluation separately: an epoch may have none or several.
+        # Each evaluation counts separately, because an epoch may have none or several.
         [e["seconds"] for e in events if e["event"] == "end" and e["name"] == "eval"],
         [counts.get(epoch.epoch) for epoch in epochs],
         total=sum(runs.values()),
@@ -105,8 +105,8 @@ def of_epochs(
     staging: float,
     exchange: float,
 ) -> Breakdown:
-    """Breakdown of ``total`` seconds from the times of its ``evaluations`` and of its epochs, whose ``sizes`` are
-    in batches or samples."""
+    """Breakdown of ``total`` seconds, from the seconds of the ``evaluations`` and the times of the ``epochs``.
+    ``sizes``: the sizes of the epochs, in batches or samples."""
     whole = whole_epochs(sizes)
     train, waits, steps = ([getattr(e, f"{key}_s") for e in epochs] for key in ("train", "data_wait", "step"))
     excess = first_epoch_excess(train[:whole], evaluations)
@@ -125,32 +125,33 @@ def of_epochs(
 
 
 def whole_epochs(sizes: Sequence[object]) -> int:
-    """The number of epochs comparable with the first, given the ``sizes`` of all epochs in batches or samples: an
-    evaluation within the last epoch may end it early."""
+    """The number of epochs that are comparable with the first, given the ``sizes`` of all epochs in batches or
+    samples. An evaluation within the last epoch may have ended it early."""
     return len(sizes) - (len(sizes) > 1 and sizes[-1] != sizes[0])
 
 
 def first_epoch_excess(train: Sequence[float], evaluations: Sequence[float]) -> tuple[float, float] | None:
-    """By how many seconds the training and the evaluation of the first epoch exceed later ones, from the seconds
-    of whole epochs and of evaluations; None with fewer than three epochs."""
+    """The seconds by which training and evaluation of the first epoch exceed those of later epochs, from the
+    seconds of training in whole epochs and of evaluations; None with fewer than three epochs."""
     return (_first_excess(train), _first_excess(evaluations)) if len(train) >= 3 else None
 
 
 def _first_excess(seconds: Sequence[float]) -> float:
-    """By how much the first of ``seconds`` exceeds the median of the others; 0 with fewer than three."""
+    """The amount by which the first of ``seconds`` exceeds the median of the others; 0 with fewer than three
+    values."""
     return max(0.0, seconds[0] - median(seconds[1:])) if len(seconds) >= 3 else 0.0
 
 
 def _divide(excess: float, waits: Sequence[float], steps: Sequence[float]) -> float:
-    """The part of the ``excess`` of training that is data wait: in proportion to the excess of ``waits`` and of
-    ``steps``, and of neither more than its first epoch has."""
+    """The part of training's ``excess`` that is data wait. The excess is divided in proportion to the excesses of
+    ``waits`` and ``steps``, but neither gets more than its value in the first epoch."""
     waited, stepped = _first_excess(waits), _first_excess(steps)
     share = waited / (waited + stepped) if waited + stepped else 0.5
     return min(max(excess * share, excess - steps[0]), waits[0])
 
 
 def epoch_times(events: Iterable[dict[str, Any]]) -> tuple[EpochTimes, ...]:
-    """The times of the epochs with completed training, also for an active run. Waits come from rank 0 unless
+    """The times of the epochs whose training is complete, also for an active run. Waits are those of rank 0 unless
     ``waits_are_of_all_ranks``."""
     events = list(events)
     train, evaluation = _seconds(events, "train"), _seconds(events, "eval")
@@ -160,7 +161,7 @@ def epoch_times(events: Iterable[dict[str, Any]]) -> tuple[EpochTimes, ...]:
         EpochTimes(
             epoch,
             seconds,
-            # Ranks leave a barrier at slightly different times, so that the waits of all may add up to more.
+            # Ranks leave a barrier at slightly different times, so the waits of all ranks may add up to more.
             min(waits.get(epoch, 0.0), seconds),
             evaluation.get(epoch, 0.0),
             min(eval_waits.get(epoch, 0.0), evaluation.get(epoch, 0.0)),
@@ -170,8 +171,8 @@ def epoch_times(events: Iterable[dict[str, Any]]) -> tuple[EpochTimes, ...]:
 
 
 def waits_are_of_all_ranks(events: Iterable[dict[str, Any]]) -> bool:
-    """Whether the events contain the data wait of all ranks. Those of an aborted or active run, and of early
-    versions, do not."""
+    """Whether the events contain the data wait of all ranks. Events of an aborted or active run, or of an early
+    version, do not."""
     return any(event["event"] == "waited" for event in events)
 
 
@@ -180,7 +181,8 @@ def _seconds(events: list[dict[str, Any]], name: str) -> dict[Any, float]:
 
 
 def _sums(events: list[dict[str, Any]], event: str, name: str, key: str) -> dict[Any, float]:
-    """Sums by epoch: an epoch with evaluations inside it has several training spans."""
+    """The sum of ``key`` by epoch over the events of this kind and ``name``: an epoch with evaluations inside it
+    has several training spans."""
     sums: dict[Any, float] = {}
     for each in events:
         if each["event"] == event and each["name"] == name:

@@ -1,4 +1,5 @@
-"""The end of a run: its ``result.json``, from the events of rank 0, and the last line that it prints."""
+"""The end of a run: ``result.json``, which is made from the events of rank 0, and the last line that is
+printed."""
 
 import shlex
 import threading
@@ -26,9 +27,9 @@ Event = dict[str, Any]
 
 
 class Conclusion:
-    """Writes ``result.json`` once: at the end of training, or when another rank is lost. ``close_log`` closes the
-    log of a run that has lost a rank. Raises UserError at once for a run, such as a plug-in's, whose settings a
-    result cannot store, because after the training the result would be lost."""
+    """Writes ``result.json`` once, at the end of training or when another rank is lost. ``close_log`` closes the
+    log of a run that has lost a rank. Raises UserError when it is created for a run, such as a plug-in's, whose
+    settings a result cannot store; after training, the result would be lost."""
 
     def __init__(self, run: Run, out: Path, world: World, close_log: Callable[[Loss], None]) -> None:
         self._run, self._out, self._world, self._close_log = run, out, world, close_log
@@ -42,14 +43,14 @@ class Conclusion:
         world.on_loss(self._lost)
 
     def write(self) -> tuple[list[Event], Result]:
-        """Write the events of this rank and, on rank 0, the result to the run's folder."""
+        """Returns the events of this rank and the result; rank 0 writes the result to the run's folder."""
         with self._turn:
             return self._write()
 
     def _lost(self, loss: Loss) -> None:
-        with suppress(UserError):  # a disk that is full for the log is so for the result
+        with suppress(UserError):  # if the disk is full for the log, it is full for the result
             self._close_log(loss)
-        self._turn.acquire()  # never released: the process ends after this, and no other thread may write
+        self._turn.acquire()  # never released: the process ends now, and no other thread may write
         try:
             self._write()
         except UserError as error:
@@ -79,14 +80,14 @@ def summarize(run: Run, events: list[Event]) -> Result:
     finished = any(e["event"] == "end" and e["name"] == "run" and "error" not in e for e in events)
     status = notes["finish"]["status"] if "finish" in notes and finished else "aborted"
     if run.emulation.enabled and status == "failed":
-        status = "emulated"  # it had no target to miss
+        status = "emulated"  # it had no target that it could miss
     try:
         times = breakdown(events)
     except ValueError:
         times = None
     whole, epochs = times if status != "aborted" else None, epoch_times(events)
-    # The clock of a resumed run does not include its first part, and an emulated run does not train: no time
-    # to train.
+    # There is no time to train: the clock of a resumed run does not include its first part, and an emulated run
+    # does not train.
     timed = None if notes["facts"]["resumed"] or status == "emulated" else whole
     facts = dict(notes["facts"])
     if "generator" in notes:
@@ -123,8 +124,8 @@ def _epoch(times: EpochTimes, metrics: dict[str, Any]) -> Epoch:
 
 
 def _data_wait(events: list[Event], epochs: Sequence[EpochTimes]) -> DataWait:
-    """Whose data wait it is, its sums, and the ranks that others waited for: what each cost them, and its worst
-    epoch."""
+    """The data wait of all ranks or of rank 0, its sums, and, for the ranks that others waited for, the seconds
+    that this cost them and the epoch that cost most."""
     lost: dict[int, list[tuple[str, Any, float]]] = {}
     for event in events:
         if event["event"] == "waited":

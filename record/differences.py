@@ -1,4 +1,4 @@
-"""Differences between runs other than their results: settings, environment, data, machine."""
+"""Differences between runs in anything but their results: settings, environment, data, machine."""
 
 import json
 import re
@@ -31,16 +31,16 @@ _KINDS: dict[str, Kind] = {
     "nodes": "machine",
     "data": "data",
 }
-"""Category of keys of env.json; all others belong to the environment."""
+"""The kind of a difference by its key in env.json; all other keys belong to the environment."""
 _OF_EACH_RUN = frozenset({"date", "command"})
 _OF_EACH_LAUNCH = re.compile(r"(^|_)(RANK|PORT|ADDR|HOSTNAME)$")
-"""Variables that differ between any two launches: ranks, ports, addresses."""
+"""Matches variables that differ between any two launches: ranks, ports, addresses."""
 _MOST_RUNS = 8
-"""Maximum number of runs that a comparison page compares with its first one."""
+"""Maximum number of runs that a comparison page compares with the first run."""
 
 
 class Entry(Protocol):
-    """A set of a comparison: its letter, and the path of its runs."""
+    """One of the sets of runs in a comparison: its letter and the path of its runs."""
 
     @property
     def letter(self) -> str:
@@ -52,7 +52,7 @@ class Entry(Protocol):
 
 
 class Difference(NamedTuple):
-    """One value that differs between two runs; None if a run has none."""
+    """One value that differs between two runs; None for a run that does not have the value."""
 
     kind: Kind
     key: str
@@ -61,15 +61,15 @@ class Difference(NamedTuple):
 
 
 def differences(first: Path, second: Path) -> list[Difference]:
-    """The differences between two run folders, by kind. Raises UserError if one has neither settings nor
-    environment."""
+    """The differences between two run folders, ordered by kind. Raises UserError if one of them has neither
+    settings nor environment."""
     return between(_readable(first), _readable(second))
 
 
 def between(a: RunDirectory, b: RunDirectory) -> list[Difference]:
-    """The differences between two runs, by kind and in the order of the first run's files."""
+    """The differences between two runs, ordered by kind, and within a kind as in the first run's files."""
     facts_a, facts_b = dict(_facts(a)), dict(_facts(b))
-    if (a.config is None) != (b.config is None):  # then settings cannot be compared: report that once
+    if (a.config is None) != (b.config is None):  # settings cannot be compared: report that once
         for facts, run in ((facts_a, a), (facts_b, b)):
             _leave_settings_out(facts, run)
     differing = [
@@ -89,7 +89,7 @@ def _leave_settings_out(facts: dict[tuple[Kind, str], Any], run: RunDirectory) -
 
 
 def print_differences(differing: Sequence[Difference], console: Console) -> None:
-    """Kind by kind: each key with both values below it; a table would be too narrow for paths."""
+    """Print, for each kind, the keys with both values below each; a table would be too narrow for paths."""
     if not differing:
         console.print("no differences in settings, environment, data or machine")
     kind = ""
@@ -103,8 +103,8 @@ def print_differences(differing: Sequence[Difference], console: Console) -> None
 
 
 def differences_table(entries: Sequence[Entry]) -> Table:
-    """For a comparison page, the differences between the runs of each set and those of the first, for sets of run
-    folders."""
+    """For a comparison page: the differences between the first run of the first set and the first run of each
+    other set, as far as the sets are run folders."""
     readable = ((entry.letter, run) for entry in entries if (run := _first_run(entry.path)))
     runs = list(islice(readable, _MOST_RUNS + 1))
     rows = [
@@ -132,7 +132,7 @@ def _readable(path: Path) -> RunDirectory:
 
 
 def _first_run(path: Path) -> RunDirectory | None:
-    """The run at ``path``, or the first one of a campaign in it; None if there is none."""
+    """The run at ``path``, or the first run of a campaign there; None if there is none."""
     folders = [path, *sorted(each for each in path.iterdir() if each.is_dir())] if path.is_dir() else []
     folder = next((each for each in folders if (each / "config.toml").is_file()), None)
     try:
@@ -162,7 +162,7 @@ def _facts(run: RunDirectory) -> Iterator[tuple[tuple[Kind, str], Any]]:
 
 
 def value_text(value: Any) -> str:
-    """A value of a difference: printable, "none" for None."""
+    """A value of a difference as printable text; "none" for None."""
     if value is None:
         return "none"
     return printable(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))

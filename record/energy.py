@@ -1,7 +1,7 @@
-"""The energy of a run by kind of counter, from its ``result.json`` or, while it runs, from its events; and its
-formatting.
+"""The energy of a run by kind of counter, from its ``result.json`` or, while it runs, from its events; and how it
+is shown.
 
-A node's energy contains that of its processors and accelerators: figures of different kinds are shown side by
+A node's energy includes that of its processors and accelerators, so figures of different kinds are shown side by
 side and never added.
 """
 
@@ -18,10 +18,11 @@ from mlhpc.record.fields import Count, Fields, Name, Number, Seconds, Text
 
 
 class Energy(Fields):
-    """The joules of one kind of counters between start and stop on the nodes of the run; None if none could
-    be read. ``source``: the interface of the ``counters`` on ``nodes`` nodes. ``problems``: missing counters,
-    with the reason. ``readings``: of the counter with the fewest; ``longest_gap_s``: between two of them;
-    ``caps_w``: the distinct power limits; ``usage``: of the devices, means (``common/energy/counters.py``)."""
+    """The joules of one kind of counter between start and stop on the nodes of the run; None if no counter could
+    be read. ``source``: the interface with which the ``counters`` counters on ``nodes`` nodes were read.
+    ``problems``: missing counters, with the reasons. ``readings``: number of readings of the counter with the
+    fewest; ``longest_gap_s``: longest time between two readings; ``caps_w``: the distinct power limits; ``usage``:
+    how the devices were used, as means (``common/energy/counters.py``)."""
 
     joules: Annotated[float, Field(ge=0, le=1e18)] | None
     counters: Count
@@ -34,9 +35,9 @@ class Energy(Fields):
     usage: dict[Name, Number] = Field(default_factory=dict)
 
     def short_of_rules(self, kind: str) -> list[str]:
-        """What of MLPerf Training's Power Measurement Rules a figure of this kind does not meet: "Measure at the
-        PSUs", "Report 1 Measurement per Second", "Measure max(a run, 60 power samples)", "Measure or Estimate
-        Interconnects"."""
+        """The parts of MLPerf Training's Power Measurement Rules that a figure of this kind does not meet:
+        "Measure at the PSUs", "Report 1 Measurement per Second", "Measure max(a run, 60 power samples)", "Measure
+        or Estimate Interconnects"."""
         gap = self.longest_gap_s or 0.0
         readings = "unknown number of" if self.readings is None else self.readings
         short = {
@@ -49,7 +50,8 @@ class Energy(Fields):
 
     @property
     def usage_text(self) -> str:
-        """``busy 93%, memory 41%, 12.3 GB in use, PCIe 2.1 GB/s, NVLink 30 GB/s``, as far as known."""
+        """A text such as ``busy 93%, memory 41%, 12.3 GB in use, PCIe 2.1 GB/s, NVLink 30 GB/s``, as far as
+        known."""
         texts: dict[str, Callable[[float], str]] = {
             "busy": "busy {:.0%}".format,
             "memory_busy": "memory {:.0%}".format,
@@ -61,13 +63,12 @@ class Energy(Fields):
 
     @property
     def whole_joules(self) -> float | None:
-        """The joules, or None even if only some counters are missing, since a partial sum would look like a
-        smaller value."""
+        """The joules, or None if any counter is missing, since a partial sum would look like a smaller value."""
         return None if self.problems else self.joules
 
 
 def _by_kind(value: Any) -> Any:
-    """Results of the first versions have one figure, that of the accelerators."""
+    """The figures by kind. Results of the first versions have a single figure, that of the accelerators."""
     return {"accelerators": value} if isinstance(value, dict) and "source" in value else value
 
 
@@ -76,7 +77,7 @@ _ENERGIES = TypeAdapter(Energies)
 
 
 def in_order(energies: Mapping[str, Energy] | None) -> dict[str, Energy]:
-    """The figures of known kinds, in the order of ``NAMES``."""
+    """The figures whose kinds are known, in the order of ``NAMES``."""
     return {kind: energies[kind] for kind in NAMES if kind in energies} if energies else {}
 
 
@@ -87,7 +88,7 @@ def whole_joules(energies: Mapping[str, Energy] | None) -> dict[str, float]:
 
 
 def energies_in(note: Mapping[str, Any]) -> dict[str, Energy]:
-    """The figures of known kinds in a run's ``note``, checked; empty if there are none, or unknown ones."""
+    """The figures of known kinds in a run's ``note``; empty if there are none or if they are invalid."""
     try:
         return in_order(_ENERGIES.validate_python({kind: note[kind] for kind in NAMES if kind in note}))
     except ValidationError:
@@ -95,15 +96,16 @@ def energies_in(note: Mapping[str, Any]) -> dict[str, Energy]:
 
 
 def measured_in(runs: Iterable[Mapping[str, Energy]]) -> list[str]:
-    """The kinds for which any of ``runs`` has a figure; the report of a run gives the reasons for missing ones."""
+    """The kinds for which any of ``runs`` has a figure. The report of a run gives the reasons for missing
+    figures."""
     energies = [energy for by_kind in runs for energy in by_kind.items()]
     measured = {kind for kind, energy in energies if energy.joules is not None}
     return [kind for kind in NAMES if kind in measured]
 
 
 def energy_line(energies: Mapping[str, Energy] | None, samples: int = 0) -> str:
-    """``accelerators 81.23 kJ (NVML), 3.97 J/sample, whole nodes incomplete (Slurm, ipmi)``; empty without any
-    figure. ``samples``: of training."""
+    """A line such as ``accelerators 81.23 kJ (NVML), 3.97 J/sample, whole nodes incomplete (Slurm, ipmi)``; empty
+    without any figure. ``samples``: number of training samples."""
     figures = energies or {}
     return ", ".join(
         f"{NAMES[kind]} {joules_text(figures[kind].whole_joules)} ({figures[kind].source})"
@@ -135,20 +137,20 @@ def _per(joules: float | None, share: float | None) -> float | None:
     return joules / share if joules is not None and share and share > 0 else None
 
 
-# Of a run that is still running.
+# The rest of this module is about a run that is still running.
 
 OLD_S = 30.0
-"""Age in seconds above which a reading is not current: file systems show it late."""
+"""Age in seconds above which a reading is not current; it is this long because file systems show readings late."""
 
 
 @dataclass(frozen=True)
 class EnergySoFar:
-    """The joules of one kind of counters since run_start, of a run that is still running. One rank of each node
-    records them about every second.
+    """The joules of one kind of counter since run_start in a run that is still running. One rank per node records
+    them about every second.
 
-    ``watts``: mean power between the last two readings; None if a node has no current one, and after the run.
-    ``nodes``: number of nodes included, of ``of_nodes``. ``at_least``: counters, nodes or recent readings are
-    missing.
+    ``watts``: mean power between the last two readings; None if a node has no current reading, and after the run.
+    ``nodes``: number of nodes included, out of ``of_nodes``. ``at_least``: whether counters, nodes or recent
+    readings are missing.
     """
 
     joules: float
@@ -160,8 +162,8 @@ class EnergySoFar:
 
 @dataclass
 class Readings:
-    """Readings of one node's counters of one kind: times of the first and last, on the clock of their rank, and
-    the run's number of ``nodes`` (0: not in older events)."""
+    """Readings of one node's counters of one kind: the times of the first and last, on their rank's clock, and the
+    run's number of ``nodes`` (0 for older events, which do not contain it)."""
 
     first_t: float
     last_t: float
@@ -191,13 +193,14 @@ def take_reading(event: Mapping[str, Any], readings: dict[str, Readings]) -> Non
 def energy_so_far(
     nodes: Iterable[Mapping[str, Readings]], elapsed_s: float | None, running: bool
 ) -> dict[str, EnergySoFar]:
-    """The sums over ``nodes`` by kind, without missing kinds. ``elapsed_s``: seconds since run_start, if known."""
+    """The sums over ``nodes`` for each kind of which there are readings. ``elapsed_s``: seconds since run_start,
+    if known."""
     sums = {}
     everywhere = list(nodes)
     machines = _machines(everywhere)
     for kind in NAMES:
         read = [readings[kind] for readings in everywhere if kind in readings]
-        own = [r for r in read if not stood_still(kind, r.joules, r.seconds)]  # also omitted in the result
+        own = [r for r in read if not stood_still(kind, r.joules, r.seconds)]  # left out of the result too
         of_nodes = max(machines, len(read))
         if own:
             current = running and elapsed_s is not None and all(elapsed_s - r.seconds <= OLD_S for r in own)
@@ -215,7 +218,7 @@ def energy_so_far(
 def energy_at_the_end(
     nodes: Iterable[Mapping[str, Readings]], note: Mapping[str, Any]
 ) -> dict[str, EnergySoFar]:
-    """The energy from the ``note`` of a run that has reached run_stop; its figures are those of the result."""
+    """The energy of a run that has reached run_stop, from its ``note``, whose figures the result also has."""
     machines = _machines(nodes)
     return {
         kind: EnergySoFar(

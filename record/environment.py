@@ -1,4 +1,4 @@
-"""``env.json``: machine, software and command of a run, and the cores of its ranks for reports and comparisons."""
+"""``env.json``: machine, software and command of a run, and its ranks' cores, for reports and comparisons."""
 
 import shlex
 import sys
@@ -18,12 +18,12 @@ from mlhpc.quantities import count
 from mlhpc.record.fields import MOST_RANKS, Count, Fields, Seconds, Text
 
 Ranges = Annotated[str, Field(pattern=r"^[0-9,-]*$", max_length=1_000)]
-"""Format of Linux's lists of numbers."""
+"""Numbers in Linux's list format."""
 
 
 class RankBinding(Fields):
-    """The binding of one rank: the cores it may run on, their NUMA nodes, its memory policy, and its number of
-    compute threads."""
+    """The binding of one rank: the cores on which it may run, their NUMA nodes, its memory policy, and its number
+    of compute threads."""
 
     rank: Count
     hostname: Text
@@ -42,11 +42,11 @@ def _or_empty(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
 
 
 Bindings = Annotated[tuple[RankBinding, ...], Field(max_length=MOST_RANKS), WrapValidator(_or_empty)]
-"""The bindings of all ranks; none if they are invalid."""
+"""The bindings of all ranks; empty if they are invalid."""
 
 
 class Machine(Fields):
-    """A node: ``cores`` that the ranks of the run could use."""
+    """A node. ``cores``: those that the ranks of the run could use."""
 
     hostname: Text | None = None
     cpu: Text | None = None
@@ -57,9 +57,10 @@ class Machine(Fields):
 
 
 class Environment(Machine):
-    """The node of rank 0, all ``nodes``, and the software. ``commit``: of the checkout, ``dirty`` if it has
-    uncommitted changes. ``variables``: those of launchers and libraries that can change a result. ``bindings``: of
-    every rank, none in a run of an earlier version. ``data``: the folder of the data set."""
+    """The node of rank 0, all ``nodes``, and the software. ``commit``: that of the checkout, which is ``dirty`` if
+    it has uncommitted changes. ``variables``: variables of launchers and libraries that can change a result.
+    ``bindings``: those of all ranks; empty for a run of an earlier version. ``data``: the folder of the data
+    set."""
 
     commit: Text | None = None
     dirty: bool | None = None
@@ -83,15 +84,15 @@ class Environment(Machine):
 
 
 def write_environment(path: Path, data: Path, world: World, binding: Mapping[str, Any]) -> None:
-    """Write the file ``path`` of a run that reads ``data``; ``binding`` is that of this rank
-    (``describe_binding``). Called by all ranks. Raises UserError."""
+    """Write the environment of a run that reads ``data`` to the file ``path``. ``binding``: this rank's, from
+    ``describe_binding``. Called by all ranks. Raises UserError."""
     here = describe_environment() if world.local_rank == 0 else None
     nodes = [facts for facts in world.gather(here) if facts]
     place = {"rank": world.rank, "hostname": gethostname(), "local_rank": world.local_rank}
     bindings = world.gather({**place, **binding})
     if world.rank > 0:
         return
-    for node in nodes:  # the sum of its ranks
+    for node in nodes:  # a node's cores are the union over its ranks
         own = (parse_ranges(each["cores"]) for each in bindings if each["hostname"] == node["hostname"])
         node["cores"] = len({core for cores in own for core in cores})
     environment = Environment(
@@ -105,7 +106,7 @@ def write_environment(path: Path, data: Path, world: World, binding: Mapping[str
 
 
 class Row(NamedTuple):
-    """The same binding of the same local ranks, on ``hosts``."""
+    """One row: the binding that the same local ranks have on all ``hosts``."""
 
     hosts: tuple[str, ...]
     local_ranks: str
@@ -121,7 +122,7 @@ class Row(NamedTuple):
 
 
 def binding_rows(bindings: Sequence[RankBinding]) -> list[Row]:
-    """Bindings by node and local rank; identical nodes share their rows."""
+    """Rows with the bindings of all nodes and local ranks; identical nodes share their rows."""
     of_host: dict[str, dict[tuple[Any, ...], list[RankBinding]]] = {}
     for each in bindings:
         key = (each.cores, each.numa_nodes, each.memory_policy, each.threads)
@@ -137,15 +138,15 @@ def binding_rows(bindings: Sequence[RankBinding]) -> list[Row]:
 
 
 def binding_text(bindings: Sequence[RankBinding]) -> str:
-    """All bindings in one line; empty for none."""
+    """All bindings in one line; empty without bindings."""
     rows = binding_rows(bindings)
     alike = len({row.hosts for row in rows}) == 1
     return "; ".join(f"{row}" if alike else f"{row} on {count(len(row.hosts), 'node')}" for row in rows)
 
 
 def shared_cores(bindings: Sequence[RankBinding]) -> str:
-    """A description of the first ranks that share cores, or of a node whose ranks all do; empty if there are
-    none."""
+    """A description of the first ranks found to share cores, or of a node on which all ranks share them; empty if
+    there are none."""
     of_host: dict[str, list[RankBinding]] = {}
     for each in bindings:
         of_host.setdefault(each.hostname, []).append(each)
@@ -164,7 +165,7 @@ def shared_cores(bindings: Sequence[RankBinding]) -> str:
 
 
 def bindings_table(bindings: Sequence[RankBinding]) -> Table:
-    """CPU cores, memory and devices of the ranks, with one row for ranks that are bound alike."""
+    """CPU cores, memory and devices of the ranks, with one row for ranks that are bound in the same way."""
     return table(
         "bindings",
         binding_rows(bindings),

@@ -1,4 +1,4 @@
-"""Types of values in a run's files, which are untrusted when they are read: bounded, printable, finite."""
+"""Types for the values in a run's files, which are untrusted when read: bounded, printable and finite."""
 
 import json
 import math
@@ -16,7 +16,7 @@ MOST_RANKS = 1_000_000
 
 
 def _finite_or_none(value: Any) -> Any:
-    """None for NaN and infinity, such as the loss of a diverged run."""
+    """``value``, or None for NaN and infinity, such as the loss of a diverged run."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -45,7 +45,7 @@ class Fields(BaseModel):
             raise ValueError(f"Invalid JSON: {error}") from None
 
     def write(self, path: Path) -> None:
-        """Write the keys that were set, even to None, to the file ``path``. Raises UserError."""
+        """Write the keys that were set, including those set to None, to the file ``path``. Raises UserError."""
         values = finite(self.model_dump(exclude_unset=True))
         write_text(path, json.dumps(values, indent=1) + "\n")
 
@@ -57,7 +57,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def first_problem(error: ValidationError) -> str:
-    """The first problem of an object, with its key, in one line."""
+    """The first validation problem of an object, with its key, in one line."""
     problem = error.errors()[0]
     key = ".".join(str(part) for part in problem["loc"])
     return printable(f"{key + ': ' if key else ''}{problem['msg']}")

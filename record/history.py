@@ -1,7 +1,7 @@
-"""A record of a history: what is kept of a run, a campaign or another measurement for years (``mlhpc/history``).
+"""A record of a history: what is kept for years of a run, a campaign or another measurement (``mlhpc/history``).
 
-A record never changes. Its file contains canonical JSON and is named by the SHA-256 of that content, so
-``sha256sum`` prints the file's name, the same run added twice is one record, and copying files merges two stores.
+A record never changes. Its file contains canonical JSON and is named after the SHA-256 of that content. So
+``sha256sum`` prints the file's name, a run added twice is one record, and copying files merges two stores.
 """
 
 import json
@@ -14,14 +14,15 @@ from mlhpc.common.files.untrusted import finite
 from mlhpc.record.fields import Count, Fields, Name, Number, Seconds, Text
 
 FORMAT = 1
-"""Version of the records: incremented if a key changes its meaning. Records of other versions are left alone."""
+"""Version of the records, incremented if the meaning of a key changes. Records of other versions are ignored."""
 Kind = Literal["run", "study cell", "result set", "campaign", "io", "profile", "prediction", "reframe", "node",
                "withdrawal", "annotation"]  # fmt: skip
 
 
 class RunFigures(Fields):
-    """The figures of one run; None where it has none. ``epochs``: to the target; ``epoch_s``: the mean epoch with
-    its evaluation, without the first epoch's excess; ``joules`` and ``joules_per_sample`` by kind of counter."""
+    """The figures of one run; missing ones are None. ``epochs``: number of epochs to the target; ``epoch_s``: mean
+    seconds of an epoch with its evaluation, without the first epoch's excess; ``joules`` and
+    ``joules_per_sample``: by kind of counter."""
 
     time_to_train_s: Seconds | None = None
     time_to_train_without_staging_s: Seconds | None = None
@@ -37,10 +38,10 @@ class RunFigures(Fields):
 
 class HistoryRecord(Fields):
     """``when``: time of the measurement, in UTC. ``machine``: its accelerators or processor; ``node``: the host,
-    if it was measured alone. ``settings``: a digest of all settings. ``versions``: of the preset, the data
-    generator and the parts. ``runs``: the runs that it consists of; ``figures``: other measured figures.
-    ``content``: the files of the measurement as they were read. ``of``: the record that is withdrawn, ``text``:
-    why, or the annotation of ``system``."""
+    if only one was measured. ``settings``: a digest of all settings. ``versions``: those of the preset, the data
+    generator and the parts. ``runs``: the runs that the measurement consists of; ``figures``: other measured
+    figures. ``content``: the files of the measurement as they were read. ``of``: the record that this one
+    withdraws; ``text``: the reason, or an annotation of ``system``."""
 
     format: Literal[1] = Field(default=1, alias="history")
     kind: Kind
@@ -69,18 +70,18 @@ class HistoryRecord(Fields):
     text: Text | None = None
 
     def canonical(self) -> bytes:
-        """The bytes of its file."""
+        """The bytes of the record's file."""
         return canonical({"history": FORMAT, **self.model_dump(exclude_defaults=True)})
 
 
 def canonical(value: Any) -> bytes:
-    """``value`` as JSON with sorted keys and without blanks."""
+    """``value`` as JSON, with sorted keys and without blanks."""
     text = json.dumps(finite(value), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return text.encode("utf-8", "backslashreplace")
 
 
 def time_text(when: str | float | None) -> str | None:
-    """An ISO 8601 time, or seconds since 1970, as text in UTC to the second; None for anything else."""
+    """An ISO 8601 time or seconds since 1970, as text in UTC, to the second; None for anything else."""
     try:
         at = datetime.fromisoformat(when) if isinstance(when, str) else datetime.fromtimestamp(when or 0, UTC)
         return None if when is None else f"{at.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}"

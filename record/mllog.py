@@ -1,9 +1,9 @@
-"""MLPerf logging (MLLOG) lines, from any file, as typed records.
+"""Reads the MLPerf logging (MLLOG) lines of any file as typed records.
 
-Published logs are irregular: other text between the lines, a truncated last line, clocks of several ranks in one
-file, stops of the wrong event type. So records are recognised only by their key, the content of a line never
-raises an error, and unreadable lines are kept as ``Problem`` with their number. Text is made printable and
-numbers finite once, for all readers.
+Published logs are irregular: they may have other text between the lines, a truncated last line, the clocks of
+several ranks in one file, or stops of the wrong event type. So records are recognised only by their key, the
+content of a line never raises an error, and unreadable lines are kept as ``Problem`` with their number. Text is
+made printable, and numbers finite, here, once for all readers.
 """
 
 import hashlib
@@ -24,15 +24,16 @@ from mlhpc.quantities import binary_text, count
 
 TOKEN = ":::MLLOG "
 _OLDER = {":::MLL ": "0.6", ":::MLPv0.5.0 ": "0.5"}
-"""Tokens of the formats before MLLOG, which are not read here, and their rounds of MLPerf Training."""
+"""Tokens of the formats before MLLOG, which are not read here, and the rounds of MLPerf Training that used
+them."""
 _LONGEST_READ = 2**20  # characters per line; published lines have up to a few thousand
 YEARS_MS = (-62135596800000.0, 253402300799999.0)
-"""Python's first and last date, in the years 1 and 9999, in milliseconds since 1970."""
+"""Python's first and last date (years 1 and 9999), in milliseconds since 1970."""
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One MLLOG line. ``time_ms``: milliseconds since the epoch; ``line``: line number in the file, from 1."""
+    """One MLLOG line. ``time_ms``: milliseconds since 1970; ``line``: line number in the file, counted from 1."""
 
     time_ms: float
     event_type: str
@@ -44,8 +45,8 @@ class Record:
 
 @dataclass(frozen=True)
 class Problem:
-    """A line with the MLLOG token that is not a record. ``official``: whether the official parser rejects it
-    too."""
+    """A line with the MLLOG token that is not a record. ``official``: whether the official parser also rejects
+    it."""
 
     line: int
     what: str
@@ -54,7 +55,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Interval:
-    """From a start record to a stop record, in milliseconds since the epoch."""
+    """The times of a start record and its stop record, in milliseconds since 1970."""
 
     start_ms: float
     stop_ms: float
@@ -67,7 +68,7 @@ class Interval:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """A value of the quality metric. ``epoch`` is as logged: counted from 0 in some logs of round 0.7."""
+    """A value of the quality metric. ``epoch`` is as logged, counted from 0 in some logs of round 0.7."""
 
     epoch: int | None
     value: float
@@ -79,13 +80,13 @@ class Evaluation:
 class Log:
     """The records of one file.
 
-    ``mllog_lines``: the line number of every line with the token, readable or not: the official
-    checker counts lines in that list, not in the file. ``repeated``: lines of records with a repeated key, of
-    which the last one is used; ``longest``: bytes of the longest line with the token, also if it is not read
-    completely; ``parsing_cost``: the sum of the squares of their bytes, to which the time of the official
-    parser is proportional. ``first_epoch``: the number of the first epoch, 0 in the TensorFlow reference's
-    logs of round 0.7, 1 elsewhere. ``fingerprint``: a digest of the times of all records, the same for copies
-    of one run. ``unreadable``: why there are no records, in words; "" if there are some.
+    ``mllog_lines``: the line number of every line with the token, readable or not, because the official checker
+    counts lines in that list, not in the file. ``repeated``: lines of records in which a key is repeated; the last
+    value is used. ``longest``: bytes of the longest line with the token, even if it is not read completely.
+    ``parsing_cost``: the sum of the squares of these lines' bytes, to which the official parser's time is
+    proportional. ``first_epoch``: the number of the first epoch, which is 0 in the TensorFlow reference's logs of
+    round 0.7 and 1 elsewhere. ``fingerprint``: a digest of the times of all records, the same for copies of one
+    run. ``unreadable``: why there are no records, in words; "" if there are some.
     """
 
     path: Path
@@ -100,7 +101,7 @@ class Log:
     unreadable: str = ""
 
     def all(self, key: str) -> tuple[Record, ...]:
-        """The records of ``key`` in their order."""
+        """The records of ``key`` in the file's order."""
         return self._by_key.get(key, ())
 
     def first(self, key: str) -> Record | None:
@@ -114,7 +115,7 @@ class Log:
 
     @property
     def run(self) -> Interval | None:
-        """From the first run_start to the first run_stop; None without both.
+        """The interval from the first run_start to the first run_stop; None unless both exist.
 
         Later records are deliberately ignored: some published logs continue training after run_stop.
         """
@@ -123,7 +124,7 @@ class Log:
 
     @property
     def time_to_train_s(self) -> float | None:
-        """``run_stop − run_start`` in seconds (MLPerf HPC training rules); None without both.
+        """``run_stop − run_start`` in seconds (MLPerf HPC training rules); None unless both exist.
 
         The run need not have converged: see ``evaluations``.
         """
@@ -131,19 +132,19 @@ class Log:
 
     @property
     def staging(self) -> tuple[Interval, ...]:
-        """The intervals of staging, in the file's order. Every rank may log its own: overlapping ones are
+        """The intervals of staging, in the file's order. Every rank may log its own, so overlapping intervals are
         merged."""
         return tuple(self._staging())
 
     @property
     def epochs(self) -> tuple[Interval, ...]:
-        """The intervals between epoch_start and epoch_stop of the run, in the file's order."""
+        """The run's intervals from epoch_start to epoch_stop, in the file's order."""
         return tuple(self._intervals("epoch_start", "epoch_stop"))
 
     def evaluations(self, metric: str) -> tuple[Evaluation, ...]:
         """The values of ``metric`` (``eval_error``, ``eval_accuracy``) between run_start and run_stop.
 
-        Only these can meet the target. "Between" refers to the order in the file, since clocks may go back.
+        Only these can meet the target. "Between" refers to the order in the file, since clocks may go backwards.
         """
         start, stop = self.first("run_start"), self.first("run_stop")
         if not start:
@@ -179,7 +180,7 @@ class Log:
                 if len(stops) == len(starts):
                     yield Interval(min(starts), max(stops))
                     starts, stops = [], []
-        if stops:  # an interval without a stop record: up to the last stop record
+        if stops:  # an interval without a stop record lasts until the last one
             yield Interval(min(starts), max(stops))
 
     def _intervals(self, start_key: str, stop_key: str) -> Iterator[Interval]:
@@ -193,7 +194,7 @@ class Log:
 
 
 LARGEST = 256 * 2**20
-"""Maximum number of characters read from a log; logs of the published HPC sets have fewer than five million."""
+"""Maximum number of characters read from a log; published HPC logs have fewer than five million."""
 
 
 def parse(path: Path, flags: int = 0) -> Log:
@@ -220,9 +221,9 @@ def parse(path: Path, flags: int = 0) -> Log:
                 break
             if len(text) == _LONGEST_READ:
                 longest = max(longest, _LONGEST_READ)
-            # Like the official parser, use the text after the last token on a line.
+            # Like the official parser, use the text after the last token in a line.
             _, token, payload = text.rpartition(TOKEN)
-            if token or ":::ML" in text:  # the official parser reads one of the older formats too
+            if token or ":::ML" in text:  # the official parser also reads one of the older formats
                 length = len(text.encode("utf-8", "replace"))
                 longest, parsing_cost = max(longest, length), parsing_cost + length**2
             if not token:
@@ -261,8 +262,8 @@ def _unreadable(mllog_lines: int, older: str) -> str:
 
 
 def _lines(file: TextIO) -> Iterator[str]:
-    """The lines of a file, each up to _LONGEST_READ characters, to bound the memory; an empty one at the end if
-    only LARGEST characters of the file were read."""
+    """The lines of a file, each truncated to _LONGEST_READ characters to bound the memory. An empty line at the
+    end means that only LARGEST characters of the file were read."""
     left = LARGEST
     while line := file.readline(_LONGEST_READ):
         yield line
@@ -322,7 +323,8 @@ def _integer(value: Any) -> int | None:
 
 
 def _is_number(value: Any) -> bool:
-    """JSON's true and false are not numbers, although they are in Python; nor are integers beyond a float."""
+    """Whether ``value`` is a number. JSON's true and false are not, although they are in Python, and neither are
+    integers beyond the range of a float."""
     if isinstance(value, int) and not isinstance(value, bool):
         return abs(value) <= sys.float_info.max
     return isinstance(value, float)

@@ -1,12 +1,12 @@
-"""Breakdown of the time of a run from its log, which can be the MLLOG file of any program.
+"""Divides the time of a run into parts, by its log, which may be the MLLOG file of any program.
 
 All time from run_start to run_stop belongs to exactly one part, so the parts add up to the total. Records after
-run_stop are ignored: some published logs continue training for a power measurement. Epochs are counted as they
-begin; epoch_num, which some logs count from 0, only identifies evaluations that run beside the next epoch
-(NVIDIA's OC20 in HPC 3.0). Their time belongs to that epoch, which does not wait for them.
+run_stop are ignored, since some published logs continue training for a power measurement. Epochs are counted as
+they begin; epoch_num, which some logs count from 0, only identifies evaluations that run concurrently with the
+next epoch (NVIDIA's OC20 in HPC 3.0). Their time counts as that epoch's training, which does not wait for them.
 
-The events of this suite's runs have more detail (``record/breakdown.py``: training split into data
-wait and steps); here all runs are measured in the same way.
+The events of this suite's runs have more detail (``record/breakdown.py`` divides training into data wait and
+steps); here all runs are measured in the same way.
 """
 
 from dataclasses import dataclass
@@ -31,15 +31,15 @@ PARTS = {
     ),
 }
 
-# Time belongs to the innermost open interval.
+# Time belongs to the first of these intervals that is open, the innermost one.
 _OWNERS = {"eval": "evaluation", "save": "rest", "staging": "staging", "epoch": "training"}
 
 
 @dataclass(frozen=True)
 class Epoch:
-    """Seconds of one epoch for training, evaluation and checkpoints, and the number of samples it trained on:
-    steps × batch size if steps are logged, or else ``train_samples``; None if the epoch did not end or neither is
-    logged."""
+    """Seconds of one epoch for training, evaluation and checkpoints, and the number of samples that it trained on.
+    That is steps × batch size if steps are logged, or else ``train_samples``; None if the epoch did not end or
+    neither is logged."""
 
     train_s: float
     eval_s: float
@@ -49,7 +49,7 @@ class Epoch:
 
 @dataclass(frozen=True)
 class Phases:
-    """Seconds of the parts of one run; ``evaluations`` are the seconds of each evaluation.
+    """Seconds of the parts of one run. ``evaluations``: seconds of each evaluation.
 
     ``first_epoch_excess`` is None with fewer than three whole epochs.
     """
@@ -99,7 +99,7 @@ def phases(log: Log) -> Phases | None:
         return None
     start, stop = log.first("run_start"), log.first("run_stop")
     assert start and stop
-    # All staging has ended with the last record of an end, whatever else is logged.
+    # With the last staging_stop, all staging has ended, whatever else is logged.
     staged = log.all("staging_stop")[-1:]
     intervals = _Intervals(_continued(log))
     now = start.time_ms
@@ -109,7 +109,7 @@ def phases(log: Log) -> Phases | None:
             continue
         if record.line < stop.line and not (edge in ("start", "stop") and name in _OWNERS):
             continue
-        # Clocks of several ranks in one file go back by milliseconds: do not count time twice.
+        # If a file has the clocks of several ranks, time goes back by milliseconds; do not count it twice.
         passed, now = max(0.0, record.time_ms - now) / 1e3, max(now, record.time_ms)
         intervals.spend(passed)
         if edge == "start":
@@ -133,7 +133,7 @@ def phases(log: Log) -> Phases | None:
 
 
 def _continued(log: Log) -> set[float | None]:
-    """The epoch_num of epochs that end after a later one has begun."""
+    """The epoch_num of each epoch that ends after a later one has begun."""
     begun, continued, latest = set[float | None](), set[float | None](), None
     for record in log.records:
         number = _number(record)
@@ -145,8 +145,8 @@ def _continued(log: Log) -> set[float | None]:
 
 
 class _Intervals:
-    """The intervals of a log that are open at a point in it, and the seconds spent in each kind so far.
-    ``continued``: see the function."""
+    """The intervals that are open at a point in a log, and the seconds spent in each kind so far. ``continued``:
+    the result of ``_continued``."""
 
     def __init__(self, continued: set[float | None]) -> None:
         self._continued = continued
@@ -157,7 +157,7 @@ class _Intervals:
         self._evaluated: float | None = None
 
     def spend(self, seconds: float) -> None:
-        """Time passes."""
+        """Add ``seconds`` to the part and the epoch that they belong to."""
         owner = next((part for key, part in _OWNERS.items() if self._open.get(key)), "rest")
         self.spent[owner] += seconds
         if owner == "evaluation":
@@ -172,13 +172,13 @@ class _Intervals:
             self.epochs[-1].save_s += seconds
 
     def begin(self, name: str, record: Record) -> None:
-        """An interval begins. The start of an epoch or evaluation ends the previous one; of staging every rank may
-        log one."""
+        """Open an interval. The start of an epoch or evaluation ends the previous one; staging may be logged by
+        every rank."""
         if name == "eval" and self._is_beside(record):
             return
         if name == "epoch":
             if self._evaluated in self._continued - {_number(record)}:
-                self._open["eval"] = 0  # from here on beside this epoch
+                self._open["eval"] = 0  # from here on concurrent with this epoch
             self.epochs.append(_Open(record))
         if name == "eval":
             self._evaluated = _number(record)
@@ -187,7 +187,7 @@ class _Intervals:
         self._open[name] = self._open.get(name, 0) + 1 if name == "staging" else 1
 
     def end(self, name: str, record: Record, *, all_ranks: bool) -> None:
-        """An interval ends; staging when it has ended on ``all_ranks``."""
+        """Close an interval; staging is closed once it has ended on ``all_ranks``."""
         if name in ("epoch", "eval") and self._is_beside(record):
             for epoch in self.epochs:
                 if name == "epoch" and epoch.number == _number(record):
@@ -199,7 +199,7 @@ class _Intervals:
         self._open[name] = ranks_left if name == "staging" and not all_ranks else 0
 
     def _is_beside(self, record: Record) -> bool:
-        """Whether it is of an epoch beside which a later one trains."""
+        """Whether ``record`` belongs to an epoch that continues while a later epoch trains."""
         number, latest = _number(record), self.epochs[-1].number if self.epochs else None
         return number in self._continued and latest not in (None, number)
 
@@ -219,7 +219,7 @@ class _Open:
 
     @property
     def number(self) -> float | None:
-        """Its epoch_num."""
+        """The epoch's epoch_num."""
         return _number(self.start)
 
 

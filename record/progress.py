@@ -1,9 +1,9 @@
-"""The progress of a run, from the events of its ranks; for active runs on other nodes, through a shared file
-system.
+"""The progress of a run, from the events of its ranks; an active run on other nodes is followed through a shared
+file system.
 
-Rank 0's events contain phase, epoch and metric, those of other ranks their data wait and the energy of their node.
-In a large run only the first ranks are followed. Each update reads only new parts of their files, and parses only
-relevant lines from ranks other than 0.
+Rank 0's events contain phase, epoch and metric; those of other ranks, their data wait and the energy of their
+node. In a large run only the first ranks are followed. Each update reads only the new parts of their files and,
+for ranks other than 0, parses only relevant lines.
 """
 
 import os
@@ -26,22 +26,23 @@ from mlhpc.record.events import is_event
 
 Event = dict[str, Any]
 _MOST_BYTES = 64 * 2**20
-"""Maximum bytes of a file read per update; the next update continues."""
+"""Maximum bytes read from a file per update; the next update continues there."""
 _LEAST_BYTES = 64 * 2**10
 HOLE_S = 30.0
-"""Seconds after which zeros in a file are taken for lost bytes instead of bytes not yet visible on this node."""
+"""Seconds after which zeros in a file count as lost bytes, and no longer as bytes not yet visible on this node."""
 _RANK_0 = "events.rank0.jsonl"
 
 
 @dataclass(frozen=True)
 class Progress:
-    """The state of a run. None: not known (yet).
+    """The state of a run; values that are not known (yet) are None.
 
-    ``phase``: the innermost span of rank 0; ``phase_s``: seconds since it began. ``step`` of ``steps`` in the
-    current epoch. ``best``: of the target's metric. ``samples_per_s`` and ``data_wait_share`` (of the rank that
-    waited longest) are of the last trained epoch. ``left_s``: seconds until the last epoch, if the target is not
-    met before. ``quiet_s``: seconds since the last event of any rank. ``energy``: by kind of counter. ``status``:
-    running until the run has recorded its end; this does not check whether its processes are alive.
+    ``phase``: the innermost span of rank 0; ``phase_s``: seconds since it began. ``step`` of ``steps``: progress
+    within the current epoch. ``best``: best value of the target's metric. ``samples_per_s`` and
+    ``data_wait_share`` (of the rank that waited longest) refer to the last epoch whose training is complete.
+    ``left_s``: seconds until the end of the last epoch, if the target is not met earlier. ``quiet_s``: seconds
+    since the last event of any rank. ``energy``: by kind of counter. ``status``: running until the run has
+    recorded its end; whether its processes are alive is not checked.
     """
 
     status: str
@@ -70,21 +71,22 @@ class _Tail:
     path: str
     clock: Callable[[], float] = time.monotonic
     offset: int = 0
-    hole: int | None = None  # start of the zeros that stopped the last update
+    hole: int | None = None  # start of the zeros at which the last update stopped
     since: float = 0.0  # when ``offset`` reached the line with the hole
 
     def was_cut(self, size: int) -> bool:
-        """Whether the file, of at least ``size`` bytes, has been truncated since it was read. Raises OSError."""
+        """Whether the file, which has at least ``size`` bytes, has been truncated since it was read. Raises
+        OSError."""
         if size >= self.offset:
             return False
-        fd = open_regular(self.path)  # opening it makes NFS query its size: a cached size may be too small
+        fd = open_regular(self.path)  # opening makes NFS query the size; a cached one may be too small
         try:
             return os.fstat(fd).st_size < self.offset
         finally:
             os.close(fd)
 
     def read(self, size: int) -> list[bytes]:
-        """The new lines of the file, of at least ``size`` bytes. Raises OSError."""
+        """The new lines of the file, which has at least ``size`` bytes. Raises OSError."""
         if size <= self.offset:
             return []
         fd = open_regular(self.path)
@@ -92,8 +94,9 @@ class _Tail:
             stays = self.hole is not None and os.pread(fd, 1, self.hole) == b"\0"
             lost = stays and self.clock() - self.since >= HOLE_S
             if stays and not lost:
-                return []  # without the rest, which may be long
-            # A cached size may be too small, and a buffer of _MOST_BYTES for each of a thousand files takes time.
+                return []  # without reading the rest, which may be long
+            # Read more than the size, which may be cached and too small, but not always _MOST_BYTES: for a
+            # thousand files, such buffers take time.
             data = os.pread(fd, min(max(size - self.offset, _LEAST_BYTES), _MOST_BYTES), self.offset)
         finally:
             os.close(fd)
@@ -102,7 +105,7 @@ class _Tail:
             return []
         if lost:
             data = self._after_hole(data)
-        # A shared file system may show zeros where it knows the length of a file but not yet its end.
+        # A shared file system may know the length of a file before its last bytes, and show zeros instead.
         written = data.split(b"\0", 1)[0]
         lines = written.split(b"\n")
         unfinished = lines.pop()  # left for the next update
@@ -124,7 +127,7 @@ class _Tail:
 
 
 def _parsed(lines: Iterable[bytes]) -> Iterator[Event]:
-    """The events among ``lines``."""
+    """The events in ``lines``, without lines that are no events."""
     for line in lines:
         with suppress(ValueError):
             event = parse_json(line.decode())
@@ -133,8 +136,8 @@ def _parsed(lines: Iterable[bytes]) -> Iterator[Event]:
 
 
 def _counts(line: bytes) -> bool:
-    """Whether ``_Rank.take`` may need the event on ``line``: this check takes a tenth of the time of parsing
-    it."""
+    """Whether ``_Rank.take`` may need the event in ``line``. This check takes a tenth of the time of parsing the
+    line."""
     return (b'"seconds"' in line and (b'"data_wait"' in line or b'"train"' in line)) or b'"energy"' in line
 
 
@@ -170,11 +173,11 @@ class Follower:
         self._begin()
 
     def _begin(self) -> None:
-        """Nothing of rank 0 has been read."""
-        self._of_rank0: list[Event] = []  # without the many that are only counted
+        """Reset to the state before any of rank 0's events were read."""
+        self._of_rank0: list[Event] = []  # without the many events that are only counted
         self._open: list[Event] = []
         self._reported: Event = {}
-        self._energy: Event = {}  # rank 0's note for all nodes at the end
+        self._energy: Event = {}  # rank 0's note at the end, for all nodes
         self._status = "running"
         self._last_t = 0.0
         self._age = 0.0  # seconds since rank 0's last event
@@ -207,8 +210,8 @@ class Follower:
         return self._progress(max(0.0, time.time() - newest) if newest else 0.0)
 
     def _new(self, name: str) -> _Rank | None:
-        """The rank whose events are in the file ``name``; None for other files, and for all but the first ranks:
-        at every look, following one takes a call of the file system."""
+        """The rank whose events are in the file ``name``; None for other files, and for all but the first ranks,
+        since following a rank takes a file-system call at every ``look``."""
         rank = rank_of(name)
         if rank is None or rank >= PER_FOLDER:
             return None
@@ -288,7 +291,7 @@ class Follower:
         return energy_so_far(nodes, elapsed_s, self._status == "running")
 
     def _rate(self, own: list[Event]) -> float | None:
-        """Throughput of the last epoch whose samples are known; during the first epoch, of its samples so far."""
+        """Samples/s in the last epoch whose samples are known; during the first epoch, of its samples so far."""
         seconds = self._ranks[_RANK_0].trained if _RANK_0 in self._ranks else {}
         for event in reversed(own):
             is_count = (event["event"], event["name"]) == ("metric", "samples") and _is_number(event)
@@ -303,8 +306,9 @@ class Follower:
         return samples / seconds if seconds > 0 else None
 
     def _wait_share(self) -> float | None:
-        """Data wait over training, of the rank that waited longest, in the last epoch that rank 0 has trained. The
-        run's is at least this, and known at its end (``common/timing/data_wait.py``)."""
+        """Data wait as a share of training, for the rank that waited longest, in the last epoch that rank 0 has
+        trained. The run's data wait is at least this, and is known only at its end
+        (``common/timing/data_wait.py``)."""
         trained = self._ranks[_RANK_0].trained if _RANK_0 in self._ranks else {}
         if not trained:
             return None

@@ -1,5 +1,5 @@
-"""``ranks.json``: start-up, staging, training and memory of every rank, which rank 0 writes once the run has
-ended, so that readers need not open a file for each rank."""
+"""``ranks.json``: start-up, staging, training and memory of every rank. Rank 0 writes it once the run has ended,
+so that readers need not open a file for each rank."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -17,7 +17,7 @@ from mlhpc.record.fields import MOST_RANKS, Count, Fields, Number
 NAME = "ranks.json"
 PERCENTILES = ("p50", "p90", "p99", "max")
 _MOST_BYTES = 4 * 2**20
-"""Of the events that are read for a run without a table, rank 0's aside: they take about a second."""
+"""Maximum bytes of events, besides rank 0's, that are read for a run without a table; they take about a second."""
 _MOST_BYTES_OF_ONE = 256 * 2**20
 _COLUMNS: dict[str, tuple[str, str, str, Callable[[Iterable[float]], float]]] = {
     "init_s": ("end", "init", "seconds", sum),
@@ -29,16 +29,16 @@ _COLUMNS: dict[str, tuple[str, str, str, Callable[[Iterable[float]], float]]] = 
     "peak_bytes": ("note", "memory", "peak_bytes", max),
     "device_peak_bytes": ("note", "memory", "device_peak_bytes", max),
 }
-"""By column: kind, name and key of the events, and what becomes of their values."""
+"""For each column: kind, name and key of the events, and the function that combines their values."""
 
 Column = Annotated[tuple[Annotated[Number, Field(ge=0)] | None, ...], Field(max_length=MOST_RANKS)]
 Steps = dict[int, dict[str, Number]]
 
 
 class RankTable(Fields):
-    """A column for each quantity, with a value for each of ``ranks``, null if its events have none: seconds of
-    spans, bytes of memory. ``steps``: by epoch, percentiles of the step time in seconds, of the rank with the
-    smallest median. ``left_out``: the number of ranks that are not in the table."""
+    """A column for each quantity (seconds of spans, bytes of memory) with a value for each of ``ranks``, which is
+    null if the rank's events have none. ``steps``: for each epoch, percentiles of the step time in seconds on the
+    rank with the smallest median. ``left_out``: number of ranks that are not in the table."""
 
     ranks: Annotated[tuple[Count, ...], Field(max_length=MOST_RANKS)] = ()
     left_out: Count = 0
@@ -53,7 +53,7 @@ class RankTable(Fields):
     steps: Steps = Field(default_factory=dict)
 
     def of(self, column: str) -> dict[int, float]:
-        """The values of a column by rank, the smallest first."""
+        """The values of a column by rank, sorted from the smallest."""
         pairs = zip(self.ranks, getattr(self, column), strict=False)
         return dict(sorted((pair for pair in pairs if pair[1] is not None), key=lambda pair: pair[1]))
 
@@ -63,7 +63,7 @@ def write_rank_table(folder: Path, world: World, events: Sequence[Mapping[str, A
     Raises UserError."""
     rows = np.zeros((world.size, len(_COLUMNS)))
     rows[world.rank] = _row(events)
-    rows = world.sum(rows)  # arrays in one reduction, not a text of each rank
+    rows = world.sum(rows)  # one reduction of arrays instead of a text from each rank
     own = _steps(events)
     last = int(world.max([max(own, default=0)])[0])
     table = np.full((last + 1, len(PERCENTILES)), np.inf)
@@ -78,8 +78,8 @@ def write_rank_table(folder: Path, world: World, events: Sequence[Mapping[str, A
 
 
 def read_rank_table(folder: Path, ranks: int | None) -> RankTable:
-    """The table of a run of ``ranks`` ranks; if there is none, as while the run is active, a table from the events
-    of as many of its first ranks as can be read in about a second. Raises OSError."""
+    """The table of a run with ``ranks`` ranks. If it does not exist, for instance because the run is active, a
+    table made from the events of as many of the first ranks as can be read in about a second. Raises OSError."""
     with suppress(OSError, ValueError, TypeError, RecursionError):
         return RankTable.read(folder / NAME)
     read: dict[int, list[dict[str, Any]]] = {}
@@ -106,7 +106,7 @@ def _table(ranks: Iterable[int], rows: Iterable[Sequence[float]], steps: Steps) 
 
 
 def _row(events: Sequence[Mapping[str, Any]]) -> list[float]:
-    """The values of one rank, NaN for those that its events do not have."""
+    """The values of one rank; those that its events do not contain are NaN."""
     row = []
     for kind, name, key, reduce in _COLUMNS.values():
         own = (e.get(key) for e in events if e.get("event") == kind and e.get("name") == name)
@@ -126,6 +126,6 @@ def _steps(events: Sequence[Mapping[str, Any]]) -> Steps:
 
 
 def _number(value: Any) -> float | None:
-    """A finite number of at least 0."""
+    """``value`` if it is a finite number of at least 0; otherwise None."""
     valid = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1e300
     return float(value) if valid else None

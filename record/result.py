@@ -11,7 +11,7 @@ from mlhpc.record.fields import Count, Fields, Measured, Name, Ranks, Seconds, T
 
 
 class Target(Fields):
-    """The quality that ends a run, and ``best``, the closest value that an evaluation reached."""
+    """The quality that ends a run, and ``best``, the best value that an evaluation reached."""
 
     metric: Name
     label: Text
@@ -26,7 +26,7 @@ class Target(Fields):
 
     @property
     def higher_is_better(self) -> bool:
-        """Whether a higher value of the metric is better, which is true only for accuracy."""
+        """Whether higher values of the metric are better, which is true only for accuracies."""
         return self.metric == "eval_accuracy"
 
     def met_by(self, value: float) -> bool:
@@ -35,7 +35,7 @@ class Target(Fields):
 
 
 class Epoch(Fields):
-    """Seconds, samples and bytes of one epoch; the quality is stored under the metric's name."""
+    """Seconds, samples and bytes of one epoch, and the quality under the metric's name."""
 
     epoch: Count
     train_s: Seconds | None = None
@@ -64,7 +64,7 @@ class Epoch(Fields):
 
 
 class Samples(Fields):
-    """Numbers of samples, and the ``shape`` of each as the network reads it."""
+    """Numbers of samples, and the ``shape`` of a sample as the network reads it."""
 
     train: Count
     eval: Count
@@ -72,9 +72,9 @@ class Samples(Fields):
 
 
 class Staging(Fields):
-    """Staging, summed over ranks (``StagingReport``). ``files`` and ``bytes`` were copied, ``kept`` files were in
-    place, ``shared`` of them in use by another run. ``waited_s``: of the slowest rank after the first epoch, if
-    training ``overlapped``."""
+    """Staging, summed over ranks (``StagingReport``). ``files`` and ``bytes``: what was copied; ``kept``: number
+    of files that were already in place, of which ``shared`` were in use by another run. ``waited_s``: if training
+    ``overlapped``, the seconds that it waited after the first epoch for the slowest rank's copying."""
 
     files: Count
     bytes: Count
@@ -96,8 +96,8 @@ class Staging(Fields):
 
 
 class SlowRank(Fields):
-    """Seconds of data wait in training and evaluation during which the others waited for this rank. ``epoch``: the
-    one with most of it."""
+    """Seconds of data wait in training and evaluation during which the other ranks waited for this rank.
+    ``epoch``: the epoch in which they waited most."""
 
     rank: Count
     train_s: Seconds = 0.0
@@ -106,8 +106,8 @@ class SlowRank(Fields):
 
 
 class SlowBatch(Fields):
-    """The ``seconds`` for which ``rank`` waited for a training batch, and the names of some of its ``samples``, if
-    known."""
+    """The ``seconds`` that ``rank`` waited for a training batch, and the names of some of the batch's ``samples``,
+    if known."""
 
     seconds: Seconds
     rank: Count
@@ -117,9 +117,9 @@ class SlowBatch(Fields):
 
 
 class DataWait(Fields):
-    """Data wait of the run in seconds. ``of``: "all ranks", or "rank 0" if the run was aborted. ``ranks``: those
-    that the others waited for, the slowest first; ``batches``: those that took much longer to arrive than the
-    rest."""
+    """Data wait of the run in seconds. ``of``: "all ranks", or "rank 0" if the run was aborted. ``ranks``: the
+    ranks that the others waited for, slowest first; ``batches``: batches that took much longer to arrive than
+    others."""
 
     of: Text
     train_s: Seconds = 0.0
@@ -129,9 +129,9 @@ class DataWait(Fields):
 
 
 class DataFormat(Fields):
-    """How the data set was stored. ``codec`` None: as published. ``max_error``: the bound of a lossy codec, a
-    share of the value or of the channel's range (``max_error_of``). ``decoder``: "compiled" or "numpy".
-    ``samples_per_archive`` None: not packed. ``shuffle_scope``: "sample", "node" or "global"."""
+    """How the data set was stored. ``codec``: None means as published. ``max_error``: the error bound of a lossy
+    codec, as a share of the value or of the channel's range (``max_error_of``). ``decoder``: "compiled" or
+    "numpy". ``samples_per_archive``: None means not packed. ``shuffle_scope``: "sample", "node" or "global"."""
 
     codec: Name | None = None
     lossy: bool = False
@@ -159,12 +159,13 @@ class Emulation(Fields):
 
 
 class Result(Fields):
-    """``status``: "success" (target met), "failed" (finished without meeting it), "aborted" or "emulated"
-    (``--compute``). An emulated or resumed run has no times to train; ``extended_from_epochs``: the epochs that a
-    resumed run had before it was resumed with more. ``breakdown_s``: the seconds of the parts, ``exchange`` only
-    if nodes exchanged their shards; ``first_epoch_excess`` None with fewer than three whole epochs, ``staging``
-    None if nothing was staged. ``energy``: by kind of counter, None without any; ``node`` contains the others.
-    ``versions``: of the ``preset``, of the ``parts``, and of the generator of synthetic ``data``."""
+    """``status``: "success" (target met), "failed" (finished without meeting the target), "aborted" or "emulated"
+    (``--compute``). An emulated or resumed run has no times to train. ``extended_from_epochs``: the maximum number
+    of epochs of a run before it was resumed with more. ``breakdown_s``: the seconds of the parts, with
+    ``exchange`` only if nodes exchanged their shards; ``first_epoch_excess`` is None with fewer than three whole
+    epochs, and ``staging`` is None if nothing was staged. ``energy``: by kind of counter; None without counters;
+    ``node`` includes the others. ``versions``: those of the ``preset``, of the ``parts``, and of the generator of
+    synthetic ``data``."""
 
     mlhpc: Text | None = None
     benchmark: Name
@@ -195,17 +196,17 @@ class Result(Fields):
 
     @property
     def trained_samples(self) -> int:
-        """Of all epochs."""
+        """Number of samples trained on, over all epochs."""
         return sum(epoch.samples or 0 for epoch in self.epochs)
 
     @property
     def joules(self) -> dict[str, float]:
-        """Of the training by kind of counter, without incomplete figures."""
+        """The joules of training by kind of counter, without incomplete figures."""
         return whole_joules(self.energy)
 
 
 def energies_of(log: Path) -> dict[str, Energy]:
-    """The energies of the run whose log is ``log``; empty if it is not one of this suite or has none."""
+    """The energies of the run whose log is ``log``; empty if the run is not this suite's or has none."""
     if log.name != "run.log":
         return {}
     try:

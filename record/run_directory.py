@@ -1,6 +1,6 @@
 """Reads a run folder: log, result, configuration and environment, if they exist. The folder may be untrusted:
 types and bounds of its values are checked once, here, so that readers need not expect a time of ``inf``, 10¹²
-ranks or a preset with shell code in it. Links among its files are not followed.
+ranks or a preset that contains shell code. Links among its files are not followed.
 """
 
 import os
@@ -31,8 +31,8 @@ _RECENT_S = 600.0
 
 @dataclass(frozen=True)
 class RunDirectory:
-    """The files of a run. ``env``: env.json, empty if it cannot be used. ``problems``: file name and problem of
-    every file that is missing or damaged."""
+    """The files of a run. ``env``: the content of env.json, empty if it cannot be used. ``problems``: name and
+    problem of every file that is missing or damaged."""
 
     path: Path
     log: Log | None
@@ -41,11 +41,11 @@ class RunDirectory:
     env: Environment
     problems: tuple[tuple[str, str], ...]
 
-    # A killed run has no result.json, but its configuration still has benchmark, preset and target.
+    # A killed run has no result.json, but its configuration has benchmark, preset and target.
 
     @property
     def benchmark(self) -> str:
-        """The benchmark, from the result, the configuration or the log; ``run`` if none states it."""
+        """The benchmark, from the result, the configuration or the log; ``run`` if none of them states it."""
         source = self.result or self.config
         if source:
             return source.benchmark
@@ -105,10 +105,10 @@ def read(path: Path) -> RunDirectory:
 
 
 def running(run: RunDirectory) -> str:
-    """The reason why the run counts as active; empty if it has ended, or its process no longer exists.
+    """Why the run is considered active; empty if it has ended or its process no longer exists.
 
-    A rank keeps a lock on its events until it exits (``RunLog``). If the run is on another machine,
-    whose locks may not be visible here, events of the last ten minutes count.
+    A rank keeps a lock on its events until it exits (``RunLog``). If the run is on another machine, whose locks
+    may not be visible here, it is considered active if it has events from the last ten minutes.
     """
     if run.result or (run.log and run.log.first("run_stop")):
         return ""
@@ -131,7 +131,7 @@ def _log(path: Path) -> Log:
 
 
 def _missing_events(path: Path, ranks: int) -> list[tuple[str, str]]:
-    """A problem for the first missing events file, with the number of the others."""
+    """A problem that names the first missing events file and the number of others."""
     present = event_files(path)
     missing = ranks - sum(rank < ranks for rank in present)
     if not missing:

@@ -1,4 +1,4 @@
-"""The files of several runs: ``campaign.json``; and in a study ``cell.json`` and ``servers.json``."""
+"""Files about several runs: ``campaign.json``, and, in a study, ``cell.json`` and ``servers.json``."""
 
 from typing import Annotated, Literal
 
@@ -15,7 +15,7 @@ Value = str | int | float | bool
 
 class RunState(Fields):
     """One run of a campaign. ``why``: the reason why it did not converge; ``aborted``: number of aborted attempts;
-    ``evicted``: whether the page cache was cleared."""
+    ``evicted``: whether the page caches were dropped before it."""
 
     name: Text
     state: State
@@ -30,7 +30,7 @@ class RunState(Fields):
 
 
 class CampaignScore(Fields):
-    """``minutes`` of the score, or ``why`` there is none; T, S and M' of throughput."""
+    """The score in ``minutes``, or ``why`` there is none; for throughput, T, S and M'."""
 
     minutes: float | None = None
     without_staging_minutes: float | None = None
@@ -59,7 +59,8 @@ class CampaignRecord(Fields):
 
 
 class CellRecord(Fields):
-    """A cell of a study: the settings of the runs in its folder, their data set, and where it is staged to."""
+    """A cell of a study: the settings of the runs in its folder, their data set, and the folder that it is staged
+    to."""
 
     settings: Annotated[dict[Text, str | bool | int | Number], Field(min_length=1)]
     data: Text
@@ -68,7 +69,8 @@ class CellRecord(Fields):
 
 class ServersRecord(Fields):
     """A run with parameter servers. ``traffic``: bytes sent and received by each rank, workers first.
-    ``compute_s``: mean over the workers; ``staleness``: mean number of updates by which gradients are stale."""
+    ``compute_s``: mean seconds of computation over the workers; ``staleness``: mean number of updates by which
+    gradients are stale."""
 
     workers: Ranks
     threads: Count | None = None

@@ -1,4 +1,4 @@
-"""The networks: ResNet-50 v1.5, the benchmark's, and three others for scaling studies."""
+"""The networks: ResNet-50 v1.5, which is the benchmark's, and three others for scaling studies."""
 
 import math
 
@@ -13,10 +13,10 @@ BLOCKS = {"resnet50": (3, 4, 6, 3), "resnet101": (3, 4, 23, 3)}
 
 
 def build_model(network: Network) -> nn.Module:
-    """A network of torchvision's layers from images ``[b, 3, side, side]`` to logits ``[b, classes]``, for sides
-    of at least 32 (AlexNet: 63). ResNet-50 with all its blocks, ``width`` 1 and 1000 classes has 25,557,032
-    parameters; "v1.5" is stride 2 in the 3 x 3 convolution of a stage's first block. The initial weights are drawn
-    from torch's random state.
+    """A network, made of torchvision's layers, that maps images ``[b, 3, side, side]`` to logits ``[b, classes]``,
+    for sides of at least 32 (AlexNet: 63). ResNet-50 with all its blocks, ``width`` 1 and 1000 classes has
+    25,557,032 parameters; "v1.5" means that the 3 x 3 convolution of a stage's first block has stride 2. The
+    initial weights are drawn from torch's random state.
     """
     if network.name == "lenet":
         return lenet(network.classes)
@@ -33,9 +33,10 @@ def build_model(network: Network) -> nn.Module:
 
 @torch.no_grad()
 def initialise(model: nn.Module) -> None:
-    """Set the initial weights of the MLPerf reference: for convolutions He's normal distribution (He et al. 2015,
-    section 2.2: variance 2 / fan-in) truncated at two standard deviations, for dense layers a normal distribution
-    with standard deviation 0.01 and zero biases. Batch norm starts with weight 1 and bias 0."""
+    """Initialise the weights as in the MLPerf reference: for convolutions, with He's normal distribution (He et
+    al. 2015, section 2.2: variance 2 / fan-in) truncated at two standard deviations; for dense layers, with a
+    normal distribution with standard deviation 0.01, and zero biases. Batch norm starts with weight 1 and bias
+    0."""
     # A normal distribution truncated at two standard deviations has a standard deviation of 0.8796.
     truncated = math.sqrt(1 - 4 * math.exp(-2) / math.sqrt(2 * math.pi) / math.erf(math.sqrt(2)))
     for module in model.modules():
@@ -48,8 +49,9 @@ def initialise(model: nn.Module) -> None:
 
 
 def lenet(classes: int) -> nn.Module:
-    """LeNet-5 (LeCun et al. 1998, section II.B) with three colours, ReLU and max pooling. Adaptive average pooling
-    reduces images larger than its 32 x 32 to the 5 x 5 of its first dense layer."""
+    """LeNet-5 (LeCun et al. 1998, section II.B) with three colours, ReLU and max pooling. For images larger than
+    LeNet-5's 32 x 32, adaptive average pooling reduces the features to the 5 x 5 that the first dense layer
+    takes."""
     return nn.Sequential(
         nn.Conv2d(3, 6, 5),
         nn.ReLU(inplace=True),

@@ -1,9 +1,9 @@
-"""ResNet-50's networks trained with parameter servers or a ring, for ``mlhpc study --vary
+"""Trains the networks of ResNet-50 with parameter servers or a ring, for ``mlhpc study --vary
 parameter_servers=0,1,2,4``.
 
-This is not a benchmark: it writes no log and no result, only ``servers.json`` (read by
-``submission/report/servers.py``), has no target, and cannot be started by ``mlhpc run``. ``mlhpc study`` starts it
-as ``python -m mlhpc.resnet50.parameter_servers``, a single process that starts a rank for every worker and server.
+This is not a benchmark: it writes only ``servers.json`` (read by ``submission/report/servers.py``), and no log or
+result; it has no target, and ``mlhpc run`` cannot start it. ``mlhpc study`` starts it as ``python -m
+mlhpc.resnet50.parameter_servers``, a single process that starts a rank for every worker and server.
 """
 
 import argparse
@@ -67,7 +67,7 @@ def main(argv: Sequence[str]) -> int:
         if roles.size > 1 and "MLHPC_RANK" not in os.environ:
             options.out.mkdir(parents=True, exist_ok=True)
             return run_local(roles.size, program(argv, __spec__.name))
-        # The same number of threads per worker with and without servers: servers mostly wait, and share the cores.
+        # Workers have the same number of threads with and without servers, which mostly wait and share the cores.
         torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // options.workers))
         with launch.joined("torch") as world:
             if isinstance(world, TorchWorld):
@@ -101,11 +101,11 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def _take_part(run: ResNet50, options: argparse.Namespace, roles: Roles, world: World) -> ServersRecord:
-    """This rank's work; returns the records of all ranks."""
+    """Do this rank's work; returns the record of all ranks."""
     hparams = run.hyperparameters
     workers = world.group(range(roles.workers)) if isinstance(world, TorchWorld) else None
     device = pick_device(run.training.device, world.local_rank)
-    torch.manual_seed(options.seed)  # all ranks generate the same initial weights, so they need not be sent
+    torch.manual_seed(options.seed)  # all ranks draw the same initial weights, so they need not be sent
     model = build_model(run.network)
     steps = run.study.warmup_steps + run.study.steps
     epoch_steps = run.data.train_samples // hparams.global_batch_size
@@ -149,7 +149,7 @@ class Worker:
     traffic: Traffic = field(default_factory=Traffic)
 
     def train(self, loader: Loader[TensorPair]) -> dict[str, Any]:
-        """All steps, then this worker's part of the evaluation. Returns its measurements."""
+        """Train for all steps, then do this worker's part of the evaluation. Returns its measurements."""
         run, warmup = self.run, self.run.study.warmup_steps
         parameters = list(self.model.parameters())
         weights, move = flat(parameters), mover(self.device)
@@ -197,8 +197,8 @@ class Worker:
         }  # fmt: skip
 
     def _evaluate(self, loader: Loader[TensorPair]) -> tuple[float, int]:
-        """Correct predictions among this worker's evaluation images, and their number, with batch norm's
-        statistics averaged over the workers."""
+        """The number of correct predictions for this worker's evaluation images, and the number of these images.
+        Batch norm's statistics are averaged over the workers."""
         statistics = [buffer for buffer in self.model.buffers() if buffer.is_floating_point()]
         if statistics:
             mean = flat(statistics)
@@ -223,7 +223,7 @@ class Worker:
 def _loader(
     run: ResNet50, options: argparse.Namespace, roles: Roles, rank: int, device: torch.device
 ) -> Loader[TensorPair]:
-    """The batches of one worker, as of a rank in a run with only the workers."""
+    """The loader of one worker, which has the batches of a rank in a run with only the workers."""
     if options.evict and rank == 0:
         pagecache.evict([path for path in options.data.rglob("*") if path.is_file()])
     alone = Solo()
@@ -250,10 +250,11 @@ def _loader(
 def _summary(
     run: ResNet50, roles: Roles, options: argparse.Namespace, ranks: list[dict[str, Any]], model_bytes: int
 ) -> ServersRecord:
-    """``servers.json``. ``seconds`` is of the slowest worker, ``wait_s`` the data wait of all, ``compute_s`` the
-    mean; ``traffic``: [sent, received] of every rank in all steps, warm-up included."""
+    """The content of ``servers.json``. ``seconds``: of the slowest worker; ``wait_s``: data wait of all workers;
+    ``compute_s``: mean over the workers; ``traffic``: bytes [sent, received] by every rank in all steps, including
+    the warm-up."""
     workers, servers = ranks[: roles.workers], ranks[roles.workers :]
-    # Workers wait for one another in each step, unless updates are asynchronous.
+    # Workers wait for one another in every step, unless updates are asynchronous.
     passes = None if roles.servers and options.asynchronous else 1
     waits = [by_interval(worker["waits_s"], passes) for worker in workers]
     right, seen = (sum(worker[key] for worker in workers) for key in ("right", "seen"))

@@ -1,4 +1,4 @@
-"""ResNet-50, trained to target. The clock runs inside ``with log.span("run", sync=True)`` and nowhere else."""
+"""Trains ResNet-50 to the target. The clock runs inside ``with log.span("run", sync=True)`` and nowhere else."""
 
 import math
 from contextlib import nullcontext
@@ -76,9 +76,9 @@ def train(
     hparams, training = run.hyperparameters, run.training
     accumulate = hparams.gradient_accumulation_steps
     local_batch_size = divide_batch(hparams.global_batch_size, world.size * accumulate)
-    log.hyperparameters({"model_bn_span": local_batch_size})  # images per batch of batch norm's statistics
+    log.hyperparameters({"model_bn_span": local_batch_size})  # images per batch of batch-norm statistics
 
-    # Before the clock: network, optimizer, compilation on zeros. The data set is not touched.
+    # Before the clock starts: network, optimizer, compilation on zeros. The data set is not accessed.
     with log.span("init", sync=True):
         device = pick_device(training.device, world.local_rank)
         log.ranges = device_ranges(device)
@@ -94,7 +94,7 @@ def train(
         events = None if run.emulation.enabled else device_events(device)
         write = partial(save, log.out, load.dumps(run), seed)
 
-    # The clock: from the moment the last rank is ready until the slowest one has finished.
+    # The clock runs from the moment when the last rank is ready until the slowest rank has finished.
     with log.span("run", sync=True):
         with log.span("staging", sync=True) if staged else nullcontext():
             dataset, report = _stage(run, open_data(run, data, world), staged, world)
@@ -103,7 +103,7 @@ def train(
             log.note("staging", **asdict(report), packed=run.staging.pack)
         source = ResNet50Source.of(run, device.type, world.local_size)
         loader = open_loader(run, dataset, staged, source, local_batch_size, seed, world)
-        epoch_steps = loader.steps // accumulate  # of the optimizer
+        epoch_steps = loader.steps // accumulate  # optimizer steps
 
         met = False
         for epoch in range(last_epoch + 1, training.max_epochs + 1):
@@ -130,7 +130,7 @@ def train(
                         timed = log.timed(loader.evaluation(), "eval_data_wait", events, "eval", epoch=epoch)
                         results = [steps.evaluate(x, y) for x, y in timed]
                         (right,) = world.sum([total(results)])
-                        # Out of all images: a skipped one (loading.broken_images) counts as wrong.
+                        # Out of all images: skipped ones (loading.broken_images) count as wrong.
                         accuracy = float(right) / run.data.eval_samples
                     log_quality(run, accuracy, log, epoch)
 
@@ -164,8 +164,8 @@ def _steps(run: ResNet50, state: State, local_batch_size: int, log: RunLog) -> S
 def _stage(
     run: ResNet50, dataset: Manifest, staged: Path | None, world: World
 ) -> tuple[Manifest, StagingReport | None]:
-    """Stage ``dataset`` to ``staged``, packed or not (None: it is read in place): the data set to read, and the
-    report."""
+    """Stage ``dataset`` to ``staged``, packed or unpacked (None: it is read in place). Returns the data set to
+    read and the report."""
     how = run.staging
     if staged is None:
         return dataset, None
@@ -175,7 +175,8 @@ def _stage(
 
 
 def _log_skipped(run: ResNet50, source: ResNet50Source, epoch: int, world: World, log: RunLog) -> None:
-    """If images may be skipped, record how many and which have been so far, over all ranks, each counted once."""
+    """If images may be skipped, record how many and which ones all ranks have skipped so far, counting each
+    once."""
     if run.loading.broken_images == "skip":
         skipped = sorted(set[str]().union(*world.gather(source.skipped)))
         log.metric("images_skipped", len(skipped), epoch=epoch)

@@ -1,8 +1,8 @@
 """Data sets with many samples per file: the mapping of samples to archives, and writing archives.
 
-The archives of a folder, in order of name, contain its samples in order of their names: ``samples_per_archive`` (a
-fact in the manifest) in each, and the rest in the last. So sample i of a data set is the same whether packed or
-not, and a run reads the same batches.
+The archives of a folder, sorted by name, contain its samples, sorted by name: ``samples_per_archive`` (a fact in
+the manifest) per archive, and the rest in the last one. Sample i is therefore the same whether or not the data set
+is packed, and a run reads the same batches.
 """
 
 import os
@@ -46,20 +46,20 @@ def require_unpacked(dataset: Manifest) -> None:
 def require_none(root: Path, files: Files) -> None:
     """Raise UserError if an archive is among the sample ``files`` of a data set whose manifest has none."""
     if f"{SUFFIX}\0".encode() not in files.names:
-        return  # nor in the rest of the data set
+        return  # no path in the manifest ends like an archive's
     if packed := next((file.path for file in files if file.path.endswith(SUFFIX)), None):
         raise UserError(f"{root / packed} is an archive without a manifest; copy {NAME} to {root} too")
 
 
 def described(each: int | None) -> str:
-    """Text for the last line of a conversion."""
+    """How samples are packed, as text for the last line that a conversion prints."""
     return f", {each} to an archive" if each else ""
 
 
 def members(dataset: Manifest, folder: str, files: Sequence[File], root: Path, samples: int) -> list[Member]:
-    """Those of the first ``samples`` samples of ``folder`` that are in ``files``, some of its archives under
-    ``root``, in order. No archive is opened. Raises UserError if the folder's archives do not match the numbers in
-    the manifest.
+    """The samples, in order, that are in the archives ``files`` under ``root`` and among the first ``samples``
+    samples of ``folder``. ``files`` may be only part of the folder's archives; none is opened. Raises UserError if
+    the folder's archives do not match the numbers in the manifest.
     """
     each, archives = samples_per_archive(dataset), dataset.folder(folder)
     available = dataset.samples(folder)
@@ -82,8 +82,8 @@ def members(dataset: Manifest, folder: str, files: Sequence[File], root: Path, s
 
 
 def grouped(names: Sequence[str], each: int) -> dict[str, list[str]]:
-    """The samples ``names`` (``folder/file``) of every archive to be written, ``each`` per archive, by its
-    name."""
+    """The archives to be written for the samples ``names`` (``folder/file``), with ``each`` samples per archive:
+    from an archive's name to its samples."""
     archives = {}
     for folder, group in groupby(sorted(names), key=lambda name: name.rpartition("/")[0]):
         of_folder = list(group)
@@ -99,8 +99,9 @@ def write_missing(
     world: World,
     workers: int,
 ) -> None:
-    """Write the ``archives`` (``grouped``) missing in ``out``; ``content(name)`` returns the file of a sample. The
-    ranks divide the archives, with ``workers`` threads in each; a thread keeps one sample in memory at a time.
+    """Write those ``archives`` (from ``grouped``) that are missing in ``out``; ``content(name)`` returns the bytes
+    of a sample's file. The ranks divide the archives among them; each rank uses ``workers`` threads, and each
+    thread keeps one sample in memory at a time.
 
     Called by all ranks. Raises UserError, the same on all ranks: what ``content`` raises, or a full disk.
     """

@@ -1,4 +1,4 @@
-"""Samples that training reads during staging."""
+"""Samples that training reads while they are being staged."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,8 +8,8 @@ from mlhpc.common.formats.archive import Member, Sample, file_of
 
 
 class Arriving(Sequence[Sample]):
-    """``samples`` that are located when requested: under ``staged`` if their file exists there, otherwise in
-    ``source``."""
+    """``samples`` whose location is decided when they are requested: ``staged`` if their file exists there by
+    then, otherwise ``source``."""
 
     def __init__(self, samples: Sequence[Sample], staged: Path, source: Path) -> None:
         self._samples, self._staged, self._source = samples, staged, source

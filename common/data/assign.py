@@ -22,8 +22,8 @@ from mlhpc.quantities import count
 
 @dataclass(frozen=True)
 class RankSamples:
-    """The samples in a rank's pools, and its rank in them. ``train`` and ``evaluation`` are what a loader's source
-    reads, here samples sorted by path."""
+    """The samples in a rank's two pools, and the rank's number within them. ``train`` and ``evaluation`` are in
+    the form that a loader's source reads; here they are samples sorted by path."""
 
     train: Any
     evaluation: Any
@@ -32,7 +32,7 @@ class RankSamples:
     pool_rank: int
 
     def arriving(self, staged: Path, source: Path) -> Self:
-        """The same samples while they are copied from ``source`` to ``staged``."""
+        """The same samples, readable while they are being copied from ``source`` to ``staged``."""
         train, evaluation = (Arriving(s, staged, source) for s in (self.train, self.evaluation))
         return replace(self, train=train, evaluation=evaluation)
 
@@ -74,9 +74,9 @@ def assign_samples(
 
     ``staged`` is the folder that the data set was staged to in ``mode``; None: all ranks read it in place.
     ``is_sample`` selects the files that are samples (None: all). The ``spatial_size`` ranks of a spatial group
-    share their samples. Called by all ranks. Raises UserError if the number of files differs from that of the
-    run's samples, if nodes with shards have unequal numbers of ranks, if spatial groups do not fill a pool, or if
-    sharding would separate the files of a sample.
+    share their samples. Called by all ranks. Raises UserError if there are more or fewer files than the run has
+    samples, if nodes with shards have unequal numbers of ranks, if the ranks of a pool cannot be divided into
+    complete spatial groups, or if sharding would separate the files of a sample.
     """
     mode = mode if staged else "replicate"
     packed = archives.samples_per_archive(dataset) is not None
@@ -103,8 +103,9 @@ def samples_of(
     needed: int,
     is_sample: Callable[[str], bool] | None = None,
 ) -> Sequence[Sample]:
-    """The samples of ``folder`` that are in ``files``, some of the data set's files under ``root``, in order.
-    ``needed``: number of samples of the whole folder. Raises UserError if archives do not match the manifest."""
+    """The samples of ``folder``, in order, that are in ``files``, a subset of the data set's files, under
+    ``root``. ``needed``: number of samples in the whole folder. Raises UserError if archives do not match the
+    manifest."""
     if archives.samples_per_archive(dataset) is not None:
         return archives.members(dataset, folder, files, root, needed)
     selected = Files.of(files).folder(folder)
@@ -125,7 +126,7 @@ def exchangeable(dataset: Manifest) -> int:
 def pool_of(world: World, mode: Mode, spatial_size: int = 1) -> tuple[Mesh, int]:
     """This rank's coordinates in its pool, and the pool's number: one pool of all ranks, or one per node for a
     sharded data set. Called by all ranks. Raises UserError if nodes with shards have unequal numbers of ranks, or
-    if spatial groups do not fill a pool.
+    if the ranks of a pool cannot be divided into complete spatial groups.
     """
     if mode == "replicate":
         return mesh_of(world.rank, world.size, spatial_size), 0

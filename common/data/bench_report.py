@@ -22,7 +22,7 @@ from mlhpc.quantities import bytes_text, count, digits
 
 _OTHER = "NO: different samples"
 _HALF = 0.5
-"""Share above which a resource is named as the bottleneck."""
+"""A resource is named as the bottleneck if its share exceeds this value."""
 Measured = Mapping[Way, Sequence[Figures]]
 
 
@@ -49,9 +49,9 @@ def run_all(
 
 
 def agreements(measured: Measured, close: float, lossy: Callable[[Path], bool]) -> dict[Way, str]:
-    """Compare the samples of each way with those of the first way that has the same batch and type. Returns "bit
-    for bit", the mean difference of ``x``, or "NO" if that exceeds ``close``. In a lossy data set ``x`` may differ
-    by any amount, but ``y`` must be equal."""
+    """Compare the samples of each way with those of the first way that has the same batch size and sample type.
+    Returns, for each, "bit for bit", the mean difference of ``x``, or "NO" if that exceeds ``close``. If one of
+    the two data sets is lossy, ``x`` may differ by any amount, but ``y`` must be equal."""
     first: dict[tuple[int, str], tuple[Way, Figures]] = {}
     agreement = {}
     for way, figures in measured.items():
@@ -63,7 +63,7 @@ def agreements(measured: Measured, close: float, lossy: Callable[[Path], bool]) 
 
 
 def medians(figures: Sequence[Figures]) -> Figures:
-    """The median of every number over the rounds; samples are compared in the first round."""
+    """The median of every number over the rounds; the checksums and values of samples are the first round's."""
     numbers = ("warm", "cold", "read", "delivered", "cpu_s", "memory")
     middle: dict[str, Any] = {
         name: statistics.median(getattr(each, name) for each in figures) for name in numbers
@@ -72,8 +72,9 @@ def medians(figures: Sequence[Figures]) -> Figures:
 
 
 def raised(ceilings: Ceilings, measured: Measured) -> Ceilings:
-    """``ceilings``, raised to what a loader reached in a round if that is more: processes do not share an
-    interpreter as the threads of the ceilings do, and a device may have kept files that the page cache dropped."""
+    """``ceilings``, each raised to the highest rate that a loader reached in any round. Loaders can exceed them:
+    worker processes do not share one interpreter, as the threads that measured the ceilings do, and a storage
+    device may have cached files that the page cache dropped."""
     rounds = [figures for each in measured.values() for figures in each]
     return replace(
         ceilings,
@@ -84,8 +85,8 @@ def raised(ceilings: Ceilings, measured: Measured) -> Ceilings:
 
 
 def decoding(figures: Figures, ceilings: Ceilings) -> float | None:
-    """The share of a sample's processor time not spent on reading its bytes, but on decoding, checksums,
-    normalisation and layout. None if no bytes are read."""
+    """The share of a sample's processor time that is spent on decoding, checksums, normalisation and layout rather
+    than on reading its bytes. None if no bytes are read."""
     if not (figures.read and figures.cpu_s):
         return None
     return min(1.0, max(0.0, 1 - figures.read * ceilings.read_cpu_s / figures.cpu_s))
@@ -106,7 +107,7 @@ def verdict(way: Way, figures: Figures, ceilings: Ceilings, step_s: float) -> st
 
 
 def label(way: Way, ways: Sequence[Way]) -> str:
-    """The settings in which a combination differs from the others."""
+    """The settings in which the combination ``way`` differs from the others."""
     parts: dict[str, Callable[[Way], str]] = {
         "data": lambda each: each.data.name,
         "loader": lambda each: each.loader,
@@ -126,7 +127,7 @@ def show(
     step_s: float | None,
     console: Console,
 ) -> None:
-    """Print the medians and the ceilings."""
+    """Print the medians, the agreement of the samples and the ceilings."""
     ways = [*measured, *reasons]
     median = {way: medians(rounds) for way, rounds in measured.items()}
 

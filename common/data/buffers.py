@@ -10,8 +10,8 @@ import numpy.typing as npt
 
 
 class Buffers:
-    """Memory for the arrays of batches, reused once no array or tensor refers to it: the page faults of fresh
-    memory take at least half as long as reading a sample. Safe to use from several threads."""
+    """Memory for the arrays of batches, reused once no array or tensor refers to it, because the page faults of
+    fresh memory take at least half as long as reading a sample. Thread-safe."""
 
     def __init__(self) -> None:
         self._free: dict[int, list[mmap.mmap]] = {}
@@ -27,7 +27,7 @@ class Buffers:
             block = free.pop()
         except IndexError:
             block = mmap.mmap(-1, size)
-        # NumPy makes this array, and not the block, the base of all its views: when it is freed, they are gone.
+        # NumPy makes this array, and not the block, the base of all its views: when it is freed, no view is left.
         root = np.frombuffer(block, np.uint8)
         weakref.finalize(root, free.append, block).atexit = False
         return root.view(kind).reshape(shape)

@@ -20,9 +20,9 @@ _ROUNDS = 3
 
 @dataclass(frozen=True)
 class Ceilings:
-    """Bytes per second of all ``threads`` together: ``copy`` of memory (by at most one thread per core), ``cold``
-    and ``warm`` of reading files that are not, or are, in the page cache; and seconds of processor time per byte
-    of the latter."""
+    """Rates of all ``threads`` together, in bytes per second: ``copy`` for copying memory (with at most one thread
+    per core), ``cold`` and ``warm`` for reading files that are not, or are, in the page cache. ``read_cpu_s``:
+    seconds of processor time per byte read warm."""
 
     threads: int
     copy: float
@@ -32,15 +32,15 @@ class Ceilings:
 
 
 def measure(files: Sequence[Path], threads: int) -> Ceilings:
-    """The ceilings for ``threads`` threads and ``files``, of which at most 2 GiB are read; the best of three
-    rounds of each. Raises OSError."""
+    """The ceilings for ``threads`` threads and ``files``, of which about the first 2 GiB are read; each is the
+    best of three rounds. Raises OSError."""
     taken: list[Path] = []
     total = 0
     for path in files:
         if total < _MOST_READ:
             taken.append(path)
             total += path.stat().st_size
-    # More copies than cores copy no faster, and their arrays may exceed the memory of the node.
+    # More threads than cores copy no faster, and their arrays may exceed the memory of the node.
     copiers = min(threads, len(os.sched_getaffinity(0)))
     cold, warm = [], []
     with ThreadPoolExecutor(threads) as pool:
@@ -68,13 +68,13 @@ def _seconds(
 
 
 def _read(pool: ThreadPoolExecutor, threads: int, files: Sequence[Path]) -> float:
-    """Seconds in which the threads read all files, each taking the next one, as the readers of a loader do."""
+    """Seconds that the threads take to read all files; each takes the next file, as a loader's threads do."""
     left = iter(files)
     return _seconds(pool, _read_next, [(left,)] * threads)
 
 
 def _read_next(left: Iterator[Path]) -> None:
-    # One buffer for all: a new one for each file would take longer than reading a file of some kilobytes.
+    # One buffer for all files: allocating one per file would take longer than reading a file of a few kilobytes.
     buffer = None
     for path in left:
         buffer = buffer or bytearray(_CHUNK)

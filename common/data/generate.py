@@ -24,18 +24,18 @@ from mlhpc.common.ranks.world import World
 from mlhpc.errors import UserError
 from mlhpc.quantities import count
 
-_LOOKS = 8  # concurrent file accesses: each waits for the file system
+_LOOKS = 8  # files examined at the same time, since each waits for the file system
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 
 SETTINGS = ".simulation.json"
-"""Records how the files in its folder were generated, so that a restart never mixes two data sets. Hidden:
-not staged."""
+"""The file that records how the files in its folder were generated, so that a restart never mixes two data sets.
+Being hidden, it is not staged."""
 
 
 def require_outside(source: Path, out: Path) -> None:
-    """Raise UserError if ``out`` is the folder ``source`` of a data set, or inside it: files written there would
-    become part of the data set."""
+    """Raise UserError if ``out`` is the data set's folder ``source`` or is inside it, since files written there
+    would become part of the data set."""
     if out.resolve() == source.resolve():
         raise UserError(f"{out} is the data set to convert; choose another output folder")
     if out.resolve().is_relative_to(source.resolve()):
@@ -59,7 +59,7 @@ def claim_folder(out: Path, settings: dict[str, object], name: str = SETTINGS) -
         raise UserError(f"{path}: {error.strerror or error}; fix that or choose another folder") from error
     except ValueError as error:
         raise UserError(f"{path}: {error}; choose another folder") from error
-    # Through JSON, like the recorded settings: tuples become lists.
+    # The recorded settings went through JSON, in which tuples become lists.
     requested = json.loads(json.dumps(settings))
     if recorded != requested:
         keys = recorded.keys() | requested.keys()
@@ -76,12 +76,13 @@ def write_missing(
     world: World,
     workers: int,
 ) -> int:
-    """Write the missing files of a data set to ``out``; returns the number of tasks with missing files.
+    """Write the missing files of a data set to ``out``; returns the number of tasks that had missing files.
     Called by all ranks.
 
     A task has a key and its files (``folder/file``); ``write`` gets the key and the missing files. The ranks
-    divide the tasks (``unit`` names them in the progress bar), each with ``workers`` processes. Raises
-    UserError, the same on all ranks: a folder created with other ``settings``, a full disk, a killed worker.
+    divide the tasks (which the progress bar calls ``unit``) among them; each rank uses ``workers`` processes.
+    Raises UserError, the same on all ranks, for a folder created with other ``settings``, a full disk, or a killed
+    worker.
     """
 
     def find() -> list[tuple[Task, list[str]]]:
@@ -90,7 +91,7 @@ def write_missing(
         left = [(key, [name for name in names if name in lacking]) for key, names in tasks]
         return [task for task in left if task[1]]
 
-    # Rank 0 lists the existing files before any rank writes: another rank might already see new ones.
+    # Rank 0 lists the existing files before any rank writes; if each rank did, some might already see new files.
     todo = on_rank0(world, find)
     own_tasks = todo[world.rank :: world.size]
 
@@ -136,8 +137,8 @@ def missing(out: Path, names: Sequence[str], check: Callable[[str], bool] | None
 
 
 def is_whole(path: Path) -> bool:
-    """Whether a file with its final name is complete, judging by its size and its ends: after a power cut, a
-    file that was not synced may be empty or truncated. Raises OSError."""
+    """Whether a file with its final name is complete, judged by its size, its beginning and its end: after a power
+    cut, a file that was not synced may be empty or truncated. Raises OSError."""
     if path.suffix == ".mlc":
         return frame.is_whole(path)
     return path.stat().st_size > 0 and (path.suffix != archive.SUFFIX or zipfile.is_zipfile(path))
@@ -149,7 +150,8 @@ def in_processes(
     workers: int,
     advance: Callable[[int], None] = lambda count: None,
 ) -> list[Result]:
-    """``work`` of every task, in order, by ``workers`` processes, or in this one if one is enough.
+    """The results of ``work`` for every task, in order, computed by ``workers`` processes, or in this process if
+    one is enough.
 
     Raises what ``work`` raises, and UserError when a process was killed.
     """
@@ -161,14 +163,14 @@ def in_processes(
             results.append(work(task))
             advance(1)
         return results
-    # Spawned, not forked: the parent may have MPI, threads of a framework, or locks.
+    # Spawned, not forked: the parent may use MPI, run a framework's threads, or hold locks.
     context = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(workers, mp_context=context, initializer=keep_memory)
     try:
-        # The processes inherit the blocked signal.
+        # The worker processes start with the signal blocked.
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
         try:
-            # Chunks are small to balance the end, and large enough that distributing them costs nothing.
+            # Chunks are small, so that workers finish together, but large enough that distributing them is cheap.
             chunk = max(1, min(8, len(tasks) // (4 * workers)))
             each = pool.map(partial(_interruptible, work), tasks, chunksize=chunk)
         finally:
@@ -184,22 +186,22 @@ def in_processes(
 
 
 def _interruptible(work: Callable[[Task], Result], task: Task) -> Result:
-    """``work`` of ``task``, in a worker process in which SIGINT is otherwise blocked: between tasks it would print
-    a traceback and end the process, and the pool would then kill the others, in the middle of a file."""
+    """``work(task)`` in a worker process that otherwise blocks SIGINT: between tasks, the signal would end the
+    process with a traceback, and the pool would then kill the other processes while they write a file."""
     blocked = partial(signal.pthread_sigmask, signal.SIG_BLOCK, [signal.SIGINT])
     try:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
         return work(task)
     except KeyboardInterrupt:
         blocked()
-        signal.raise_signal(signal.SIGINT)  # for the tasks that this process already has
+        signal.raise_signal(signal.SIGINT)  # pending again: it ends the tasks that this process already has
         raise
     finally:
         blocked()
 
 
 def in_threads(work: Callable[[Task], object], tasks: Sequence[Task], workers: int) -> None:
-    """``work`` of every task by ``workers`` threads; after a failure no further task is started.
+    """Call ``work`` for every task, in ``workers`` threads; after a failure no further task is started.
 
     Raises what ``work`` raises.
     """
@@ -213,13 +215,14 @@ def in_threads(work: Callable[[Task], object], tasks: Sequence[Task], workers: i
 
 
 def write_on_all_ranks(world: World, out: Path | str, work: Callable[[], object]) -> None:
-    """``on_all_ranks`` for ``work`` that writes below ``out``: an error of the file system becomes a UserError
-    with path and remedy, the same on all ranks."""
+    """Like ``on_all_ranks``, for ``work`` that writes under ``out``: an error of the file system becomes a
+    UserError with path and remedy, the same on all ranks."""
     on_all_ranks(world, partial(_write, out, work))
 
 
 def write_on_rank0(world: World, out: Path | str, work: Callable[[], object]) -> None:
-    """``on_rank0`` for ``work`` that writes below ``out``, with the errors of ``write_on_all_ranks``."""
+    """Like ``on_rank0``, for ``work`` that writes under ``out``; raises the same errors as
+    ``write_on_all_ranks``."""
     on_rank0(world, partial(_write, out, work))
 
 
@@ -227,7 +230,7 @@ def _write(out: Path | str, work: Callable[[], object]) -> None:
     try:
         work()
     except OSError as error:
-        # Failed writes and h5py's errors have no file name: the folder identifies the disk.
+        # Failed writes and h5py's errors do not name a file; the folder tells which file system it is.
         raise UserError(
             f"{error.filename or out} cannot be written: {error.strerror or error}; check free space and "
             "permissions"

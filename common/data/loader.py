@@ -28,12 +28,12 @@ Batch = TypeVar("Batch")
 Parts = Sequence[tuple[tuple[int, ...], str]]
 """Shape and type of each array of a sample. A type is the name of a NumPy type or a key of ``dtypes.NUMPY``."""
 Draw = tuple[int, int, int]
-"""What the random numbers of a training epoch depend on: the seed, the number of the pool, and the epoch from
-0."""
+"""What the random numbers of a training epoch depend on: the seed, the pool's number, and the epoch, counted
+from 0."""
 
 
 class Reader(Protocol):
-    """Reads the samples of an epoch. Thread-safe; pickled for worker processes."""
+    """Reads the samples of an epoch. Thread-safe, and picklable for worker processes."""
 
     @property
     def parts(self) -> Parts:
@@ -41,21 +41,22 @@ class Reader(Protocol):
 
     @property
     def read(self) -> Callable[..., Any]:
-        """``read(key, *rows)`` fills the rows of a sample, and returns what ``finish`` needs of it. Raises
-        UserError naming the file."""
+        """A function ``read(key, *rows)`` that fills the rows of a sample and returns what ``finish`` needs to
+        know about it. It raises UserError naming the file."""
 
     @property
     def finish(self) -> Callable[[Sequence[Any], list[Any]], Any]:
-        """``finish(arrays, results)``: the batch, from its arrays and what ``read`` returned for each sample."""
+        """A function ``finish(arrays, results)`` that makes the batch from its arrays and what ``read`` returned
+        for each sample."""
 
 
 Feed = Callable[[Reader, Iterable[Sequence[Any]]], Generator[Any, None, None]]
-"""Reads batches of keys with a reader, in order and ahead of the caller. An iterator that is closed or dropped
-stops its threads or processes."""
+"""Reads the batches with these keys, in order and ahead of the caller, with a reader. An iterator that is closed
+or dropped stops its threads or processes."""
 
 
 class Loading(Protocol):
-    """How many threads or processes of a rank read, and how many batches they read ahead."""
+    """How many threads or processes of a rank read samples, and how many batches they read ahead."""
 
     @property
     def workers(self) -> int:
@@ -72,10 +73,10 @@ def by_threads(
     as_array: Callable[[Any], npt.NDArray[Any]] = lambda array: array,
     threads: Callable[[int], AbstractContextManager[ThreadPoolExecutor]] = reader_threads,
 ) -> Feed:
-    """Samples are read by threads of this process, from the pool that ``threads`` opens.
+    """A feed that reads samples with threads of this process, in the pool that ``threads`` opens.
 
-    ``take(shape, dtype)`` supplies the arrays of a batch, None: NumPy's; ``as_array`` views one as NumPy's. The
-    caller may keep the arrays; the memory of dropped ones is reused.
+    ``take(shape, dtype)`` supplies the arrays of a batch (None: NumPy arrays); ``as_array`` views one as a NumPy
+    array. The caller may keep the arrays; the memory of dropped ones is reused.
     """
     memory = Buffers()
     take = take or (lambda shape, dtype: memory.take(shape, dtypes.NUMPY.get(dtype, dtype)))
@@ -99,7 +100,7 @@ def by_threads(
 
 
 class Source(Generic[Batch]):
-    """How the samples of a benchmark are found, read and finished: a ``Reader`` with the ``feed`` that reads it. A
+    """How the samples of a benchmark are found, read and finished: a ``Reader`` and the ``feed`` that uses it. A
     benchmark defines ``feed``, ``parts`` and ``read``, and other methods as needed.
     """
 
@@ -110,21 +111,22 @@ class Source(Generic[Batch]):
     def assign(
         self, dataset: Manifest, staged: Path | None, mode: Mode, world: World, **sizes: Any
     ) -> RankSamples:
-        """This rank's samples: see ``assign_samples``, whose keywords are ``sizes``."""
+        """This rank's samples, as from ``assign_samples``, which gets ``sizes`` as keyword arguments."""
         return assign_samples(dataset, staged, mode, world, **sizes)
 
     def for_epoch(self, samples: Any, draw: Draw | None) -> tuple[Reader, Callable[[int], Any]]:
-        """The reader of ``samples`` (from ``RankSamples``) for one epoch, and a function from sample i to its key.
-        ``draw`` is None in an evaluation."""
+        """The reader of ``samples`` (from ``RankSamples``) for one epoch, and a function that returns the key of
+        sample i. ``draw`` is None in an evaluation."""
         return self, samples.__getitem__
 
     def finish(self, arrays: Sequence[Any], results: list[Any]) -> Any:
-        """As in ``Reader``; here it returns the arrays and the sum of the results, which are sizes in bytes."""
+        """As in ``Reader``. By default it returns the arrays and the sum of the results, which are sizes in
+        bytes."""
         return tuple(arrays), sum(results)
 
     def deliver(self, finished: Any) -> tuple[Batch, int]:
-        """Turn what ``finish`` returned into a batch for the training loop, and its number of stored bytes. Called
-        in this process, in order."""
+        """The batch for the training loop made from what ``finish`` returned, and the number of bytes that it has
+        in storage. Called in this process, in order."""
         batch: tuple[Batch, int] = finished
         return batch
 
@@ -137,10 +139,10 @@ class Source(Generic[Batch]):
 class Loader(Generic[Batch]):
     """The batches of one rank from ``source``, in the order of ``sharding``.
 
-    ``steps``, of one batch each, is the number that ``sharding.steps_per_epoch`` gave all ranks. ``first`` and
-    ``every``: only every ``every``-th batch from ``first`` on, if the ranks of a spatial group divide the
-    reading. The caller may keep the batches. An iterator that is closed or dropped stops its readers. Errors in
-    files are raised from the iterator as UserError.
+    ``steps``, of one batch each, is the number that ``sharding.steps_per_epoch`` returned on all ranks. If the
+    ranks of a spatial group divide the reading, an iterator yields only every ``every``-th batch from ``first``
+    on. The caller may keep the batches. An iterator that is closed or dropped stops its threads or processes.
+    Errors in files are raised from the iterator as UserError.
     """
 
     samples: RankSamples
@@ -150,7 +152,7 @@ class Loader(Generic[Batch]):
     eval_batch_size: int
     steps: int
     seed: int
-    bytes_read: int = 0  # as stored, of the batches handed out so far, training and evaluation
+    bytes_read: int = 0  # as stored, of all batches yielded so far, for training and evaluation
 
     def train_epoch(self, epoch: int, *, first: int = 0, every: int = 1) -> Generator[Batch, None, None]:
         """The training batches of ``epoch`` (from 0), shuffled by ``(seed, epoch)``."""
@@ -158,16 +160,16 @@ class Loader(Generic[Batch]):
         yield from self._read(self.samples.train, self._train_batches(epoch)[first::every], draw)
 
     def evaluation(self, *, first: int = 0, every: int = 1) -> Generator[Batch, None, None]:
-        """Every evaluation sample of this rank once, in order; the last batch may be smaller, and others where the
-        source leaves out samples."""
+        """Every evaluation sample of this rank once, in order. The last batch may be smaller, and so may others if
+        the source leaves out samples."""
         yield from self._read(self.samples.evaluation, self._eval_batches()[first::every], None)
 
     def eval_batch_sizes(self) -> list[int]:
-        """The samples of every evaluation batch of this rank."""
+        """The number of samples in every evaluation batch of this rank."""
         return [len(batch) for batch in self._eval_batches()]
 
     def files_of(self, epoch: int, step: int) -> list[object]:
-        """The names of the samples of one training batch of this rank; both count from 0."""
+        """The names of the samples of one training batch of this rank; ``epoch`` and ``step`` count from 0."""
         return [self.source.name(self.samples.train, int(i)) for i in self._train_batches(epoch)[step]]
 
     def _train_batches(self, epoch: int) -> npt.NDArray[np.int64]:

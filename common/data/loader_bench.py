@@ -22,7 +22,7 @@ from mlhpc.common.data.sharding import Pool
 from mlhpc.common.files.pagecache import evict as evict_files
 from mlhpc.errors import UserError
 
-# Values kept of each sample, to measure how much two loaders differ.
+# Number of values kept per sample, to measure how much two loaders differ.
 _KEPT = 1000
 Arrays = tuple[npt.NDArray[Any], npt.NDArray[Any]]
 Batch = TypeVar("Batch")
@@ -45,13 +45,13 @@ class Way:
         return chosen | ({"sample_dtype": self.sample_dtype} if self.sample_dtype else {})
 
     def facts(self) -> Mapping[str, Any]:
-        """The facts of the data set's manifest, if it has one."""
+        """The facts in the data set's manifest; none without a manifest."""
         return manifest.facts_of(self.data)
 
 
 def loader_of(way: Way, samples: Any, source: Source[Batch], count: int | None = None) -> Loader[Batch]:
-    """The loader of ``source`` for the first ``count`` of the training ``samples`` (None: all). Raises UserError
-    if a batch is larger."""
+    """The loader of ``source`` for the first ``count`` training ``samples`` (None: all). Raises UserError if they
+    do not fill one batch."""
     count, batch = len(samples) if count is None else count, way.local_batch_size
     if batch > count:
         raise UserError(f"--batch {batch} must be 1 to {count}, the number of samples to read")
@@ -66,10 +66,10 @@ def loader_of(way: Way, samples: Any, source: Source[Batch], count: int | None =
 
 
 class Figures(NamedTuple):
-    """Samples per second of an epoch whose files are in the page cache, and of one whose are not; per sample the
-    bytes read, the bytes delivered and the seconds of processor time, of the first of these epochs; peak bytes
-    of memory beyond what the process had before; a checksum of all ``x``, some values of each ``x``, and a
-    checksum of all ``y``."""
+    """Samples per second in an epoch whose files are in the page cache, and in one whose files are not; bytes
+    read, bytes delivered and seconds of processor time per sample in the former epoch; peak memory in bytes beyond
+    what the process used before; a checksum of all ``x``, some values of each ``x``, and a checksum of all
+    ``y``."""
 
     warm: float
     cold: float
@@ -91,8 +91,8 @@ def measure(
 ) -> Figures:
     """Read four epochs with ``loader``: one untimed, two timed, and one whose content is compared.
 
-    Called in a separate process. Before the third epoch ``files`` are dropped from the page cache.
-    ``use`` consumes a batch inside the clock, ``wait`` returns when all of that is done, and ``arrays`` returns a
+    Called in a separate process. Before the third epoch, ``files`` are dropped from the page cache. ``use``
+    consumes a batch within the time measured, ``wait`` returns when that is completed, and ``arrays`` returns a
     batch as ``x`` ``[b, ...]`` and ``y``, in the same layout for every loader.
     """
     before, samples = memory_bytes(), loader.steps * loader.local_batch_size
@@ -107,14 +107,14 @@ def measure(
         rate = samples / (time.perf_counter() - start)
         return rate, cpu / samples, (loader.bytes_read - read) / samples
 
-    # The untimed epoch loads libraries, starts fork server and GPU, allocates memory and fills caches.
+    # The untimed epoch loads libraries, starts the fork server and the GPU, allocates memory and fills caches.
     for _ in loader.train_epoch(0):
         pass
     warm, cpu_s, read = timed(1)
     evict_files(files)
     cold, _, _ = timed(2)
 
-    memory, checksum, labels, delivered = 0, 0, 0, 0  # after the clock: comparing takes long
+    memory, checksum, labels, delivered = 0, 0, 0, 0  # not timed: comparing takes long
     excerpt = []
     for batch in loader.train_epoch(3):
         memory = max(memory, memory_bytes() - before)
@@ -141,12 +141,12 @@ def _processes() -> list[Path]:
 
 
 def _stat(process: Path) -> list[str]:
-    """Fields of proc(5), /proc/PID/stat, from the state on."""
+    """The fields of /proc/PID/stat (proc(5)) from the process state on."""
     return (process / "stat").read_text().rpartition(")")[2].split()
 
 
 def cpu_seconds() -> float:
-    """Of this process, and of its descendants in ticks of 10 ms."""
+    """Processor seconds of this process and its descendants; the latter are counted in ticks of 10 ms."""
     others = [process for process in _processes() if process.name != str(os.getpid())]
     ticks = 0
     for process in others:

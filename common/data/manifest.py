@@ -31,14 +31,15 @@ from mlhpc.quantities import binary_text, count
 
 NAME = "manifest.json"
 _VERSION = 2
-_UNKNOWN = 8 * "-"  # instead of the digits of a checksum
-_CHUNK = 1 << 12  # of columns, whose elements take four times the memory as Python objects
+_UNKNOWN = 8 * "-"  # in place of an unknown checksum
+_CHUNK = 1 << 12  # elements of a column at a time: as Python objects they take four times the memory
 _OUTSIDE = frozenset({"", ".", ".."})  # path components of absolute paths and of paths not in normal form
 T = TypeVar("T")
 
 
 class File(NamedTuple):
-    """A file: ``path`` relative to the data set's root, ``size`` in bytes, CRC-32 of its content if known."""
+    """A file: ``path`` relative to the data set's root, ``size`` in bytes, and the CRC-32 of its content if
+    known."""
 
     path: str
     size: int
@@ -52,11 +53,11 @@ class File(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Files(Sequence[File]):
-    """Files as columns, in order of path: half a million take 40 MB, as objects six times as much.
+    """Files as columns, sorted by path: half a million files take 40 MB, and as objects six times as much.
 
-    ``names``: their paths as the file system has them, each with a zero byte after it. ``sizes`` in bytes, int64
-    [n]; ``crc32``, uint32 [n], where ``known``, bool [n]. ``starts``: where in ``names`` the path of each begins,
-    int [n]; None: one after another.
+    ``names``: the paths, encoded as in the file system, each followed by a zero byte. ``sizes`` in bytes, int64
+    [n]; ``crc32``, uint32 [n], valid where ``known``, bool [n], is true. ``starts``: where in ``names`` each path
+    begins, int [n]; None: the paths follow one another.
     """
 
     names: bytes
@@ -117,12 +118,13 @@ class Files(Sequence[File]):
         return os.fsdecode(self.names[start : self.names.index(b"\0", start)])
 
     def at(self, chosen: slice | npt.NDArray[Any]) -> "Files":
-        """The files at the indices ``chosen``, in order, or those for which ``chosen`` is true."""
+        """The files at the indices ``chosen`` (a slice or [m]), in order, or those for which ``chosen`` [n] is
+        true."""
         sizes, starts = self.sizes[chosen], self._starts[chosen]
         return Files(self.names, sizes, self.crc32[chosen], self.known[chosen], starts)
 
     def joined(self) -> bytes:
-        """``names`` with these files alone."""
+        """``names`` with the paths of these files only."""
         if self.starts is None:
             return self.names
         return b"".join(self.names[at : self.names.index(b"\0", at) + 1] for at in self.starts.tolist())
@@ -138,8 +140,8 @@ class Files(Sequence[File]):
         return self[start : self._first(f"{name}0", start)]
 
     def folders(self) -> Iterator[tuple[str, slice]]:
-        """The top-level folders and where their files are; each file outside folders is listed with an empty
-        name."""
+        """The top-level folders and the range of each one's files; each file outside folders is listed with an
+        empty name."""
         start = 0
         while start < len(self):
             name = self[start].folder
@@ -155,7 +157,8 @@ class Files(Sequence[File]):
         return outside
 
     def _first(self, path: str, start: int) -> int:
-        """The first index from ``start`` whose path is not before ``path``; 0 is the character after /."""
+        """The first index from ``start`` on whose path does not sort before ``path``; the character after / is
+        0."""
         return bisect_left(range(len(self)), path, start, key=lambda index: self[index].path)
 
 
@@ -177,7 +180,7 @@ class Manifest:
     facts: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "files", Files.of(self.files))  # a tuple, too, where there are few
+        object.__setattr__(self, "files", Files.of(self.files))  # ``files`` may also be a tuple
 
     @property
     def bytes(self) -> int:
@@ -200,11 +203,12 @@ class Manifest:
 
 
 LARGEST = 2**30
-"""Maximum bytes of a manifest; a file takes about 70 of them, and three commas."""
+"""Maximum size of a manifest in bytes; each file takes about 70 bytes, with three commas."""
 
 
 def facts_of(root: Path) -> dict[str, Any]:
-    """The facts in the manifest of the folder ``root``, if it has one. Raises UserError like ``load``."""
+    """The facts in the manifest of the folder ``root``; none without a manifest. Raises UserError like
+    ``load``."""
     return load(root).facts if (root / NAME).exists() else {}
 
 
@@ -219,7 +223,7 @@ def load(root: Path) -> Manifest:
         with open(open_regular(path), "rb") as file:
             if os.fstat(file.fileno()).st_size > LARGEST:
                 raise ValueError(f"larger than {binary_text(LARGEST)}")
-            data = file.read()  # without a size, for which memory would be reserved
+            data = file.read()  # passing a size would allocate that much memory
         content = parse_json(data.decode(), MOST_VALUES + len(data) // 8)
         del data
         version = content["version"]
@@ -249,7 +253,7 @@ def load(root: Path) -> Manifest:
 
 
 def _digits(path: object, crc: object) -> str:
-    """A checksum of the first version. Raises ValueError if it is malformed."""
+    """A checksum as in version 1 of manifests. Raises ValueError if it is malformed."""
     if crc is None:
         return _UNKNOWN
     with suppress(ValueError, OverflowError):
@@ -259,8 +263,8 @@ def _digits(path: object, crc: object) -> str:
 
 
 def _checked_files(paths: Any, sizes: Any, digits: Any) -> Files:
-    """The files of a manifest. Raises ValueError or TypeError if one is malformed or listed twice. No Python code
-    per file, of which there may be a million, except to name the one that is wrong."""
+    """The files of a manifest. Raises ValueError or TypeError if one is malformed or listed twice. There may be a
+    million files, so no Python code runs for each, except to name the one that is wrong."""
     if (type(paths), type(sizes), type(digits)) != (list, list, str):
         raise ValueError("files is not a table of paths, sizes and crc32")
     parts = (paths[at : at + _CHUNK] for at in range(0, len(paths), _CHUNK))
@@ -287,7 +291,7 @@ def _checked_files(paths: Any, sizes: Any, digits: Any) -> Files:
 
 
 def _checked_names(paths: Sequence[str]) -> bytes:
-    """``_joined``. Raises ValueError or TypeError if one is malformed."""
+    """The result of ``_joined`` for ``paths``. Raises ValueError or TypeError if a path is malformed."""
     inside = "/".join(["", *paths, ""])
     hidden = "/." in inside and ("/./" in inside or "/../" in inside)
     if "\0" in inside or "//" in inside or hidden or NAME in paths:
@@ -332,10 +336,10 @@ def require_folder(root: Path) -> None:
 
 
 def describe(root: Path, world: World, benchmark: str | None = None, workers: int = 8) -> Manifest:
-    """The manifest of ``root``, or its listing if it has none. Called by all ranks; all get the same.
+    """The manifest of ``root``, or a ``listing`` if it has none. Called by all ranks; all get the same.
 
-    Only rank 0 reads the manifest. Raises UserError, the same on all ranks; also when its manifest names
-    another benchmark than ``benchmark``.
+    Only rank 0 reads the manifest. Raises UserError, the same on all ranks, like ``load`` and ``listing``, and if
+    the manifest names a benchmark other than ``benchmark``.
     """
     has_one = on_rank0(world, lambda: (root / NAME).exists() or not root.is_dir())
     manifest = on_rank0(world, lambda: load(root)) if has_one else listing(root, world, workers)
@@ -357,8 +361,9 @@ def index(
 ) -> Manifest:
     """Read every file under ``root`` once and write ``root/manifest.json``.
 
-    The files are divided among the ranks, with ``workers`` threads in each; ``progress`` is called with the size
-    of each file that this rank has read, from any thread. Hidden files and the manifest itself are not listed.
+    The files are divided among the ranks, each of which uses ``workers`` threads. ``progress`` is called, from any
+    thread, with the size of each file that this rank has read. Hidden files and the manifest itself are not
+    listed.
 
     Called by all ranks; all get the manifest. Raises UserError, the same on all ranks, if ``root`` is not
     a folder or contains no files, a file cannot be read, or the manifest cannot be written.
@@ -382,7 +387,7 @@ def index(
 
 
 def save(manifest: Manifest) -> None:
-    """Write ``manifest.root/manifest.json`` atomically, a path per line.
+    """Write ``manifest.root/manifest.json`` atomically, with one path per line.
 
     Raises OSError.
     """
@@ -399,11 +404,11 @@ def save(manifest: Manifest) -> None:
 
 
 def take(manifest: Manifest, **samples: int) -> Manifest:
-    """The part of a data set that a run needs: the first samples of each named folder, sorted by path, and
-    no other folders; files outside folders are kept. ``take(manifest, train=2048, validation=512)``.
+    """The part of a data set that a run needs: of each named folder, sorted by path, the given number of samples
+    from the first on; no other folders; all files outside folders. ``take(manifest, train=2048, validation=512)``.
 
-    If a folder's files contain more than one sample each, all its files are taken; of archives (fact
-    ``samples_per_archive``), only those with the first samples.
+    If the files of a folder contain more than one sample each, all of them are taken, or, if they are archives
+    (fact ``samples_per_archive``), only those that contain the first samples.
 
     Raises UserError naming the folder, the number of its samples and the number needed, if it has fewer.
     """
@@ -441,7 +446,8 @@ def _names(root: Path, world: World) -> list[str]:
 
 
 def walk(root: Path) -> Iterable[str]:
-    """The paths of the files below ``root`` that a manifest lists, in no order. Raises UserError."""
+    """The paths, in no particular order, of the files under ``root`` that a manifest would list. Raises
+    UserError."""
     require_folder(root)
     stack = [""]
     while stack:

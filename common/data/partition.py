@@ -12,31 +12,30 @@ Mode = Literal["replicate", "shard"]
 ShuffleScope = Literal["sample", "node", "global"]
 Indices = npt.NDArray[np.int64]
 _EXCHANGE = 0x65786368
-"""Separates this stream of random numbers from that of ``sharding`` for the same seed and epoch."""
+"""Makes these random numbers differ from those of ``sharding`` for the same seed and epoch."""
 
 
 def shuffle_scope(mode: Mode, nodes: int, exchange: bool = False) -> ShuffleScope:
-    """Scope of the shuffle of an epoch: "sample", the whole data set, sample by sample;
-    "node", the samples of each node, fixed for the whole run; "global", those of each node, but nodes
-    ``exchange`` them between epochs. The rules of MLPerf Training ("Training Data Order") allow any sharding
-    while the order is random overall and each datum appears once."""
+    """Scope of an epoch's shuffle. "sample": the samples of the whole data set. "node": the samples of each
+    node, which stay there for the whole run. "global": the samples of each node, which nodes ``exchange`` between
+    epochs. The rules of MLPerf Training ("Training Data Order") allow any sharding as long as the order is random
+    overall and each datum appears once."""
     if mode == "replicate" or nodes == 1:
         return "sample"
     return "global" if exchange else "node"
 
 
 def balance(sizes: npt.ArrayLike, bins: int) -> npt.NDArray[np.int64]:
-    """The bin, from 0 to ``bins - 1``, of each size; both are [n]. Bins differ by at most one in count, and by at
-    most the largest size in sum.
+    """The bin, from 0 to ``bins - 1``, of each size; ``sizes`` and the result are [n]. The numbers of sizes per
+    bin differ by at most one, and the sums by at most the largest size.
 
-    The files are sorted by size and taken ``bins`` at a time: a group has one file per bin. Pairs of groups are
-    merged, the largest sum of one with the smallest of the other, until one group is left; merged sums differ by
-    no more than those of either group did. This is the differencing method (Karmarkar and Karp 1982) in rows of
-    arrays.
+    The sizes are sorted and divided into groups of ``bins``, one size per bin. Pairs of groups are merged, the
+    largest sum of one with the smallest of the other, until one group is left; merged sums differ by no more than
+    those of either group did. This is the differencing method (Karmarkar and Karp 1982) on the rows of arrays.
     """
     size = np.asarray(sizes, dtype=np.int64)
     if bins == 1 or len(size) == 0 or size.min() == size.max():
-        return np.arange(len(size)) % bins  # the result of the groups, but faster
+        return np.arange(len(size)) % bins  # what the groups would yield, but faster
     order = np.argsort(-size, kind="stable").astype(np.int32)
     sums = np.zeros((-(-len(size) // bins), bins), np.int64)
     sums.ravel()[: len(size)] = size[order]
@@ -79,8 +78,9 @@ def files_of_node(files: Sequence[File], node: int, nodes: int, mode: Mode) -> F
 def files_read_by_node(
     files: Sequence[File], node: int, nodes: int, mode: Mode, rings: int = 0
 ) -> list[File]:
-    """The files that staging reads from the source on ``node`` of ``nodes`` with separate targets. ``rings``: the
-    number of rings in which nodes forward files that all of them store, with ``read_once`` (0: without)."""
+    """The files that staging reads from the source on ``node`` of ``nodes``, each with a target of its own.
+    ``rings``: with ``read_once``, the number of rings in which nodes forward the files that all of them store; 0
+    without it."""
     if not rings or nodes == 1:
         return list(files_of_node(files, node, nodes, mode))
     alone, everywhere = held_by_one_or_all(Files.of(files), mode)
@@ -89,7 +89,7 @@ def files_read_by_node(
 
 
 def held_by_one_or_all(files: Files, mode: Mode) -> tuple[Files, Files]:
-    """The files that only one node has after staging, and those that all nodes have."""
+    """The files that only one node stores after staging, and those that all nodes store."""
     everywhere = np.ones(len(files), np.bool_) if mode == "replicate" else files.outside()
     return files.at(~everywhere), files.at(everywhere)
 
@@ -97,9 +97,9 @@ def held_by_one_or_all(files: Files, mode: Mode) -> tuple[Files, Files]:
 def files_of_ring(
     files: Sequence[File], ring: int, rings: int, nodes: int
 ) -> tuple[Files, npt.NDArray[np.int64]]:
-    """The files that nodes forward in ``ring`` of ``rings``, in the order of ``files``, and for each the node, 0
-    to ``nodes - 1``, that reads it from the source. Balanced in bytes over rings and nodes. The nodes are
-    [files]."""
+    """The files that nodes forward in ring number ``ring`` (of ``rings`` rings), in the order of ``files``, and an
+    array [number of files] of the node, 0 to ``nodes - 1``, that reads each one from the source. The bytes are
+    balanced over rings and nodes."""
     files = Files.of(files)
     bin_of = balance(files.sizes, rings * nodes)
     chosen = bin_of // nodes == ring
@@ -107,11 +107,11 @@ def files_of_ring(
 
 
 class Shards:
-    """The node of each file in each epoch if nodes exchange files; the same on all ranks.
+    """The node that has each file in each epoch if nodes exchange files; the same on all ranks.
 
-    ``at_first``: the node of each file after staging, which is epoch 0. Files are in slots; a node has one slot
-    per initial file. Each later epoch is a separate random permutation seeded by the run's ``seed``, so it does
-    not depend on earlier epochs, and a node's share is a random sample of all files.
+    ``at_first``: the node of each file after staging, in epoch 0. A node has one slot per file that it has then.
+    Each later epoch assigns files to slots by a separate random permutation, seeded by the run's ``seed``, so it
+    does not depend on earlier epochs, and a node's share is a random sample of all files.
     """
 
     def __init__(self, at_first: Indices, seed: int) -> None:
@@ -120,12 +120,12 @@ class Shards:
         self._first_slots = np.argsort(np.argsort(at_first, kind="stable"), kind="stable")
 
     def nodes(self, epoch: int) -> Indices:
-        """The node of each file in ``epoch``, from 0, [files]."""
+        """The node, counted from 0, of each file in ``epoch``: [files]."""
         node_of: Indices = self._node_of_slot[self._slots(epoch)]
         return node_of
 
     def moves(self, before: int, after: int) -> Indices:
-        """The numbers of the files that change nodes from epoch ``before`` to ``after``, [moves]."""
+        """The indices of the files that change nodes from epoch ``before`` to ``after``: [moves]."""
         return np.flatnonzero(self.nodes(before) != self.nodes(after))
 
     def _slots(self, epoch: int) -> Indices:
@@ -135,6 +135,7 @@ class Shards:
 
 
 def files_of_rank(files: Sequence[File], index: int, size: int) -> Files:
-    """Part ``index`` of ``size`` parts of ``files``, balanced in bytes, in the same order."""
+    """The files of rank ``index``, in the order of ``files``, when ``size`` ranks share them, balanced in
+    bytes."""
     files = Files.of(files)
     return files.at(balance(files.sizes, size) == index)

@@ -32,12 +32,13 @@ def read_batches(
     prefetch: int,
     threads: Callable[[int], AbstractContextManager[ThreadPoolExecutor]] = reader_threads,
 ) -> Generator[Batch, None, None]:
-    """``batches`` of sample keys, in order, each read by ``workers`` threads at the same time, with up
-    to ``prefetch`` batches finished or in progress before they are requested.
+    """Read ``batches`` of sample keys, in order, each with ``workers`` threads; up to ``prefetch`` batches are
+    finished or in progress before they are requested.
 
-    ``allocate(samples)`` returns the arrays of a batch and, for each of its samples, the parts that ``read(key,
-    *parts)`` fills; ``finish(arrays, results)`` makes the batch from the arrays and the results of ``read``.
-    ``threads`` opens the pool. Raises what ``read`` raises, when the batch concerned is requested.
+    ``allocate(samples)`` returns the arrays of a batch of that many samples and, for each sample, the parts of
+    them that ``read(key, *parts)`` fills; ``finish(arrays, results)`` makes the batch from the arrays and the
+    results of ``read``. ``threads`` opens the pool. Raises what ``read`` raises, when the batch concerned is
+    requested.
     """
 
     def begin(keys: Sequence[Key]) -> tuple[Arrays, list[Future[Result]]]:
@@ -52,6 +53,6 @@ def read_batches(
         for keys in batches:
             waiting.append(begin(keys))
             if len(waiting) > prefetch:
-                yield end(*waiting.popleft())  # not bound to a name here: only the caller may hold a batch
+                yield end(*waiting.popleft())  # no name is bound to it: only the caller may hold a batch
         while waiting:
             yield end(*waiting.popleft())

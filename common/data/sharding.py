@@ -1,9 +1,9 @@
 """The samples of a rank, and their order.
 
-Ranks that see the same files share a *pool*: all ranks of the run if every node has all data, the ranks of one
+Ranks that see the same files share a *pool*: all ranks of the run if every node has all data, or the ranks of one
 node if each node has a part of it. The same code handles both. It uses indices into the pool's sorted file list,
-so an epoch of half a million samples takes a few megabytes. A rank here is a data rank: the ranks of a spatial
-group (``common.ranks.mesh``) read the same samples.
+so an epoch of half a million samples takes a few megabytes of memory. A rank here is a data rank, since the ranks
+of a spatial group (``common.ranks.mesh``) read the same samples.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,8 @@ Indices = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Pool:
-    """``samples`` samples that ``ranks`` data ranks share. ``number`` distinguishes the pools of a run."""
+    """A pool of ``samples`` samples, shared by ``ranks`` data ranks. ``number`` distinguishes the pools of a
+    run."""
 
     samples: int
     ranks: int
@@ -36,7 +37,7 @@ def divide_batch(global_batch_size: int, ranks: int) -> int:
 
 def steps_per_epoch(pools: Sequence[Pool], local_batch_size: int) -> int:
     """Training steps per epoch, the same on every rank: as many as the smallest pool can fill. Ranks train in
-    lockstep, so a rank with one step more than the others would wait forever. Raises ``UserError`` if a pool
+    lockstep, so a rank with one more step than the others would wait forever. Raises ``UserError`` if a pool
     cannot fill one step.
     """
     for pool in pools:
@@ -68,7 +69,7 @@ def eval_batches(pool: Pool, pool_rank: int, batch: int) -> list[range]:
     """Sample indices for rank ``pool_rank`` of the pool, in batches of ``batch``; the last may be smaller.
 
     Every sample of the pool is in exactly one batch of one rank. Ranks may have different numbers of
-    batches, even none: evaluation must not wait for other ranks between batches.
+    batches, or none, so evaluation must not wait for other ranks between batches.
     """
     indices = range(pool_rank, pool.samples, pool.ranks)
     return [indices[start : start + batch] for start in range(0, len(indices), batch)]

@@ -10,9 +10,9 @@ Sides = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class SlabPlan:
-    """``parts`` ranks along each axis. ``bounds``: per axis the first planes of the slabs, and the end, at full
-    resolution. ``split_levels``: number of halvings before the slabs are gathered; up to there every slab has
-    an even number of planes, so that pooling by two never crosses a boundary."""
+    """Slabs for ``parts`` ranks along each axis. ``bounds``: for each axis, the first plane of every slab and the
+    end, at full resolution. ``split_levels``: number of halvings before the slabs are gathered; until then every
+    slab has an even number of planes, so that pooling by two never crosses a boundary."""
 
     parts: Sides
     bounds: tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
@@ -24,7 +24,7 @@ class SlabPlan:
         return prod(self.parts)
 
     def coordinates(self, spatial_rank: int) -> Sides:
-        """The coordinates of a rank in the group, the last axis fastest."""
+        """The coordinates of a rank in the group; the last axis varies fastest."""
         _, rows, columns = self.parts
         plane, column = divmod(spatial_rank, columns)
         return plane // rows, plane % rows, column
@@ -41,7 +41,7 @@ class SlabPlan:
         return first, second, third
 
     def neighbour(self, spatial_rank: int, axis: int, step: int) -> int | None:
-        """The rank ``step`` (1 or -1) further along ``axis``; None at the end of the volume."""
+        """The next (``step`` 1) or previous (-1) rank along ``axis``; None at the end of the volume."""
         place = list(self.coordinates(spatial_rank))
         place[axis] += step
         if not 0 <= place[axis] < self.parts[axis]:
@@ -50,11 +50,11 @@ class SlabPlan:
 
 
 def plan_slabs(sides: Sides, parts: Sides, levels: int, kernel: int) -> SlabPlan:
-    """Divides a volume of ``sides`` planes for a network that convolves with ``kernel`` taps and then halves the
-    volume, ``levels`` times.
+    """Divides a volume of ``sides`` planes for a network that ``levels`` times convolves with ``kernel`` taps and
+    then halves the volume.
 
-    Slabs are equal if possible, and separate for as many levels as they have even numbers of planes. Raises
-    UserError if a slab would be thinner than the halo of its neighbours.
+    Slabs are equal if possible, and stay separate as long as each has an even number of planes. Raises UserError
+    if a slab would be thinner than the halo of its neighbours.
     """
     cut = [_cut(side, number, levels) for side, number in zip(sides, parts, strict=True)]
     split_levels = min(depth for _, depth in cut)

@@ -57,8 +57,9 @@ def verify(root: Path, workers: int, progress: Callable[[int], None] = lambda si
 
 
 def require_listed(root: Path, world: World, workers: int, of: Callable[[str], bool]) -> None:
-    """If ``root`` has a manifest, require that every file listed in it for which ``of(path)`` is true exists with
-    its size. No content is read; the look-ups are divided among the ranks, with ``workers`` threads in each.
+    """If ``root`` has a manifest, require that every listed file for which ``of(path)`` is true exists and has the
+    listed size. No content is read; the look-ups are divided among the ranks, each of which uses ``workers``
+    threads.
 
     Called by all ranks. Raises UserError, the same on all ranks, naming the first file that differs.
     """
@@ -83,8 +84,8 @@ def require_listed(root: Path, world: World, workers: int, of: Callable[[str], b
 
 
 def checksums(root: Path, world: World) -> dict[Path, int]:
-    """The CRC-32 of each file that has one in the manifest of ``root``; none without a manifest. Called by all
-    ranks; all get the same. Raises UserError if the manifest is invalid."""
+    """The CRC-32 of each file whose checksum is in the manifest of ``root``; empty without a manifest. Called by
+    all ranks; all get the same. Raises UserError if the manifest is invalid."""
 
     def read() -> dict[Path, int]:
         listed = load(root).files if (root / NAME).exists() else ()

@@ -1,7 +1,7 @@
 """Energy of this node's accelerators, from the counters of their drivers.
 
-NVIDIA's through NVML (package nvidia-ml-py; Volta and later), AMD's through amdsmi (part of ROCm), Intel's from
-the files of the i915 and xe drivers.
+NVIDIA's counters are read through NVML (package nvidia-ml-py; Volta and later), AMD's through amdsmi (part of
+ROCm), and Intel's from files of the i915 and xe drivers.
 """
 
 import itertools
@@ -23,11 +23,12 @@ from mlhpc.errors import install
 _NONE = Counters("accelerators")
 _ALL_LINKS = 2**32 - 1  # scope of a field: the sum over all links
 _Found = tuple[dict[str, Read], tuple[str, ...], list[Read], Callable[[], Usage] | None]
-"""Counters by name, what tells the devices from others, their power limits, and how they are used."""
+"""Counters by name, the devices' identities, readers of their power limits, and a reader of their usage."""
 
 
 def accelerator_counters(vendor: Vendor | None = None, root: Path = Path("/")) -> Counters:
-    """The counters of this node's accelerators, which are of ``vendor`` (default: found out by its tools)."""
+    """The counters of this node's accelerators. ``vendor``: their vendor (default: detected by the vendors'
+    tools)."""
     if vendor is None:
         vendor = vendor_here()
     if vendor == "nvidia":
@@ -38,19 +39,20 @@ def accelerator_counters(vendor: Vendor | None = None, root: Path = Path("/")) -
 
 
 def vendor_here() -> Vendor | None:
-    """Of this node's accelerators, by the vendors' tools, some of which take a second."""
+    """The vendor of this node's accelerators, according to the vendors' tools, some of which take a second."""
     there = accelerators.installed()
     return there[0].vendor if there else None
 
 
 def _library(source: str, module: str, remedy: str, found_by: Callable[[Any], _Found]) -> Counters:
-    """Any error of a vendor's library means no figures, never a run that ends."""
+    """The counters that ``found_by`` finds in a vendor's library, imported from ``module``. An error of the
+    library becomes a problem of the counters and never ends a run."""
     none = replace(_NONE, source=source)
     try:
         library = import_module(module)
     except ModuleNotFoundError:
         return replace(none, problems=(f"{source} is not installed: {remedy}",))
-    except Exception as error:  # amdsmi of PyPI comes without libamd_smi.so, and its import raises KeyError
+    except Exception as error:  # importing PyPI's amdsmi, which lacks libamd_smi.so, raises KeyError
         return replace(none, problems=(f"{source} cannot load its library ({said(error)}): {remedy}",))
     try:
         reads, devices, caps, usage = found_by(library)
@@ -63,7 +65,8 @@ def _library(source: str, module: str, remedy: str, found_by: Callable[[Any], _F
 
 
 def _identities(devices: Sequence[Any], identity: Callable[[Any], object]) -> tuple[str, ...]:
-    """The UUIDs of devices, or their numbers where the driver does not say: each rank of a node may see others."""
+    """The UUIDs of devices, or their numbers if the driver has no UUIDs. They are needed because each rank of a
+    node may see different devices."""
     try:
         return tuple(str(identity(device)) for device in devices)
     except Exception:  # each vendor's library raises classes of its own
@@ -71,8 +74,8 @@ def _identities(devices: Sequence[Any], identity: Callable[[Any], object]) -> tu
 
 
 def _nvidia(nvml: Any) -> _Found:
-    """nvmlDeviceGetTotalEnergyConsumption, millijoules since the driver was loaded, and
-    nvmlDeviceGetEnforcedPowerLimit, milliwatts (NVML API reference)."""
+    """NVIDIA's counters, read by nvmlDeviceGetTotalEnergyConsumption (millijoules since the driver was loaded) and
+    nvmlDeviceGetEnforcedPowerLimit (milliwatts) (NVML API reference)."""
     nvml.nvmlInit()
 
     def joules(device: Any) -> float:
@@ -92,9 +95,10 @@ def _nvidia(nvml: Any) -> _Found:
 def _nvidia_usage(
     nvml: Any, devices: Sequence[Any], turns: Iterator[Any], last: dict[int, tuple[float, float]]
 ) -> Usage:
-    """nvmlDeviceGetUtilizationRates, nvmlDeviceGetMemoryInfo, nvmlDeviceGetPcieThroughput, which takes 20 ms a
-    direction and is therefore read from one device in turn, and the NVLink throughput fields, KiB of all links
-    since the driver was loaded (NVML API reference). ``last``: time and bytes of each device's last reading."""
+    """How NVIDIA's devices are used, by nvmlDeviceGetUtilizationRates, nvmlDeviceGetMemoryInfo,
+    nvmlDeviceGetPcieThroughput (which takes 20 ms per direction, so each reading asks only the next device), and
+    the NVLink throughput fields (KiB over all links since the driver was loaded) (NVML API reference). ``last``:
+    time and NVLink bytes of each device's last reading."""
 
     def links(device: Any) -> float:
         fields = (nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX, nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX)
@@ -128,9 +132,9 @@ def _nvidia_usage(
 
 
 def _amd(amdsmi: Any) -> _Found:
-    """amdsmi_get_energy_count, a counter and the microjoules of one count; amdsmi_get_power_cap_info, microwatts
-    (AMD SMI Python API). Of the two dies of an MI250X only the first counts, for both; ROCm before 6.4 calls the
-    counter ``power``."""
+    """AMD's counters, read by amdsmi_get_energy_count (a counter, and the microjoules per count) and
+    amdsmi_get_power_cap_info (microwatts) (AMD SMI Python API). Only the first of the two dies of an MI250X has a
+    counter, which covers both. ROCm before 6.4 calls the counter ``power``."""
     amdsmi.amdsmi_init()
 
     def joules(device: Any) -> float:
@@ -149,15 +153,16 @@ def _amd(amdsmi: Any) -> _Found:
 
 
 def _without_second_dies(counters: Counters) -> Counters:
-    """If half of the devices are silent, they are the second dies of MI250Xs: the counter of the first is that of
-    both."""
+    """``counters`` without problems if half of the devices have no counter: those are the second dies of MI250Xs,
+    whose energy the counters of the first dies include."""
     half = bool(counters.reads) and len(counters.problems) == len(counters.reads)
     return replace(counters, problems=()) if half else counters
 
 
 def _intel(root: Path) -> Counters:
-    """energy1_input of the hwmon devices called "i915" or "xe", which count a whole card in microjoules; those of
-    its tiles are called "i915_gtN" (Linux, Documentation/ABI/testing/sysfs-driver-intel-i915-hwmon)."""
+    """Intel's counters, read from energy1_input (microjoules of a whole card) of the hwmon devices called "i915"
+    or "xe". The devices of a card's tiles, called "i915_gtN", are not read (Linux,
+    Documentation/ABI/testing/sysfs-driver-intel-i915-hwmon)."""
     files = {
         path.parents[3].name: path
         for path in sorted(root.glob("sys/class/drm/card*/device/hwmon/hwmon*/energy1_input"))

@@ -1,8 +1,8 @@
-"""Energy counters: what they count, and what was used since they were last read.
+"""Energy counters: what they count, and how much energy was used between readings.
 
-Accelerators, processors and whole nodes have counters of their own. A node's energy contains that of its
-processors and accelerators, so that figures of different kinds are never added. A counter is of a device or a
-node, not of a process: whatever else ran there is in it.
+Accelerators, processors and whole nodes have separate counters. A node's energy includes that of its processors
+and accelerators, so figures of different kinds are never added. A counter belongs to a device or a node, not to a
+process: it includes everything else that ran there.
 """
 
 import time
@@ -19,30 +19,32 @@ NAMES = {"accelerators": "accelerators", "processors": "processors", "node": "wh
 Read = Callable[[], float]
 """Joules since an arbitrary time in the past."""
 Reading = float | str
-"""Joules, or why the counter could not be read."""
+"""Joules, or the reason why the counter could not be read."""
 Usage = Mapping[str, float]
-"""How devices are used, the mean over them: ``busy`` and ``memory_busy``, shares of the time in which a kernel ran
-and memory was accessed; ``memory_bytes`` in use; ``pcie_bytes_per_s`` and ``nvlink_bytes_per_s``, both ways
-together."""
+"""How devices are used, as means over the devices. ``busy`` and ``memory_busy``: shares of the time in which a
+kernel ran and in which memory was accessed; ``memory_bytes``: bytes in use; ``pcie_bytes_per_s`` and
+``nvlink_bytes_per_s``: transfer rates, both directions together."""
 
 MOST_W = 1000.0
-"""Upper limit in watts for devices whose counter wraps: a package of 2025 draws 500 W (AMD EPYC 9965)."""
+"""Highest plausible power, in watts, of a device whose counter wraps: a processor of 2025 draws 500 W (AMD EPYC
+9965)."""
 AT_ONCE_J = 100.0
-"""Joules by which a counter may jump at once, because it is only updated periodically."""
+"""Joules by which a counter may jump, because it is only updated periodically."""
 STILL_S = 10.0
-"""Seconds without a change after which a processor's or node's counter counts as broken: they change every
-second, idle too."""
+"""Seconds without a change after which a processor's or node's counter is considered broken: they change every
+second, even when idle."""
 
 
 @dataclass(frozen=True)
 class Counters:
     """The counters of one kind on one node.
 
-    ``source``: what they are read with. ``reads``: one per counter, by its name. ``problems``: why there are none,
-    or why one is left out, a line each; empty too for a node without what they count. ``wraps``: joules at which a
-    counter starts again from zero; one without an entry never does. ``devices``: what tells the accelerators that
-    this process can see from others, with or without a counter. ``caps``: read the power limits in watts.
-    ``usage``: reads how the devices are used, what of it the driver tells.
+    ``source``: what they are read with. ``reads``: functions that read the counters, by name. ``problems``: one
+    line for each reason why there are no counters or why one is left out; also empty if the node does not have
+    what they count. ``wraps``: joules at which a counter restarts from zero; counters without an entry never do.
+    ``devices``: identities of the accelerators that this process can see, with or without a counter. ``caps``:
+    functions that read the power limits, in watts. ``usage``: reads how the devices are used, as far as the driver
+    reports it.
     """
 
     measured: Measured
@@ -57,10 +59,10 @@ class Counters:
 
 @dataclass(frozen=True)
 class Spent:
-    """What counters counted in a run. ``joules``: of the ``counters`` that could be read, which are of ``nodes``
-    nodes. ``problems``: which are not in it, and why. ``host``: where, empty if the problems say it. ``readings``
-    of a counter, and the seconds between the two that are farthest apart; ``caps_w``: power limits at the stop;
-    ``usage``: mean over the readings."""
+    """What counters counted in a run. ``joules``: sum of the ``counters`` counters that could be read, on
+    ``nodes`` nodes. ``problems``: which counters it leaves out, and why. ``host``: the host concerned, empty if
+    the problems name it. ``readings``: number of readings of a counter; ``longest_gap_s``: longest time between
+    two readings; ``caps_w``: power limits at the end of the run; ``usage``: mean over the readings."""
 
     measured: Measured
     source: str
@@ -82,17 +84,17 @@ def mean_usage(usages: Sequence[Usage]) -> Usage:
 
 
 def widest(by_kind: Mapping[str, float]) -> float | None:
-    """The figure of the kind of counter that contains the others."""
+    """The figure of the most comprehensive kind of counter available: node, else accelerators, else processors."""
     return next((by_kind[kind] for kind in ("node", "accelerators", "processors") if kind in by_kind), None)
 
 
 def stood_still(measured: str, joules: float, seconds: float) -> bool:
-    """Whether ``joules`` counted in ``seconds`` are those of a broken counter, as virtual machines show them."""
+    """Whether ``joules`` counted in ``seconds`` reveal a broken counter, as in virtual machines."""
     return measured != "accelerators" and seconds >= STILL_S and joules == 0
 
 
 def reading(read: Read) -> Reading:
-    """A counter that cannot be read ends no run."""
+    """What ``read`` returns, or why it failed: a counter that cannot be read must not end a run."""
     try:
         return read()
     except Exception as error:  # each vendor's library raises classes of its own
@@ -105,8 +107,8 @@ def said(error: Exception) -> str:
 
 
 def answering(measured: Measured, source: str, reads: Mapping[str, Read], without: str) -> Counters:
-    """Those of ``reads`` that can be read; older devices have no counter. ``without``: the problem where none has
-    one."""
+    """Counters from those ``reads`` that succeed; older devices have no counter. ``without``: the problem to
+    report if none succeeds."""
     tried = {name: reading(read) for name, read in reads.items()}
     readable = {name: read for name, read in reads.items() if not isinstance(tried[name], str)}
     silent = {name: why for name, why in tried.items() if isinstance(why, str)}
@@ -119,8 +121,8 @@ def answering(measured: Measured, source: str, reads: Mapping[str, Read], withou
 
 
 def named_once(problems_by_host: Iterable[tuple[str, Sequence[str]]]) -> list[str]:
-    """The problems of hosts, each once with where it is: a thousand nodes may have the same. One of the host ""
-    says that itself."""
+    """The problems of hosts, each listed once with the hosts that have it, since a thousand nodes may have the
+    same one. A problem of the host "" names its host itself."""
     hosts: dict[str, list[str]] = {}
     for host, problems in problems_by_host:
         for problem in problems:
@@ -134,15 +136,16 @@ def _unread(name: str, why: str) -> str:
 
 
 class Sum:
-    """What ``counters`` have counted since ``start``, read often enough that none wraps twice in between."""
+    """What ``counters`` have counted since ``start``; they must be read so often that none wraps twice between
+    readings."""
 
     def __init__(self, counters: Counters, clock: Callable[[], float] = time.monotonic) -> None:
         self.counters, self._clock = counters, clock
         self._last: dict[str, Reading] = {}
         self._at: dict[str, float] = {}
         self._used: dict[str, float] = {}
-        self._lost: dict[str, str] = {}  # counters whose sum is not known, and why
-        self._failed: dict[str, str] = {}  # those that could not be read the last time
+        self._lost: dict[str, str] = {}  # counters whose sum is unknown, and why
+        self._failed: dict[str, str] = {}  # counters whose last reading failed, and why
         self._started = self._read_at = self._longest_gap_s = 0.0
         self._readings = 1
         self.usages: list[Usage] = []
@@ -151,7 +154,7 @@ class Sum:
     def start(self) -> None:
         """Read the counters for the first time."""
         if self.counters.usage:
-            self.counters.usage()  # rates are between two readings
+            self.counters.usage()  # its rates are computed between two readings
         self._started = self._read_at = self._clock()
         for name, read in self.counters.reads.items():
             self._last[name], self._at[name], self._used[name] = reading(read), self._clock(), 0.0
@@ -160,12 +163,12 @@ class Sum:
 
     @property
     def joules(self) -> float | None:
-        """Those between ``start`` and the last reading; None without counters, and where one could not be read."""
+        """Joules from ``start`` to the last reading; None without counters, or if one could not be read."""
         return None if self._lost or self._failed or not self._used else sum(self._used.values())
 
     @property
     def still(self) -> list[str]:
-        """The counters that have not moved between ``start`` and the last reading, and should have."""
+        """The counters that should have changed between ``start`` and the last reading, but did not."""
         seconds, measured = self._read_at - self._started, self.counters.measured
         return [name for name, used in self._used.items() if stood_still(measured, used, seconds)]
 
@@ -203,7 +206,7 @@ class Sum:
         return used
 
     def spent(self, host: str) -> Spent:
-        """Read the counters for the last time."""
+        """Read the counters for the last time, and return what they counted."""
         self.read()
         seconds = self._read_at - self._started
         lost = {name: f"{name} stood still for {duration_text(seconds)}" for name in self.still}

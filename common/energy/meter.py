@@ -1,4 +1,4 @@
-"""The energy of a run: what the counters of its nodes count from start to stop, read by one rank of each node."""
+"""The energy of a run: what the counters of its nodes count from start to stop, read by one rank per node."""
 
 import os
 import socket
@@ -26,18 +26,19 @@ from mlhpc.common.ranks.world import World
 from mlhpc.quantities import count, seconds_text
 
 EVERY_S = 0.9
-"""Seconds from one reading to the next: at least one each second (MLPerf Training, Power Measurement Rules)."""
+"""Seconds from one reading to the next: at least one reading per second is required (MLPerf Training, Power
+Measurement Rules)."""
 HALT_S = 5.0
-"""Seconds that the end of a run waits for a reading in progress: a driver may block forever."""
+"""Seconds to wait, at the end of a run, for a reading in progress, since a driver may block forever."""
 Record = Callable[[str, float, bool], None]
-"""Kind of counter, joules, and whether all counters of the node are included."""
+"""Gets the kind of counter, its joules, and whether all counters of the node are included."""
 
 
 def counters_of_node(
     accelerators: bool, root: Path = Path("/"), vendor: Vendor | None = None
 ) -> list[Counters]:
-    """Each kind of counter that this node has, or should have. ``accelerators``: whether to look for theirs, of
-    ``vendor`` (default: found out by its tools)."""
+    """The counters of each kind that this node has, or should have. ``accelerators``: whether to look for counters
+    of accelerators; ``vendor``: their vendor (default: detected by the vendors' tools)."""
     kinds = []
     if accelerators:
         own = accelerator_counters(vendor, root)
@@ -51,9 +52,9 @@ def _either(first: Counters, second: Counters) -> Counters:
 
 
 def meter_of(world: World, accelerators: bool, root: Path = Path("/")) -> "Meter":
-    """What measures the run of ``world``. Called by all ranks: the first rank of each machine reads its counters,
-    whatever the launcher counts as a node."""
-    # A node of eight ranks that all started the vendor's tool at once would wait for seconds.
+    """The meter for the run of ``world``. Called by all ranks: the first rank of each machine reads its counters,
+    whatever the launcher considers a node."""
+    # If all eight ranks of a node started the vendor's tool at once, it would take seconds.
     vendor = vendor_here() if accelerators and world.local_rank == 0 else None
     machines_and_vendors = world.gather((_machine(root), vendor))
     machine = machines_and_vendors[world.rank][0]
@@ -77,8 +78,8 @@ def meter_of(world: World, accelerators: bool, root: Path = Path("/")) -> "Meter
 
 
 def _machine(root: Path) -> str:
-    """What is the same for all processes of a machine, also in its containers: the identity of its kernel since
-    it started (Linux, random(4)), else the host's name."""
+    """An identifier shared by all processes of a machine, even in containers: the kernel's boot ID (Linux,
+    random(4)), or else the host name."""
     try:
         return (root / "proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -86,7 +87,7 @@ def _machine(root: Path) -> str:
 
 
 def _with_hidden(kinds: list[Counters], own: set[str], all_devices: set[str]) -> list[Counters]:
-    """``kinds`` with a problem where other ranks of the machine see accelerators that this one does not."""
+    """``kinds``, with a problem added if other ranks of the machine see accelerators that this one does not."""
     if own >= all_devices:
         return kinds
     problem = (
@@ -99,7 +100,7 @@ def _with_hidden(kinds: list[Counters], own: set[str], all_devices: set[str]) ->
 
 
 class Meter:
-    """Reads ``counters`` from the start of a run to its stop. ``nodes``: machines of the run."""
+    """Reads ``counters`` from the start of a run to its stop. ``nodes``: number of machines of the run."""
 
     def __init__(
         self,
@@ -121,11 +122,10 @@ class Meter:
     def start(
         self, record: Record, record_usage: Callable[[str, Usage], None] = lambda kind, usage: None
     ) -> None:
-        """Read the counters, and from now on about every second, from a thread. ``record`` gets what this rank's
-        counters of a kind have counted since, and whether they are all that there should be, ``record_usage`` how
-        the devices of a kind were used. Called by all ranks,
-        which read their counters when Slurm has answered: on many nodes that takes seconds, in which none has
-        started."""
+        """Read the counters now, and then about every second in a thread. ``record`` gets what this rank's
+        counters of a kind have counted since now, and whether all the expected ones are included; ``record_usage``
+        gets how the devices of a kind were used. Called by all ranks. No rank reads its counters before Slurm has
+        answered, which takes seconds on many nodes."""
         self._record, self._record_usage = record, record_usage
         if self._slurm:
             self._slurm.start()
@@ -139,7 +139,7 @@ class Meter:
             self._thread = thread
 
     def halt(self) -> None:
-        """Read nothing any more. A reading that does not return within seconds is left alone."""
+        """Stop reading. A reading in progress that does not return within seconds is abandoned."""
         self._halted.set()
         if self._thread:
             self._thread.join(self._halt_s)
@@ -147,8 +147,8 @@ class Meter:
             self._thread = None
 
     def stop(self) -> tuple[dict[Measured, dict[str, Any]], list[str]]:
-        """What all nodes have used since ``start``, by what was measured (``result.json``,
-        docs/reference/record.md), and a line on each figure that is missing or incomplete. Called by all
+        """The energy that all nodes have used since ``start``, for each kind of counter (``result.json``,
+        docs/reference/record.md), and a line about each figure that is missing or incomplete. Called by all
         ranks."""
         self.halt()
         host = socket.gethostname() if self.nodes > 1 else ""
@@ -181,7 +181,8 @@ class Meter:
 
 
 def figures(gathered: Sequence[Spent], nodes: int) -> dict[Measured, dict[str, Any]]:
-    """What counters of each kind counted on all nodes together; without kinds of which there are none."""
+    """What the counters of each kind counted on all nodes together. Kinds without counters and without problems
+    are left out."""
     energy: dict[Measured, dict[str, Any]] = {}
     for measured in get_args(Measured):
         of_kind = [one for one in gathered if one.measured == measured and (one.counters or one.problems)]

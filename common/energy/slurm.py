@@ -1,14 +1,15 @@
 """Energy of whole nodes as Slurm samples it from their management controllers.
 
-``scontrol --json show nodes`` has a node's joules and when they were sampled, for every user at any time of a job
-(Slurm 23.02 and later; ``PrivateData=nodes`` hides it). Its plain output has had no joules since 20.02, whatever
-its manual says, and neither has ``sinfo --json`` of 22.05. sacct has those of a step when it has ended, too late
-for a run to record them.
+``scontrol --json show nodes`` shows every user, at any time of a job, a node's joules and when they were sampled
+(Slurm 23.02 and later, unless ``PrivateData=nodes`` hides them). Despite its manual, its plain output has had no
+joules since 20.02; ``sinfo --json`` of 22.05 has none either. sacct has a step's joules only after the step has
+ended, which is too late for a run to record them.
 
-Which plugin samples, ``AcctGatherEnergyType``, says what is counted (slurm.conf(5)): ipmi, xcc and pm_counters the
-whole node. Not used: rapl, which counts memory in the unit of packages, on Xeons four times too large (Slurm,
-acct_gather_energy_rapl.c, ``_get_joules_task``; Intel, SDM, MSR_DRAM_ENERGY_STATUS), and gpu, whose counters
-``accelerators`` reads itself. slurmctld collects the samples every ``AcctGatherNodeFreq`` seconds.
+What is counted depends on the plugin that samples, ``AcctGatherEnergyType`` (slurm.conf(5)): ipmi, xcc and
+pm_counters count the whole node. Not used are rapl, which counts memory in the unit of packages (on Xeons, four
+times too large: Slurm, acct_gather_energy_rapl.c, ``_get_joules_task``; Intel, SDM, MSR_DRAM_ENERGY_STATUS), and
+gpu, whose counters ``accelerators`` reads itself. slurmctld collects the samples every ``AcctGatherNodeFreq``
+seconds.
 """
 
 import json
@@ -23,18 +24,19 @@ from mlhpc.quantities import duration_text
 
 _WHOLE_NODE = ("ipmi", "xcc", "pm_counters")
 MOST_OUTSIDE = 0.05
-"""Largest deviation, as a share of the run, between the samples and the start and stop of the run."""
+"""Maximum sum of two gaps, as a share of a run's duration: from its start to the first sample's time, and from its
+stop to the last sample's."""
 
 
 class Sample(NamedTuple):
-    """``joules`` since some moment in the past, at ``at`` (seconds since 1970, by the node's clock)."""
+    """``joules`` since some moment in the past, sampled at ``at`` (seconds since 1970, by the node's clock)."""
 
     joules: float
     at: float
 
 
 def plugin() -> str:
-    """What samples the nodes' energy, such as ``ipmi``; empty without Slurm or if nothing does."""
+    """The plugin that samples the nodes' energy, such as ``ipmi``; empty without Slurm or without a plugin."""
     config = output_of("scontrol", "show", "config") or ""
     setting = re.search(r"^AcctGatherEnergyType\s*=\s*(?:acct_gather_energy/)?(\S+)", config, re.MULTILINE)
     return setting[1] if setting and setting[1] not in ("none", "(null)") else ""
@@ -46,7 +48,7 @@ def counts_nodes(name: str) -> bool:
 
 
 class SlurmNodes:
-    """The energy of the nodes that Slurm calls ``names``, all asked for by one rank at once."""
+    """The energy of the nodes that Slurm calls ``names``; one rank queries all of them at once."""
 
     def __init__(self, names: Sequence[str], sampled_by: str, clock: Callable[[], float] = time.time) -> None:
         self._names, self._clock = tuple(dict.fromkeys(names)), clock
@@ -55,12 +57,12 @@ class SlurmNodes:
         self._started = 0.0
 
     def start(self) -> None:
-        """Just before a run starts."""
+        """Read the samples just before a run starts."""
         self._before = samples(self._names) or {}
         self._started = self._clock()
 
     def spent(self) -> Spent:
-        """Just after the run has stopped."""
+        """Read the samples just after the run has stopped; returns the difference."""
         stopped = self._clock()
         after = samples(self._names)
         if after is None:
@@ -89,7 +91,7 @@ class SlurmNodes:
 
 
 def samples(names: Sequence[str]) -> dict[str, Sample] | None:
-    """The newest sample of each of the nodes, without those that Slurm does not show or that have none; None if
+    """The latest sample of each node; nodes that Slurm does not show or that have no sample are left out. None if
     scontrol prints no JSON."""
     asked, answer = set(names), output_of("scontrol", "--json", "show", "nodes", ",".join(names))
     try:
@@ -101,7 +103,7 @@ def samples(names: Sequence[str]) -> dict[str, Sample] | None:
 
 
 def _sample(energy: Any) -> Sample | None:
-    """From a node's ``energy``: zeros, or 2^64 - 2, mean that there is none."""
+    """The sample in a node's ``energy``, or None: values of 0 or 2^64 - 2 mean that there is no sample."""
     if not isinstance(energy, dict):
         return None
     joules, at = _number(energy.get("consumed_energy")), _number(energy.get("last_collected"))
@@ -109,7 +111,7 @@ def _sample(energy: Any) -> Sample | None:
 
 
 def _number(value: Any) -> int:
-    """A number, or Slurm's ``{"set": true, "infinite": false, "number": 5}``."""
+    """The number ``value``, which may also be written ``{"set": true, "infinite": false, "number": 5}``."""
     if isinstance(value, dict):
         value = value.get("number") if value.get("set") else None
     return value if isinstance(value, int) else 0

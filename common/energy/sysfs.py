@@ -1,4 +1,4 @@
-"""Energy counters in files of the kernel: RAPL of processors, and pm_counters of HPE Cray nodes."""
+"""Energy counters in the kernel's files: RAPL for processors, and pm_counters on HPE Cray nodes."""
 
 import re
 from dataclasses import replace
@@ -12,17 +12,18 @@ _ZONE = re.compile(r"intel-rapl:[0-9a-f]+(?P<part>:[0-9a-f]+)?")
 
 
 def rapl(root: Path = Path("/")) -> Counters:
-    """The packages of this node's processors and their memory, by Linux's powercap (kernel.org,
+    """The counters of this node's processor packages and their memory, from Linux's powercap (kernel.org,
     Documentation/power/powercap/powercap.rst).
 
-    Zones of the control type intel-rapl, under which AMD's processors are too: ``intel-rapl:0`` is a package or
-    die, ``intel-rapl:0:1`` a part of it. Memory (``dram``) is listed as a part but counted apart (Intel, Software
-    Developer's Manual, volume 3, "RAPL Domains"). Left out: core and uncore, which the package contains; psys,
-    which contains the packages; intel-rapl-mmio, the same packages read in another way.
+    They are zones of the control type intel-rapl, which also covers AMD's processors: ``intel-rapl:0`` is a
+    package or die, ``intel-rapl:0:1`` a part of it. Memory (``dram``) is listed as a part, but its energy is not
+    included in the package's (Intel, Software Developer's Manual, volume 3, "RAPL Domains"). Left out are core and
+    uncore, which the package includes; psys, which includes the packages; and intel-rapl-mmio, another way to read
+    the same packages.
 
-    AMD's processors have one counter per package. Linux 6.10 and 6.11 list it once per die there, as
-    ``package-0-die-1``, each the energy of the whole package (fixed in 6.12, "Fix the energy-pkg event for AMD
-    CPUs"), so only one zone of each package is counted.
+    AMD's processors have one counter per package. Linux 6.10 and 6.11 list it once per die, as ``package-0-die-1``
+    and so on, each with the energy of the whole package (fixed in 6.12, "Fix the energy-pkg event for AMD CPUs"),
+    so only one zone per package is counted.
     """
     zones, doubled = _zones(root / "sys/class/powercap", one_per_package=_is_amd(root))
     if doubled:
@@ -48,8 +49,8 @@ def rapl(root: Path = Path("/")) -> Counters:
 
 
 def _zones(folder: Path, one_per_package: bool) -> tuple[dict[str, Path], str]:
-    """Packages and memory by name, and a name that two zones have, or "". ``one_per_package``: dies of a package
-    are the same counter."""
+    """The zones of packages and memory by name, and a name that two zones share, or "". ``one_per_package``: the
+    dies of a package are the same counter."""
     zones: dict[str, Path] = {}
     for zone in sorted(folder.glob("*")):
         number, name = _ZONE.fullmatch(zone.name), _text(zone / "name")
@@ -67,7 +68,7 @@ def _zones(folder: Path, one_per_package: bool) -> tuple[dict[str, Path], str]:
 
 
 def _is_amd(root: Path) -> bool:
-    """Whether the processors are AMD's, or Hygon's of the same design."""
+    """Whether the processors are made by AMD, or by Hygon to the same design."""
     return (
         re.search(r"^vendor_id\s*:\s*(AuthenticAMD|HygonGenuine)$", _text(root / "proc/cpuinfo"), re.M)
         is not None
@@ -96,8 +97,9 @@ def _joules(path: Path) -> float:
 
 
 def cray(measured: Measured, root: Path = Path("/")) -> Counters:
-    """pm_counters, which every user may read and a node writes ten times a second: ``12345 J 1700000000000000 us``
-    (HPE, docs-csm, "User Access to Compute Node Power Data"). That of the node contains the others."""
+    """Counters from pm_counters, which every user may read and which a node updates ten times a second:
+    ``12345 J 1700000000000000 us`` (HPE, docs-csm, "User Access to Compute Node Power Data"). The node's counter
+    includes the others."""
     files = _cray_files(measured, root / "sys/cray/pm_counters")
     if not files:
         return Counters(measured)

@@ -1,4 +1,4 @@
-"""Files that either do not exist or are complete."""
+"""Writes files that are either complete or do not exist."""
 
 import contextlib
 import fcntl
@@ -13,7 +13,7 @@ SUFFIX = ".part"
 
 @contextlib.contextmanager
 def writing(path: Path, mode: int = 0o644) -> Iterator[int]:
-    """A file descriptor to write ``path`` through; the name appears when the block ends without an error.
+    """A file descriptor for writing ``path``, which appears under its name when the block ends without an error.
 
     Until then the bytes are in a new, locked, hidden file next to it whose name ends in ``.part``, which is
     removed when the block raises. A killed process leaves its ``.part``; ``sweep`` removes those. The rename is
@@ -24,14 +24,14 @@ def writing(path: Path, mode: int = 0o644) -> Iterator[int]:
     name = f".{path.name}.{socket.gethostname()}.{os.getpid()}.{secrets.token_hex(4)}{SUFFIX}"
     part = path.with_name(name)
     fd = -1
-    try:  # around the call: an interrupt may come when the file exists and its descriptor is not returned yet
-        # A new file, never a link: where others may write to the folder, they must not redirect the bytes.
+    try:  # around the call too: an interrupt may come after the file is created, but before open returns
+        # A new file, never a link: others who may write to the folder must not be able to redirect the bytes.
         fd = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
         with contextlib.suppress(OSError):  # some parallel file systems are mounted without locks
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield fd
-        # On file systems that buffer writes (NFS), close flushes them and reports errors; a duplicate is closed,
-        # so that the file stays locked until it has its name.
+        # On file systems that buffer writes (NFS), close flushes them and reports errors. A duplicate is closed so
+        # that the file stays locked until it has its name.
         os.close(os.dup(fd))
         os.replace(part, path)
     except BaseException:
@@ -50,7 +50,7 @@ def write_bytes(path: Path, data: bytes) -> None:
 
 
 def write_all(fd: int, data: memoryview) -> None:
-    """Write every byte: one ``os.write`` may write less, at most 2 GiB (write(2))."""
+    """Write all of ``data``: a single ``os.write`` may write less, and at most 2 GiB (write(2))."""
     while data:
         data = data[os.write(fd, data) :]
 
@@ -58,8 +58,8 @@ def write_all(fd: int, data: memoryview) -> None:
 def sweep(folders: Iterable[Path]) -> int:
     """Remove the ``.part`` files of dead processes directly in ``folders``; returns how many.
 
-    The kernel drops a lock when its process ends, so the owner of a free lock is dead. Where the file system has
-    no locks nothing is removed.
+    The kernel releases a lock when its process ends, so a file that is not locked has no living owner. On a file
+    system without locks, nothing is removed.
     """
     removed = 0
     for folder in folders:

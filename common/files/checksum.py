@@ -1,4 +1,4 @@
-"""The checksum of data sets: CRC-32 (ISO-HDLC, the one of gzip, zip and PNG).
+"""The checksum of data sets: CRC-32 (ISO-HDLC, the variant used by gzip, zip and PNG).
 
 It detects truncated, damaged and mixed-up files, but not forgery. isal computes it at several times the
 speed of any disk without holding the interpreter lock, so that staging can verify what it copies; anyone can
@@ -13,8 +13,8 @@ from isal import isal_zlib
 
 from mlhpc.common.files.regular import open_regular
 
-# Bytes at a time: small enough to stay in the cache while being checksummed, large enough that threads rarely
-# pass on the interpreter lock, which is slow on shared cores.
+# Bytes processed at a time: few enough to stay in the cache while being checksummed, but enough that threads
+# rarely pass on the interpreter lock, which is slow on shared cores.
 BLOCK = 2 << 20
 
 

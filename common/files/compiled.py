@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def compiled_library(beside: str, name: str) -> ctypes.CDLL | None:
-    """The library ``name`` in the folder of the module file ``beside``; None if it was not compiled."""
+    """The library ``name`` in the same folder as the module file ``beside``; None if it was not compiled."""
     for suffix in EXTENSION_SUFFIXES:
         path = Path(beside).with_name(name + suffix)
         if path.exists():

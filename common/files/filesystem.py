@@ -22,10 +22,11 @@ SHARED_TYPES = frozenset(
 
 @dataclass(frozen=True)
 class FileSystem:
-    """``type`` as in /proc/mounts (``unknown`` without one), ``is_ram`` if files on it occupy memory.
+    """A file system: ``type`` as in /proc/mounts (``unknown`` if not listed there); ``is_ram``: its files occupy
+    memory.
 
-    ``free_bytes``: bytes that this process can write: the free blocks, on a RAM file system at most the
-    memory left in the machine and the control group (version 2).
+    ``free_bytes``: bytes that this process can write: the size of the free blocks, but on a RAM file system at
+    most the memory left in the machine and the control group (version 2).
     """
 
     type: str
@@ -47,10 +48,10 @@ def filesystem_of(path: Path) -> FileSystem:
 
 
 def flock_reaches_other_nodes(path: Path) -> bool:
-    """Whether other nodes that mount the file system of ``path`` see locks by flock(2).
+    """Whether other nodes that mount the file system of ``path`` see flock(2) locks.
 
-    Lustre: with the mount option ``flock`` only; ``localflock`` is local to the node (mount.lustre(8)). NFS: not
-    with ``local_lock=flock`` or ``all`` (nfs(5)). Other file systems propagate locks, or belong to one node.
+    On Lustre, only with the mount option ``flock``: ``localflock`` is local to the node (mount.lustre(8)). On NFS,
+    not with ``local_lock=flock`` or ``all`` (nfs(5)). Other file systems propagate locks or belong to one node.
     """
     _, kind, options = _mount(_nearest_existing(path).resolve())
     if kind == "lustre":
@@ -71,12 +72,12 @@ def memory_left() -> int:
 
 
 def mounts(root: Path = Path("/")) -> Iterator[tuple[Path, str, frozenset[str]]]:
-    """Mount point, type and options of every mount; none where there is no table of them."""
+    """Mount point, type and options of every mount; empty without a table of mounts."""
     try:
         table = os.fsdecode((root / "proc/self/mounts").read_bytes())
     except OSError:
         return
-    # Only these two characters separate: names may contain others that Python takes for a line's end.
+    # Only blanks and newlines separate fields: names may contain other characters that Python treats as line ends.
     for point, kind, options in re.findall(r"^[^ \n]* ([^ \n]+) ([^ \n]+) ([^ \n]+)", table, re.MULTILINE):
         # proc(5): blanks in names are octal escapes.
         name = re.sub(r"\\([0-7]{3})", lambda m: chr(int(m[1], 8)), point)
@@ -84,7 +85,7 @@ def mounts(root: Path = Path("/")) -> Iterator[tuple[Path, str, frozenset[str]]]
 
 
 def _mount(path: Path) -> tuple[Path, str, frozenset[str]]:
-    """The deepest mount above ``path``, as from ``mounts``; of several on one mount point, the last."""
+    """The deepest mount (as from ``mounts``) above ``path``; the last one if several share a mount point."""
     deepest = (Path("/"), "unknown", frozenset[str]())
     for mount in mounts():
         if path.is_relative_to(mount[0]) and len(mount[0].parts) >= len(deepest[0].parts):
@@ -115,14 +116,15 @@ def _memory_left() -> list[int]:
 
 
 def require_new(path: Path) -> None:
-    """Raise UserError if there is something at ``path``, where a command is going to write."""
+    """Raise UserError if ``path``, to which a command is going to write, already exists."""
     if path.exists():
         raise UserError(f"{path} already exists; choose another --out, or move it away")
 
 
 @contextmanager
 def as_user_error(path: Path, what: str, remedy: str) -> Iterator[None]:
-    """Raise an OSError as a UserError: ``path``, ``what`` it cannot be, why, and the file system if it is full."""
+    """Raise an OSError as a UserError that names ``path``, ``what`` cannot be done with it, the reason, and the
+    file system if it is full."""
     try:
         yield
     except OSError as error:

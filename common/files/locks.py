@@ -1,10 +1,10 @@
-"""Tracks the processes that use a folder, so that runs sharing one neither fill it twice nor delete each
+"""Tracks the processes that use a folder, so that runs sharing a folder neither fill it twice nor delete each
 other's files.
 
-Two kinds of hidden files in the folder record this, with locks that the kernel drops when their process ends:
+Two kinds of hidden files in the folder record this, with locks that the kernel releases when their process ends:
 ``.lock`` for the process that changes the folder's content, and ``.use.HOST.PID.TOKEN`` for each process that uses
-it. Where locks do not reach other nodes (``flock_reaches_other_nodes``), a file of another node counts as in
-use: runs never lose their files, but those of a killed run must be removed by hand.
+it. If locks do not reach other nodes (``flock_reaches_other_nodes``), a use file of another node always means that
+the folder is in use: runs never lose their files, but those of a killed run must be removed by hand.
 """
 
 import contextlib
@@ -67,7 +67,7 @@ def unregister(folder: Path) -> None:
 
 
 def in_use(folder: Path) -> bool:
-    """Whether another process uses ``folder``. Removes the files of dead ones."""
+    """Whether another process uses ``folder``. Removes the use files of dead processes."""
     used = False
     for path in folder.glob(".use.*"):
         if path.name == _own():
@@ -75,7 +75,7 @@ def in_use(folder: Path) -> bool:
         with contextlib.suppress(FileNotFoundError):
             try:
                 fd = os.open(path, _OPEN)
-            except OSError as error:  # of another user, so only they can check, or not one of our files
+            except OSError as error:  # another user's, which only they can check, or not one of our files
                 if isinstance(error, FileNotFoundError):
                     raise
                 used = True
@@ -104,8 +104,8 @@ def _is_dead(path: Path, fd: int) -> bool:
 
 
 def is_locked(path: Path) -> bool:
-    """Whether a living process holds a lock on the file, as far as its file system shows. False if it cannot be
-    opened."""
+    """Whether a living process holds a lock on the file, as far as its file system reveals it. False if the file
+    cannot be opened."""
     try:
         # NFS grants an exclusive lock only on a file that is open for writing.
         mode = os.O_RDWR if os.access(path, os.W_OK) else os.O_RDONLY

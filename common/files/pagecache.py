@@ -1,7 +1,7 @@
 """Drops files from the page cache of this node, without root, and checks the result.
 
-This covers only the node's memory: clients cannot empty the caches in the servers of a parallel file system
-or in a disk.
+This affects only the node's memory: clients cannot empty the caches in a disk or in the servers of a parallel
+file system.
 """
 
 import ctypes
@@ -34,8 +34,9 @@ def evict(paths: Iterable[Path]) -> None:
 
 
 def drop(path: Path) -> tuple[int, float]:
-    """``evict`` a file that is only read, with one open: its bytes, and its ``resident_fraction`` afterwards. Only
-    a file of this user with pages that stay is written first, since it may be new. Raises OSError."""
+    """``evict`` a file that is only read, opening it once. Returns its size in bytes, and its
+    ``resident_fraction`` afterwards. If pages remain in the cache and the file is this user's, it may be new, so
+    it is written to disk first. Raises OSError."""
     fd = os.open(path, os.O_RDONLY)
     try:
         status = os.fstat(fd)

@@ -1,4 +1,4 @@
-"""Opens files that another user may have created: a FIFO or a device must not hang the reader."""
+"""Opens files that another user may have created, so that a FIFO or a device cannot hang the reader."""
 
 import errno
 import os
@@ -6,12 +6,12 @@ import stat
 from pathlib import Path
 
 LARGEST_SAMPLE = 4 * 2**30
-"""Bytes of a file that is read as a whole. A sparse file may state any size."""
+"""Maximum bytes of a file that is read as a whole, since a sparse file may claim any size."""
 
 
 def size_to_read(fd: int) -> int:
-    """Bytes of an open file to be read into memory as a whole. Raises OSError if these are more than any sample
-    has."""
+    """Size in bytes of an open file that is to be read into memory as a whole. Raises OSError if it is larger than
+    any sample."""
     size = os.fstat(fd).st_size
     if size > LARGEST_SAMPLE:
         raise OSError(errno.EFBIG, f"{size} bytes are more than a sample has")
@@ -19,10 +19,10 @@ def size_to_read(fd: int) -> int:
 
 
 def open_regular(path: Path | str, flags: int = 0) -> int:
-    """A descriptor to read ``path``, which must be a regular file; with O_NOFOLLOW in ``flags``, no link to one.
+    """A descriptor for reading ``path``, which must be a regular file, and not a link if ``flags`` has O_NOFOLLOW.
     Raises OSError."""
     try:
-        # Without O_NONBLOCK the open of a FIFO waits for a writer; on a regular file it changes nothing.
+        # Without O_NONBLOCK, opening a FIFO waits for a writer; on a regular file the flag changes nothing.
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | flags)
     except OSError as error:
         if flags & os.O_NOFOLLOW and error.errno == errno.ELOOP:

@@ -1,5 +1,5 @@
-"""Reads untrusted files: only regular files of bounded size, which stand for a bounded number of values; text in
-the result is printable.
+"""Reads untrusted files: only regular files of bounded size with a bounded number of values. Text in the result is
+printable.
 
 Logs, result trees and run folders may come from anywhere. They cannot hang the reader (a FIFO, an endless
 file), move the cursor of a terminal (escape sequences), break an encoder (lone surrogates) or overflow a
@@ -18,19 +18,20 @@ from mlhpc.common.files.regular import open_regular
 from mlhpc.quantities import binary_text
 
 LARGEST = 16 * 2**20
-"""Bytes of a result.json, config.toml, env.json or system description. Those of a run on 100,000 ranks take
-less than 10 MB."""
+"""Maximum bytes of a result.json, config.toml, env.json or system description. Those of a run on 100,000 ranks
+take less than 10 MB."""
 MOST_VALUES = 2**20
-"""Commas, colons and brackets of a JSON text: a value of two bytes (``{}``) takes 80 bytes of memory or more."""
+"""Maximum number of commas, colons and brackets in a JSON text: a value of two bytes (``{}``) takes 80 bytes of
+memory or more."""
 LARGEST_INTEGER = 2**128
-"""Larger than any count, seed or checksum; its square still fits a float."""
+"""Largest integer accepted: larger than any count, seed or checksum, and its square still fits in a float."""
 
 
 def read_text(path: Path, errors: str = "strict", flags: int = 0) -> str:
     """The text of a regular file; ``errors`` as for ``bytes.decode``, ``flags`` as for ``open_regular``.
 
-    Raises FileNotFoundError if there is none, OSError if it cannot be read or is not a regular file, ValueError
-    if it is not UTF-8 or larger than ``LARGEST``.
+    Raises FileNotFoundError if ``path`` does not exist, OSError if it cannot be read or is not a regular file,
+    ValueError if it is not UTF-8 or is larger than ``LARGEST``.
     """
     with os.fdopen(open_regular(path, flags), "rb") as file:
         data = file.read(LARGEST + 1)
@@ -40,8 +41,8 @@ def read_text(path: Path, errors: str = "strict", flags: int = 0) -> str:
 
 
 def read_object(path: Path, flags: int = 0) -> dict[str, Any]:
-    """The JSON object in a file, cleaned. Raises like :func:`read_text`, and ValueError if it contains something
-    else."""
+    """The JSON object in a file, after ``clean``. Raises like :func:`read_text`, and ValueError if the file does
+    not contain a JSON object."""
     value = clean(parse_json(read_text(path, flags=flags)))
     if not isinstance(value, dict):
         raise ValueError("not a JSON object")
@@ -60,13 +61,13 @@ def parse_json(text: str, most: int = MOST_VALUES, **options: Any) -> Any:
 
 
 def count_values(text: str) -> int:
-    """An upper bound of the number of values in a JSON text: they are behind a bracket, a comma or a colon."""
+    """An upper bound on the number of values in a JSON text: each follows a bracket, a comma or a colon."""
     return sum(map(text.count, "[{,:"))
 
 
 def clean(value: Any) -> Any:
-    """A JSON value with printable strings, and numbers in the range of a float. Raises ValueError if it is nested
-    too deeply."""
+    """A JSON value, with strings made printable and integers limited to the range of a float. Raises ValueError if
+    it is nested too deeply."""
     try:
         return _clean(value)
     except RecursionError:

@@ -23,13 +23,13 @@ from mlhpc.errors import UserError
 
 SUFFIX = ".zip"
 _REMEDY = "copy or convert it again"
-# The header of a member ends with the lengths of its name and extra field, which follow (APPNOTE.TXT, 4.3.7).
+# A member's header ends with the lengths of the name and extra field that follow it (APPNOTE.TXT, 4.3.7).
 _HEADER, _SIGNATURE = struct.Struct("<26xHH"), b"PK\x03\x04"
-_KEPT = 4096  # indexes kept in memory: about 40 MB with 64 members each
+_KEPT = 4096  # indexes kept in memory: about 40 MB if each has 64 members
 
 
 class Member(NamedTuple):
-    """A sample in an archive: the file of this number in it, from 0, in the order of its index."""
+    """A sample in an archive: its number, counted from 0, in the order of the archive's index."""
 
     archive: Path
     number: int
@@ -56,8 +56,8 @@ def file_of(sample: Sample) -> Path:
 
 
 def write(path: Path, members: Iterable[tuple[str, bytes | bytearray | memoryview]]) -> None:
-    """Write the files ``members``, names and contents, in this order; the archive appears when it is
-    complete. The same members give the same bytes. Raises OSError."""
+    """Write ``members``, pairs of file name and content, in this order; the archive appears when it is complete.
+    The same members always yield the same bytes. Raises OSError."""
     with (
         atomic.writing(path) as fd,
         open(fd, "r+b", closefd=False) as stream,
@@ -76,9 +76,9 @@ def members(path: Path) -> list[Member]:
 def list_samples(
     folder: Path, is_sample: Callable[[str], bool], kinds: str, expected: int | None = None
 ) -> list[Sample]:
-    """The first ``expected`` samples of a folder in order of name, all for None: the files whose name
-    ``is_sample``, or, if there are archives, their members. Raises UserError like ``members``, and if there are
-    none, or fewer than ``expected``, of these ``kinds``."""
+    """The first ``expected`` samples of a folder (None: all), sorted by name: the files for whose names
+    ``is_sample`` is true, or, if there are archives, their members. Raises UserError like ``members``, and, naming
+    ``kinds``, if there are no samples or fewer than ``expected``."""
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder; pass the data set's folder with train/ in it")
     with os.scandir(folder) as entries:
@@ -93,8 +93,8 @@ def list_samples(
 
 
 def read(sample: Sample) -> memoryview:
-    """The bytes of a sample, in a separate buffer. Raises UserError if its file cannot be read; for a member also
-    like ``members``, and when the archive has no such member or its content is damaged."""
+    """The bytes of a sample, in a separate buffer. Raises UserError if its file cannot be read. For a member, also
+    raises like ``members``, and if the archive has no such member or the member is damaged."""
     if not isinstance(sample, Member):
         with (
             as_user_error(sample, "cannot be read", "check the data set"),
@@ -120,7 +120,7 @@ def read(sample: Sample) -> memoryview:
 
 
 def _version(path: Path) -> tuple[int, int]:
-    """Size and time, which differ for another archive of this name."""
+    """Size and modification time, which differ if another archive has taken this name."""
     with opened(path) as fd:
         status = os.fstat(fd)
         return status.st_size, status.st_mtime_ns
@@ -150,7 +150,7 @@ def _index(path: Path, size: int, mtime_ns: int) -> tuple[_Entry, ...]:
 
 
 def _start(fd: int, member: Member, entry: _Entry) -> int:
-    """Start of a member's content, from the header before it, whose length depends on the writer."""
+    """Start of a member's content, found from the header before it, whose length depends on the writer."""
     head = os.pread(fd, _HEADER.size, entry.header)
     if len(head) < _HEADER.size or not head.startswith(_SIGNATURE):
         raise UserError(f"{member} is not at the position given by the index, byte {entry.header}; {_REMEDY}")

@@ -15,7 +15,7 @@ from mlhpc.common.files.compiled import compiled_library
 
 @cache
 def library() -> Any:
-    """The compiled library; None where it is missing or this processor cannot run it."""
+    """The compiled library; None if it is missing or this processor cannot run it."""
     compiled = compiled_library(__file__, "_crc32c")
     if compiled is None or not compiled.mlhpc_has_crc32c():
         return None
@@ -29,7 +29,7 @@ def library() -> Any:
 
 
 def extend(crc: int, data: bytes | memoryview | npt.NDArray[np.uint8]) -> int:
-    """The checksum of bytes whose beginning has the checksum ``crc`` (0: none) and whose end is ``data``, [n]."""
+    """The checksum ``crc`` of some bytes (0: of none), extended by ``data``, [n], which follows them."""
     array = data if isinstance(data, np.ndarray) else np.frombuffer(data, np.uint8)
     compiled = library()
     if compiled is None:
@@ -40,8 +40,8 @@ def extend(crc: int, data: bytes | memoryview | npt.NDArray[np.uint8]) -> int:
 
 
 def read_into(fd: int, offset: int, out: npt.NDArray[np.uint8], crc: int) -> int | None:
-    """Fill ``out``, contiguous [bytes], from ``offset`` of an open file, and extend ``crc`` by it; None if not all
-    of it can be read."""
+    """Fill ``out``, contiguous [bytes], from ``offset`` of an open file; returns ``crc`` extended by these bytes,
+    or None if not all of them can be read."""
     compiled = library()
     if compiled is None:
         return extend(crc, out) if os.preadv(fd, [out.data], offset) == out.nbytes else None

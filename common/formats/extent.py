@@ -1,4 +1,4 @@
-"""An array stored contiguously in a file: its position, and reading it without a library."""
+"""The position of an array stored contiguously in a file, and how to read it without a library."""
 
 import math
 import os
@@ -32,7 +32,7 @@ class Extent:
 
 @contextmanager
 def opened(path: Path) -> Iterator[int]:
-    """A descriptor to read ``path``. Raises UserError if it cannot be opened, or when reading fails."""
+    """A descriptor for reading ``path``. Raises UserError if it cannot be opened or if reading fails."""
     with as_user_error(path, "cannot be read", "check the data set and the file system"):
         fd = open_regular(path)
         try:
@@ -43,8 +43,8 @@ def opened(path: Path) -> Iterator[int]:
 
 
 def read_into(fd: int, path: Path, offset: int, out: npt.NDArray[Any]) -> None:
-    """Fill ``out``, contiguous, with the bytes from ``offset``. Raises UserError if the file is shorter. Any
-    shape."""
+    """Fill ``out``, contiguous and of any shape, with the bytes from ``offset`` on. Raises UserError if the file
+    is too short."""
     remaining = out.reshape(-1).view(np.uint8).data
     while remaining:
         count = os.preadv(fd, [remaining], offset)

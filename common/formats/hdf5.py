@@ -1,4 +1,4 @@
-"""Opens HDF5 files of others, and checks their data sets before a byte of them is read."""
+"""Opens HDF5 files from others, and checks their data sets before any values are read."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,15 +9,15 @@ import h5py
 from mlhpc.errors import UserError
 
 FREE_BYTES = 2**27
-"""Bytes that an array may have however little of it is stored: the largest sample of the suite has 57 MB."""
+"""Bytes that an array may have, however few bytes are stored for it: the suite's largest sample has 57 MB."""
 MOST_EXPANSION = 20
-"""Compression beyond that; real fields compress 2 to 5 times."""
+"""Maximum ratio of an array's size to its stored size beyond ``FREE_BYTES``; real fields compress 2 to 5 times."""
 
 
 @contextmanager
 def reading(path: Path) -> Iterator[h5py.File]:
-    """The file ``path`` to read. Raises UserError if it cannot be read."""
-    # Without locks: the files are only read, and some parallel file systems have no locks.
+    """The file ``path``, opened for reading. Raises UserError if it cannot be read."""
+    # Without locking: the files are only read, and some parallel file systems have no locks.
     try:
         with h5py.File(path, "r", locking=False) as file:
             yield file
@@ -28,8 +28,9 @@ def reading(path: Path) -> Iterator[h5py.File]:
 
 
 def require_own_values(dataset: h5py.Dataset, path: Path) -> None:
-    """Raise UserError if the values of ``dataset`` of ``path`` are in other files (external links and storage,
-    virtual datasets, whose sources may lead on), or expand to far more bytes than are stored."""
+    """Raise UserError if the values of ``dataset`` in ``path`` are in other files (through external links,
+    external storage, or virtual datasets, whose sources may themselves be links), or if they expand to far more
+    bytes than are stored."""
     if dataset.file.filename not in (str(path), path) or dataset.external or dataset.is_virtual:
         raise UserError(f"{path}: {dataset.name} is a link to another file; resolve it with h5repack")
     stored = dataset.id.get_storage_size()

@@ -1,10 +1,11 @@
 """Reads LMDB files without the LMDB library, which can crash or loop forever on a damaged file.
 
-The format (liblmdb, mdb.c: MDB_page, MDB_node, MDB_db, MDB_meta; little-endian, 64-bit): pages of one size, of
-which the first two are meta pages, each with the root of a B+ tree of branch and leaf pages; the one of the newer
-transaction is current. A page begins with a header and an array of the offsets of its nodes. A node is a header of
-8 bytes and a key. In a branch its header has the number of the child page; in a leaf, the length of the value,
-which follows the key. A long value is on separate overflow pages, whose number follows the key instead.
+The format (liblmdb, mdb.c: MDB_page, MDB_node, MDB_db, MDB_meta; little-endian, 64-bit): a file consists of pages
+of equal size. The first two are meta pages, each with the root of a B+ tree of branch and leaf pages; the one with
+the newer transaction is current. A page begins with a header and an array of the offsets of its nodes. A node is a
+header of 8 bytes and a key. In a branch page, the node's header has the number of the child page; in a leaf page,
+the length of the value, which follows the key. A long value is on separate overflow pages; the number of the first
+one then follows the key.
 
 LMDB 0.9 writes version 1 of the format; LMDB 1.0 writes version 3, with longer page headers.
 """
@@ -25,16 +26,17 @@ from mlhpc.errors import UserError
 
 _MAGIC = 0xBEEFC0DE
 _HEADER_BYTES = {1: 16, 3: 24}
-"""Size of a page's header by version of the format: page number (8), transaction (8, version 3 only), pad (2),
-flags (2), then the bounds of the free space (2 each) or the number of overflow pages (4)."""
+"""Size in bytes of a page's header for each version of the format: page number (8), transaction (8, version 3
+only), padding (2), flags (2), then the bounds of the free space (2 each) or the number of overflow pages (4)."""
 _BRANCH, _LEAF, _OVERFLOW = 0x01, 0x02, 0x04  # kinds of pages
-_KINDS = 0x2F  # of a page's flags; the others describe pages in memory
-_ON_OVERFLOW_PAGES = 0x01  # a flag of a node; the others are for duplicates and named databases
+_KINDS = 0x2F  # the page flags that state its kind; the others describe pages in memory
+_ON_OVERFLOW_PAGES = 0x01  # a node's flag; the other flags are for duplicates and named databases
 _NODE_HEADER_BYTES = 8
 _NO_ROOT = 2**64 - 1
 _MAX_DEPTH = 32  # CURSOR_STACK in mdb.c
 _META = struct.Struct("<II16xI48xHH24xQQQQ")
-"""Magic, version; size of a page; flags, depth, entries and root of the main database; last page, transaction."""
+"""Magic number, version; page size; flags, depth, entries and root of the main database; last page,
+transaction."""
 _REMEDY = "copy or regenerate it"
 _Int64s = npt.NDArray[np.int64]
 
@@ -42,8 +44,8 @@ _Int64s = npt.NDArray[np.int64]
 class LmdbFile:
     """The keys and values of the main database of an LMDB file, in key order.
 
-    Opening it reads every branch and leaf page once, and no value on overflow pages. The file must not change
-    while it is in use. Thread-safe and picklable.
+    Opening the file reads every branch and leaf page once, but no values on overflow pages. The file must not
+    change while it is in use. Thread-safe and picklable.
 
     Raises UserError if the file cannot be read, is not LMDB, is damaged or truncated, or has duplicate keys or
     named databases.
@@ -72,8 +74,8 @@ class LmdbFile:
         return self._read(offset, length).tobytes()
 
     def value(self, index: int) -> npt.NDArray[np.uint8]:
-        """The value of entry ``index``, in a separate writable buffer. Raises UserError if it cannot be read.
-        uint8 [bytes]."""
+        """The value of entry ``index``, uint8 [bytes], in a separate writable buffer. Raises UserError if it
+        cannot be read."""
         offset, length, page = map(int, self._extents[index, 2:])
         if not page:
             return self._read(offset, length)
@@ -105,7 +107,7 @@ class LmdbFile:
 
 
 class _Damaged(ValueError):
-    """Description of the damage, without the file name."""
+    """The file is damaged. The message describes the damage without the file's name."""
 
 
 def _unreadable(reason: str) -> _Damaged:
@@ -114,8 +116,8 @@ def _unreadable(reason: str) -> _Damaged:
 
 @dataclass(frozen=True)
 class _Layout:
-    """``page`` and ``header``: bytes of a page and of its header; ``pages``: number of complete pages;
-    ``depth``, ``entries`` and ``root`` of the main database."""
+    """``page`` and ``header``: size in bytes of a page and of its header; ``pages``: number of complete pages;
+    ``depth``, ``entries`` and ``root``: those of the main database."""
 
     version: int
     page: int
@@ -127,17 +129,18 @@ class _Layout:
 
     @property
     def origin(self) -> int:
-        """Origin of offsets within a page."""
+        """The position in a page from which offsets count."""
         return self.header if self.version == 3 else 0
 
     def number_and_kind(self, page: npt.NDArray[np.uint8]) -> tuple[int, int]:
-        """The number and the kind of a page, by its header."""
+        """The number and kind of a page, from its header."""
         flags: int = struct.unpack_from("<H", page.data, self.header - 6)[0]
         return struct.unpack_from("<Q", page.data)[0], flags & _KINDS
 
 
 def _current_layout(fd: int) -> _Layout:
-    """The layout from the meta page of the newer transaction. LMDB itself refuses a file unless both are valid."""
+    """The layout, from the meta page with the newer transaction. Like LMDB, refuses a file unless both meta pages
+    are valid."""
     size = os.fstat(fd).st_size
     first = _read_meta(fd, 0)
     second = _read_meta(fd, first[2])
@@ -259,7 +262,7 @@ def _beyond(size: int, number: int, page: int) -> _Damaged:
 
 
 def _read_into(fd: int, offset: int, data: npt.NDArray[np.uint8]) -> bool:
-    """Fill ``data`` from ``offset``; False if the file ends before. Raises OSError."""
+    """Fill ``data`` from ``offset`` on; False if the file ends too early. Raises OSError."""
     remaining = data.data
     while remaining:
         count = os.preadv(fd, [remaining], offset)

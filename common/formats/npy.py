@@ -1,4 +1,4 @@
-"""The converted layout: ``data-*.npy`` with the field and ``label-*.npy`` with the mask of a sample."""
+"""The converted layout: ``data-*.npy`` contains the field of a sample, and ``label-*.npy`` its mask."""
 
 import io
 import math
@@ -18,13 +18,13 @@ _HEADER = 4096  # more than the header of any array without field names
 
 
 def label_path(path: Path) -> Path:
-    """The mask file of ``data-*.npy``."""
+    """The mask file that belongs to the field file ``path``."""
     return path.with_name("label-" + path.name.removeprefix("data-"))
 
 
 def locate(fd: int, path: Path) -> Extent:
-    """Position of the array in an open .npy file. Raises UserError naming ``path`` for a damaged or different
-    file."""
+    """Position of the array in an open .npy file. Raises UserError naming ``path`` if the file is damaged or not
+    an .npy file."""
     start = io.BytesIO(os.pread(fd, _HEADER, 0))
     try:
         version = _format.read_magic(start)
@@ -47,8 +47,8 @@ def locate(fd: int, path: Path) -> Extent:
 
 
 def write(path: Path, array: npt.NDArray[Any], modified_ns: int | None = None) -> None:
-    """Write an array in C order atomically, with ``modified_ns`` as the file's modification time if given. Any
-    shape.
+    """Write an array of any shape atomically, in C order, with ``modified_ns`` as the file's modification time if
+    given.
 
     Raises OSError.
     """

@@ -33,7 +33,7 @@ def varint(value: int) -> bytes:
 
 
 def fields(message: memoryview) -> Iterator[tuple[int, memoryview]]:
-    """Number and content of each field of a message; the content of a varint field is its bytes.
+    """Number and content of each field of a message; the content of a varint field is the varint's bytes.
 
     Raises ValueError or IndexError if ``message`` is malformed.
     """
@@ -57,7 +57,7 @@ def fields(message: memoryview) -> Iterator[tuple[int, memoryview]]:
 
 
 def read_varint(message: memoryview, at: int = 0) -> tuple[int, int]:
-    """The number at byte ``at``, and its end. Raises like ``fields``."""
+    """The number at byte ``at``, and the position after it. Raises like ``fields``."""
     value = message[at]
     if value < 0x80:  # most are
         return value, at + 1

@@ -1,9 +1,9 @@
 """tf.train.Example, the message in each record of the published TFRecord files, without TensorFlow.
 
-tensorflow/core/example/{example,feature}.proto, field numbers in parentheses: Example has features (1), Features
-is a map (1) of entries key (1), value (2); a Feature is one of bytes_list (1), float_list (2), int64_list (3);
-each list has the repeated field value (1). ``*_example``: the features ``x``, an array, and ``y``, floats;
-``*_features``: any bytes and integers by name.
+The format (tensorflow/core/example/{example,feature}.proto; field numbers in parentheses): Example has features
+(1); Features is a map (1) with entries of key (1) and value (2); a Feature is one of bytes_list (1), float_list
+(2), int64_list (3); each list has the repeated field value (1). Functions called ``*_example`` handle the features
+``x``, an array, and ``y``, floats; those called ``*_features``, any bytes and integers by name.
 """
 
 import os
@@ -43,8 +43,8 @@ def read_examples(
 
 
 def encode_example(x: npt.NDArray[np.int16], y: npt.NDArray[np.float32]) -> bytes:
-    """A serialised tf.train.Example with the features ``x``, one bytes value with the array in C order,
-    little-endian int16, and ``y``, a float list. Any shapes; the message does not store them."""
+    """A serialised tf.train.Example with the features ``x``, one bytes value with the array as little-endian int16
+    in C order, and ``y``, a float list. The arrays may have any shapes, which the message does not store."""
     values = np.ascontiguousarray(x, dtype="<i2").tobytes()
     floats = np.ascontiguousarray(y, dtype="<f4").tobytes()
     features = [(b"x", field(1, field(1, values))), (b"y", field(2, field(1, floats)))]
@@ -52,8 +52,8 @@ def encode_example(x: npt.NDArray[np.int16], y: npt.NDArray[np.float32]) -> byte
 
 
 def decode_example(record: bytes | memoryview) -> tuple[memoryview, npt.NDArray[np.float32]]:
-    """The bytes of ``x`` as a view of ``record``, and ``y`` as float32, a view too if it is one run, of a
-    serialised tf.train.Example. ``y`` is [values].
+    """``x`` and ``y`` of a serialised tf.train.Example: the bytes of ``x`` as a view of ``record``, and ``y`` as
+    float32 [values], which is also a view if its floats are contiguous.
 
     Other features are skipped. Raises UserError if the message is malformed or a feature is missing.
     """
@@ -67,7 +67,7 @@ def decode_example(record: bytes | memoryview) -> tuple[memoryview, npt.NDArray[
         x = [
             value for number, values in fields(values_of[b"x"]) if number == 1 for _, value in fields(values)
         ]
-        # Writers may pack the floats into one run or give each its own field: the bytes are the same.
+        # Writers may pack all floats into one field or write one field per float: their bytes are the same.
         y = [v for number, values in fields(values_of[b"y"]) if number == 2 for _, v in fields(values)]
         if len(x) != 1 or not y:
             raise ValueError("x must be one bytes value and y a list of floats")
@@ -82,8 +82,9 @@ def decode_example(record: bytes | memoryview) -> tuple[memoryview, npt.NDArray[
 
 @dataclass(frozen=True)
 class Layout:
-    """Positions of ``x`` and ``y`` in a plain file with one example, whose other bytes are ``around`` (with zeros
-    for ``y`` and the checksum). A file with the same bytes there has this layout and is read without a copy."""
+    """Positions of ``x`` and ``y`` in an uncompressed file with one example. ``around``: all bytes except ``x``,
+    with zeros for ``y`` and the checksum. A file with the same bytes has this layout and is read without a
+    copy."""
 
     x: slice
     y: slice
@@ -91,8 +92,8 @@ class Layout:
 
     @classmethod
     def of(cls, raw: memoryview, x: memoryview, y: npt.NDArray[np.float32]) -> Self | None:
-        """The layout of a file's content ``raw``, of which ``x`` and ``y`` [values] are views; None if not both
-        are."""
+        """The layout of a file with the content ``raw``, of which ``x`` and ``y`` [values] are views; None unless
+        both are views of it."""
         content, voxels = np.frombuffer(raw, np.uint8), np.frombuffer(x, np.uint8)
         places = []
         for part in (voxels, y):
@@ -108,9 +109,9 @@ class Layout:
         return cls(at, values, around)
 
     def read(self, fd: int, x: npt.NDArray[Any]) -> npt.NDArray[np.float32] | None:
-        """Read an open file of this layout: fills ``x``, contiguous, with the bytes of ``x`` and returns ``y``
-        [values]. None if the file has another layout or a wrong checksum, which reading it by ``read_examples``
-        tells; then ``x`` is undefined."""
+        """Read an open file of this layout: fills ``x``, contiguous and of any shape, and returns ``y`` [values].
+        None, with ``x`` undefined, if the file has another layout or a wrong checksum; ``read_examples`` finds out
+        which."""
         into, start, stop = x.reshape(-1).view(np.uint8), self.x.start, self.x.stop
         size = len(self.around) + stop - start
         if into.nbytes != stop - start or os.fstat(fd).st_size != size:
@@ -127,13 +128,13 @@ class Layout:
 
 
 def encode_features(features: Mapping[str, bytes | Sequence[int]]) -> bytes:
-    """A serialised tf.train.Example of features with one bytes value or a list of non-negative integers;
-    sorted by name, as in TensorFlow's deterministic serialisation."""
+    """A serialised tf.train.Example whose features are either one bytes value or a list of non-negative integers,
+    sorted by name as in TensorFlow's deterministic serialisation."""
     return b"".join(feature_pieces(features))
 
 
 def feature_pieces(features: Mapping[str, bytes | memoryview | Sequence[int]]) -> list[bytes | memoryview]:
-    """``encode_features`` in pieces, which include the bytes values without a copy."""
+    """What ``encode_features`` returns, in pieces, so that bytes values need not be copied."""
     pieces: list[bytes | memoryview] = []
     for name, value in sorted(features.items()):
         key = field(1, name.encode())
@@ -149,9 +150,9 @@ def feature_pieces(features: Mapping[str, bytes | memoryview | Sequence[int]]) -
 
 
 def decode_features(record: bytes | memoryview, names: Collection[str]) -> dict[str, memoryview | list[int]]:
-    """The features ``names`` of a serialised tf.train.Example with one bytes value or integers, by name.
+    """The features ``names`` of a serialised tf.train.Example, by name: either one bytes value or integers.
 
-    Reading stops when all are found. Raises UserError if the message is malformed before that.
+    Reading stops once all are found. Raises UserError if the message is malformed before that point.
     """
     values_of: dict[str, memoryview | list[int]] = {}
     requested = {name.encode() for name in names}

@@ -1,8 +1,8 @@
-"""TFRecord files, read and written without TensorFlow. ``tf_example`` has the messages in them.
+"""TFRecord files, read and written without TensorFlow. ``tf_example`` handles the messages in them.
 
-Framing (tensorflow/core/lib/io/record_writer.h): for each record a little-endian uint64 length, the masked
-CRC-32C of those 8 bytes, the bytes, the masked CRC-32C of the bytes; mask(c) = (c rotated right by 15) +
-0xa282ead8. A compressed file is one gzip stream around the whole.
+Framing (tensorflow/core/lib/io/record_writer.h): each record consists of its length (little-endian uint64), the
+masked CRC-32C of those 8 bytes, its bytes, and the masked CRC-32C of its bytes; mask(c) = (c rotated right by 15)
++ 0xa282ead8. A compressed file is a single gzip stream around all of this.
 """
 
 import os
@@ -27,23 +27,23 @@ CHECKSUM_BYTES = 4
 LENGTH_BYTES = 8 + CHECKSUM_BYTES  # before each record, with the checksum of the length
 RECORD_OVERHEAD = LENGTH_BYTES + CHECKSUM_BYTES  # bytes of framing per record
 Packer = Literal["zlib", "isal"]
-"""Compressor of a file. zlib: level 6, memory level 9, the defaults of TensorFlow's writer, with the same
-bytes. isal: level 2, about 25 times faster, files up to a third larger."""
-# Byte 9 of a gzip header (RFC 1952) as each writes it.
+"""Compressor of a file. zlib: level 6 and memory level 9, the defaults of TensorFlow's writer, which yield the
+same bytes. isal: level 2, about 25 times faster, with files up to a third larger."""
+# Byte 9 of a gzip header (RFC 1952) as written by each compressor.
 _OS_OF_PACKER: dict[Packer, int] = {"zlib": 3, "isal": 255}
 _ISAL_ERROR: type[Exception] = isal_zlib.error  # type: ignore[assignment]  # its stub has an instance here
 REMEDY = "copy or regenerate the file"
 MAX_BYTES = 2 << 30
-"""Default limit of the decompressed size of a gzip file: twice the largest published sample, 512³ × 4 values
-of 2 bytes."""
+"""Default limit of the decompressed size of a gzip file: twice the largest published sample, which has 512³ × 4
+values of 2 bytes."""
 
 
 def write_records(path: Path, records: Iterable[bytes], gzip: bool, packer: Packer = "zlib") -> None:
-    """Write ``records`` to ``path``, which appears once complete; if ``gzip``, compressed by ``packer``.
+    """Write ``records``, compressed by ``packer`` if ``gzip``, to ``path``, which appears once it is complete.
 
-    The same records give the same bytes, plain or by one version of zlib. isal's files decompress to the same
-    content and have no time or name in the gzip header, but about one in 20,000 is compressed differently by
-    isal 1.9.1, and other versions and processors may differ.
+    The same records always yield the same bytes in a plain file or with the same version of zlib. isal's files
+    have no time or name in the gzip header and decompress to the same content, but isal 1.9.1 compresses about one
+    file in 20,000 differently, and other versions and processors may differ more.
 
     Raises OSError.
     """
@@ -52,7 +52,7 @@ def write_records(path: Path, records: Iterable[bytes], gzip: bool, packer: Pack
 
 
 def file_bytes(records: Iterable[bytes], gzip: bool, packer: Packer = "zlib") -> bytes | bytearray:
-    """The file that ``write_records`` writes."""
+    """The bytes of the file that ``write_records`` writes."""
     framed = bytearray()
     for record in records:
         length = struct.pack("<Q", len(record))
@@ -71,7 +71,7 @@ def compress(data: bytes | bytearray, packer: Packer) -> bytes:
 
 
 def packer_of(header: bytes) -> Packer | None:
-    """Which packer of ``compress`` wrote a gzip file, by its first 10 bytes; None if neither."""
+    """Which packer of ``compress`` wrote a gzip file, judging by its first 10 bytes; None if neither did."""
     if header[:2] == GZIP_MAGIC and len(header) >= 10:
         return next((packer for packer, system in _OS_OF_PACKER.items() if header[9] == system), None)
     return None
@@ -94,11 +94,11 @@ def write_record(fd: int, pieces: Sequence[bytes | memoryview]) -> None:
 def read_records(
     path: Sample, max_bytes: int = MAX_BYTES, raw: bytes | memoryview | None = None
 ) -> Iterator[memoryview]:
-    """The records of a TFRecord file, plain or gzip (by its first bytes), each checksum verified.
+    """The records of a TFRecord file, plain or gzip (judging by its first bytes), with every checksum verified.
 
-    The whole file is read, since it contains one sample, unless the caller passes its content (``raw``); the
-    views share its memory. A gzip file that unpacks to more than ``max_bytes`` is refused before they are
-    allocated.
+    Unless the caller passes the file's content as ``raw``, the whole file is read, since it contains one sample.
+    The records are views of that memory. A gzip file that would decompress to more than ``max_bytes`` is refused
+    before that memory is allocated.
 
     Raises UserError naming the file when it cannot be read, is not a TFRecord file, or is too large,
     truncated or corrupt.
@@ -152,7 +152,7 @@ _KINDS = {
 
 
 def _kind(head: bytes) -> str:
-    """What a file that is not a TFRecord is, by its first bytes; "" if unknown."""
+    """What kind of file begins with ``head`` if it is not a TFRecord file; "" if unknown."""
     if len(head) > 1 and head[0] == 0x78 and int.from_bytes(head[:2], "big") % 31 == 0:  # RFC 1950
         return "compressed with ZLIB, which is not supported: write it plain or with GZIP"
     return next((kind for start, kind in _KINDS.items() if head.startswith(start)), "")
@@ -187,8 +187,8 @@ def record_extents(path: Path) -> npt.NDArray[np.int64]:
 
 
 def read_record(path: Path, offset: int, length: int) -> memoryview:
-    """The record that ``record_extents`` found there in a plain file, its checksum verified, as writable memory of
-    its own.
+    """The record that ``record_extents`` found at this position of a plain file, with its checksum verified, in
+    separate, writable memory.
 
     Raises UserError naming the file when it cannot be read, is truncated or corrupt.
     """
@@ -208,13 +208,13 @@ def _opened(path: Path) -> BinaryIO:
 
 
 def masked(crc: int) -> bytes:
-    """A CRC-32C as it is stored."""
+    """A CRC-32C, masked as it is stored."""
     return struct.pack("<I", (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF)
 
 
 def _inflate(raw: bytes | memoryview, path: Sample, max_bytes: int) -> bytes:
-    # The last 4 bytes of a gzip member are its length (RFC 1952): one allocation, a quarter faster. Otherwise
-    # (several members, a truncated file) the general method is used.
+    # The last 4 bytes of a gzip member are its length (RFC 1952): if it is right, one allocation suffices, which
+    # is a quarter faster. Otherwise (several members, a truncated file) the general method is used.
     length = int.from_bytes(raw[-4:], "little")
     # Deflate compresses at most 1032:1 (zlib's technical notes).
     plausible = 0 < length <= min(max_bytes, 1100 * len(raw))
@@ -234,7 +234,7 @@ def _inflate(raw: bytes | memoryview, path: Sample, max_bytes: int) -> bytes:
 
 
 def _members(raw: bytes | memoryview, path: Sample, max_bytes: int) -> Iterator[bytes]:
-    """The content of each gzip member of ``raw``, together at most ``max_bytes``."""
+    """The content of each gzip member of ``raw``. Refuses more than ``max_bytes`` in all."""
     left = max_bytes
     while raw:
         stream = isal_zlib.decompressobj(31)

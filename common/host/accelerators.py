@@ -1,7 +1,7 @@
-"""The accelerators of this node, by their vendors' tools: NVIDIA's, AMD's and Intel's.
+"""The accelerators of this node, as their vendors' tools report them: NVIDIA's, AMD's and Intel's.
 
-Read from ``nvidia-smi``, ``amd-smi`` or ``rocm-smi``, and ``xpu-smi``. An accelerator is the device of one
-rank: a GPU, one of the two dies (GCDs) of an MI250X, a tile of a Data Center GPU Max.
+The tools are ``nvidia-smi``, ``amd-smi`` or ``rocm-smi``, and ``xpu-smi``. An accelerator is the device of one
+rank: a GPU, one of the two dies (GCDs) of an MI250X, or a tile of a Data Center GPU Max.
 """
 
 import json
@@ -24,7 +24,7 @@ _VISIBLE: dict[Vendor, tuple[str, ...]] = {
 
 
 class Accelerator(NamedTuple):
-    """``memory_mib``: its memory, None if the tool does not say."""
+    """An accelerator. ``memory_mib``: its memory in MiB; None if the tool does not report it."""
 
     vendor: Vendor
     name: str
@@ -40,8 +40,8 @@ def accelerators() -> list[str]:
 
 
 def installed() -> list[Accelerator]:
-    """The accelerators of this node, of the first vendor that has any. A tool that fails, or hangs for 30 s,
-    counts as missing."""
+    """The accelerators of this node, all from the first vendor of which any are found. A tool that fails, or hangs
+    for 30 s, is treated as missing."""
     for of_vendor in (_nvidia, _amd, _intel):
         if there := of_vendor():
             return there
@@ -49,8 +49,8 @@ def installed() -> list[Accelerator]:
 
 
 def visible_variable(vendor: Vendor, env: Mapping[str, str] = os.environ) -> str:
-    """The variable that hides accelerators of ``vendor`` from a process: the one that is set, else the usual
-    one."""
+    """The environment variable that hides accelerators of ``vendor`` from a process: the one that is set, or else
+    the usual one."""
     return next((name for name in _VISIBLE[vendor] if name in env), _VISIBLE[vendor][0])
 
 
@@ -67,14 +67,14 @@ def _nvidia() -> list[Accelerator]:
 
 
 def _amd() -> list[Accelerator]:
-    """By amd-smi (ROCm 6 and later), else by rocm-smi."""
+    """AMD's accelerators, from amd-smi (ROCm 6 and later), or else from rocm-smi."""
     if there := list(_parsed(_amd_smi, "amd-smi", "static", "--asic", "--vram", "--json")):
         return there
     return list(_parsed(_rocm_smi, "rocm-smi", "--showproductname", "--showmeminfo", "vram", "--json"))
 
 
 def _amd_smi(answer: Any) -> Iterator[Accelerator]:
-    """A list of GPUs, since ROCm 7 under ``gpu_data``; sizes are in MB, which are MiB."""
+    """From a list of GPUs, which ROCm 7 and later put under ``gpu_data``. Sizes are called MB but are MiB."""
     for gpu in answer["gpu_data"] if isinstance(answer, dict) else answer:
         size = gpu.get("vram", {}).get("size", "")
         memory = size.get("value") if isinstance(size, dict) else size
@@ -82,7 +82,8 @@ def _amd_smi(answer: Any) -> Iterator[Accelerator]:
 
 
 def _rocm_smi(answer: Any) -> Iterator[Accelerator]:
-    """``{"card0": {"Card series": …, "VRAM Total Memory (B)": …}, …}``; newer ones write ``Card Series``."""
+    """From ``{"card0": {"Card series": …, "VRAM Total Memory (B)": …}, …}``; newer versions write ``Card
+    Series``."""
     for card, facts in answer.items():
         if re.fullmatch(r"card\d+", card):
             lower = {key.lower(): value for key, value in facts.items()}
@@ -101,8 +102,8 @@ def _intel() -> list[Accelerator]:
 
 
 def _xpu_smi(answer: Any) -> Iterator[Accelerator]:
-    """One device in its details. Its tiles are separate accelerators, depending on ZE_FLAT_DEVICE_HIERARCHY
-    (Level Zero specification, programming guide, "Environment Variables": FLAT is the default)."""
+    """From the details of one device, whose tiles are separate accelerators unless ZE_FLAT_DEVICE_HIERARCHY says
+    otherwise (Level Zero specification, programming guide, "Environment Variables": FLAT is the default)."""
     flat = os.environ.get("ZE_FLAT_DEVICE_HIERARCHY", "FLAT") != "COMPOSITE"
     tiles = (_number(answer.get("number_of_tiles")) or 1) if flat else 1
     memory = _number(answer.get("memory_physical_size_byte"))
@@ -112,7 +113,7 @@ def _xpu_smi(answer: Any) -> Iterator[Accelerator]:
 
 
 def _parsed(parse: Callable[[Any], Iterator[Any]], *command: str) -> Iterator[Any]:
-    """What ``parse`` makes of the JSON that ``command`` prints; nothing if it has an unexpected structure."""
+    """What ``parse`` makes of the JSON that ``command`` prints; nothing if its structure is unexpected."""
     answer = output_of(*command)
     try:
         yield from list(parse(json.loads(answer))) if answer else ()
@@ -126,7 +127,7 @@ def _number(value: Any) -> int | None:
 
 
 def output_of(*command: str) -> str | None:
-    """The output of ``command``; None if it is missing, failed, or ran for more than 30 s."""
+    """The output of ``command``; None if the command is missing, fails, or runs for more than 30 s."""
     if not shutil.which(command[0]):
         return None
     try:

@@ -16,7 +16,7 @@ from mlhpc.quantities import count
 Cores = frozenset[int]
 
 _MOST_CORES = 1 << 16
-"""Upper bound of core numbers given by users (Linux's NR_CPUS is at most 8192)."""
+"""Upper bound of core numbers in user input (Linux's NR_CPUS is at most 8192)."""
 
 
 def ranges(cores: Iterable[int]) -> str:
@@ -31,7 +31,7 @@ def ranges(cores: Iterable[int]) -> str:
 
 
 def parse_ranges(text: str) -> Cores:
-    """The numbers in ``0-3,8``. Raises ValueError."""
+    """The numbers in ``text``, which is in Linux's list format. Raises ValueError."""
     numbers: set[int] = set()
     for part in text.strip().split(",") if text.strip() else ():
         if not (match := re.fullmatch(r"\s*([0-9]{1,7})(?:-([0-9]{1,7}))?\s*", part)):
@@ -44,7 +44,8 @@ def parse_ranges(text: str) -> Cores:
 
 
 def numa_nodes(root: Path = Path("/")) -> dict[int, Cores]:
-    """The cores of each NUMA node that has any; empty if the kernel does not say. ``root``: where /sys is."""
+    """The cores of each NUMA node that has any; empty if the kernel does not report them. ``root``: the folder
+    that contains ``sys``."""
     nodes = {}
     for folder in root.glob("sys/devices/system/node/node[0-9]*"):
         if cores := _cores_in(folder / "cpulist"):
@@ -58,13 +59,13 @@ def nodes_of(cores: Cores, nodes: Mapping[int, Cores]) -> frozenset[int]:
 
 
 def describe_binding(threads: str = "OMP_NUM_THREADS", root: Path = Path("/")) -> dict[str, Any]:
-    """Cores, their NUMA nodes, memory policy and threads of this process. None: not known.
+    """The cores of this process, their NUMA nodes, its memory policy and its threads; unknown values are None.
 
-    Call this before libraries start: with OMP_PROC_BIND some bind the calling thread. ``threads``: the
-    variable with the number of compute threads of the framework.
+    Call this before libraries start, because with OMP_PROC_BIND some of them bind the calling thread. ``threads``:
+    the environment variable that sets the framework's number of compute threads.
     """
     cores = frozenset(os.sched_getaffinity(0))
-    number = os.environ.get(threads, "").partition(",")[0]  # a list is of nested levels
+    number = os.environ.get(threads, "").partition(",")[0]  # the rest is for nested levels
     return {
         "cores": ranges(cores),
         "numa_nodes": ranges(nodes_of(cores, numa_nodes(root))) or None,
@@ -76,12 +77,12 @@ def describe_binding(threads: str = "OMP_NUM_THREADS", root: Path = Path("/")) -
 def cores_of_ranks(
     bind: str, ranks: int, allowed: Cores | None = None, root: Path = Path("/")
 ) -> tuple[Cores, ...]:
-    """The cores of each of the ``ranks`` of this machine; empty for ``none``.
+    """The cores of each of the ``ranks`` ranks on this machine; empty if ``bind`` is ``none``.
 
-    ``cores``: an equal share for each, of whole physical cores if there are enough. Ranks are assigned to
-    NUMA nodes in order and do not span them, unless there are fewer ranks than nodes. ``A:B:…``: the lists of
-    cores of local rank 0, 1, and so on. ``allowed``: the available cores; None: those of this process. Raises
-    UserError.
+    With ``bind`` set to ``cores``, each rank gets an equal share, of whole physical cores if there are enough.
+    Ranks are assigned to NUMA nodes in order and do not span them, unless there are fewer ranks than nodes. With
+    ``A:B:…``, local rank 0 gets the cores in the list A, local rank 1 those in B, and so on. ``allowed``: the
+    available cores (None: those of this process). Raises UserError.
     """
     allowed = frozenset(os.sched_getaffinity(0)) if allowed is None else allowed
     if bind == "none":
@@ -97,13 +98,14 @@ def asked(option: str | None) -> str:
 
 
 def _named(bind: str) -> str:
-    """The option or variable of ``bind``, for messages."""
+    """The option or variable that set ``bind``, and its value, for messages."""
     return f"MLHPC_BIND={bind}" if os.environ.get("MLHPC_BIND") == bind else f"--bind {bind}"
 
 
 def bind_this_rank(option: str | None) -> None:
-    """Bind this process as ``asked``, if it was started by another launcher, or is the only rank. Launchers
-    assign cores themselves, so their ranks are bound only to lists of cores. Raises UserError."""
+    """Bind this process as ``asked``, if another launcher started it or it is the only rank. Other launchers
+    assign cores themselves, so their ranks are bound only if ``asked`` returns lists of cores. Raises
+    UserError."""
     if (bind := asked(option)) == "none":
         return
     rank = identify(os.environ)
@@ -122,7 +124,7 @@ def bind_this_rank(option: str | None) -> None:
     except UserError as error:
         raise (
             AlreadyReported(str(error)) if rank.local_rank else error
-        ) from None  # the same on all ranks of a node
+        ) from None  # the same on every rank of a node
     if cores:
         os.sched_setaffinity(0, cores[rank.local_rank])
         os.environ[BOUND] = "1"
@@ -172,8 +174,8 @@ def _shares(ranks: int, allowed: Cores, root: Path) -> tuple[Cores, ...]:
 
 
 def beside(dealt: Sequence[int], nodes: Mapping[int, Cores], root: Path = Path("/")) -> tuple[Cores, ...]:
-    """An equal share of cores for each rank, on the NUMA node to which it is ``dealt``: whole physical cores
-    if a node has enough for its ranks. ``nodes``: the cores of each."""
+    """An equal share of cores for each rank, on the NUMA node that ``dealt`` lists for it: whole physical cores if
+    the node has enough of them for its ranks. ``nodes``: the cores of each NUMA node."""
     units = {node: _units(nodes[node], dealt.count(node), root) for node in dealt}
     share = min(len(own) // dealt.count(node) for node, own in units.items())
     bound = []
@@ -184,7 +186,7 @@ def beside(dealt: Sequence[int], nodes: Mapping[int, Cores], root: Path = Path("
 
 
 def _units(cores: Cores, ranks: int, root: Path) -> list[Cores]:
-    """Physical cores, each with its threads; single threads if there are fewer cores than ranks."""
+    """The physical cores, each as its set of threads; the single threads if there are fewer cores than ranks."""
     siblings = {
         core: (_cores_in(root / f"sys/devices/system/cpu/cpu{core}/topology/thread_siblings_list") or {core})
         & cores
@@ -206,8 +208,8 @@ def _cores_in(file: Path) -> Cores:
 
 
 def _memory_policy(root: Path) -> str | None:
-    """How Linux places new memory (numa(7), /proc/PID/numa_maps): ``default``: near the core that first
-    touches it; ``bind:0``: only on node 0."""
+    """Where Linux places new memory (numa(7), /proc/PID/numa_maps): ``default`` means near the core that first
+    touches it, ``bind:0`` only on node 0."""
     try:
         with (root / "proc/self/numa_maps").open(encoding="ascii", errors="replace") as file:
             words = file.readline().split()
@@ -217,9 +219,9 @@ def _memory_policy(root: Path) -> str | None:
 
 
 def first_overlap(bindings: Sequence[str]) -> tuple[int, int, str] | None:
-    """Two ranks of one node that may run on the same cores, and a range of these; None if there are none.
-    ``bindings``: the cores of each in the format of ``ranges``. Linear in their length, since they may come
-    from an untrusted file. Raises ValueError."""
+    """Two ranks of one node that may run on the same cores, and the range of these cores; None if no two do.
+    ``bindings``: the cores of each rank, in the format of ``ranges``. Takes time linear in their length, since
+    they may come from an untrusted file. Raises ValueError."""
     intervals = []
     for rank, text in enumerate(bindings):
         for part in filter(None, text.split(",")):

@@ -1,4 +1,4 @@
-"""Requirements of torch.compile on the machine: a compiler and Python's headers."""
+"""What torch.compile needs on the machine: a compiler and Python's headers."""
 
 import os
 import shutil
@@ -9,8 +9,8 @@ from mlhpc.errors import UserError
 
 
 def require_compiler(gpu: bool) -> None:
-    """Raise UserError if torch.compile could not build its code: C++ for a processor; for a ``gpu`` the
-    functions in C that launch Triton's kernels. Both include Python's headers."""
+    """Raise UserError if torch.compile could not build its code: C++ code for a processor, or, for a ``gpu``, the
+    functions in C that launch Triton's kernels. Both kinds include Python's headers."""
     variable, candidates = ("CXX", ("g++",)) if not gpu else ("CC", ("gcc", "clang"))
     names = (named,) if (named := os.environ.get(variable)) else candidates
     if not any(shutil.which(name.split()[0]) for name in names):

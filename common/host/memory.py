@@ -7,14 +7,15 @@ from pathlib import Path
 
 
 def usable_bytes(root: Path = Path("/")) -> int:
-    """The node's memory, or the smaller limit of a control group of this process (a batch job, a container):
-    the kernel kills a process of a group that reaches its limit."""
+    """The node's memory in bytes, or the limit of a control group of this process (a batch job, a container) if
+    that is lower: when a group reaches its limit, the kernel kills one of its processes."""
     physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return min([physical, *_limits(root)])
 
 
 def _limits(root: Path) -> Iterator[int]:
-    """memory.max of version 2 and memory.limit_in_bytes of version 1 (cgroups(7)), of this group and all above."""
+    """The values of memory.max (version 2) and memory.limit_in_bytes (version 1; cgroups(7)) of this process's
+    control group and all groups above it."""
     try:
         groups = os.fsdecode((root / "proc/self/cgroup").read_bytes())
     except OSError:
@@ -27,10 +28,10 @@ def _limits(root: Path) -> Iterator[int]:
         else:
             continue
         folder = top / path.lstrip("/")
-        # Inside a container, its own group is at the top, with its name from outside.
+        # Inside a container its own group is at the top, but /proc may show the group's name outside.
         for each in (folder, *folder.parents):
             try:
                 if each.is_relative_to(top):
                     yield int((each / name).read_text())
-            except (OSError, ValueError):  # not there, or "max"
+            except (OSError, ValueError):  # missing, or "max"
                 continue

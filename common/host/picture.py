@@ -7,9 +7,9 @@ from mlhpc.errors import UserError
 
 
 def save(figure: Any, path: Path, dpi: int) -> None:
-    """Write ``figure`` as ``path``; the suffix selects the format.
+    """Write ``figure`` to ``path``, whose suffix selects the format.
 
-    Raises UserError if it cannot be written, or matplotlib does not support the format.
+    Raises UserError if the file cannot be written or matplotlib does not support the format.
     """
     reason, remedy = "", "choose another --out"
     if not path.parent.is_dir():
@@ -26,7 +26,8 @@ def save(figure: Any, path: Path, dpi: int) -> None:
 
 
 def extend(least: float, largest: float, low: float, high: float) -> Literal["neither", "min", "max", "both"]:
-    """The ends of a colour bar from ``low`` to ``high`` that need an arrow, because values exceed them."""
+    """The ends at which a colour bar from ``low`` to ``high`` needs an arrow because values, from ``least`` to
+    ``largest``, exceed it."""
     if least < low:
         return "both" if largest > high else "min"
     return "max" if largest > high else "neither"

@@ -1,4 +1,5 @@
-"""Progress of long operations: on a terminal a bar with rate and remaining time, elsewhere a line now and then."""
+"""Progress of long operations: on a terminal, a bar with rate and remaining time; elsewhere, an occasional
+line."""
 
 import os
 import sys
@@ -26,7 +27,8 @@ from mlhpc.quantities import digits, duration_text
 T = TypeVar("T")
 
 FIRST_S, EVERY_S = 4.0, 60.0
-"""Without a terminal: seconds until the first line, and at most between lines; intervals double."""
+"""Without a terminal: seconds until the first line, and the maximum between lines; the intervals double up to
+it."""
 
 
 class _Rate(ProgressColumn):
@@ -43,8 +45,8 @@ class _Rate(ProgressColumn):
 def progress(
     total: int, description: str, unit: str, show: bool = True, lines: bool = True
 ) -> Iterator[Callable[[int], None]]:
-    """Yield ``advance(count)``. If ``show`` is true (on rank 0, say), it draws a bar on a terminal,
-    and elsewhere writes lines, unless the caller writes ``lines`` of its own."""
+    """Yield a function ``advance(count)``. If ``show`` is true (for instance on rank 0), it draws a bar on a
+    terminal; elsewhere it writes lines, unless ``lines`` is false because the caller writes its own."""
     console = Console(file=sys.stderr)
     if not show or os.environ.get(QUIET):
         yield lambda count: None
@@ -81,7 +83,7 @@ def _in_lines(total: int, description: str, unit: str) -> Callable[[int], None]:
 
 
 def track(items: Iterable[T], total: int, description: str, world: World, unit: str = "steps") -> Iterator[T]:
-    """Yield ``items`` with a bar on rank 0's terminal."""
+    """Yield ``items`` while showing progress on rank 0."""
     with progress(total, description, unit, show=world.rank == 0, lines=False) as advance:
         for item in items:
             yield item

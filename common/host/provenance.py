@@ -1,5 +1,5 @@
-"""The environment of a result: machine, binding, drivers, batch job, commit, packages. Nothing is guessed;
-unknown values are None. Of variables that may contain a secret or identify a person, only the name is recorded."""
+"""The environment of a result: machine, binding, drivers, batch job, commit, packages. Nothing is guessed; unknown
+values are None. For variables that may contain a secret or identify a person, only the name is recorded."""
 
 import ctypes
 import os
@@ -30,21 +30,21 @@ PREFIXES = (
     "UCX_", "FI_", "ZE_", "ONEAPI_", "CCL_", "OMPI_MCA_", "MPICH_", "I_MPI_", "PMIX_", "MALLOC_", "MIMALLOC_",
     "LD_PRELOAD", "MLHPC_",
 )  # fmt: skip
-"""Environment variables that can affect a result: of launchers, the fabric, and the libraries' threads and
-algorithms."""
+"""Prefixes of the environment variables that can affect a result: those of launchers, of the fabric, and of the
+libraries' threads and algorithms."""
 RECORDED = frozenset(
     f"{prefix}_{word}"
     for prefix, words in tomllib.loads(Path(__file__).with_name("variables.toml").read_text("utf-8")).items()
     for word in words.split()
 )
-"""The variables recorded with their values; of others only the names are."""
+"""The variables that are recorded with their values; of the others, only the names are recorded."""
 HIDDEN = "(set; not recorded)"
 COMPILED = {"decoders": "common/data/codecs/_decode", "gradients": "*/cpu/_pooled"}
 """The parts in C (setup.py), which an installation without a compiler omits, as patterns of their paths."""
 _ROOT = Path(__file__).resolve().parents[2]
 _NVIDIA = Path("/proc/driver/nvidia")
 _PLAIN = re.compile(r"[\w.,:;=+^()\[\]{} -]{0,1000}")
-"""Numbers, names and lists: no folder, no address of mail or of a service."""
+"""Matches numbers, names and lists, but no path, mail address or address of a service."""
 
 
 def describe_environment() -> dict[str, Any]:
@@ -77,7 +77,7 @@ def machine() -> dict[str, Any]:
 
 def binding() -> dict[str, Any]:
     """The cores and NUMA nodes that this process may use, in Linux's list format (``0-3,8``), and its threads
-    per core: runs that differ in these must be distinguishable."""
+    per core. Recorded because runs that differ in these must be distinguishable."""
     status = _text(Path("/proc/self/status")) or ""
     allowed = {
         key: match[1] if (match := re.search(rf"^{name}:\s*(\S+)$", status, re.MULTILINE)) else None
@@ -110,7 +110,8 @@ def variables(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def drivers() -> dict[str, str | None]:
-    """Versions of the layers below the packages: GPU drivers, the newest CUDA that one supports, ROCm, MPI."""
+    """Versions of the layers below the packages: GPU drivers, the newest CUDA that the driver supports, ROCm,
+    MPI."""
     nvidia = re.search(r"(\d+\.\d[\d.]*)", _text(_NVIDIA / "version") or "")
     amd = _text(Path("/sys/module/amdgpu/version"))
     intel = _text(Path("/sys/module/i915/version")) or _text(Path("/sys/module/xe/version"))
@@ -139,7 +140,7 @@ def commit() -> dict[str, Any]:
         return completed.stdout.strip() if completed.returncode == 0 else None
 
     top = git("rev-parse", "--show-toplevel")
-    if top is None or Path(top).resolve() != _ROOT:  # installed somewhere inside another project's checkout
+    if top is None or Path(top).resolve() != _ROOT:  # installed inside another project's checkout
         return {"commit": None, "dirty": None}
     head = git("rev-parse", "HEAD")
     changed = git("status", "--porcelain", "--untracked-files=no")
@@ -156,12 +157,13 @@ def compiled_parts() -> dict[str, bool]:
 
 
 def extras() -> dict[str, bool]:
-    """Whether the packages of the extras that are not a benchmark's are installed."""
+    """Whether the packages of each extra are installed, for the extras that do not belong to a benchmark."""
     return {name: all(find_spec(package) for package in needed) for name, needed in EXTRAS.items()}
 
 
 def packages() -> dict[str, str]:
-    """Installed versions of the packages that can change a result, and of all of NVIDIA's: CUDA, cuDNN, NCCL."""
+    """Installed versions of the packages that can change a result, and of all packages by NVIDIA: CUDA, cuDNN,
+    NCCL."""
     versions: dict[str, str] = {}
     for distribution in metadata.distributions():
         name = re.sub(
@@ -174,7 +176,8 @@ def packages() -> dict[str, str]:
 
 
 def _cuda_of_driver() -> str | None:
-    """From cuDriverGetVersion of <cuda.h>, which does not touch a GPU: 1000 × major + 10 × minor."""
+    """The newest CUDA that the driver supports, from cuDriverGetVersion of <cuda.h> (1000 × major + 10 × minor),
+    which does not access a GPU."""
     version = ctypes.c_int()
     try:
         if ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version)):

@@ -1,6 +1,6 @@
-"""Measures the speed of this machine in a few seconds: matrix product, memory copy, disk, loopback.
+"""Measures the speed of this machine in a few seconds: matrix product, memory copy, disk and loopback.
 
-Each figure is the best of several repeats: other programs can only slow a measurement down.
+Each figure is the best of several repeats, since other programs can only slow a measurement down.
 """
 
 import os
@@ -23,8 +23,8 @@ _PIECE = 2**20
 
 
 def best(amount: float, work: Callable[[], object]) -> float:
-    """``amount`` over the shortest seconds of ``work``, repeated at least three times and for a second, after a
-    first time that does not count."""
+    """``amount`` divided by the shortest time, in seconds, that ``work`` took; it is repeated at least three times
+    and for at least a second, after a first call that does not count."""
     work()
     seconds: list[float] = []
     end = time.perf_counter() + 1.0
@@ -43,15 +43,15 @@ def matrix_product() -> float:
 
 
 def memory_copy() -> float:
-    """Bytes/s that a copy in memory reads and writes, both counted."""
+    """Bytes/s that a copy in memory reads and writes in total."""
     source = np.ones(_COPIED // 8)
     target = np.empty_like(source)
     return best(2 * source.nbytes, lambda: np.copyto(target, source))
 
 
 def disk(folder: Path) -> tuple[float, float]:
-    """(read, write) bytes/s of a file in ``folder``: written with fsync, dropped from the page cache, read. The
-    file is removed. Raises OSError."""
+    """(read, write) bytes/s of a file in ``folder`` that is written with fsync, dropped from the page cache, read,
+    and finally removed. Raises OSError."""
     piece = np.random.default_rng(0).bytes(_PIECE)
     reads, writes = [], []
     with tempfile.TemporaryDirectory(dir=folder, prefix="mlhpc-speed-") as temporary:

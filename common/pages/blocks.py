@@ -18,15 +18,15 @@ if TYPE_CHECKING:  # a table in a terminal needs no charts, whose library takes 
 
 Item = TypeVar("Item")
 _ESCAPED = {ord(c): quote(c) for c in "%#'&<>\r\n\t"}
-"""Characters that HTML and URLs do not allow between single quotes. The rest stays unescaped to save space: a
-page may contain thousands of rows."""
+"""Characters that HTML and URLs do not allow between single quotes. All others stay unescaped to save space, since
+a page may contain thousands of rows."""
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell of a table: its text, small lines below it, and its value in downloads (default: the text), to
-    twelve digits. ``swatch``: the part of a run whose colour is shown before the text. ``tone``: error,
-    warning or expected."""
+    """A cell of a table: its text, small lines below it, and its value in downloads (default: the text), rounded
+    to twelve digits. ``swatch``: the part of a run whose colour is shown before the text. ``tone``: error,
+    warning, expected or good."""
 
     text: str = ""
     notes: tuple[str, ...] = ()
@@ -37,7 +37,7 @@ class Cell:
 
     @property
     def raw(self) -> Any:
-        """Its value in downloads."""
+        """The cell's value in downloads."""
         raw = " ".join(filter(None, (self.bold, self.text))) if self.value is None else self.value
         if isinstance(raw, float):
             return float(f"{raw:.12g}") if math.isfinite(raw) else None
@@ -46,8 +46,8 @@ class Cell:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows under a header. ``name`` is the base name of saved CSV and JSON files; the first ``text_columns``
-    columns contain text, the others numbers. ``prose``: columns with sentences."""
+    """Rows under a header. ``name``: base name of saved CSV and JSON files. The first ``text_columns`` columns
+    contain text, the others numbers. ``prose``: the columns that contain sentences."""
 
     name: str
     head: tuple[str, ...]
@@ -60,22 +60,22 @@ class Table:
 
     @property
     def empty(self) -> bool:
-        """Whether it has no rows."""
+        """Whether the table has no rows."""
         return not self.rows
 
     def is_number(self, column: int) -> bool:
-        """Whether a column has numbers, which are aligned to the right."""
+        """Whether a column contains numbers, which are aligned to the right."""
         return column >= self.text_columns and column not in self.prose
 
     @property
     def records(self) -> list[dict[str, Any]]:
-        """The rows as dictionaries by title."""
+        """The rows, each as a dictionary keyed by column title."""
         head = [printable(title) for title in self.head]
         return [dict(zip(head, (cell.raw for cell in row), strict=True)) for row in self.rows]
 
     @property
     def json_link(self) -> Markup:
-        """The table as a JSON file to save."""
+        """A link that saves the table as a JSON file."""
         lines = ",\n".join(
             json.dumps(record, ensure_ascii=False, separators=(",", ":")) for record in self.records
         )
@@ -83,7 +83,7 @@ class Table:
 
     @property
     def csv_link(self) -> Markup:
-        """The table as a CSV file to save."""
+        """A link that saves the table as a CSV file."""
         text = io.StringIO()
         writer = csv.writer(text)
         writer.writerow([spreadsheet(printable(title)) for title in self.head])
@@ -96,7 +96,7 @@ Columns = Mapping[str, Callable[[Item], Cell | str]]
 
 
 def table(name: str, items: Iterable[Item], columns: Columns[Item], **layout: Any) -> Table:
-    """A row for each of ``items``. ``layout``: other fields of ``Table``."""
+    """A table with one row for each of ``items``. ``layout``: other fields of ``Table``."""
 
     def cell(shown: Cell | str) -> Cell:
         return Cell(shown) if isinstance(shown, str) else shown
@@ -106,30 +106,31 @@ def table(name: str, items: Iterable[Item], columns: Columns[Item], **layout: An
 
 
 def number(value: float | None, write: Callable[[float], str], *notes: str, none: str = "") -> Cell:
-    """A cell with ``value`` as ``write`` formats it; with the text ``none``, and no value, for None."""
+    """A cell with ``value``, formatted by ``write``. For None, the cell has the text ``none`` and no value."""
     return Cell(none, value="") if value is None else Cell(write(value), notes, value)
 
 
 def _link(kind: str, text: str) -> Markup:
-    """``text`` as a file to save."""
+    """The target of a link that saves ``text`` as a file."""
     return Markup(f"data:{kind};charset=utf-8,") + Markup(text.translate(_ESCAPED))
 
 
 def spreadsheet(value: Any) -> Any:
-    """Text that a spreadsheet would interpret as a formula gets a leading apostrophe (CWE-1236)."""
+    """``value``, with a leading apostrophe if it is text that a spreadsheet would interpret as a formula
+    (CWE-1236)."""
     return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@")) else value
 
 
 @dataclass(frozen=True)
 class Facts:
-    """Names and values, two columns; without the values that are None."""
+    """Names and values in two columns; values that are None are left out."""
 
     items: Mapping[str, Any]
     kind: ClassVar[str] = "facts"
 
     @property
     def empty(self) -> bool:
-        """Whether nothing is known."""
+        """Whether all values are None."""
         return all(value is None for value in self.items.values())
 
 
@@ -153,25 +154,26 @@ class Grid:
 
     @property
     def empty(self) -> bool:
-        """Whether it has no figures."""
+        """Whether the grid has no figures."""
         return not self.figures
 
 
 @dataclass(frozen=True)
 class Legend:
-    """Marks with their names: (number of the series or -1 for a reference, letter, text, filled or hollow)."""
+    """Marks with their names: (number of the series, or -1 for a reference; letter; text; whether it is
+    filled)."""
 
     entries: tuple[tuple[int, str, str, bool], ...]
     kind: ClassVar[str] = "legend"
 
     def sign(self, series: int, filled: bool) -> str:
-        """The character resembling the marker of a series; -1: a reference."""
+        """The character that resembles the marker of a series (-1: of a reference)."""
         return ("●■▲◆▼✚" if filled else "○□△◇▽✢")[max(series, 0) % 6]
 
 
 @dataclass(frozen=True)
 class Details:
-    """Blocks collapsed on the screen and shown in print."""
+    """Blocks that are collapsed on the screen and shown in print."""
 
     summary: str
     blocks: tuple[Any, ...]

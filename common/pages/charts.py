@@ -1,11 +1,11 @@
 """The style of all charts: palette, theme, and the conversion of Vega-Altair charts to figures of a page.
 
-Charts use the colours of the light theme. The page draws it in the browser, with hover, legend
-toggling and saving as SVG or PNG, and swaps each colour for its dark counterpart if the reader's system is
-dark. Without scripts and in print it shows a static SVG.
+Charts use the colours of the light theme. The page draws them in the browser, with hover texts, legend toggling
+and saving as SVG or PNG, and replaces each colour by its dark counterpart if the reader's system uses a dark
+theme. Without scripts, and in print, it shows static SVGs.
 
-All series colours differ for readers with deuteranopia, protanopia and tritanopia (simulated after Machado,
-Oliveira and Fernandes 2009, severity 1; compared in OKLab), which tests/unit/common/pages/test_charts.py checks;
+Readers with deuteranopia, protanopia and tritanopia can distinguish all series colours (simulated after Machado,
+Oliveira and Fernandes 2009, severity 1; compared in OKLab), as tests/unit/common/pages/test_charts.py checks;
 markers and dashes differ as well.
 """
 
@@ -46,7 +46,7 @@ PARTS = {
     "evaluation": ("#53ac98", "#75ecce"),
     "rest": ("#666f7c", "#8c6684"),
 }
-# Text on a part of a bar. Each pair has a unique light colour, by which the page finds the dark one.
+# Colours of text on a part of a bar. The page finds a dark colour by its light one, so light colours are unique.
 TEXT_ON = {
     "staging": ("#fdfdfd", "#111417"),
     **dict.fromkeys(("exchange", "step", "training", "rest"), ("#fefefe", "#fefefd")),
@@ -57,7 +57,7 @@ DARK = dict([INK, SOFT, LINE, CARD, ACCENT, BAD, *SERIES, *PARTS.values(), *TEXT
 FONT = 'system-ui, -apple-system, "Segoe UI", Roboto, "Noto Sans", "Liberation Sans", sans-serif'
 STATIC_WIDTH = 350
 ALT_TEXT = 20_000
-"""In characters: a few hundred for each of the maximum number of bars on a page."""
+"""Maximum length in characters: a few hundred for each of the maximum number of bars on a page."""
 THEME = {
     "background": None,
     "font": FONT,
@@ -96,7 +96,7 @@ THEME = {
         "category": [light for light, _ in SERIES],
         "symbol": ["circle", "square", "triangle-up", "diamond", "triangle-down", "cross"],
     },
-    # Descriptions of single marks would pass titles through Vega's expression language, which unescapes them.
+    # Vega would describe single marks through its expression language, which unescapes titles.
     "mark": {"aria": False},
     "text": {"fontSize": 12, "color": INK[0]},
     "bar": {"color": ACCENT[0]},
@@ -123,10 +123,10 @@ class Figure:
         import vl_convert
 
         svg: str = vl_convert.vegalite_to_svg(json.dumps({**self.spec, "width": self.static_width}))
-        # Clip paths of several pictures in one page must not share their names.
+        # The clip paths of all pictures in a page need different names.
         svg = re.sub(r'(id="|url\(#)(?=clip|gradient)', rf"\g<1>{self.name}-", svg)
-        svg = re.sub(r' (?:aria-hidden="true"|font-family="[^"]*")', "", svg)  # the page has both
-        # Numbers to a hundredth of a pixel.
+        svg = re.sub(r' (?:aria-hidden="true"|font-family="[^"]*")', "", svg)  # the page sets both
+        # Round numbers to a hundredth of a pixel.
         attributes = r' (?:d|transform|[xy][12]?|width|height)="[^"]*"'
         return re.sub(attributes, lambda found: re.sub(r"\.(\d\d)\d+", r".\1", found[0]), svg)
 
@@ -153,22 +153,22 @@ def figure(
 
 
 def chart_of(rows: Rows, **channels: Any) -> alt.Chart:
-    """A chart of ``rows``, without marks yet. Their field ``says`` is shown on hover. Altair needs 4 ms for each
-    channel that is a text instead of its class."""
+    """A chart of ``rows``, whose field ``says`` is shown on hover; marks are added later. Pass channels as
+    Altair's classes: each channel passed as a text takes 4 ms."""
     chart = alt.Chart(alt.InlineData(values=list(rows))).encode(**channels)
     return chart.encode(tooltip=alt.Tooltip("says:N")) if any("says" in row for row in rows) else chart
 
 
 def pickable(field: str, opacity: float = 0.12, full: float = 1) -> tuple[alt.Parameter, Any]:
-    """The selection by clicking legend entries of ``field``, at first of all, and the opacity of marks by whether
-    they are selected."""
+    """A selection, made by clicking legend entries of ``field`` and initially of all entries, and the opacity of
+    marks depending on whether they are selected."""
     picked = alt.selection_point(fields=[field], bind="legend", toggle="true")
     return picked, alt.OpacityValue(opacity, condition={"param": picked.name, "value": full})
 
 
 def _finite(value: Any) -> Any:
-    """Without NaN and infinities, which JSON lacks, with printable text only, and numbers to seven digits,
-    more than is visible."""
+    """``value`` with None for NaN and infinities, which JSON lacks, with printable text only, and with numbers
+    rounded to seven digits, more than is visible."""
     if isinstance(value, dict):
         return {key: _finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -1,9 +1,9 @@
 """Pages, rendered by Jinja2 templates that escape all text.
 
-Packages build ``Section`` objects (``blocks.py``) and call ``render``; those with much text write a template
-that contains it and the order of the sections. The result is one self-contained file with styles, scripts
-(vega, vega-lite, vega-embed) and data; nothing is fetched. Its content security policy allows only the two
-scripts written here, by their hashes.
+Packages build ``Section`` objects (``blocks.py``) and call ``render``. For a page with much text they write a
+template with that text and the order of the sections. The result is one self-contained file with styles, scripts
+(vega, vega-lite, vega-embed) and data; nothing is fetched. Its content security policy allows only the two scripts
+that are inserted here, by their hashes.
 """
 
 import base64
@@ -29,20 +29,22 @@ from mlhpc.errors import UserError
 def render(template: str = "mlhpc.common.pages:page.html", **content: Any) -> str:
     """The whole HTML text of a page.
 
-    ``template``: "package:name" of a template in ``templates/`` of that package that extends ``page.html``: it may
-    contain the page's text, and lays out the sections from ``content``. Of that ``page.html`` shows ``heading``;
-    and if given ``title``: of the browser's window; ``eyebrow``: a line above the heading; ``subtitle`` and
-    ``meta``: next to it and below; ``pills``: (text, tone) of short facts; ``banners``; ``hero``: the headline
-    numbers as (label, number, text below); ``blocks``: the sections, without those that are None; ``foot``.
+    ``template``: "package:name" of a template in that package's folder ``templates/``. It extends ``page.html``,
+    may contain the page's text, and lays out the sections in ``content``. ``page.html`` itself shows these values
+    of ``content``: ``heading``, and if present ``title`` (of the browser's window), ``eyebrow`` (a line above the
+    heading), ``subtitle`` and ``meta`` (next to the heading and below it), ``pills`` (short facts as (text,
+    tone)), ``banners``, ``hero`` (the headline numbers as (label, number, text below)), ``blocks`` (the sections;
+    None is skipped) and ``foot``.
     """
     package, _, name = template.partition(":")
     return _environment(package).get_template(name).render(contents=[], **content)
 
 
 def write(path: Path, html: str) -> None:
-    """Writes a page to a file; overwrites only pages. Raises UserError if it cannot, or another file is there."""
+    """Write a page to a file. Only pages are overwritten: raises UserError if ``path`` is another file or cannot
+    be written."""
     with as_user_error(path, "cannot be written", "choose another --out FILE.html"):
-        # What is there may be another's: a link to a FIFO or to a device.
+        # What exists there may be someone else's, such as a link to a FIFO or to a device.
         if path.exists() and not (path.is_file() and _begins(path) == html[:15].encode()):
             raise UserError(f"{path} exists and is not an HTML page; choose another --out FILE.html")
         write_bytes(path, html.encode())
@@ -94,7 +96,7 @@ def _resource(name: str) -> str:
 
 
 def _style() -> str:
-    """The style sheet, with the palette of the charts as its variables."""
+    """The style sheet, whose variables have the charts' palette."""
     names = {"ink": charts.INK, "soft": charts.SOFT, "line": charts.LINE, "card": charts.CARD}
     names |= {"accent": charts.ACCENT, "bad": charts.BAD}
     names |= charts.PARTS | {f"c{n}": pair for n, pair in enumerate(charts.SERIES)}

@@ -1,4 +1,4 @@
-"""The scripts that draw charts in a page: vega, vega-lite and vega-embed as one, from vl-convert."""
+"""The scripts that draw charts in a page: vega, vega-lite and vega-embed, bundled by vl-convert."""
 
 import atexit
 import sys
@@ -15,8 +15,8 @@ sys.stdout.buffer.write(vl_convert.javascript_bundle("window.vegaEmbed = vegaEmb
 
 @cache
 def begin() -> Popen[bytes]:
-    """Begin to bundle the scripts, for a page that is rendered later: it takes as long as drawing the charts. In a
-    process of its own, since vl-convert keeps the lock of the interpreter."""
+    """Begin to bundle the scripts for a page that is rendered later, since it takes as long as drawing the charts.
+    It runs in a separate process because vl-convert holds the interpreter lock."""
     process = Popen([sys.executable, "-c", _BUNDLE], stdout=PIPE, stderr=DEVNULL)
     atexit.register(process.kill)
     return process
@@ -24,7 +24,7 @@ def begin() -> Popen[bytes]:
 
 @cache
 def script() -> str:
-    """The scripts as one. Raises UserError if they cannot be bundled."""
+    """The bundled scripts. Raises UserError if they cannot be bundled."""
     process = begin()
     bundle, _ = process.communicate()
     if process.returncode:

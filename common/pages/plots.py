@@ -1,6 +1,6 @@
-"""The kinds of charts: lines, columns, and bars of stacked parts.
+"""The kinds of charts: lines, columns, and horizontal bars of stacked parts.
 
-Rows are dictionaries with the fields named in each function; all may have ``says``, a text shown on hover.
+Rows are dictionaries whose fields are described at each function; all may have ``says``, a text shown on hover.
 """
 
 import math
@@ -16,18 +16,18 @@ from mlhpc.errors import few
 from mlhpc.quantities import digits
 
 _LABELLED = 0.05
-"""Smallest share of a bar that fits its number."""
+"""Smallest share of a bar on which its number fits."""
 _LEVELS = 5
 """Maximum number of level lines in a plot."""
 
 
 WHOLE: Any = {"labelExpr": "datum.value % 1 ? '' : datum.label"}
-"""Options of an axis on which only whole numbers are labelled."""
+"""Axis options that label only whole numbers."""
 
 
 @dataclass(frozen=True)
 class LogAxis:
-    """A logarithmic axis from ``low`` to ``high``; of base 2 for counts: only whole numbers are labelled."""
+    """A logarithmic axis from ``low`` to ``high``. Base 2 is for counts: only whole numbers are labelled."""
 
     low: float
     high: float
@@ -36,27 +36,28 @@ class LogAxis:
 
     @property
     def channel(self) -> dict[str, Any]:
-        """The title, scale and axis of an Altair channel."""
+        """The title, scale and axis for an Altair channel."""
         scale = alt.Scale(type="log", base=self.base, domain=[self.low, self.high], nice=False)
         whole = WHOLE if self.base == 2 else {}
         return {"title": self.title, "scale": scale, "axis": alt.Axis(grid=True, **whole)}
 
     def fraction(self, value: float) -> float:
-        """0 at the low end, 1 at the high one."""
+        """Position of ``value`` on the axis, from 0 at the low end to 1 at the high end."""
         return math.log(value / self.low) / math.log(self.high / self.low)
 
     def beside(self, value: float, place: float) -> float:
-        """``value`` moved by ``place`` times 1.2% of the axis: intervals at one value then stand side by side."""
+        """``value`` shifted by ``place`` times 1.2% of the axis, so that intervals at the same value stand side by
+        side."""
         return value * math.pow(self.high / self.low, 0.012 * place)
 
 
 def log_axis(values: Sequence[float], title: str, base: int = 10, room: float = 1.5) -> LogAxis:
-    """A logarithmic axis around positive ``values``, with a factor of ``room`` on either side."""
+    """A logarithmic axis around positive ``values``, extended by the factor ``room`` at both ends."""
     return LogAxis(min(values) / room, max(values) * room, title, base)
 
 
 def on_axes(rows: Rows, x: LogAxis, y: LogAxis) -> alt.Chart:
-    """A chart of ``rows`` by their ``x`` and ``y``."""
+    """A chart of ``rows`` at their ``x`` and ``y`` on these axes."""
     return chart_of(rows, x=alt.X("x:Q", **x.channel), y=alt.Y("y:Q", **y.channel))
 
 
@@ -71,10 +72,10 @@ def lines(
     over: Sequence[alt.Chart] = (),
     **caption: Any,
 ) -> Figure:
-    """Points joined by a line for each of ``series``, in the order of the rows of ``base``. Rows: ``x``, ``y``,
-    ``series``; with an interval ``y_low`` and ``y_high``, or the same of x; ``join`` if only some points of a
-    series are joined, those with the same value; ``hollow`` for an unfilled mark. ``series_title``: what the names
-    in the legend are values of. ``size`` of a mark; ``under``, ``over``: other layers."""
+    """Points, joined by a line for each of ``series`` in the order of the rows of ``base``. A row has ``x``,
+    ``y``, ``series``, and optionally ``y_low`` and ``y_high`` (an interval; or ``x_low`` and ``x_high``), ``join``
+    (only points with the same value are joined) and ``hollow`` (an unfilled mark). ``series_title``: title of the
+    legend. ``size``: size of the marks. ``under`` and ``over``: layers drawn below and above."""
     below_each_other: Any = {"columns": 1} if sum(map(len, series)) > 40 else {}
     by: Any = {
         "scale": alt.Scale(domain=list(series)),
@@ -99,8 +100,8 @@ def lines(
 
 
 class Mark(NamedTuple):
-    """A point of a curve, with an interval of y if it has one. ``what``: said of it on hover. ``join``: with the
-    other such points of its series."""
+    """A point of a curve, with its interval of y if it has one. ``what``: text shown on hover. ``join``: whether
+    it is joined with the other such points of its series."""
 
     series: str
     x: float
@@ -112,7 +113,7 @@ class Mark(NamedTuple):
 
 
 def curves(marks: Sequence[Mark], x: str, y: str, title: str) -> Figure:
-    """``lines`` of the series of ``marks`` over logarithmic axes, whose titles are ``x`` and ``y``."""
+    """A chart of ``marks``, with ``lines`` for each series, on logarithmic axes titled ``x`` and ``y``."""
     x_axis = log_axis([mark.x for mark in marks], x, base=2, room=1.2)
     ends = [end for mark in marks for end in (mark.y, mark.y_low, mark.y_high) if end]
     says = [f"{mark.series}, {mark.what}: {digits(mark.y)}" for mark in marks]
@@ -140,8 +141,8 @@ def limits(values: Sequence[tuple[float, str]], y: alt.Y) -> list[alt.Chart]:
 
 
 def levels(x: LogAxis, y: LogAxis, constants: Sequence[tuple[float, str]]) -> list[alt.Chart]:
-    """Dotted lines y = constant · x with their labels at the right ends, for (constant, label) pairs: some of
-    those that cross a large part of the plot."""
+    """Dotted lines y = constant · x, labelled at their right ends, for (constant, label) pairs. Only some of the
+    lines that cross a large part of the plot are drawn."""
     rows = []
     for constant, label in constants:
         left, right = max(x.low, y.low / constant), min(x.high, y.high / constant)
@@ -155,19 +156,19 @@ def levels(x: LogAxis, y: LogAxis, constants: Sequence[tuple[float, str]]) -> li
 
 
 def round_constants(x: LogAxis, y: LogAxis, unit: float = 1.0) -> list[float]:
-    """1, 2 and 5 times powers of ten between the extreme ratios of y and x, in ``unit``."""
+    """The values 1, 2 and 5 times powers of ten, in ``unit``, that span the ratios of y to x in the plot."""
     first, last = y.low / x.high / unit, y.high / x.low / unit
     decades = range(math.floor(math.log10(first)), math.ceil(math.log10(last)) + 1)
     return [factor * 10.0**n for n in decades for factor in (1, 2, 5)]
 
 
 def with_halo(texts: alt.Chart, colour: str, **style: Any) -> list[alt.Chart]:
-    """Texts that remain readable where they cross lines."""
+    """The layers of ``texts`` with a halo, which keeps them readable where they cross lines."""
     return [texts.mark_text(stroke=CARD[0], strokeWidth=4, **style), texts.mark_text(color=colour, **style)]
 
 
 BY_COLUMN = alt.X("x:N", sort=None)
-"""The x of layers over `columns`, in the order of the rows."""
+"""The x channel for layers over `columns`, in the order of the rows."""
 
 
 def columns(
@@ -182,9 +183,9 @@ def columns(
     over: Sequence[alt.Chart] = (),
     **caption: Any,
 ) -> Figure:
-    """Vertical columns from zero; ``titles`` of the axes x and y. Rows: ``x``, ``y``; with ``colours`` also
-    ``part``, one of their keys: parts are stacked in that order, or stand ``beside`` each other. A ``legend`` at
-    the bottom names the columns instead of the axis. ``over``: other layers."""
+    """Vertical columns from zero. ``titles``: those of the axes x and y. A row has ``x``, ``y`` and, with
+    ``colours``, ``part``, one of its keys: parts are stacked in that order, or stand next to each other with
+    ``beside``. A ``legend`` at the bottom replaces the labels of the x axis. ``over``: layers drawn above."""
     x = BY_COLUMN.copy().title(titles[0]).axis(labels=legend != "bottom")
     scale = alt.Scale(domain=[0, y_max]) if y_max else alt.Scale(zero=True)
     if colours:
@@ -201,8 +202,8 @@ def columns(
 
 
 class Bar(NamedTuple):
-    """A bar of stacked parts: its name, written above it, the size of each part by its key, and its name on
-    hover, if different."""
+    """A bar of stacked parts: its name, which is written above it, the size of each part by key, and the name
+    shown on hover, if different."""
 
     name: str
     sizes: Mapping[str, float]
@@ -210,8 +211,8 @@ class Bar(NamedTuple):
 
 
 class Measure(NamedTuple):
-    """What the sizes of bars are: the title of their axis, how a size is written, and the unit that the axis
-    divides them by."""
+    """What the sizes of bars mean: the title of their axis, the function that formats a size, and the unit by
+    which the axis divides sizes."""
 
     title: str
     write: Callable[[float], str] = lambda size: ""
@@ -230,8 +231,8 @@ def stacked_bars(
 ) -> Figure:
     """Horizontal bars of stacked ``parts`` (key to label); parts without a size are left out.
 
-    ``what`` the bars show: the alternative text has the share of each part after it. ``relative``: all bars span
-    100%. Shares are written on the parts of such bars, and of a single bar.
+    ``what``: what the bars show, which begins the alternative text; the share of each part follows. ``relative``:
+    all bars span 100%. Shares are written on the parts of relative bars, and of a single bar.
     """
     rows, alt_texts = [], []
     for n, bar in enumerate(bars):
@@ -266,7 +267,7 @@ def stacked_bars(
 def _parts_of(
     bar: Bar, parts: Mapping[str, str], measure: Measure, *, labelled: bool
 ) -> list[dict[str, Any]]:
-    """The rows of a bar. ``labelled``: large parts have their share written on them."""
+    """The rows for a bar's parts. ``labelled``: shares are written on large parts."""
     rows, whole = [], sum(bar.sizes.values())
     for order, key in enumerate(key for key in parts if bar.sizes.get(key, 0.0) > 0):
         share = bar.sizes[key] / whole

@@ -11,21 +11,21 @@ from mlhpc.common.pages.blocks import Cell, Table
 from mlhpc.common.pages.text import printable
 
 _NARROW = 12
-"""Characters to which a column of text may be folded where its longest word does not fit."""
+"""Minimum width, in characters, to which a text column may be folded if its longest word does not fit."""
 
 _STYLES = {"error": "red", "warning": "yellow", "expected": "cyan", "good": "green"}
-"""Styles by the tone of a cell."""
+"""Style for each tone of a cell."""
 
 
 def say(console: Console, sentence: str | Text, style: str = "") -> None:
-    """Prints a sentence: on a terminal wrapped to its width, otherwise in a single line, so that it can be
+    """Print a sentence: wrapped to the width of a terminal, but otherwise in a single line, so that it can be
     searched and paths are not split. A ``str`` is printed without markup."""
     text = sentence if isinstance(sentence, Text) else Text(sentence, style)
     console.print(text, soft_wrap=not console.is_terminal)
 
 
 def print_facts(facts: Iterable[tuple[str | Text, str | Text]], console: Console) -> None:
-    """Prints names and values in two columns; what does not fit is folded. A ``str`` is taken as it is."""
+    """Print names and values in two columns, folding what does not fit. A ``str`` is printed without markup."""
     grid = Grid.grid(padding=(0, 2))
     for _ in range(2):
         grid.add_column(overflow="fold")
@@ -37,10 +37,10 @@ def print_facts(facts: Iterable[tuple[str | Text, str | Text]], console: Console
 def print_table(
     table: Table, console: Console, *, styles: dict[int, str] | None = None, optional: int = 0
 ) -> None:
-    """Prints ``table`` without the small lines below its cells. Text is folded to the console's width, inside a
-    word only where words do not fit; numbers are not: where these do not fit side by side, the last ``optional``
-    columns are left out and named below, and where that does not suffice each row is printed as lines of a title
-    and a value. ``styles``: of rows, by their number."""
+    """Print ``table`` without the small lines below its cells. Text is folded to the console's width, within a
+    word only if the word does not fit. Numbers are never folded: if the columns do not fit side by side, the last
+    ``optional`` columns are left out and named below; if that does not suffice, each row is printed as lines of a
+    title and a value. ``styles``: styles of rows, by row number."""
     rows = [[_text(cell) for cell in row] for row in (*table.rows, *filter(None, [table.foot]))]
     columns = [_Column(table.head, rows, n, number=table.is_number(n)) for n in range(len(table.head))]
     while _edges(columns) + sum(column.least for column in columns) > console.width and optional:
@@ -59,8 +59,8 @@ def print_table(
 
 
 def print_texts(head: Sequence[str], rows: Sequence[Sequence[Text]], console: Console) -> None:
-    """Prints texts of one or more lines in columns, if no word has to be broken; otherwise each row as lines of a
-    title and a value."""
+    """Print texts of one or more lines in columns if no word has to be broken; otherwise print each row as lines
+    of a title and a value."""
     columns = [_Column(head, rows, n, number=False) for n in range(len(head))]
     if _edges(columns) + sum(column.longest for column in columns) > console.width:
         return _print_records(head, rows, console)
@@ -72,7 +72,8 @@ def print_texts(head: Sequence[str], rows: Sequence[Sequence[Text]], console: Co
 
 
 class _Column:
-    """Widths in characters: ``natural`` in one line, ``longest`` without breaking a word, ``least``."""
+    """A column's widths in characters: ``natural`` for texts in one line each, ``longest`` without breaking a
+    word, ``least`` at minimum."""
 
     def __init__(self, head: Sequence[str], rows: Sequence[Sequence[Text]], n: int, *, number: bool) -> None:
         self.title, self.number = printable(head[n]), number
@@ -84,13 +85,14 @@ class _Column:
 
 
 def _edges(columns: Sequence[_Column]) -> int:
-    """One blank at either edge and, at least, between columns."""
+    """Number of blanks needed: one at either edge and one between columns."""
     return len(columns) + 1
 
 
 def _grid(columns: Sequence[_Column], most: int) -> Grid:
-    """An empty grid of ``most`` characters at most. Its columns get room for their longest words, short ones
-    first: keys stay whole before paths do. The rest goes to whichever column is folded into the most lines."""
+    """An empty grid at most ``most`` characters wide. Columns get room for their longest words, those with short
+    words first, so that keys are kept whole before paths are. The remaining room goes to whichever column is
+    folded into the most lines."""
     widths = [column.least for column in columns]
     spare = most - _edges(columns) - sum(widths)
     for n in sorted(range(len(columns)), key=lambda n: columns[n].longest):

@@ -8,9 +8,9 @@ _LENGTH = 2000
 
 
 def printable(value: object, most: int = _LENGTH) -> str:
-    """``value`` as text of one line: line breaks and tabs become spaces, other non-printable characters
-    (terminal escapes, lone surrogates, marks that change the direction of writing) are written as ``\\x1b``.
-    Text of more than ``most`` characters is truncated with an ellipsis."""
+    """``value`` as text in one line: line breaks and tabs become spaces, and other non-printable characters
+    (terminal escapes, lone surrogates, marks that change the direction of writing) become escapes like ``\\x1b``.
+    Text longer than ``most`` characters is truncated with an ellipsis."""
     text = str(value)
     text = text if len(text) <= most else text[: most - 1] + "…"
     return untrusted.printable(text.translate({ord(c): " " for c in "\n\r\t"}))

@@ -1,4 +1,4 @@
-"""Batch norm with its activation, with statistics over one rank's batch or over those of a group of ranks."""
+"""Batch norm and its activation, with statistics over the batch of one rank or the batches of a group of ranks."""
 
 from typing import Any
 
@@ -14,11 +14,11 @@ from mlhpc.common.ranks.world import World
 
 
 class BatchNorm(nn.BatchNorm2d):
-    """``BatchNorm2d``, also of volumes, followed by a ReLU if ``relu``.
+    """``BatchNorm2d``, which also takes volumes, followed by a ReLU if ``relu``.
 
-    ``group``: the ranks that share statistics while training; None: each has its own. ``frozen`` keeps it
-    in evaluation mode, with the running statistics, while the rest of the network is trained. With ``recompute``
-    the modules that get its output recompute it in their backward pass, instead of keeping it.
+    ``group``: the ranks that share statistics in training (None: each rank has its own). ``frozen``: the module
+    stays in evaluation mode, with the running statistics, while the rest of the network is trained. ``recompute``:
+    the modules that get its output recompute it in their backward pass instead of keeping it.
     """
 
     def __init__(self, features: int, *, relu: bool = False, momentum: float = 0.1) -> None:
@@ -29,7 +29,7 @@ class BatchNorm(nn.BatchNorm2d):
         self.recompute = False
 
     def train(self, mode: bool = True) -> "BatchNorm":
-        """As of ``nn.Module``; a frozen one stays in evaluation mode."""
+        """As in ``nn.Module``, but a frozen module stays in evaluation mode."""
         super().train(mode and not self.frozen)
         return self
 
@@ -38,8 +38,8 @@ class BatchNorm(nn.BatchNorm2d):
             raise ValueError(f"batch norm: expected 4 or 5 axes, got {input.dim()}")
 
     def forward(self, input: Tensor, added: Tensor | None = None, relu: bool | None = None) -> Tensor:
-        """[b, channels, h, w], and the same shape; ``added``, of this shape, is added before the ReLU. ``relu``:
-        instead of the module's own."""
+        """The normalised ``input``, [b, channels, h, w] or a volume. ``added``, of the same shape, is added before
+        the ReLU. ``relu`` overrides the module's own setting."""
         self._check_input_dim(input)
         relu = self.relu if relu is None else relu
         if self.training and self.group is None and input.numel() == input.shape[1]:
@@ -52,7 +52,7 @@ class BatchNorm(nn.BatchNorm2d):
             return fused
         if self.training and self.group is not None:
             x = _Trained.apply(input, self.weight, self.bias, self, False)
-        else:  # not the parent's: counting batches takes a kernel, and nothing reads the number
+        else:  # not the parent's, which counts batches: that takes a kernel, and nothing reads the number
             own = self.running_mean, self.running_var, self.weight, self.bias
             x = F.batch_norm(input, *own, self.training, self.momentum or 0.0, self.eps)
         if added is not None:
@@ -61,7 +61,8 @@ class BatchNorm(nn.BatchNorm2d):
 
     def statistics(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         """Mean and variance [channels] of ``x`` over its pixels or voxels; updates the running statistics. In a
-        group they cover all its ranks, and the third value is the number of elements; without one it is None."""
+        group they cover all ranks of the group, and the third value is the number of elements; without a group it
+        is None."""
         assert self.running_mean is not None and self.running_var is not None
         assert self.momentum is not None
         if self.group is None:
@@ -76,7 +77,7 @@ class BatchNorm(nn.BatchNorm2d):
         counts = of_ranks[:, -1:]
         means, variances = of_ranks[:, :-1].chunk(2, 1)
         count = counts.sum()
-        # Chan et al. 1983, equation 2.1: variances of parts to the variance of the whole.
+        # Chan et al. 1983, equation 2.1: the variance of the whole from the variances of its parts.
         mean = (counts * means).sum(0) / count
         var = (counts * (variances + (means - mean) ** 2)).sum(0) / count
         self.running_mean.lerp_(mean, self.momentum)
@@ -85,10 +86,10 @@ class BatchNorm(nn.BatchNorm2d):
 
 
 class _Trained(torch.autograd.Function):
-    """Training-mode batch norm, with a ReLU if ``relu``. Over a group of ranks it costs one all-gather
-    of means and variances forward and one all-reduce of two sums per channel backward; also on CPUs, which
-    PyTorch's ``SyncBatchNorm`` does not support. It keeps its input, and recomputes its output from it on
-    demand."""
+    """Training-mode batch norm, with a ReLU if ``relu``. Over a group of ranks it costs one all-gather of means
+    and variances in the forward pass and one all-reduce of two sums per channel in the backward pass. It also runs
+    on CPUs, which PyTorch's ``SyncBatchNorm`` does not support. It keeps its input, and recomputes its output from
+    it on demand."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, norm: BatchNorm, relu: bool) -> Tensor:
@@ -115,15 +116,15 @@ class _Trained(torch.autograd.Function):
             return *torch.ops.aten.native_batch_norm_backward(
                 gradient, x, weight, None, None, mean, spread, True, ctx.eps, needs_gradient
             ), None, None  # fmt: skip
-        # The two sums over this rank's pixels: of gradient times normalised input, and of the gradient.
-        # The GPU kernel requires the batch's statistics as saved ones, although it does not use them.
+        # Two sums over this rank's pixels: of gradient times normalised input, and of the gradient. The GPU kernel
+        # requires the batch's statistics in place of the saved ones, although it does not use them.
         _, of_weight, of_bias = torch.ops.aten.native_batch_norm_backward(
             gradient, x, weight, mean, var, mean, spread, False, ctx.eps, (False, True, True)
         )
         sums = torch.stack((of_weight, of_bias))
         dist.all_reduce(sums, group=ctx.group)
-        # Ioffe and Szegedy 2015, section 3, solved for the input. The three terms nearly cancel: in bfloat16
-        # each would be rounded before they do, so they are added in the statistics' precision.
+        # Ioffe and Szegedy 2015, section 3, solved for the input's gradient. The three terms nearly cancel; in
+        # bfloat16 each would be rounded first, so they are added in the statistics' precision.
         of_means = sums / count
         slope = weight * spread**2 * of_means[0]
         offset = weight * spread * of_means[1] - slope * mean
@@ -134,7 +135,7 @@ class _Trained(torch.autograd.Function):
 
 
 def _can_fuse(x: Tensor) -> bool:
-    """Whether the kernels of ``common/kernels/batchnorm.py`` take ``x``, in training."""
+    """Whether the kernels in ``common/kernels/batchnorm.py`` support ``x`` in training."""
     fits = x.dim() == 4 and x.shape[1] % 8 == 0 and x.is_contiguous(memory_format=torch.channels_last)
     return fits and run_on(x)
 
@@ -167,7 +168,7 @@ define(
 
 
 class _Fused(torch.autograd.Function):
-    """Training-mode batch norm with what is added and a ReLU, in four kernels."""
+    """Training-mode batch norm, the addition of ``added`` and a ReLU, in four kernels."""
 
     @staticmethod
     def forward(
@@ -194,9 +195,9 @@ class _Fused(torch.autograd.Function):
 
 
 def recompute_output(node: Any) -> Tensor:
-    """The output of a batch norm, recomputed bit for bit from its input. ``node`` is the output's ``grad_fn``,
-    until its backward pass is over. The output, [b, channels, h, w] like the input, is recomputed once and kept
-    until the backward pass of the batch norm itself, which runs after that of the modules using the output."""
+    """The output of a batch norm, [b, channels, h, w] like its input, recomputed bit for bit from the input.
+    ``node``: the output's ``grad_fn``, before its backward pass is over. The output is recomputed once and kept
+    until the backward pass of the batch norm itself, which follows those of the modules that use the output."""
     if node.output is None:
         x, weight, bias, mean, var, _ = node.saved_tensors
         node.output = _normalised(x, mean, var, weight, bias, node.eps, node.relu)
@@ -212,7 +213,7 @@ def _normalised(
 
 
 def group_batchnorm(model: nn.Module, world: World, group_size: int) -> None:
-    """Let every ``group_size`` neighbouring ranks share batch-norm statistics. All ranks call it."""
+    """Make each group of ``group_size`` neighbouring ranks share batch-norm statistics. Called by all ranks."""
     if group_size == 1:
         return
     assert isinstance(world, TorchWorld), "ranks that share statistics are connected by torch.distributed"

@@ -1,4 +1,4 @@
-"""Epochs of a PyTorch loader, measured."""
+"""Measures epochs of a PyTorch loader."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,11 +10,11 @@ from mlhpc.common.pytorch.devices import first_device, wait_for
 from mlhpc.common.pytorch.loading import as_array
 
 DEVICE = first_device().type
-"""Device to which batches are moved."""
+"""The device to which batches are moved."""
 
 
 def measure_batches(loader: Loader[Any], files: Sequence[Path]) -> Figures:
-    """``measure`` a loader that yields ``x`` [b, channels, H, W] and ``y``, with each ``x`` moved to
+    """``measure`` a loader that yields ``x`` [b, channels, H, W] and ``y``, including the move of each ``x`` to
     ``DEVICE``."""
 
     def arrays(batch: Any) -> Arrays:

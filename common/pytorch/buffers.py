@@ -14,14 +14,14 @@ from mlhpc.common.data.prefetch import reader_threads
 
 
 class Buffers:
-    """Memory for tensors of batches, page-locked if ``pinned``, reused once no tensor refers to it."""
+    """Memory for the tensors of batches, page-locked if ``pinned``, and reused once no tensor refers to it."""
 
     def __init__(self, pinned: bool) -> None:
         self._pinned = pinned
         self._memory = buffers.Buffers()
 
     def take(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """An uninitialised tensor on the host. Of the given shape."""
+        """An uninitialised tensor of the given shape on the host."""
         if self._pinned:  # PyTorch caches pinned memory itself, and tracks copies from it
             return torch.empty(shape, dtype=dtype, pin_memory=True)
         size = prod(shape) * dtype.itemsize
@@ -29,18 +29,20 @@ class Buffers:
 
 
 def page_lock(largest: int, each: int, more: Sequence[int] = ()) -> None:
-    """Page-lock memory for later: ``each`` times every power of two up to ``largest`` bytes, and ``more`` sizes.
-    PyTorch keeps what is freed, in powers of two; a new piece takes milliseconds."""
+    """Page-lock memory in advance: ``each`` pieces of every power of two up to ``largest`` bytes, and pieces of
+    the sizes ``more``. PyTorch keeps freed pieces, whose sizes are powers of two; page-locking a new piece takes
+    milliseconds."""
     powers = [1 << bits for bits in range((largest - 1).bit_length() + 1)]
     held = [torch.empty(size, dtype=torch.uint8, pin_memory=True) for size in (*each * powers, *more)]
-    del held  # only now, so that none is the one before it
+    del held  # only now, so that no piece reuses an earlier one
 
 
 @contextmanager
 def single_threaded_readers(threads: int) -> Iterator[ThreadPoolExecutor]:
-    """A pool of threads in each of which PyTorch uses one thread: a single image is too little work to divide."""
-    # The setting is per thread, but the last one set also applies to new threads and to MKL: it is reset here once
-    # all threads have theirs.
+    """A pool of threads in each of which PyTorch uses only that thread, since a single image is too little work to
+    divide."""
+    # The setting is per thread, but the last value set also applies to new threads and to MKL, so it is reset here
+    # once all threads have set theirs.
     before, barrier = torch.get_num_threads(), Barrier(threads)
 
     def use_one_thread() -> None:

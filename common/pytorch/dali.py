@@ -1,6 +1,6 @@
 """Batches processed by NVIDIA DALI, an optional dependency: on its threads, or on the GPU if there is one.
 
-The samples are read and checked by threads of this process as for the feed "threads"; DALI gets them as an
+Samples are read and checked by threads of this process, as for the feed "threads", and passed to DALI as an
 external source, so that every format can be read and every error names its file.
 """
 
@@ -32,34 +32,34 @@ def load() -> tuple[ModuleType, ModuleType, ModuleType]:
 
 
 class Pipeline(Reader, Protocol):
-    """A reader whose batches, as ``finish`` returns them, are the input of a pipeline of DALI."""
+    """A reader whose batches, as returned by ``finish``, are the input of a DALI pipeline."""
 
     def inputs(self, batch: Any) -> Any:
         """The data of a batch for ``external_source``."""
 
     def outputs(self, fn: ModuleType, types: ModuleType, feed: Callable[[], Any], key: Any) -> Any:
-        """The pipeline's output, built within it. ``feed``: its external source; ``key``: that of the first
-        sample."""
+        """The pipeline's output; called while the pipeline is being defined. ``feed``: its external source;
+        ``key``: the first sample's key."""
 
     def collect(self, x: Tensor, batch: Any) -> Any:
-        """The finished batch, whose output is ``x``. ``x`` is [batch, ...]."""
+        """The finished batch, made from the pipeline's output ``x``, [batch, ...], for the input ``batch``."""
 
     def errors(self, in_use: Sequence[Any]) -> AbstractContextManager[None]:
-        """Raises errors of the pipeline as UserError if a sample of the batches ``in_use`` is to blame."""
+        """Raises an error of the pipeline as UserError if a sample of the batches ``in_use`` caused it."""
 
 
 def batches(
     reader: Pipeline, keys: Iterable[Sequence[Any]], *, feed: Feed, workers: int, device: str
 ) -> Generator[Any, None, None]:
-    """The batches of these ``keys``, in order, read by ``feed`` and processed by ``workers`` threads of DALI, or
-    by the GPU, and then returned there, if ``device`` is not "cpu". Raises UserError if DALI is not installed,
-    and naming the file when one cannot be read."""
+    """The batches with these ``keys``, in order, read by ``feed``. DALI processes them with ``workers`` threads,
+    or, if ``device`` is not "cpu", on the GPU, where the batches then are. Raises UserError if DALI is not
+    installed, or, naming the file, if a file cannot be read."""
     dali, fn, types = load()
     batches = list(keys)
     if not batches:
         return
     source = feed(reader, batches)
-    in_use: deque[Any] = deque()  # read in place by DALI: kept until it is done
+    in_use: deque[Any] = deque()  # batches kept until DALI, which reads them in place, is done
 
     def inputs() -> Iterator[Any]:
         for batch in source:
@@ -83,7 +83,7 @@ def batches(
             except RuntimeError as error:
                 reason = " ".join(str(error).split())[:300]
                 raise UserError(f"loading.loader=dali: {reason}; set loading.loader=threads") from error
-            x = outputs.tensor(output)  # ready: its source is free now
+            x = outputs.tensor(output)  # complete, so its source is no longer needed
             yield reader.collect(x, in_use.popleft())
     finally:
         outputs.close()
@@ -94,15 +94,15 @@ def batches(
 class Outputs:
     """A pipeline's outputs, as tensors that the caller may keep.
 
-    On a GPU they are copies in PyTorch's memory: DALI reuses its own as soon as Python drops it, unaware that a
-    PyTorch stream has yet to read it. The original is kept until the copy is done.
+    On a GPU they are copies in PyTorch's memory: DALI reuses its own memory as soon as Python drops a tensor,
+    unaware that a PyTorch stream has yet to read it. The original is kept until the copy is done.
     """
 
     def __init__(self) -> None:
         self._held: deque[tuple[torch.Event, Tensor]] = deque()
 
     def tensor(self, output: Any) -> Tensor:
-        """``output``, a list of tensors of one shape, as one tensor."""
+        """``output``, a list of tensors of equal shape, as one tensor."""
         view: Tensor = torch.utils.dlpack.from_dlpack(output.as_tensor())
         if view.device.type == "cpu":
             return view

@@ -1,5 +1,5 @@
-"""The training device of a rank: its selection, streams and events, and memory. The only vendor-specific file
-here; the others use ``torch.accelerator`` or these functions.
+"""The training device of a rank: its selection, streams, events and memory. This is the only vendor-specific file
+of the package; the others use ``torch.accelerator`` or these functions.
 
 PyTorch calls NVIDIA's and AMD's devices "cuda" (HIP replaces CUDA in builds for ROCm), Intel's "xpu".
 """
@@ -24,15 +24,15 @@ MIN_NCCL = (2, 9, 6)
 ASYNC_ERRORS = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 Work = Callable[..., Tensor]
 Capture = Callable[[Work, tuple[Tensor, ...]], Callable[[], Tensor]]
-"""Records what ``work(*inputs)`` does, without doing it, and returns what does it again with the current content
-of ``inputs``: the result is in the same memory each time."""
+"""Records the operations of ``work(*inputs)`` without running them, and returns a function that runs them on the
+current content of ``inputs``. Its result is in the same memory each time."""
 RUNTIME_CALLS = ("cuda", "hip", "ur", "ze")
-"""Names of runtime calls in a profile, which launch kernels but compute nothing."""
+"""Prefixes of runtime calls in a profile, which launch kernels but compute nothing."""
 
 
 def accelerator() -> str | None:
-    """The kind of accelerator found by PyTorch, named as in ``training.device``: "cuda", "rocm", "xpu" or another
-    of PyTorch's device types; None if there is none."""
+    """The kind of accelerator that PyTorch finds, named as in ``training.device``: "cuda", "rocm", "xpu" or
+    another of PyTorch's device types; None without an accelerator."""
     if not torch.accelerator.device_count():
         return None
     device = torch.accelerator.current_accelerator()
@@ -41,11 +41,11 @@ def accelerator() -> str | None:
 
 
 def pick_device(choice: str, local_rank: int) -> torch.device:
-    """``training.device``: "cpu", an accelerator's kind (the rank's own device of its node), or "auto", the
-    accelerator if there is one.
+    """The device for a ``choice`` of ``training.device``: "cpu", a kind of accelerator (which selects this rank's
+    own device on its node), or "auto", the accelerator if there is one.
 
-    "cuda" also means AMD's, as everywhere in PyTorch. Raises ``UserError`` if PyTorch does not see what was
-    asked for, and for "auto" if it sees no accelerator of a machine that has one.
+    "cuda" also means AMD's GPUs, as everywhere in PyTorch. Raises ``UserError`` if PyTorch does not see the chosen
+    device, and, for "auto", if the machine has an accelerator that PyTorch does not see.
     """
     seen = accelerator()
     if choice == "auto" and seen is None:
@@ -58,7 +58,7 @@ def pick_device(choice: str, local_rank: int) -> torch.device:
     torch.backends.cudnn.benchmark = True  # shapes are constant: ``warm_up`` selects the fastest convolutions
     kind = torch.accelerator.current_accelerator()
     assert kind is not None
-    # If the launcher makes one device visible to each rank, it has number 0.
+    # If the launcher makes only one device visible to each rank, that device has number 0.
     device = torch.device(kind.type, local_rank % torch.accelerator.device_count())
     torch.accelerator.set_device_index(device.index)
     if missing := without_code(device):
@@ -67,8 +67,8 @@ def pick_device(choice: str, local_rank: int) -> torch.device:
 
 
 def without_code(device: torch.device) -> str:
-    """Why no kernel of the installed PyTorch runs on ``device``, in one line; empty if they do. Machine code runs
-    on its architecture and later ones of the same generation, PTX ("compute_") on all later ones."""
+    """Why kernels of the installed PyTorch cannot run on ``device``, in one line; empty if they can. Machine code
+    runs on its own architecture and on later ones of the same generation, PTX ("compute_") on all later ones."""
     if device.type != "cuda":
         return ""
     facts, built = torch.cuda.get_device_properties(device), torch.cuda.get_arch_list()
@@ -93,8 +93,8 @@ def first_device() -> torch.device:
 
 
 def place(model: nn.Module, device: torch.device, *, channels_last: bool, dimensions: int = 2) -> None:
-    """Move ``model``, whose convolutions have 2 or 3 ``dimensions``, to ``device``, in place; with
-    ``channels_last`` in that memory layout."""
+    """Move ``model``, whose convolutions have 2 or 3 ``dimensions``, to ``device``, in place, and to the memory
+    layout channels-last if ``channels_last``."""
     last = torch.channels_last if dimensions == 2 else torch.channels_last_3d
     for tensor in (*model.parameters(), *model.buffers()):
         layout = last if channels_last and tensor.dim() == dimensions + 2 else torch.preserve_format
@@ -102,21 +102,21 @@ def place(model: nn.Module, device: torch.device, *, channels_last: bool, dimens
 
 
 def name_of(device: torch.device) -> str:
-    """The model of ``device``: "NVIDIA A100-SXM4-40GB"; of a CPU, its threads."""
+    """The model of ``device``, such as "NVIDIA A100-SXM4-40GB"; for a CPU, its number of threads."""
     if device.type == "cpu":
         return f"CPU, {torch.get_num_threads()} threads"
     return str(torch.get_device_module(device).get_device_name(device))
 
 
 class StreamEvent:
-    """A point in the queue of the current stream of ``device`` (``DeviceEvent``)."""
+    """A ``DeviceEvent``: a point in the queue of the current stream of ``device``."""
 
     def __init__(self, device: torch.device) -> None:
         self._event = torch.Event(device, enable_timing=True)
         self._event.record(torch.accelerator.current_stream(device))
 
     def wait(self) -> None:
-        """Return when the device has reached the event."""
+        """Wait until the device has reached the event."""
         self._event.synchronize()
 
     def seconds_since(self, earlier: Self) -> float:
@@ -126,26 +126,26 @@ class StreamEvent:
 
 
 def device_events(device: torch.device) -> RecordEvent | None:
-    """Records events on ``device``; None for a CPU, whose steps are done when they return."""
+    """A function that records events on ``device``; None for a CPU, whose steps are done when they return."""
     return None if device.type == "cpu" else lambda: StreamEvent(device)
 
 
 def device_ranges(device: torch.device) -> Ranges | None:
-    """Marks the spans of a run for the vendor's profiler: NVTX for Nsight, ROCTX (of which builds for ROCm make
-    NVTX's calls) for rocprof, ITT for VTune; None for a CPU."""
+    """Marks the spans of a run for the vendor's profiler: with NVTX for Nsight, ROCTX for rocprof (builds for ROCm
+    map NVTX calls to it), or ITT for VTune; None for a CPU."""
     ranges: dict[str, Ranges] = {"cuda": torch.cuda.nvtx, "xpu": torch.profiler.itt}
     return ranges.get(device.type)
 
 
 def wait_for(device: torch.device) -> None:
-    """Return when ``device`` has completed its queue."""
+    """Wait until ``device`` has completed its queue."""
     if _is_accelerator(device):
         torch.accelerator.synchronize(device)
 
 
 def mover(device: torch.device) -> Callable[[Tensor], Tensor]:
-    """Moves batches, tensors of any shape, to ``device``: to an accelerator on a separate stream, during the step
-    before. A batch that is there already is returned."""
+    """A function that moves batches, tensors of any shape, to ``device``: to an accelerator on a separate stream,
+    during the previous step. It returns a batch unchanged that is already on the device."""
     if not _is_accelerator(device):
         return lambda batch: batch.to(device)
     copies = torch.Stream(device)
@@ -157,19 +157,19 @@ def mover(device: torch.device) -> Callable[[Tensor], Tensor]:
             moved = batch.to(device, non_blocking=True)
         computing = torch.accelerator.current_stream(device)
         computing.wait_stream(copies)
-        moved.record_stream(computing)  # its memory belongs to the other stream, which must not reuse it yet
+        moved.record_stream(computing)  # the other stream owns its memory and must not reuse it yet
         return moved
 
     return move
 
 
 def peak_memory(device: torch.device) -> int | None:
-    """Peak bytes of device memory in PyTorch's tensors; None for a CPU."""
+    """Peak device memory, in bytes, of PyTorch's tensors; None for a CPU."""
     return None if device.type == "cpu" else torch.accelerator.max_memory_allocated(device)
 
 
 def forget_peak(device: torch.device) -> None:
-    """``peak_memory`` is of what follows."""
+    """Make ``peak_memory`` count from now on."""
     if device.type != "cpu":
         torch.accelerator.reset_peak_memory_stats(device)
 
@@ -180,15 +180,15 @@ def random_state(device: torch.device) -> Any:
 
 
 def kept_random_state(device: torch.device) -> AbstractContextManager[None]:
-    """Restores the random states of the host and of ``device`` at the end."""
+    """Context manager that restores the random states of the host and of ``device`` at the end."""
     if not _is_accelerator(device):
         return torch.random.fork_rng(devices=[])
     return torch.random.fork_rng(devices=[device.index], device_type=device.type)
 
 
 def without_graphs(device: torch.device, ranks: int) -> str:
-    """Why steps of ``ranks`` on ``device`` cannot be captured; empty if they can. What it asks of NCCL is what
-    PyTorch's documentation does ("CUDA semantics", "Usage with DistributedDataParallel")."""
+    """Why the steps of ``ranks`` ranks on ``device`` cannot be captured; empty if they can. Its requirements on
+    NCCL are those of PyTorch's documentation ("CUDA semantics", "Usage with DistributedDataParallel")."""
     if device.type != "cuda" or torch.version.hip:
         return "it needs an NVIDIA GPU"
     if ranks > 1 and (version := torch.cuda.nccl.version()) < MIN_NCCL:
@@ -198,8 +198,9 @@ def without_graphs(device: torch.device, ranks: int) -> str:
 
 
 def capture_on(device: torch.device) -> Capture:
-    """Captures on ``device``, all into one pool of memory. From here on the calling thread works on a stream of
-    its own, since the default one cannot be captured: DistributedDataParallel is built and warmed up there."""
+    """A function that captures work on ``device``, always into the same memory pool. From now on the calling
+    thread uses a separate stream, since the default stream cannot be captured; DistributedDataParallel must be
+    built and warmed up on that stream."""
     stream, pool = torch.cuda.Stream(device), torch.cuda.graph_pool_handle()
     alive = WeakSet[torch.cuda.CUDAGraph]()
     stream.wait_stream(torch.cuda.current_stream(device))
@@ -207,13 +208,13 @@ def capture_on(device: torch.device) -> Capture:
 
     def capture(work: Work, inputs: tuple[Tensor, ...]) -> Callable[[], Tensor]:
         nonlocal pool
-        if not alive:  # a pool that no graph uses any more cannot be captured into
+        if not alive:  # once no graph uses a pool, nothing can be captured into it
             pool = torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
         alive.add(graph)
         torch.cuda.synchronize()
-        torch.cuda.empty_cache()  # of eager steps; torch.cuda.graph would also free the page-locked batches
-        # NCCL's and other threads may go on calling what this one may not.
+        torch.cuda.empty_cache()  # frees eager steps' memory; torch.cuda.graph would free pinned batches too
+        # Other threads, such as NCCL's, may still make the calls that this one may not.
         graph.capture_begin(pool, capture_error_mode="thread_local")
         try:
             result = work(*inputs)
@@ -237,14 +238,14 @@ def activities(device: torch.device) -> list[ProfilerActivity]:
 
 
 class Precisions(NamedTuple):
-    """The precisions of an accelerator's matrix units besides float32 and float16."""
+    """The precisions that an accelerator's matrix units support besides float32 and float16."""
 
     tf32: bool
     bfloat16: bool
 
 
 def precisions(device: torch.device) -> Precisions:
-    """Of ``device``. NVIDIA's have both from compute capability 8.0 on."""
+    """The ``Precisions`` of ``device``. NVIDIA's GPUs support both from compute capability 8.0 on."""
     if accelerator() == "cuda":
         ampere = torch.cuda.get_device_capability(device)[0] >= 8
         return Precisions(ampere, ampere)
@@ -260,13 +261,13 @@ LOST = (
     "unavailable",
     "is lost",
 )
-"""What a driver's messages about a device that has failed have in them (CUDA runtime API reference, cudaError)."""
+"""Parts of a driver's messages that mean that a device has failed (CUDA runtime API reference, cudaError)."""
 
 
 @contextmanager
 def oom_as_user_error(what: str = "this run", advice: str = "a smaller batch") -> Iterator[None]:
-    """Raise UserError if a GPU, or the host on a CPU, has too little memory for ``what``, or a GPU has failed.
-    ``advice``: what would need less, empty if nothing does. Also a decorator."""
+    """Raise UserError if a GPU (or the host, for a CPU) has too little memory for ``what``, or if a GPU has
+    failed. ``advice``: what would need less memory; empty if nothing would. Can also be used as a decorator."""
     try:
         yield
     except (
@@ -300,8 +301,8 @@ def oom_as_user_error(what: str = "this run", advice: str = "a smaller batch") -
 
 
 def _failure(error: BaseException) -> str:
-    """What the driver says of this process's device if it has failed, whichever library noticed it first as
-    ``error``; else empty. Does not wait for the device."""
+    """The driver's message if this process's device has failed, whichever library raised the first ``error``;
+    otherwise empty. Does not wait for the device."""
     try:
         if torch.accelerator.is_available():
             torch.accelerator.current_stream().query()
@@ -317,7 +318,7 @@ def _is_accelerator(device: torch.device) -> bool:
 
 
 def _require_none_unseen() -> None:
-    """Raise UserError if the drivers list an accelerator that PyTorch does not find, unless it is hidden
+    """Raise UserError if the vendor's tools list an accelerator that PyTorch does not find, unless it is hidden
     deliberately."""
     installed = accelerators.installed()
     if installed and os.environ.get(accelerators.visible_variable(installed[0].vendor)) not in ("", "-1"):

@@ -1,4 +1,4 @@
-"""What reads the samples of a loader ahead (``loading.loader``), and its preparation before the clock starts."""
+"""Selects what reads a loader's samples ahead (``loading.loader``), and prepares it before the clock starts."""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +15,7 @@ from mlhpc.common.pytorch.loading import as_array, dtype_of
 
 
 class Loading(loader.Loading, Protocol):
-    """The settings ``loading``."""
+    """The settings under ``loading``."""
 
     @property
     def loader(self) -> str:
@@ -38,9 +38,10 @@ def feed_of(
     ranks_on_node: int,
     threads: Callable[[int], AbstractContextManager[ThreadPoolExecutor]] = reader_threads,
 ) -> Feed:
-    """The feed that ``loading.loader`` names, of tensors on the host, page-locked unless ``device`` is "cpu":
-    "threads" of this process, from the pool that ``threads`` opens; "workers", worker processes; or "dali", whose
-    ``dali.Pipeline`` is the reader. ``ranks_on_node``: ranks that need memory at the same time."""
+    """The feed that ``loading.loader`` names: "threads" of this process, in the pool that ``threads`` opens;
+    "workers", worker processes; or "dali", whose reader is a ``dali.Pipeline``. Its tensors are on the host,
+    page-locked unless ``device`` is "cpu". ``ranks_on_node``: number of ranks that need memory at the same
+    time."""
     if loading.loader == "workers":
         return partial(
             workers.batches,

@@ -12,13 +12,14 @@ from mlhpc.common.kernels.operators import stands_in
 
 
 def on_cpu(tensor: Tensor) -> bool:
-    """Whether ``tensor`` [...] is a CPU's. A fake one stands for a GPU's (``profile.fake_tensors``)."""
+    """Whether ``tensor``, of any shape, is on a CPU. A fake tensor (``profile.fake_tensors``) stands for one on a
+    GPU."""
     return tensor.device.type == "cpu" and not stands_in(tensor)
 
 
 def unscale(optimizer: torch.optim.Optimizer, gradients: list[Tensor]) -> Tensor | None:
-    """Divide ``gradients``, each [...], by the loss scale that a GradScaler left with ``optimizer``; its
-    ``found_inf``, None without one."""
+    """Divide ``gradients``, of any shapes, by the loss scale that a GradScaler has set on ``optimizer``. Returns
+    the scaler's ``found_inf``, a scalar; None without a scaler."""
     scale: Tensor | None = getattr(optimizer, "grad_scale", None)
     if scale is not None:
         torch._foreach_mul_(gradients, scale.reciprocal().reshape(()))
@@ -34,8 +35,8 @@ def momentum_step(
     lr: float,
     found_inf: Tensor | None,
 ) -> None:
-    """v = momentum v + change, w = w - lr v, in place, unless ``found_inf`` is 1. Each weight, its change and its
-    velocity have the same shape."""
+    """Update velocities and weights in place, unless ``found_inf`` is 1: v = momentum v + change, w = w - lr v.
+    Each weight has the same shape as its change and its velocity."""
     if found_inf is None:
         torch._foreach_mul_(velocities, momentum)
         torch._foreach_add_(velocities, changes)
@@ -55,8 +56,9 @@ def multiply_each(tensors: list[Tensor], factors: Tensor) -> None:
     """``tensors[i] *= factors[i]``, in place; ``factors`` [len(tensors)] on their device. Does not wait for the
     device.
 
-    With a list of 0-dimensional tensors PyTorch launches a kernel per tensor on a GPU; with tensors of equal shape
-    and strides a few kernels process all of them (``can_use_fast_route`` in ATen/native/ForeachUtils.h).
+    With a list of 0-dimensional factors, PyTorch would launch a kernel per tensor on a GPU. With factors of the
+    tensors' shapes and strides, a few kernels process all of them (``can_use_fast_route`` in
+    ATen/native/ForeachUtils.h).
     """
     if on_cpu(factors) or torch.compiler.is_compiling():
         torch._foreach_mul_(tensors, list(factors.unbind()))
@@ -65,7 +67,8 @@ def multiply_each(tensors: list[Tensor], factors: Tensor) -> None:
 
 
 def spread(tensors: list[Tensor], factors: Tensor) -> list[Tensor]:
-    """For each of ``tensors``, dense in memory, a tensor of its shape and strides filled with its factor."""
+    """For each of ``tensors``, which are dense in memory, a tensor with its shape and strides, filled with its
+    factor from ``factors`` [len(tensors)]."""
     sizes = [tensor.numel() for tensor in tensors]
     filled = torch.cat([factor.expand(size) for factor, size in zip(factors.unbind(), sizes, strict=True)])
     parts = zip(tensors, filled.split(sizes), strict=True)
@@ -73,9 +76,9 @@ def spread(tensors: list[Tensor], factors: Tensor) -> list[Tensor]:
 
 
 class _Together(torch.autograd.Function):
-    """``copies`` of weights, whose gradients arrive together, in one kernel, in the weights' type.
-    ``in_place``: in the gradients that the weights have, which DistributedDataParallel keeps in its buckets.
-    Autograd then gets none, but still lets it know that they are there."""
+    """Returns ``copies`` of weights. One kernel converts all of their gradients together to the weights' type.
+    ``in_place``: the gradients are written into the weights' existing ones, which DistributedDataParallel keeps in
+    its buckets. Autograd then gets None, but still tells DistributedDataParallel that the gradients are ready."""
 
     @staticmethod
     def forward(ctx: Any, copies: list[Tensor], in_place: bool, *weights: Tensor) -> tuple[Tensor, ...]:
@@ -116,11 +119,11 @@ def _copied(tensors: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
 def with_weights_together(
     model: nn.Module, dtype: torch.dtype | None, at_once: float, in_place: bool
 ) -> Callable[[Tensor], Tensor]:
-    """``model``, of fields [b, channels, ...], with the weights of its convolutions cast to ``dtype``, that
-    of autocast, in one kernel.
+    """A function that calls ``model`` on fields [b, channels, ...] with the weights of its convolutions cast to
+    ``dtype``, autocast's type, in one kernel.
 
-    Gradients are cast back in groups of at most ``at_once`` bytes, each group as soon as it is complete. With
-    ``in_place`` all gradients overwrite those of the previous step: see ``_Together``.
+    Gradients are cast back in groups of weights of at most ``at_once`` bytes, each group as soon as it is
+    complete. With ``in_place``, all gradients overwrite those of the previous step: see ``_Together``.
     """
     weights = dict(model.named_parameters())
     convolutions = [
@@ -150,7 +153,8 @@ def with_weights_together(
 
 
 def _groups(names: Sequence[str], weights: dict[str, nn.Parameter], at_once: float) -> Iterator[list[str]]:
-    """Consecutive ``names`` of weights of at most ``at_once`` bytes together, or a single larger one."""
+    """Groups of consecutive ``names`` whose weights have at most ``at_once`` bytes together; a larger weight is a
+    group by itself."""
     group: list[str] = []
     size = 0
     for name in names:

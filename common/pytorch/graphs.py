@@ -1,5 +1,5 @@
-"""Steps replayed from graphs of an accelerator: forward and backward pass, all-reduce, and optimizer
-in one launch. What decides whether a run replays its steps is a comparison with eager ones, before the clock."""
+"""Steps replayed from an accelerator's graphs: forward and backward pass, all-reduce, and optimizer in one launch.
+A comparison with eager steps, before the clock starts, decides whether a run replays its steps."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -20,10 +20,10 @@ from mlhpc.common.timing.runlog import RunLog
 from mlhpc.errors import UserError
 
 WARM_UP = 11
-"""Eager steps before a capture, as many as DistributedDataParallel needs (``devices.without_graphs``)."""
+"""Number of eager steps that DistributedDataParallel needs before a capture (``devices.without_graphs``)."""
 
 TRIALS = ((1.0, 2.0**8), (0.5, 2.0**127), (0.25, 2.0**9))
-"""Of each step of a trial: the factor on the rate, and the loss scale, of which one overflows."""
+"""For each step of a trial: the factor on the learning rate, and the loss scale; one of the scales overflows."""
 
 
 def obstacle(run: Run, device: torch.device, world: World) -> str:
@@ -32,7 +32,7 @@ def obstacle(run: Run, device: torch.device, world: World) -> str:
 
 
 def require_graphs(run: Run, device: torch.device, world: World) -> None:
-    """Raise UserError for ``on`` where there is an ``obstacle``."""
+    """Raise UserError if graphs are set to ``on`` and there is an ``obstacle``."""
     if run.graphs == "on" and (why := obstacle(run, device, world)):
         raise _refused(why)
 
@@ -45,9 +45,9 @@ def start_steps(
     sizes: WarmUpSizes,
     log: RunLog,
 ) -> tuple[Steps[Measured], "Graphs | None"]:
-    """The steps that ``make`` makes, warmed up unless they are emulated, and their graphs if they are replayed:
-    see ``Graphs.objection``. Called by all ranks, before the clock; ``zeros`` and ``sizes`` as of ``warm_up``.
-    Raises UserError for ``on`` that cannot be."""
+    """The steps that ``make`` makes, warmed up unless they are emulated, and their graphs if they are replayed
+    (see ``Graphs.objection``). Called by all ranks, before the clock starts; ``zeros`` and ``sizes`` as for
+    ``warm_up``. Raises UserError if graphs are set to ``on`` but the steps cannot be replayed."""
     if run.emulation.enabled:
         return make(None), None
     device, world, wanted = next(state[0].parameters()).device, state[3], run.graphs
@@ -59,7 +59,7 @@ def start_steps(
         if wanted == "on":
             raise_any(world, _refused(why))
         graphs = None
-        steps = make(None)  # a capture that fails leaves DistributedDataParallel in the middle of a step
+        steps = make(None)  # a failed capture leaves DistributedDataParallel in the middle of a step
         warm_up(*state, steps, zeros, sizes)
     if wanted != "off" and device.type != "cpu":
         log.note("graphs", replayed=graphs is not None, reason=why)
@@ -69,8 +69,8 @@ def start_steps(
 
 
 class Replayed:
-    """``work``, which while ``active`` is captured after ``WARM_UP`` calls, and then replayed for batches of the
-    largest size so far; others run eagerly."""
+    """Calls ``work``. While ``active``, it is captured after ``WARM_UP`` calls and then replayed for batches of
+    the largest size so far; other batches run eagerly."""
 
     def __init__(self, work: Work, capture: Capture, device: torch.device, active: bool) -> None:
         self.active = active
@@ -89,7 +89,7 @@ class Replayed:
             if self._replay is not None:
                 for held, new in zip(self.inputs, moved, strict=True):
                     held.copy_(new)
-                return self._replay().clone()  # the next replay uses its memory again
+                return self._replay().clone()  # the next replay reuses its memory
         self._calls += 1
         return self._work(*moved)
 
@@ -107,9 +107,9 @@ class Graphs:
         self._parts: list[Replayed] = []
 
     def for_new_steps(self) -> Captured:
-        """Returns the function that captures the parts of new steps, and drops the captures of the old ones, which
-        freezing weights has made invalid. If the old steps were replayed, so are the new ones, after ``WARM_UP``
-        eager calls."""
+        """Returns the function that captures the parts of new steps, and drops the captures of the old steps,
+        which freezing weights has invalidated. If the old steps were replayed, so are the new ones, after
+        ``WARM_UP`` eager calls."""
         self._parts.clear()
         return self._replayed
 
@@ -118,11 +118,13 @@ class Graphs:
         return self._parts[-1]
 
     def objection(self, steps: Steps[Any], state: State, trial: Sequence[TensorPair], compared: bool) -> str:
-        """Capture the steps and let them be replayed, unless a rank objects: then why, on all ranks.
+        """Capture the steps and have them replayed, unless a rank objects. Returns the objection, the same on all
+        ranks, or an empty text.
 
-        A value that changes between steps must be on the device. If ``compared``, steps on ``trial``, whose last
-        batch is evaluated, are taken twice eagerly and once replayed, from the same state: weights, statistics,
-        losses, loss scale and optimizer state must not differ by more than twice what the eager ones do.
+        All values that change between steps must be on the device. If ``compared``, the steps on ``trial``, whose
+        last batch is for the evaluation, are run twice eagerly and once replayed, from the same state. In weights,
+        statistics, losses, loss scale and optimizer state, the replayed steps may differ from the eager ones by at
+        most twice as much as the eager ones differ from each other.
         """
         _, optimizer, scaler, world = state
         take = partial(_trial, steps, state, trial)
@@ -140,31 +142,32 @@ class Graphs:
         return why
 
     def captured(self) -> str:
-        """Capture the steps, which get their ``x`` in the same memory. If that fails: why."""
+        """Capture the steps, all of which get their ``x`` in the same memory. Returns why that failed, or an empty
+        text."""
         largest = max((part.inputs[0] for part in self._parts), key=len)
         for part in self._parts:
             part.inputs = (largest[: len(part.inputs[0])], *part.inputs[1:])
         try:
-            # The evaluation first: its few large tensors leave memory for training's many.
+            # The evaluation comes first: its few large tensors leave room for the many of training.
             for part in reversed(self._parts):
                 part.capture()
         except (RuntimeError, UserError) as failure:
             error: BaseException = failure
-            while error.__context__ is not None:  # the last one is only that the capture is broken
+            while error.__context__ is not None:  # the last error only says that the capture is broken
                 error = error.__context__
             return f"a step cannot be captured ({str(error).partition(chr(10))[0]})"
         return ""
 
     def set_active(self, active: bool) -> None:
-        """Whether steps are replayed from now on."""
+        """Set whether steps are replayed from now on."""
         self._active = active
         for part in self._parts:
             part.active = active
 
 
 def on_host(optimizer: torch.optim.Optimizer, device: torch.device) -> list[tuple[str, object]]:
-    """Names and values of optimizer settings and state that are not tensors on ``device``. A graph would replay
-    the values from the time of its capture."""
+    """Names and values of the optimizer's settings and state that are not tensors on ``device``. A graph would
+    always use their values at the time of its capture."""
     values: list[tuple[str, object]] = []
     for owner in (*optimizer.param_groups, *optimizer.state.values()):
         for name, value in owner.items():
@@ -177,7 +180,8 @@ def on_host(optimizer: torch.optim.Optimizer, device: torch.device) -> list[tupl
 
 
 def frozen(before: Sequence[tuple[str, object]], after: Sequence[tuple[str, object]]) -> str:
-    """Which values on the host (``on_host``) steps have changed; empty for none."""
+    """An objection naming the values on the host (``on_host``) that steps have changed; empty if there are
+    none."""
     changed = {name for (name, old), (_, new) in zip(before, after, strict=True) if old != new}
     return f"a graph would freeze what the optimizer has on the host: {', '.join(sorted(changed))}" * bool(
         changed
@@ -185,8 +189,8 @@ def frozen(before: Sequence[tuple[str, object]], after: Sequence[tuple[str, obje
 
 
 def batches(zeros: Callable[[int], TensorPair], sizes: WarmUpSizes, world: World) -> list[TensorPair]:
-    """A random batch for each step of a trial and one for its evaluation, other ones on each rank: normal numbers,
-    counts, or labels 0 and 1."""
+    """A random batch for each step of a trial and one for its evaluation, different on each rank: normally
+    distributed numbers, counts, or labels 0 and 1."""
     generator = torch.Generator().manual_seed(world.rank)
     made = [zeros(size) for size in (*[sizes.train] * len(TRIALS), sizes.evaluation)]
     for tensor in (tensor for batch in made for tensor in batch):
@@ -198,8 +202,8 @@ def batches(zeros: Callable[[int], TensorPair], sizes: WarmUpSizes, world: World
 
 
 def _trial(steps: Steps[Any], state: State, trial: Sequence[TensorPair]) -> dict[str, list[Tensor]]:
-    """Take the steps, with another rate and loss scale in each and an evaluation before the last one, and restore
-    all that is in tensors: what they left, by kind, on the host."""
+    """Run the steps, each with a different learning rate and loss scale, and an evaluation before the last one.
+    Returns the resulting tensors by kind, on the host, after restoring the state from before."""
     model, optimizer, scaler, _ = state
     rate, scale = float(optimizer.param_groups[0]["lr"]), scaler.state_dict()
     losses: list[Tensor] = []
@@ -230,8 +234,8 @@ def difference(
     second: Mapping[str, list[Tensor]],
     replayed: Mapping[str, list[Tensor]],
 ) -> str:
-    """What of ``replayed`` is further from ``first``, of the same steps, than twice as far as ``second``; empty
-    for nothing."""
+    """An objection naming the first kind of tensors for which ``replayed`` is more than twice as far from
+    ``first`` as ``second``, which comes from the same eager steps; empty if there is none."""
     for kind, values in first.items():
         own, other = _distance(values, second[kind]), _distance(values, replayed[kind])
         if not other <= 2 * own:
@@ -243,7 +247,7 @@ def difference(
 
 
 def _distance(first: Sequence[Tensor], second: Sequence[Tensor]) -> float:
-    """The norm of what differs; numbers that are not finite are equal to themselves."""
+    """The norm of the differences; infinities and NaN are equal to themselves."""
     squares = 0.0
     for a, b in zip(first, second, strict=True):
         same = (a == b) | (a.isnan() & b.isnan())
@@ -252,7 +256,8 @@ def _distance(first: Sequence[Tensor], second: Sequence[Tensor]) -> float:
 
 
 def _vote(world: World, why: str) -> str:
-    """The first objection of any rank, named, on all ranks; empty if there is none."""
+    """The objection of the lowest rank that has one, with that rank's number, the same on all ranks; empty if
+    there is none."""
     objections = [f"{each} (rank {rank})" for rank, each in enumerate(world.gather(why)) if each]
     return objections[0] if objections else ""
 

@@ -16,16 +16,17 @@ def dtype_of(sample_dtype: str) -> torch.dtype:
 
 
 def as_tensor(array: npt.NDArray[Any], sample_dtype: str) -> Tensor:
-    """An array of samples as a tensor in the same memory. NumPy has no bfloat16: arrays hold its bits. Of the
-    same shape."""
+    """An array of samples as a tensor of the same shape in the same memory. NumPy has no bfloat16, so arrays hold
+    its bits."""
     return torch.from_numpy(array).view(dtype_of(sample_dtype))
 
 
 def as_array(tensor: Tensor) -> npt.NDArray[Any]:
-    """A tensor on the host as an array in the same memory, of bits for bfloat16. Of the same shape."""
+    """A tensor on the host as an array of the same shape in the same memory; for bfloat16, an array of its
+    bits."""
     return tensor.view(torch.uint16).numpy() if tensor.dtype == torch.bfloat16 else tensor.numpy()
 
 
 def pinned(tensor: Tensor, device: torch.device) -> Tensor:
-    """The tensor, or a page-locked copy for asynchronous transfers to a GPU. Of the same shape."""
+    """The tensor, or, for asynchronous transfers to a GPU, a page-locked copy of the same shape."""
     return tensor if device.type == "cpu" else tensor.pin_memory()

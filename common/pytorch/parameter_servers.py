@@ -1,9 +1,9 @@
 """Parameter servers, and a ring all-reduce to compare them with, over torch.distributed's send and receive.
 
-Only for studies (Han et al. 2019, Figs. 3, 8, 9; Li et al., OSDI 2014): no benchmark trains with
-it. All weights are one float32 vector on the host; a server owns an equal part of it and its optimizer. A
-worker sends every server its part of a gradient, and receives that part of the weights. Both methods use the
-same messages, so only their pattern differs.
+Only for studies (Han et al. 2019, Figs. 3, 8, 9; Li et al., OSDI 2014); no benchmark trains with them. All weights
+form one float32 vector on the host; each server owns an equal part of it, and the optimizer of that part. A worker
+sends every server the matching part of its gradient, and receives that part of the weights. Both methods send
+messages in the same way, so only their patterns differ.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class Roles:
-    """Roles of ranks: 0 to ``workers - 1`` are workers, the following ones servers."""
+    """Roles of ranks: ranks 0 to ``workers - 1`` are workers, and the following ranks servers."""
 
     workers: int
     servers: int
@@ -33,7 +33,7 @@ class Roles:
         return range(self.workers, self.size)
 
     def place(self, rank: int) -> str:
-        """Description of ``rank``, such as "parameter server 1"; servers and workers count from 0."""
+        """Description of ``rank``, such as "parameter server 1"; servers and workers are numbered from 0."""
         return f"worker {rank}" if rank < self.workers else f"parameter server {rank - self.workers}"
 
 
@@ -45,8 +45,8 @@ class Traffic:
     received: int = 0
 
     def exchange(self, sends: Sequence[tuple[int, Tensor]], receives: Sequence[tuple[int, Tensor]]) -> None:
-        """Send to and receive from other ranks at the same time; returns when all transfers are complete.
-        Tensors of any shape."""
+        """Send tensors of any shape to, and receive into tensors from, other ranks at the same time; returns when
+        all transfers are complete."""
         works = [dist.irecv(tensor, rank) for rank, tensor in receives]
         works += [dist.isend(tensor, rank) for rank, tensor in sends]
         for work in works:
@@ -57,27 +57,27 @@ class Traffic:
 
 
 def parts(elements: int, number: int) -> list[slice]:
-    """A vector of ``elements`` in ``number`` parts whose lengths differ by one at most."""
+    """Slices that divide a vector of ``elements`` elements into ``number`` parts whose lengths differ by at most
+    one."""
     ends = [elements * i // number for i in range(number + 1)]
     return [slice(first, last) for first, last in pairwise(ends)]
 
 
 def flat(tensors: Sequence[Tensor]) -> Tensor:
-    """The tensors as one float32 vector on the host, waiting for the device. Tensors of any shape; the vector is
-    [elements]."""
+    """Tensors of any shape as one float32 vector [elements] on the host. Waits for the device."""
     return torch.cat([tensor.detach().flatten() for tensor in tensors]).float().cpu()
 
 
 @torch.no_grad()
 def unflatten(vector: Tensor, tensors: Sequence[Tensor]) -> None:
-    """Write ``vector`` into the tensors. ``vector`` is [elements], tensors of any shape."""
+    """Write ``vector``, [elements], into ``tensors``, of any shape."""
     for tensor, part in zip(tensors, vector.split([t.numel() for t in tensors]), strict=True):
         tensor.copy_(part.view_as(tensor))
 
 
 def ring_all_reduce(vector: Tensor, rank: int, ranks: int, traffic: Traffic) -> None:
-    """Replace ``vector`` by its mean over ``ranks``: reduce-scatter, then all-gather, around a ring (Thakur et
-    al. 2005, section 4.3). A rank sends 2·(ranks - 1) parts. ``vector`` is [elements]."""
+    """Replace ``vector``, [elements], by its mean over ``ranks`` ranks: reduce-scatter, then all-gather, around a
+    ring (Thakur et al. 2005, section 4.3). Each rank sends 2·(ranks - 1) parts."""
     pieces = [vector[part] for part in parts(len(vector), ranks)]
     following, previous = (rank + 1) % ranks, (rank - 1) % ranks
     for turn in range(ranks - 1):
@@ -93,7 +93,7 @@ def ring_all_reduce(vector: Tensor, rank: int, ranks: int, traffic: Traffic) -> 
 
 
 def push_and_pull(gradient: Tensor, weights: Tensor, roles: Roles, traffic: Traffic) -> None:
-    """Called by a worker: send ``gradient`` to the servers and receive the updated ``weights``. Both are
+    """Called by a worker: send ``gradient`` to the servers and receive the updated ``weights``, both
     [elements]."""
     slices = list(zip(roles.server_ranks, parts(len(weights), roles.servers), strict=True))
     traffic.exchange(
@@ -103,18 +103,17 @@ def push_and_pull(gradient: Tensor, weights: Tensor, roles: Roles, traffic: Traf
 
 
 def pull(weights: Tensor, roles: Roles) -> None:
-    """Called by a worker: the weights after all updates, which servers send at the end. ``weights`` are
-    [elements]."""
+    """Called by a worker: receive ``weights``, [elements], after all updates; the servers send them at the end."""
     slices = zip(roles.server_ranks, parts(len(weights), roles.servers), strict=True)
     Traffic().exchange([], [(server, weights[part]) for server, part in slices])
 
 
 @dataclass
 class Server:
-    """One server: ``part`` of the weights of ``model``, updated by ``optimizer``, an optimizer over all of them
-    whose update of one weight depends on no other.
+    """One server. It owns ``part`` of the weights of ``model`` and updates it with ``optimizer``, an optimizer of
+    all weights that updates each weight independently of the others.
 
-    ``staleness``: of every update, how many others the weights had seen since the gradient's worker got them.
+    ``staleness``: for every update, the number of other updates since the gradient's worker received its weights.
     """
 
     roles: Roles
@@ -136,7 +135,8 @@ class Server:
                     self.optimizer.state[piece]["velocity"] = torch.zeros_like(piece)
 
     def serve_synchronously(self, steps: int, rate_at: Callable[[int], float]) -> None:
-        """``steps`` updates, each with the mean gradient of all workers, added in the order of their ranks."""
+        """Make ``steps`` updates, each with the mean gradient of all workers, added in the order of their
+        ranks."""
         workers = range(self.roles.workers)
         buffers = [torch.empty_like(self._weights) for _ in workers]
         for step in range(steps):
@@ -148,15 +148,15 @@ class Server:
         self._send_to_all()
 
     def serve_asynchronously(self, steps: int, rate_at: Callable[[int], float]) -> None:
-        """An update with every gradient as it arrives, ``steps`` of each worker.
+        """Make an update with every gradient as it arrives, ``steps`` for each worker.
 
-        The rate is divided by the number of workers, so one update per worker moves the weights as far as one
-        update with the mean gradient, and only the effect of stale gradients remains to compare.
+        The learning rate is divided by the number of workers, so one update per worker moves the weights as far as
+        one update with the mean gradient, and a comparison shows only the effect of stale gradients.
         """
         workers = self.roles.workers
         given_at = [0] * workers
         for update in range(steps * workers):
-            worker = dist.recv(self._gradient)  # from any
+            worker = dist.recv(self._gradient)  # from any worker
             self.traffic.received += self._gradient.nbytes
             self._update(rate_at(update // workers) / workers)
             self.traffic.exchange([(worker, self._weights)], [])
@@ -173,8 +173,8 @@ class Server:
         Traffic().exchange([(worker, self._weights) for worker in range(self.roles.workers)], [])
 
     def _own_pieces(self, weights: Sequence[Tensor]) -> dict[int, nn.Parameter]:
-        """The piece of each weight that lies in ``part``, a view of this server's vector, with its gradient a view
-        of the gradient's; by the weight's identity."""
+        """The piece of each weight that lies in ``part``, keyed by the weight's ``id``: a view of this server's
+        weights, with a view of its gradient vector as gradient."""
         pieces, first = {}, 0
         for weight in weights:
             here = slice(max(first, self.part.start), min(first + weight.numel(), self.part.stop))

@@ -1,5 +1,5 @@
-"""A training step under PyTorch's profiler, with the network's module of each operation, and the all-reduces of
-DistributedDataParallel: their buckets, and the part not hidden by computation."""
+"""Profiles a training step with PyTorch's profiler: the network's module for each operation, and the all-reduces
+of DistributedDataParallel with their buckets and the part not hidden by computation."""
 
 import math
 import time
@@ -60,12 +60,12 @@ def profile_training(
     request: Request,
     world: World,
 ) -> Profile:
-    """``request.steps`` training steps of ``model``, not compiled, on batches of ``feed``, after one that warms
-    up. ``modules``: the result of ``modules_in_order``. Called by all ranks. Batches are as ``loss_of`` takes
-    them: [batch, ...].
+    """Profile ``request.steps`` training steps of ``model``, which is not compiled, on batches from ``feed``,
+    after one warm-up step. ``modules``: the result of ``modules_in_order``. Called by all ranks. Batches have the
+    shapes that ``loss_of`` expects: [batch, ...].
 
-    A forward operation belongs to the innermost module that was called around it; a backward one to that of the
-    forward operation with its sequence number. On a GPU an operation's time is that of its kernels.
+    A forward operation belongs to the innermost module whose call encloses it, a backward operation to the module
+    of the forward operation with the same sequence number. On a GPU, an operation's time is that of its kernels.
     ``request.trace``: where to write the trace for chrome://tracing and Perfetto.
     """
     device = next(model.parameters()).device
@@ -129,24 +129,25 @@ def profile_training(
 
 @contextmanager
 def fake_tensors() -> Iterator[None]:
-    """Inside, tensors have neither memory nor values, so that a step of any size can be counted anywhere."""
+    """Context manager inside which tensors have neither memory nor values, so that a step of any size can be
+    counted on any machine."""
     with StandIn(allow_non_fake_inputs=True), LaunchCounter():
         yield
 
 
 NO_KERNELS = ("detach", "empty", "lift", "new_empty", "device", "_record_function", "bernoulli_", "div_")
-"""How names of operations begin that give a GPU nothing to do, besides views; the last two are a CPU's dropout."""
-FOREACH_NORM = 3  # clear the result, sums of parts, sums of those
+"""Prefixes of operations, besides views, that launch nothing on a GPU; the last two are a CPU's dropout."""
+FOREACH_NORM = 3  # clear the result, sum parts, add these sums
 CONCATENATED = {True: 128, False: 64}
-"""Tensors that one kernel concatenates, if they are contiguous and if not (PyTorch, Shape.cu)."""
+"""Maximum number of tensors that one kernel concatenates, for contiguous and other tensors (PyTorch, Shape.cu)."""
 NORMALISATIONS = {"native_batch_norm": 4, "native_batch_norm_backward": 3}
-"""Kernels of PyTorch's own batch norm, in bfloat16. In the other precisions it is one call of cuDNN."""
+"""Number of kernels of PyTorch's own batch norm, used in bfloat16; in other precisions it is one call to cuDNN."""
 FUSED = {"batch_norm": 2, "batch_norm_backward": 2, "pool_backward": 2, "_foreach_norm": FOREACH_NORM}
 
 
 class LaunchCounter(TorchDispatchMode):
-    """Counts what PyTorch would launch on a GPU for the operations on fake tensors of a CPU: neither a device
-    nor arithmetic is needed."""
+    """Counts what PyTorch would launch on a GPU for operations on fake CPU tensors. This needs neither a device
+    nor any arithmetic."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -155,7 +156,7 @@ class LaunchCounter(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.aten._local_scalar_dense.default:
-            # Fake tensors have no values: no weight that PyTorch draws is an outlier, and all rates are valid.
+            # Fake tensors have no values. Answer that no weight drawn is an outlier and that all rates are valid.
             return 0 if self._last in ("any", "lt") else 1
         self._last = func.overloadpacket.__name__
         result = func(*args, **(kwargs or {}))
@@ -168,7 +169,8 @@ class LaunchCounter(TorchDispatchMode):
 
 
 def _laid_out(result: Any, x: Tensor) -> Any:
-    """The results of a convolution in the layout of ``x``, which cuDNN keeps, and a CPU not in every precision."""
+    """The results of a convolution in the memory layout of ``x``. cuDNN keeps that layout; a CPU does so only in
+    some precisions."""
     last = {4: torch.channels_last, 5: torch.channels_last_3d}[x.dim()]
     if not x.is_contiguous(memory_format=last):
         return result
@@ -185,7 +187,7 @@ def _launch(func: Any, args: Any, kwargs: Any, result: Any) -> Launch:
     given = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
     made = [each for each in tree_leaves(result) if isinstance(each, Tensor)] or given[:1]
     read = {id(each): each for each in given}
-    if name.startswith(("fill", "zero", "copy", "_foreach_copy")):  # the first one is only written
+    if name.startswith(("fill", "zero", "copy", "_foreach_copy")):  # the first tensor is only written
         for each in tree_leaves(args[0]):
             read.pop(id(each), None)
     return Launch(
@@ -199,7 +201,7 @@ def _launch(func: Any, args: Any, kwargs: Any, result: Any) -> Launch:
 
 
 def _stored(tensor: Tensor) -> int:
-    """Bytes in memory: a broadcast tensor has fewer than elements."""
+    """Bytes in memory of a tensor of any shape; a broadcast tensor takes fewer than its elements would."""
     return min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes())
 
 
@@ -214,7 +216,8 @@ def _kernels(name: str, args: Any, given: Sequence[Tensor]) -> int:
 
 
 def _products(name: str, args: Any, made: Sequence[Tensor]) -> int:
-    """FLOPs, 2 for a multiplication with its addition. A gradient of a convolution needs as many as its result."""
+    """FLOPs, counting a multiplication and an addition as 2. Each gradient of a convolution takes as many as its
+    result."""
     if name in ("convolution", "convolution_backward"):
         backward = name != "convolution"
         x, weight, transposed = args[backward], args[backward + 1], args[6 + backward]
@@ -227,7 +230,7 @@ def _products(name: str, args: Any, made: Sequence[Tensor]) -> int:
 
 
 def _profiled(update: Callable[[], None], device: torch.device, steps: int) -> tuple[profile, float]:
-    """The profiler that has watched ``steps`` calls of ``update``, and the seconds of one."""
+    """The profiler after recording ``steps`` calls of ``update``, and the seconds per call."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*Profiler clears events.*")
         with profile(activities=activities(device)) as profiler:
@@ -239,8 +242,8 @@ def _profiled(update: Callable[[], None], device: torch.device, steps: int) -> t
 
 
 def _exposed(work: Iterator[Work], exchange: Exchange | None) -> Iterator[Work]:
-    """``work`` with the measured part of the exchange that is not hidden as its communication: gloo's own
-    ranges overlap with computation."""
+    """``work``, with its communication replaced by the part of the exchange that was measured as not hidden,
+    because gloo's own ranges overlap with computation."""
     if exchange is None or exchange.exposed is None:
         yield from work
         return
@@ -258,8 +261,8 @@ class _Bucket:
 
 @dataclass
 class BucketTimes:
-    """Wraps the all-reduce of each bucket with timers. Times are the host's: on a GPU the host cannot see the
-    end of an all-reduce, so only sizes are measured."""
+    """Times the all-reduce of each bucket on the host. With a GPU the host cannot see the end of an all-reduce, so
+    only sizes are measured."""
 
     world_size: int
     on_host: bool
@@ -267,7 +270,7 @@ class BucketTimes:
 
     @classmethod
     def watch(cls, model: nn.Module, on_host: bool) -> "BucketTimes | None":
-        """The times of ``model``, from ``wrap_ddp``; None for a model that exchanges nothing."""
+        """Timers for the buckets of ``model``, which comes from ``wrap_ddp``; None if it exchanges nothing."""
         if not isinstance(model, DistributedDataParallel):
             return None
         times = cls(dist.get_world_size(), on_host)
@@ -275,11 +278,11 @@ class BucketTimes:
         return times
 
     def start(self) -> None:
-        """Count from here."""
+        """Discard what was counted so far."""
         self.buckets.clear()
 
     def exchange(self, steps: int) -> Exchange:
-        """Means over ``steps`` steps since ``start``."""
+        """Means over the ``steps`` steps since ``start``."""
         per_step = len(self.buckets) // steps
         rounds = [self.buckets[n * per_step : (n + 1) * per_step] for n in range(steps)] if per_step else []
         messages = by_size(
@@ -287,7 +290,7 @@ class BucketTimes:
         )
         if not self.on_host:
             return Exchange(messages, None, None)
-        # The last bucket is sent when the last gradient is computed: after that, nothing hides the transfers.
+        # The last bucket is sent when the last gradient is complete; nothing hides the transfers after that.
         exposed = sum(max(b.end for b in each) - each[-1].begin for each in rounds) / steps
         under_way = covered((b.begin, b.end) for b in self.buckets) / steps
         return Exchange(messages, exposed, under_way)
@@ -311,8 +314,8 @@ class BucketTimes:
 
 
 def modules_in_order(model: nn.Module, x: torch.Tensor) -> list[str]:
-    """Names of the modules that have weights of their own, in the order in which ``model`` calls them. ``x`` is
-    a batch [batch, ...]."""
+    """Names of the modules that have weights of their own, in the order in which ``model`` calls them for the
+    batch ``x`` [batch, ...]."""
     names: list[str] = []
     handles = []
     for name, module in model.named_modules():
@@ -382,14 +385,15 @@ def _module(event: Any) -> str:
 
 
 def _root(event: Any, prefix: str) -> Any:
-    """The innermost of ``event`` and those around it whose name begins with ``prefix``; None."""
+    """The innermost of ``event`` and the events around it whose name begins with ``prefix``; None if there is
+    none."""
     while event is not None and not event.name.startswith(prefix):
         event = event.cpu_parent
     return event
 
 
 def _outermost(event: Any, prefix: str) -> Any:
-    """The outermost one: a backward pass that recomputes runs nodes of its own inside."""
+    """As ``_root``, but the outermost event: a backward pass that recomputes has nested nodes."""
     outermost = None
     while event := _root(event, prefix):
         outermost, event = event, event.cpu_parent
@@ -397,7 +401,8 @@ def _outermost(event: Any, prefix: str) -> Any:
 
 
 def _operation(event: Any) -> str:
-    """Its name; ranges and autograd's nodes have self time between the operations that they call."""
+    """The operation's name. Ranges and autograd nodes have only self time, between the operations that they
+    call."""
     if event.name.startswith((_MODULE, _BACKWARD, "Optimizer.")):
         return "between operations"
     return str(event.name)

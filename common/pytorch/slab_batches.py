@@ -1,4 +1,4 @@
-"""Batches as tensors. For a spatial group each sample is read by one rank, and each rank gets its slab of it."""
+"""Batches as tensors. In a spatial group, one rank reads each sample, and every rank gets its slab of it."""
 
 from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import partial
@@ -13,8 +13,8 @@ from mlhpc.common.pytorch.spatial import SpatialGroup, Traffic
 
 
 class Batches:
-    """The batches of ``loader``, converted by ``as_tensors``: of whole samples, or, with a ``group``, this rank's
-    slabs of its group's samples. ``traffic``: bytes sent by this rank to its group to share samples."""
+    """The batches of ``loader``, converted by ``as_tensors``: whole samples, or, with a ``group``, this rank's
+    slabs of its group's samples. ``traffic``: bytes that this rank has sent to its group to share samples."""
 
     def __init__(
         self, loader: Loader[Any], as_tensors: Callable[[Any], TensorPair], group: SpatialGroup | None = None
@@ -49,10 +49,10 @@ def slab_batches(
     """This rank's slabs of all batches of its group, in order.
 
     ``batches``: the batches that this rank reads, as pairs of tensors [b, *shape] with the shapes of ``parts``.
-    The group's batches have ``sizes`` samples each; rank r of the group reads batches r, r + ``plan.size``, and so
-    on. Arrays whose first three axes match the plan are split into slabs; other arrays are sent whole to every
-    rank. The ranks of a group thus read different files concurrently, and exchange slabs once per ``plan.size``
-    batches. ``traffic`` counts the bytes sent.
+    ``sizes``: number of samples in each of the group's batches; rank r of the group reads batches r, r +
+    ``plan.size``, and so on. Arrays whose first three axes match the plan are split into slabs; other arrays are
+    sent whole to every rank. The ranks of a group thus read different files concurrently, and exchange slabs once
+    per ``plan.size`` batches. ``traffic`` counts the bytes sent.
     """
     plan, rank = group.plan, group.rank
     sides = tuple(ends[-1] for ends in plan.bounds)

@@ -1,9 +1,9 @@
-"""Spatial parallelism: the ranks of a group have slabs of one volume and exchange the halos of their convolutions.
+"""Spatial parallelism: the ranks of a group hold slabs of one volume and exchange the halos of their convolutions.
 
-A convolution of several taps needs planes of the neighbouring slabs, the halo; in the backward pass their
-gradients are sent back. Before slabs become too thin they are gathered, and every rank of the group computes
-the rest of the network. PyTorch's own sharded convolution (DTensor) is not used: it treats a slab as the
-whole volume.
+A convolution with several taps needs planes of the neighbouring slabs, the halo; in the backward pass their
+gradients are sent back. Before slabs become too thin they are gathered, and every rank of the group computes the
+rest of the network. PyTorch's own sharded convolution (DTensor) is not used because it treats a slab as the whole
+volume.
 """
 
 import time
@@ -39,7 +39,7 @@ class Traffic:
 @dataclass(frozen=True)
 class SpatialGroup:
     """This rank's position in its group. ``process_group``: the group's ranks in the order of ``plan``; ``first``:
-    the world's rank of the first."""
+    the first one's rank in the world."""
 
     plan: SlabPlan
     rank: int
@@ -48,7 +48,7 @@ class SpatialGroup:
     traffic: Traffic = field(default_factory=Traffic)
 
     def peers(self, axis: int) -> tuple[int | None, int | None]:
-        """The ranks before and after this one along an axis of the volume, by their numbers in the group."""
+        """The ranks, numbered within the group, before and after this one along an axis of the volume."""
         return self.plan.neighbour(self.rank, axis, -1), self.plan.neighbour(self.rank, axis, 1)
 
     def exchange(
@@ -57,8 +57,8 @@ class SpatialGroup:
         receives: list[tuple[int, Tensor]],
         traffic: Traffic | None = None,
     ) -> None:
-        """Send to and receive into tensors, each with the other rank's number in the group. ``traffic``
-        counts it instead of the group's own counter."""
+        """Send tensors to, and receive into tensors from, other ranks, which are numbered within the group.
+        Counted in ``traffic``, or else in the group's own counter."""
         begin = time.perf_counter()
         group = self.process_group
         operations = [dist.P2POp(dist.irecv, tensor, self.first + peer, group) for peer, tensor in receives]
@@ -71,11 +71,11 @@ class SpatialGroup:
 
 
 def with_halo(x: Tensor, kernel: int, group: SpatialGroup) -> Tensor:
-    """The slab ``x`` [b, channels, d, h, w] with the planes around it that a convolution of ``kernel`` taps reads
-    under "same" padding: those of neighbours, or zeros at the ends of the volume.
+    """The slab ``x`` [b, channels, d, h, w] with the planes around it that a convolution with ``kernel`` taps
+    reads under "same" padding: the neighbours' planes, or zeros at the ends of the volume.
 
-    Axes are exchanged one after the other, each including the halos of the previous axes, so corners are
-    transferred through neighbours.
+    Halos are exchanged along one axis after the other, each including the halos of the previous axes, so corners
+    are transferred through neighbours.
     """
     before, after = (kernel - 1) // 2, kernel // 2
     if not before + after:
@@ -89,12 +89,13 @@ def with_halo(x: Tensor, kernel: int, group: SpatialGroup) -> Tensor:
 
 
 def gather(x: Tensor, level: int, group: SpatialGroup) -> Tensor:
-    """The whole volume after ``level`` halvings, on every rank of the group, from the slabs ``x``.
+    """The whole volume after ``level`` halvings, on every rank of the group, from the slabs ``x`` [b, channels, d,
+    h, w].
 
-    All ranks of the group must compute the same from it: in the backward pass each keeps the gradient of its own
-    slab, times the size of the group. The mean of gradients over all ranks then equals that of the undivided
-    network, both for weights before the gathering (whose gradients are parts of a sum) and after it (whose
-    gradients are equal).
+    All ranks of the group must do the same computation with it: in the backward pass each keeps the gradient of
+    its own slab, times the size of the group. The mean of the gradients over all ranks then equals the gradient of
+    the undivided network, both for weights before the gathering (whose gradients are parts of a sum) and for
+    weights after it (whose gradients are equal).
     """
     whole: Tensor = _Gather.apply(x, level, group)
     return whole
@@ -162,7 +163,7 @@ class _Gather(torch.autograd.Function):
 
 
 def _planes_like(x: Tensor, dim: int, planes: int) -> Tensor:
-    """Zeros: ``planes`` of ``x`` along ``dim``, contiguous."""
+    """Contiguous zeros of the shape of ``x``, but with ``planes`` planes along ``dim``."""
     shape = list(x.shape)
     shape[dim] = planes
     return x.new_zeros(shape)
@@ -179,9 +180,9 @@ def _place(plan: SlabPlan, rank: int) -> str:
 
 
 def spatial_group(plan: SlabPlan, world: World) -> SpatialGroup:
-    """The group of this rank, whose ranks are adjacent (``common.ranks.mesh``). Called by all ranks.
+    """This rank's group, which consists of adjacent ranks (``common.ranks.mesh``). Called by all ranks.
 
-    Raises UserError if the groups do not fill up.
+    Raises UserError if the ranks cannot be divided into complete groups.
     """
     assert isinstance(world, TorchWorld), "a group of several ranks is connected by torch.distributed"
     mesh = mesh_of(world.rank, world.size, plan.size)

@@ -1,4 +1,4 @@
-"""Saving and restoring a run's weights, optimizer and random state."""
+"""Saves and restores a run's weights, optimizer and random state."""
 
 import io
 from collections.abc import Callable, Iterator, Sequence
@@ -61,7 +61,8 @@ def restore(
     """Restore the checkpoint in ``folder``; returns its epoch and ``numbers``.
     ``rename`` maps the name of a weight in older checkpoints to its current one.
 
-    Raises UserError if it is missing, damaged, of another network, or written by a different number of ranks.
+    Raises UserError if it is missing, damaged, from a different network, or written by a different number of
+    ranks.
     """
     saved = checkpoint.load(folder)
     checkpoint.require_ranks(saved, folder, world.size)
@@ -79,16 +80,17 @@ def restore(
 
 
 def _to_device(group: dict[str, Any], rate: object) -> None:
-    """Move what a group of an optimizer holds to its weights' device; its rate is a tensor if ``rate`` is one."""
+    """Move the state of an optimizer's ``group`` to the device of its weights; its learning rate becomes a tensor
+    if ``rate`` is one."""
     device = group["params"][0].device
-    if isinstance(rate, Tensor):  # which older checkpoints have as a number
+    if isinstance(rate, Tensor):  # a number in older checkpoints
         group["lr"] = torch.as_tensor(group["lr"], dtype=rate.dtype)
     group |= {name: value.to(device) for name, value in group.items() if isinstance(value, Tensor)}
 
 
 def weights_of(saved: checkpoint.Checkpoint) -> dict[str, NDArray[Any]]:
-    """The weights in a checkpoint, of any shape, keyed by their names in the model's ``state_dict()``; with
-    several ranks, the running statistics of batch norm are rank 0's."""
+    """The weights in a checkpoint, of any shape, keyed by their names in the model's ``state_dict()``. If several
+    ranks wrote it, batch norm's running statistics are those of rank 0."""
     (packed,) = saved.shared
     state = torch.load(io.BytesIO(packed.tobytes()), map_location="cpu", weights_only=True)
     return {name: value.numpy() for name, value in state["model"].items()}
@@ -98,9 +100,10 @@ def weights_of(saved: checkpoint.Checkpoint) -> dict[str, NDArray[Any]]:
 def preserve_state(
     model: torch.nn.Module, optimizer: torch.optim.Optimizer, scaler: GradScaler
 ) -> Iterator[None]:
-    """Restore weights, buffers, optimizer, loss scale and random state, in place, at the end.
+    """Context manager that restores weights, buffers, optimizer, loss scale and random state, in place, at the
+    end.
 
-    Optimizer state created in between is set to zero, the initial value of momentum and Adam's means.
+    Optimizer state created inside it is set to zero, the initial value of momentum and Adam's means.
     """
     tensors = (*model.parameters(), *model.buffers(), *tensors_of(optimizer))
     before = [(tensor, tensor.clone()) for tensor in tensors]
@@ -119,15 +122,16 @@ def preserve_state(
 
 
 def tensors_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    """All tensors of the optimizer: those of each parameter, and those of its groups, such as rates."""
+    """All tensors of the optimizer, of any shape: the state of each parameter, and settings of its groups, such as
+    learning rates."""
     of_parameters = [value for state in optimizer.state.values() for value in state.values()]
     of_groups = [value for group in optimizer.param_groups for value in group.values()]
     return [value for value in of_parameters + of_groups if isinstance(value, Tensor)]
 
 
 def _restore_own(model: torch.nn.Module, own: Sequence[Tensor]) -> None:
-    """Random states and buffers. The random state of a GPU is not restored if only one of the two runs has a
-    GPU."""
+    """Restore this rank's random states and buffers. A GPU's random state is not restored if only one of the two
+    runs has a GPU."""
     buffers = list(model.buffers())
     states = len(own) - len(buffers)
     if states not in (1, 2):
@@ -142,7 +146,7 @@ def _restore_own(model: torch.nn.Module, own: Sequence[Tensor]) -> None:
 
 
 def _random_states(model: torch.nn.Module) -> list[tuple[Callable[[], Tensor], Callable[[Tensor], object]]]:
-    """Getter and setter of the random state of the CPU, and of the model's GPU."""
+    """Getters and setters of the random states of the CPU and of the model's GPU."""
     states: list[tuple[Callable[[], Tensor], Callable[[Tensor], object]]] = [
         (torch.get_rng_state, torch.set_rng_state)
     ]

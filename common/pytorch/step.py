@@ -1,4 +1,4 @@
-"""One training step and one evaluation step, on a CPU or a GPU, of one rank or many."""
+"""The training step and the evaluation step, on a CPU or a GPU, for one rank or many."""
 
 import math
 import socket
@@ -63,8 +63,8 @@ class Steps(NamedTuple, Generic[Measured]):
 
 
 class WarmUpSizes(NamedTuple):
-    """Samples per training pass and per evaluation step, passes per step, batches read ahead in page-locked
-    memory, and whether their ``x`` is made on the device."""
+    """Samples per training pass and per evaluation step, passes per step, number of batches read ahead in
+    page-locked memory, and whether their ``x`` is decoded on the device."""
 
     train: int
     evaluation: int
@@ -74,11 +74,12 @@ class WarmUpSizes(NamedTuple):
 
 
 SLOW = 5.0
-"""Times the median rank's seconds from which on an accelerator is reported. Of one model they differ by up to 22%,
-with outliers of 1.5 times (Sinha et al. 2022, "Not All GPUs Are Created Equal")."""
+"""An accelerator is reported if it takes more than this multiple of the median rank's time. Accelerators of one
+model differ by up to 22%, with outliers of 1.5 times (Sinha et al. 2022, "Not All GPUs Are Created Equal")."""
 
 TOGETHER = 25 * 2**20
-"""Bytes of weights whose gradients are ready together, with several ranks: DistributedDataParallel's bucket."""
+"""With several ranks, bytes of weights whose gradients become ready together: DistributedDataParallel's bucket
+size."""
 
 DTYPES = {"float32": None, "mixed_bfloat16": torch.bfloat16, "mixed_float16": torch.float16}
 
@@ -86,7 +87,7 @@ DTYPES = {"float32": None, "mixed_bfloat16": torch.bfloat16, "mixed_float16": to
 def make_scaler(precision: str, device: torch.device) -> GradScaler:
     """Dynamic loss scaling for float16; a no-op scaler for the other precisions.
 
-    Raises ``UserError`` for float16 without a GPU: CPUs have bfloat16.
+    Raises ``UserError`` for float16 without a GPU; a CPU can use bfloat16.
     """
     if precision == "mixed_float16" and device.type == "cpu":
         raise UserError("training.precision=mixed_float16 needs a GPU; on a CPU use mixed_bfloat16")
@@ -94,22 +95,23 @@ def make_scaler(precision: str, device: torch.device) -> GradScaler:
 
 
 def wrap_ddp(model: nn.Module, world: World, bucket_cap_mib: float | None = None) -> nn.Module:
-    """The model with gradients averaged over ranks while they are computed; for one rank, the model itself.
+    """The model, wrapped so that gradients are averaged over ranks while they are computed; for one rank, the
+    model itself.
 
-    ``bucket_cap_mib``: maximum size of one all-reduce, MiB; None: PyTorch's default. Wrap it again after
+    ``bucket_cap_mib``: maximum size of one all-reduce in MiB (None: PyTorch's default). Wrap the model again after
     freezing weights. Batch norm's statistics are not averaged.
     """
     if world.size == 1:
         return model
-    # PyTorch's "mb" are MiB. None differs from 25: the first bucket then has 1 MiB, so that sending starts early.
+    # PyTorch's "mb" are MiB. None differs from 25: the first bucket is then 1 MiB, so that sending starts early.
     return DistributedDataParallel(
         model, broadcast_buffers=False, gradient_as_bucket_view=True, bucket_cap_mb=bucket_cap_mib
     )
 
 
 def averages_buckets(model: nn.Module) -> bool:
-    """Let whole buckets of gradients of ``model``, from ``wrap_ddp``, be averaged, where DistributedDataParallel
-    would scale each gradient by itself. Whether they are: not for one rank, nor on CPUs."""
+    """Make ``model``, from ``wrap_ddp``, average whole buckets of gradients; DistributedDataParallel would scale
+    each gradient separately. Returns whether it does so: not for one rank, and not on CPUs."""
     if not isinstance(model, DistributedDataParallel) or on_cpu(next(model.parameters())):
         return False
     model.register_comm_hook(None, lambda _, bucket: _average(bucket.buffer()))
@@ -134,8 +136,9 @@ def make_steps(
     accumulate: int = 1,
     captured: Captured | None = None,
 ) -> Steps[Measured]:
-    """The steps of the model with the run's settings, gradients averaged over ranks. Call it again after freezing
-    weights. ``captured``: makes of a training step, and of the network in evaluation, what replays it."""
+    """The steps of the model with the run's settings and with gradients averaged over ranks. Call it again after
+    freezing weights. ``captured``: turns a training step, and the network in evaluation, into a function that
+    replays it."""
     model, optimizer, scaler, world = state
     layout = torch.channels_last if training.channels_last else torch.contiguous_format
     wrapped = wrap_ddp(model, world, training.bucket_cap_mib)
@@ -165,8 +168,8 @@ def make_steps(
 
 
 def waiting_steps(run: Run, world: World, measure: Callable[[int], Any]) -> Steps[Any]:
-    """Steps that wait for the time of ``run.emulation``: the loss is 0, an evaluation ``measure(samples)``. Ranks
-    synchronise in every training step, after ``run.backward_passes`` calls."""
+    """Steps that only wait, for as long as ``run.emulation`` says. The loss is 0, and an evaluation returns
+    ``measure(samples)``. Ranks synchronise once per training step, after ``run.backward_passes`` calls."""
     return Steps(*WaitingStep.pair(run, world, torch.zeros(()), measure))
 
 
@@ -182,19 +185,19 @@ def make_train_step(
     compiled: bool = False,
     in_place: bool = False,
 ) -> Step[Tensor]:
-    """``(x, y) -> loss``, which updates the weights every ``accumulate`` calls with the mean gradient of
+    """A step ``(x, y) -> loss`` that updates the weights every ``accumulate`` calls with the mean gradient of
     these calls, and of all ranks if ``model`` comes from ``wrap_ddp``.
 
-    The loss, ``loss_of(logits, y)``, is this rank's, a scalar that remains on the device: nothing waits for a
-    GPU. Matrix products use ``precision``; weights, batch norm's statistics, loss and optimizer stay in
+    The loss, ``loss_of(logits, y)``, is this rank's, a scalar that remains on the device, so that nothing waits
+    for a GPU. Matrix products use ``precision``; weights, batch norm's statistics, loss and optimizer stay in
     float32. ``x`` may be delivered in float16 or bfloat16: it is converted to float32 on the device, and
-    ``precision`` governs all later operations. ``layout`` is that of ``x`` on the device. The
-    network is compiled if ``compiled``. ``in_place``: gradients of the step before are kept and overwritten, in
-    the buckets of a model from ``wrap_ddp`` for which ``averages_buckets`` is true. The step raises UserError
-    when a GPU has too little memory.
+    ``precision`` governs all later operations. ``layout``: memory layout of ``x`` on the device. ``compiled``:
+    compile the network. ``in_place``: keep the gradients of the previous step and overwrite them, in the buckets
+    of a model from ``wrap_ddp`` for which ``averages_buckets`` is true. The step raises UserError if a GPU has too
+    little memory.
     """
     device = next(model.parameters()).device
-    inner = _unwrapped(model)  # its mode counts: a wrapper of the same model may have changed it
+    inner = _unwrapped(model)  # its mode matters, which another wrapper of the same model may have changed
     forward, move = _compile(model, device, compiled), mover(device)
     plain = compiled or on_cpu(next(model.parameters()))
     if not plain and (DTYPES[precision] or in_place):
@@ -235,12 +238,12 @@ def make_eval_step(
     compiled: bool = False,
     captured: Captured | None = None,
 ) -> Step[Measured]:
-    """``(x, y) -> measure(logits, y)``, shapes as in ``make_train_step``, computed on the device. Ranks may call
-    it as often as each has batches.
+    """A step ``(x, y) -> measure(logits, y)``, computed on the device; shapes as in ``make_train_step``. Ranks may
+    have different numbers of batches.
 
-    Code is compiled, and a GPU's fastest convolutions are selected, for ``batch`` samples: smaller batches are
-    then padded with zeros, which are not measured. Otherwise a rank's last batch would trigger another
-    compilation inside the clock.
+    Code is compiled, and a GPU's fastest convolutions are selected, for ``batch`` samples; smaller batches are
+    padded with zeros, which are not measured. Otherwise a rank's last batch would trigger another compilation
+    while the clock is running.
     """
     inner = _unwrapped(model)
     device = next(model.parameters()).device
@@ -279,21 +282,20 @@ def warm_up(
     zeros: Callable[[int], tuple[Tensor, Tensor]],
     sizes: WarmUpSizes,
 ) -> None:
-    """Run both steps on ``zeros(samples)``, which compiles them, and restore everything they change.
-    For an accelerator also what an epoch does besides, whose code is loaded when it is first used, and page-lock
-    the memory of the batches. Reports ranks whose accelerator is slow.
+    """Run both steps on ``zeros(samples)``, which compiles them, and restore everything they change. With an
+    accelerator, also run the other operations of an epoch, whose code is loaded on first use, and page-lock the
+    memory of the batches. Reports ranks whose accelerator is slow.
 
     Weights, batch norm's statistics, optimizer state, loss scale and random state are restored bit for bit.
-    No data set is accessed, so this is allowed before the clock starts (MLPerf HPC training rules,
-    initialisation; MLPerf training rules, "Run Results"). With several ranks all must call it, because
-    gradients are averaged.
+    No data set is accessed, so this is allowed before the clock starts (MLPerf HPC training rules, initialisation;
+    MLPerf training rules, "Run Results"). Called by all ranks, because gradients are averaged.
     """
     device = next(model.parameters()).device
     with preserve_state(model, optimizer, scaler):
         losses = [steps.train(*zeros(sizes.train)) for _ in range(sizes.accumulate)]
         results: list[Any] = [steps.evaluate(*zeros(sizes.evaluation))]
         if device.type != "cpu":
-            results.append(steps.evaluate(*zeros(1)))  # other kernels than of several samples
+            results.append(steps.evaluate(*zeros(1)))  # runs other kernels than several samples do
             total([result[0] if isinstance(result, tuple) else result for result in results])
             gather_losses(2 * losses, world)
             average_statistics(model, world)
@@ -303,8 +305,9 @@ def warm_up(
 
 
 def _page_lock(zeros: Callable[[int], tuple[Tensor, Tensor]], sizes: WarmUpSizes) -> None:
-    """Page-lock the memory of an epoch's batches, of which the last of an evaluation may be smaller."""
-    # Besides those read ahead: one being read, one of the loop, and those whose steps are in flight.
+    """Page-lock the memory of an epoch's batches; the last batch of an evaluation may be smaller than the
+    others."""
+    # Besides the batches read ahead: one being read, one in the loop, and those whose steps are in flight.
     many = sizes.prefetch + 2 + MAX_IN_FLIGHT
     both = (sizes.train, sizes.evaluation)
     parts = {size: [part.nbytes for part in zeros(size)[sizes.decoded :]] for size in both}
@@ -313,7 +316,8 @@ def _page_lock(zeros: Callable[[int], tuple[Tensor, Tensor]], sizes: WarmUpSizes
 
 def report_slow_devices(work: Callable[[], object], device: torch.device, world: World) -> None:
     """Name the ranks whose accelerator takes more than ``SLOW`` times as long for ``work`` as the median rank's.
-    In a training step all take as long as the slowest, so ``work`` has no collectives. Called by all ranks."""
+    In a training step all ranks take as long as the slowest, so ``work`` must not contain collectives. Called by
+    all ranks."""
     if world.size == 1:
         return
     seconds = []
@@ -334,15 +338,15 @@ def report_slow_devices(work: Callable[[], object], device: torch.device, world:
 
 
 def gather_losses(losses: Sequence[Tensor], world: World) -> tuple[npt.NDArray[np.float64], float]:
-    """This rank's ``losses`` of an epoch, [steps], on the host, and their mean over all ranks, which have the same
-    number of them. Waits for the device. Called by all ranks."""
+    """This rank's ``losses`` of an epoch, [steps], on the host, and the mean over all ranks, which have equal
+    numbers of losses. Waits for the device. Called by all ranks."""
     own = torch.stack(list(losses)).double().cpu().numpy()
     (average,) = mean(world, own.mean(), weight=1)
     return own, float(average)
 
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """Set the learning rate. A rate that is a tensor is set in place, so that a captured graph sees it, without
+    """Set the learning rate. If it is a tensor, it is set in place, so that a captured graph sees it, and without
     waiting for the device."""
     for group in optimizer.param_groups:
         if isinstance(group["lr"], Tensor):
@@ -353,9 +357,9 @@ def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
 
 @torch.no_grad()
 def average_statistics(model: nn.Module, world: World) -> None:
-    """Give every rank the mean over ranks of batch norm's running means and variances, in one all-reduce, so
-    that all evaluate the same model. Called by all ranks before an evaluation (as the MLPerf HPC reference
-    does, utils/bnstats.py)."""
+    """Set batch norm's running means and variances to their mean over ranks, in one all-reduce, so that all ranks
+    evaluate the same model. Called by all ranks before an evaluation (as in the MLPerf HPC reference,
+    utils/bnstats.py)."""
     running = [buffer for buffer in model.buffers() if buffer.is_floating_point()]
     if world.size == 1 or not running:
         return
@@ -366,7 +370,7 @@ def average_statistics(model: nn.Module, world: World) -> None:
 
 
 def _unshared(model: nn.Module, waits: bool) -> AbstractContextManager[None]:
-    """With ``waits``, gradients are accumulated on this rank only."""
+    """Context manager in which, if ``waits``, gradients are accumulated on this rank only."""
     return model.no_sync() if waits and isinstance(model, DistributedDataParallel) else nullcontext()
 
 
@@ -380,7 +384,7 @@ def _compile(model: nn.Module, device: torch.device, compiled: bool) -> Callable
     if not compiled:
         return model
     require_compiler(gpu=device.type != "cpu")
-    # Compiled for the actual sizes: code for dynamic shapes is slower.
+    # Compiled for the actual sizes, since code for dynamic shapes is slower.
     return torch.compile(model, dynamic=False)
 
 

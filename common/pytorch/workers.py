@@ -1,8 +1,8 @@
 """Batches read by worker processes of PyTorch's DataLoader, passed through shared memory.
 
-The workers are started by a fork server: new processes inherit no locks, threads or GPU of this one. They
-read directly into shared memory. PyTorch chooses its names at random for each process and removes them as
-soon as both sides have opened it, so a killed run leaves nothing behind and two runs cannot collide.
+The workers are started by a fork server, so they inherit no locks, threads or GPU of this process. They read
+directly into shared memory. PyTorch chooses the names of shared memory at random for each process and removes them
+as soon as both sides have opened it, so a killed run leaves nothing behind and two runs cannot collide.
 """
 
 import contextlib
@@ -26,12 +26,12 @@ from mlhpc.quantities import bytes_text
 
 SHARED = Path("/dev/shm")
 CLOCK_S = 0.1
-"""Tolerance for modification times, since file systems have a coarser clock."""
+"""Tolerance for modification times in seconds, since file systems have a coarser clock."""
 
 
 class _Batches(Dataset[Any]):
-    """Whole batches, read into shared memory: an index is the keys of one batch. Errors are passed as messages,
-    because an exception would include the traceback of the worker."""
+    """Whole batches, read into shared memory; an index consists of the keys of one batch. Errors are passed as
+    messages, because an exception would include the worker's traceback."""
 
     def __init__(self, reader: Reader) -> None:
         self.reader = reader
@@ -50,7 +50,7 @@ class _Batches(Dataset[Any]):
 
 def start(module: str) -> None:
     """Start the fork server for workers whose reader is in ``module``, and wait until it has imported what they
-    need: this takes seconds but accesses no data, so it is allowed before the clock starts."""
+    need. This takes seconds but accesses no data, so it is allowed before the clock starts."""
     first = _context(module).Process(target=_nothing)
     first.start()
     first.join()
@@ -65,18 +65,18 @@ def batches(
     device: str,
     ranks_on_node: int,
 ) -> Generator[Any, None, None]:
-    """The batches of these ``keys``, in order, read by ``workers`` processes; ``prefetch`` batches, or one per
-    worker if that is more, are read ahead. For a GPU their tensors get page-locked memory.
+    """The batches with these ``keys``, in order, read by ``workers`` processes; ``prefetch`` batches, or one per
+    worker if that is more, are read ahead. For a GPU their tensors are in page-locked memory.
 
-    Raises what ``reader`` raises as UserError, and UserError if the shared memory of the node is too small for
-    the batches read ahead by the workers of all its ranks.
+    Raises errors of ``reader`` as UserError, and UserError if the node's shared memory is too small for the
+    batches that the workers of all its ranks read ahead.
     """
     batches = list(keys)
     if not batches:
         return
     workers = min(workers, len(batches))
     prefetch_factor = -(-prefetch // workers)
-    # Besides the waiting batches: the one in the training step, and the previous one.
+    # Besides the waiting batches, the one in the training step and the previous one.
     shown = min(len(batches), prefetch_factor * workers + 2) * ranks_on_node
     sample_bytes = sum(math.prod(shape) * dtype_of(dtype).itemsize for shape, dtype in reader.parts)
     _require_shared_memory(max(map(len, batches)) * sample_bytes, shown)
@@ -95,13 +95,13 @@ def batches(
 
 
 def _read(iterator: Any, started: float) -> Generator[Any, None, None]:
-    """The batches of a loader's ``iterator``, whose workers have been ``started``: seconds since 1970."""
+    """The batches of a loader's ``iterator``, whose workers were started at ``started`` (seconds since 1970)."""
     try:
         for item in iterator:
             if isinstance(item, str):
                 raise UserError(item)
             yield item
-    # The last three are raised if a worker was killed before it passed on the memory of a batch.
+    # The last three are raised if a worker was killed before it passed on a batch's memory.
     except (RuntimeError, ConnectionError, EOFError, FileNotFoundError) as error:
         reason = " ".join(str(error).split()) or "no message"
         raise UserError(
@@ -118,8 +118,9 @@ def _read(iterator: Any, started: float) -> Generator[Any, None, None]:
 
 
 def _remove_names(pid: int, since: float) -> None:
-    """Remove shared memory left by a dead worker since a time (seconds since 1970). Containers may share
-    ``SHARED`` and have processes with the same id: older files and those of other users are theirs."""
+    """Remove shared memory that a dead worker has left after the time ``since`` (seconds since 1970). Containers
+    may share ``SHARED`` and have processes with the same id, so older files and those of other users are not
+    touched."""
     for left in SHARED.glob(f"torch_{pid}_*"):
         with contextlib.suppress(OSError):
             status = left.lstat()
@@ -128,8 +129,8 @@ def _remove_names(pid: int, since: float) -> None:
 
 
 def in_shared_memory(shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """An empty tensor that is passed on without a copy. (A tensor that is first filled and then shared is
-    copied.) Of the given shape."""
+    """An uninitialised tensor of the given shape in shared memory, which is passed on without a copy. (A tensor
+    that is first filled and then shared is copied.)"""
     kind: Any = torch.UntypedStorage
     storage = kind._new_shared(math.prod(shape) * dtype.itemsize)
     return torch.empty(0, dtype=dtype).set_(storage, 0, shape)  # type: ignore[call-overload, no-any-return]
@@ -146,8 +147,8 @@ def _nothing() -> None:
 
 
 def _end_with_run(worker: int) -> None:
-    """End this worker when its reader process has ended, killed or not. PyTorch itself watches the
-    parent, which here is the fork server, and that lives as long as its workers do."""
+    """End this worker when the process that reads its batches has ended, killed or not. PyTorch itself watches the
+    worker's parent, but here that is the fork server, which lives as long as its workers do."""
 
     def watch() -> None:
         reader = multiprocessing.parent_process()
@@ -159,7 +160,7 @@ def _end_with_run(worker: int) -> None:
 
 
 def _require_shared_memory(batch_bytes: int, batches: int) -> None:
-    """Raise UserError if workers would die of a bus error for lack of shared memory."""
+    """Raise UserError if shared memory is too small for ``batches`` batches; workers would die of a bus error."""
     free = filesystem_of(SHARED).free_bytes
     if batches * batch_bytes > free:
         raise UserError(

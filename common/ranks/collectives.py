@@ -1,5 +1,5 @@
-"""Work done by each rank whose failure on one rank must be raised on all: otherwise the others would wait for
-it."""
+"""Work done by each rank whose failure on one rank must be raised on all ranks; otherwise the others would wait
+for the failed rank."""
 
 from collections.abc import Callable
 from typing import TypeVar, cast
@@ -21,15 +21,16 @@ def attempt(work: Callable[[], T]) -> tuple[T | None, Exception | None]:
 def gather_or_raise(world: World, value: T | None, error: Exception | None) -> list[T]:
     """Every rank's value, in order of rank. Called by all ranks.
 
-    When a rank has an error, raises on every rank with the message of the lowest such rank: UserError on rank 0,
-    which prints it, and AlreadyReported on the others. The message names the rank unless all messages are equal.
+    If any rank has an error, raises an error on every rank with the message of the lowest such rank: UserError on
+    rank 0, which prints it, and AlreadyReported on the others. The message names the rank unless all ranks'
+    messages are equal.
     """
     raise_any(world, error)
     return [cast(T, value) for value in world.gather(value)]
 
 
 def raise_any(world: World, error: Exception | None) -> None:
-    """The errors of ``gather_or_raise``, without values: a number for each rank while there is none."""
+    """Raise like ``gather_or_raise`` if any rank has an error, without gathering values."""
     if not world.max(error is not None):
         return
     messages = world.gather(None if error is None else _message(error))
@@ -53,7 +54,8 @@ def on_each_rank(world: World, work: Callable[[], T]) -> T:
 
 
 def on_rank0(world: World, work: Callable[[], T]) -> T:
-    """The result of ``work`` on rank 0 only, on every rank; UserError on every rank if it fails."""
+    """Do ``work`` on rank 0 only, and return its result on every rank. Raises UserError on every rank if it
+    fails."""
     result, error = attempt(work) if world.rank == 0 else (None, None)
     result, message = world.broadcast((result, None if error is None else _message(error)))
     if message is not None:

@@ -1,10 +1,11 @@
-"""Connections between ranks: how the two ends prove to each other that they belong to the launch, and messages of
-one JSON object per line, never a pickle.
+"""Connections between ranks: how both ends prove that they belong to the same launch, and how they exchange
+messages, one JSON object per line, never a pickle.
 
-A peer is untrusted until it has answered a challenge (``introduce``, ``admit``). All listeners serve untrusted
-peers with the same selector, so that they cannot delay a rank: each has ``GREETING_S`` seconds and ``MAX_HELLO``
-bytes. Both ends send a random challenge and prove that they know the secret of the launch, which is never sent
-itself. The proofs contain the listener's port: a stranger on another port of the node cannot relay them.
+A peer is untrusted until it has answered a challenge (``introduce``, ``admit``). So that untrusted peers cannot
+delay a rank, all listeners serve them with one selector, and each peer has ``GREETING_S`` seconds and
+``MAX_HELLO`` bytes. Both ends send a random challenge and prove that they know the secret of the launch, which
+itself is never sent. The proofs contain the listener's port, so a stranger on another port of the node cannot
+relay them.
 """
 
 import ctypes
@@ -28,7 +29,7 @@ from mlhpc.errors import UserError
 
 LOOPBACK = "127.0.0.1"
 GREETING_S = 3.0
-"""Time in which a new connection must answer its challenge."""
+"""Seconds within which a new connection must answer its challenge."""
 MAX_HELLO = 4096
 """Maximum bytes of that answer."""
 MAX_STRANGERS = 256
@@ -50,26 +51,27 @@ class Connection:
         self._queued: list[dict[str, Any]] = []
         self._lock = threading.Lock()
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        # A host that lost power does not close its connections: the kernel probes after 10 s of silence, for 20 s.
+        # A host that lost power does not close its connections, so the kernel probes after 10 s of silence, for 20
+        # s.
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for name, value in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 4)):
             if hasattr(socket, name):
                 sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
     def send(self, **message: Any) -> None:
-        """Send ``message``. A broken connection is not an error here: the reading side reports it."""
+        """Send ``message``. A broken connection is not an error here, since ``receive`` reports it."""
         self.send_encoded(encode(message))
 
     def send_encoded(self, data: bytes) -> None:
-        """``send`` messages that ``encode`` has made."""
+        """``send`` messages that ``encode`` has encoded."""
         with self._lock, suppress(OSError):
             self.sock.sendall(data)
 
     def receive(self) -> list[dict[str, Any]]:
-        """The messages completed by one read, and those that came with an ``answer``.
+        """The messages completed by one read, preceded by those that arrived together with an ``answer``.
 
-        Raises ``EOFError`` if the other end is gone, ``TimeoutError`` when nothing arrived within the socket's
-        timeout, ``ValueError`` for an invalid message, or one that is too long.
+        Raises ``EOFError`` if the other end is gone, ``TimeoutError`` if nothing arrives within the socket's
+        timeout, ``ValueError`` for a message that is invalid or too long.
         """
         queued, self._queued = self._queued, []
         if queued:
@@ -94,7 +96,7 @@ class Connection:
         return messages
 
     def answer(self, timeout_s: float) -> dict[str, Any]:
-        """The next message, complete within ``timeout_s`` seconds. Raises like ``receive``."""
+        """The next message, which must be complete within ``timeout_s`` seconds. Raises like ``receive``."""
         deadline = time.monotonic() + timeout_s
         while (left := deadline - time.monotonic()) > 0:
             self.sock.settimeout(left)
@@ -104,7 +106,7 @@ class Connection:
         raise TimeoutError
 
     def has_queued(self) -> bool:
-        """Whether ``receive`` has buffered messages, which polling the socket does not show."""
+        """Whether ``receive`` has buffered messages, which polling the socket does not reveal."""
         return bool(self._queued)
 
     def close(self) -> None:
@@ -113,17 +115,17 @@ class Connection:
 
 
 def encode(*messages: dict[str, Any]) -> bytes:
-    """``messages`` as they are sent: once, for any number of connections."""
+    """The bytes of ``messages`` as sent, encoded once for any number of connections."""
     return b"".join(json.dumps(message).encode() + b"\n" for message in messages)
 
 
 Kind = Literal["MLHPC_TOKEN", "munge", "a file", "a broadcast", "nothing"]
-"""Where ranks have the secret from; ``nothing``: there is none, everyone can prove to be a rank."""
+"""Where ranks get the secret from. ``nothing``: there is no secret, and anyone can pass as a rank."""
 
 
 @dataclass(frozen=True)
 class Secret:
-    """``key`` is known to the ranks of this ``launch`` only; ``launch`` need not be secret."""
+    """A secret ``key`` known only to the ranks of this ``launch``; ``launch`` itself need not be secret."""
 
     launch: str
     key: bytes
@@ -138,20 +140,20 @@ class Secret:
         return hmac.new(self.key, words, "sha256").hexdigest()
 
     def proves(self, proof: str, words: bytes) -> bool:
-        """Whether ``proof`` is what ``prove`` says about ``words``; compared in constant time."""
+        """Whether ``proof`` is what ``prove`` returns for ``words``; compared in constant time."""
         return hmac.compare_digest(proof.encode(), self.prove(words).encode())
 
 
 @dataclass(frozen=True)
 class SecretFile:
-    """A secret in a file that only this user can read, on a folder that all nodes of the launch see."""
+    """A secret in a file that only this user can read, in a folder that all nodes of the launch see."""
 
     launch: str
     path: Path
     kind: Kind = "a file"
 
     def create(self) -> Secret:
-        """On rank 0: a new secret, in the file. Raises OSError."""
+        """Called by rank 0: a new secret, which is written to the file. Raises OSError."""
         key = secrets.token_hex(32).encode()
         new = self.path.with_name(f"{self.path.name}.{secrets.token_hex(4)}")
         fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -161,8 +163,8 @@ class SecretFile:
         return Secret(self.launch, key, self.kind)
 
     def fresh(self) -> Secret:
-        """The secret of the file as it is now. Raises OSError, and ValueError if another user made it."""
-        os.listdir(self.path.parent)  # NFS looks again for a file that was missing
+        """The secret that the file contains now. Raises OSError, and ValueError if another user made the file."""
+        os.listdir(self.path.parent)  # makes NFS look again for a file that was missing
         with os.fdopen(os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
             found = os.fstat(file.fileno())
             if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
@@ -172,7 +174,8 @@ class SecretFile:
 
 @dataclass(frozen=True)
 class Munge:
-    """Credentials of the MUNGE daemon, which tell the user who made them (https://dun.github.io/munge)."""
+    """Credentials from the MUNGE daemon, which identify the user who created them
+    (https://dun.github.io/munge)."""
 
     launch: str
     library: Any
@@ -180,7 +183,7 @@ class Munge:
 
     @classmethod
     def running(cls, launch: str) -> "Munge | None":
-        """None where no MUNGE daemon runs."""
+        """MUNGE for this ``launch``; None if no MUNGE daemon is running."""
         try:
             munge = cls(launch, ctypes.CDLL("libmunge.so.2"))
             return munge if munge.prove(b"") else None
@@ -218,7 +221,7 @@ def _words(proof: Proof, role: str, port: int, challenge: str, nonce: str, hello
 
 
 def introduce(sock: socket.socket, proof: Proof, hello: dict[str, Any], seconds: float) -> None:
-    """Say ``hello`` to the listener at the other end, which must prove to belong to this launch, and prove it too.
+    """Send ``hello`` to the listener at the other end. Both ends must prove that they belong to this launch.
 
     Raises EOFError, OSError (TimeoutError after ``seconds``) or ValueError.
     """
@@ -241,7 +244,7 @@ def introduce(sock: socket.socket, proof: Proof, hello: dict[str, Any], seconds:
 
 
 def _line(sock: socket.socket, deadline: float) -> dict[str, Any]:
-    """One message, and not a byte more: what follows it belongs to the user of the connection."""
+    """One message, reading not a byte more: what follows it is for the connection's later user."""
     line = bytearray()
     while not line.endswith(b"\n"):
         if len(line) > MAX_HELLO or (left := deadline - time.monotonic()) <= 0:
@@ -269,8 +272,8 @@ class _Stranger:
         sock.send(json.dumps({"challenge": self.challenge, "kind": kind}).encode() + b"\n")
 
     def answer(self, proof: Proof, port: int) -> dict[str, Any]:
-        """What it says of itself, once it has proved to belong to this launch. Raises TimeoutError while the
-        answer is incomplete, and EOFError, ValueError, KeyError, TypeError or OSError for anything else."""
+        """The peer's hello, once the peer has proved that it belongs to this launch. Raises TimeoutError while the
+        answer is incomplete, and EOFError, ValueError, KeyError, TypeError or OSError if anything is wrong."""
         try:
             data = self.sock.recv(MAX_HELLO)
         except BlockingIOError:
@@ -299,31 +302,31 @@ class _Stranger:
 
 
 class Admission:
-    """Admits peers of this launch to ``listeners``, and closes other connections. At most ``ranks`` and
-    ``MAX_STRANGERS`` wait for their turn."""
+    """Admits peers of this launch to ``listeners``, and closes other connections. At most ``ranks`` plus
+    ``MAX_STRANGERS`` connections wait for admission."""
 
     def __init__(self, listeners: Sequence[socket.socket], proof: Proof, ranks: int) -> None:
         self._listeners, self._proof, self._most = listeners, proof, ranks + MAX_STRANGERS
-        self._pending: dict[socket.socket, _Stranger] = {}  # in the order in which their time is up
+        self._pending: dict[socket.socket, _Stranger] = {}  # in the order in which their time runs out
         self._selector = selectors.DefaultSelector()
         for listener in listeners:
             listener.setblocking(False)
             self._selector.register(listener, selectors.EVENT_READ)
 
     def close(self) -> None:
-        """Close the connections that wait."""
+        """Close the connections that wait for admission."""
         self._selector.close()
         for sock in self._pending:
             sock.close()
 
     def watch(self, sock: socket.socket) -> None:
-        """From now on ``wait`` also returns when ``sock`` can be read."""
+        """Make ``wait`` also return when ``sock`` can be read."""
         self._selector.register(sock, selectors.EVENT_READ)
 
     def wait(self, deadline: float) -> Iterator[tuple[socket.socket, dict[str, Any] | None]]:
-        """Wait for something to happen, at most until ``deadline`` (of ``time.monotonic``): a connection that was
-        admitted with what it said of itself, a watched one that can be read with None, or nothing. Raises
-        UserError if the process runs out of file descriptors."""
+        """Wait for events, at most until ``deadline`` (of ``time.monotonic``). Yields each admitted connection
+        with its hello, and each watched socket that can be read with None; possibly nothing. Raises UserError if
+        the process runs out of file descriptors."""
         now = time.monotonic()
         while (oldest := next(iter(self._pending.values()), None)) and oldest.limit <= now:
             self._forget(oldest.sock).close()
@@ -369,8 +372,8 @@ class Admission:
 def admit(
     listener: socket.socket, proof: Proof, deadline: float, ranks: int
 ) -> Iterator[tuple[socket.socket, dict[str, Any]]]:
-    """Connections of this launch, each with what it said of itself, until ``deadline`` (of ``time.monotonic``);
-    others are closed. Raises like ``Admission.wait``."""
+    """The connections of this launch, each with its hello, until ``deadline`` (of ``time.monotonic``); other
+    connections are closed. Raises like ``Admission.wait``."""
     with closing(Admission((listener,), proof, ranks)) as admission:
         while time.monotonic() < deadline:
             for sock, hello in admission.wait(deadline):
@@ -379,15 +382,15 @@ def admit(
 
 
 def listen_on(port: int, local: bool, backlog: int = 1024) -> socket.socket:
-    """A listening socket on ``port`` (0: any) of loopback if ``local``, otherwise of all interfaces, IPv6 included
-    where there is any. Raises OSError."""
+    """A listening socket on ``port`` (0: any): on loopback if ``local``, otherwise on all interfaces, including
+    IPv6 if available. Raises OSError."""
     if not local and socket.has_dualstack_ipv6():
         return socket.create_server(("", port), family=socket.AF_INET6, backlog=backlog, dualstack_ipv6=True)
     return socket.create_server((LOOPBACK if local else "", port), backlog=backlog)
 
 
 def ends(sock: socket.socket) -> tuple[str, str]:
-    """The addresses of this end and of the other one. Raises OSError if that is gone."""
+    """The addresses of this end and of the other end. Raises OSError if the other end is gone."""
     here, there = (str(name[0]).removeprefix("::ffff:") for name in (sock.getsockname(), sock.getpeername()))
     return here, there
 

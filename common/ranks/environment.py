@@ -11,17 +11,17 @@ from mlhpc.errors import UserError
 
 Launcher = Literal["none", "mlhpc", "torchrun", "horovodrun", "mpirun", "srun"]
 BOUND = "MLHPC_BOUND"
-"""Set for a rank that is bound to cores (common/host/binding.py): its threads may use all of them."""
+"""Variable set for a rank that is bound to cores (common/host/binding.py), whose threads may use all of them."""
 
 
 @dataclass(frozen=True)
 class RankInfo:
     """One rank's position in the run, as the launcher reports it.
 
-    ``node`` and ``nodes`` are None if the launcher does not report them (mpirun). ``hostname`` is the
-    launcher's name for this node, None if it has none. ``hosts`` are the nodes in order, empty if unknown.
-    ``leader`` is the node of rank 0, ``ports`` its possible ports; None and empty if the launcher does not
-    report them. ``token`` is the same for all ranks of this launch, and unique to it.
+    ``node`` and ``nodes`` are None if the launcher does not report them (mpirun). ``hostname``: the launcher's
+    name for this node; None if it has none. ``hosts``: the nodes in order; empty if unknown. ``leader``: the node
+    of rank 0, and ``ports`` its possible ports; None and empty if the launcher does not report them. ``token``: a
+    text that all ranks of this launch share, and no other launch.
     """
 
     launcher: Launcher = "none"
@@ -44,12 +44,12 @@ def identify(env: Mapping[str, str]) -> RankInfo:
     The innermost launcher takes precedence, in this order: ``mlhpc --ranks`` (MLHPC_RANK), torchrun
     (TORCHELASTIC_RUN_ID, RANK), horovodrun (HOROVOD_RANK), mpirun (OMPI_COMM_WORLD_RANK of Open MPI;
     PMI_RANK with MPI_LOCALRANKID of MPICH and Intel MPI, with PMI_LOCAL_RANK of Cray), srun
-    (SLURM_STEP_ID, SLURM_PROCID), RANK and WORLD_SIZE set by hand. The first four may run inside a job
-    step of Slurm, never the reverse. A batch script has SLURM_PROCID too, but is not a job step:
-    without srun it starts one rank, as in a plain shell.
+    (SLURM_STEP_ID, SLURM_PROCID), RANK and WORLD_SIZE set by hand. The first four may run inside a Slurm
+    job step, but not the reverse. A batch script also has SLURM_PROCID but is not a job step: without srun
+    it starts one rank, as in a plain shell.
 
-    Raises ``UserError`` if variables are missing, are not numbers or contradict each other, and for a rank of
-    a launcher that is not supported: taken as the only one, it would be one of several runs side by side.
+    Raises ``UserError`` if variables are missing, are not numbers or contradict each other, and for a rank of an
+    unsupported launcher: each of its ranks would otherwise start a run of its own.
     """
     for launcher in (_mlhpc, _torchrun, _horovodrun, _open_mpi, _pmi, _srun, _by_hand):
         if info := launcher(env):
@@ -76,13 +76,13 @@ _UNSUPPORTED = {
     "MPIRUN_RANK": "MPIRUN_NPROCS",
     "MP_CHILD": "MP_PROCS",
 }
-"""Variables with the rank and the number of ranks of other launchers: Flux, PMI without local ranks, PRRTE,
-HPE PALS, Cray ALPS, LSF's blaunch, Indexed Jobs of Kubernetes, the old mpirun_rsh, IBM POE."""
+"""Variables in which unsupported launchers report the rank and the number of ranks: Flux, PMI without local ranks,
+PRRTE, HPE PALS, Cray ALPS, LSF's blaunch, Indexed Jobs of Kubernetes, the old mpirun_rsh, IBM POE."""
 
 
 def forgotten_launcher(env: Mapping[str, str]) -> str:
-    """Why this one rank is probably a mistake: its batch job has several tasks, but no launcher started it. Empty
-    if it is not."""
+    """Why running this single rank is probably a mistake: its batch job has several tasks, but no launcher started
+    it. Empty if it is not a mistake."""
     for name in ("SLURM_NTASKS", "LSB_DJOB_NUMPROC"):
         tasks = env.get(name, "1")
         if tasks.isdigit() and int(tasks) > 1 and identify(env).launcher == "none":
@@ -103,8 +103,8 @@ _TORCH = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", 
 
 
 def _read(launcher: Launcher, env: Mapping[str, str], *names: str) -> RankInfo:
-    """From the variables ``names``: rank and number of ranks, of the launch and on the node, then the node and the
-    number of nodes if the launcher has them."""
+    """The position of this rank, read from the variables ``names``: rank and number of ranks in the launch, the
+    same on the node, and, if the launcher reports them, node and number of nodes."""
     rank, size, local_rank, local_size, *place = (number(env, name) for name in names)
     node, nodes = place or (None, None)
     return RankInfo(launcher, rank, size, local_rank, local_size, node, nodes)
@@ -116,7 +116,8 @@ def _torchrun(env: Mapping[str, str]) -> RankInfo | None:
 
 
 def _by_hand(env: Mapping[str, str]) -> RankInfo | None:
-    """RANK or WORLD_SIZE set by hand means several ranks: running as one rank would be wrong."""
+    """From RANK and WORLD_SIZE. If either is set by hand there are several ranks, so a single rank would be
+    wrong."""
     present = [name for name in ("RANK", "WORLD_SIZE") if name in env]
     missing = [name for name in (*_TORCH, "MASTER_ADDR", "MASTER_PORT") if not env.get(name)]
     if present and missing:
@@ -135,7 +136,7 @@ def _torch_variables(env: Mapping[str, str]) -> RankInfo:
 
 
 def _horovodrun(env: Mapping[str, str]) -> RankInfo | None:
-    """horovodrun with Gloo. With MPI it calls mpirun, and the ranks see mpirun's variables."""
+    """From horovodrun with Gloo. With MPI it calls mpirun, and the ranks see mpirun's variables."""
     names = (
         f"HOROVOD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")
     )
@@ -143,7 +144,8 @@ def _horovodrun(env: Mapping[str, str]) -> RankInfo | None:
 
 
 def _open_mpi(env: Mapping[str, str]) -> RankInfo | None:
-    """https://docs.open-mpi.org/en/main/tuning-apps/environment-var.html; MVAPICH2 and IBM's jsrun likewise."""
+    """https://docs.open-mpi.org/en/main/tuning-apps/environment-var.html; MVAPICH2 and IBM's jsrun work
+    similarly."""
     for prefix in ("OMPI_COMM_WORLD_", "MV2_COMM_WORLD_", "JSM_NAMESPACE_"):
         if f"{prefix}RANK" in env:
             return _mpirun(env, prefix, f"{prefix}LOCAL_RANK", f"{prefix}LOCAL_SIZE")
@@ -166,13 +168,13 @@ def _mpirun(env: Mapping[str, str], prefix: str, local_rank: str, local_size: st
 def _srun(env: Mapping[str, str]) -> RankInfo | None:
     """https://slurm.schedmd.com/srun.html, OUTPUT ENVIRONMENT VARIABLES.
 
-    SLURM_STEP_* describe this job step, where SLURM_NTASKS may be the job's. SLURM_LAUNCH_NODE_IPADDR is
-    not used: it is the host on which srun was called, maybe a login node.
+    SLURM_STEP_* describe this job step, whereas SLURM_NTASKS may describe the job. SLURM_LAUNCH_NODE_IPADDR is
+    not used because it is the host on which srun was called, which may be a login node.
     """
     step = ("SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS")
     missing = [name for name in step if name not in env]
     if missing:
-        # A batch script has neither, and is task 0.
+        # A batch script has none of these, and is task 0.
         if len(missing) < len(step) or env.get("SLURM_PROCID", "0") != "0":
             seen = "SLURM_PROCID" if len(missing) == len(step) else next(iter({*step} - {*missing}))
             raise UserError(
@@ -215,8 +217,8 @@ def _srun(env: Mapping[str, str]) -> RankInfo | None:
 
 
 def ports_of(token: str) -> tuple[int, ...]:
-    """Possible ports of a rank that others connect to: eight ports that depend on the job, so that jobs sharing a
-    node rarely try the same ones. Below 32768, where Linux's ephemeral ports start."""
+    """Possible ports of a rank to which others connect: eight ports that depend on the job, so that jobs sharing a
+    node rarely try the same ones. They are below 32768, where Linux's ephemeral ports start."""
     first = zlib.crc32(token.encode())
     return tuple(20000 + (first + 1499 * i) % 12000 for i in range(8))
 
@@ -230,7 +232,7 @@ def _text(env: Mapping[str, str], name: str) -> str:
 
 
 def number(env: Mapping[str, str], name: str) -> int:
-    """The variable ``name``. Raises ``UserError`` if it is missing or not a number."""
+    """The value of the variable ``name``. Raises ``UserError`` if it is missing or not a number."""
     try:
         return int(_text(env, name))
     except ValueError:
@@ -253,11 +255,12 @@ def _check(info: RankInfo) -> None:
 
 
 def threads_per_rank(info: RankInfo, env: Mapping[str, str] = os.environ) -> int:
-    """Number of compute threads of a rank such that the ranks of a node do not share cores.
+    """Number of compute threads per rank with which the ranks of a node do not share cores.
 
-    The number of cores per task in Slurm (SLURM_CPUS_PER_TASK), at most the cores this process may run on; all of
-    those where mlhpc bound this rank to them; otherwise its share of what its launcher may run on, which may have
-    bound it to more than that (mpirun --bind-to package) or to less; at least one.
+    With srun and SLURM_CPUS_PER_TASK, it is the number of cores per task, but at most the cores this process may
+    run on. If mlhpc bound this rank, or it is the node's only rank, it is the number of cores it may run on.
+    Otherwise it is this rank's share of the cores that its launcher may run on, again at most its own cores, since
+    the launcher may have bound it to more (mpirun --bind-to package) or fewer. It is at least one.
     """
     cores = len(os.sched_getaffinity(0))
     if info.launcher == "srun" and "SLURM_CPUS_PER_TASK" in env:
@@ -268,8 +271,9 @@ def threads_per_rank(info: RankInfo, env: Mapping[str, str] = os.environ) -> int
 
 
 def _cores_of_launcher(info: RankInfo, env: Mapping[str, str]) -> int:
-    """Cores that the process which started this rank may run on. In Slurm that is a daemon outside of the job:
-    then those of the job step on this node (srun(1), SLURM_CPUS_ON_NODE), else this rank's."""
+    """Number of cores that the process which started this rank may run on. In Slurm, where that process is a
+    daemon outside the job, it is the job step's cores on this node (srun(1), SLURM_CPUS_ON_NODE), or else this
+    rank's."""
     if info.launcher == "srun" and "SLURM_CPUS_ON_NODE" in env:
         return number(env, "SLURM_CPUS_ON_NODE")
     try:
@@ -279,12 +283,12 @@ def _cores_of_launcher(info: RankInfo, env: Mapping[str, str]) -> int:
 
 
 def set_variables(settings: Mapping[str, str] | None = None) -> None:
-    """Set environment variables for the frameworks: ``settings``, and defaults for those not set by the user.
-    Called before a framework is imported and ranks connect."""
+    """Set environment variables for the frameworks: ``settings``, and defaults for variables that the user has not
+    set. Called before a framework is imported and before ranks connect."""
     os.environ |= settings or {}
-    # TensorFlow's notes on its build would hide our messages.
+    # TensorFlow's notes about its build would hide our messages.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # so would those of PyTorch's profiler
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # so would the profiler's of PyTorch
     # On older CPUs, where TensorFlow does not use oneDNN by default, its 3-D pooling sends the gradient
     # to every voxel within 1e-5 of the largest.
     os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
@@ -294,8 +298,8 @@ def set_variables(settings: Mapping[str, str] | None = None) -> None:
 
 
 def with_leader(info: RankInfo, env: Mapping[str, str]) -> RankInfo:
-    """Adds the node of rank 0 to ``info`` of a launcher that does not report it: with a single
-    node, this one; otherwise MLHPC_LEADER, or the first node of the Slurm job. Raises ``UserError``."""
+    """``info`` with the node of rank 0, for launchers that do not report it: this node if there is only one;
+    otherwise MLHPC_LEADER, or the first node of the Slurm job. Raises ``UserError``."""
     if info.launcher == "horovodrun":
         raise UserError("horovodrun supports only Horovod; use torchrun, srun, mpirun or --ranks")
     job = env.get("PMIX_NAMESPACE") or env.get("SLURM_JOB_ID") or f"{os.getuid()} {os.getppid()}"

@@ -1,4 +1,4 @@
-"""The ranks of a run with Horovod for the tensors of TensorFlow."""
+"""The ranks of a run that uses Horovod for the tensors of TensorFlow."""
 
 import json
 import os
@@ -26,18 +26,18 @@ from mlhpc.errors import UserError
 
 @dataclass(frozen=True)
 class HorovodWorld(SocketWorld):
-    """A ``World`` with Horovod for tensors."""
+    """A ``World`` that uses Horovod for tensors."""
 
-    # For an operation that had not begun (horovod/common/common.h), and for operations in progress
-    # (horovod/tensorflow/elastic.py).
+    # The first is for an operation that had not begun (horovod/common/common.h), the others for operations in
+    # progress (horovod/tensorflow/elastic.py).
     SYMPTOMS: ClassVar = ("Horovod has been shut down", "HorovodAll", "HorovodBroadcast", "HorovodGrouped")
 
     @classmethod
     def start(
         cls, info: RankInfo, roll_call: RollCall | None, listener: socket.socket, timeout_s: float = 60.0
     ) -> Self:
-        """Start Horovod on the ranks that answered the roll call; if the launcher does not report the host of
-        rank 0 (``roll_call`` is None: horovodrun, mpirun), start Horovod first and call the roll over it.
+        """Start Horovod on the ranks that answered the roll call. If ``roll_call`` is None because the launcher
+        does not report the host of rank 0 (horovodrun, mpirun), start Horovod first and call the roll over it.
 
         Raises ``UserError`` if Horovod's ranks differ from the launcher's.
         """
@@ -58,11 +58,11 @@ class HorovodWorld(SocketWorld):
             )
         roll_call = roll_call or _call_roll_over_horovod(info, listener.getsockname()[1], timeout_s)
         world = cls.of(info, roll_call, Tree.grow(info.rank, roll_call, listener))
-        _broadcast_bytes(b"all ranks")  # a failure to connect is reported now, and the first use takes 70 ms
+        _broadcast_bytes(b"all ranks")  # reports a failure to connect now; the first use takes 70 ms
         return world
 
     def close(self) -> None:
-        """As of ``World``; waits for all ranks."""
+        """As in ``World``; waits for all ranks."""
         super().close()
         hvd.shutdown()
 
@@ -73,8 +73,8 @@ def average_gradients(gradients: Sequence[Any]) -> list[Any]:
 
 
 def require_host_name() -> None:
-    """Raise UserError if this host's name has no address: Gloo inside Horovod resolves it, regardless of the
-    interface in use, and aborts the process."""
+    """Raise UserError if this host's name has no address: Horovod's Gloo resolves the name, whatever interface is
+    used, and would abort the process."""
     name = socket.gethostname()
     try:
         socket.getaddrinfo(name, None)
@@ -86,7 +86,8 @@ def require_host_name() -> None:
 
 
 def require_nccl() -> None:
-    """Raise UserError if Horovod reduces hierarchically only in name (horovod/common/operations.cc, 0.28.1)."""
+    """Raise UserError if Horovod would ignore a request for hierarchical reduction (horovod/common/operations.cc,
+    0.28.1)."""
     if not hvd.nccl_built():
         raise UserError(
             "training.hierarchical_allreduce requires Horovod built with NCCL "
@@ -97,8 +98,8 @@ def require_nccl() -> None:
 
 @contextmanager
 def timeline(path: Path) -> Iterator[None]:
-    """Rank 0 records Horovod's timeline in ``path`` while the block runs (``horovod_timeline.enable`` first).
-    Called by all ranks."""
+    """Record Horovod's timeline on rank 0, in ``path``, while the block runs (``horovod_timeline.enable`` must
+    have been called). Called by all ranks."""
     hvd.start_timeline(str(path))
     try:
         yield
@@ -107,8 +108,8 @@ def timeline(path: Path) -> Iterator[None]:
 
 
 def broadcast_variables(variables: Sequence[Any]) -> None:
-    """Give every rank the values that these ``tf.Variable`` s have on rank 0 (in Keras 3: the ``.value`` of
-    each)."""
+    """Set ``variables``, ``tf.Variable`` s (in Keras 3: the ``.value`` of each), on every rank to their values on
+    rank 0."""
     hvd.broadcast_variables(list(variables), root_rank=0)
 
 
@@ -121,7 +122,8 @@ def _broadcast_bytes(data: bytes) -> bytes:
 
 
 def _take_one_gpu(local_rank: int) -> None:
-    """Make only the rank's own GPU visible, with memory growth: TensorFlow would take all memory of all GPUs."""
+    """Make only the rank's own GPU visible, with memory growth; TensorFlow would otherwise take all memory of all
+    GPUs."""
     if gpus := tf.config.list_physical_devices("GPU"):
         gpu = gpus[local_rank % len(gpus)]
         tf.config.set_visible_devices(gpu, "GPU")
@@ -129,14 +131,14 @@ def _take_one_gpu(local_rank: int) -> None:
 
 
 def _uses_mpi() -> bool:
-    """Whether srun --mpi=pmix started this, Horovod can use it, and the site did not choose Gloo."""
+    """Whether srun --mpi=pmix started this rank, Horovod can use MPI, and the site did not choose Gloo."""
     return "PMIX_RANK" in os.environ and hvd.mpi_built() and os.environ.get("HOROVOD_CONTROLLER") != "gloo"
 
 
 def _set_up_gloo(info: RankInfo, roll_call: RollCall) -> None:
-    """Do what horovodrun does, without ssh: rank 0 serves Gloo's rendezvous, each rank gets its variables.
+    """Do what horovodrun does, but without ssh: rank 0 serves Gloo's rendezvous, and each rank sets its variables.
 
-    Variables: https://horovod.readthedocs.io/en/stable/mpirun.html and horovod/runner/gloo_run.py, 0.28.1.
+    The variables: https://horovod.readthedocs.io/en/stable/mpirun.html and horovod/runner/gloo_run.py, 0.28.1.
     """
     if not hvd.gloo_built():
         raise UserError("this Horovod was built without Gloo (HOROVOD_WITH_GLOO=1); start with mpirun")
@@ -173,14 +175,14 @@ def _set_up_gloo(info: RankInfo, roll_call: RollCall) -> None:
 
 def _serve_rendezvous(address: str, slots: Sequence[Any]) -> int:
     """Serve Gloo's rendezvous on ``address`` until this process ends; returns the port. Horovod's own
-    ``RendezvousServer`` listens on all interfaces, and accepts data from anyone."""
+    ``RendezvousServer`` would listen on all interfaces and accept data from anyone."""
     from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer
 
     class Server(RendezvousHTTPServer):  # type: ignore[misc]
         def server_bind(self) -> None:
             socketserver.TCPServer.server_bind(
                 self
-            )  # HTTPServer's own resolves the name of the address, which takes seconds
+            )  # HTTPServer's version resolves the address's name, which takes seconds
             self.server_name, self.server_port = self.server_address[:2]
 
     server = Server((address, 0), RendezvousHandler, 0)
@@ -191,8 +193,8 @@ def _serve_rendezvous(address: str, slots: Sequence[Any]) -> int:
 
 
 def _slots(roll: Sequence[Peer]) -> list[Any]:
-    """Horovod's description of the ranks. Its cross rank is the index of the host among ranks of equal local
-    rank."""
+    """Horovod's description of the ranks. A rank's cross rank is the index of its host among the hosts of ranks
+    with the same local rank."""
     from horovod.runner.common.util.hosts import SlotInfo
 
     def index_among(ranks: list[int], rank: int) -> tuple[int, int]:
@@ -211,7 +213,7 @@ def _slots(roll: Sequence[Peer]) -> list[Any]:
 
 
 def _call_roll_over_horovod(info: RankInfo, port: int, timeout_s: float) -> RollCall:
-    """The roll call when only Horovod can reach rank 0: Horovod broadcasts its address."""
+    """The roll call if only Horovod can reach rank 0: it broadcasts rank 0's address."""
     listener = None
     rendezvous: dict[str, Any] = {}
     if info.rank == 0:

@@ -1,4 +1,4 @@
-"""Slurm's compressed list of hosts, expanded: most containers have no ``scontrol``."""
+"""Expands Slurm's compressed host lists without ``scontrol``, which most containers lack."""
 
 import math
 import re
@@ -7,7 +7,7 @@ from itertools import product
 from mlhpc.errors import UserError
 
 MOST = 1_000_000
-"""Maximum number of hosts, or of ranks per node, in a list; longer lists are not from Slurm and would exhaust
+"""Maximum number of hosts, or of ranks per node, in a list; a longer list cannot be Slurm's and would exhaust
 memory."""
 
 

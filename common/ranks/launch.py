@@ -1,4 +1,4 @@
-"""Connects the ranks of a run: first the roll call, then the framework of their collectives."""
+"""Connects the ranks of a run: first the roll call, then the framework for their collectives."""
 
 import atexit
 import hashlib
@@ -31,24 +31,25 @@ from mlhpc.common.ranks.world import Solo, World
 from mlhpc.errors import QUIET, AlreadyReported, Terminated, UserError, say_at_once
 
 Framework = Literal["horovod", "torch", "sockets", "none"]
-"""The collectives of several ranks; ``sockets``: no framework; ``none``: only one rank is
+"""What performs the collectives of several ranks. ``sockets``: no framework; ``none``: only one rank is
 possible."""
 
 
 START_S = "MLHPC_START_TIMEOUT"
-"""Seconds that ranks wait for one another at the start. Default: 60, above 6,000 ranks one per 100: the first may
-have loaded its programs from a shared file system long before the last."""
+"""Variable with the seconds that ranks wait for one another at the start. The default is 60, or, above 6,000
+ranks, one second per 100 ranks, since the first rank may have loaded its programs from a shared file system long
+before the last."""
 _OPEN_BESIDES = 64
-"""File descriptors that a rank needs in addition to its connections of the roll call."""
+"""File descriptors that a rank needs in addition to its roll-call connections."""
 
 
 def connect(
     framework: Framework, env: Mapping[str, str] = os.environ, timeout_s: float | None = None
 ) -> World:
-    """The world of this rank, with all ranks present: ``Solo`` for a single rank.
+    """The world of this rank once all ranks are present; ``Solo`` for a single rank.
 
-    Raises ``UserError`` on every rank when one did not connect within ``timeout_s`` seconds (None: as ``START_S``
-    says), when the framework's ranks differ from the launcher's, or when too few files may be open.
+    Raises ``UserError`` on every rank if one does not connect within ``timeout_s`` seconds (None: as set by
+    ``START_S``), if the framework's ranks differ from the launcher's, or if the limit on open files is too low.
     """
     info = identify(env)
     if info.size == 1:
@@ -68,7 +69,7 @@ def connect(
     try:
         if framework != "horovod":
             assert roll_call is not None
-            # Connected before PyTorch is loaded, which can take one rank minutes longer than another.
+            # Connect before loading PyTorch, which can take one rank minutes longer than another.
             tree = _tree(framework, info, env, roll_call, listener)
             if framework == "sockets":
                 return SocketWorld.of(info, roll_call, tree)
@@ -89,7 +90,7 @@ def connect(
 def _tree(
     framework: Framework, info: RankInfo, env: Mapping[str, str], roll_call: RollCall, listener: socket.socket
 ) -> Tree:
-    """The host collectives of the ranks. Raises ``UserError``."""
+    """The tree for the ranks' host collectives. Raises ``UserError``."""
     engine = env.get(COLLECTIVES, "")
     if engine not in ("", "mpi"):
         raise UserError(f"{COLLECTIVES}={engine}: set it to mpi, or unset it")
@@ -101,10 +102,10 @@ def _tree(
 
 @contextmanager
 def joined(framework: Framework) -> Iterator[World]:
-    """``connect``, and disconnect cleanly at the end; on an error, tell the other ranks the reason.
+    """``connect``, and disconnect cleanly at the end of the block; if it raises, tell the other ranks the reason.
 
-    A ``UserError`` that another rank prints, because rank 0 raises it too or because it reports this rank as lost,
-    is raised as ``AlreadyReported``, so that a run prints it only once.
+    A ``UserError`` that another rank prints, either because rank 0 raises the same error or because a rank reports
+    this one as lost, is raised as ``AlreadyReported``, so that a run prints it only once.
     """
     world = connect(framework)
     try:
@@ -130,9 +131,9 @@ def _status(error: BaseException) -> int:
 
 
 def end_with(status: int) -> None:
-    """End this process with ``status`` before the interpreter shuts down: threads of gloo outlive the process
-    group if it is still referenced, and may release Python objects during shutdown, which aborts the process.
-    Registered last, so it runs first, and other exit handlers do not run."""
+    """Make this process end with ``status`` before the interpreter shuts down: if the process group is still
+    referenced, gloo's threads outlive it and may release Python objects during shutdown, which aborts the process.
+    This exit handler is registered last, so it runs first, and other exit handlers do not run."""
     atexit.register(_end, status)
 
 
@@ -151,10 +152,11 @@ def start_timeout(env: Mapping[str, str], ranks: int) -> float:
 
 
 def _require_descriptors(framework: Framework, info: RankInfo) -> None:
-    """Raise ``UserError``, once per node, where rank 0 could not open its connections under the limits of here."""
+    """Raise ``UserError`` (``AlreadyReported`` except on one rank per node) if this node's limit on open files
+    would be too low for rank 0's connections."""
     needed = (info.nodes or info.size) + info.local_size + _OPEN_BESIDES
     try:
-        # PyTorch's store on rank 0 has a connection to each rank; gloo connects ranks that exchange tensors.
+        # PyTorch's store on rank 0 has a connection to each rank; gloo connects only ranks that exchange tensors.
         require_descriptors(needed + (info.size if framework == "torch" else 0))
     except UserError as error:
         if info.local_rank == 0:
@@ -163,8 +165,8 @@ def _require_descriptors(framework: Framework, info: RankInfo) -> None:
 
 
 def call_roll(info: RankInfo, env: Mapping[str, str], timeout_s: float = 60.0, port: int = 0) -> RollCall:
-    """Meet the other ranks at the leader that the launcher reported. ``port``: where this rank listens for others.
-    Raises ``UserError``."""
+    """Meet the other ranks at the leader that the launcher reported. ``port``: the port on which this rank listens
+    for others. Raises ``UserError``."""
     assert info.leader is not None
     local = info.local_size == info.size
     hosts = (LOOPBACK,) if local else _addresses(info.leader, env)
@@ -182,7 +184,7 @@ def call_roll(info: RankInfo, env: Mapping[str, str], timeout_s: float = 60.0, p
         roll_call = RollCall.call(me, info.size, rendezvous, hosts=info.hosts, timeout_s=timeout_s)
         address = "" if local else roll_call.my_address()
         if info.rank == 0 and not is_loopback(address) and not env.get(QUIET):
-            with suppress(UserError):  # without an interface that has it, as behind address translation
+            with suppress(UserError):  # no interface has the address, as behind network address translation
                 say_at_once(f"{info.size:,} ranks meet at {address} ({interface_of(address)})")
         return roll_call
     finally:
@@ -192,8 +194,8 @@ def call_roll(info: RankInfo, env: Mapping[str, str], timeout_s: float = 60.0, p
 
 
 def _proof(info: RankInfo, env: Mapping[str, str], local: bool) -> Proof | SecretFile:
-    """With which the ranks recognise one another: MLHPC_TOKEN of the launcher's environment, MUNGE where it runs,
-    a file on a folder that all nodes see, or nothing. All ranks of a launch come to the same result."""
+    """The proof by which the ranks recognise one another: MLHPC_TOKEN in the launcher's environment, MUNGE if it
+    is running, a file in a folder that all nodes see, or nothing. It is the same on all ranks of a launch."""
     if token := env.get("MLHPC_TOKEN"):
         return Secret(info.token, token.encode())
     if munge := Munge.running(info.token):
@@ -208,9 +210,9 @@ def _proof(info: RankInfo, env: Mapping[str, str], local: bool) -> Proof | Secre
 
 
 def _addresses(leader: str, env: Mapping[str, str]) -> tuple[str, ...]:
-    """Addresses of ``leader``: MLHPC_LEADER if set by a site, in which ``{}`` is its name, such as ``{}-ib0`` for
-    another network; its name; if the name does not resolve, as on many cloud clusters, the address in Slurm's
-    configuration."""
+    """Addresses at which to look for ``leader``: MLHPC_LEADER if a site sets it, with ``{}`` replaced by the
+    leader's name (``{}-ib0`` for another network); its name; and, if the name does not resolve, as on many cloud
+    clusters, the address in Slurm's configuration."""
     if address := env.get("MLHPC_LEADER"):
         return (address.replace("{}", leader),)
     try:

@@ -1,6 +1,6 @@
-"""TCP connections between ranks of one run, which prove to belong to it; other connections are rejected.
+"""TCP connections between ranks that prove that they belong to the same run; other connections are rejected.
 
-For data not sent by the framework's collectives; ``Connection`` is for small messages.
+They are for data that is not sent by the framework's collectives; ``Connection`` is for small messages.
 """
 
 import os
@@ -26,8 +26,7 @@ Place = tuple[str, int]
 
 @dataclass(frozen=True)
 class Port:
-    """The listening socket of ``rank``, the addresses ``places`` of all ranks, and their common
-    ``proof``."""
+    """The listening socket of ``rank``, the addresses ``places`` of all ranks, and their common ``proof``."""
 
     rank: int
     listener: socket.socket
@@ -37,8 +36,9 @@ class Port:
     def meet(
         self, listening: Sequence[int], connecting: Sequence[int]
     ) -> tuple[list[socket.socket], tuple[socket.socket, ...]]:
-        """Connections to the ranks ``listening`` and from the ranks ``connecting``, in their orders. Both at the
-        same time, since each end waits for the other's proof, around a ring too. Raises UserError."""
+        """Connections to the ranks ``listening``, and from the ranks ``connecting``, each in the order given. Both
+        are made at the same time: each end waits for the other's proof, so a ring of ranks would otherwise block.
+        Raises UserError."""
         with ThreadPoolExecutor(1) as pool:
             accepted = pool.submit(accept, self.listener, self.proof, connecting)
             opened = [connect(self.places[rank], self.proof, self.rank) for rank in listening]
@@ -47,9 +47,9 @@ class Port:
 
 @contextmanager
 def listening(world: World) -> Iterator[Port]:
-    """A listening port of each rank for the others. Called by all ranks."""
+    """Open a port on each rank on which it listens for the others. Called by all ranks."""
     homes = world.gather((world.node, world.address))
-    # Ranks on rank 0's node may know only its loopback address: then another rank of the node knows a better one.
+    # Ranks on rank 0's node may know only its loopback address; then another rank of that node knows a better one.
     address_of = dict(sorted(homes, key=lambda home: not home[1].startswith("127.")))
     local = all(address.startswith("127.") for address in address_of.values())
     with listen_on(0, local, max(128, world.nodes)) as listener:
@@ -58,7 +58,8 @@ def listening(world: World) -> Iterator[Port]:
 
 
 def connect(place: Place, proof: Proof, rank: int, seconds: float = CONNECT_S) -> socket.socket:
-    """A connection of ``rank`` to the rank that listens at ``place``, once that accepts it. Raises UserError."""
+    """A connection from ``rank`` to the rank that listens at ``place``, once that rank accepts it. Raises
+    UserError."""
     host, port = place
     try:
         connection = socket.create_connection((host, port), timeout=seconds)
@@ -80,7 +81,7 @@ def accept(
 ) -> tuple[socket.socket, ...]:
     """The connections of ``ranks``, in their order; other connections are rejected.
 
-    Raises UserError if one of them does not connect within ``seconds``.
+    Raises UserError if one of ``ranks`` does not connect within ``seconds``.
     """
     wanted, connections = set(ranks), dict[int, socket.socket]()
     if wanted:
@@ -102,8 +103,8 @@ def accept(
 
 
 def require_descriptors(count: int) -> None:
-    """Allow this process to open ``count`` more files and connections, up to its hard limit. Raises UserError if
-    that is too low."""
+    """Raise this process's limit on open files so that it can open ``count`` more files and connections. Raises
+    UserError if the hard limit is too low."""
     needed = len(os.listdir("/proc/self/fd")) + count
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or needed <= soft:
@@ -122,7 +123,7 @@ def _settle(connection: socket.socket) -> None:
 
 
 def receive_exactly(connection: socket.socket, length: int) -> bytearray:
-    """Raises EOFError if the other end is gone."""
+    """The next ``length`` bytes. Raises EOFError if the other end is gone."""
     data = bytearray(length)
     view = memoryview(data)
     while view:

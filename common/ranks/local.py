@@ -1,4 +1,4 @@
-"""Several ranks on this machine without a launcher: ``mlhpc run … --ranks N``."""
+"""Runs several ranks on this machine without a launcher: ``mlhpc run … --ranks N``."""
 
 import ctypes
 import os
@@ -19,14 +19,15 @@ from mlhpc.common.ranks.environment import BOUND, identify
 from mlhpc.errors import MISSED, UserError
 
 TERMINATING = (signal.SIGTERM, signal.SIGUSR1)
-"""Signals of batch systems at the time limit: SIGTERM, and SIGUSR1 with ``--signal=USR1@30``."""
+"""Signals that batch systems send at the time limit: SIGTERM, or SIGUSR1 with ``--signal=USR1@30``."""
 GRACE_S = 10.0
-"""Time that ranks may continue after one of them died. The roll call ends them sooner, with the reason."""
+"""Seconds that ranks may continue after one of them has died. The roll call usually ends them sooner, with the
+reason."""
 
 
 _CHILD_OF = "MLHPC_CHILD_OF"
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
-SI_KERNEL = 0x80  # asm-generic/siginfo.h: a signal of the kernel, such as Ctrl-C from a terminal
+SI_KERNEL = 0x80  # asm-generic/siginfo.h: sent by the kernel, such as Ctrl-C on a terminal
 
 
 def no_hint() -> str:
@@ -34,8 +35,9 @@ def no_hint() -> str:
 
 
 def program(words: Sequence[str], module: str = "mlhpc") -> list[str]:
-    """The command line of this suite with ``words``, for another process on this machine. The current folder is
-    not on its path (``-P``): a clone there that is named ``mlhpc`` would be imported in place of the package."""
+    """The command line that runs this suite with the arguments ``words`` in another process on this machine. The
+    current folder is kept off its path (``-P``), since a clone there named ``mlhpc`` would be imported instead of
+    the package."""
     return [sys.executable, "-P", "-m", module, *words]
 
 
@@ -47,11 +49,11 @@ def run_local(
 ) -> int:
     """Run ``argv`` as ``ranks`` processes that find each other, and return their exit status.
 
-    Rank 0 has this process's standard streams. The output of the others goes to standard error, each
-    line prefixed with ``[rank 1]``. When one ends with an error the rest are terminated; its status is returned,
-    128 plus the signal if a signal ended it (as in a shell), 130 after Ctrl-C, 143 after SIGTERM. ``memory``: as
-    for ``ended_by``. ``cores``: those of each rank; empty: all ranks may use all. Raises ``UserError`` inside
-    another launcher, whose ranks would each start all of them.
+    Rank 0 has this process's standard streams. The output of the others goes to standard error, with each line
+    prefixed by the rank, such as ``[rank 1]``. When a rank ends with an error, the others are terminated, and its
+    status is returned: 128 plus the signal if a signal ended it (as in a shell), 130 after Ctrl-C, 143 after
+    SIGTERM. ``memory``: as for ``ended_by``. ``cores``: the cores of each rank; empty: all ranks may use all
+    cores. Raises ``UserError`` under another launcher, each of whose ranks would start ``ranks`` more.
     """
     outer = identify(os.environ)
     if outer.launcher != "none" and outer.size > 1:
@@ -73,7 +75,7 @@ def run_local(
     finally:
         end(processes, GRACE_S / 2)
         for thread in forwarders:
-            thread.join(timeout=GRACE_S)  # a grandchild may keep a pipe open
+            thread.join(timeout=GRACE_S)  # not longer: a grandchild may keep a pipe open
 
 
 def _start(rank: int, argv: Sequence[str], env: dict[str, str]) -> subprocess.Popen[str]:
@@ -92,7 +94,8 @@ def _start(rank: int, argv: Sequence[str], env: dict[str, str]) -> subprocess.Po
 
 @contextmanager
 def _bound(cores: AbstractSet[int] | None) -> Iterator[None]:
-    """Processes started by this thread in this block may run on ``cores``; None: on all of this process."""
+    """Processes that this thread starts in the block may run only on ``cores`` (None: on all cores of this
+    process)."""
     before = os.sched_getaffinity(0)
     if cores:
         os.sched_setaffinity(0, cores)
@@ -121,8 +124,8 @@ def _watch(rank: int, process: subprocess.Popen[str], ended: queue.Queue[int]) -
 def _wait(
     processes: Sequence[subprocess.Popen[str]], ended: queue.Queue[int], memory: Callable[[], str]
 ) -> int:
-    """The first non-zero exit status, once all processes have ended or their grace time has expired; 0 if all
-    succeeded."""
+    """The first non-zero exit status, or 0 if all succeeded, once all processes have ended or their grace time has
+    expired."""
     status = 0
     deadline = None
     for _ in processes:
@@ -136,17 +139,17 @@ def _wait(
             deadline = time.monotonic() + GRACE_S
             if code < 0:
                 sys.stderr.write(ended_by(rank, -code, memory))
-            # Status 1 comes with a traceback or the roll call's message, 2, MISSED and 128 plus a signal with
-            # their own message.
+            # Status 1 comes with a traceback or the roll call's message; 2, MISSED and 128 plus a signal come
+            # with messages of their own.
             elif MISSED < code < 128:
                 sys.stderr.write(f"mlhpc: rank {rank} exited with status {code}\n")
     return status
 
 
 def ended_by(rank: int, number: int, memory: Callable[[], str]) -> str:
-    """The message about a rank terminated by a signal. The kernel sends SIGKILL if memory runs out, and the
-    process itself cannot report it. ``memory``: the rank's need and the node's memory, if this may be the
-    reason."""
+    """The message about a rank terminated by the signal ``number``. If memory runs out, the kernel sends SIGKILL,
+    which the process itself cannot report. ``memory``: returns the rank's memory need and the node's memory if
+    they may be the reason."""
     if number != signal.SIGKILL:
         return f"mlhpc: rank {rank} was terminated by {signal.Signals(number).name}\n"
     killer = "by the kernel's out-of-memory killer (see dmesg) or by a user"
@@ -154,11 +157,12 @@ def ended_by(rank: int, number: int, memory: Callable[[], str]) -> str:
 
 
 def outlive(memory: Callable[[], str]) -> None:
-    """Start this program again as a child, the only rank of a run, and wait for it; this process needs no
-    memory. It forwards signals, reports if the child was terminated by a signal (``ended_by``), and exits
-    with its status, 128 plus the signal as in a shell. In the child, this returns immediately.
+    """Start this program again as a child, the only rank of a run, and wait for it. This process, which needs
+    hardly any memory, forwards signals, reports if a signal terminated the child (``ended_by``), and exits with
+    the child's status, which is 128 plus the signal, as in a shell. In the child, this function returns
+    immediately.
 
-    The child is killed with its parent. It is a new program and not just a fork, so that profilers follow it
+    The child is killed if its parent ends. It is started with exec, not just forked, so that profilers follow it
     (Nsight Systems does not trace a fork that never calls exec).
     """
     if os.environ.pop(_CHILD_OF, "") == str(os.getppid()):
@@ -167,7 +171,7 @@ def outlive(memory: Callable[[], str]) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     parent = os.getpid()
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a parent that ignores it would not get the status
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if it were ignored, the status would be lost
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {*numbers, signal.SIGCHLD})
     child = os.fork()
     if child == 0:
@@ -211,10 +215,11 @@ class SignalInterrupt(KeyboardInterrupt):
 
 @contextmanager
 def signals_as_ctrl_c() -> Iterator[None]:
-    """Terminating signals raise KeyboardInterrupt, as Ctrl-C does: a batch system or ``timeout`` sends them, and
-    the processes started here must not outlive this one. Later ones are ignored, so that what was begun is
-    removed: a launcher may send several, and ends its ranks after Ctrl-C, which they received too."""
-    # A process started with Ctrl-C ignored, as in the background of a script, continues to ignore it.
+    """Make terminating signals, which a batch system or ``timeout`` sends, raise KeyboardInterrupt as Ctrl-C does,
+    since the processes started here must not outlive this one. Only the first signal has an effect, so that
+    clean-up can finish: a launcher may send several signals, and terminates its ranks after Ctrl-C, which they
+    also receive."""
+    # A process that was started with Ctrl-C ignored, as in the background of a script, keeps ignoring it.
     ctrl_c = () if signal.getsignal(signal.SIGINT) is signal.SIG_IGN else (signal.SIGINT,)
     numbers = (*TERMINATING, *ctrl_c)
 

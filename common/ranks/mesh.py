@@ -1,8 +1,8 @@
 """The position of a rank in the mesh of data × spatial parallelism.
 
 The ranks of a spatial group work on one sample, each on a part of the volume; the global batch is divided among
-the groups. The ranks of a group are adjacent, so they are on one node if the group size divides the ranks per
-node: they exchange halos in every layer, but gradients only once per step.
+the groups. The ranks of a group are adjacent, so they are on one node if the group size divides the number of
+ranks per node. This matters because they exchange halos in every layer, but gradients only once per step.
 """
 
 from dataclasses import dataclass
@@ -13,8 +13,8 @@ from mlhpc.quantities import count
 
 @dataclass(frozen=True)
 class Mesh:
-    """One rank's coordinates: ``data_rank`` of ``data_size`` groups, ``spatial_rank`` of ``spatial_size`` in its
-    group."""
+    """One rank's coordinates: its group is number ``data_rank`` of ``data_size`` groups, and it is rank
+    ``spatial_rank`` of ``spatial_size`` in that group."""
 
     data_rank: int
     data_size: int
@@ -23,7 +23,7 @@ class Mesh:
 
 
 def mesh_of(rank: int, size: int, spatial_size: int = 1) -> Mesh:
-    """The coordinates of ``rank`` of ``size`` in groups of ``spatial_size`` adjacent ranks.
+    """The coordinates of ``rank`` if ``size`` ranks form groups of ``spatial_size`` adjacent ranks.
 
     Raises UserError if ``size`` is not a multiple of ``spatial_size``.
     """

@@ -1,6 +1,6 @@
-"""Connects the ranks of a run in two levels: the first rank of each node gathers the others of the node, over
-loopback, and connects to rank 0, which sends the list of ranks. A rank that cannot reach the first one of its
-node, as in a container with a network of its own, connects to rank 0 itself. Every connection is authenticated."""
+"""Connects the ranks of a run in two levels: the first rank of each node gathers the node's other ranks, over
+loopback, and connects to rank 0, which sends the list of ranks. A rank that cannot reach the first rank of its
+node, as in a container with a separate network, connects to rank 0 directly. Every connection is authenticated."""
 
 import socket
 import time
@@ -31,17 +31,18 @@ GONE = "killed or crashed (connection closed)"
 QUIET_S = 0.05
 """After this many seconds without a new connection, the first rank of a node reports the ranks it has gathered."""
 NODE_SHARE = 0.25
-"""Part of the time limit for which a rank looks for the first one of its node before it turns to rank 0."""
+"""Part of the time limit during which a rank looks only for the first rank of its node, and not for rank 0."""
 IN_A_MESSAGE = 4096
-"""Ranks that one message of the roll lists: 200 kB with host names of 40 characters, all different."""
+"""Maximum number of ranks listed in one message of the roll: 200 kB if all have different host names of 40
+characters."""
 
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """The address of rank 0: one of ``ports`` on one of ``hosts``, for peers with this launch's ``proof``.
+    """Where to find rank 0: on one of ``ports`` of one of ``hosts``, for peers with this launch's ``proof``.
 
-    If all ``hosts`` are loopback (the ranks of one machine) it listens there only. The first rank of this node
-    gathers the others on one of ``node_ports``; without any, each connects to rank 0.
+    If all ``hosts`` are loopback (all ranks are on one machine), rank 0 listens only there. The first rank of this
+    node gathers the others on one of ``node_ports``; if that is empty, each rank connects to rank 0.
     """
 
     hosts: tuple[str, ...]
@@ -52,8 +53,8 @@ class Rendezvous:
 
 @dataclass(frozen=True)
 class Peer:
-    """A rank's entry in the roll call. ``port``: on which it listens for other ranks, 0 if it does not, at the
-    ``address`` of its node, which rank 0 fills in."""
+    """A rank's entry in the roll call. ``port``: the port on which it listens for other ranks (0 if it does not).
+    ``address``: that of its node, which rank 0 fills in."""
 
     rank: int
     hostname: str
@@ -65,8 +66,9 @@ class Peer:
 
 @dataclass(frozen=True)
 class Meeting:
-    """What a rank has after the roll call: every rank, its ``connections`` by rank, the launch's proof, the rank
-    that connects it with rank 0 (``above``; None on rank 0), and its node's address for other nodes."""
+    """What a rank knows after the roll call: the ``roll`` of all ranks, its own ``connections`` by rank, the
+    launch's proof, the rank through which it is connected to rank 0 (``above``; None on rank 0), and the address
+    at which other nodes reach its node."""
 
     roll: tuple[Peer, ...]
     connections: dict[int, Connection]
@@ -76,7 +78,7 @@ class Meeting:
 
 
 def listen(rendezvous: Rendezvous) -> socket.socket:
-    """A listening socket on the first port of ``rendezvous`` that is free. Raises ``UserError``."""
+    """A listening socket on the first free port of ``rendezvous``. Raises ``UserError``."""
     local = set(rendezvous.hosts) == {LOOPBACK}
     last: object = "none"
     for port in rendezvous.ports:
@@ -97,8 +99,8 @@ def gather_peers(
 ) -> Meeting:
     """Rank 0's part of the roll call.
 
-    Raises ``UserError``, also on the ranks that connected, when a rank does not connect within ``timeout_s``
-    seconds or is lost, two processes have the same rank, or one was launched with another world size.
+    Raises ``UserError``, also on the ranks that have connected, if a rank does not connect within ``timeout_s``
+    seconds or is lost, if two processes have the same rank, or if one was launched with a different world size.
     """
     peers, direct = {me.rank: me}, dict[socket.socket, tuple[Peer, Connection, str, str]]()
     deadline = time.monotonic() + timeout_s
@@ -157,7 +159,8 @@ def gather_peers(
 
 
 def _joined(messages: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """What ranks said to the first one of their node, which reports it. Raises ValueError."""
+    """The hellos of a node's ranks, from the ``messages`` in which the node's first rank reports them. Raises
+    ValueError."""
     for message in messages:
         hellos = message.get("joined")
         if not isinstance(hellos, list) or not all(isinstance(each, dict) and _peer(each) for each in hellos):
@@ -166,7 +169,7 @@ def _joined(messages: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
 
 
 def _parts(roll: Sequence[Peer]) -> Iterator[dict[str, Any]]:
-    """The roll as messages of ``IN_A_MESSAGE`` ranks, which name each host once."""
+    """The roll as messages of up to ``IN_A_MESSAGE`` ranks each, which name each host once."""
     for start in range(0, len(roll), IN_A_MESSAGE):
         part = roll[start : start + IN_A_MESSAGE]
         number = {node: i for i, node in enumerate(dict.fromkeys((p.hostname, p.address) for p in part))}
@@ -175,20 +178,20 @@ def _parts(roll: Sequence[Peer]) -> Iterator[dict[str, Any]]:
 
 
 def _ends(sock: socket.socket) -> tuple[str, str]:
-    """The addresses of this end and of the other one."""
+    """The addresses of this end and of the other end."""
     try:
         return ends(sock)
-    except OSError:  # the other one has just been lost, which its connection shows
+    except OSError:  # the other end has just been lost, as reading will show
         return LOOPBACK, LOOPBACK
 
 
 def is_loopback(address: str) -> bool:
-    """Whether an address, empty if unknown, is of this machine alone."""
+    """Whether an address is valid only on this machine, or is empty because it is unknown."""
     return address.startswith("127.") or address in ("::1", "")
 
 
 def _peer(hello: dict[str, Any]) -> Peer | None:
-    """The rank that said ``hello``; None if the types are wrong."""
+    """The rank that sent ``hello``; None if the types in it are wrong."""
     said = hello.get("peer")
     kinds = {"rank": int, "hostname": str, "local_rank": int, "pid": int, "port": int, "address": str}
     if type(hello.get("size")) is not int or not isinstance(said, dict):
@@ -210,9 +213,9 @@ def _who_is_missing(peers: dict[int, Peer], size: int, hosts: Sequence[str], tim
 
 
 def join(me: Peer, size: int, rendezvous: Rendezvous, timeout_s: float) -> Meeting:
-    """The part of every other rank in the roll call. Raises ``UserError`` if rank 0 is not found, is lost, or
-    refuses; ``AlreadyReported`` if another rank says so."""
-    # Rank 0 may have started last, and then waits its full timeout for others.
+    """The part of every rank other than 0 in the roll call. Raises ``UserError`` if rank 0 is not found or is
+    lost, and ``AlreadyReported`` if rank 0 refuses or another rank reports the error."""
+    # Rank 0 may have started last, and then still waits its full timeout for others.
     deadline = time.monotonic() + 2 * timeout_s + GREETING_S
     up, proof = _find_above(me, size, rendezvous, timeout_s)
     is_first = me.local_rank == 0 and bool(rendezvous.node_ports)
@@ -254,8 +257,8 @@ def _gather_node(
     proof: Proof,
     deadline: float,
 ) -> None:
-    """On the first rank of a node: report ranks that connect to rank 0, until that answers; they are added to
-    ``below``."""
+    """On the first rank of a node: report the ranks that connect here to rank 0, until rank 0 answers, and add
+    them to ``below``."""
     new: list[dict[str, Any]] = []
     if not (listener := _node_listener(rendezvous)):
         return
@@ -278,8 +281,8 @@ def _gather_node(
 
 
 def _node_listener(rendezvous: Rendezvous) -> socket.socket | None:
-    """Where the first rank of a node gathers the others. None if other programs have the ports: then these connect
-    to rank 0 themselves."""
+    """The socket on which the first rank of a node gathers the others. None if other programs use the ports; the
+    other ranks then connect to rank 0 directly."""
     try:
         return listen(replace(rendezvous, hosts=(LOOPBACK,), ports=rendezvous.node_ports))
     except UserError:
@@ -312,7 +315,8 @@ def _find_above(me: Peer, size: int, rendezvous: Rendezvous, timeout_s: float) -
 
 
 def _addresses_repeatedly(me: Peer, rendezvous: Rendezvous, until: float) -> Iterator[tuple[str, int]]:
-    """Where to look: until the time ``until`` for the first rank of this node."""
+    """The addresses to try, again and again: until the time ``until``, only that of the node's first rank, and
+    from then on also rank 0's."""
     while True:
         below = me.local_rank > 0 and rendezvous.node_ports
         if below:
@@ -323,7 +327,7 @@ def _addresses_repeatedly(me: Peer, rendezvous: Rendezvous, until: float) -> Ite
 
 
 def _greet(host: str, port: int, hello: dict[str, Any], proof: Proof) -> Connection:
-    """A connection to the listener there, if it has ``proof``. Raises like ``introduce``."""
+    """A connection to the listener at ``host`` and ``port``, if that has ``proof``. Raises like ``introduce``."""
     sock = _connected(host, port)
     try:
         introduce(sock, proof, hello, GREETING_S)
@@ -334,7 +338,7 @@ def _greet(host: str, port: int, hello: dict[str, Any], proof: Proof) -> Connect
 
 
 def _connected(host: str, port: int) -> socket.socket:
-    """By IPv4 where there is a way, since Horovod's rendezvous knows no other. Raises OSError."""
+    """A connection, by IPv4 if possible, since Horovod's rendezvous supports nothing else. Raises OSError."""
     found = [(host, port)]
     if ":" not in host:
         resolved = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
@@ -348,6 +352,6 @@ def _connected(host: str, port: int) -> socket.socket:
 
 
 def _some(things: Iterable[object]) -> str:
-    """A list for a message: the first few, and their number."""
+    """A list for a message: all ``things``, or the first few and their number."""
     words = [str(thing) for thing in things]
     return ", ".join(words) if len(words) <= 8 else f"{', '.join(words[:6])}, … ({len(words)} in total)"

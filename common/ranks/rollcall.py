@@ -1,14 +1,14 @@
-"""Detects missing and lost ranks: TCP connections from the ranks of a node to its first one, and from that to
-rank 0 (``rendezvous``).
+"""Detects missing and lost ranks over TCP connections from the ranks of a node to its first rank, and from there
+to rank 0 (``rendezvous``).
 
-Collectives of Horovod or NCCL wait minutes for a dead rank, some forever, and do not name the rank they wait
-for. So the ranks keep separate connections in addition to the framework's. Over these they answer a roll call
-at the start, report their phase, and notice immediately if one of them is lost.
+Collectives of Horovod or NCCL wait minutes for a dead rank, or even forever, and do not say for which rank they
+wait. The ranks therefore keep separate connections in addition to the framework's. Over these they answer a roll
+call at the start, report their phase, and notice immediately if one of them is lost.
 
-The messages of one connection: ``phase``, ``beat``, ``fail`` (this rank is about to end, with the reason),
-``bye`` (it ends normally). What the first rank of a node passes on: upwards ``fail`` and ``lost`` of a rank ``of``
-its node, downwards from rank 0 ``facts``, ``fail``, and ``loss`` from the rank that has reported one, also to the
-lost rank.
+The messages on a connection are ``phase``, ``beat``, ``fail`` (this rank is about to end, with the reason) and
+``bye`` (it ends normally). The first rank of a node passes on these messages: upwards, ``fail`` and ``lost`` about
+a rank of its node (``of``); downwards, ``facts`` and ``fail`` from rank 0, and ``loss`` from the rank that has
+reported a loss, which also goes to the lost rank.
 """
 
 import os
@@ -31,30 +31,32 @@ from mlhpc.errors import say_at_once
 from mlhpc.quantities import seconds_text
 
 BEAT_S = 5.0
-"""Interval of the heartbeats of every rank once its backend is up."""
+"""Seconds between the heartbeats of every rank once its backend is up."""
 MISSED_BEATS = 8
-"""A rank that misses this many heartbeats (40 s) counts as lost: stopped, swapping, or its node is down."""
+"""A rank that misses more than this many heartbeats (40 s) counts as lost: it has stopped or swaps, or its node is
+down."""
 FINAL_CALLBACK_S = 20.0
-"""Time limit of the loss callback: it writes to a file system that may hang."""
+"""Time limit in seconds of the loss callback, which writes to a file system that may hang."""
 PRINTED_S = 1.0
-"""srun loses the output of a rank that ends immediately after another was killed (Slurm 22.05: in half of the
-trials; in none of 12 when the rank waited for 0.5 s)."""
+"""Seconds to wait after printing a loss: srun loses the output of a rank that ends immediately after another was
+killed (Slurm 22.05: in half of the trials, but in none of 12 when the rank waited for 0.5 s)."""
 GOODBYE_S = 10.0
-"""Time that a finished rank waits until the others have read its goodbye."""
+"""Maximum seconds that a finished rank waits for the others to read its goodbye."""
 OTHER_NODES = 8
-"""Maximum number of nodes, far from one another, that report the loss of rank 0 in addition to its own."""
+"""Maximum number of nodes, far apart in the order of ranks, that report the loss of rank 0 in addition to rank 0's
+own node."""
 SAME_FAILURE_S = 0.5
-"""Time in which a rank may fail after another for the same reason: an error that all ranks raise is
-not a loss."""
+"""Seconds within which a rank may fail after another for the same reason: an error that all ranks raise is not a
+loss."""
 ANSWER_S = 5.0
-"""Time that a failed rank waits for the decision which rank reports the error; this takes SAME_FAILURE_S,
-longer on a busy node."""
+"""Seconds that a failed rank waits for the decision about which rank reports the error. The decision takes
+SAME_FAILURE_S, or longer on a busy node."""
 
 
 class RollCall:
-    """The connections of one rank: to the rank above it, and those to ranks below it.
+    """The connections of one rank to the rank above it and to the ranks below it.
 
-    Created by ``call``, watched by a thread from then on. When a rank is lost, that thread ends the process
+    They are created by ``call`` and then watched by a thread. When a rank is lost, that thread ends the process
     with status 1, because the main thread may hang in a collective that never returns.
     """
 
@@ -71,7 +73,7 @@ class RollCall:
         self._leaving = threading.Event()
         self._reasons: dict[int, str] = {}  # why ranks fail, by rank
         self._printed: set[str] = set()  # reasons that other ranks print
-        self._answered = threading.Event()  # the rank that would report this one has decided
+        self._answered = threading.Event()  # the rank that would report this rank has decided
         self._facts: queue.Queue[dict[str, Any]] = queue.Queue()
         self._callback: Callable[[Loss], None] = lambda loss: None
         self._clean_up: Callable[[], object] = lambda: None
@@ -94,10 +96,10 @@ class RollCall:
     ) -> Self:
         """Call the roll: returns on every rank when all ``size`` ranks are connected.
 
-        ``listener`` is rank 0's, if it is bound already. ``hosts`` are the names of the nodes, if
-        the launcher reports them, for the message. Raises ``UserError`` on every rank that connected, naming
-        those that did not within ``timeout_s`` seconds; if two processes have the same rank; if one was
-        launched with another world size; and if rank 0 is not found.
+        ``listener``: rank 0's listening socket, if it is already bound. ``hosts``: the names of the nodes, for
+        messages, if the launcher reports them. Raises ``UserError`` on every rank that connected if others did not
+        connect within ``timeout_s`` seconds (it names them), if two processes have the same rank, or if one was
+        launched with a different world size; and if rank 0 is not found.
         """
         if me.rank == 0:
             with listener or listen(rendezvous) as accepting:
@@ -112,7 +114,7 @@ class RollCall:
         return facts
 
     def my_address(self) -> str:
-        """The IP address at which the other nodes reach this rank's; loopback when all are on one."""
+        """The IP address at which other nodes reach this rank's node; loopback if all ranks are on one node."""
         return self._address
 
     def enter(self, phase: str) -> None:
@@ -121,21 +123,21 @@ class RollCall:
         self._send_all(phase=phase)
 
     def start_beating(self) -> None:
-        """From now on a silent rank counts as lost. Called once the backend of every rank is up: loading a
+        """Count silent ranks as lost from now on. Called once every rank's backend is up, since loading a
         framework from a slow file system can hold the interpreter lock for a minute."""
         self._missed = dict.fromkeys(self._connections, 0)
         self._beating = True
 
     def on_loss(self, callback: Callable[[Loss], None]) -> None:
-        """Run ``callback``, in the watching thread, on the rank that reports when one is lost."""
+        """When a rank is lost, run ``callback`` on the rank that reports the loss."""
         self._callback = callback
 
     def name_places(self, place: Callable[[int], str]) -> None:
-        """From now on, lost ranks are reported with ``place(rank)``, such as its coordinates in the mesh."""
+        """Report lost ranks with ``place(rank)``, such as their coordinates in the mesh, from now on."""
         self._place = place
 
     def before_exit(self, clean_up: Callable[[], object]) -> None:
-        """Run ``clean_up``, in the watching thread, on this rank when the loss of another ends it."""
+        """Run ``clean_up`` on this rank when the loss of another rank ends it."""
         self._clean_up = clean_up
 
     def wait_for_loss(self, seconds: float) -> None:
@@ -151,18 +153,18 @@ class RollCall:
             self._send_all(fail=reason)
 
     def reported_elsewhere(self) -> bool:
-        """After ``fail``: whether another rank prints such a reason instead: rank 0 if it fails for one of its
-        kind, otherwise the rank that reports this one as lost. Waits until that is decided."""
+        """After ``fail``: whether another rank prints the reason instead. That is rank 0 if it fails for the same
+        kind of reason, and otherwise the rank that reports this one as lost. Waits until this is decided."""
         self._answered.wait(ANSWER_S)
         reason = self._reasons.get(self.me.rank)
         # Rank 0 may add the remedy.
         return reason is not None and any(_kind(each).startswith(_kind(reason)) for each in self._printed)
 
     def close(self) -> None:
-        """Leave: afterwards no loss is reported here, and this rank does not count as lost.
+        """Leave. From then on this rank reports no losses, and does not count as lost itself.
 
-        The connections are closed when the other side has read the goodbye. Closing a socket with unread data
-        resets it, and a reset discards the goodbye on the other side, which would then detect a loss.
+        The connections are closed once the other side has read the goodbye. Closing a socket with unread data
+        would reset it; a reset discards the goodbye on the other side, which would then detect a loss.
         """
         self._leaving.set()
         self._send_all(bye=True)
@@ -196,7 +198,7 @@ class RollCall:
                     if key.data not in self._connections:
                         selector.unregister(key.fileobj)
                 if time.monotonic() >= next_beat:
-                    # Beats are counted, not timed: a job that was suspended and resumed has missed none.
+                    # Beats are counted rather than timed, so a job that was suspended and resumed has missed none.
                     self._beat()
                     next_beat = time.monotonic() + BEAT_S
         for connection in self._connections.values():
@@ -211,7 +213,7 @@ class RollCall:
                 self._connections.pop(rank).close()
                 self._hear(rank)
             elif rank in self._reasons and rank != self._above and self._above is not None:
-                self._connections.pop(rank).close()  # reported to rank 0, which decides
+                self._connections.pop(rank).close()  # it was reported to rank 0, which decides
                 self._missed.pop(rank, None)
             else:
                 self._lose(rank, GONE)
@@ -240,7 +242,7 @@ class RollCall:
                 )
             case {"lost": str(reason), "of": int(lost), "phase": str(phase)}:
                 self._lose(lost, reason, phase)
-            case {"phase": str(phase)}:  # those above have one too
+            case {"phase": str(phase)}:  # ranks above also report theirs
                 self._phases[rank] = phase
             case {"loss": dict(loss)} if not self._leaving.is_set():
                 self._end(Loss(**loss))
@@ -254,7 +256,7 @@ class RollCall:
                 self._hear(rank)
 
     def _failed(self, rank: int, phase: str, reason: str) -> None:
-        """``rank`` is about to end in ``phase``."""
+        """Handle the news that ``rank`` is about to end in ``phase`` for this ``reason``."""
         self._reasons[rank] = reason
         if rank == 0:
             self._printed.add(reason)
@@ -264,12 +266,12 @@ class RollCall:
                 self._send_to([self._above], {"fail": reason, "of": rank, "phase": phase})
             return  # rank 0 decides
         self._hear(rank)
-        # This rank may be about to fail for the same reason, which then is not a loss.
+        # This rank may be about to fail for the same reason, and then there is no loss.
         self._leaving.wait(SAME_FAILURE_S)
         self._lose(rank, reason, phase)
 
     def _lose(self, rank: int, reason: str, phase: str = "") -> None:
-        """``rank`` is lost: if it is below, rank 0 decides, which can report all ranks."""
+        """Handle the loss of ``rank``. If it is below this rank, rank 0 decides, since it can reach all ranks."""
         if self._leaving.is_set():
             return
         phase = phase or self._phases[rank]
@@ -281,19 +283,19 @@ class RollCall:
         self._send_to([self._above], {"lost": reason, "of": rank, "phase": phase})
 
     def _hear(self, rank: int) -> None:
-        """On a failing rank: ``rank`` has decided, or is lost."""
+        """On a failing rank: stop waiting if ``rank``, which has left, is the one that would decide."""
         if rank in (_acting(self.me.rank), self._above):
             self._answered.set()
 
     def _end(self, loss: Loss) -> NoReturn:
         """Report the lost rank, let the acting rank record it, and end the process immediately."""
         acts = self.me.rank == _acting(loss.rank)
-        # The whole node of rank 0 may be lost, including rank 1, or its rack: then other nodes report it too.
+        # Rank 0's whole node, including rank 1, or its rack may be lost, so other nodes report it too.
         gone = loss.rank == 0 and 0 not in self._reasons
         others = [peer.rank for peer in self.roll if peer.local_rank == 0] if gone else []
         if acts or self.me.rank in others[1 :: len(others) // OTHER_NODES + 1]:
             say_at_once(str(loss))
-        # Now that it is printed, the lost rank need not print it, if it still exists.
+        # The loss has been printed, so the lost rank, if it still exists, need not print it.
         (self._send_all if acts else self._send_down)(loss=asdict(loss))
         callback = threading.Thread(target=self._run_callback, args=(loss, acts), daemon=True)
         callback.start()
@@ -313,10 +315,11 @@ class RollCall:
 
 
 def _kind(reason: str) -> str:
-    """``reason`` without the files and numbers in which those of ranks differ, as when a file system fails."""
+    """``reason`` without paths and numbers, which may differ between ranks, for instance if a file system
+    fails."""
     return re.sub(r"\S*/\S*|\d+", "", reason)
 
 
 def _acting(lost: int) -> int:
-    """The rank that reports the loss of rank ``lost``, if all others are present."""
+    """The rank that reports the loss of rank ``lost`` if all other ranks are present."""
     return 1 if lost == 0 else 0

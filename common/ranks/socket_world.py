@@ -1,9 +1,9 @@
-"""The ranks of a run: collectives of the host over the suite's own tree of TCP connections.
+"""The ranks of a run, with host collectives over the suite's own tree of TCP connections.
 
-For barriers, and for small messages in ``wire`` format, preceded by their length. Rank r heads a range of ranks,
-and those below it the halves of the rest: what moves up or down passes log2(ranks) levels, every rank has at
-most three connections, and messages between ranks that are numbered by node rarely leave one. The frameworks'
-own collectives (``torch_world``, ``horovod_world``) are for tensors.
+The tree is for barriers, and for small messages in ``wire`` format, each preceded by its length. A rank heads a
+range of ranks, and its two children head the halves of the rest of that range. So a message passes log2(ranks)
+levels, every rank has at most three connections, and, since ranks are numbered by node, messages rarely leave a
+node. The frameworks' own collectives (``torch_world``, ``horovod_world``) are for tensors.
 """
 
 import fcntl
@@ -34,25 +34,27 @@ T = TypeVar("T")
 Floats = npt.NDArray[np.float64]
 
 SYMPTOM_S = 20.0
-"""Time that an error about another rank waits for the roll call to name the cause."""
+"""Seconds that a rank with an error about another rank waits for the roll call to name the cause."""
 LONGEST = 1 << 40
 """Maximum bytes of a message; longer ones are invalid."""
 COLLECTIVES = "MLHPC_COLLECTIVES"
-"""``mpi``: collectives of the host by MPI instead of the tree."""
+"""Variable that selects the host collectives; ``mpi``: MPI instead of the tree."""
 _LENGTH = struct.Struct("<Q")
 _SIOCGIFADDR = 0x8915  # linux/sockios.h
 
 
 @dataclass(frozen=True)
 class Tree:
-    """The connections of a rank to the one above it, None on rank 0, and to those below, in order of rank."""
+    """The connections of a rank to the rank above it (None on rank 0) and to the ranks below it, in order of
+    rank."""
 
     parent: socket.socket | None
     children: tuple[socket.socket, ...]
 
     @classmethod
     def grow(cls, rank: int, roll_call: RollCall, listener: socket.socket) -> Self:
-        """Connect over ``listener``, whose port is in the roll. Called by all ranks that answered the roll call.
+        """Connect the tree; ``listener`` is this rank's, whose port is in the roll. Called by all ranks that
+        answered the roll call.
 
         Connections without the launch's proof are rejected. Raises ``UserError``.
         """
@@ -63,7 +65,7 @@ class Tree:
             return cls(parent, accept(listener, proof, below))
 
     def barrier(self) -> None:
-        """Return when every rank has called it: a byte goes up the tree of ranks, and one down."""
+        """Return once every rank has called it: one byte goes up the tree of ranks, and one down."""
         for child in self.children:
             receive_exactly(child, 1)
         if self.parent is not None:
@@ -92,7 +94,7 @@ class Tree:
     def gather(self, data: bytes) -> list[memoryview]:
         """Every rank's ``data`` in order of rank, on every rank."""
         lengths, parts = [struct.pack("<q", len(data))], [data]
-        for child in self.children:  # the ranks below each follow one another
+        for child in self.children:  # each child's ranks are consecutive
             lengths.append(_receive(child))
             parts.append(_receive(child))
         up = b"".join(lengths), b"".join(parts)
@@ -112,15 +114,17 @@ class Tree:
 
 @dataclass(frozen=True)
 class Mpi(Tree):
-    """The same by MPI, where it has started the ranks: ``mpi`` of mpi4py. Waits asleep, since the processors may
-    be busy reading or computing; MPI itself would wait in a loop."""
+    """The same collectives with MPI, if MPI started the ranks. ``mpi``: the module of mpi4py. The collectives
+    sleep while waiting, since the processors may be busy reading or computing; MPI itself would wait in a busy
+    loop."""
 
     mpi: Any
 
     @classmethod
     def start(cls, info: RankInfo, served: list[str]) -> Self:
-        """Initialise MPI on the ranks that it started. ``served``: modules for the server of worker processes,
-        which comes first, since MPI's libraries may not survive a fork. Called by all. Raises ``UserError``."""
+        """Initialise MPI on the ranks that it started. ``served``: modules for the fork server of worker
+        processes, which is started first because MPI's libraries may not survive a fork. Called by all ranks.
+        Raises ``UserError``."""
         multiprocessing.set_forkserver_preload(served)
         forkserver.ensure_running()
         mpi = load_mpi(f"{COLLECTIVES}=mpi")
@@ -133,11 +137,11 @@ class Mpi(Tree):
         return cls(None, (), mpi)
 
     def barrier(self) -> None:
-        """As of ``Tree``."""
+        """As in ``Tree``."""
         _finish(self.mpi.COMM_WORLD.Ibarrier())
 
     def broadcast(self, data: bytes) -> bytes:
-        """As of ``Tree``."""
+        """As in ``Tree``."""
         comm, length = self.mpi.COMM_WORLD, np.array(len(data))
         _finish(comm.Ibcast(length))
         message = np.frombuffer(data, np.uint8) if comm.rank == 0 else np.empty(length, np.uint8)
@@ -145,7 +149,7 @@ class Mpi(Tree):
         return message.tobytes()
 
     def reduce(self, combine: Callable[..., Floats], values: npt.ArrayLike) -> Floats:
-        """As of ``Tree``, in MPI's order."""
+        """As in ``Tree``, in MPI's order."""
         own, operation = (
             np.array(values, dtype=np.float64),
             self.mpi.SUM if combine is np.add else self.mpi.MAX,
@@ -154,7 +158,7 @@ class Mpi(Tree):
         return own
 
     def gather(self, data: bytes) -> list[memoryview]:
-        """As of ``Tree``."""
+        """As in ``Tree``."""
         comm = self.mpi.COMM_WORLD
         lengths = np.empty(comm.size, np.int64)
         _finish(comm.Iallgather(np.array(len(data)), lengths))
@@ -169,7 +173,8 @@ class Mpi(Tree):
 
 
 def load_mpi(user: str) -> Any:
-    """mpi4py's ``MPI``, initialised, for the setting ``user``. Raises ``UserError``."""
+    """mpi4py's module ``MPI``, initialised. ``user``: the setting that requires it, for messages. Raises
+    ``UserError``."""
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
@@ -186,10 +191,10 @@ def _finish(request: Any) -> None:
 
 
 def neighbours(rank: int, size: int) -> tuple[int | None, list[int]]:
-    """The rank above ``rank`` in the tree of ``size`` ranks, None for rank 0, and those below it."""
+    """The rank above ``rank`` in a tree of ``size`` ranks (None for rank 0), and the ranks directly below it."""
     above, head, end = None, 0, size
     while True:
-        middle = (head + end + 2) // 2  # the ranks after the head are divided there
+        middle = (head + end + 2) // 2  # where the ranks after the head are divided
         if rank == head:
             return above, [below for below in dict.fromkeys((head + 1, middle)) if below < end]
         above = head
@@ -198,14 +203,14 @@ def neighbours(rank: int, size: int) -> tuple[int | None, list[int]]:
 
 @dataclass(frozen=True)
 class SocketWorld:
-    """A ``World`` without a framework, and what those with one have in common."""
+    """A ``World`` without a framework, and the base class of those with one."""
 
     info: RankInfo
     roll_call: RollCall
     tree: Tree
 
     SYMPTOMS: ClassVar[tuple[str, ...]] = ()
-    """Parts of the errors that a framework raises on the other ranks after a loss."""
+    """Parts of the messages of errors that a framework raises on the other ranks after a loss."""
 
     @classmethod
     def of(cls, info: RankInfo, roll_call: RollCall, tree: Tree) -> Self:
@@ -267,43 +272,44 @@ class SocketWorld:
         return self.roll_call.reported_elsewhere()
 
     def barrier(self) -> None:
-        """As of ``World``."""
+        """As in ``World``."""
         self.tree.barrier()
 
     def sum(self, values: npt.ArrayLike) -> Floats:
-        """As of ``World``, of the shape of ``values``."""
+        """As in ``World``, of the shape of ``values``."""
         return self.tree.reduce(np.add, values)
 
     def max(self, values: npt.ArrayLike) -> Floats:
-        """As of ``World``, of the shape of ``values``."""
+        """As in ``World``, of the shape of ``values``."""
         return self.tree.reduce(np.maximum, values)
 
     def broadcast(self, obj: T) -> T:
-        """As of ``World``."""
+        """As in ``World``."""
         received = self.tree.broadcast(wire.encode(obj) if self.rank == 0 else b"")
         return obj if self.rank == 0 else wire.decode(received)
 
     def gather(self, obj: T) -> list[T]:
-        """As of ``World``."""
+        """As in ``World``."""
         return wire.decode_all(self.tree.gather(wire.encode(obj)))
 
     def fail(self, reason: str) -> None:
-        """As of ``World``; an error of a connection or of the framework may be a symptom of a lost rank, which is
-        waited for."""
+        """As in ``World``. An error of a connection or of the framework may be a symptom of a lost rank; then this
+        waits for the roll call to report that rank."""
         broken = reason.startswith(("ConnectionResetError", "BrokenPipeError", "EOFError"))
         if broken or any(symptom in reason for symptom in self.SYMPTOMS):
             self.roll_call.wait_for_loss(SYMPTOM_S)  # the roll call identifies the lost rank
         self.roll_call.fail(reason)
 
     def close(self) -> None:
-        """As of ``World``; waits for all ranks."""
+        """As in ``World``; waits for all ranks."""
         self.barrier()  # no rank leaves while another still needs it
         self.roll_call.close()
         self.tree.close()
 
 
 def open_listener(info: RankInfo) -> socket.socket:
-    """Where the ranks below this one connect to it. Called before the roll call, which tells its port."""
+    """The socket on which ranks below this one connect to it. Called before the roll call, which announces its
+    port."""
     return listen_on(0, info.local_size == info.size)
 
 
@@ -313,8 +319,8 @@ def this_peer(info: RankInfo, port: int = 0) -> Peer:
 
 
 def with_node_index(info: RankInfo, roll: Sequence[Peer]) -> RankInfo:
-    """``info`` with the index of its node: if the launcher does not report it, nodes are numbered in the order of
-    their lowest ranks. Nodes of the same name, which have the same local ranks, are told apart by address."""
+    """``info`` with the index of its node. If the launcher does not report it, nodes are numbered in the order of
+    their lowest ranks. Nodes with the same name (which have the same local ranks) are distinguished by address."""
     if info.node is not None:
         return info
     differ = len({(peer.hostname, peer.local_rank) for peer in roll}) == len(roll)
@@ -325,7 +331,7 @@ def with_node_index(info: RankInfo, roll: Sequence[Peer]) -> RankInfo:
 
 
 def interface_of(address: str) -> str:
-    """The network interface that has this address. Raises ``UserError``."""
+    """The network interface that has ``address``. Raises ``UserError``."""
     if ":" in address:
         digits = socket.inet_pton(socket.AF_INET6, address.partition("%")[0]).hex()
         lines = Path("/proc/net/if_inet6").read_text().splitlines()
@@ -333,7 +339,7 @@ def interface_of(address: str) -> str:
             return name
     if address.startswith("127."):
         address = (
-            "127.0.0.1"  # a host may resolve its own name to another loopback address: Debian, 127.0.1.1
+            "127.0.0.1"  # a host may resolve its name to another loopback address, such as Debian's 127.0.1.1
         )
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         for _, name in socket.if_nameindex():

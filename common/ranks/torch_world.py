@@ -1,5 +1,5 @@
-"""The ranks of a run with torch.distributed for tensors: gloo in the memory of hosts; between accelerators the
-vendor's library: NCCL, RCCL on AMD under the same name, and XCCL on Intel."""
+"""The ranks of a run that uses torch.distributed for tensors: gloo for tensors in host memory, and the vendor's
+library between accelerators (NCCL; on AMD, RCCL under the same name; on Intel, XCCL)."""
 
 import os
 import socket
@@ -23,7 +23,7 @@ PATIENCE = timedelta(days=1)
 
 @dataclass(frozen=True)
 class TorchWorld(SocketWorld):
-    """A ``World`` with process groups of torch.distributed for tensors."""
+    """A ``World`` that uses process groups of torch.distributed for tensors."""
 
     SYMPTOMS: ClassVar = ("gloo", "NCCL", "XCCL", "CCL_")
 
@@ -44,11 +44,11 @@ class TorchWorld(SocketWorld):
             os.environ["GLOO_SOCKET_IFNAME"] = interface_of(roll_call.my_address())
         if store is None:
             store = TCPStore(address, int(facts["port"]), is_master=False, timeout=PATIENCE)
-        # NCCL's watchdog would abort the process of a device that has failed before its error is reported.
+        # If a device failed, NCCL's watchdog would abort its process before the error is reported.
         os.environ.setdefault("TORCH_NCCL_RETHROW_CUDA_ERRORS", "0")
         devices = torch.accelerator.device_count()
         if devices:
-            # If the launcher makes one device visible to each rank, it has number 0.
+            # If the launcher makes only one device visible to each rank, that device has number 0.
             torch.accelerator.set_device_index(info.local_rank % devices)
         backend = backend_for(_accelerator_type())
         dist.init_process_group(backend, store=store, rank=info.rank, world_size=info.size, timeout=PATIENCE)
@@ -59,7 +59,7 @@ class TorchWorld(SocketWorld):
         return world
 
     def _require_own_gpus(self) -> None:
-        """Raise UserError, on all ranks, when two share a GPU, since the library's own error is less clear."""
+        """Raise UserError, on all ranks, if two ranks share a GPU, since the library's own error is less clear."""
         gpu = None
         if kind := _accelerator_type():
             current = torch.accelerator.current_device_index()
@@ -80,22 +80,22 @@ class TorchWorld(SocketWorld):
         return group if self.rank in ranks else None
 
     def neighbours(self, size: int) -> dist.ProcessGroup:
-        """The process group of this rank where every ``size`` neighbouring ranks form one. Called by all ranks of
-        the world, whose number is a multiple of ``size``."""
+        """This rank's process group, if each ``size`` neighbouring ranks form a group. Called by all ranks of the
+        world, whose number is a multiple of ``size``."""
         groups = [self.group(range(first, first + size)) for first in range(0, self.size, size)]
         own = groups[self.rank // size]
         assert own is not None
         return own
 
     def close(self) -> None:
-        """As of ``World``; waits for all ranks."""
+        """As in ``World``; waits for all ranks."""
         super().close()
         dist.destroy_process_group()
 
 
 def backend_for(kind: str | None) -> str:
-    """The backends for ranks with an accelerator of PyTorch's type ``kind`` (None: without): gloo for tensors of
-    hosts, and for those of devices PyTorch's default, where it was built in."""
+    """The backends for ranks with an accelerator of PyTorch's type ``kind`` (None: without one): gloo for tensors
+    on hosts, and, for tensors on devices, PyTorch's default if it was built in."""
     if kind is None:
         return "gloo"
     own = dist.get_default_backend_for_device(kind)

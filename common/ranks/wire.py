@@ -1,5 +1,5 @@
-"""Serialises values exchanged by ranks: JSON for structure, bytes for arrays, long ones compressed. Never a
-pickle, which could run code from the network.
+"""Serialises values exchanged by ranks: JSON for structure, and bytes for arrays, compressed if they are long.
+Never a pickle, which could run code from the network.
 
 Supported types: None, bool, int, float, str, bytes, list, tuple, set, dict, ``Path``, NumPy arrays and scalars,
 and dataclasses and named tuples of this package.
@@ -18,9 +18,9 @@ from isal import isal_zlib
 
 _SCALARS = frozenset({type(None), bool, int, float, str})
 _PACKAGE = __name__.partition(".")[0]
-_DTYPES = "biufcSUmM"  # neither objects nor structures, whose field names dtype.str lacks
+_DTYPES = "biufcSUmM"  # no objects, and no structures, whose field names dtype.str lacks
 _LONG = 1 << 16
-"""Bytes from which compressing is worth it: the list of half a million files becomes a sixth of its size."""
+"""Minimum bytes for which compression pays off: a list of half a million files shrinks to a sixth."""
 _HEADER = 8  # bytes for the length of the JSON
 
 
@@ -39,14 +39,13 @@ def decode(data: bytes | memoryview) -> Any:
         if len(view) < end:
             raise ValueError(f"{len(view)} bytes of {end}")
         return json.loads(bytes(view[_HEADER:end]), object_hook=lambda tagged: _from_tag(tagged, view[end:]))
-    except (
-        Exception
-    ) as error:  # NumPy evaluates the name of a type: a damaged one raises almost any exception
+    except Exception as error:  # NumPy evaluates a type's name, so a damaged one raises almost any exception
         raise ValueError(f"not a message between ranks: {error}") from error
 
 
 def decode_all(messages: Sequence[bytes | memoryview]) -> list[Any]:
-    """``decode`` of each. Those of one line of JSON, as most are, all at once: ten thousand take 20 ms."""
+    """The values decoded from ``messages``. Messages that are one line of JSON, as most are, are decoded all at
+    once: ten thousand take 20 ms."""
     if any(len(data) != _HEADER + int.from_bytes(data[:_HEADER], "little") for data in messages):
         return [decode(data) for data in messages]
     text = b"[" + b",".join(data[_HEADER:] for data in messages) + b"]"
@@ -55,7 +54,8 @@ def decode_all(messages: Sequence[bytes | memoryview]) -> list[Any]:
 
 
 def _plain(value: Any, blobs: bytearray) -> Any:
-    """``value`` in JSON's types: lists unchanged, everything else as an object of one tag and its content."""
+    """``value`` in JSON's types: scalars and lists as they are, everything else as an object that maps one tag to
+    the content. Arrays are appended to ``blobs``."""
     kind = type(value)
     if kind in _SCALARS:
         return value
@@ -84,13 +84,13 @@ def _plain_list(items: Sequence[Any], blobs: bytearray) -> Any:
     if kinds <= _SCALARS:
         return list(items)
     if len(kinds) == 1 and _is_row(kind := kinds.pop()) and set(map(type, chain(*items))) <= _SCALARS:
-        # Manifests have half a million files: no Python code per item.
+        # Manifests have half a million files, so no Python code may run per item.
         return {"rows": [f"{kind.__module__}:{kind.__qualname__}", items]}
     return [_plain(item, blobs) for item in items]
 
 
 def _append(data: bytes, blobs: bytearray) -> list[int]:
-    """The place of ``data`` in ``blobs``: start, bytes there, bytes without compression."""
+    """Append ``data`` to ``blobs``; returns its start, its bytes there, and its bytes without compression."""
     start, stored = len(blobs), data if len(data) < _LONG else isal_zlib.compress(data, 1)
     if len(stored) >= len(data):
         stored = data

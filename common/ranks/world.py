@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Loss:
-    """A lost rank: it died or raised. ``place``: its position in the mesh, if known."""
+    """A lost rank, which died or raised an error. ``place``: its position in the mesh, if known."""
 
     rank: int
     hostname: str
@@ -33,7 +33,7 @@ class World(Protocol):
 
     Collectives must be called by all ranks in the same order. ``broadcast`` and ``gather`` accept what
     ``wire.encode`` accepts: scalars, containers, paths, arrays, dataclasses and named tuples of this package.
-    ``node`` counts from 0 to ``nodes - 1``; ``local_rank`` from 0 to ``local_size - 1`` on a node.
+    ``node`` ranges from 0 to ``nodes - 1``, and ``local_rank`` from 0 to ``local_size - 1`` on each node.
     """
 
     @property
@@ -66,20 +66,20 @@ class World(Protocol):
 
     @property
     def address(self) -> str:
-        """The IP address at which other nodes reach this rank; loopback where it is only known on its node."""
+        """The IP address at which other nodes reach this rank; loopback if only its own node can reach it."""
 
     @property
     def proof(self) -> Proof:
-        """With which ranks of this launch recognise one another on connections of their own."""
+        """The proof by which ranks of this launch recognise one another on further connections."""
 
     def barrier(self) -> None:
-        """Return when every rank has called it."""
+        """Return once every rank has called it."""
 
     def sum(self, values: npt.ArrayLike) -> npt.NDArray[np.float64]:
-        """Element-wise sum over ranks, in float64; every rank gets it. Of the shape of ``values``."""
+        """The element-wise sum over ranks, in float64 and of the shape of ``values``; every rank gets it."""
 
     def max(self, values: npt.ArrayLike) -> npt.NDArray[np.float64]:
-        """Element-wise maximum over ranks, in float64; every rank gets it. Of the shape of ``values``."""
+        """The element-wise maximum over ranks, in float64 and of the shape of ``values``; every rank gets it."""
 
     def broadcast(self, obj: T) -> T:
         """Rank 0's ``obj``, on every rank."""
@@ -95,11 +95,11 @@ class World(Protocol):
         exits with status 1."""
 
     def before_exit(self, clean_up: Callable[[], object]) -> None:
-        """Run ``clean_up`` on this rank when the loss of another rank ends it: for clean-up that no other rank can
-        do, such as removing files on this node. It has a few seconds."""
+        """Run ``clean_up`` on this rank when the loss of another rank ends it. It is for clean-up that no other
+        rank can do, such as removing files on this node, and has a few seconds."""
 
     def fail(self, reason: str) -> None:
-        """Report to the other ranks why this one is about to end."""
+        """Report to the other ranks why this rank is about to end."""
 
     def reported_elsewhere(self) -> bool:
         """After ``fail``: whether another rank prints the reason. May take a few seconds."""
@@ -129,11 +129,11 @@ class Solo:
         pass
 
     def sum(self, values: npt.ArrayLike) -> npt.NDArray[np.float64]:
-        """``values`` themselves, of the same shape."""
+        """``values``, of the same shape."""
         return np.array(values, dtype=np.float64)
 
     def max(self, values: npt.ArrayLike) -> npt.NDArray[np.float64]:
-        """``values`` themselves, of the same shape."""
+        """``values``, of the same shape."""
         return np.array(values, dtype=np.float64)
 
     def broadcast(self, obj: T) -> T:

@@ -1,9 +1,9 @@
 """Copies files and verifies their checksums, as fast as the storage allows.
 
 Each file is read in blocks that stay in the processor's cache, and each block is checksummed and written from
-there: so the checksum needs no second pass over memory. Copying inside the kernel (sendfile, copy_file_range)
-saves one copy, but then the checksum must read the bytes again, which takes the same time; requesting more
-readahead from the kernel (POSIX_FADV_WILLNEED) takes more processor time than its default readahead. Both
+there, so the checksum needs no second pass over memory. Copying inside the kernel (sendfile, copy_file_range)
+would save one copy, but the checksum would have to read the bytes again, which takes the same time. Requesting
+more readahead from the kernel (POSIX_FADV_WILLNEED) takes more processor time than its default readahead. Both
 were measured: docs/reference/performance.md.
 """
 
@@ -31,11 +31,12 @@ four times the processor time; smaller ones need more system calls."""
 
 
 class Abandoned(Exception):
-    """Copying a file was stopped because something else failed."""
+    """Copying a file was abandoned because something else failed."""
 
 
 class Copied(NamedTuple):
-    """Result of one rank: files and bytes copied, and files that were already in place and correct."""
+    """Result of one rank: number of files and bytes copied, and the files that were already in place and
+    correct."""
 
     files: int
     bytes: int
@@ -51,15 +52,15 @@ def copy_all(
     in_place: Callable[[File], None],
     failures: list[BaseException],
 ) -> Copied:
-    """Copy ``files`` from ``source`` to ``target``, at most ``workers`` at a time. Calls ``in_place``, from
-    any thread, with each complete and verified file. Stops when something is added to ``failures``, and raises it.
+    """Copy ``files`` from ``source`` to ``target``, at most ``workers`` at a time. Calls ``in_place``, from any
+    thread, with each complete and verified file.
 
-    ``present`` files are already in the target with the right size: their checksums are verified there, and
-    files that differ are copied again. All threads stop at the first of the ``failures``, initially empty, to
-    which other threads may add. Raises it; those found here are UserErrors.
+    ``present`` files are already in the target with the right size: their checksums are verified there, and files
+    that differ are copied again. All threads stop as soon as ``failures``, initially empty, has an error, which
+    other threads may also add; then this raises that error. Errors of copying itself are UserErrors.
     """
     make_folders(target, {os.path.dirname(file.path) for file in (*files, *present)})
-    # Threads take files from one iterator; half a million futures would cost half a gigabyte.
+    # Threads take files from one iterator; half a million futures would take half a gigabyte of memory.
     queue: Iterator[tuple[File, bool]] = iter([*((f, False) for f in files), *((f, True) for f in present)])
     copied: list[File] = []
     streams = Streams(max(1, workers))
@@ -97,7 +98,7 @@ def copy_all(
 
 
 def _copy(file: File, source: Path, target: Path, block: memoryview, failures: Sequence[object]) -> None:
-    """Copy one file through ``block``. Stops once others have failed."""
+    """Copy one file through the buffer ``block``. Stops once there are ``failures``."""
     origin, remedy = source / file.path, f"see: mlhpc data verify {source}"
     with as_user_error(origin, "cannot be read", remedy):
         reader = os.fdopen(open_regular(origin), "rb", buffering=0)
@@ -122,8 +123,8 @@ def write_verified(
 ) -> None:
     """Write ``pieces`` as ``file`` in ``target``, with the modification time ``mtime_ns``.
 
-    The file gets its final name once its size and, if the manifest has one, its checksum match. ``origin`` is
-    the source of the pieces. Raises UserError.
+    The file gets its final name once its size matches, and its checksum if the manifest has one. ``origin``: where
+    the pieces come from, and ``remedy``: what to do, for messages. Raises UserError.
     """
     copy = target / file.path
     with (
@@ -151,7 +152,8 @@ def _read(reader: RawIOBase, block: memoryview, origin: Path, remedy: str) -> in
 
 
 def _is_intact(file: File, target: Path, block: memoryview, failures: Sequence[object]) -> bool:
-    """Whether the staged file has the right checksum or, without one in the manifest, size and time."""
+    """Whether the staged file has the right checksum. Without a checksum in the manifest, its size and
+    modification time have already been compared."""
     if file.crc32 is None:
         return True
     copy, crc = target / file.path, 0

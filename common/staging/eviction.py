@@ -1,4 +1,4 @@
-"""Drops from the page caches of all nodes, before a run, what they will read of its data set."""
+"""Before a run, drops the files of its data set that each node will read from the page caches of all nodes."""
 
 import shlex
 import subprocess
@@ -17,12 +17,12 @@ from mlhpc.common.ranks.world import World
 from mlhpc.errors import UserError
 
 HOOK = "MLHPC_DROP_CACHES"
-"""The variable with a site's command that drops the page cache of the node that it runs on."""
+"""The variable with a site's command that drops the page cache of the node on which it runs."""
 
 
 class Eviction(NamedTuple):
-    """Summed over all ranks: files that were opened, their bytes, and files of which pages are still in memory;
-    the seconds of the slowest rank."""
+    """Sums over all ranks: files that were opened, their bytes, and files with pages still in memory. Also the
+    seconds that the slowest rank took."""
 
     files: int
     bytes: int
@@ -31,13 +31,14 @@ class Eviction(NamedTuple):
 
     @property
     def complete(self) -> bool:
-        """Whether no page is left on any node, as far as it is known."""
+        """Whether no page is left on any node, as far as is known."""
         return self.kept == 0
 
 
 def evict(dataset: Manifest, stage: Path | None, how: Staging, world: World) -> Eviction:
-    """Drop the files of ``dataset`` that each node will read, to stage them to ``stage`` or (None) in place. The
-    ranks of a node divide its files, and open each once. Called by all ranks.
+    """Drop the files of ``dataset`` that each node will read, either to stage them to ``stage`` or (if that is
+    None) to train from them in place. The ranks of a node divide its files among them, and open each once. Called
+    by all ranks.
 
     Raises UserError, the same on all ranks, if a file cannot be opened.
     """
@@ -48,7 +49,7 @@ def evict(dataset: Manifest, stage: Path | None, how: Staging, world: World) -> 
     mode = how.mode if stage else "replicate"
     files = files_read_by_node(dataset.files, world.node, world.nodes, mode, rings)
     own = files[world.local_rank :: world.local_size]
-    if world.rank == 0 and (dataset.root / NAME).exists():  # only this rank has read it
+    if world.rank == 0 and (dataset.root / NAME).exists():  # only this rank has read the manifest
         own.append(File(NAME, 0))
 
     def drop(file: File) -> tuple[int, float]:
@@ -66,8 +67,9 @@ def evict(dataset: Manifest, stage: Path | None, how: Staging, world: World) -> 
 
 
 def drop_by_hook(env: Mapping[str, str], data: Path, world: World) -> Eviction | None:
-    """Run the site's command, with the folder ``data`` as its argument, once on each node, instead of ``evict``;
-    None where the site has none. Called by all ranks. Raises UserError, the same on all, if it fails."""
+    """Instead of ``evict``, run the site's command once on each node, with the folder ``data`` as its argument.
+    None if the site has no such command. Called by all ranks. Raises UserError, the same on all ranks, if the
+    command fails."""
     command = env.get(HOOK)
     if not command:
         return None

@@ -1,13 +1,13 @@
-"""Exchange of shards between nodes before each epoch: in every epoch each node has a new random share of the
-training files, and each file is on one node (given by ``partition.Shards``).
+"""Exchange of shards between nodes before each epoch: in every epoch, each node has a new random share of the
+training files, and each file is on one node (determined by ``partition.Shards``).
 
-Files move in rounds, the same on all ranks. In a round a rank sends files to the ranks with its local rank on
-other nodes and receives theirs, over TCP, up to ``AT_ONCE`` concurrently in each direction in the order of
-their steps (``moves``); each file is verified against its checksum, if it has one, before it gets its final
-name. When all ranks have finished the round, the sent files are deleted. So a file is on one node or, until
-its round has ended, on two: no file is lost after a failure. A node needs free space for the files received
-in a round, at most ``ROUND`` bytes or one file, and for the amount by which the files received so far are
-larger than those sent.
+Files move in rounds, which are the same on all ranks. In a round, a rank sends files over TCP to the ranks with
+the same local rank on other nodes and receives files from them, up to ``AT_ONCE`` concurrently in each direction,
+in the order of their steps (``moves``). Each file is verified against its checksum, if it has one, before it gets
+its final name. When all ranks have finished the round, the sent files are deleted. So a file is on one node or,
+until its round has ended, on two, and no failure loses a file. A node needs free space for the files received in a
+round (at most ``ROUND`` bytes, or one file), and for the amount by which the files received so far are larger than
+those sent.
 """
 
 import os
@@ -48,18 +48,18 @@ from mlhpc.errors import UserError
 from mlhpc.quantities import bytes_text
 
 ROUND = 1 << 30
-"""Maximum bytes (or one file) that a node receives before the files it has sent are deleted."""
+"""Maximum bytes (or one file) that a node receives before the files that it has sent are deleted."""
 
 AT_ONCE = 4
-"""Number of concurrent transfers of a rank in each direction. File sizes differ, and a node may have no file
-in a step: with several transfers, others continue while one waits for its peer (docs/reference/performance.md)."""
+"""Number of a rank's concurrent transfers in each direction. File sizes differ, and a node may have no file in a
+step; with several transfers, the others continue while one waits for its peer (docs/reference/performance.md)."""
 
 EXCHANGE = Activity(
     "the exchange of shards",
     "start the run again: staging keeps the files that belong on each node and copies the others",
 )
 _SPARE_DESCRIPTORS = 64
-"""File descriptors for a listener, the files in transfer, and files that the run opens meanwhile."""
+"""File descriptors for a listener, the files being transferred, and files that the run opens meanwhile."""
 
 
 @dataclass(frozen=True)
@@ -78,12 +78,12 @@ def reserve(
     world: World,
     most: int = ROUND,
 ) -> None:
-    """Before training: check the requirements of exchanging ``files`` through ``epochs`` (the first is that
-    of the staged files), and reserve the ``target`` of each node for this run.
+    """Before training: check that ``files`` can be exchanged through ``epochs``, the first of which uses the files
+    as staged, and reserve the ``target`` of each node for this run.
 
-    Called by all ranks, which divide the planning of the epochs: half a million files take almost a second
-    per epoch. Raises UserError, the same on all ranks, if a node has too little space or too few descriptors,
-    or another run uses the target.
+    Called by all ranks, which divide the planning of the epochs among them, since half a million files take almost
+    a second per epoch. Raises UserError, the same on all ranks, if a node has too little space or too few
+    descriptors, or if another run uses the target.
     """
     sizes = sizes_of(files)
 
@@ -119,11 +119,12 @@ def exchange(
     world: World,
     most: int = ROUND,
 ) -> Exchanged:
-    """Move ``files`` from their nodes in epoch ``before`` to those in ``after``, in the ``target`` of each node.
+    """Move ``files`` from the nodes that have them in epoch ``before`` to those in epoch ``after``. Each node
+    keeps its files in ``target``.
 
-    Called by all ranks. Raises UserError, the same on all ranks, if another run uses the target, when a node
-    lacks space (before the first file moves, where that can be predicted), or when a file cannot be sent, written
-    or differs from its checksum.
+    Called by all ranks. Raises UserError, the same on all ranks, if another run uses the target, if a node lacks
+    space (before the first file moves, if that can be predicted), or if a file cannot be sent or written or does
+    not match its checksum.
     """
     mine = world.node
     moves = moves_between(sizes_of(files), shards, before, after)
@@ -135,7 +136,7 @@ def exchange(
             _require_room(target, int(extra_space(moves, world.nodes, most)[mine]))
             arriving = [files[number] for number in moves.numbers[moves.receivers == mine]]
             make_folders(target, {os.path.dirname(file.path) for file in arriving})
-            # Before the first file arrives: only files written by staging may be listed.
+            # Checked before the first file arrives, because only files written by staging may be listed.
             held = manifests.load(target)
             listed = {file.path for file in held.files}
             _save(held, [*held.files, *(file for file in arriving if file.path not in listed)])
@@ -159,7 +160,7 @@ def exchange(
 
 
 class Transfer(NamedTuple):
-    """File ``number`` of the exchanged ones, and its destination or source node."""
+    """A transfer of file ``number`` of the exchanged files, to or from a node."""
 
     node: int
     number: int
@@ -167,7 +168,7 @@ class Transfer(NamedTuple):
 
 
 def transfers(files: Sequence[File], moves: Moves, node: int) -> tuple[list[Transfer], list[Transfer]]:
-    """The files that ``node`` sends, and those that it receives, in the order of ``moves``."""
+    """The transfers that ``node`` sends, and those that it receives, in the order of ``moves``."""
 
     def chosen(here: Indices, there: Indices) -> list[Transfer]:
         own = np.flatnonzero(here == node)
@@ -202,7 +203,7 @@ def _require_room(target: Path, size: int) -> None:
 
 @contextmanager
 def _links(world: World, peers: Sequence[int]) -> Iterator[dict[int, socket.socket]]:
-    """A connection between this rank and each of the others among ``peers``. Called by all ranks."""
+    """Connect this rank with each of the other ranks in ``peers``. Called by all ranks."""
     with ExitStack() as opened, listening(world) as port:
 
         def connect() -> dict[int, socket.socket]:
@@ -225,16 +226,16 @@ def _run_round(
     target: Path,
     world: World,
 ) -> None:
-    """Send and receive this rank's files, in order; ``peers`` has its partner on each node. Called by all ranks;
-    raises UserError, the same on all ranks."""
+    """Send and receive this rank's files in order. ``peers``: this rank's partner on each node. Called by all
+    ranks. Raises UserError, the same on all ranks."""
     failures = list[BaseException]()
     expected: dict[int, dict[int, File]] = defaultdict(dict)
     for each in arriving:
         expected[each.node][each.number] = each.file
     sending, receiving = ({node: Lock() for node in range(world.nodes)} for _ in range(2))
 
-    # No deadlock: among all files in transfer, the first in the order of steps, or another one on the same
-    # link, is active at both ends.
+    # There is no deadlock: of all files being transferred, the first in the order of steps, or another file on
+    # the same link, is active at both ends.
     def send(node: int, number: int, file: File) -> None:
         rank = peers[node]
         with sending[node]:
@@ -261,10 +262,11 @@ def _run_round(
             going_on += [receivers.submit(or_end, partial(receive, each.node)) for each in arriving]
             or_end(lambda: wait(going_on))
         if failures:
-            # A rank that only sends reads no end of the connection. Closed with bytes unread, it is reset.
+            # A rank that only sends never reads an end of file. Closing with unread bytes resets the connection.
             for link in links.values():
                 link.close()
-            raise min(failures, key=lambda error: isinstance(error, LinkBroken))  # a cause before its symptom
+            raise min(failures, key=lambda error: isinstance(error, LinkBroken))  # a cause, rather than its
+            # symptom
 
     _, error = attempt(work)
     gather_or_raise(world, None, cause_of(world, error))
@@ -279,7 +281,7 @@ def _delete(files: Sequence[File], target: Path) -> None:
 def _forget(target: Path, gone: set[str]) -> None:
     held = manifests.load(target)
     _save(held, [file for file in held.files if file.path not in gone])
-    unlink(target, gone)  # the folders that are empty now
+    unlink(target, gone)  # also removes folders that are empty now
 
 
 def _save(held: Manifest, files: Sequence[File]) -> None:

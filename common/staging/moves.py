@@ -1,15 +1,15 @@
-"""The files that change nodes between two epochs, and their order; computed identically on all ranks.
+"""The files that change nodes between two epochs, and the order in which they move, the same on all ranks.
 
-Files move in steps. In a step a node sends one file and receives one, or does neither. Ranks do not wait at
-the end of a step, but send and receive in this order. If the order ignored the receivers, nodes would queue
-for one receiver while others are idle, and files would wait for files that wait for others.
+Files move in steps. In a step, each node sends one file and receives one, or does neither. Ranks do not wait at
+the end of a step, but send and receive in this order. If the order ignored the receivers, several nodes would
+queue for one receiver while others are idle, and transfers would form chains in which each waits for another.
 
-A node sends as many files as it receives, since it has the same number in every epoch. Files are the edges of a
-bipartite graph: of nodes as senders, and of nodes as receivers. At each end the files of a node are paired by
-similar size. These pairs form cycles, along which files are assigned alternately to the first and the second
-half of the steps. So each half has half of the files and bytes that a node sends and receives, and is divided
-recursively (H. Gabow, "Using Euler partitions to edge color bipartite multigraphs", International Journal of
-Computer and Information Sciences 5, 1976).
+A node sends as many files as it receives, since it has the same number of files in every epoch. Files are the
+edges of a bipartite graph between the nodes as senders and the nodes as receivers. At each end, a node's files are
+paired by similar size. These pairs form cycles, along which files are assigned alternately to the first and the
+second half of the steps. Each half thus has half of the files, and about half of the bytes, that a node sends and
+receives, and is then divided recursively (H. Gabow, "Using Euler partitions to edge color bipartite multigraphs",
+International Journal of Computer and Information Sciences 5, 1976).
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,9 +24,9 @@ from mlhpc.common.staging.target import FILE_OVERHEAD
 
 
 class Moves(NamedTuple):
-    """Files that change nodes, in order of their steps: in ``steps[i]`` file ``numbers[i]`` of the exchanged ones,
-    of ``sizes[i]`` bytes, goes from node ``senders[i]`` to ``receivers[i]``. Arrays of int64: as objects, half a
-    million moves would take 100 MB in every rank."""
+    """Files that change nodes, in the order of their steps: in step ``steps[i]``, file ``numbers[i]`` of the
+    exchanged files, of ``sizes[i]`` bytes, goes from node ``senders[i]`` to node ``receivers[i]``. They are int64
+    arrays [moves] because half a million moves would take 100 MB in every rank as objects."""
 
     numbers: Indices
     sizes: Indices
@@ -35,12 +35,12 @@ class Moves(NamedTuple):
     steps: Indices
 
     def part(self, chosen: slice | npt.NDArray[np.bool_]) -> "Moves":
-        """Those that are ``chosen``, in order. A mask is [moves]."""
+        """The moves that are ``chosen``, by a slice or a mask [moves], in order."""
         return Moves(*(column[chosen] for column in self))
 
 
 def moves_between(sizes: Indices, shards: Shards, before: int, after: int) -> Moves:
-    """The moves of files of these ``sizes``, in bytes, from epoch ``before`` to ``after``."""
+    """The moves from epoch ``before`` to ``after`` of files with these ``sizes`` [files] in bytes."""
     numbers = shards.moves(before, after)
     senders, receivers = shards.nodes(before)[numbers], shards.nodes(after)[numbers]
     order, steps = in_steps(sizes[numbers], senders, receivers)
@@ -49,22 +49,22 @@ def moves_between(sizes: Indices, shards: Shards, before: int, after: int) -> Mo
 
 
 def in_steps(sizes: Indices, senders: Indices, receivers: Indices) -> tuple[Indices, Indices]:
-    """The order in which files move, and the step of each one in that order, from 0. Each node occurs equally
-    often in ``senders`` and ``receivers``. There are fewer than twice as many steps as the largest number of
-    files of a node."""
+    """The order in which files move, as their indices, and the step, counted from 0, of each file in that order;
+    all arrays are [moves]. Each node must occur equally often in ``senders`` and ``receivers``. The number of
+    steps is less than twice the largest number of files that a node sends."""
     if not len(sizes):
         return np.empty(0, np.int64), np.empty(0, np.int64)
     sent = np.bincount(senders)
     nodes, width = len(sent), int(sent.max())
-    # Pad with files that do not move, so that all nodes have the same number; later, so that the number is even.
+    # Pad with files that do not move, so that all nodes have equally many; below, so that the number is even.
     staying = np.repeat(np.arange(nodes), width - sent)
     by_size = np.argsort(np.append(sizes, np.zeros(len(staying), np.int64)), kind="stable")
     files, by_receiver = (
         by_size[np.argsort(np.append(ends, staying)[by_size].astype(np.int32), kind="stable")]
         for ends in (senders, receivers)
     )
-    # In rows of ``width``, for each part and node: the files that it sends, and in ``received`` the places in
-    # ``files`` of those that it receives.
+    # Each part and node has a row of ``width``: in ``files``, the files that the node sends; in ``received``, the
+    # positions in ``files`` of the files that it receives.
     received = _put(np.arange(len(files)), files)[by_receiver]
     while width > 1:
         if width % 2:
@@ -83,20 +83,22 @@ def in_steps(sizes: Indices, senders: Indices, receivers: Indices) -> tuple[Indi
 
 
 def _with_column(values: Indices, width: int, column: Indices) -> Indices:
-    """``values`` in rows of ``width``, with another column before the first."""
+    """``values`` [rows · width], with ``column`` [rows] inserted before the first of each row; flattened again."""
     return np.insert(values.reshape(-1, width), 0, column, axis=1).reshape(-1)
 
 
 def _alternating(received: Indices) -> npt.NDArray[np.bool_]:
-    """Whether each file belongs to the second half: exactly one of those at 2i and 2i + 1, which share a
-    sender, does, and exactly one of those at ``received[2i]`` and ``received[2i + 1]``, which share a receiver."""
+    """Whether each file [files] belongs to the second half of the steps. Of the files at 2i and 2i + 1, which
+    share a sender, exactly one does, and so does exactly one of those at ``received[2i]`` and ``received[2i +
+    1]``, which share a receiver."""
     other = np.empty_like(received)
     other[received[::2]], other[received[1::2]] = received[1::2], received[::2]
-    # From a file to the one two further along its cycle; those between are passed in the opposite direction. So
-    # each cycle is two circles, known by their lowest file, which is searched for with strides that double.
+    # ``onwards`` leads from a file to the one two further along its cycle; the files between are passed in the
+    # opposite direction. So each cycle becomes two circles, each identified by its lowest file, which is found
+    # with strides that double.
     onwards, lowest = other ^ 1, np.arange(len(received), dtype=np.int32)
     while True:
-        lower = np.minimum(lowest, np.take(lowest, onwards, mode="clip"))  # twice as fast as an index
+        lower = np.minimum(lowest, np.take(lowest, onwards, mode="clip"))  # twice as fast as indexing
         if np.array_equal(lower, lowest):
             return np.asarray(lowest > lowest[other])
         onwards, lowest = np.take(onwards, onwards, mode="clip"), lower
@@ -109,7 +111,7 @@ def _put(values: Indices, places: Indices) -> Indices:
 
 
 def rounds(moves: Moves, most: int) -> Iterator[Moves]:
-    """``moves`` divided into rounds of whole steps; in a round a node receives at most ``most`` bytes, or one
+    """``moves`` divided into rounds of whole steps. In a round, a node receives at most ``most`` bytes, or one
     file."""
     if not len(moves.steps):
         return
@@ -118,7 +120,7 @@ def rounds(moves: Moves, most: int) -> Iterator[Moves]:
     start = at = 0
     for end in ends:
         receivers, sizes = moves.receivers[at:end], moves.sizes[at:end]
-        received[receivers] += sizes  # one file each
+        received[receivers] += sizes  # one file per receiver
         if start < at and received[receivers].max() > most:
             yield moves.part(slice(start, at))
             start = at
@@ -129,13 +131,14 @@ def rounds(moves: Moves, most: int) -> Iterator[Moves]:
 
 
 def of_rank(part: Moves, local_rank: int, local_size: int) -> Moves:
-    """The moves of ranks with this ``local_rank`` in a round: an equal share of consecutive steps."""
+    """The moves of the round ``part`` made by ranks with this ``local_rank``: an equal share, of consecutive
+    steps."""
     steps, of_step = np.unique(part.steps, return_inverse=True)
     return part.part(of_step * local_size // len(steps) == local_rank)
 
 
 def extra_space(moves: Moves, nodes: int, most: int) -> Indices:
-    """The largest increase in bytes on each of ``nodes`` during ``moves``."""
+    """The largest increase in bytes, [nodes], on each of ``nodes`` nodes at any time during ``moves``."""
     grown, largest = np.zeros(nodes, np.int64), np.zeros(nodes, np.int64)
     for part in rounds(moves, most):
         np.add.at(grown, part.receivers, part.sizes + FILE_OVERHEAD)
@@ -150,7 +153,7 @@ def sizes_of(files: Sequence[File]) -> Indices:
 
 
 def bytes_by_node(sizes: Indices, shards: Shards, epoch: int, nodes: int) -> Indices:
-    """Bytes of the files, of these ``sizes``, on each node in ``epoch``."""
+    """Bytes on each node, [nodes], in ``epoch``, for files with these ``sizes`` [files]."""
     held = np.zeros(nodes, np.int64)
     np.add.at(held, shards.nodes(epoch), sizes)
     return held

@@ -1,5 +1,5 @@
-"""Predicts the load of staging to many nodes on the shared file system and the network, with the same
-functions as staging itself, without copying anything."""
+"""Predicts the load that staging to many nodes puts on the shared file system and the network. Uses the same
+functions as staging itself, but copies nothing."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,8 +13,8 @@ from mlhpc.common.data.partition import Mode, balance, held_by_one_or_all
 
 @dataclass(frozen=True)
 class StagingPlan:
-    """Bytes and operations of one staging mode. ``held``: bytes that each node writes; ``read``: bytes that
-    each node reads from the shared file system, in ``files`` files. ``sent``: bytes sent between nodes, total."""
+    """Bytes and operations of one staging mode. ``held``: bytes that each node writes. ``read``: bytes that each
+    node reads from the shared file system, in ``files`` files. ``sent``: total bytes sent between nodes."""
 
     mode: Mode
     read_once: bool
@@ -25,13 +25,15 @@ class StagingPlan:
 
     @property
     def opens(self) -> int:
-        """Files opened on the shared file system by all nodes, including the manifest once; each open comes with
-        one fstat(2) and one close(2). Dropping them from the page cache before the run takes as many."""
+        """Number of times that all nodes together open files on the shared file system, including the manifest
+        once. Each comes with one fstat(2) and one close(2). Dropping the files from the page cache before the run
+        takes the same number."""
         return 1 + int(self.files.sum())
 
     @property
     def imbalance(self) -> float:
-        """The largest number of bytes that a node reads from the shared file system, over the mean; ideally 1."""
+        """The largest number of bytes that a node reads from the shared file system, divided by the mean; ideally
+        1."""
         return float(self.read.max() / self.read.mean()) if self.read.any() else 1.0
 
 
@@ -60,13 +62,13 @@ def plan(
 
 
 def exchanged_bytes(files: Sequence[File], nodes: int) -> float:
-    """Expected bytes that all nodes send before an epoch with ``staging.exchange``: a file of
-    ``train/`` stays on its node with probability 1 / ``nodes``."""
+    """Expected bytes that all nodes together send before an epoch with ``staging.exchange``: a file in ``train/``
+    stays on its node with probability 1 / ``nodes``."""
     return Files.of(files).folder("train").size * (nodes - 1) / nodes
 
 
 def _by_bin(files: Files, bins: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """The bytes and the number of the files in each bin."""
+    """The bytes and the number of files in each bin, both [bins]."""
     sums = np.zeros(bins, dtype=np.int64)
     bin_of = balance(files.sizes, bins)
     np.add.at(sums, bin_of, files.sizes)  # exact, unlike a weighted bincount, which adds float64

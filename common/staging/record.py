@@ -1,4 +1,4 @@
-"""The record of a target's content, which staging writes into its manifest before the first file."""
+"""The record of a target's content, which staging writes into the target's manifest before the first file."""
 
 import hashlib
 import os
@@ -16,7 +16,7 @@ from mlhpc.errors import UserError
 
 
 def record_of(manifest: Manifest) -> dict[str, Any] | None:
-    """The record in the manifest of a target; None if it did not stage it."""
+    """The record in the manifest of a target; None if the target was not written by staging."""
     record = manifest.facts.get("staged")
     kinds = {"of": str, "mode": str}
     if not isinstance(record, dict) or any(type(record.get(key)) is not kind for key, kind in kinds.items()):
@@ -25,13 +25,14 @@ def record_of(manifest: Manifest) -> dict[str, Any] | None:
 
 
 def prepare(manifest: Manifest, target: Path, files: Files, group: StagingGroup, in_use: bool) -> bool:
-    """Called by the first rank of a group: whether the target contains this data set. Removes files that no
-    longer belong to the node because the number of nodes changed; refuses if another run may use them."""
+    """Whether the target already contains this data set; called by the first rank of a group. Removes files that
+    no longer belong on the node because the number of nodes has changed, but refuses if another run may use
+    them."""
     if not group.leads or not (target / manifests.NAME).exists():
         return False
     try:
         before = manifests.load(target)
-    except UserError as error:  # an index of what is there would not be a record
+    except UserError as error:  # indexing the existing files would not make a record
         raise UserError(
             f"{target}: its {manifests.NAME} is not readable as the record of a staging; remove the folder "
             "or choose another --stage"
@@ -55,12 +56,12 @@ def prepare(manifest: Manifest, target: Path, files: Files, group: StagingGroup,
 
 
 def write_record(manifest: Manifest, target: Path, files: Files, group: StagingGroup, mode: Mode) -> None:
-    """Called by the first rank of a group: write the manifest of the target's planned content."""
+    """Write the manifest of the target's planned content; called by the first rank of a group."""
     if not group.leads:
         return
     facts = dict(manifest.facts)
     if len(files) < len(manifest.files):
-        facts.pop("samples", None)  # they are the whole data set's
+        facts.pop("samples", None)  # those of the whole data set
     facts["staged"] = {"of": identity(manifest), "mode": mode}
     _save(replace(manifest, root=target, files=files, facts=facts))
 
@@ -78,7 +79,7 @@ def _save(held: Manifest) -> None:
 
 
 def identity(manifest: Manifest) -> str:
-    """A digest of every path, size and checksum: independent of the data set's location."""
+    """A digest of every path, size and checksum, which does not depend on the data set's location."""
     digest, files = hashlib.sha256(), manifest.files
     digest.update(files.joined())
     for column in (files.sizes, files.crc32, files.known):

@@ -1,10 +1,11 @@
-"""Reads files needed by every node only once from the shared file system: nodes forward them to each other.
+"""Reads files that every node needs only once from the shared file system; nodes forward them to each other.
 
-Ranks form rings, one rank of each node in a ring; the files are divided among the rings, and those of a ring among
-its ranks. A rank sends a file to its successor as soon as it is complete and verified in its own target, whether
-it read it from the source or received it, until it has reached every node. So every byte is read from the source
-once, and crosses each link at most once: the ring algorithm for all-gather (Thakur, Rabenseifner and Gropp, IJHPCA
-19(1), 2005, "Allgather"). TCP, over the network interface on which the ranks answered the roll call.
+Ranks form rings with one rank of each node. The files are divided among the rings, and the files of a ring among
+its ranks. A rank sends a file to its successor as soon as the file is complete and verified in its own target,
+whether it was read from the source or received, until the file has reached every node. So every byte is read from
+the source once, and crosses each link at most once. This is the ring algorithm for all-gather (Thakur,
+Rabenseifner and Gropp, IJHPCA 19(1), 2005, "Allgather"). Files are sent by TCP over the network interface on which
+the ranks answered the roll call.
 """
 
 import os
@@ -32,9 +33,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Share:
-    """The files of a rank. ``alone``: those that it reads from the source only for its node. ``passed``: the files
-    of its ring, and ``readers`` the position in the ring that reads each. ``ring``: the ranks of the ring in
-    order; empty for a rank in none."""
+    """A rank's share of the files. ``alone``: files that it reads from the source for its own node only.
+    ``passed``: the files of its ring; ``readers``: for each, the position in the ring of the rank that reads it
+    from the source. ``ring``: the ranks of the ring in order; empty for a rank that is in no ring."""
 
     alone: Sequence[File]
     passed: Sequence[File] = ()
@@ -51,7 +52,7 @@ class Todo(NamedTuple):
 
 @dataclass(frozen=True)
 class Ring:
-    """A ring of ``ranks``, this rank's ``position`` in it, and its connections to the neighbours."""
+    """A ring of ``ranks``, this rank's ``position`` in it, and its connections to its neighbours."""
 
     position: int
     ranks: Sequence[int]
@@ -70,13 +71,13 @@ class Ring:
 
     @property
     def after(self) -> int:
-        """The rank that this one sends to."""
+        """The rank to which this one sends."""
         return self.ranks[(self.position + 1) % self.size]
 
 
 @contextmanager
 def open_ring(world: World, ranks: Sequence[int]) -> Iterator[Ring | None]:
-    """Connect the ring of ``ranks``, of which this rank is one; None if ``ranks`` is empty.
+    """Connect the ring of ``ranks``, which includes this rank; None if ``ranks`` is empty.
 
     Called by all ranks. Raises UserError, the same on all ranks, if neighbours cannot connect.
     """
@@ -96,8 +97,9 @@ def open_ring(world: World, ranks: Sequence[int]) -> Iterator[Ring | None]:
 
 
 class Exchange:
-    """One rank's part in forwarding ``files`` around ``ring``. ``readers``: the position in the ring that
-    reads each file from the source. ``files`` and ``readers`` are the same on all ranks of the ring."""
+    """One rank's part in forwarding ``files`` around ``ring``. ``readers``: for each file, the position in the
+    ring of the rank that reads it from the source. ``files`` and ``readers`` are the same on all ranks of the
+    ring."""
 
     def __init__(self, ring: Ring, files: Sequence[File], readers: Sequence[int], target: Path) -> None:
         self._ring = ring
@@ -106,22 +108,22 @@ class Exchange:
         self._target = target
         self._number = {file: number for number, file in enumerate(files)}
         self._to_send: queue.SimpleQueue[int | None] = queue.SimpleQueue()
-        self._failures: list[BaseException] = []  # of this rank's threads: at the first, all of them stop
+        self._failures: list[BaseException] = []  # of this rank's threads, all of which stop at the first one
 
     def send(self, file: File) -> None:
-        """``file`` is complete in the target: forward it, unless it does not belong to the ring or the
-        successor has read it. Safe to call from any thread."""
+        """Forward ``file``, which is complete in the target, unless it does not belong to the ring or the
+        successor reads it from the source. Thread-safe."""
         number = self._number.get(file)
         if number is not None and self._readers[number] != (self._ring.position + 1) % self._ring.size:
             self._to_send.put(number)
 
     def run(self, copy: Callable[[list[BaseException]], Copied], received: Callable[[File], None]) -> Copied:
-        """Run ``copy``, which calls ``send`` for the files that this rank reads, while files are sent and
-        received concurrently. ``copy`` gets a list of failures, and stops if it is not empty. ``received`` is
-        called with each received file, from another thread.
+        """Run ``copy``, which calls ``send`` for the files that this rank reads, while other threads send and
+        receive files. ``copy`` gets a list of failures, and must stop once it is not empty. ``received`` is called
+        with each received file, from another thread.
 
-        Returns the result of ``copy`` when every file has been forwarded. Raises what ``copy`` raises,
-        UserError, or LinkBroken when a neighbour ends; the neighbours then get LinkBroken.
+        Returns the result of ``copy`` once every file has been forwarded. Raises what ``copy`` raises, UserError,
+        or LinkBroken if a neighbour ends; this rank's neighbours then get LinkBroken.
         """
         copied = None
         with ThreadPoolExecutor(2, thread_name_prefix="ring") as pool:
@@ -133,12 +135,12 @@ class Exchange:
             except BaseException as error:
                 self._fail(error)
         if copied is None or self._failures:
-            # The predecessor reads no end of the connection. Closed with bytes unread, it is reset.
+            # The predecessor never reads an end of file. Closing with unread bytes resets the connection.
             for connection in (self._ring.predecessor, self._ring.successor):
                 connection.close()
             raise min(
                 self._failures, key=lambda error: isinstance(error, LinkBroken)
-            )  # a cause before its symptom
+            )  # a cause, rather than its symptom
         return copied
 
     def _or_abort(self, work: Callable[[], None]) -> None:
@@ -186,11 +188,11 @@ def copy_and_pass_on(
     report: Callable[[Copied, Sequence[File]], T],
     advance: Callable[[int], None],
 ) -> list[T]:
-    """Copy what this rank reads from the source by ``copy``, and pass the rest of ``share`` around its ring. What
-    ``report`` makes of the copied and the received files, of every rank.
+    """Copy the files that this rank reads from the source with ``copy``, and forward and receive those of its
+    ring. Returns what ``report`` makes of the copied and received files on every rank.
 
-    Called by all ranks. Raises UserError, the same on all ranks, with the cause where one rank's error ended
-    others.
+    Called by all ranks. Raises UserError, the same on all ranks; if one rank's error ended the others, it is that
+    error.
     """
     files, readers = _lacking_somewhere(world, share, todo)
     received: list[File] = []
@@ -221,7 +223,8 @@ def copy_and_pass_on(
 
 
 def _lacking_somewhere(world: World, share: Share, todo: Todo) -> tuple[list[File], list[int]]:
-    """The files of this rank's ring missing on some of its nodes, and their readers. Called by all ranks."""
+    """The files of this rank's ring that are missing on some of the ring's nodes, and their readers. Called by all
+    ranks."""
     missing = set(todo.missing)
     bits = np.packbits(np.array([file in missing for file in share.passed], dtype=bool))
     of_rank = world.gather(bits)

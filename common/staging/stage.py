@@ -1,20 +1,20 @@
-"""Copies a data set from the shared file system to node-local storage, inside the timed region.
+"""Copies a data set from the shared file system to node-local storage, within the time measured.
 
-Two modes. ``replicate``: each node gets every file. ``shard``: each node gets its part of every folder, files
-outside folders go to all. Validation data is partitioned like training data: at the official size it is more than
-1 TB uncompressed, and a metric summed over ranks is exact for parts. The ranks of a node share the node's
-files, and each copies several at a time.
+There are two modes. ``replicate``: each node gets every file. ``shard``: each node gets a part of every folder;
+files outside folders go to all nodes. Validation data is partitioned like training data: at the official size it
+takes more than 1 TB uncompressed, and a metric summed over ranks is exact for parts too. The ranks of a node
+divide the node's files among them, and each copies several at a time.
 
 If nodes share a target (a shared scratch folder), their ranks divide the work of ``replicate`` instead of
-repeating it per node, and ``shard`` is refused. Otherwise, with ``read_once``, nodes forward files needed by
-several of them instead of each reading them from the shared file system. Concurrent runs may share a target
-too: one copies, the others wait and use its files; the last to end removes them.
+repeating it on each node, and ``shard`` is refused. Otherwise, with ``read_once``, nodes forward files that
+several of them need, instead of each reading them from the shared file system. Concurrent runs may also share a
+target: one copies the files, the others wait and use them, and the last one to end removes them.
 
-The target is a folder of the user that is not writable by others (``target.require_own``). The record of what was
-staged is the manifest in it, written before the first file, so a listed file with the right size was written
-by staging: files get their final name only when they are complete and their checksum matches. Files that are
-already present are checksummed too before the report states ``verified``. An interrupted staging resumes;
-``remove`` removes these files and no others.
+The target must be a folder of the user that others cannot write (``target.require_own``). The manifest in it,
+which is written before the first file, records what was staged. So a listed file with the right size was written
+by staging: files get their final name only once they are complete and their checksum matches. Files that are
+already present are also checksummed before the report states ``verified``. An interrupted staging resumes;
+``remove`` removes the staged files and no others.
 """
 
 import contextlib
@@ -63,12 +63,12 @@ from mlhpc.errors import UserError
 class StagingReport:
     """Result of staging, summed over all ranks; the same on every rank.
 
-    ``files`` and ``bytes`` were copied, ``kept`` files were in place: left by an interrupted staging or,
-    ``shared`` of them, in use by another run. ``seconds`` is the time of the slowest rank, ``rank_seconds``
-    that of each. ``verified``: every file, copied or kept, was verified against its checksum.
-    ``source_bytes`` were read from the source; ``read_once``: whether nodes forwarded files.
-    ``shuffle_scope``: that of ``partition.shuffle_scope``. ``overlapped``: training ran concurrently, and at
-    the end of its first epoch waited ``waited_s`` seconds for the slowest rank's copying.
+    ``files``, ``bytes``: what was copied. ``kept``: number of files that were already in place, left by an
+    interrupted staging or, for ``shared`` of them, in use by another run. ``seconds``: time of the slowest rank;
+    ``rank_seconds``: time of each rank. ``verified``: whether every file, copied or kept, was verified against its
+    checksum. ``source_bytes``: bytes read from the source; ``read_once``: whether nodes forwarded files.
+    ``shuffle_scope``: as in ``partition.shuffle_scope``. ``overlapped``: whether training ran concurrently; at the
+    end of its first epoch it then waited ``waited_s`` seconds for the slowest rank's copying.
     """
 
     files: int
@@ -90,8 +90,8 @@ class StagingReport:
 
 
 class RankReport(NamedTuple):
-    """Result of one rank: files and bytes written, bytes read from the source for them; files kept, and how
-    many of these another run uses; seconds."""
+    """Result of one rank: files and bytes written, and bytes read from the source for them; files kept, and how
+    many of them another run uses; seconds."""
 
     files: int
     bytes: int
@@ -106,13 +106,13 @@ def stage(
 ) -> StagingReport:
     """Copy the files of ``manifest`` to ``target`` on every node, at most ``workers`` at a time in each rank.
 
-    ``read_once``: files needed by several nodes are read by one of them and forwarded over the network (``ring``).
-    Checksums are computed from the bytes as they are copied. Afterwards ``target`` is a data set with a manifest.
+    ``read_once``: files that several nodes need are read by one of them and forwarded over the network (``ring``).
+    Checksums are computed from the bytes as they are copied. Afterwards, ``target`` is a data set with a manifest.
 
-    Called by all ranks. Raises UserError, the same on all ranks, if the target is not the user's own, cannot be
-    written, is too small (before the first byte where that can be predicted) or contains other files, or if a
-    source file is missing, truncated or differs from the manifest. No incomplete files are left; complete
-    files are kept for the next attempt.
+    Called by all ranks. Raises UserError, the same on all ranks, if the target does not belong to the user, cannot
+    be written, is too small (before the first byte, if that can be predicted) or contains other files, or if a
+    source file is missing, truncated or different from the manifest. No incomplete files are left; complete files
+    are kept for the next attempt.
     """
     started = time.monotonic()
     with prepared(manifest, target, world, mode, read_once) as ready:
@@ -136,7 +136,7 @@ def stage(
 
 @dataclass(frozen=True)
 class Ready:
-    """The files that this rank copies into a locked target with enough space and a record."""
+    """The files that this rank copies, once the target is locked, has enough space and contains the record."""
 
     share: Share
     todo: Todo
@@ -144,7 +144,7 @@ class Ready:
     read_once: bool
 
     def report(self, copied: Copied, started: float, received: Sequence[File] = ()) -> RankReport:
-        """The rank's result since ``started``, on the monotonic clock."""
+        """The rank's result since the time ``started`` (of the monotonic clock)."""
         size = copied.bytes + sum(file.size for file in received)
         shared, seconds = copied.kept if self.in_use else 0, time.monotonic() - started
         return RankReport(copied.files + len(received), size, copied.bytes, copied.kept, shared, seconds)
@@ -152,7 +152,7 @@ class Ready:
 
 @contextlib.contextmanager
 def prepared(manifest: Manifest, target: Path, world: World, mode: Mode, read_once: bool) -> Iterator[Ready]:
-    """Prepare the target; it is locked while the block runs. Called by all ranks. Raises UserError like
+    """Prepare the target, which is locked while the block runs. Called by all ranks. Raises UserError like
     ``stage``."""
     try:
         group = staging_group(manifest.root, target, world, mode)
@@ -186,8 +186,8 @@ def _share_of_rank(
     mode: Mode,
     read_once: bool,
 ) -> Share:
-    """The files that ``rank`` copies only for its node, and those its ring forwards: with ``read_once``, the
-    files that all nodes hold."""
+    """The files that ``rank`` copies only for its own node, and those that its ring forwards: with ``read_once``,
+    the files that all nodes store."""
     index, groups = group.members.index(rank), group.all
     if not read_once or len(groups) == 1:
         return Share(files_of_rank(files_of_group, index, len(group.members)))
@@ -209,7 +209,7 @@ def report_of(
     mode: Mode,
     read_once: bool = False,
 ) -> StagingReport:
-    """The report of all ranks' results ``done``. Called by all ranks."""
+    """The report on ``done``, the results of all ranks. Called by all ranks."""
     seconds = tuple(rank.seconds for rank in done)
     filesystem = on_rank0(world, lambda: filesystem_of(target))
     return StagingReport(
@@ -231,8 +231,8 @@ def report_of(
 
 
 def remove(target: Path) -> None:
-    """Remove the staged files in ``target``, and folders that become empty; nothing else. Files used by
-    another run are kept: the last run removes them.
+    """Remove the staged files in ``target`` and the folders that become empty, and nothing else. Files that
+    another run uses are kept until the last run removes them.
 
     Called by one rank per node. Raises UserError if ``target`` was not written by staging or does not belong
     to the user.
@@ -249,7 +249,7 @@ def remove(target: Path) -> None:
                 return
             time.sleep(0.05)
     except FileNotFoundError:
-        return  # another run was the last, and removed it
+        return  # another run ended last and removed it
     try:
         if locks.in_use(target):
             return
@@ -263,7 +263,7 @@ def remove(target: Path) -> None:
 
 
 def _staged_in(target: Path) -> manifests.Manifest | None:
-    """The manifest of ``target``; None without one, as when another run has just removed it."""
+    """The manifest of ``target``; None if it has none, for instance because another run has just removed it."""
     try:
         return manifests.load(target)
     except UserError:
@@ -273,15 +273,15 @@ def _staged_in(target: Path) -> manifests.Manifest | None:
 
 
 def _require_staged(staged: manifests.Manifest) -> None:
-    """Raise UserError unless the data set was written by staging."""
+    """Raise UserError unless staging wrote the data set."""
     if record_of(staged) is None:
         raise UserError(f"{staged.root}: not written by staging, so nothing was removed; remove it by hand")
 
 
 def remove_after_abort(target: Path, env: Mapping[str, str]) -> None:
-    """After an aborted run: ``remove``, where the name of ``target`` contains the batch job's identifier, since no
-    later job could use it. Otherwise the files are kept for the next run to resume. Called by one rank per
-    node."""
+    """After an aborted run: ``remove`` the files if the path of ``target`` contains the batch job's identifier,
+    since no later job could use them. Otherwise they are kept, so that the next run can resume. Called by one rank
+    per node."""
     if names_job(target, env):
         if (target / manifests.NAME).exists():
             remove(target)
@@ -291,8 +291,8 @@ def remove_after_abort(target: Path, env: Mapping[str, str]) -> None:
 
 
 def _survey(files: list[File], source: Path, target: Path, staged_before: bool, todo: Todo) -> None:
-    """Add the ``files`` to ``todo``: present are those in the target with the right size and, without a
-    checksum, time. ``staged_before``: the files in the target were written by staging."""
+    """Add ``files`` to ``todo``. A file counts as present if it is in the target with the right size and, without
+    a checksum, the right modification time. ``staged_before``: whether staging wrote the files in the target."""
     for file in files:
         try:
             status = (target / file.path).lstat()
@@ -303,7 +303,8 @@ def _survey(files: list[File], source: Path, target: Path, staged_before: bool, 
             raise UserError(
                 f"{target / file.path} exists, but was not written by staging; choose another --stage"
             )
-        # Without a checksum in the manifest another file of that size can only be recognised by its time.
+        # Without a checksum in the manifest, only its time reveals that a file of the same size is a different
+        # one.
         same = file.crc32 is not None or status.st_mtime_ns == (source / file.path).stat().st_mtime_ns
         regular = stat.S_ISREG(status.st_mode)
         (todo.present if regular and same and status.st_size == file.size else todo.missing).append(file)

@@ -1,5 +1,5 @@
-"""Tunes the number of files that a rank copies concurrently: a disk saturated by one stream slows down with
-four, while a parallel file system needs many.
+"""Tunes the number of files that a rank copies concurrently: a disk that one stream saturates is slower with four,
+while a parallel file system needs many.
 
 The number is doubled, or halved, for as long as that raises the rate by more than ``GAIN``; then it is kept,
 and the search is repeated later, since the load of other jobs changes.
@@ -14,8 +14,8 @@ WINDOW_S = 0.1
 WINDOW_FILES = 2
 GAIN = 1.05
 FIRST = 4
-"""Initial number of streams. A data set of a gigabyte is staged in half a second, of which a search from 2 to
-8 takes too much (docs/reference/performance.md); a disk that one stream fills loses a tenth of a second or two."""
+"""Initial number of streams. A data set of a gigabyte is staged in half a second, too short for a search from 2 to
+8 streams (docs/reference/performance.md); a disk that one stream saturates loses a tenth of a second or two."""
 HOLD_WINDOWS = 50
 """Number of windows after which another number of streams is tried."""
 
@@ -29,19 +29,19 @@ class Streams:
         self.allowed = min(FIRST, most)
         self._turn = threading.Condition()
         self._open = True
-        self._rates: dict[int, float] = {}  # by number of streams, in this search
+        self._rates: dict[int, float] = {}  # bytes/s by number of streams, in this search
         self._step = 2.0
         self._held = 0
         self._begin_window()
 
     def wait_for_turn(self, thread: int) -> bool:
-        """Return when thread number ``thread`` may start the next file; False once ``close`` was called."""
+        """Wait until thread number ``thread`` may start the next file. Returns False once ``close`` was called."""
         with self._turn:
             self._turn.wait_for(lambda: thread < self.allowed or not self._open)
             return self._open
 
     def close(self) -> None:
-        """Release all waiting threads: no work is left."""
+        """Release all waiting threads, because no work is left."""
         with self._turn:
             self._open = False
             self._turn.notify_all()
@@ -53,7 +53,7 @@ class Streams:
             self._files += 1
             seconds = self._clock() - self._started
             if seconds >= WINDOW_S and self._files >= WINDOW_FILES * self.allowed:
-                # A small file takes as long as about 64 KiB, so that many of them count too.
+                # The overhead of a file takes as long as copying about 64 KiB, so it is counted as such.
                 self._choose((self._bytes + 65536 * self._files) / seconds)
                 self._begin_window()
                 self._turn.notify_all()
@@ -69,7 +69,7 @@ class Streams:
             return
         self._rates[self.allowed] = rate
         best = max(self._rates, key=lambda streams: self._rates[streams])
-        # More streams must improve the rate; fewer are preferred if the rate is equal.
+        # More streams must improve the rate; at about equal rates, fewer streams are preferred.
         best = min(streams for streams in self._rates if self._rates[streams] * GAIN >= self._rates[best])
         further = self._next(best)
         if further is None and self._step > 1 and len(self._rates) < 3:

@@ -1,4 +1,4 @@
-"""The target folder of staging: ownership, sharing by ranks and runs, and free space."""
+"""The target folder of staging: its owner, how ranks and runs share it, and its free space."""
 
 import contextlib
 import grp
@@ -24,17 +24,17 @@ from mlhpc.errors import UserError
 from mlhpc.quantities import bytes_text
 
 MADE = ".made_by_staging"
-"""A file in targets created by staging, so that the last run also removes the folder. Not in the manifest:
-that goes with the last file, when the next run may be in the folder already."""
+"""A file that marks targets created by staging, so that the last run also removes the folder. The manifest cannot
+be the mark: it is removed with the last file, when the next run may already use the folder."""
 
 FILE_OVERHEAD = 4096
-"""Bytes that a file may take beyond its size: up to a block of data, a directory entry and an inode."""
+"""Bytes that a file may take beyond its size: part of a block, a directory entry and an inode."""
 
 
 @dataclass(frozen=True)
 class StagingGroup:
-    """The ranks that share a target, usually those of one node. ``all``: these ranks for every target, in order
-    of their first ranks."""
+    """The ranks that share a target, usually those of one node. ``all``: the groups of all targets, in order of
+    their first ranks."""
 
     members: tuple[int, ...]
     leads: bool
@@ -42,7 +42,8 @@ class StagingGroup:
 
 
 class Need(NamedTuple):
-    """Bytes that a rank must write, the first rank of its group, and from that rank the file system."""
+    """Bytes that a rank must write; the first rank of its group; and, from that first rank only, the file
+    system."""
 
     size: int
     leader: int
@@ -51,9 +52,9 @@ class Need(NamedTuple):
 
 
 def staging_group(source: Path, target: Path, world: World, mode: Mode) -> StagingGroup:
-    """Create the target and determine which nodes share it, by means of a file written by each node.
+    """Create the target, and determine which nodes share it, by means of a file that each node writes.
 
-    Called by all ranks; raises UserError, the same on all, if the target cannot be written, does not belong
+    Called by all ranks. Raises UserError, the same on all ranks, if the target cannot be written, does not belong
     to the user (``require_own``), or is shared in mode ``shard``.
     """
     token = world.broadcast(secrets.token_hex(8))
@@ -70,7 +71,7 @@ def staging_group(source: Path, target: Path, world: World, mode: Mode) -> Stagi
                     if world.local_rank == 0:
                         _make_file(probe)
                     return
-                except FileNotFoundError:  # another run, the last to use the folder, has just removed it
+                except FileNotFoundError:  # another run, the last one in the folder, has just removed it
                     if not tries_left:
                         raise
 
@@ -98,10 +99,10 @@ def staging_group(source: Path, target: Path, world: World, mode: Mode) -> Stagi
 
 @contextlib.contextmanager
 def exclusive(target: Path, world: World, group: StagingGroup) -> Iterator[bool]:
-    """Exclusive access to the targets of all nodes; yields whether another run uses one.
+    """Exclusive access to the targets of all nodes; yields whether another run uses one of them.
 
-    Called by all ranks. A run that cannot lock the targets of all its nodes releases those it has, to avoid
-    deadlock; the pause is random.
+    Called by all ranks. To avoid deadlock, a run that cannot lock the targets of all its nodes releases those that
+    it has locked, and tries again after a random pause.
     """
 
     def take() -> tuple[int | None, bool]:
@@ -163,8 +164,8 @@ def check_room(needs: Sequence[Need]) -> None:
 def require_own(target: Path) -> None:
     """Raise UserError unless ``target`` is a folder owned by this user and not writable by others.
 
-    In another user's folder, or through another user's link, that user could plant files of the right size
-    that training would read, and redirect files that staging writes and removes.
+    In a folder or through a link of another user, that user could plant files of the right size, which training
+    would read, and redirect files that staging writes and removes.
     """
     link, status = target.lstat(), target.stat()
     own = (os.geteuid(), 0)
@@ -188,8 +189,9 @@ def require_own(target: Path) -> None:
 
 
 def _others_may_replace(status: os.stat_result) -> bool:
-    """Whether others than the owner of a folder may rename what is in it: if they may write to it, unless it is
-    sticky, as /tmp is, or of a group without other members, as distributions make one for every user."""
+    """Whether users other than a folder's owner may rename its content. They may if they can write to it, unless
+    the folder is sticky, as /tmp is. A group without other members, which distributions create for every user,
+    does not count."""
     if status.st_mode & stat.S_ISVTX:
         return False
     if status.st_mode & stat.S_IWOTH:
@@ -219,8 +221,8 @@ def _prefixes(path: str) -> Iterator[list[str]]:
 
 
 def unlink(target: Path, paths: Iterable[str]) -> None:
-    """Remove files, leftovers of dead processes next to them, and empty folders below ``target``. Links to
-    folders are not followed."""
+    """Remove files, leftovers of dead processes next to them, and folders under ``target`` that are then empty.
+    Links to folders are not followed."""
     real: dict[Path, bool] = {target: True}
 
     def is_real(folder: Path) -> bool:
@@ -240,7 +242,7 @@ def unlink(target: Path, paths: Iterable[str]) -> None:
 
 def names_job(target: Path, env: Mapping[str, str]) -> bool:
     """Whether the path of ``target`` contains the identifier of the batch job in ``env``, as in
-    ``/tmp/mlhpc-12345``: then no later job can resume it, and an aborted run should remove it too."""
+    ``/tmp/mlhpc-12345``. Then no later job can resume the staging, and an aborted run should remove it too."""
     jobs = [env[name] for name in ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "FLUX_JOB_ID") if env.get(name)]
     return any(re.search(rf"(?<![0-9A-Za-z]){re.escape(job)}(?![0-9A-Za-z])", str(target)) for job in jobs)
 
@@ -253,8 +255,8 @@ def _make_own(target: Path) -> None:
 
 
 def remove_made_folder(target: Path) -> None:
-    """Remove ``target`` if it was created by staging and is empty. A run that starts to stage there has a
-    file in it: then the folder is kept, with its mark, and that run removes it."""
+    """Remove ``target`` if it was created by staging and is empty. If a run that is starting to stage there has a
+    file in it, the folder is kept with its mark, and that run removes it."""
     with contextlib.suppress(OSError):  # another run was faster
         if os.listdir(target) != [MADE]:
             return

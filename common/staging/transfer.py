@@ -1,5 +1,5 @@
-"""Sends files from one node's target to another's over TCP: verified on arrival, before they get their final
-name."""
+"""Sends files from one node's target to another's over TCP. They are verified on arrival, before they get their
+final name."""
 
 import errno
 import mmap
@@ -19,7 +19,7 @@ from mlhpc.common.ranks.world import World
 from mlhpc.common.staging.copier import BLOCK, write_verified
 from mlhpc.errors import UserError
 
-_HEADER = struct.Struct("<Iq")  # the file's number, and its modification time in ns
+_HEADER = struct.Struct("<Iq")  # the file's number and its modification time in ns
 _LINK_ERRNOS = frozenset(
     {errno.ENETDOWN, errno.ENETUNREACH, errno.ENETRESET, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENOTCONN}
 )
@@ -36,13 +36,14 @@ STAGING = Activity("staging", "start the run again: complete files are kept")
 
 
 class LinkBroken(UserError):
-    """The peer has disconnected. A symptom: the cause is another rank's error or loss."""
+    """The peer has disconnected. This is only a symptom; the cause is another rank's error or loss."""
 
 
 def send_file(
     connection: socket.socket, number: int, file: File, target: Path, to: str, activity: Activity = STAGING
 ) -> None:
-    """Send ``file`` of ``target`` to ``to``, identified by ``number``. Raises UserError, or LinkBroken."""
+    """Send ``file`` in ``target``, identified by ``number``, to the rank called ``to`` in messages. Raises
+    UserError, or LinkBroken."""
     path = target / file.path
     changed = f"{path}: changed during {activity.name}; {activity.remedy}"
     with as_user_error(path, "cannot be read", "choose another --stage"):
@@ -53,7 +54,7 @@ def send_file(
             raise UserError(changed)
         with _other_end(to, activity):
             connection.sendall(_HEADER.pack(number, status.st_mtime_ns))
-        # sendfile reads and sends: errors not from the connection are from the disk.
+        # sendfile reads and sends; an error that is not the connection's comes from the disk.
         with (
             as_user_error(path, "cannot be read", "choose another --stage"),
             _other_end(to, activity, _is_of_link),
@@ -73,8 +74,8 @@ class Receiver:
         self._block = memoryview(mmap.mmap(-1, BLOCK))
 
     def next(self, expected: dict[int, File]) -> File:
-        """The next file, in place and verified: one of those ``expected``, by number, from which it is removed.
-        Raises UserError, or LinkBroken."""
+        """Receive, verify and put in place the next file, which must be one of ``expected`` (by number), and
+        remove it from there. Raises UserError, or LinkBroken."""
         with _other_end(self._sender, self._activity):
             number, mtime_ns = _HEADER.unpack(receive_exactly(self._connection, _HEADER.size))
         if number not in expected:
@@ -87,7 +88,8 @@ class Receiver:
 
 
 def cause_of(world: World, error: Exception | None) -> Exception | None:
-    """This rank's ``error``; None for a broken link if another rank knows the cause. Called by all ranks."""
+    """This rank's ``error``, or None if it is a broken link and another rank knows the cause. Called by all
+    ranks."""
     is_symptom = isinstance(error, LinkBroken)
     has_cause = any(world.gather(error is not None and not is_symptom))
     return None if is_symptom and has_cause else error
@@ -96,7 +98,7 @@ def cause_of(world: World, error: Exception | None) -> Exception | None:
 def _pieces(
     connection: socket.socket, size: int, block: memoryview, sender: str, activity: Activity
 ) -> Iterator[memoryview]:
-    """``size`` bytes from ``connection`` to ``sender``, through ``block``."""
+    """``size`` bytes received from ``sender`` over ``connection``, in pieces that reuse the buffer ``block``."""
     while size:
         with _other_end(sender, activity):
             count = connection.recv_into(block, min(size, len(block)))

@@ -1,12 +1,12 @@
-"""Data wait: the one definition of it, for any number of ranks.
+"""The definition of data wait for any number of ranks.
 
-At some points of a run all ranks wait for one another. Between two of them, in an *interval*, the run has waited
-for data as long as the rank that waited longest: **data wait is the sum over the intervals of the largest wait of
-any rank**. The rest of an interval is the step: computing, and waiting for ranks that compute longer. An interval
-of training is a step of the optimizer with all its accumulated batches; an evaluation is one interval as a whole.
+At some points of a run, all ranks wait for one another. In an *interval* between two such points, the run waits
+for data as long as the rank that waits longest: **data wait is the sum over the intervals of the largest wait of
+any rank**. The rest of an interval is the step: computing, and waiting for ranks that compute longer. In training,
+an interval is a step of the optimizer with all its accumulated batches; an evaluation is a single interval.
 
-The waits of one rank are not enough: while another rank waits for its files, this one waits for that rank inside
-its step. Nor is the largest of the ranks' sums, because a different rank's file may be slow in each step.
+The waits of one rank are not enough: while another rank waits for its files, this one waits for that rank within
+its step. Neither is the largest of the ranks' sums, because in each step a different rank's file may be slow.
 
 Each rank keeps its waits in memory, and they are reduced once the clock has stopped.
 """
@@ -23,15 +23,17 @@ from mlhpc.common.ranks.world import World
 
 Seconds = npt.NDArray[np.float32]
 NAMED = 8
-"""Maximum number of ranks listed for a loop, and of slow batches and their samples for a run."""
+"""Maximum number of ranks listed for a loop, of slow batches listed for a run, and of samples listed for a
+batch."""
 LONG_S, LONG = 0.5, 3.0
-"""A batch is slow if its wait exceeds these seconds, and so many times the median of its rank's waits."""
+"""A batch is slow if its wait exceeds both ``LONG_S`` seconds and ``LONG`` times the median of its rank's
+waits."""
 
 
 @dataclass(frozen=True)
 class Waits:
     """How long one rank waited for its batches in (a part of) a loop: ``seconds`` by interval, and ``own``, the
-    same without the waits for ranks with which it shares samples. ``tags``: of the loop, such as its epoch."""
+    same without the waits for ranks with which it shares samples. ``tags``: the loop's tags, such as its epoch."""
 
     name: str
     tags: Mapping[str, Any]
@@ -41,8 +43,8 @@ class Waits:
 
 @dataclass(frozen=True)
 class DataWait:
-    """The data wait of all ranks in (a part of) a loop. ``lost``: by rank, the seconds of it in which the others
-    waited for that rank, for the ``NAMED`` ranks with most."""
+    """The data wait of all ranks in (a part of) a loop. ``lost``: for the ``NAMED`` ranks that caused most of it,
+    the seconds during which the others waited for that rank."""
 
     name: str
     tags: Mapping[str, Any]
@@ -52,9 +54,9 @@ class DataWait:
 
 
 def by_interval(waits: Sequence[float], passes: int | None, last: float = 0.0) -> Seconds:
-    """Seconds by interval, from the ``waits`` for each batch. An interval has ``passes`` batches, or all of the
-    loop's if that is None. ``last``, the wait until the loop learned that there are no more batches, is an
-    interval of its own if there are several. Returns [intervals]."""
+    """Seconds by interval, [intervals], from the ``waits`` for each batch. An interval has ``passes`` batches, or
+    all batches of the loop if that is None. ``last``, the wait until the loop learned that there are no more
+    batches, is a separate interval unless the loop is a single interval."""
     if passes is None:
         return np.array([sum(waits) + last], np.float32)
     sums = [sum(waits[begin : begin + passes]) for begin in range(0, len(waits), passes)]
@@ -63,8 +65,8 @@ def by_interval(waits: Sequence[float], passes: int | None, last: float = 0.0) -
 
 @dataclass(frozen=True)
 class SlowBatch:
-    """Seconds that ``rank`` waited for its batch ``step`` of ``epoch``, both counted from 1, and the first of the
-    samples in it, by file name."""
+    """The seconds that ``rank`` waited for its batch ``step`` of ``epoch`` (both counted from 1), and the names of
+    the first samples in it."""
 
     seconds: float
     rank: int
@@ -74,11 +76,11 @@ class SlowBatch:
 
 
 def slow_batches(kept: Sequence[Waits], rank: int) -> list[SlowBatch]:
-    """The slow batches of this rank's training, the slowest first. The first batch of an epoch, which no step
-    hides, is compared with the first batches of other epochs."""
+    """The slow batches of this rank's training, slowest first. The first batch of an epoch, which cannot be read
+    during a step, is compared with the first batches of other epochs."""
     epochs: dict[int, list[float]] = {}
     for waits in kept:
-        if waits.name == "data_wait" and "epoch" in waits.tags:  # the last one: until there were no more
+        if waits.name == "data_wait" and "epoch" in waits.tags:  # the last wait was not for a batch
             epochs.setdefault(waits.tags["epoch"], []).extend(waits.own[:-1].tolist())
     first = [waits[0] for waits in epochs.values() if waits]
     later = [wait for waits in epochs.values() for wait in waits[1:]]
@@ -93,13 +95,13 @@ def slow_batches(kept: Sequence[Waits], rank: int) -> list[SlowBatch]:
 
 
 def seconds_of(ranks: Sequence[Seconds]) -> float:
-    """The data wait of ranks whose waits by interval are all known here. Each is [intervals]."""
+    """The data wait in seconds, from the waits of every rank, each [intervals]."""
     return float(np.max(ranks, axis=0).sum())
 
 
 def reduce(world: World, kept: Sequence[Waits]) -> list[DataWait] | None:
-    """The data wait of all ranks, loop by loop; ``kept`` has this rank's waits, in the order of the loops. None if
-    the ranks had different numbers of loops. Called by all ranks, outside the clock."""
+    """The data wait of all ranks for each loop. ``kept``: this rank's waits, in the order of the loops. None if
+    the ranks had different numbers of loops. Called by all ranks while the clock is not running."""
     most, least = _ends(world, [len(kept)])
     if most != least:
         return None
@@ -109,10 +111,10 @@ def reduce(world: World, kept: Sequence[Waits]) -> list[DataWait] | None:
 
 def _reduce(world: World, waits: Waits, longest: float, shortest: float) -> DataWait:
     both = np.stack([waits.seconds, waits.own]).astype(np.float64)
-    if longest != shortest:  # so they did not wait for one another before the end of the loop
+    if longest != shortest:  # the ranks did not wait for one another before the loop ended
         both = both.sum(axis=1, keepdims=True)
     seconds, slowest = world.max(both)
-    # The lowest rank among equal ones.
+    # Among equally slow ranks, the lowest.
     ranks = -world.max(np.where(both[1] == slowest, -world.rank, -world.size)).astype(int)
     lost = np.bincount(ranks, seconds)
     first = np.argsort(-lost, kind="stable")[:NAMED]
@@ -121,6 +123,6 @@ def _reduce(world: World, waits: Waits, longest: float, shortest: float) -> Data
 
 
 def _ends(world: World, counts: Sequence[int]) -> tuple[list[float], list[float]]:
-    """The largest and the smallest of all ranks, of each of ``counts``."""
+    """For each of ``counts``, the largest and the smallest value of any rank."""
     most, negative = world.max([counts, [-number for number in counts]])
     return most.tolist(), (-negative).tolist()

@@ -1,5 +1,5 @@
-"""Where the ranks of a run write their events: at most ``PER_FOLDER`` files per folder, since parallel file
-systems create the files of a folder one after another."""
+"""Where the ranks of a run write their events: in at most ``PER_FOLDER`` files per folder, since a parallel file
+system creates the files in a folder one after another."""
 
 import os
 import re
@@ -12,8 +12,8 @@ _FOLDER = re.compile(r"events\.ranks[1-9]\d{0,8}-\d{1,9}")
 
 
 def events_path(folder: Path, rank: int) -> Path:
-    """The file of ``rank`` in a run's folder. Files of the first ranks, and in early versions of all ranks, are
-    directly in it."""
+    """The event file of ``rank`` in a run's ``folder``. The files of the first ranks, and in early versions those
+    of all ranks, are directly in ``folder``."""
     first = rank // PER_FOLDER * PER_FOLDER
     below = folder / f"events.ranks{first}-{first + PER_FOLDER - 1}" if first else folder
     return below / f"events.rank{rank}.jsonl"
@@ -26,7 +26,7 @@ def rank_of(name: str) -> int | None:
 
 
 def event_files(folder: Path) -> dict[int, Path]:
-    """The files of events in a run's folder by rank, without links. Raises OSError."""
+    """The event files in a run's folder by rank, without links. Raises OSError."""
     return dict(sorted(_files(folder)))
 
 

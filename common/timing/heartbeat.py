@@ -1,19 +1,20 @@
-"""Progress reports of a run that prints nothing else: after four silent seconds, then less often."""
+"""Progress reports of a run that prints nothing else: the first after four seconds of silence, then at increasing
+intervals."""
 
 import threading
 import time
 from collections.abc import Callable
 
 FIRST_S = 4.0
-"""Seconds of silence before the first line of a phase; each further one waits twice as long."""
+"""Seconds of silence before the first line of a phase; the interval doubles with each further line."""
 EVERY_S = 60.0
-"""The longest of these waits in seconds: one line per minute in a batch log."""
+"""The longest interval in seconds: one line per minute in a batch log."""
 EVENT_S = 5.0
 """Seconds between the events that ``mlhpc watch`` reads."""
 
 
 class Heartbeat:
-    """Calls ``report(phase, seconds in it, whether to print)`` from a separate thread, until ``stop``."""
+    """Calls ``report(phase, seconds in the phase, whether to print)`` from a separate thread until ``stop``."""
 
     def __init__(
         self, report: Callable[[str, float, bool], None], clock: Callable[[], float] = time.monotonic
@@ -26,15 +27,15 @@ class Heartbeat:
         self._thread.start()
 
     def enter(self, phase: str) -> None:
-        """A phase begins, or the enclosing one continues."""
+        """Called when a phase begins, or when the enclosing one continues."""
         self._phase, self._since, self._interval = phase, self._clock(), FIRST_S
 
     def said(self) -> None:
-        """The run has printed a line."""
+        """Called when the run has printed a line."""
         self._said = self._clock()
 
     def beat(self) -> None:
-        """Report if it is due."""
+        """Report if a report is due."""
         now = self._clock()
         printed = now >= self._said + self._interval
         if printed:

@@ -1,5 +1,5 @@
-"""Horovod's timeline: the tensors fused into each all-reduce, and its duration (docs, "Timeline";
-horovod/common/timeline.cc, 0.28.1). Only rank 0 writes one."""
+"""Reads Horovod's timeline: the tensors fused into each all-reduce, and the all-reduce's duration (docs,
+"Timeline"; horovod/common/timeline.cc, 0.28.1). Only rank 0 writes a timeline."""
 
 import json
 import os
@@ -12,15 +12,15 @@ _BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "int32": 4, "
 
 
 class FusedMessage(NamedTuple):
-    """One all-reduce by the library below Horovod: the bytes of its tensors, and its seconds on rank 0, without
-    the time in which Horovod waits for ranks and fills the fusion buffer."""
+    """One all-reduce by the library that Horovod uses: the bytes of its tensors, and its seconds on rank 0,
+    without the time in which Horovod waits for ranks and fills the fusion buffer."""
 
     bytes: int
     seconds: float
 
 
 def enable() -> None:
-    """Enable recording a timeline on request. Called before Horovod starts, on all ranks."""
+    """Make it possible to record a timeline later. Called by all ranks before Horovod starts."""
     os.environ["HOROVOD_TIMELINE"] = "DYNAMIC"
 
 
@@ -61,8 +61,8 @@ def fused_messages(path: Path) -> list[FusedMessage]:
 
 
 def _is_all_reduce(activity: str) -> bool:
-    """NCCL_ALLREDUCE, GLOO_ALLREDUCE, MPI_ALLREDUCE: not Horovod's own NEGOTIATE_ALLREDUCE and ALLREDUCE around
-    it."""
+    """Whether ``activity`` is NCCL_ALLREDUCE, GLOO_ALLREDUCE or MPI_ALLREDUCE, and not Horovod's own
+    NEGOTIATE_ALLREDUCE or ALLREDUCE around it."""
     return activity.endswith("_ALLREDUCE") and not activity.startswith("NEGOTIATE")
 
 
@@ -76,6 +76,6 @@ def _events(path: Path) -> list[dict[str, Any]]:
 
 
 def _bytes(args: dict[str, Any]) -> int:
-    """Bytes of a tensor, ``{"dtype": "float32", "shape": "[3, 3, 64]"}``."""
+    """Bytes of a tensor described as ``{"dtype": "float32", "shape": "[3, 3, 64]"}``."""
     sides = [int(side) for side in re.findall(r"\d+", args.get("shape", ""))]
     return prod(sides) * _BYTES.get(args.get("dtype", ""), 0)

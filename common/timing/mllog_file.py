@@ -1,4 +1,4 @@
-"""``run.log``, the MLLOG file required by the rules: opening, closing, and the content of its records."""
+"""``run.log``, the MLLOG file that the rules require: opening and closing it, and the metadata of its records."""
 
 import logging
 import os
@@ -17,7 +17,7 @@ class _Handler(logging.FileHandler):
 
 def open_mllog(path: Path) -> MLLogger:
     """A logger that appends to ``path`` and raises OSError if a record cannot be written."""
-    # A logger with a separate name and file: mllog's default prints to standard output.
+    # A logger with a name and file of its own, because mllog's default prints to standard output.
     logger = logging.Logger(f"mlhpc.mllog.{path}", level=logging.INFO)
     logger.addHandler(_Handler(path, mode="a", encoding="utf-8"))
     return MLLogger(logger=logger, root_dir=os.fspath(Path(__file__).resolve().parents[2]))
@@ -32,13 +32,14 @@ def close_mllog(mllog: MLLogger) -> None:
 
 
 def metadata_of(tags: dict[str, Any]) -> dict[str, Any]:
-    """Metadata under the names of published logs: ``epoch_num`` is the epoch, from 1 as in most of them, and
-    ``step_num`` the number of steps so far."""
+    """Metadata, under the names used in published logs: ``epoch_num`` is the epoch, counted from 1 as in most of
+    those logs, and ``step_num`` the number of steps so far."""
     return {f"{key}_num" if key in ("epoch", "step") else key: value for key, value in tags.items()}
 
 
 def has_run_stop(path: Path, patience_s: float) -> bool:
-    """Whether rank 0 closed the log itself, as it does after an exception but not if it is killed."""
+    """Whether the log ends with a run_stop within ``patience_s`` seconds: rank 0 writes it even after an
+    exception, but not if it is killed."""
     until = time.monotonic() + patience_s
     while not (closed := '"run_stop"' in path.read_text(encoding="utf-8")) and time.monotonic() < until:
         time.sleep(0.1)

@@ -1,4 +1,4 @@
-"""Results of a profiler for some training steps, independent of the framework. A step is a step of the optimizer:
+"""The results of profiling some training steps, independent of the framework. A step is a step of the optimizer:
 with gradient accumulation, it has several backward passes and one exchange.
 """
 
@@ -15,8 +15,8 @@ Part = Literal["forward", "backward", "optimizer", "communication", "input", "ot
 
 
 class Work(NamedTuple):
-    """An operation, or a kernel on a GPU: seconds per step (self time). ``module``: its module of the
-    network; empty for none. ``calls``: per step."""
+    """An operation, or a kernel on a GPU. ``seconds``: self time per step; ``module``: the network's module that
+    it belongs to, or empty; ``calls``: calls per step."""
 
     part: Part
     module: str
@@ -26,8 +26,9 @@ class Work(NamedTuple):
 
 
 class Launch(NamedTuple):
-    """The work of one ``operation`` on a GPU: the kernels it launches, the bytes of its arguments and results,
-    each counted once, and the FLOPs of its matrix products. ``dtype`` and ``shape`` describe the result."""
+    """The work of one ``operation`` on a GPU: the number of kernels it launches, the bytes of its arguments and
+    results (each counted once), and the FLOPs of its matrix products. ``dtype`` and ``shape`` describe the
+    result."""
 
     operation: str
     dtype: str
@@ -38,8 +39,8 @@ class Launch(NamedTuple):
 
 
 class Message(NamedTuple):
-    """All-reduces of one size: ``bytes`` per rank and all-reduce, the mean ``seconds`` of an all-reduce
-    (None: not measured on this rank), and their number per step."""
+    """All-reduces of one size: ``bytes`` per rank and all-reduce, the mean ``seconds`` of an all-reduce (None: not
+    measured on this rank), and their number per step."""
 
     bytes: int
     seconds: float | None
@@ -47,10 +48,10 @@ class Message(NamedTuple):
 
 
 class Exchange(NamedTuple):
-    """The gradients' all-reduces on one rank, ``messages`` by size. ``exposed``: seconds per step in which
-    they were in progress without concurrent computation, including the wait for late ranks. ``under_way``:
-    seconds per step in which at least one message was in progress; concurrent ones count once. None if not
-    measured."""
+    """The gradients' all-reduces on one rank; ``messages`` are grouped by size. ``exposed``: seconds per step in
+    which they were in progress without concurrent computation, including the wait for late ranks. ``under_way``:
+    seconds per step in which at least one message was in progress, so concurrent ones count once. Both are None if
+    not measured."""
 
     messages: tuple[Message, ...]
     exposed: float | None
@@ -77,7 +78,7 @@ def covered(intervals: Iterable[tuple[float, float]]) -> float:
 
 
 def by_size(sent: Iterable[tuple[int, float | None]], steps: int) -> tuple[Message, ...]:
-    """(bytes, seconds) of all messages of ``steps`` steps, by size."""
+    """The messages of ``steps`` steps grouped by size, from the (bytes, seconds) of each message."""
     sizes: dict[int, list[float | None]] = {}
     for size, seconds in sent:
         sizes.setdefault(size, []).append(seconds)
@@ -90,8 +91,8 @@ def by_size(sent: Iterable[tuple[int, float | None]], steps: int) -> tuple[Messa
 
 
 class Reading(NamedTuple):
-    """Input from a data set: seconds ``waited`` for a batch and ``bytes`` read from files, per step and rank;
-    and bytes/s of the same loader ``alone``, without computation."""
+    """Input from a data set: seconds ``waited`` for a batch and ``bytes`` read from files, both per step and rank,
+    and the bytes/s of the same loader ``alone``, without computation."""
 
     waited: float
     bytes: float
@@ -100,8 +101,8 @@ class Reading(NamedTuple):
 
 @dataclass(frozen=True)
 class Request:
-    """``steps`` training steps of ``passes`` backward passes, each on ``batch`` samples per rank from
-    ``data``, or zeros in memory if None. ``trace``: the file for the framework's trace, or None. ``counted``: on
+    """What to profile: ``steps`` training steps of ``passes`` backward passes, each on ``batch`` samples per rank
+    from ``data`` (None: zeros in memory). ``trace``: the file for the framework's trace, or None. ``counted``: use
     fake tensors, whose launches are counted and not timed."""
 
     batch: int
@@ -114,12 +115,12 @@ class Request:
 
 @dataclass(frozen=True)
 class Profile:
-    """``work`` of one step and its ``wall`` seconds, means over ``steps``. A step has ``passes`` backward
-    passes of ``batch`` samples per rank, and an update. ``modules``: those with weights, in the order in
-    which the network calls them. ``device``: the measured device; ``gpu``: whether it computes asynchronously
-    to the host. ``exchange``: None for one rank. ``reading``: None for samples in memory. ``plain``: the
-    median seconds of the same number of steps without a profiler. ``launches``: of one step, if counted.
-    ``memory``: peak bytes of PyTorch's tensors in those steps; None on a CPU, and of TensorFlow."""
+    """The ``work`` of one step and its ``wall`` seconds, as means over ``steps``. A step has ``passes`` backward
+    passes of ``batch`` samples per rank, and an update. ``modules``: the modules with weights, in the order in
+    which the network calls them. ``device``: the measured device; ``gpu``: whether it computes asynchronously to
+    the host. ``exchange``: None for one rank. ``reading``: None for samples in memory. ``plain``: median seconds
+    per step of the same number of steps without a profiler. ``launches``: those of one step, if counted.
+    ``memory``: peak bytes of PyTorch's tensors in those steps; None on a CPU and for TensorFlow."""
 
     device: str
     batch: int
@@ -142,24 +143,26 @@ class Profile:
 
     @property
     def busy(self) -> float:
-        """Seconds per step in which operations ran; more than ``wall`` if they overlap."""
+        """Seconds per step in which operations ran, summed, so more than ``wall`` if they overlap."""
         return sum(work.seconds for work in self.work)
 
     @property
     def input_wait(self) -> float:
-        """Seconds per step in which the loader had no batch. A GPU computes queued work while the host waits,
-        so there this is an upper bound for the share of the time in which no kernel ran."""
+        """Seconds per step in which the loader had no batch. A GPU computes queued work while the host waits, so
+        on a GPU this is an upper bound on the time in which no kernel ran for lack of input."""
         waited = self.reading.waited if self.reading else 0.0
         return min(waited, max(0.0, self.wall - self.busy)) if self.gpu else waited
 
     @property
     def wait(self) -> float:
-        """Seconds per step in which nothing ran: a GPU that waits for the host, or the host between operations."""
+        """Seconds per step in which nothing ran, because a GPU waited for the host or the host was between
+        operations."""
         return max(0.0, self.wall - self.busy - self.input_wait)
 
 
 def plain_seconds(step: Callable[[], Any], wait: Callable[[Any], object], steps: int) -> float:
-    """The median seconds of ``steps`` calls of ``step``, each waiting for its result with ``wait``."""
+    """The median seconds per call of ``steps`` calls of ``step``, each of which waits for its result with
+    ``wait``."""
     seconds = []
     for _ in range(steps):
         begin = time.perf_counter()
@@ -169,8 +172,8 @@ def plain_seconds(step: Callable[[], Any], wait: Callable[[Any], object], steps:
 
 
 class Feed:
-    """Batches for profiled steps. ``epoch(e)`` iterates over the batches of an epoch counted from 0;
-    ``bytes_read`` counts the bytes that the rank has read from files, None for samples in memory."""
+    """Batches for profiled steps. ``epoch(e)`` iterates over the batches of epoch e, counted from 0.
+    ``bytes_read`` returns the bytes that the rank has read from files so far; None for samples in memory."""
 
     def __init__(self, epoch: Callable[[int], Iterator[Any]], bytes_read: Callable[[], int] | None = None):
         self._epoch, self._bytes_read = epoch, bytes_read
@@ -182,15 +185,15 @@ class Feed:
         self._before, self._waited = self._count(), 0.0
 
     def next(self) -> Any:
-        """The next batch. Raises StopIteration if the epoch has no more."""
+        """The next batch. Raises StopIteration if the epoch has no more batches."""
         begin = time.perf_counter()
         batch = next(self._batches)
         self._waited += time.perf_counter() - begin
         return batch
 
     def reading(self, steps: int, passes: int = 1) -> Reading | None:
-        """The input of ``steps`` steps of ``passes`` batches since ``start``; then reads the same number of
-        batches of another epoch without computation."""
+        """The input of the ``steps`` steps of ``passes`` batches since ``start``. Then reads the same number of
+        batches of another epoch without computing, to measure the loader alone."""
         if self._bytes_read is None:
             return None
         waited, read = self._waited / steps, (self._count() - self._before) / steps
@@ -198,7 +201,7 @@ class Feed:
         if close:
             close()
         alone = self._epoch(1)
-        next(alone)  # excludes starting the readers
+        next(alone)  # so that starting the readers is not measured
         before, begin = self._count(), time.perf_counter()
         for _ in islice(alone, steps * passes):
             pass

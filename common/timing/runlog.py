@@ -1,8 +1,8 @@
-"""The events of a run with their times, the only source of all of the suite's numbers.
+"""The events of a run and their times, the only source of all the suite's figures.
 
-Time is read from one monotonic clock per rank (``time.perf_counter``). MLLOG records have milliseconds since
-1970, as required by the rules: the wall time at which the log was opened plus the monotonic time since, so
-that a correction of the system clock during a run cannot change a time to train.
+Time is read from one monotonic clock per rank (``time.perf_counter``). MLLOG records have milliseconds since 1970,
+as the rules require: the wall-clock time at which the log was opened plus the monotonic time since then, so that a
+correction of the system clock during a run cannot change a time to train.
 """
 
 import fcntl
@@ -35,7 +35,7 @@ from mlhpc.quantities import duration_text
 T = TypeVar("T")
 Status = Literal["success", "failed", "aborted"]
 
-# Spans defined by the MLPerf rules: <name>_start and <name>_stop records (mlperf-logging, hpc_*/common.yaml).
+# Spans that the MLPerf rules define by <name>_start and <name>_stop (mlperf-logging, hpc_*/common.yaml).
 RULED_SPANS = frozenset({"init", "run", "staging", "epoch", "eval"})
 
 RANK_0_MAY_STILL_WRITE_S = 3.0
@@ -51,24 +51,24 @@ class EnergyMeter(Protocol):
         record: Callable[[str, float, bool], None],
         record_usage: Callable[[str, Mapping[str, float]], None],
     ) -> None:
-        """Start measuring; ``record`` receives the readings of this rank's counters of each kind, ``record_usage``
-        how their devices are used."""
+        """Start measuring. ``record`` receives the readings of this rank's counters of each kind, and
+        ``record_usage`` how their devices are used."""
 
     def halt(self) -> None:
-        """Stop measuring, without figures."""
+        """Stop measuring without returning figures."""
 
     def stop(self) -> tuple[Mapping[Any, Any], Sequence[str]]:
-        """Stop measuring, and return the figures and what went wrong."""
+        """Stop measuring, and return the figures and lines about what went wrong."""
 
 
 class Ranges(Protocol):
-    """Marks spans for the profiler of a device's vendor, such as ``torch.cuda.nvtx``."""
+    """Marks spans for the profiler of a device's vendor, as ``torch.cuda.nvtx`` does."""
 
     def range_push(self, msg: str, /) -> object:
-        """Open a range named ``msg`` within the open ones."""
+        """Open a range named ``msg`` inside the open ranges."""
 
     def range_pop(self) -> object:
-        """Close the range opened last."""
+        """Close the range that was opened last."""
 
 
 _NO_RANGE = nullcontext()
@@ -86,29 +86,29 @@ def _in_range(ranges: Ranges, name: str) -> Iterator[None]:
 class RunLog:
     """Writes ``run.log`` (MLLOG, rank 0) and ``events.rankN.jsonl`` (every rank) of one run.
 
-    Spans are the timing API: ``with log.span("epoch", epoch=3): …``. ``docs/reference/timing.md`` describes the
-    spans and what is timed.
+    Times are recorded with spans: ``with log.span("epoch", epoch=3): …``. ``docs/reference/timing.md`` describes
+    the spans and what is timed.
     """
 
     def __init__(self, out: Path, world: World, meter: EnergyMeter | None = None) -> None:
-        """Open the files in the existing folder ``out``. Raises UserError if it cannot be written.
+        """Open the files in the existing folder ``out``. Raises UserError if they cannot be written.
 
-        ``meter``: measures the energy of the span ``run``, which becomes the note ``energy``; on all ranks, or
-        on none.
+        ``meter``: measures the energy of the span ``run``, which is recorded in the note ``energy``. It must be
+        given on all ranks or on none.
         """
         self.out = out
         self.ranges: Ranges | None = None
-        """Of the device that the run trains on, from when it is known: spans are its ranges too."""
+        """The ranges of the device that trains, set once it is known: spans are also marked there."""
         self.world = world
         self._meter = meter
         self._opened = time.perf_counter()
         self._opened_ms = time.time() * 1e3
         self._open_spans: list[str] = []
         self._span_s: dict[tuple[str, int], float] = {}
-        self._timers: dict[str, StepTimer] = {}  # of running loops
+        self._timers: dict[str, StepTimer] = {}  # of running loops, by name
         self._waited: dict[str, float] = {}  # in finished loops
         self._waits: list[data_wait.Waits] = []  # of finished loops, in their order
-        self._passes = 1  # batches of an interval of training
+        self._passes = 1  # batches per interval in training
         self._samples_of: Callable[[int, int], Iterable[object]] | None = None
         self._marks: dict[str, list[tuple[int, str]]] = {}  # in running loops: batches before it, name
         self._status: Status = "aborted"
@@ -122,7 +122,7 @@ class RunLog:
             if path.parent != out:
                 path.parent.mkdir(exist_ok=True)
             self._events = open(path, "ab", buffering=0)
-            with suppress(OSError):  # this lock distinguishes an active run from a dead one for readers
+            with suppress(OSError):  # by this lock readers distinguish an active run from a dead one
                 fcntl.flock(self._events, fcntl.LOCK_SH | fcntl.LOCK_NB)
             self._mllog = open_mllog(out / "run.log") if world.rank == 0 else None
         self._heartbeat = Heartbeat(self._report) if world.rank == 0 else None
@@ -136,7 +136,7 @@ class RunLog:
     ) -> None:
         if self._heartbeat:
             self._heartbeat.stop()
-        if self._meter:  # also if the run ended before its clock started
+        if self._meter:  # even if the run ended before its clock started
             self._meter.halt()
         with self._closing:  # not while another thread records the loss of a rank
             self._events.close()
@@ -149,10 +149,10 @@ class RunLog:
 
     @contextmanager
     def span(self, name: str, *, sync: bool = False, **tags: Any) -> Iterator[dict[str, Any]]:
-        """Record an interval. With ``sync`` it starts when the last rank has reached it and ends when the slowest
-        has finished; otherwise it is local to this rank, and nothing waits. If an exception passes through, its
-        end is recorded with that exception. Yields its tags; tags changed inside, such as ``step``, are recorded
-        with their new value at its end."""
+        """Record an interval. With ``sync``, it starts when the last rank has reached it and ends when the slowest
+        has finished; otherwise it is local to this rank, and nothing waits. If an exception passes through, the
+        interval's end is recorded with that exception. Yields its tags; tags that are changed inside, such as
+        ``step``, are recorded with their new values at the end."""
         phase = name
         if "epoch" in tags:
             phase = f"epoch {tags['epoch']}" if name == "epoch" else f"{name} of epoch {tags['epoch']}"
@@ -175,7 +175,7 @@ class RunLog:
                     self.world.barrier()
             except BaseException as raised:
                 error = _reason(raised)
-                self.world.fail(error)  # here, while the phase is still the one that failed
+                self.world.fail(error)  # here, while the failed phase is still open
                 raise
             finally:
                 self._end(name, tags, started, error)
@@ -192,7 +192,7 @@ class RunLog:
         return self._open_spans[-1] if self._open_spans else "after the run"
 
     def _end(self, name: str, tags: dict[str, Any], started: float, error: str | None) -> None:
-        """Record the end of a span, ``error`` if an exception ended it."""
+        """Record the end of a span, with ``error`` if an exception ended it."""
         stopped = self.now()
         if "epoch" in tags:
             key = name, tags["epoch"]
@@ -200,27 +200,27 @@ class RunLog:
         ending = {**tags, "seconds": stopped - started} | ({"error": error} if error else {})
         self._event("end", name, at=stopped, **ending)
         if name == "run" and error:
-            self._status = "aborted"  # even if the target had been met: not all ranks reached the end
+            self._status = "aborted"  # even if the target was met: not all ranks reached the end
         self._ruled(name, "stop", tags, stopped)
         self._open_spans.pop()
         if self._heartbeat:
             self._heartbeat.enter(self._phase)
 
     def _record_energy(self, measured: str, joules: float, whole: bool) -> None:
-        """Also called from the meter's thread: the energy counted by this rank's counters since the start of
-        the run, marked as incomplete unless ``whole``, and the number of machines of the run."""
+        """Record the energy that this rank's counters have counted since the start of the run, marked as
+        incomplete unless ``whole``, and the number of machines of the run. Also called from the meter's thread."""
         more = {"nodes": self._meter.nodes} if self._meter else {}
         mark = {} if whole else {"incomplete": True}
         self._record_reading("energy", measured, joules=round(joules, 3), **more, **mark)
 
     def _record_usage(self, measured: str, usage: Mapping[str, float]) -> None:
-        """Called from the meter's thread: how the devices of this rank's node are used."""
+        """Record how the devices of this rank's node are used. Called from the meter's thread."""
         self._record_reading("usage", measured, **{name: round(value, 4) for name, value in usage.items()})
 
     def _record_reading(self, event: str, name: str, **values: Any) -> None:
         with self._closing:
             if not self._events.closed:
-                with suppress(UserError):  # the next event of the training raises it
+                with suppress(UserError):  # training's next event raises it
                     self._event(event, name, **values)
 
     def _note_energy(self, meter: EnergyMeter) -> None:
@@ -241,13 +241,13 @@ class RunLog:
         shared: Callable[[], float] | None = None,
         **tags: Any,
     ) -> Generator[T, None, None]:
-        """Yield ``batches``, and record how long the loop waited for them (``name``) and how long its steps took
-        (``phase``), also if it exits early and closes this generator. ``record_event`` records events in the
-        queue of the device that the steps run on (None: they run on the host): ``StepTimer``.
+        """Yield ``batches``, and record how long the loop waited for them (as ``name``) and how long its steps
+        took (as ``phase``), even if it exits early and closes this generator. ``record_event``: records events in
+        the queue of the device on which the steps run (None: on the host); see ``StepTimer``.
 
-        In training all ranks wait for one another after every ``passes`` batches, in the phase "eval" only after
-        the loop: the intervals of ``data_wait``. ``shared``: if ranks share samples, returns the seconds that this
-        rank has waited so far for others to read theirs."""
+        All ranks wait for one another after every ``passes`` batches in training, but only after the loop in the
+        phase "eval"; this determines the intervals of ``data_wait``. ``shared``: if ranks share samples, returns
+        the seconds that this rank has so far waited for others to read theirs."""
         timer = self._timers[name] = StepTimer(record_event)
         if phase != "eval":
             self._passes = passes
@@ -279,7 +279,7 @@ class RunLog:
     def _keep_waits(
         self, timer: StepTimer, others: list[float], name: str, passes: int | None, tags: dict[str, Any]
     ) -> None:
-        """Keep the waits of a finished loop in memory, apart before and after each of its marks."""
+        """Keep the waits of a finished loop in memory, separately for the parts between its marks."""
         own = [max(0.0, wait - other) for wait, other in zip(timer.waits, others, strict=False)]
         begin, after = 0, dict[str, str]()
         for end, mark in [*self._marks.pop(name, []), (len(timer.waits), "")]:
@@ -290,7 +290,8 @@ class RunLog:
             begin, after = end, {"after": mark}
 
     def _reduce_waits(self) -> None:
-        """After the clock: the data wait of all ranks as events of rank 0, one for each loop, or part of it."""
+        """After the clock has stopped: record the data wait of all ranks as events of rank 0, one for each loop or
+        part of a loop."""
         for loop in data_wait.reduce(self.world, self._waits) or ():
             if self.world.rank == 0:
                 lost = [[rank, seconds] for rank, seconds in loop.lost.items()]
@@ -311,21 +312,21 @@ class RunLog:
         return tuple(Path(str(name)).name for name in islice(names, data_wait.NAMED))
 
     def _range(self, name: str) -> AbstractContextManager[None]:
-        """A range of the device's profiler; nothing without a device."""
+        """A range of the device's profiler; without a device, a context manager that does nothing."""
         return _NO_RANGE if self.ranges is None else _in_range(self.ranges, name)
 
     def _report(self, phase: str, seconds: float, printed: bool) -> None:
-        """From the heartbeat's thread: the progress of the current loop, as an event for ``mlhpc watch``, and
-        as a line if ``printed``."""
+        """Report the progress of the current loop: as an event for ``mlhpc watch``, and as a line if ``printed``.
+        Called from the heartbeat's thread."""
         timers = list(self._timers.values())
         steps = len(timers[-1].waits) if timers else 0
         with self._closing:
             if self._events.closed:
                 return
             if steps:
-                with suppress(UserError):  # this thread's; the next event of the training raises it
+                with suppress(UserError):  # only in this thread: training's next event raises it
                     self._event("progress", phase, step=steps)
-        # On a terminal a bar shows the progress of training.
+        # On a terminal, a bar already shows the progress of training.
         if printed and not ("data_wait" in self._timers and sys.stderr.isatty()):
             self.say(f"{phase}: {duration_text(round(seconds))}" + (f", step {steps}" if steps else ""))
 
@@ -337,11 +338,12 @@ class RunLog:
             self._event("steps", phase, count=len(steps), seconds=sum(steps), **percentiles(steps), **tags)
 
     def seconds_of(self, name: str, epoch: int) -> float:
-        """Seconds that this rank's spans ``name`` of ``epoch`` have taken; 0 for one that has not ended."""
+        """Total seconds of this rank's spans ``name`` of ``epoch`` that have ended."""
         return self._span_s.get((name, epoch), 0.0)
 
     def mark(self, name: str, **tags: Any) -> None:
-        """Record a point in time inside the clock, with the seconds that each kind of loop has waited so far."""
+        """Record a point in time while the clock runs, with the seconds that each kind of loop has waited so
+        far."""
         waited = dict(self._waited)
         for loop, timer in self._timers.items():
             waited[loop] = waited.get(loop, 0.0) + timer.waited()
@@ -349,7 +351,7 @@ class RunLog:
         self._event("mark", name, waited=waited, **tags)
 
     def metric(self, name: str, value: float, **tags: Any) -> None:
-        """Record a measured value, such as ``eval_error``, with ``epoch`` if the rules require ``epoch_num``."""
+        """Record a measured value, such as ``eval_error``; with ``epoch`` if the rules require ``epoch_num``."""
         at = self._event("metric", name, value=value, **tags)
         if name in ("eval_error", "eval_accuracy"):
             self._record("event", name, value, metadata_of(tags), at)
@@ -366,8 +368,8 @@ class RunLog:
 
     def data_format(self, *, generator: int | None = None, **facts: Any) -> None:
         """Record how the data set is stored: its ``codec`` (None: as published), whether it is ``lossy``, and
-        related facts of its manifest; its ``shuffle_scope``; ``samples_per_archive``, if samples were packed
-        before the run; and the version of the ``generator`` that made it. In the log these are the records
+        related facts in its manifest; its ``shuffle_scope``; ``samples_per_archive``, if samples were packed
+        before the run; and the version of the ``generator`` that made it. In the log these become the records
         ``data_codec``, ``shuffle_scope``, ``samples_per_archive`` and ``data_version``."""
         at = self._event("note", "data", **facts)
         if generator is not None:
@@ -396,11 +398,11 @@ class RunLog:
         device_peak_bytes: int | None = None,
         samples_of: Callable[[int, int], Iterable[object]] | None = None,
     ) -> None:
-        """Set the status of ``run_stop``, without which a run counts as aborted. Notes the peak memory of the
+        """Set the status of ``run_stop``; without it, a run counts as aborted. Records the peak memory of the
         process, and of its device if ``device_peak_bytes`` is given. ``samples_of(epoch, batch)``, both counted
-        from 0: names of the samples in a batch of training; those of slow batches are recorded."""
+        from 0: returns the names of the samples in a training batch; the names for slow batches are recorded."""
         self._status, self._samples_of = status, samples_of
-        # Linux counts in KiB (getrusage(2)).
+        # Linux reports KiB (getrusage(2)).
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         self.note("memory", peak_bytes=peak, device_peak_bytes=device_peak_bytes)
         self.note("finish", status=status)
@@ -418,7 +420,7 @@ class RunLog:
         return t
 
     def _fatal_if_unwritable(self, path: Path) -> AbstractContextManager[None]:
-        """A record with gaps would be wrong: the run ends when a line cannot be written to ``path``."""
+        """End the run if a line cannot be written to ``path``, since a record with gaps would be wrong."""
         return as_user_error(path, "cannot be written", "free some space, or choose another --out")
 
     def _ruled(self, name: str, edge: Literal["start", "stop"], tags: dict[str, Any], at: float) -> None:
@@ -428,7 +430,7 @@ class RunLog:
             self._record("start" if edge == "start" else "end", f"{name}_{edge}", None, metadata_of(tags), at)
 
     def _run_stop(self, at: float, **reason: str) -> None:
-        """Only once: the end of the run and the loss of a rank may coincide."""
+        """Record run_stop, but only once, since the end of the run and the loss of a rank may coincide."""
         with self._stopping:
             if not self._stopped:
                 self._stopped = True
@@ -443,8 +445,8 @@ class RunLog:
                 )
 
     def lost(self, loss: Loss) -> None:
-        """Called on the lowest surviving rank when another is lost: close the record of a run that cannot
-        continue."""
+        """Close the record of a run that cannot continue. Called on the lowest surviving rank when another is
+        lost."""
         with self._closing:
             if self._events.closed:  # the run had ended
                 return

@@ -1,11 +1,11 @@
 """Separates step time and data wait, on processors that compute synchronously and on devices that queue work.
 
-On a CPU the training step returns when it is complete, so the time that the loop waits for its next batch is data
-wait, and the rest is the step. On a GPU the step returns as soon as its kernels are queued, and the host soon runs
-many steps ahead. It then waits for batches while the device is still computing: by host time, most of the step
-would be reported as data wait, and the batches in flight would fill the device's memory. Therefore the host stays
-at most ``MAX_IN_FLIGHT`` steps ahead, and times are read from events in the device's own queue after they have
-passed, without any synchronisation per step.
+On a CPU, the training step returns when it is complete, so the time that the loop waits for its next batch is data
+wait, and the rest is the step. On a GPU, the step returns as soon as its kernels are queued, and the host could
+run many steps ahead. It would then wait for batches while the device is still computing: measured on the host,
+most of the step would be reported as data wait, and the batches in flight would fill the device's memory.
+Therefore the host stays at most ``MAX_IN_FLIGHT`` steps ahead, and times are read from events in the device's own
+queue after the device has reached them, without any synchronisation per step.
 """
 
 import time
@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol, Self
 
 MAX_IN_FLIGHT = 2
-"""Maximum number of steps launched but not finished: one running and one queued keep a device busy."""
+"""Maximum number of steps that are launched but not finished: one running and one queued keep a device busy."""
 
 
 class DeviceEvent(Protocol):
@@ -24,7 +24,7 @@ class DeviceEvent(Protocol):
         """Block the host until the device has reached it."""
 
     def seconds_since(self, earlier: Self) -> float:
-        """Seconds of device time since ``earlier``. Both events have been reached."""
+        """Seconds of device time since ``earlier``. Both events must have been reached."""
 
 
 RecordEvent = Callable[[], DeviceEvent]
@@ -32,19 +32,19 @@ RecordEvent = Callable[[], DeviceEvent]
 
 
 class _Step(NamedTuple):
-    waited: float  # seconds of host time for its batch
+    waited: float  # seconds that the host waited for its batch
     begin: DeviceEvent
     end: DeviceEvent
 
 
 class StepTimer:
-    """The times of one loop over batches. The loop calls ``ask`` before it requests a batch, ``start`` when it has
-    the batch, and ``ask`` or ``stop`` when it has launched the step.
+    """Measures one loop over batches. The loop calls ``ask`` before it requests a batch, ``start`` when it has the
+    batch, and ``ask`` or ``stop`` when it has launched the step.
 
-    ``record_event`` None: a step is done when it returns, and all times are host times. Otherwise the data wait
-    of a step is the time the device was idle because the batch was missing: the smaller of the host's wait
-    for the batch and the device's idle time before the step. Step times are the rest, from the end of one
-    step to the end of the next, so that both add up to the time of the loop.
+    If ``record_event`` is None, a step is done when it returns, and all times are host times. Otherwise the data
+    wait of a step is the time that the device was idle because the batch was missing: the smaller of the host's
+    wait for the batch and the device's idle time before the step. Step times are the rest of the time from the end
+    of one step to the end of the next, so that waits and steps add up to the time of the loop.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class StepTimer:
         self._last_end: DeviceEvent | None = None
 
     def ask(self) -> None:
-        """The step of the last batch is launched, and the loop asks for the next one."""
+        """Called when the step of the last batch has been launched and the loop asks for the next batch."""
         if self._record is None:
             self._asked = self._clock()
             if self._started is not None:
@@ -76,7 +76,7 @@ class StepTimer:
         self._asked = self._clock()
 
     def start(self) -> None:
-        """The batch has arrived, and its step is launched next."""
+        """Called when the batch has arrived, just before its step is launched."""
         now = self._clock()
         if self._record is None:
             self._started = now
@@ -85,7 +85,7 @@ class StepTimer:
             self._begin = (now - self._asked, self._record())
 
     def stop(self) -> None:
-        """There are no more batches. Waits for the device."""
+        """Called when there are no more batches. Waits for the device."""
         if self._record is None:
             self.last_wait = self._clock() - self._asked
         while self._in_flight:
@@ -93,17 +93,17 @@ class StepTimer:
 
     @property
     def started(self) -> int:
-        """Batches that have arrived, the open step's included."""
+        """Number of batches that have arrived, including that of the open step."""
         open_ = self._started if self._record is None else self._begin
         return len(self.steps) + len(self._in_flight) + (open_ is not None)
 
     @property
     def total_wait(self) -> float:
-        """Seconds of data wait of the finished steps, and of the end of the loop."""
+        """Seconds of data wait of the finished steps and at the end of the loop."""
         return sum(self.waits) + self.last_wait
 
     def waited(self) -> float:
-        """Seconds of data wait so far, the open step's included. Waits for the device to begin that step."""
+        """Seconds of data wait so far, including the open step's. Waits for the device to begin that step."""
         while self._in_flight:
             self._settle()
         waited = self.total_wait
@@ -124,7 +124,7 @@ class StepTimer:
         self._last_end = step.end
 
     def _data_wait(self, waited: float, begin: DeviceEvent) -> float:
-        if self._last_end is None:  # the first step of the loop: the device has nothing to do
+        if self._last_end is None:  # the loop's first step: the device was idle before it
             return waited
         begin.wait()
         return max(0.0, min(waited, begin.seconds_since(self._last_end)))

@@ -1,4 +1,4 @@
-"""A run's state after an epoch, as plain arrays that are enough to continue on the same trajectory."""
+"""A run's state after an epoch, as plain arrays that suffice to continue on the same trajectory."""
 
 import json
 import os
@@ -17,8 +17,8 @@ from mlhpc.common.files.regular import open_regular
 from mlhpc.errors import UserError
 from mlhpc.quantities import count
 
-# The last record of an archive and, where the number of members does not fit, what it has instead: APPNOTE.TXT
-# 6.3.10, 4.3.16 and 4.4.1.4.
+# The last record of an archive, and the value in it if the number of members does not fit (APPNOTE.TXT 6.3.10,
+# 4.3.16 and 4.4.1.4).
 _END, _MORE = struct.Struct("<4s4H2LH"), 0xFFFF
 
 Arrays = Sequence[npt.NDArray[np.generic]]
@@ -26,8 +26,9 @@ Arrays = Sequence[npt.NDArray[np.generic]]
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """``shared`` is the same on all ranks (weights, optimizer); ``of_rank[r]`` belongs to rank r (random
-    state). ``config`` is the resolved configuration (TOML text) of the run that wrote it."""
+    """The arrays of a checkpoint. ``shared``: those that are the same on all ranks (weights, optimizer);
+    ``of_rank[r]``: those of rank r (random state). ``config``: the resolved configuration (TOML text) of the run
+    that wrote it."""
 
     epoch: int
     seed: int
@@ -53,7 +54,7 @@ def save(folder: Path, checkpoint: Checkpoint) -> None:
     }
     half = folder / "checkpoint.npz.part"
     try:
-        # Not np.savez, which keeps its archive open if the disk is full, and fails much later.
+        # Not np.savez: if the disk is full, it keeps its archive open and fails much later.
         with zipfile.ZipFile(half, "w") as archive:
             for name, array in (facts | arrays).items():
                 _write(archive, name, array)
@@ -90,8 +91,8 @@ def _write(archive: zipfile.ZipFile, name: str, array: npt.NDArray[np.generic]) 
 
 
 def _require_whole_directory(archive: zipfile.ZipFile, file: BinaryIO) -> None:
-    """zipfile does not count entries: a damaged entry of the directory can hide those after it. Raises
-    ValueError."""
+    """Raise ValueError if the archive's directory has fewer entries than it states. zipfile does not count them,
+    and a damaged entry can hide the entries after it."""
     file.seek(-_END.size, os.SEEK_END)
     signature, _, _, _, number, *_ = _END.unpack(file.read())
     if signature != b"PK\x05\x06" or number not in (len(archive.infolist()), _MORE):
@@ -100,8 +101,8 @@ def _require_whole_directory(archive: zipfile.ZipFile, file: BinaryIO) -> None:
 
 def _arrays(archive: zipfile.ZipFile) -> dict[str, npt.NDArray[np.generic]]:
     """Every array by its name, as it was saved. The last member, ``contents``, is a copy of the archive's
-    directory: a damaged directory can exchange members. Checkpoints of version 0.1 lack it, and only the
-    checksum of each member is compared. Raises ValueError or zipfile's errors."""
+    directory, because a damaged directory can confuse members. Checkpoints of version 0.1 do not have it; for them
+    only the checksum of each member is verified. Raises ValueError or zipfile's errors."""
     members = archive.infolist()
     arrays = {info.filename.removesuffix(".npy"): _read(archive, info) for info in members}
     contents = arrays.pop("contents", None)
@@ -111,7 +112,8 @@ def _arrays(archive: zipfile.ZipFile) -> dict[str, npt.NDArray[np.generic]]:
 
 
 def _read(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> npt.NDArray[np.generic]:
-    """zipfile verifies a member's checksum when its last byte is read; NumPy stops at the end of the array."""
+    """The array in a member, which is read to its end: zipfile verifies the checksum only when the last byte is
+    read, but NumPy stops at the end of the array."""
     with archive.open(info) as member:
         array: npt.NDArray[np.generic] = np.lib.format.read_array(member, allow_pickle=False)  # type: ignore[no-untyped-call]
         if member.read(1):
@@ -133,8 +135,8 @@ def require_ranks(saved: Checkpoint, folder: Path, ranks: int) -> None:
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
     """Raise a one-line UserError for anything that goes wrong while reading the checkpoint ``path``, since
-    libraries raise almost any exception for damaged bytes. A library that is not installed is not the file's
-    fault."""
+    libraries raise almost any exception for damaged bytes. A ModuleNotFoundError is passed on, since a missing
+    library is not the file's fault."""
     try:
         yield
     except (UserError, ModuleNotFoundError):

@@ -1,4 +1,4 @@
-"""Opens the data set of a run, and the loader of its samples."""
+"""Opens the data set of a run and the loader of its samples."""
 
 import os
 import sys
@@ -22,7 +22,7 @@ from mlhpc.errors import UserError, shown
 
 
 class Simulation(Protocol):
-    """How the data set of a preset is generated: settings, and the version of the generator."""
+    """How the data set of a preset is generated: the settings and the version of the generator."""
 
     generator: ClassVar[int]
 
@@ -35,7 +35,8 @@ Batch = TypeVar("Batch")
 
 
 def select(dataset: Manifest, data: Data) -> Manifest:
-    """The first samples of the folders ``train`` and ``validation``. Raises UserError if there are too few."""
+    """The part of ``dataset`` with the first samples in the folders ``train`` and ``validation`` that ``data``
+    requires. Raises UserError if there are too few."""
     return take(dataset, train=data.train_samples, validation=data.eval_samples)
 
 
@@ -60,7 +61,7 @@ def open_dataset(
         enforce_rules(run, dataset.facts)
         return dataset
 
-    dataset = on_each_rank(world, take)  # the error is the same on all ranks, and printed by one
+    dataset = on_each_rank(world, take)  # the same error on all ranks, which one of them prints
     simulation: Simulation | None = getattr(run.data, "simulation", None)
     if world.rank == 0 and simulation and (other := generated_otherwise(dataset.facts, simulation)):
         sys.stderr.write(
@@ -81,8 +82,8 @@ def open_loader(
     spatial_size: int = 1,
 ) -> Loader[Batch]:
     """The loader of this rank's samples in ``staged`` or, if that is None, in ``dataset``; the ``spatial_size``
-    ranks of a group share their samples. Called by all ranks, which take the same number of steps of
-    ``run.backward_passes`` batches each. The epochs before the measured steps of a study are read here.
+    ranks of a group share their samples. Called by all ranks, which all take the same number of steps of
+    ``run.backward_passes`` batches each. In a study, the epochs before the measured steps are also read here.
 
     Raises UserError, the same on all ranks, as ``source.assign`` does, and if a pool cannot fill a step.
     """
@@ -107,7 +108,7 @@ def open_loader(
         steps=run.study.cut(steps) * passes,
         seed=seed,
     )
-    # The ranks of a group share the reading, as in the steps that follow.
+    # The ranks of a group divide the reading, as in the steps that follow.
     read = partial(loader.train_epoch, first=world.rank % spatial_size, every=spatial_size)
     read_earlier_epochs(run, loader, read, steps * passes, world)
     return loader
@@ -139,9 +140,9 @@ def require_codec(dataset: Manifest, codecs: Sequence[str], *, without: str) -> 
 
 
 def format_of(run: Run, dataset: Manifest, staged: Path | None, world: World) -> dict[str, Any]:
-    """How a data set is stored and shuffled, for the log: its codec and error bound, the decoder of this
-    machine, the number of samples per file if they were packed before the run, the version of their generator, and
-    the scope of the shuffle, for data ``staged`` or, if None, read in place."""
+    """How a data set is stored and shuffled, for the log: its codec and error bound, this machine's decoder, the
+    number of samples per file if they were packed before the run, the version of their generator, and the scope of
+    the shuffle. ``staged``: the folder that the data set is staged to; None if it is read in place."""
     how = run.staging
     names = ("codec", "lossy", "max_error", "max_error_of", archives.FACT, "generator")
     return (

@@ -1,4 +1,4 @@
-"""Steps that wait instead of computing: everything in a run except its steps is real (``mlhpc run --compute``)."""
+"""Steps that wait instead of computing, while everything else in a run is real (``mlhpc run --compute``)."""
 
 from collections.abc import Callable
 from typing import Any, Generic, Self, TypeVar
@@ -11,8 +11,8 @@ T = TypeVar("T")
 
 
 class WaitingStep(Generic[T]):
-    """``(x, y) -> answer(samples in x)`` after ``seconds``. With a ``world``, its ranks synchronise in every
-    ``passes``-th call, as they do in the all-reduce of a step."""
+    """A step ``(x, y) -> answer(samples in x)`` that takes ``seconds``. With a ``world``, its ranks synchronise in
+    every ``passes``-th call, as they would in the all-reduce of a step."""
 
     def __init__(
         self, seconds: float, answer: Callable[[int], T], world: World | None = None, passes: int = 1
@@ -23,8 +23,8 @@ class WaitingStep(Generic[T]):
 
     @classmethod
     def pair(cls, run: Run, world: World, loss: Any, measure: Callable[[int], Any]) -> tuple[Self, Self]:
-        """A training step that returns ``loss`` and updates after ``run.backward_passes`` calls, and an evaluation
-        step that returns ``measure(samples)``."""
+        """A training step that returns ``loss`` and synchronises every ``run.backward_passes`` calls, and an
+        evaluation step that returns ``measure(samples)``."""
         assert run.emulation.step_s is not None
         sharpen_timers()
         train = cls(run.emulation.step_s, lambda _: loss, world, run.backward_passes)

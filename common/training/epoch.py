@@ -16,13 +16,13 @@ from mlhpc.quantities import digits, duration_text
 def read_earlier_epochs(
     run: Run, loader: Loader[Any], read: Callable[[int], Generator[Any, None, None]], steps: int, world: World
 ) -> None:
-    """Read the ``run.study.earlier_epochs`` whole epochs of ``steps`` batches without using them. ``read``: the
-    function of ``loader`` that yields this rank's batches of an epoch. Afterwards the page cache or
+    """Read ``run.study.earlier_epochs`` whole epochs of ``steps`` batches without using them. ``read``: the
+    function of ``loader`` that yields this rank's batches of an epoch. Afterwards, the page cache or
     ``loading.cache`` has the same content as in a later epoch of training.
 
-    The samples are in the order of the second and later epochs (1, 2, …, counted from 0), so that the steps
-    measured afterwards use the order of the first, however many epochs are read. Called by all ranks, which end
-    together. Raises UserError like the loader.
+    Samples are read in the order of the second and later epochs (1, 2, …, counted from 0), so that the steps
+    measured afterwards use the order of the first epoch, however many epochs are read. Called by all ranks, which
+    finish together. Raises UserError like the loader.
     """
     if not run.study.earlier_epochs:
         return
@@ -36,8 +36,9 @@ def read_earlier_epochs(
 
 
 def named(run: Run, loader: Loader[Any]) -> Callable[[int, int], list[object]] | None:
-    """The names of the samples of a training batch, as ``RunLog.finish`` takes them. None where it is not known
-    which batch was waited for: samples are exchanged between epochs, or DALI reads ahead of requests."""
+    """A function that returns the names of the samples in a training batch, for ``RunLog.finish``. None if it is
+    unknown for which batch the loop waited, because samples are exchanged between epochs or DALI reads ahead of
+    requests."""
     changing = getattr(run.staging, "exchange", False)
     return None if changing or getattr(run.loading, "loader", "") == "dali" else loader.files_of
 
@@ -49,8 +50,8 @@ def require_parameters(parameters: int, expected: int | None) -> None:
 
 
 def mark_warm(run: Run, losses: Sequence[SupportsFloat], log: RunLog) -> None:
-    """Mark the end of a study's warm-up if the last of ``losses``, one for each backward pass, is that of its last
-    step. Called after every pass."""
+    """Mark the end of a study's warm-up if ``losses``, which has one loss for each backward pass, ends with the
+    last step of the warm-up. Called after every pass."""
     if len(losses) == run.study.warmup_steps * run.backward_passes:
         log.mark("warm", loss=float(losses[-1]))  # float() waits for the device
 
@@ -58,7 +59,7 @@ def mark_warm(run: Run, losses: Sequence[SupportsFloat], log: RunLog) -> None:
 def mean_quality(
     results: Sequence[tuple[SupportsFloat, SupportsFloat]], world: World, *, counts: bool = True
 ) -> float:
-    """The mean over all ranks of an evaluation whose batches have these ``results``: a sum, and the number of
+    """The mean over all ranks of an evaluation. ``results``: for each batch of this rank, a sum and the number of
     values in it. Called by all ranks; only ranks with ``counts`` contribute (one per spatial group)."""
     own = [total([result[i] for result in results]) for i in range(2)]
     whole, number = world.sum(own if counts else (0, 0))
@@ -66,7 +67,7 @@ def mean_quality(
 
 
 def total(values: Sequence[Any]) -> float:
-    """The sum of numbers that may be on a device, which is waited for only once."""
+    """The sum of numbers that may be on a device; waits for the device only once."""
     return float(sum(values))
 
 
@@ -77,7 +78,7 @@ def log_quality(run: Run, quality: float, log: RunLog, epoch: int) -> None:
 
 
 def checkpoint(run: Run, log: RunLog, epoch: int, save: Callable[[], None]) -> None:
-    """``save`` the state after ``epoch`` if a checkpoint is due then; in a study, after its steps."""
+    """``save`` the state if a checkpoint is due after ``epoch``, or, in a study, after its steps."""
     every = run.training.checkpoint_epochs
     if every and epoch % every == 0:
         with log.span("checkpoint", epoch=epoch):
@@ -97,9 +98,9 @@ def log_epoch(
 ) -> None:
     """Record what ``epoch`` trained on, and print its line. Called by all ranks.
 
-    ``samples`` are those of all ranks, ``bytes_read`` this rank's, ``rate`` is the learning rate of the last
-    update, ``loss`` the mean over steps and ranks, ``quality`` the last evaluation's value, None without an
-    evaluation. An emulated run has neither loss nor quality: only samples, bytes and rate are recorded.
+    ``samples``: number over all ranks; ``bytes_read``: by this rank; ``rate``: learning rate of the last update;
+    ``loss``: mean over steps and ranks; ``quality``: value of the last evaluation, None without one. An emulated
+    run has neither loss nor quality, so only samples, bytes and rate are recorded.
     """
     log.metric("samples", samples, epoch=epoch)
     log.metric("bytes", int(log.world.sum(bytes_read)), epoch=epoch)

@@ -1,4 +1,4 @@
-"""The losses of an epoch on all ranks: finite, or an error that names the files."""
+"""Checks that the losses of an epoch are finite on all ranks; if not, the error names the files."""
 
 from collections.abc import Callable, Iterable
 
@@ -18,11 +18,11 @@ def require_finite(
     world: World,
 ) -> None:
     """Raise UserError on all ranks if a loss of any rank is NaN or infinite, naming the step, its files
-    (``files_of(step)``, from 0) and ``advice``. Called by all ranks with the ``losses`` [steps] of their steps in
-    ``epoch``."""
+    (``files_of(step)``, counted from 0) and ``advice``. Called by all ranks with the ``losses`` [steps] of their
+    steps in ``epoch``."""
     bad = np.flatnonzero(~np.isfinite(losses))
     first_bad = int(bad[0]) if len(bad) else len(losses)
-    # The gradients of the first bad loss spoil all ranks at the next step: only that loss is reported.
+    # The gradients of the first bad loss spoil all ranks' next step, so only that loss is reported.
     earliest = min(world.gather(first_bad))
 
     def check() -> None:

@@ -17,16 +17,17 @@ def learning_rate(
     schedule: Literal["multistep", "linear"] = "multistep",
     max_epochs: int | None = None,
 ) -> float:
-    """The rate during ``epoch``, counted from 0.
+    """The learning rate during ``epoch``, counted from 0.
 
-    Warm-up, both schedules: epoch 0 has ``peak / warmup_factor``, then equal steps, so that ``peak`` is
-    reached in epoch ``warmup_epochs``. No decay applies during warm-up. A factor below 1 starts above ``peak``.
+    Warm-up, in both schedules: the rate is ``peak / warmup_factor`` in epoch 0 and then changes in equal steps, so
+    that it reaches ``peak`` in epoch ``warmup_epochs``. No decay applies during warm-up. A factor below 1 starts
+    above ``peak``.
 
-    ``multistep`` is the closed division's (mlcommons/hpc, utils/optimizers.py of the benchmark that counts in
-    epochs; compared with its recorded rates in the tests): a decay factor is a fraction of ``peak``, not of the
-    rate before it, and applies "after" its boundary: in epochs > boundary. ``linear`` (open division; Farrell et
-    al. 2021, section 4.2.1) decreases in equal steps per epoch, from ``peak`` in epoch ``warmup_epochs`` to zero
-    in epoch ``max_epochs``, the first that is not trained.
+    ``multistep`` is the closed division's schedule (mlcommons/hpc, utils/optimizers.py of the benchmark that
+    counts in epochs; tests compare it with the rates recorded there): a decay factor is a fraction of ``peak``,
+    not of the previous rate, and applies "after" its boundary, that is, in epochs > boundary. ``linear`` (open
+    division; Farrell et al. 2021, section 4.2.1) decreases in equal steps per epoch, from ``peak`` in epoch
+    ``warmup_epochs`` to zero in epoch ``max_epochs``, the first epoch that is not trained.
 
     Raises ``ValueError`` for a negative epoch, and for ``linear`` without ``max_epochs``.
     """
@@ -49,16 +50,17 @@ def learning_rate(
 @dataclass(frozen=True, kw_only=True)
 class StepSchedule:
     """The schedules of the MLPerf HPC reference that counts in steps (mlcommons/hpc, utils/schedulers.py as
-    train.py drives it, rounds 2.0 and 3.0).
+    train.py uses it, rounds 2.0 and 3.0).
 
-    Every step's rate equals the reference's, as recorded from a run of it in tests/data/reference.
+    Every step's rate equals the reference's, which was recorded from a run of it (tests/data/reference).
 
-    Warm-up: step s covers the fraction (s + 1) / ``warmup_steps`` of the way from 0 to ``base`` for a factor of
-    1 and from ``base`` to ``base * warmup_factor`` for a larger one. The last step of warm-up repeats the rate
-    before it, so the plateau is one step short of the top. A warm-up of one step does nothing.
+    Warm-up: after step s, the rate has covered the fraction (s + 1) / ``warmup_steps`` of the way from 0 to
+    ``base`` if the factor is 1, or from ``base`` to ``base * warmup_factor`` if it is larger. The last step of
+    warm-up repeats the previous rate, so the plateau is one step short of the top. A warm-up of one step has no
+    effect.
 
-    ``multistep``: with warm-up, milestones count from the end of warm-up: milestone m multiplies the
-    rate by ``decay_rate`` from step ``warmup_steps`` + m on. Without warm-up it does so from step m - 1 on.
+    ``multistep``: milestones count from the end of warm-up. Milestone m multiplies the rate by ``decay_rate`` from
+    step ``warmup_steps`` + m on, or, without warm-up, from step m - 1 on.
     ``cosine_annealing``: half a cosine from the plateau to ``eta_min`` in ``t_max`` steps, then up and down
     between ``eta_min`` and ``base`` (Loshchilov and Hutter 2017, without restarts).
     """
@@ -73,7 +75,7 @@ class StepSchedule:
     eta_min: float = 0.0
 
     def rate(self, step: int) -> float:
-        """The rate of step ``step``, counted from 0. Raises ``ValueError`` for a negative step."""
+        """The learning rate in step ``step``, counted from 0. Raises ``ValueError`` for a negative step."""
         if step < 0:
             raise ValueError(f"steps count from 0, got {step}")
         # The reference starts its schedulers one step late: step 0 has the rate of step 1. Cosine annealing
@@ -98,9 +100,10 @@ class StepSchedule:
 def polynomial_learning_rate(
     step: int, *, base: float, end: float, warmup_steps: int = 0, decay_steps: int, power: float = 2.0
 ) -> float:
-    """The rate of step ``step``, counted from 0: a linear rise from 0 to ``base`` in step
-    ``warmup_steps``, then ``end + (base - end) (1 - k / decay_steps)^power`` in the k-th step after it, and
-    ``end`` from ``decay_steps`` on (mlcommons/training, image_classification/tensorflow2/lars_util.py).
+    """The learning rate in step ``step``, counted from 0. It rises linearly from 0 to ``base``, which it reaches
+    in step ``warmup_steps``, then is ``end + (base - end) (1 - k / decay_steps)^power`` in the k-th step after
+    that, and ``end`` from the ``decay_steps``-th step after that on (mlcommons/training,
+    image_classification/tensorflow2/lars_util.py).
 
     Raises ``ValueError`` for a negative step.
     """

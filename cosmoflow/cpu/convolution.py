@@ -13,24 +13,25 @@ MIN_CHANNELS = 8
 
 
 class MinimalConv3D(keras.layers.Conv3D):  # type: ignore[misc]
-    """``keras.layers.Conv3D`` with 3³ taps, by minimal filtering along the first axis.
+    """``keras.layers.Conv3D`` with 3³ taps, computed by minimal filtering along the first axis.
 
-    Takes "same" padding. Same weights, same function. Winograd's F(2, 3) (Lavin & Gray, "Fast Algorithms for
-    Convolutional Neural Networks", CVPR 2016, section 4.1) computes two outputs of a 3-tap filter from four
-    inputs by 4 products instead of 6:
+    Requires "same" padding; weights and function are those of ``Conv3D``. Winograd's F(2, 3) (Lavin & Gray, "Fast
+    Algorithms for Convolutional Neural Networks", CVPR 2016, section 4.1) computes two outputs of a 3-tap filter
+    from four inputs with 4 products instead of 6:
 
         m0 = (i0 - i2) g0                    out0 = m0 + m1 + m2
         m1 = (i1 + i2) (g0 + g1 + g2) / 2    out1 = m1 - m2 - m3
         m2 = (i2 - i1) (g0 - g1 + g2) / 2
         m3 = (i1 - i3) g2
 
-    Here i, m and out are planes, and the products 2-D convolutions with the planes g of the kernel. The sums
-    around them are bound by memory; XLA fuses each into one pass. Inputs have an even first side.
+    Here i, m and out are planes, and the products are 2-D convolutions with the planes g of the kernel. The sums
+    around them are limited by memory bandwidth; XLA fuses each into one pass. The first side of inputs must be
+    even.
     """
 
     def convolution_op(self, inputs: Tensor, kernel: Tensor) -> Tensor:
-        """``inputs`` are [b, d, h, w, channels], ``kernel`` [3, 3, 3, channels, filters]."""
-        # With the few channels of the network's input the sums cost more than they save.
+        """The convolution of ``inputs`` [b, d, h, w, channels] with ``kernel`` [3, 3, 3, channels, filters]."""
+        # With as few channels as the network's input has, the sums cost more than they save.
         if self.kernel_size != (3, 3, 3) or inputs.shape[-1] < MIN_CHANNELS:
             return super().convolution_op(inputs, kernel)
         products = [
@@ -42,7 +43,7 @@ class MinimalConv3D(keras.layers.Conv3D):  # type: ignore[misc]
 
 @tf.function(jit_compile=True, autograph=False)  # type: ignore[untyped-decorator]
 def _input_sums(x: Tensor) -> list[Tensor]:
-    """``[b, d, h, w, c]`` to four times ``[b·d/2, h, w, c]``."""
+    """The four input sums, each ``[b·d/2, h, w, c]``, for ``x`` ``[b, d, h, w, c]``."""
     _, depth, *plane = x.shape
     pairs = tf.reshape(tf.pad(x, [[0, 0], [1, 1], [0, 0], [0, 0], [0, 0]]), [-1, depth // 2 + 1, 2, *plane])
     i0, i1, i2, i3 = pairs[:, :-1, 0], pairs[:, :-1, 1], pairs[:, 1:, 0], pairs[:, 1:, 1]
@@ -56,15 +57,15 @@ def _filter_sums(kernel: Tensor) -> list[Tensor]:
 
 @tf.function(jit_compile=True, autograph=False)  # type: ignore[untyped-decorator]
 def _output_sums(products: list[Tensor], depth: int) -> Tensor:
-    """Four times ``[b·depth/2, h, w, f]`` to ``[b, depth, h, w, f]``."""
+    """The outputs, ``[b, depth, h, w, f]``, from the four products, each ``[b·depth/2, h, w, f]``."""
     m0, m1, m2, m3 = products
     outputs = tf.stack([m0 + m1 + m2, m1 - m2 - m3], axis=1)
     return tf.reshape(outputs, [-1, depth, *m0.shape[1:]])
 
 
 def start_xla() -> None:
-    """Start XLA without the four lines that its first compilation writes to standard error at any log level. An
-    empty function is compiled here, so that standard error is redirected only for a moment."""
+    """Start XLA, hiding the four lines that its first compilation writes to standard error at any log level. An
+    empty function is compiled for this, so that standard error is redirected only for a moment."""
     stderr = os.dup(2)
     try:
         with tempfile.TemporaryFile() as discarded:

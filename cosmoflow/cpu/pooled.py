@@ -1,4 +1,4 @@
-"""A 3³ convolution and the pooling after it, for CPUs, whose gradients leave out what pooling makes zero."""
+"""A 3³ convolution and the pooling after it, for CPUs. Its gradients skip the values that pooling makes zero."""
 
 import ctypes
 from collections.abc import Callable
@@ -15,12 +15,12 @@ from torch.autograd.function import once_differentiable
 from mlhpc.common.files.compiled import compiled_library
 
 LAST = torch.channels_last_3d
-LANES = 16  # channels that are computed at once, float32: LANES of _pooled.c
+LANES = 16  # float32 channels computed at once, as LANES in _pooled.c
 MOST_FILTERS = 512
 
 
 class Layer(ctypes.Structure):
-    """``layer`` of ``_pooled.c``."""
+    """The struct ``layer`` of ``_pooled.c``."""
 
     _fields_ = [
         *((name, ctypes.c_int64) for name in ("depth", "height", "width", "channels", "filters")),
@@ -31,7 +31,7 @@ class Layer(ctypes.Structure):
 
 @cache
 def library() -> Any:
-    """The library; None where it was not compiled, and PyTorch computes everything."""
+    """The compiled library; None if it was not compiled, in which case PyTorch computes everything."""
     compiled = compiled_library(__file__, "_pooled")
     if compiled is not None:
         planes = [ctypes.c_int64] * 3
@@ -45,13 +45,14 @@ def library() -> Any:
 def convolve_and_pool(
     x: Tensor, convolution: torch.nn.Conv3d, otherwise: Callable[[Tensor, torch.nn.Conv3d], Tensor]
 ) -> Tensor:
-    """``convolve_and_pool`` of ``cosmoflow/pytorch/model.py`` for ``x`` [b, channels, d, h, w].
+    """As ``convolve_and_pool`` in ``cosmoflow/pytorch/model.py``, for ``x`` [b, channels, d, h, w].
 
     Seven of eight outputs of the convolution have no gradient, since one of their neighbours is larger. PyTorch
-    fills an array with these zeros and multiplies them all; ``_pooled.c`` multiplies each pooled voxel's gradient
-    with the 27 voxels under its filter, an eighth of the arithmetic. Sums are float32, in mixed precision too. For
-    the backward pass ``x`` is kept, and in a byte per pooled voxel which of the eight was the largest. What the
-    library cannot do ``otherwise`` does: other kernels, no padding, odd sides, channels first, other devices.
+    fills an array with these zeros and multiplies all of them; ``_pooled.c`` multiplies each pooled voxel's
+    gradient with the 27 voxels under its filter, which is an eighth of the arithmetic. Sums are float32, also in
+    mixed precision. For the backward pass, ``x`` is kept, and one byte per pooled voxel that says which of the
+    eight voxels was the largest. ``otherwise`` computes what the library cannot: other kernels, no padding, odd
+    sides, channels first, other devices.
     """
     channels, filters, kernel = convolution.in_channels, convolution.out_channels, convolution.kernel_size
     suitable = (
@@ -96,15 +97,15 @@ class _ConvolveAndPool(torch.autograd.Function):
 
 
 def _weight_gradient(x: Tensor, weight: Tensor, gradient: Tensor, chosen: Tensor) -> Tensor:
-    sums: dict[int, Tensor] = {}  # one of each thread, by its first plane
+    sums: dict[int, Tensor] = {}  # one per thread, by its first plane
 
     def add(layer: Layer, begin: int, end: int, step: int) -> None:
         own = sums[begin] = torch.zeros(_packed_shape(weight))
-        scratch = _scratch()  # by name, or it would be freed before the call
+        scratch = _scratch()  # named, or it would be freed before the call
         library().mlhpc_weight_gradient(layer, scratch.data_ptr(), begin, end, step, own.data_ptr())
 
     _on_planes(partial(add, _layer(x, gradient, chosen, x.shape[1])), chosen)
-    # In the order of planes, not of threads: sums of floats depend on their order, and two runs should be equal.
+    # Add in the order of planes, not of threads: float sums depend on the order, and two runs should be equal.
     return _unpacked(torch.stack([sums[begin] for begin in sorted(sums)]).sum(0), weight)
 
 
@@ -113,7 +114,7 @@ def _input_gradient(x: Tensor, weight: Tensor, gradient: Tensor, chosen: Tensor)
     packed = _packed(weight.to(gradient.dtype))  # rounded as in the forward pass
 
     def add(layer: Layer, begin: int, end: int, step: int) -> None:
-        scratch = _scratch()  # by name, or it would be freed before the call
+        scratch = _scratch()  # named, or it would be freed before the call
         library().mlhpc_input_gradient(layer, scratch.data_ptr(), begin, end, step, packed.data_ptr())
 
     layer = _layer(x_gradient, gradient, chosen, x.shape[1])
@@ -136,11 +137,11 @@ def _on_planes(
     """Call ``work(begin, end, step)`` in as many threads as PyTorch uses, each with a part of the planes."""
     planes = len(chosen) * chosen.shape[2]
     steps = range(first, planes, step)
-    threads = max(1, min(torch.get_num_threads(), len(steps)))  # one plane has no odd one
+    threads = max(1, min(torch.get_num_threads(), len(steps)))  # a single plane has no odd plane
     cuts = [len(steps) * part // threads for part in range(threads + 1)]
     parts = [steps[begin:end] for begin, end in pairwise(cuts)]
     done = _threads(threads).map(lambda part: work(part.start, part.stop, part.step), parts)
-    list(done)  # raises what a thread raised
+    list(done)  # re-raises what a thread raised
 
 
 @cache
@@ -153,7 +154,7 @@ def _scratch() -> Tensor:
 
 
 def _packed_shape(weight: Tensor) -> tuple[int, ...]:
-    """[chunks, filters, 9, row] of ``_pooled.c``."""
+    """The shape [chunks, filters, 9, row] in which ``_pooled.c`` reads ``weight``."""
     filters, channels = weight.shape[:2]
     chunks, taken = max(1, channels // LANES), min(channels, LANES)
     return chunks, filters, 9, -(-3 * taken // LANES) * LANES
@@ -168,7 +169,7 @@ def _packed(weight: Tensor) -> Tensor:
 
 
 def _unpacked(packed: Tensor, weight: Tensor) -> Tensor:
-    """The inverse of ``_packed``, in the layout of ``weight``."""
+    """The inverse of ``_packed``; the result has the layout of ``weight`` [filters, channels, 3, 3, 3]."""
     filters, channels = weight.shape[:2]
     taken = min(channels, LANES)
     lined = packed[..., : 3 * taken].reshape(len(packed), filters, 3, 3, 3, taken)

@@ -1,6 +1,6 @@
-"""The 48 symmetries of the cube: a rotated or mirrored universe is equally valid (open division).
+"""The 48 symmetries of the cube, since a rotated or mirrored universe is equally valid (open division).
 
-Applied to the stored counts while they are copied into a batch, so that a rotation needs no separate pass.
+They are applied to the stored counts while these are copied into a batch, so that no separate pass is needed.
 """
 
 from itertools import permutations, product
@@ -25,7 +25,8 @@ def apply_symmetry(sample: npt.NDArray[Any], symmetry: int) -> npt.NDArray[Any]:
 def draw(samples: int, seed: int, epoch: int) -> npt.NDArray[np.int8]:
     """A symmetry for each of ``samples`` samples in an epoch, by sample index. Returns [samples].
 
-    Drawn per sample and not per rank or step, so that a run with another number of ranks trains on the same data.
+    They are drawn per sample, not per rank or step, so that a run with a different number of ranks trains on the
+    same data.
     """
     # The fourth number makes this stream differ from the permutations of sharding.train_batches.
     return np.random.default_rng([seed, epoch, 0, 48]).integers(len(SYMMETRIES), size=samples, dtype=np.int8)

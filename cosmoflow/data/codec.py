@@ -1,13 +1,13 @@
-"""The lookup-table codec of Ibrahim and Oliker 2022, section V-B, and the codecs of CosmoFlow by name.
+"""The lookup-table codec of Ibrahim and Oliker 2022, section V-B, and CosmoFlow's codecs by name.
 
-The four redshifts of a voxel are one *group*. A universe of 128³ voxels has some ten thousand different
-groups, so it can be represented by a table of these and a key of one or two bytes per voxel. If a table
-cannot contain all groups, or several tables with narrower keys are smaller in total, a sample is divided into
-blocks of voxels in C order, each with a separate table.
+The four redshifts of a voxel form a *group*. A universe of 128³ voxels has about ten thousand different groups, so
+it can be represented by a table of them and a key of one or two bytes per voxel. If one table cannot contain all
+groups, or if several tables with narrower keys are smaller in total, a sample is divided into blocks of voxels in
+C order, each with its own table.
 
-``lut`` keeps keys and tables as they are: decoding is one look-up per voxel, and the logarithm of the counts
-can be applied to the table instead of the voxels. ``lut-small`` numbers the groups by decreasing frequency,
-which makes small keys frequent, and compresses keys and tables with pcodec.
+``lut`` stores keys and tables uncompressed: decoding is one look-up per voxel, and the logarithm of the counts can
+be applied to the table instead of the voxels. ``lut-small`` numbers the groups by decreasing frequency, so that
+small keys are frequent, and compresses keys and tables with pcodec.
 """
 
 import math
@@ -23,8 +23,8 @@ from mlhpc.common.data.codecs.codec import Codec, Sections, require_order
 from mlhpc.common.data.codecs.frame import Frame
 from mlhpc.errors import UserError
 
-_MOST_GROUPS = 1 << 16  # of a table: keys have at most 16 bits
-_MOST_VALUES = 4  # of a group, which are 8 bytes
+_MOST_GROUPS = 1 << 16  # per table, since keys have at most 16 bits
+_MOST_VALUES = 4  # per group, which then has 8 bytes
 _SMALLEST_BLOCK = 1 << 12  # voxels
 _BLOCK = np.dtype([("voxels", "<u4"), ("groups", "<u4")])
 
@@ -33,7 +33,8 @@ Transform = Callable[[npt.NDArray[np.int16]], npt.NDArray[Any]]
 
 @dataclass(frozen=True)
 class Block:
-    """Voxels in C order from ``start`` on: the ``keys`` of each into ``table`` int16 [groups, values]."""
+    """Voxels in C order from ``start`` on: ``keys`` [voxels] are their indices into ``table``, int16 [groups,
+    values]."""
 
     start: int
     keys: npt.NDArray[Any]
@@ -41,7 +42,8 @@ class Block:
 
 
 class LookupTable:
-    """``lut``, and with ``small`` ``lut-small``. Arrays are int16, their last axis is the group. Lossless."""
+    """The codec ``lut``, or, with ``small``, ``lut-small``. Arrays are int16, and their last axis is the group.
+    Lossless."""
 
     lossy = False
 
@@ -50,10 +52,10 @@ class LookupTable:
         self._small = small
 
     def encode(self, array: npt.NDArray[np.int16]) -> Sections:
-        """Sections ``blocks`` (voxels and groups of each, uint32), ``tables`` (int16, one after the other) and
-        ``keys8``, ``keys16`` (of the blocks with up to 256 groups, and of the others). Compressed, the tables
-        are stored by value (all first values of all groups, then the second) in ``tables0``, ``tables1``…
-        ``array`` is [..., values], with up to four values."""
+        """The sections for ``array`` [..., values], with up to four values: ``blocks`` (numbers of voxels and
+        groups of each block, uint32), ``tables`` (int16, one after the other), and ``keys8`` and ``keys16`` (the
+        keys of blocks with up to 256 groups, and of the others). With compression, the tables are stored by value
+        in ``tables0``, ``tables1``… (the first values of all groups, then the second values, and so on)."""
         values = array.shape[-1]
         groups = np.ascontiguousarray(array, "<i2").reshape(-1, values)
         blocks = list(_blocks(groups, by_frequency=self._small))
@@ -67,7 +69,7 @@ class LookupTable:
             return {"blocks": header.tobytes(), "tables": tables.tobytes()} | {
                 name: part.tobytes() for name, part in keys.items()
             }
-        # pcodec has no type of one byte.
+        # pcodec has no one-byte type.
         wide = keys | {"keys8": keys["keys8"].astype("<u2")}
         columns = {f"tables{i}": np.ascontiguousarray(tables[:, i]) for i in range(values)}
         return {"blocks": header.tobytes()} | {
@@ -75,11 +77,11 @@ class LookupTable:
         }
 
     def decode(self, frame: Frame, out: npt.NDArray[Any], transform: Transform | None = None) -> None:
-        """Fill ``out`` with the counts, or with ``transform`` of them, which is computed for the tables only.
-        Raises UserError for a malformed frame, ValueError for an array of another order. ``out`` is of the
-        frame's shape, [..., values]."""
+        """Fill ``out``, which has the frame's shape [..., values], with the counts, or with their ``transform``,
+        which is computed for the tables only. Raises UserError for a malformed frame, ValueError for an array in
+        another memory order."""
         require_order(out)
-        # Also of no voxels, where -1 is ambiguous.
+        # Not -1, which is ambiguous if there are no voxels.
         flat = out.reshape(math.prod(out.shape[:-1]), out.shape[-1])
         for block in self._blocks(frame):
             table = block.table if transform is None else transform(block.table)
@@ -88,15 +90,15 @@ class LookupTable:
                 raise _beyond(frame, block, at)
 
     def blocks(self, frame: Frame) -> Iterator[Block]:
-        """The blocks of a frame, every key of them in its table. Raises UserError for a malformed frame."""
+        """The blocks of a frame, all of whose keys are in their tables. Raises UserError for a malformed frame."""
         for block in self._blocks(frame):
             if len(block.keys) and int(block.keys.max()) >= len(block.table):
                 raise _beyond(frame, block, int(np.argmax(block.keys >= len(block.table))))
             yield block
 
     def _blocks(self, frame: Frame) -> Iterator[Block]:
-        """The blocks of a frame, checked for consistency with each other and its shape, except the keys'
-        values."""
+        """The blocks of a frame, checked for consistency with each other and with the frame's shape; the values of
+        keys are not checked."""
         frame.require(self.name, "<i2", frame.shape)
         if not 1 <= frame.shape[-1] <= _MOST_VALUES:
             raise frame.error(f"groups of {frame.shape[-1]} values")
@@ -131,8 +133,8 @@ def _beyond(frame: Frame, block: Block, at: int) -> UserError:
 
 
 class _Range(NamedTuple):
-    """Voxels of one block, or of several that are smaller in total: their different groups, the bytes of the
-    blocks, and the bounds of each."""
+    """A range of voxels, stored as one block or as several that are smaller in total: its different groups, the
+    bytes of its blocks, and their bounds."""
 
     unique: npt.NDArray[Any]
     size: int
@@ -140,7 +142,7 @@ class _Range(NamedTuple):
 
 
 def _blocks(groups: npt.NDArray[np.int16], by_frequency: bool) -> Iterator[Block]:
-    """The smallest blocks of ``groups [voxels, values]`` by recursive halving."""
+    """The blocks of ``groups [voxels, values]`` that recursive halving finds to be smallest in total."""
     values = groups.shape[1]
     assert 1 <= values <= _MOST_VALUES
     # Groups are compared as one integer.
@@ -185,4 +187,4 @@ _OURS = LookupTable("lut", small=False), LookupTable("lut-small", small=True)
 TABLES = tuple(codec.name for codec in _OURS)
 """The codecs whose samples a device can decode."""
 CODECS: dict[str, Codec] = {codec.name: codec for codec in (*_OURS, *library.LOSSLESS)}
-"""The codecs of encoded data sets; TFRecord files, plain or GZIP, are not frames and have none."""
+"""The codecs of encoded data sets; TFRecord files, plain or GZIP, are not frames and have no codec."""

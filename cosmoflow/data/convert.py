@@ -1,10 +1,10 @@
-"""Raw universes to prepared samples: HDF5 to the published CosmoFlow layout, or to another format.
+"""Converts raw universes (HDF5) to prepared samples in the published CosmoFlow layout or another format.
 
-A raw file contains one universe: ``full``, int16 counts [n, n, n, redshifts] (n = 512 as published, 4
-redshifts), and ``unitPar``, float32 [4], the parameters scaled to [-1, 1]. It is divided into (n / sample)³
-sub-volumes, numbered in C order as in the public reference (mlcommons/hpc, cosmoflow/prepare.py: first axis
-slowest), each a file ``<folder>_<file>_<iii>.tfrecord`` (or the suffix of the format) in ``train/`` or
-``validation/``. Prepared samples are converted by ``recode``.
+A raw file contains one universe: ``full``, int16 counts [n, n, n, redshifts] (n = 512 and 4 redshifts as
+published), and ``unitPar``, float32 [4], the parameters scaled to [-1, 1]. It is divided into (n / sample)³
+sub-volumes, numbered in C order (first axis slowest) as in the public reference (mlcommons/hpc,
+cosmoflow/prepare.py). Each becomes a file ``<folder>_<file>_<iii>.tfrecord`` (or with the format's suffix) in
+``train/`` or ``validation/``. Samples that are already prepared are converted by ``recode``.
 """
 
 import hashlib
@@ -42,7 +42,7 @@ _HDF5_MAGIC = b"\x89HDF\r\n\x1a\n"
 
 @dataclass(frozen=True)
 class Universe:
-    """A raw file, the prefix of its samples' names, and their folder."""
+    """A raw file, the prefix of its samples' names, and the samples' folder."""
 
     path: Path
     name: str
@@ -50,8 +50,8 @@ class Universe:
 
 
 class Division(TypedDict, total=False):
-    """How raw universes are divided: voxels along a side of a ``sample`` (default: 128), and the fraction of the
-    universes held out for ``validation`` (default: 1/9)."""
+    """How raw universes are divided: ``sample``: voxels along a side of a sample (default: 128); ``validation``:
+    fraction of the universes held out for validation (default: 1/9)."""
 
     sample: int
     validation: float
@@ -68,20 +68,20 @@ def convert(
     archive: int | None = None,
     **division: Unpack[Division],
 ) -> None:
-    """Divide the universes under ``source`` into samples under ``out`` as by ``division``, with a manifest, in the
-    format ``codec`` (one of ``sample.NAMES``; None: gzip). If ``source`` contains samples, these are converted
-    (``recode``). ``archive``: the number of samples to pack into each file; without
-    ``codec`` they are packed unchanged.
+    """Divide the universes under ``source`` according to ``division``, and write the samples, in the format
+    ``codec`` (one of ``sample.NAMES``; None: gzip), and a manifest to ``out``. If ``source`` contains samples,
+    they are converted (``recode``). ``archive``: the number of samples to pack into each file; without ``codec``
+    they are packed unchanged.
 
-    Files of ``gzip`` are compressed by ``packer`` (``tfrecord.compress``; None: zlib).
+    Files in the format ``gzip`` are compressed by ``packer`` (``tfrecord.compress``; None: zlib).
 
-    The ranks divide the slabs of ``sample`` planes; ``workers`` threads of each compress and write. The files
-    do not depend on the number of ranks and workers. Complete files are kept, so that an interrupted
-    conversion can be resumed. A rank keeps two slabs in memory, 0.5 GiB at the published sizes.
+    The ranks divide the slabs of ``sample`` planes among them; in each rank, ``workers`` threads compress and
+    write. The files do not depend on the number of ranks and workers. Complete files are kept, so that an
+    interrupted conversion can be resumed. A rank keeps two slabs in memory, 0.5 GiB at the published sizes.
 
     Called by all ranks. Raises UserError, the same on all ranks, if there is no universe, if one is invalid,
-    does not divide into samples or is missing but listed in the manifest of ``source``, if ``out`` cannot be
-    written or contains other samples, or if there is a ``packer`` for another format than gzip.
+    cannot be divided into samples or is listed in the manifest of ``source`` but missing, if ``out`` cannot be
+    written or contains other samples, or if ``packer`` is set for a format other than gzip.
     """
     if packer and (codec or (None if archive else "gzip")) != "gzip":
         raise UserError("--packer requires --codec gzip; omit it, or add that option")
@@ -133,11 +133,11 @@ def convert(
 
 
 def find_universes(source: Path, validation_fraction: float) -> list[Universe]:
-    """The HDF5 files under ``source`` by path, divided into training and validation.
+    """The HDF5 files under ``source``, sorted by path, divided into training and validation.
 
-    The universes whose names have the lowest SHA-256 are used for validation: a fixed choice that needs no seed
-    and does not depend on the order of the files. Their number is the fraction rounded, but at least one if the
-    fraction is not 0 and there are two or more.
+    The universes whose names have the lowest SHA-256 are used for validation, a fixed choice that needs no seed
+    and does not depend on the order of the files. Their number is the fraction, rounded, but at least one if the
+    fraction is not 0 and there are two or more universes.
 
     Raises UserError if there is none, or the fraction is not in [0, 1).
     """
@@ -148,7 +148,7 @@ def find_universes(source: Path, validation_fraction: float) -> list[Universe]:
     paths = sorted(path for path in source.rglob("*") if path.suffix in _SUFFIXES and path.is_file())
     if not paths:
         raise UserError(f"{source} contains no raw universes (*.hdf5); pass the folder that does")
-    # <folder>_<file> with the folder's whole path below the source; files at the top have no folder.
+    # <folder>_<file>, with the folder's whole path under the source; files at the top have no folder.
     names = ["_".join(path.relative_to(source).with_suffix("").parts) for path in paths]
     twice = {name for name in names if names.count(name) > 1} if len(set(names)) < len(names) else set()
     if twice:
@@ -165,7 +165,8 @@ def find_universes(source: Path, validation_fraction: float) -> list[Universe]:
 
 
 def _shape(universe: Universe, sample: int) -> tuple[int, ...]:
-    """Shape of ``full``, then length of ``unitPar``. Raises UserError if the file cannot be cut into samples."""
+    """The shape of ``full``, followed by the length of ``unitPar``. Raises UserError if the file cannot be cut
+    into samples."""
     with reading(universe.path) as file:
         for name, kind, axes in (("full", np.int16, 4), ("unitPar", np.float32, 1)):
             data = file.get(name)
@@ -196,7 +197,7 @@ def _convert_slabs(
     workers: int,
     advance: Callable[[int], None],
 ) -> None:
-    """Read by slab; while one is read, the threads write the samples of the previous one."""
+    """Convert slab by slab; while one slab is read, the threads write the samples of the previous one."""
     for folder in {universe.folder for universe, _ in slabs}:
         (out / folder).mkdir(parents=True, exist_ok=True)
     writing: list[Future[None]] = []
@@ -246,7 +247,7 @@ def _write(
 
 
 class _Alike:
-    """Requirements of existing files: the same format, packer and shape. Only their ends are read."""
+    """Checks that existing files have the same format, packer and shape. Only their beginning and end are read."""
 
     def __init__(self, codec: str, packer: Packer, shape: tuple[int, ...], parameters: int) -> None:
         self.codec, self.packer, self._shape = codec, packer, shape
@@ -255,7 +256,7 @@ class _Alike:
         self._content = RECORD_OVERHEAD + len(blank)
 
     def require(self, path: Path) -> None:
-        """Raise UserError if ``path`` is something else."""
+        """Raise UserError if ``path`` has another format, packer or shape."""
         with path.open("rb") as file:
             head = file.read(frame.HEAD_BYTES)
             if self.codec in TFRECORD:
@@ -274,7 +275,7 @@ class _Alike:
 
 
 def _holds_samples(source: Path) -> bool:
-    """Whether the first file of ``source``, in order of path, is a sample, by its first bytes."""
+    """Whether the first file of ``source``, sorted by path, is a sample, judging by its first bytes."""
     for folder in FOLDERS:
         files = sorted(path for path in (source / folder).glob("*") if not path.name.startswith("."))
         if files:

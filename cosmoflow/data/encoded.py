@@ -1,4 +1,4 @@
-"""A batch of the lookup-table codec for decoding on the device: keys and tables are transferred, not voxels."""
+"""A batch of the lookup-table codec to be decoded on the device: keys and tables are transferred, not voxels."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -8,12 +8,13 @@ import numpy.typing as npt
 
 
 class Encoded(NamedTuple):
-    """Samples of ``shape`` [b, n, n, n, channels]: voxel i of all of them in C order, which lies in block k, is
-    ``tables[starts[k] + keys[i]]``, and symmetry ``symmetries[j]`` is applied to sample j
+    """Samples of ``shape`` [b, n, n, n, channels]. With all their voxels counted in C order, voxel i, which lies
+    in block k, is ``tables[starts[k] + keys[i]]``. Symmetry ``symmetries[j]`` is then applied to sample j
     (``augment.apply_symmetry``).
 
-    ``keys`` uint16 [voxels]; ``tables`` [rows, channels] as delivered (``loading.sample_dtype``); ``starts`` int32
-    and ``voxels`` int64 [blocks]: the first row and the number of voxels of each block, in order.
+    ``keys``: uint16 [voxels]. ``tables``: [rows, channels], in the type in which samples are delivered
+    (``loading.sample_dtype``). ``starts``, int32 [blocks], and ``voxels``, int64 [blocks]: the first row of each
+    block, and its number of voxels, in order.
     """
 
     shape: tuple[int, ...]
@@ -25,8 +26,8 @@ class Encoded(NamedTuple):
 
 
 class EncodedSample(NamedTuple):
-    """One sample: the size of its file in bytes, its symmetry, and the ``tables`` of its blocks with their numbers
-    of ``voxels``. Its keys are in the batch."""
+    """One sample: the size of its file in bytes, its symmetry, and the ``tables`` and numbers of ``voxels`` of its
+    blocks. Its keys are in the batch."""
 
     size: int
     symmetry: int
@@ -37,7 +38,7 @@ class EncodedSample(NamedTuple):
 def assemble(
     shape: tuple[int, ...], keys: npt.NDArray[np.uint16], samples: Sequence[EncodedSample]
 ) -> Encoded:
-    """The batch of ``samples``, whose ``keys`` are [b, voxels]."""
+    """The batch that consists of ``samples``; ``keys`` [b, voxels] are theirs."""
     tables = [table for sample in samples for table in sample.tables]
     rows = np.cumsum([0, *map(len, tables)])[:-1]
     return Encoded(

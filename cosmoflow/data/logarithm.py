@@ -1,7 +1,7 @@
-"""log(1 + counts), the network's input, as a table of all counts.
+"""log(1 + counts), the network's input, as a table of the values for all counts.
 
-A count has 16 bits, so its logarithm is one look-up, for voxels and for the tables of the lookup-table codec.
-Both therefore give the same bits, and voxels need neither a logarithm nor rounding.
+A count has 16 bits, so its logarithm takes one look-up, both for voxels and for the tables of the lookup-table
+codec. So both yield the same bits, and no logarithm or rounding has to be computed per voxel.
 """
 
 from functools import cache
@@ -15,7 +15,7 @@ from mlhpc.common.data.codecs import dtypes, native
 
 @cache
 def _table(sample_dtype: str) -> npt.NDArray[Any]:
-    """[65536, 1], by the bits of the count."""
+    """The table, [65536, 1], indexed by the bits of the count."""
     counts = np.arange(1 << 16, dtype=np.uint16).view(np.int16).astype(np.float32)
     with np.errstate(divide="ignore", invalid="ignore"):  # below 0, which is not a count
         logarithms = np.log(counts + np.float32(1))
@@ -25,7 +25,8 @@ def _table(sample_dtype: str) -> npt.NDArray[Any]:
 
 
 def log_counts(counts: npt.NDArray[np.int16], out: npt.NDArray[Any], sample_dtype: str) -> None:
-    """Fill ``out``, of ``counts``' shape and ``dtypes.NUMPY[sample_dtype]``, with log(1 + counts), computed in
-    float32 and rounded once (the reference's preprocessing, rounds 1.0 on). Both arrays are C-contiguous."""
+    """Fill ``out``, of the shape of ``counts`` and the type ``dtypes.NUMPY[sample_dtype]``, with log(1 + counts),
+    computed in float32 and rounded once (the reference's preprocessing since round 1.0). Both arrays must be
+    C-contiguous."""
     at = native.gather(counts.reshape(-1).view(np.uint16), _table(sample_dtype), out.reshape(-1, 1))
     assert at is None and out.flags.c_contiguous

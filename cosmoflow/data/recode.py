@@ -1,4 +1,4 @@
-"""Converts samples losslessly between formats: TFRecord, plain or GZIP, and codecs; or packs them into
+"""Converts samples losslessly between formats (TFRecord, plain or GZIP, and the codecs), or packs them into
 archives."""
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from mlhpc.quantities import count
 
 FOLDERS = ("train", "validation")
 SETTINGS = ".conversion.json"
-_HOW = ("codec", "lossy", "gzip", "packer")  # the facts of a manifest on how samples are stored
+_HOW = ("codec", "lossy", "gzip", "packer")  # a manifest's facts about how samples are stored
 
 
 def recode(
@@ -30,13 +30,13 @@ def recode(
     packer: Packer = "zlib",
     archive: int | None = None,
 ) -> None:
-    """Write the samples of ``train/`` and ``validation/`` of ``source`` to ``out`` in the format ``codec``
-    (None: unchanged), with a manifest. ``archive``: the number of samples to pack into each file. ``packer``
-    compresses files of ``gzip``. The ranks divide the files, with ``workers`` threads in each; complete files
-    are kept.
+    """Write the samples in ``train/`` and ``validation/`` of ``source`` to ``out`` in the format ``codec`` (None:
+    unchanged), with a manifest. ``archive``: the number of samples to pack into each file. ``packer``: compressor
+    of files in the format ``gzip``. The ranks divide the files among them, and each uses ``workers`` threads;
+    complete files are kept.
 
     Called by all ranks. Raises UserError, the same on all ranks, if ``source`` is not a data set, lacks files
-    of its manifest or has a damaged file, or if ``out`` cannot be written or contains something else.
+    listed in its manifest or has a damaged file, or if ``out`` cannot be written or contains something else.
     """
     dataset = manifest.describe(source, world, "cosmoflow")
     sums = checksums(source, world)
@@ -61,7 +61,7 @@ def recode(
     of = {new: name for name, new in converted_names.items()}
 
     def content(name: str) -> bytes | bytearray | memoryview:
-        if as_stored:  # undecoded, so that damage would get valid checksums
+        if as_stored:  # not decoded, so damage would get valid checksums
             require_checksum(source / of[name], sums)
             return read_sample(source / of[name])
         return _recoded(source / of[name], shape, codec, packer)
@@ -92,7 +92,8 @@ def _write(
     workers: int,
     archive: int | None,
 ) -> int:
-    """Write the samples ``names`` missing in ``out``, to single files or archives; returns the number of files."""
+    """Write those samples ``names`` that are missing in ``out``, to single files or archives. Returns the total
+    number of files."""
     if archive:
         packed = archives.grouped(names, archive)
         archives.write_missing(out, packed, content, world, workers)
@@ -127,7 +128,7 @@ def _size(shape: list[int]) -> int:
 
 
 def _shape(path: Path) -> list[int]:
-    """The shape of a sample: a cube of voxels with four redshifts, if not in the manifest."""
+    """The shape of a sample for which the manifest has none: a cube of voxels with four redshifts."""
     x, _ = read_counts(path)
     side = round((x.size / 4) ** (1 / 3))
     if x.ndim == 4:

@@ -1,4 +1,4 @@
-"""One sample and its file: TFRecord, plain or GZIP, as published, or encoded by a codec of this benchmark.
+"""One sample and its file: TFRecord (plain or GZIP) as published, or encoded by a codec of this benchmark.
 
 The format is detected from the first bytes.
 """
@@ -28,7 +28,7 @@ from mlhpc.cosmoflow.data.logarithm import log_counts
 from mlhpc.errors import UserError
 
 TFRECORD = {"gzip": True, "plain": False}
-"""The published layouts by name, and whether each is compressed."""
+"""The published formats by name, and whether each is compressed."""
 NAMES = (*TFRECORD, *CODECS)
 """All output formats of the conversion."""
 _SUFFIXES = (".tfrecord", ".mlc")
@@ -40,17 +40,18 @@ def suffix_of(codec: str) -> str:
 
 
 def list_samples(folder: Path, expected: int | None = None) -> list[Sample]:
-    """The samples of ``folder``, files or members of its archives, in order of sample indices.
+    """The samples in ``folder``, which are files or members of archives, in the order of sample indices.
 
-    Raises ``UserError`` if there are none, or fewer than ``expected``; files beyond ``expected`` are ignored,
-    as in the reference.
+    Raises ``UserError`` if there are none or fewer than ``expected``; samples beyond ``expected`` are ignored, as
+    in the reference.
     """
     kinds = "*.tfrecord, encoded or archived"
     return archive.list_samples(folder, lambda name: name.endswith(_SUFFIXES), kinds, expected)
 
 
 def facts_of(codec: str, packer: Packer = "zlib") -> dict[str, Any]:
-    """The manifest facts of a data set in the format ``codec``, with ``gzip`` compressed by ``packer``."""
+    """The facts for the manifest of a data set in the format ``codec``, in which ``packer`` compresses ``gzip``
+    files."""
     if codec in CODECS:
         return facts(CODECS[codec])
     packed = {"packer": packer} if TFRECORD[codec] else {}
@@ -58,7 +59,7 @@ def facts_of(codec: str, packer: Packer = "zlib") -> dict[str, Any]:
 
 
 def format_of(path: Path) -> str:
-    """The format of a file from its first bytes, one of ``NAMES``. Raises UserError."""
+    """The format of a file, one of ``NAMES``, judging by its first bytes. Raises UserError."""
     with (
         as_user_error(path, "cannot be read", "check the data set"),
         open(open_regular(path), "rb", buffering=0) as file,
@@ -70,8 +71,8 @@ def format_of(path: Path) -> str:
 
 
 def require_facts(dataset: Manifest) -> None:
-    """Raise UserError if a manifest names an unknown codec, or declares a lossy one lossless: the rules of
-    the closed division rely on it."""
+    """Raise UserError if a manifest names an unknown codec or declares a lossy codec lossless, since the rules of
+    the closed division rely on this."""
     if dataset.facts.get("codec", "gzip") not in tuple(TFRECORD):
         require(dataset.facts, CODECS, dataset.root / NAME)
 
@@ -79,8 +80,8 @@ def require_facts(dataset: Manifest) -> None:
 def sample_bytes(
     x: npt.NDArray[np.int16], y: npt.NDArray[np.float32], codec: str, packer: Packer = "zlib"
 ) -> bytes | bytearray:
-    """The file of a sample in the format ``codec``: the counts ``x [n, n, n, channels]`` and the targets ``y``.
-    ``packer`` compresses files of ``gzip``."""
+    """The bytes of a sample's file in the format ``codec``, with the counts ``x [n, n, n, channels]`` and the
+    targets ``y [targets]``. ``packer``: compressor of files in the format ``gzip``."""
     if codec in TFRECORD:
         return file_bytes([encode_example(x, y)], TFRECORD[codec], packer)
     sections = {**CODECS[codec].encode(x), "label": np.ascontiguousarray(y, "<f4").tobytes()}
@@ -90,15 +91,15 @@ def sample_bytes(
 def write_sample(
     path: Path, x: npt.NDArray[np.int16], y: npt.NDArray[np.float32], codec: str, packer: Packer = "zlib"
 ) -> None:
-    """Write ``sample_bytes``; the file appears when it is complete. Raises OSError. ``x`` is [n, n, n,
-    redshifts], ``y`` [targets]."""
+    """Write ``sample_bytes`` to ``path``, which appears when it is complete. ``x`` is [n, n, n, redshifts], ``y``
+    [targets]. Raises OSError."""
     with atomic.writing(path) as fd:
         atomic.write_all(fd, memoryview(sample_bytes(x, y, codec, packer)))
 
 
 def read_counts(path: Sample) -> tuple[npt.NDArray[np.int16], npt.NDArray[np.float32]]:
-    """A sample of any format: the counts, of unknown shape [voxels · channels] if the format does not store
-    it, and the targets. Raises UserError like ``read_sample``."""
+    """The counts and the targets of a sample in any format. If the format does not store the shape, the counts are
+    [voxels · channels]. Raises UserError like ``Reader.read``."""
     raw = archive.read(path)
     if raw[:8] != frame.MAGIC:
         voxels, targets = _example(path, raw)
@@ -110,21 +111,22 @@ def read_counts(path: Sample) -> tuple[npt.NDArray[np.int16], npt.NDArray[np.flo
 
 
 class Reader:
-    """Reads samples of a data set. ``codec``: that of its manifest; None: files as published.
-    ``sample_dtype``: int16, the counts, or log(1 + counts) in another of ``dtypes.NUMPY``. Thread-safe."""
+    """Reads samples of a data set. ``codec``: the codec in its manifest; None: files as published.
+    ``sample_dtype``: int16 for the counts, or another type of ``dtypes.NUMPY`` for log(1 + counts).
+    Thread-safe."""
 
     def __init__(self, codec: str | None = None, sample_dtype: str = "int16") -> None:
         self._codec = codec if isinstance(codec, str) and codec in CODECS else None
         self.sample_dtype = sample_dtype
-        self._layout: Layout | None = None  # of the plain file read last
+        self._layout: Layout | None = None  # of the last plain file read
 
     def read(self, sample: tuple[Sample, int], x: npt.NDArray[Any], y: npt.NDArray[np.float32]) -> int:
-        """Read ``sample``, where it is and the symmetry that is applied to its voxels
-        (``augment.apply_symmetry``), into ``x [n, n, n, channels]``, of ``sample_dtype``, and ``y [targets]``;
-        return the size of the file in bytes.
+        """Read ``sample``, a pair of its location and the symmetry to apply to its voxels
+        (``augment.apply_symmetry``), into ``x [n, n, n, channels]``, of type ``sample_dtype``, and ``y
+        [targets]``. Returns the size of the file in bytes.
 
-        Raises ``UserError`` naming the file when it is missing, truncated or corrupt, or does not contain
-        exactly one sample of this shape, or if its codec differs from the manifest.
+        Raises ``UserError`` naming the file if it is missing, truncated or corrupt, does not contain exactly one
+        sample of this shape, or has a codec that differs from the manifest's.
         """
         path, symmetry = sample
         target = x if symmetry == 0 and x.flags.c_contiguous else np.empty(x.shape, x.dtype)
@@ -151,8 +153,8 @@ class Reader:
         return len(raw)
 
     def _read_alike(self, path: Sample, out: npt.NDArray[Any], y: npt.NDArray[np.float32]) -> int:
-        """``read`` into contiguous memory, without a copy, if the file has the layout of the last one; its size,
-        or 0 if not."""
+        """If the file has the same layout as the last one, ``read`` it into contiguous memory without a copy.
+        Returns its size, or 0 if it has another layout."""
         layout = self._layout
         if layout is None or isinstance(path, Member):
             return 0
@@ -176,9 +178,9 @@ class Reader:
         y: npt.NDArray[np.float32],
         shape: tuple[int, ...],
     ) -> EncodedSample:
-        """Read ``sample``, of the lookup-table codec and of ``shape`` [n, n, n, channels], without decoding it:
-        the keys of all voxels into ``keys [voxels]``, the targets into ``y [targets]``. Raises UserError like
-        ``read``."""
+        """Read ``sample``, which has the lookup-table codec and the ``shape`` [n, n, n, channels], without
+        decoding it: the keys of all voxels into ``keys [voxels]``, and the targets into ``y [targets]``. Raises
+        UserError like ``read``."""
         path, symmetry = sample
         raw = archive.read(path)
         encoded, codec = self._unpack(raw, path, shape)
@@ -202,7 +204,7 @@ class Reader:
             log_counts(counts, out, self.sample_dtype)
 
     def _delivered(self, table: npt.NDArray[np.int16]) -> npt.NDArray[Any]:
-        """The counts of a table, or their logarithms."""
+        """The counts in a table, or their logarithms, as they are delivered."""
         if self.sample_dtype == "int16":
             return table
         out = np.empty(table.shape, dtypes.NUMPY[self.sample_dtype])
@@ -233,7 +235,7 @@ def _take_targets(targets: npt.NDArray[Any], y: npt.NDArray[np.float32], path: S
 
 
 def _copy(voxels: npt.NDArray[Any], x: npt.NDArray[Any], symmetry: int) -> None:
-    # A voxel with all its channels is one item: a rotation then moves 8 bytes at a time, not 2.
+    # A voxel with all its channels is one item, so that a rotation moves 8 bytes at a time instead of 2.
     voxel = np.dtype((np.void, x.itemsize * x.shape[-1]))
     x.view(voxel)[...] = apply_symmetry(voxels.view(voxel), symmetry)
 

@@ -1,8 +1,9 @@
-"""The samples of a run: ``x`` and ``y`` float32, read, checked and decoded into the arrays of the training step.
+"""The samples of a run, ``x`` and ``y`` (float32), read, checked and decoded into the arrays for the training
+step.
 
-As int16, ``x`` contains counts, and the step computes their logarithm on the device (``step.log_counts``),
-which halves the bytes transferred; as another type it contains log(1 + counts). Samples of the lookup-table
-codec may be decoded on the device, which reduces the bytes by another factor of four.
+If ``x`` is int16, it contains counts, and the step computes their logarithm on the device (``step.log_counts``),
+which halves the bytes transferred; in other types it contains log(1 + counts). Samples of the lookup-table codec
+may be decoded on the device, which reduces the bytes by another factor of four.
 """
 
 from collections.abc import Callable, Sequence
@@ -32,9 +33,9 @@ Batch = tuple[npt.NDArray[Any] | Encoded, npt.NDArray[np.float32]]
 
 @dataclass
 class CosmoFlowSource(Source[Batch]):
-    """Batches of ``x`` ``[b, *sample_shape]`` of ``loading.sample_dtype``, with ``loading.decode`` "device" as
-    ``Encoded``, and ``y`` float32 ``[b, targets]``. ``augment`` applies a random symmetry to each training sample.
-    ``codec`` is that of the manifest."""
+    """Batches of ``x`` ``[b, *sample_shape]`` in the type ``loading.sample_dtype`` (or an ``Encoded`` if
+    ``loading.decode`` is "device"), and ``y``, float32 ``[b, targets]``. ``augment``: apply a random symmetry to
+    each training sample. ``codec``: the codec in the manifest."""
 
     loading: Loading
     sample_shape: tuple[int, ...]
@@ -53,7 +54,7 @@ class CosmoFlowSource(Source[Batch]):
 
     @classmethod
     def of(cls, run: CosmoFlow, dataset: Manifest, *, gpu: bool) -> Self:
-        """The source of a run on ``dataset``, for a device that is a ``gpu`` or not."""
+        """The source of a run on ``dataset``. ``gpu``: whether the device is a GPU."""
         return cls(
             run.loading.resolved(gpu=gpu, cores=cores_per_rank()),
             run.data.sample_shape,
@@ -65,7 +66,7 @@ class CosmoFlowSource(Source[Batch]):
     def for_epoch(
         self, samples: Sequence[Sample], draw: Draw | None
     ) -> tuple[Self, Callable[[int], tuple[Sample, int]]]:
-        """As of ``loader.Source``; a key has the number of the sample's symmetry, 0 without augmentation."""
+        """As in ``loader.Source``; a key includes the number of the sample's symmetry, 0 without augmentation."""
         if draw is None or not self.augment:
             return self, lambda index: (samples[index], 0)
         seed, _, epoch = draw
@@ -73,7 +74,7 @@ class CosmoFlowSource(Source[Batch]):
         return self, lambda index: (samples[index], symmetries[index])
 
     def finish(self, arrays: Sequence[npt.NDArray[Any]], results: list[Any]) -> tuple[Batch, int]:
-        """The batch ``x`` [b, n, n, n, redshifts] and ``y`` [b, targets], and the bytes of its files."""
+        """The batch of ``x`` [b, n, n, n, redshifts] and ``y`` [b, targets], and the total bytes of its files."""
         x, y = arrays
         if self._encoded:
             return (assemble(self.sample_shape, x, results), y), sum(sample.size for sample in results)
@@ -81,7 +82,7 @@ class CosmoFlowSource(Source[Batch]):
 
 
 def open_data(run: CosmoFlow, data: Path, world: World) -> Manifest:
-    """The part of the data set that the run needs, checked."""
+    """The part of the data set in ``data`` that the run needs, after checking it."""
     dataset = open_dataset(run, data, world, rules.enforce_on_data)
     require_facts(dataset)
     if run.loading.decode == "device":

@@ -1,5 +1,5 @@
-"""The loader's batches as tensors on the host, or on the device if decoded there: keys and tables of the
-lookup-table codec are transferred, and a batch is one look-up."""
+"""The loader's batches as tensors on the host, or on the device if they are decoded there: then keys and tables of
+the lookup-table codec are transferred, and one look-up decodes a batch."""
 
 import math
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from mlhpc.cosmoflow.data.source import Batch
 
 
 def converter(sample_dtype: str, device: torch.device) -> Callable[[Batch], TensorPair]:
-    """From a batch of the loader to ``x`` of ``sample_dtype`` and ``y``."""
+    """A function that converts a batch of the loader to ``x``, of type ``sample_dtype``, and ``y``."""
     move = mover(device)
 
     def as_tensors(batch: Batch) -> TensorPair:
@@ -33,9 +33,9 @@ def converter(sample_dtype: str, device: torch.device) -> Callable[[Batch], Tens
 
 
 def decode(batch: Encoded, sample_dtype: str, move: Callable[[Tensor], Tensor]) -> Tensor:
-    """The samples of ``batch``, ``[b, n, n, n, channels]`` of ``sample_dtype``, on the target device of
-    ``move``; bit-identical to decoding on the host."""
-    # PyTorch has few operations on uint16: keys are transferred as int16 and converted to unsigned there.
+    """The samples of ``batch``, ``[b, n, n, n, channels]`` in the type ``sample_dtype``, on the device to which
+    ``move`` moves tensors; bit-identical to decoding on the host."""
+    # PyTorch has few operations on uint16, so keys are transferred as int16 and made unsigned on the device.
     keys = move(torch.from_numpy(batch.keys.view(np.int16))).int() & 0xFFFF
     starts, voxels = move(torch.from_numpy(batch.starts)), move(torch.from_numpy(batch.voxels))
     rows = keys + torch.repeat_interleave(starts, voxels, output_size=len(batch.keys))
@@ -48,8 +48,8 @@ def decode(batch: Encoded, sample_dtype: str, move: Callable[[Tensor], Tensor]) 
 
 
 def warm_up(samples: int, shape: tuple[int, ...], sample_dtype: str, device: torch.device) -> None:
-    """Decode batches of samples of ``shape``, all voxels in one block, and page-lock memory for their keys, before
-    the clock starts."""
+    """Before the clock starts, decode batches of samples of ``shape``, each of which is one block, and page-lock
+    memory for the keys of batches."""
     convert = converter(sample_dtype, device)
     voxels, table = (
         np.full(samples, math.prod(shape[:3])),
@@ -63,6 +63,6 @@ def warm_up(samples: int, shape: tuple[int, ...], sample_dtype: str, device: tor
 
 
 def _turned(sample: Tensor, symmetry: int) -> Tensor:
-    """``augment.apply_symmetry`` for a tensor."""
+    """``augment.apply_symmetry`` for a tensor [n, n, n, ...]."""
     axes, flips = SYMMETRIES[symmetry]
     return sample.permute(*axes, 3).flip([axis for axis, flip in enumerate(flips) if flip])

@@ -1,4 +1,5 @@
-"""Kernels of GPUs in Triton: counts to the network's input, and what follows the convolution of a block."""
+"""GPU kernels in Triton: one that converts counts to the network's input, and those for what follows the
+convolution in a block."""
 
 import torch
 import triton
@@ -7,18 +8,18 @@ from torch import Tensor
 
 ROWS = 16
 CHANNELS = 64
-"""Of a tile of pooled voxels."""
+"""Channels in a tile of pooled voxels."""
 GROUP = 8
-"""Tiles of a program, whose sums over rows are added up."""
+"""Tiles per program, whose sums over rows are added up."""
 ELEMENTS = 2048
 WARPS = 2 if torch.version.hip else 4
-"""128 threads, each of which moves 16 bytes of a tile."""
+"""Warps per program: 128 threads, each of which moves 16 bytes of a tile."""
 
 
 @triton.jit
 def logarithm(counts, mean, spread, out, eights, channels, NORMALISE: tl.constexpr, ELEMENTS: tl.constexpr):
-    """``out``: log(1 + counts), of ``channels`` that follow each other in memory less ``mean`` and over
-    ``spread``."""
+    """Fill ``out`` with log(1 + counts); if ``NORMALISE``, subtract ``mean`` and divide by ``spread``, both per
+    channel (the ``channels`` follow each other in memory)."""
     at = tl.program_id(0).to(tl.int64) * ELEMENTS + tl.arange(0, ELEMENTS)
     inside = at < eights * 8
     value = tl.log(tl.load(counts + at, mask=inside, other=0).to(tl.float32) + 1.0)
@@ -31,8 +32,8 @@ def logarithm(counts, mean, spread, out, eights, channels, NORMALISE: tl.constex
 
 @triton.jit
 def _corner(pooled, depth, height, width):
-    """Index of the first of the eight voxels that each voxel of ``pooled`` is the maximum of. The sides are
-    those of the pooled volume."""
+    """Index of the first of the eight voxels whose maximum each voxel of ``pooled`` is. The sides are those of the
+    pooled volume."""
     across = pooled % width
     down = pooled // width % height
     rest = pooled // (width * height)
@@ -44,8 +45,9 @@ def pool(
     x, bias, y, places, rows, depth, height, width, eights, LEAK: tl.constexpr, ROWS: tl.constexpr,
     CHANNELS: tl.constexpr
 ):  # fmt: skip
-    """Program (rows, channels): the largest of 2³ voxels of ``x``, plus ``bias``, through a leaky ReLU. ``places``
-    gets which of the eight it is, in three bits, and in the next whether it is above 0."""
+    """Program (rows, channels): ``y`` is the largest of 2³ voxels of ``x``, plus ``bias``, passed through a leaky
+    ReLU. ``places`` gets three bits that say which of the eight voxels it is, and one bit that says whether it is
+    above 0."""
     channels = eights * 8
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
@@ -71,9 +73,9 @@ def spread_back(
     gradient, places, of_x, sums, rows, depth, height, width, eights, LEAK: tl.constexpr, GROUP: tl.constexpr,
     ROWS: tl.constexpr, CHANNELS: tl.constexpr
 ):  # fmt: skip
-    """Program (rows, channels): every voxel's gradient, which is that of its pooled one or 0, and the
-    ``sums`` of the pooled ones', [rows / (ROWS GROUP), channels]. The volumes do not overlap, so nothing is
-    added in memory."""
+    """Program (rows, channels): the gradient of every voxel, which is that of its pooled voxel or 0, and the
+    ``sums`` of the pooled voxels' gradients, [rows / (ROWS GROUP), channels]. The pooled volumes do not overlap,
+    so no gradients have to be added in memory."""
     channels = eights * 8
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     total = tl.zeros((ROWS, CHANNELS), tl.float32)
@@ -95,8 +97,8 @@ def spread_back(
 
 
 def log_counts(counts: Tensor, mean: Tensor, spread: Tensor, dtype: torch.dtype) -> Tensor:
-    """log(1 + counts) as ``dtype``; ``counts`` [..., channels] are contiguous, with channels last, and less
-    ``mean`` over ``spread`` if these are not empty."""
+    """log(1 + counts) as ``dtype``, and, unless these are empty, minus ``mean`` and divided by ``spread``
+    [channels]. ``counts`` [..., channels] must be contiguous."""
     out = torch.empty_like(counts, dtype=dtype)
     logarithm[(triton.cdiv(counts.numel(), ELEMENTS),)](
         counts, mean, spread, out, counts.numel() // 8, counts.shape[-1],
@@ -106,7 +108,8 @@ def log_counts(counts: Tensor, mean: Tensor, spread: Tensor, dtype: torch.dtype)
 
 
 def pool_forward(x: Tensor, bias: Tensor, leak: float) -> tuple[Tensor, Tensor]:
-    """``y`` and ``places`` [b, channels, d/2, h/2, w/2] of ``x``, all channels last."""
+    """``y`` and ``places`` [b, channels, d/2, h/2, w/2] for ``x`` [b, channels, d, h, w], all in channels-last
+    memory layout."""
     pooled = [x.shape[0], x.shape[1], *(side // 2 for side in x.shape[2:])]
     y = torch.empty(pooled, dtype=x.dtype, device=x.device, memory_format=torch.channels_last_3d)
     places = torch.empty_like(y, dtype=torch.uint8)
@@ -120,7 +123,7 @@ def pool_forward(x: Tensor, bias: Tensor, leak: float) -> tuple[Tensor, Tensor]:
 
 
 def pool_backward(gradient: Tensor, places: Tensor, leak: float) -> tuple[Tensor, Tensor]:
-    """The gradients of ``x`` [b, channels, d, h, w] and of the bias [channels]."""
+    """The gradients of ``x`` [b, channels, d, h, w] and of the bias [channels], from that of the pooled voxels."""
     samples, channels, *sides = places.shape
     of_x = torch.empty(
         (samples, channels, *(2 * side for side in sides)),

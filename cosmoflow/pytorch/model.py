@@ -16,28 +16,29 @@ ConvolveAndPool = Callable[[Tensor, nn.Conv3d], Tensor]
 
 
 def convolve_and_pool(x: Tensor, convolution: nn.Conv3d) -> Tensor:
-    """The largest of every 2³ outputs of ``convolution``, ``[b, filters, d/2, h/2, w/2]``."""
+    """The largest of every 2³ outputs of ``convolution``, ``[b, filters, d/2, h/2, w/2]``, for ``x`` [b, channels,
+    d, h, w]."""
     outputs = convolution(x)
-    with torch.autocast(outputs.device.type, enabled=False):  # on CPUs it would pool in float32
+    with torch.autocast(outputs.device.type, enabled=False):  # with autocast, CPUs would pool in float32
         return nn.functional.max_pool3d(outputs, 2)
 
 
 class CosmoFlowNet(nn.Module):
-    """Voxels ``[b, n, n, n, redshifts]`` to ``[b, targets]`` in (-1.2, 1.2), float32.
+    """Maps voxels ``[b, n, n, n, redshifts]`` to ``[b, targets]`` in (-1.2, 1.2), float32.
 
-    Voxels are stored particle counts, int16, which are converted to log(1 + x) here, on the device, or log(1
-    + x) in float32. ``channels_last`` keeps the voxels in the order in which they are stored; otherwise they
-    are copied to channels first. Under autocast the last layer is computed in float32, as in the TensorFlow
-    network. With ``group`` the voxels are this rank's slab of the volume; every rank of the group returns the
-    prediction.
+    Voxels are either particle counts as stored, int16, which are converted to log(1 + x) here, on the device, or
+    log(1 + x) in float32. ``channels_last``: keep the voxels in the order in which they are stored; otherwise they
+    are copied to channels first. Under autocast, the last layer is computed in float32, as in the TensorFlow
+    network. With a ``group``, the voxels are this rank's slab of the volume, and every rank of the group returns
+    the prediction.
 
-    ``convolve_and_pool`` computes these two of every block. On a CPU ``cosmoflow/cpu/pooled.py`` has the same
-    function with faster gradients.
+    ``convolve_and_pool``: computes convolution and pooling in every block. ``cosmoflow/cpu/pooled.py`` has the
+    same function with faster gradients for CPUs.
 
-    ``halvings`` may be set between steps: in training mode counts are then averaged over cubes of 2 **
+    ``halvings`` may be set between steps. In training mode, counts are then averaged over cubes of 2 **
     ``halvings`` voxels per side, and the last ``halvings`` blocks do not pool, so that every weight keeps its
-    shape (multi-resolution training, arXiv 2510.25170, whose authors' code instead carries only convolutions
-    over).
+    shape (multi-resolution training, arXiv 2510.25170, whose authors' code instead keeps only the weights of
+    convolutions).
     """
 
     def __init__(
@@ -87,7 +88,7 @@ class CosmoFlowNet(nn.Module):
             dtype = torch.get_autocast_dtype(voxels.device.type) if autocast else torch.float32
             x = torch.ops.mlhpc.log_counts(voxels, self.input_mean, self.input_spread, dtype)
         else:
-            # In place: allocating arrays of this size takes longer than their arithmetic.
+            # In place, because allocating arrays of this size takes longer than their arithmetic.
             x = voxels if voxels.is_floating_point() else coarse(voxels.float(), halvings).add_(1.0).log_()
             if self.input_mean.numel():
                 x = (x - self.input_mean) / self.input_spread
@@ -109,19 +110,19 @@ class CosmoFlowNet(nn.Module):
             return SCALE * torch.tanh(self.last(x.float()))
 
     def _in_layout(self, x: Tensor) -> Tensor:
-        # PyTorch's convolution in bfloat16 returns channels first where the processor has no instructions for it.
+        # On a processor without bfloat16 instructions, PyTorch's convolution in bfloat16 returns channels first.
         return x.contiguous(memory_format=torch.channels_last_3d) if self.channels_last else x
 
     def decayed_weights(self) -> list[Tensor]:
-        """Weights with weight decay: the kernels of all dense layers except the last."""
+        """The weights that have weight decay: the kernels, of any shape, of all dense layers except the last."""
         return [dense.weight for dense in self.hidden if isinstance(dense, nn.Linear)]
 
 
 class Block(nn.Module):
-    """Convolution, max pooling, bias, leaky ReLU.
+    """Convolution, max pooling, bias and leaky ReLU.
 
-    The reference adds the bias and activates before it pools. Both keep the order of numbers, so function and
-    gradients are the same, and bias and activation have an eighth of the work.
+    The reference adds the bias and activates before it pools. Both are monotonic, so function and gradients are
+    the same, but bias and activation take an eighth of the work here.
     """
 
     def __init__(
@@ -137,7 +138,7 @@ class Block(nn.Module):
         kernel = self.convolution.kernel_size[0]
         if group:
             x = with_halo(x, kernel, group)
-        elif kernel % 2 == 0:  # padded at the end, as TensorFlow does; PyTorch's own "same" warns of a copy
+        elif kernel % 2 == 0:  # padded at the end as in TensorFlow; PyTorch's own "same" warns of a copy
             x = nn.functional.pad(x, ((kernel - 1) // 2, kernel // 2) * 3)
         if pool and self._convolve_and_pool is convolve_and_pool and run_on(x):
             outputs = self.convolution(x)
@@ -167,7 +168,7 @@ class _Pooled(torch.autograd.Function):
 
 
 def _can_pool(x: Tensor) -> bool:
-    """Whether the kernels take ``x``, the output of a convolution."""
+    """Whether the kernels support ``x``, the output of a convolution [b, channels, d, h, w]."""
     even = all(side % 2 == 0 for side in x.shape[2:])
     return even and x.shape[1] % 8 == 0 and x.is_contiguous(memory_format=torch.channels_last_3d)
 
@@ -206,8 +207,8 @@ define(
 
 
 def coarse(counts: Tensor, halvings: int) -> Tensor:
-    """Counts ``[b, n, n, n, channels]`` averaged over cubes of 2 ** ``halvings`` voxels per side: fewer,
-    larger voxels, with values in the same range."""
+    """Counts ``[b, n, n, n, channels]`` averaged over cubes of 2 ** ``halvings`` voxels per side, which yields
+    fewer, larger voxels with values in the same range."""
     if not halvings:
         return counts
     channels_first = counts.permute(0, 4, 1, 2, 3)

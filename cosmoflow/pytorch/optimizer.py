@@ -1,4 +1,4 @@
-"""Keras's optimizers in PyTorch. PyTorch's differ, and the closed division requires the reference's."""
+"""Keras's optimizers in PyTorch. PyTorch's own differ, and the closed division requires the reference's."""
 
 import math
 from collections.abc import Callable, Iterable
@@ -10,12 +10,12 @@ from torch import Tensor
 from mlhpc.benchmarks.cosmoflow import Hyperparameters
 from mlhpc.common.pytorch.foreach import momentum_step, unscale
 
-_ADAM_EPSILON = 1e-7  # Keras's default, outside of the bias correction
+_ADAM_EPSILON = 1e-7  # Keras's default, added outside the bias correction
 
 
 def make_optimizer(hyperparameters: Hyperparameters, parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
-    """SGD with momentum, or Adam. The learning rate is a tensor on the parameters' device: set it with
-    ``set_rate``."""
+    """SGD with momentum, or Adam, for ``parameters`` of any shape. The learning rate is a tensor on their device;
+    set it with ``set_rate``."""
     parameters = list(parameters)
     rate = torch.tensor(hyperparameters.opt_base_learning_rate, device=parameters[0].device)
     if hyperparameters.opt_name == "sgd":
@@ -26,8 +26,8 @@ def make_optimizer(hyperparameters: Hyperparameters, parameters: Iterable[Tensor
 class KerasSGD(torch.optim.Optimizer):
     """v = momentum · v - rate · g, w = w + v (Keras 3, optimizers/sgd.py).
 
-    PyTorch's SGD has the rate outside of v, which differs after a change of the rate. Never waits for a GPU: a
-    GradScaler leaves it to this class to skip a step. The gradients are overwritten.
+    PyTorch's SGD applies the rate outside v, which makes a difference after a change of the rate. This class never
+    waits for a GPU: a GradScaler leaves it to this class to skip a step. The gradients are overwritten.
     """
 
     def __init__(self, parameters: Iterable[Tensor], lr: Tensor, *, momentum: float) -> None:
@@ -60,7 +60,7 @@ class KerasSGD(torch.optim.Optimizer):
 
 
 class KerasAdam(torch.optim.Adam):
-    """Adam with Keras's epsilon, which is added to √v before the bias correction (Kingma and Ba 2015, end of
+    """Adam with epsilon as in Keras, which adds it to √v before the bias correction (Kingma and Ba 2015, end of
     section 2); PyTorch adds it after. Never waits for a GPU."""
 
     def __init__(self, parameters: Iterable[Tensor], lr: Tensor) -> None:
@@ -83,7 +83,8 @@ class KerasAdam(torch.optim.Adam):
             torch._foreach_add_(counts, 1 if found_inf is None else 1 - found_inf)
             beta1, beta2 = group["betas"]
             step = counts[0].double()
-            # The rate has the bias corrections: after infinitely many steps the kernel's own are 1.
+            # The rate includes the bias corrections; the kernel's own are 1 since it is told of infinitely many
+            # steps.
             rate = (group["lr"] * (1 - beta2**step).sqrt() / (1 - beta1**step)).float()
             many = [torch.full_like(counts[0], math.inf)] * len(weights)
             fixed: Any = {"beta1": beta1, "beta2": beta2, "eps": group["eps"], "weight_decay": 0.0}

@@ -1,4 +1,4 @@
-"""CosmoFlow, trained to target in PyTorch. The clock runs inside ``with log.span("run", sync=True)`` and nowhere
+"""Trains CosmoFlow to the target in PyTorch. The clock runs inside ``with log.span("run", sync=True)`` and nowhere
 else."""
 
 import math
@@ -88,7 +88,7 @@ def train(
     mesh = mesh_of(world.rank, world.size, spatial_size)
     local_batch_size = divide_batch(hparams.global_batch_size, mesh.data_size)
 
-    # Before the clock: network, optimizer, compilation on zeros. The data set is not touched.
+    # Before the clock starts: network, optimizer, compilation on zeros. The data set is not accessed.
     with log.span("init", sync=True):
         device = pick_device(training.device, world.local_rank)
         log.ranges = device_ranges(device)
@@ -103,7 +103,7 @@ def train(
         events = None if run.emulation.enabled else device_events(device)
         write = partial(save, log.out, load.dumps(run), seed)
 
-    # The clock: from the moment the last rank is ready until the slowest one has finished.
+    # The clock runs from the moment when the last rank is ready until the slowest rank has finished.
     with log.span("run", sync=True), ExitStack() as beside:
         with log.span("staging", sync=True) if staged else nullcontext():
             dataset = open_data(run, data, world)
@@ -142,7 +142,7 @@ def train(
                     read = batches.evaluation()
                     timed = log.timed(read, "eval_data_wait", events, "eval", shared=shared, epoch=epoch)
                     results = [steps.evaluate(x, y) for x, y in timed]
-                    # All ranks of a group have its sums; only the first one is counted.
+                    # All ranks of a group have the group's sums; only the first rank's are counted.
                     error = mean_quality(results, world, counts=mesh.spatial_rank == 0)
                 log_quality(run, error, log, epoch)
                 _log_sizes(run, log, world, model, group, batches.traffic, epoch)
@@ -185,7 +185,7 @@ def _steps(
     local_batch_size: int,
     log: RunLog,
 ) -> Steps[tuple[torch.Tensor, int]]:
-    """The steps, compiled and warmed up on zeros for every resolution that the run trains at."""
+    """The steps, compiled and warmed up on zeros for every resolution at which the run trains."""
     training, shape, model = run.training, run.data.sample_shape, state[0]
     if run.emulation.enabled:
         return waiting_steps(run, state[3], lambda samples: (math.nan, samples))
@@ -200,9 +200,9 @@ def _steps(
     for model.halvings in range(1, len(training.coarse_epochs) + 1):
         warm_up(*state, steps, zeros, sizes)
     if group:
-        group.traffic.take()  # excludes the warm-up
+        group.traffic.take()  # discards the warm-up's
     device = next(model.parameters()).device
-    if decoded and device.type != "cpu":  # a CPU compiles and page-locks nothing
+    if decoded and device.type != "cpu":  # on a CPU, nothing is compiled or page-locked
         for samples in {local_batch_size, training.eval_batch_size, 1}:
             warm_up_decoding(samples, shape, run.loading.sample_dtype, device)
     return steps
@@ -223,8 +223,9 @@ def _log_sizes(
     slabs: Traffic,
     epoch: int,
 ) -> None:
-    """Log the resolution that ``epoch`` trained at, if it varies; for a group also the bytes sent by all ranks for
-    halos and for sharing samples in ``epoch`` including its evaluation, and the time this rank's host waited."""
+    """Log the resolution at which ``epoch`` trained, if it varies. With a spatial group, also log the bytes that
+    all ranks sent for halos and for sharing samples in ``epoch``, including its evaluation, and the time that this
+    rank's host waited."""
     if run.training.coarse_epochs:
         log.metric("trained_side", run.data.sample_shape[0] >> model.halvings, epoch=epoch)
     for name, traffic in (("halo", group.traffic), ("slab", slabs)) if group else ():

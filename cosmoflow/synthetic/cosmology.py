@@ -19,20 +19,22 @@ PARAMETERS = ("Ω_M", "σ_8", "n_s", "H_0")
 """The four targets, in the order of the published data set."""
 
 MEAN = (0.3089, 0.8159, 0.9667, 67.74)
-"""Planck 2015: matter density, amplitude, spectral index, Hubble constant in km/s/Mpc."""
+"""Means of ``PARAMETERS`` (Planck 2015): matter density, amplitude, spectral index, Hubble constant in
+km/s/Mpc."""
 
 OMEGA_B_H2 = 0.02230
-"""Planck 2015: physical baryon density, the same in every universe (it is known to 1%). The fits of EH98 are up to
-12% off where Ω_M h² is lowest and so baryons are almost half of all matter (docs/reference/data_cosmoflow.md)."""
+"""Physical baryon density (Planck 2015), the same in every universe, since it is known to 1%. The fits of EH98 are
+off by up to 12% where Ω_M h² is lowest, so that baryons are almost half of all matter
+(docs/reference/data_cosmoflow.md)."""
 
 T_CMB = 2.7255
-"""Kelvin; Fixsen 2009, ApJ 707, 916."""
+"""Temperature of the cosmic microwave background in kelvin (Fixsen 2009, ApJ 707, 916)."""
 
 
 @lru_cache
 def gauss_legendre(count: int) -> tuple[Array, Array]:
-    """Nodes in (-1, 1) and weights of Gauss-Legendre quadrature. numpy takes a millisecond to find them. Each is
-    [count]."""
+    """Nodes in (-1, 1) and weights of Gauss-Legendre quadrature, each [count]. Cached, since NumPy takes a
+    millisecond to compute them."""
     nodes, weights = np.polynomial.legendre.leggauss(count)  # type: ignore[no-untyped-call]
     return nodes, weights
 
@@ -49,20 +51,21 @@ class Cosmology:
 
     @classmethod
     def from_unit(cls, unit: npt.ArrayLike, spread: float) -> Self:
-        """The universe with parameters at ``unit[4]`` in [-1, 1] times ``spread`` from their means."""
+        """The universe whose parameters deviate from their means by the fraction ``spread`` times ``unit``, [4] in
+        [-1, 1]."""
         omega_m, sigma_8, n_s, hubble = np.array(MEAN) * (1 + spread * np.asarray(unit, np.float64))
         return cls(float(omega_m), float(sigma_8), float(n_s), float(hubble) / 100)
 
     def expansion(self, a: npt.ArrayLike) -> Array:
-        """H(a)/H_0, without radiation (which matters only before z = 10). Of the shape of ``a``."""
+        """H(a)/H_0, of the shape of ``a``, without radiation, which matters only before z = 10."""
         squared: Array = self.omega_m * np.asarray(a, np.float64) ** -3 + 1 - self.omega_m
         return squared**0.5
 
     def growth(self, a: npt.ArrayLike) -> Array:
-        """Linear growth D(a), 1 today: E(a) ∫ da'/(a' E(a'))³ (Heath 1977, MNRAS 179, 351), to 1e-6. Of the
-        shape of ``a``.
+        """Linear growth D(a), of the shape of ``a``, 1 today, to 1e-6: E(a) ∫ da'/(a' E(a'))³ (Heath 1977, MNRAS
+        179, 351).
 
-        With a' = u^(2/5) the integrand is smooth and nearly constant, so that Gauss-Legendre nodes do.
+        With a' = u^(2/5) the integrand is smooth and nearly constant, so that a few Gauss-Legendre nodes suffice.
         """
         nodes, weights = gauss_legendre(16)
         ends = np.append(np.asarray(a, np.float64).ravel(), 1.0)[:, None] ** 2.5
@@ -73,17 +76,17 @@ class Cosmology:
         return relative.reshape(np.shape(a))
 
     def second_growth(self, a: npt.ArrayLike) -> Array:
-        """Growth of the second-order displacement, -3/7 D² Ω_M(a)^(-1/143) (Bouchet 1995). Of the shape of
-        ``a``."""
+        """Growth of the second-order displacement, of the shape of ``a``: -3/7 D² Ω_M(a)^(-1/143) (Bouchet
+        1995)."""
         a = np.asarray(a, np.float64)
         omega_at_a = self.omega_m * a**-3 / self.expansion(a) ** 2
         grown: Array = -3 / 7 * self.growth(a) ** 2 * omega_at_a ** (-1 / 143)
         return grown
 
     def transfer(self, k: npt.ArrayLike) -> Array:
-        """Matter transfer function T(k > 0), 1 on the largest scales: EH98, equations 2 to 24. Of the shape of
-        ``k``."""
-        k = np.asarray(k, np.float64) * self.h  # EH98 counts in 1/Mpc
+        """Matter transfer function T(k > 0), of the shape of ``k``, 1 on the largest scales: EH98, equations 2 to
+        24."""
+        k = np.asarray(k, np.float64) * self.h  # EH98 uses 1/Mpc
         theta = T_CMB / 2.7
         om, ob = self.omega_m * self.h**2, self.omega_b_h2
         fb = ob / om
@@ -130,11 +133,11 @@ class Cosmology:
         return both
 
     def power(self, k: npt.ArrayLike) -> Array:
-        """Linear matter power spectrum P(k > 0) today in (Mpc/h)³, normalised to ``sigma_8``. Of the shape of
-        ``k``."""
+        """Linear matter power spectrum P(k > 0) today in (Mpc/h)³, of the shape of ``k``, normalised to
+        ``sigma_8``."""
         k = np.asarray(k, np.float64)
         lnk = np.linspace(np.log(1e-4), np.log(20), 512)
-        # Both shapes in one call of the transfer function, whose cost is per call, not per k.
+        # One call of the transfer function for both, since its cost is per call, not per k.
         all_k = np.concatenate([k.ravel(), np.exp(lnk)])
         shape: Array = all_k**self.n_s * self.transfer(all_k) ** 2
         unnormalised = variance(np.exp(lnk), shape[k.size :], radius=8.0)
@@ -142,12 +145,12 @@ class Cosmology:
 
 
 def variance(k: Array, power: Array, radius: float) -> float:
-    """Variance of the density in spheres of ``radius`` Mpc/h: ∫ dlnk k³P/2π² W², W the top hat's transform.
-    ``k`` and ``power`` are [wave numbers].
+    """Variance of the density in spheres of ``radius`` Mpc/h: ∫ dlnk k³P/2π² W², where W is the top hat's Fourier
+    transform. ``k`` and ``power`` are [wave numbers].
 
-    ``k`` are in h/Mpc, equally spaced in the logarithm, and must span the spectrum.
+    ``k`` is in h/Mpc, equally spaced in the logarithm, and must span the spectrum.
     """
     x = k * radius
     window = 3 * (np.sin(x) - x * np.cos(x)) / x**3
     integrand = k**3 * power / (2 * np.pi**2) * window**2
-    return float(integrand.sum() * np.log(k[-1] / k[0]) / (k.size - 1))  # both ends are negligible
+    return float(integrand.sum() * np.log(k[-1] / k[0]) / (k.size - 1))  # the ends are negligible

@@ -1,8 +1,8 @@
 """Dark matter under gravity: Gaussian initial conditions, 2LPT displacements, COLA steps, counts in voxels.
 
-Everything here is in mesh units: lengths in cells of a periodic cubic mesh of n cells per side, wave numbers
-in radians per cell, densities relative to the mean. Only the power spectrum depends on the length of a cell.
-Vector fields are lists of three arrays, one per direction.
+Everything here is in mesh units: lengths in cells of a periodic cubic mesh with n cells per side, wave numbers in
+radians per cell, densities relative to the mean. Only the power spectrum depends on the length of a cell. Vector
+fields are lists of three arrays, one per direction.
 
 Sources, by the names the docstrings use:
 Scoccimarro 1998: MNRAS 299, 1097, appendix D (2LPT).
@@ -29,8 +29,8 @@ COLA_START = 0.1
 """Expansion factor at which the particle-mesh steps begin: z = 9, as Tassev 2013 recommend."""
 
 FORCE_MESH = 2
-"""Cells of the COLA force mesh per particle and side. With 1, the power at z = 0 is a third too low at half
-the Nyquist frequency; 2 and 3 agree to 15% (measured in tests/unit/cosmoflow/synthetic/test_gravity.py)."""
+"""Cells of the COLA force mesh per particle along each side. With 1, the power at z = 0 is a third too low at half
+the Nyquist frequency; 2 and 3 agree within 15% (measured in tests/unit/cosmoflow/synthetic/test_gravity.py)."""
 
 COLA_EXPONENT = -2.5
 """n_LPT of Tassev 2013, section A.3.2."""
@@ -40,8 +40,8 @@ COLA_EXPONENT = -2.5
 def wave_numbers(n: int) -> tuple[list[Field], Field, npt.NDArray[np.int32]]:
     """Wave vector, 1/k² (0 at k = 0) and (k / fundamental)² of the half-space that ``rfftn`` keeps.
 
-    The vector's three arrays broadcast to ``[n, n, n // 2 + 1]``, the shape of the others. Its Nyquist
-    component is 0: the derivative of a real field has none there.
+    The vector's three arrays broadcast to ``[n, n, n // 2 + 1]``, the shape of the other two. Its Nyquist
+    component is 0, because the derivative of a real field has none there.
     """
     whole = fft.fftfreq(n, 1 / n).round().astype(np.int32)
     half = np.arange(n // 2 + 1, dtype=np.int32)
@@ -57,9 +57,9 @@ def wave_numbers(n: int) -> tuple[list[Field], Field, npt.NDArray[np.int32]]:
 def initial_modes(cosmology: Cosmology, box: float, n: int, rng: np.random.Generator) -> Modes:
     """Fourier modes ``[n, n, n // 2 + 1]`` of a Gaussian density field, linearly grown to today.
 
-    White noise in space has the flat spectrum 1 (cell³); each mode is scaled by √(P(k) / cell volume).
-    ``box`` is the side in Mpc/h. There are only 3n²/4 different lengths of wave vectors, so the spectrum is
-    computed once for each.
+    White noise in space has a flat spectrum of 1 (cell³); each mode is scaled by √(P(k) / cell volume). ``box``:
+    side in Mpc/h. Wave vectors have only 3n²/4 different lengths, so the spectrum is computed once for each
+    length.
     """
     squares = wave_numbers(n)[2]
     amplitude = np.zeros(3 * (n // 2) ** 2 + 1)
@@ -74,7 +74,8 @@ def initial_modes(cosmology: Cosmology, box: float, n: int, rng: np.random.Gener
 def displacements(modes: Modes) -> tuple[list[Field], list[Field]]:
     """First- and second-order displacements Ψ₁, Ψ₂, each three arrays ``[n, n, n]``, in cells.
 
-    A particle from q is at q + D(a) Ψ₁(q) + D₂(a) Ψ₂(q), with ``Cosmology.growth`` and ``second_growth``:
+    A particle from q is at q + D(a) Ψ₁(q) + D₂(a) Ψ₂(q), with D and D₂ from ``Cosmology.growth`` and
+    ``second_growth``:
     Ψ₁ = -∇φ, ∇²φ = δ;  Ψ₂ = ∇φ₂, ∇²φ₂ = Σ_{i<j} (φ,ii φ,jj - φ,ij²)  (Scoccimarro 1998, equations D2 to D4).
     """
     n = modes.shape[0]
@@ -94,10 +95,11 @@ def displacements(modes: Modes) -> tuple[list[Field], list[Field]]:
 
 
 def paths(cosmology: Cosmology, modes: Modes, scales: Sequence[float], steps: int) -> Iterator[list[Field]]:
-    """Displacements of the particles from their lattice at each of the ``scales``: three ``[n, n, n]``, in cells.
+    """Displacements of the particles from their lattice at each of the ``scales``: three arrays ``[n, n, n]`` in
+    cells.
 
-    ``scales`` are expansion factors in rising order. Without ``steps`` this is 2LPT. With them COLA adds this
-    number of particle-mesh steps from a = 0.1 to the last scale, equal in a, to correct 2LPT.
+    ``scales``: expansion factors in rising order. With 0 ``steps``, this is 2LPT. Otherwise COLA corrects 2LPT by
+    this number of particle-mesh steps, of equal size in a, from a = 0.1 to the last scale.
     """
     first, second = displacements(modes)
 
@@ -109,7 +111,7 @@ def paths(cosmology: Cosmology, modes: Modes, scales: Sequence[float], steps: in
     if not steps:
         yield from (lpt(a) for a in scales)
         return
-    # The residue is a path without its 2LPT part; T = a³E d/da and v = T residue
+    # The residue is the path minus its 2LPT part; T = a³E d/da and v = T residue
     # (Tassev 2013, equations A.6 to A.15): T v = -3/2 Ω_M a (∇∇⁻²δ + D Ψ₁ + (D₂ - D²) Ψ₂).
     residue = [np.zeros_like(p) for p in first]
     velocity = [np.zeros_like(p) for p in first]
@@ -136,8 +138,8 @@ def paths(cosmology: Cosmology, modes: Modes, scales: Sequence[float], steps: in
 
 
 def attraction(moved: list[Field]) -> list[Field]:
-    """-∇∇⁻²δ at particles that ``moved`` from their lattice, by cloud-in-cell on a finer mesh. ``moved`` and the
-    result are three fields [n, n, n]."""
+    """-∇∇⁻²δ at particles that have ``moved`` from their lattice, by cloud-in-cell on a finer mesh. ``moved`` and
+    the result are three fields [n, n, n] each."""
     n = moved[0].shape[0]
     fine = FORCE_MESH * n
     k, inverse, _ = wave_numbers(fine)
@@ -149,7 +151,8 @@ def attraction(moved: list[Field]) -> list[Field]:
 
 
 def counts(moved: list[Field], grid: int) -> npt.NDArray[np.int64]:
-    """Particles per voxel ``[grid, grid, grid]`` once ``moved`` from their lattice."""
+    """Particles per voxel, ``[grid, grid, grid]``, after they have ``moved`` from their lattice (three fields
+    [n, n, n])."""
     per_cell = np.float32(grid / moved[0].shape[0])
     index = np.zeros((), np.int64)
     for axis, path in enumerate(moved):
@@ -160,12 +163,13 @@ def counts(moved: list[Field], grid: int) -> npt.NDArray[np.int64]:
 
 
 def cloud_counts(moved: list[Field], total: int, rng: np.random.Generator) -> npt.NDArray[np.int64]:
-    """Counts ``[n, n, n]`` of ``total`` particles that travel in ``n``³ clouds, each as large as a voxel.
+    """Counts ``[n, n, n]`` of ``total`` particles that travel in ``n``³ clouds, each of the size of a voxel.
 
-    The clouds ``moved`` from their lattice and represent equal shares of the particles. Cloud-in-cell gives a
-    voxel's expected count; systematic sampling (one random start, then every whole expected particle) rounds
-    it, so the total is exact and each count is less than one off. The voxels are visited in random order: in
-    array order, the rounding of neighbours along the last axis would be correlated and add power there.
+    The clouds have ``moved`` from their lattice and represent equal shares of the particles. Cloud-in-cell yields
+    the expected count of a voxel; systematic sampling (one random start, then every whole expected particle)
+    rounds it, so that the total is exact and each count is off by less than one. The voxels are visited in random
+    order, because in array order the rounding of neighbours along the last axis would be correlated and add power
+    there.
     """
     n = moved[0].shape[0]
     expected = _deposit(*_clouds(moved, n), n).ravel()
@@ -184,15 +188,16 @@ def _inverse(modes: Modes) -> Field:
 
 
 def _lattice(n: int, axis: int) -> Field:
-    """Initial positions of the particles along ``axis``, in cells: the middle of each cell, shaped to
-    broadcast."""
+    """Initial positions of the particles along ``axis``, in cells: the middle of each cell, in a shape that
+    broadcasts."""
     shape = [1, 1, 1]
     shape[axis] = n
     return (np.arange(n, dtype=np.float32) + np.float32(0.5)).reshape(shape)
 
 
 def _clouds(moved: list[Field], n: int) -> tuple[list[Cells], list[Weights]]:
-    """By direction, on an ``n``³ mesh: the lowest cell of a particle's cloud, and its share in the next cell."""
+    """For each direction, on an ``n``³ mesh: the lowest cell of each particle's cloud, and the cloud's share in
+    the next cell."""
     cells, inside = [], []
     scale = np.float32(n / moved[0].shape[0])
     for axis, path in enumerate(moved):
@@ -200,7 +205,7 @@ def _clouds(moved: list[Field], n: int) -> tuple[list[Cells], list[Weights]]:
         place += _lattice(path.shape[0], axis) * scale - np.float32(0.5)
         low = np.floor(place)
         cells.append((low.astype(np.int64) % n).ravel())
-        # bincount is ten times slower if it must convert its weights.
+        # bincount is ten times slower if it has to convert its weights.
         inside.append((place - low).astype(np.float64).ravel())
     return cells, inside
 
@@ -208,8 +213,8 @@ def _clouds(moved: list[Field], n: int) -> tuple[list[Cells], list[Weights]]:
 def _deposit(cells: list[Cells], inside: list[Weights], n: int) -> Weights:
     """Cloud-in-cell density ``[n, n, n]``, 1 per particle (Hockney & Eastwood 1988, section 5-3).
 
-    The weights of a cloud's eight cells are products of f or 1 - f. So sums over the lowest cell's particles
-    of 1, fx, fy, fx fy, fz, … are enough; the shares of the eight cells follow by shifting whole fields.
+    The weights of a cloud's eight cells are products of f or 1 - f. So the sums of 1, fx, fy, fx fy, fz, … over
+    the particles of each lowest cell suffice; the shares of the eight cells follow by shifting whole fields.
     """
     index = (cells[0] * n + cells[1]) * n + cells[2]
     fx, fy, fz = inside
@@ -224,7 +229,8 @@ def _deposit(cells: list[Cells], inside: list[Weights], n: int) -> Weights:
 
 
 def _gather(field: Field, cells: list[Cells], inside: list[Weights]) -> Field:
-    """``field`` at the position of each particle, with the weights of ``_deposit``, so there is no self-force."""
+    """``field`` at the position of each particle, with the weights of ``_deposit``, so that there is no
+    self-force."""
     n = field.shape[0]
     flat = field.ravel()
     value = np.zeros(cells[0].shape, np.float64)
@@ -238,14 +244,16 @@ def _gather(field: Field, cells: list[Cells], inside: list[Weights]) -> Field:
 
 
 def _kick(cosmology: Cosmology, begin: float, end: float, at: float) -> float:
-    """∫ dt of a kick whose force is known ``at`` a, dt = da/(a³E): Tassev 2013, equation A.15."""
+    """∫ dt of a kick whose force is known at expansion factor ``at``, dt = da/(a³E): Tassev 2013, equation
+    A.15."""
     n = COLA_EXPONENT
     pace = at**3 * float(cosmology.expansion(at))
     return float((end**n - begin**n) / (n * at ** (n - 1) * pace))
 
 
 def _drift(cosmology: Cosmology, begin: float, end: float, at: float) -> float:
-    """∫ dt of a drift whose velocity is known ``at`` a, dt = da/(a³E): Tassev 2013, equation A.14."""
+    """∫ dt of a drift whose velocity is known at expansion factor ``at``, dt = da/(a³E): Tassev 2013, equation
+    A.14."""
     nodes, weights = gauss_legendre(8)
     a = begin + (end - begin) * (nodes + 1) / 2
     pace = a**3 * cosmology.expansion(a)

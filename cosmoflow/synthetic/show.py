@@ -1,4 +1,4 @@
-"""An image of one sample, the input of the network."""
+"""Draws an image of one sample, the input of the network."""
 
 from pathlib import Path
 from typing import Any
@@ -13,16 +13,16 @@ from mlhpc.cosmoflow.synthetic.simulate import REDSHIFTS
 from mlhpc.errors import UserError
 
 SPREAD = 0.3
-"""The normalised parameters are ±30% around the mean (Ibrahim and Oliker 2022, section V-B)."""
+"""The normalised parameters -1 and 1 are 30% below and above the mean (Ibrahim and Oliker 2022, section V-B)."""
 
 
 def show(sample_file: Path, out_png: Path) -> dict[str, Any]:
-    """Draw a slab of the sample at its four redshifts, the counts of each, and the parameters. Returns what
-    Ibrahim and Oliker 2022, section V-B, count: values, different ones, different groups of a voxel's four, and
-    how often each value occurs.
+    """Draw a slab of the sample at its four redshifts, a histogram of the counts at each, and the parameters.
+    Returns the figures that Ibrahim and Oliker 2022, section V-B, report: the number of values, of different
+    values and of different groups of a voxel's four values, and how often each value occurs.
 
-    Raises UserError if the file is missing, corrupt, or not one sample of a cube at four redshifts, and
-    when the image cannot be written.
+    Raises UserError if the file is missing or corrupt, or is not one sample of a cube at four redshifts, and if
+    the image cannot be written.
     """
     # Not pyplot, which requires a display and keeps every figure.
     from matplotlib.colors import LogNorm
@@ -78,7 +78,7 @@ def show(sample_file: Path, out_png: Path) -> dict[str, Any]:
 
 
 def _draw_counts(axis: Any, voxels: npt.NDArray[np.int16]) -> None:
-    """How many of ``voxels`` [n, n, n, redshifts] have how many particles, at each redshift."""
+    """Draw, for each redshift, how many of ``voxels`` [n, n, n, redshifts] have how many particles."""
     for channel, redshift in enumerate(REDSHIFTS):
         number = np.bincount(voxels[..., channel].ravel())
         held = np.flatnonzero(number)

@@ -1,9 +1,9 @@
-"""Universes for CosmoFlow: parameters, a simulated box of dark matter, sample files in the official layout.
+"""Generates universes for CosmoFlow: parameters, a simulated box of dark matter, and sample files in the official
+layout.
 
-The published data set comes from pyCOLA runs on MUSIC initial conditions (Ibrahim and Oliker 2022, section
-V-B). This module generates universes of the same kind at any size: linear theory (``cosmology``) gives
-Gaussian initial conditions, 2LPT and optionally COLA move the particles (``gravity``), which are counted in
-voxels.
+The published data set comes from pyCOLA runs with MUSIC initial conditions (Ibrahim and Oliker 2022, section V-B).
+This module generates universes of the same kind at any size: linear theory (``cosmology``) yields Gaussian initial
+conditions, and 2LPT and optionally COLA move the particles (``gravity``), which are then counted in voxels.
 """
 
 from collections.abc import Iterator
@@ -24,19 +24,19 @@ from mlhpc.errors import UserError
 from mlhpc.quantities import count
 
 REDSHIFTS = (3.0, 1.5, 0.5, 0.0)
-"""The channels of a sample, early to late. The published set has four redshifts and does not state them."""
+"""The redshifts of a sample's channels, early to late. The published data set has four but does not state them."""
 
 
 def simulate(simulation: Simulation, universe: int) -> tuple[npt.NDArray[np.int16], npt.NDArray[np.float32]]:
     """Counts ``[grid, grid, grid, 4]`` at ``REDSHIFTS`` and the normalised parameters ``[4]`` of a universe.
 
     The random numbers depend only on ``(simulation.seed, universe)``, so a universe is the same on any rank.
-    Each redshift has ``particles``³ counts in total. With up to one particle per voxel, each particle is
+    The counts of each redshift add up to ``particles``³. With up to one particle per voxel, each particle is
     tracked and counted in its voxel, as in the published data. With more, ``grid``³ clouds of particles are
-    tracked (``gravity.cloud_counts``). That is for voxels larger than particle displacements, as in the small
-    presets, where counting a lattice of single particles would show no structure at z = 3.
+    tracked (``gravity.cloud_counts``). This is for voxels larger than the particles' displacements, as in the
+    small presets, where counting a lattice of single particles would show no structure at z = 3.
 
-    Raises UserError if a voxel has more particles than the int16 range.
+    Raises UserError if a voxel has more particles than int16 can represent.
     """
     rng = np.random.default_rng([simulation.seed, universe])
     unit = rng.uniform(-1, 1, len(PARAMETERS)).astype(np.float32)
@@ -57,7 +57,8 @@ def simulate(simulation: Simulation, universe: int) -> tuple[npt.NDArray[np.int1
 
 
 def cut(box: npt.NDArray[np.int16], size: int) -> Iterator[npt.NDArray[np.int16]]:
-    """The sub-volumes ``[size, size, size, 4]`` of a box, last axis fastest, as in the official tool."""
+    """The sub-volumes ``[size, size, size, 4]`` of ``box`` [n, n, n, 4], with the last axis fastest, as in the
+    official tool."""
     starts = range(0, box.shape[0], size)
     for x in starts:
         for y in starts:
@@ -68,16 +69,17 @@ def cut(box: npt.NDArray[np.int16], size: int) -> Iterator[npt.NDArray[np.int16]
 def make(data: Data, out: Path, world: World, workers: int, raw: bool = False) -> None:
     """Generate the data set of a preset under ``out``, with its manifest. Called by all ranks.
 
-    Sub-volume ``iii`` of a universe is ``seed<seed>_universe<number>_<iii>.tfrecord`` in ``train/`` or
-    ``validation/``; with ``raw``, whole universes are ``seed<seed>/universe<number>.hdf5``, which ``mlhpc
-    data convert`` divides into the same sub-volumes. Training takes the first universes and validation the
-    next, so none is in both.
+    Sub-volume ``iii`` of a universe is the file ``seed<seed>_universe<number>_<iii>.tfrecord`` in ``train/`` or
+    ``validation/``. With ``raw``, whole universes are written as ``seed<seed>/universe<number>.hdf5``, which
+    ``mlhpc data convert`` divides into the same sub-volumes. The first universes are for training, and the next
+    ones for validation, so that none is in both.
 
-    The ranks divide the universes, each with ``workers`` processes. Files appear complete or not at all; existing
-    ones are kept, so the same call resumes an interrupted one. The content does not depend on ranks or workers.
+    The ranks divide the universes among them, and each uses ``workers`` processes. Files appear complete or not at
+    all; existing files are kept, so that the same call resumes an interrupted one. The content does not depend on
+    the numbers of ranks and workers.
 
-    Raises UserError, the same on all ranks: inconsistent settings, a folder created with other settings, a
-    full disk, a killed worker.
+    Raises UserError, the same on all ranks, for inconsistent settings, a folder created with other settings, a
+    full disk, or a killed worker.
     """
     simulation = _checked(data)
     cuts = (simulation.grid // data.sample_shape[0]) ** 3
@@ -120,7 +122,7 @@ def _checked(data: Data) -> Simulation:
 
 
 def _facts(data: Data, raw: bool) -> dict[str, object]:
-    """The manifest facts of the data set."""
+    """The facts for the manifest of the data set."""
     facts: dict[str, object] = {
         "benchmark": "cosmoflow",
         "sample_shape": list(data.sample_shape),
@@ -161,10 +163,10 @@ def _write_raw(data: Data, out: Path, task: tuple[int, list[str]]) -> None:
 def write_universe(
     path: Path, counts: npt.NDArray[np.int16], unit: npt.NDArray[np.float32], spread: float
 ) -> None:
-    """Write a universe as HDF5: ``full`` int16 ``[g, g, g, 4]`` and ``unitPar`` float32 ``[4]``, as in the
+    """Write a universe as HDF5: ``full``, int16 ``[g, g, g, 4]``, and ``unitPar``, float32 ``[4]``, as in the
     published raw files, and additionally ``physPar`` (the parameters in their units) and ``redshifts``.
 
-    The file appears when it is complete. Raises OSError as the file system does.
+    The file appears when it is complete. Raises the file system's OSError.
     """
     import h5py
 

@@ -1,4 +1,4 @@
-"""TensorFlow's GPU: selection, memory, transfer of batches, and events of completed work."""
+"""TensorFlow's GPU: selection, memory, transfer of batches, and events for completed work."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -17,13 +17,13 @@ Batch = tuple[Any, Any]
 
 
 def use_one_gpu(local_rank: int) -> str | None:
-    """Make only this rank's own GPU visible, with memory growth: TensorFlow would take all memory of every visible
-    GPU. Returns the name of the device; None without a GPU."""
+    """Make only this rank's own GPU visible, with memory growth; TensorFlow would otherwise take all memory of
+    every visible GPU. Returns the name of the device; None without a GPU."""
     gpus = tf.config.list_physical_devices("GPU")
     if not gpus:
         return None
     gpu = gpus[local_rank % len(gpus)]
-    # Neither can be set once TensorFlow has started to compute, as with several ranks.
+    # Neither can be set once TensorFlow has started to compute, as it has with several ranks.
     if tf.config.get_visible_devices("GPU") != [gpu]:
         tf.config.set_visible_devices([gpu], "GPU")
     if not tf.config.experimental.get_memory_growth(gpu):
@@ -32,7 +32,7 @@ def use_one_gpu(local_rank: int) -> str | None:
 
 
 class NvtxRanges:
-    """``torch.cuda.nvtx`` of where there is no PyTorch: NVIDIA's package nvtx."""
+    """A substitute for ``torch.cuda.nvtx`` without PyTorch, which uses NVIDIA's package nvtx."""
 
     def __init__(self, nvtx: Any) -> None:
         self._nvtx = nvtx
@@ -42,13 +42,13 @@ class NvtxRanges:
         return self._nvtx.push_range(msg)
 
     def range_pop(self) -> object:
-        """Close the range opened last."""
+        """Close the range that was opened last."""
         return self._nvtx.pop_range()
 
 
 def device_ranges(device: str | None) -> NvtxRanges | None:
     """Marks the spans of a run for Nsight; None on a CPU, and without the package nvtx, which the extra ``nvidia``
-    brings."""
+    installs."""
     if device is None or find_spec("nvtx") is None:
         return None
     return NvtxRanges(import_module("nvtx"))
@@ -61,7 +61,7 @@ def peak_memory(device: str | None) -> int | None:
 
 @contextmanager
 def oom_as_user_error() -> Iterator[None]:
-    """Raise UserError if a GPU has too little memory. Also a decorator."""
+    """Raise UserError if a GPU has too little memory. Can also be used as a decorator."""
     try:
         yield
     except tf.errors.ResourceExhaustedError as error:
@@ -75,8 +75,8 @@ def oom_as_user_error() -> Iterator[None]:
 def to_device(
     batches: Iterator[Any], device: str | None, convert: Callable[[Any], Batch] = lambda batch: batch
 ) -> Iterator[Batch]:
-    """``batches``, each converted by ``convert``, as tensors on ``device``, the next one copied there while a step
-    computes; only converted for None."""
+    """``batches``, each converted by ``convert``, as tensors on ``device``; the next batch is copied there while a
+    step computes. With None as ``device``, they are only converted."""
     if device is None:
         yield from map(convert, batches)
         return
@@ -94,15 +94,15 @@ def to_device(
         while batch := copying.result():
             copying = thread.submit(copy_next)
             yield batch
-            del batch  # its device memory is freed after its step
+            del batch  # so that its device memory is freed after its step
 
 
 class LaunchEvents:
-    """Events in a GPU's queue (``DeviceEvent``), which TensorFlow lacks: a thread copies the result of every step
-    to the host, and records the host's time when it arrives. An event has passed when the previous step has
-    completed.
+    """Events in a GPU's queue (``DeviceEvent``), which TensorFlow does not have: a thread copies the result of
+    every step to the host, and records the host's time when it arrives. The device reaches an event when it has
+    completed the previous step.
 
-    ``watch`` wraps the steps; calling the object records an event.
+    ``watch`` wraps the steps; calling this object records an event.
     """
 
     def __init__(self) -> None:

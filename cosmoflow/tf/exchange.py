@@ -1,4 +1,4 @@
-"""Horovod's all-reduces of the gradients, timed inside the compiled step."""
+"""Times Horovod's all-reduces of the gradients inside the compiled step."""
 
 import shutil
 import tempfile
@@ -18,11 +18,11 @@ Tensor = Any  # tf.Tensor, which has no type annotations
 
 
 class HorovodTimes:
-    """Averages gradients as in a run, with timers, and with the fused messages of Horovod's timeline.
+    """Averages gradients as in a run, with timers, and reads the fused messages from Horovod's timeline.
 
-    The step averages all gradients after the last one is computed, so nothing hides the exchange. Times are the
-    host's: on a GPU only the timeline's are meaningful. Waiting for late ranks is part of a rank's time, but
-    not of the timeline's messages.
+    The step averages all gradients after the last one is computed, so nothing hides the exchange. Times are
+    measured on the host, so on a GPU only those of the timeline are meaningful. A rank's time includes waiting for
+    late ranks; the timeline's messages do not.
     """
 
     def __init__(self, world: World, on_host: bool) -> None:
@@ -32,7 +32,7 @@ class HorovodTimes:
         self.messages: list[FusedMessage] = []
 
     def average(self, gradients: list[Tensor]) -> list[Tensor]:
-        """The mean over ranks of each tensor. For use inside ``tf.function``. Of any shape."""
+        """The mean over ranks of each tensor, of any shape. For use inside ``tf.function``."""
         self.bytes = sum(gradient.shape.num_elements() * gradient.dtype.size for gradient in gradients)
         if not self.on_host:
             return average_gradients(gradients)
@@ -47,7 +47,7 @@ class HorovodTimes:
 
     @contextmanager
     def recorded(self, steps: int) -> Iterator[None]:
-        """The ``steps`` to count. Called by all ranks."""
+        """Context manager for the ``steps`` that are to be counted. Called by all ranks."""
         self.seconds.assign(0.0)
         folder = Path(tempfile.mkdtemp(prefix="mlhpc-timeline-"))
         path = folder / "timeline.json"
@@ -66,12 +66,12 @@ class HorovodTimes:
         exposed = float(self.seconds.numpy()) / steps if self.on_host else None
         sent = self.world.broadcast(self.messages)
         timed = self.world.rank == 0
-        under_way = sum(s for _, s in sent) / steps  # Horovod runs one at a time: none overlap
+        under_way = sum(s for _, s in sent) / steps  # Horovod runs one at a time, so none overlap
         messages = by_size(((n, s if timed else None) for n, s in sent), steps)
         return Exchange(messages, exposed, under_way if timed else None)
 
     def _of_gradients(self, messages: list[FusedMessage], steps: int) -> list[FusedMessage]:
-        """Without the barrier after the last step."""
+        """``messages`` without that of the barrier after the last step."""
         left, own = steps * self.bytes, []
         for message in messages:
             if left <= 0:

@@ -1,4 +1,4 @@
-"""The CosmoFlow network (Mathuriya et al. 2018, as fixed by the MLPerf HPC reference, rounds 0.7 to 3.0)."""
+"""The CosmoFlow network (Mathuriya et al. 2018, in the version of the MLPerf HPC reference, rounds 0.7 to 3.0)."""
 
 from typing import Any
 
@@ -23,13 +23,14 @@ def build_model(
     dropout_seed: int = 0,
     conv3d: type[layers.Conv3D] = layers.Conv3D,
 ) -> keras.Model:
-    """Voxels ``[b, n, n, n, channels]`` of log(1 + counts) to ``[b, targets]`` in (-1.2, 1.2), float32.
+    """A model that maps voxels ``[b, n, n, n, channels]`` of log(1 + counts) to ``[b, targets]`` in (-1.2, 1.2),
+    float32.
 
-    ``precision`` is a Keras dtype policy. ``weight_decay`` is the factor of the L2 loss on the kernels of all
-    dense layers but the last. ``seed`` draws the initial weights (Glorot uniform, the Keras default),
-    and with ``dropout_seed`` the dropout masks: every rank needs a different one, otherwise all drop the same
-    units. ``conv3d`` is the class of the convolutions. Raises ``UserError`` if the side of a sample cannot be
-    halved once per block, and for float16 without a GPU, since TensorFlow's CPU pooling has no float16.
+    ``precision``: a Keras dtype policy. ``weight_decay``: factor of the L2 loss on the kernels of all dense layers
+    except the last. ``seed``: seed of the initial weights (Glorot uniform, the Keras default) and, together with
+    ``dropout_seed``, of the dropout masks; every rank needs a different ``dropout_seed``, or all ranks drop the
+    same units. ``conv3d``: class of the convolutions. Raises ``UserError`` if the side of a sample cannot be
+    halved once per block, and for float16 without a GPU, since TensorFlow's CPU pooling does not support float16.
     """
     require_divisible(network, sample_shape)
     require_precision(precision)
@@ -46,9 +47,9 @@ def build_model(
         x = _standardized(x, network)
     for block in range(network.conv_layers):
         x = convolution(block)(x)
-        # The reference adds the bias and activates, then pools. Both are monotonic, so the largest of eight
-        # voxels is the same before and after: function and gradients are the same, and bias and activation
-        # need an eighth of the work.
+        # The reference adds the bias and activates before it pools. Both are monotonic, so the largest of eight
+        # voxels is the same before and after them: function and gradients are the same, and bias and activation
+        # take an eighth of the work.
         x = layers.MaxPool3D(2, dtype=precision)(x)
         x = Bias(dtype=precision)(x)
         x = layers.LeakyReLU(LEAK, dtype=precision)(x)
@@ -68,14 +69,14 @@ def build_model(
 
 
 def _standardized(x: Any, network: Network) -> Any:
-    """``x`` ``[b, n, n, n, channels]`` with the mean and spread of ``network`` taken out of each channel."""
+    """``x`` ``[b, n, n, n, channels]`` with each channel standardised by the mean and spread in ``network``."""
     scale = [1 / spread for spread in network.input_spread]
     offset = [-mean * factor for mean, factor in zip(network.input_mean, scale, strict=True)]
     return layers.Rescaling(scale, offset, dtype="float32")(x)
 
 
 def require_precision(precision: str) -> None:
-    """Raise UserError for float16 without a GPU: TensorFlow's CPU pooling has no float16."""
+    """Raise UserError for float16 without a GPU, since TensorFlow's CPU pooling does not support float16."""
     if precision == "mixed_float16" and not tf.config.list_physical_devices("GPU"):
         raise UserError("training.precision=mixed_float16 needs a GPU; on a CPU use mixed_bfloat16")
 

@@ -1,4 +1,5 @@
-"""CosmoFlow's training step under TensorFlow's profiler, on samples of zeros in memory or of a data set."""
+"""Profiles CosmoFlow's training step with TensorFlow's profiler, on zeros in memory or on samples of a data
+set."""
 
 import os
 import re
@@ -32,15 +33,15 @@ from mlhpc.cosmoflow.tf.step import make_optimizer, make_train_step
 if TYPE_CHECKING:
     from mlhpc.cosmoflow.tf.exchange import HorovodTimes
 
-_OPERATION = re.compile(r"[\w./-]+:\w+")  # node of the graph : type of the operation
+_OPERATION = re.compile(r"[\w./-]+:\w+")  # node of the graph, colon, type of the operation
 _BACKWARD = "gradient_tape/"
 _OPTIMIZERS = ("sgd", "adam", "loss_scale_optimizer")
 _INPUT = ("Log1p", "Cast")
 
 
 def profile(run: CosmoFlow, request: Request, world: World) -> Profile:
-    """Profile the requested steps as in ``train``. Called by all ranks. ``request.trace``: a folder for
-    TensorBoard's profiler."""
+    """Profile the requested steps, which are those of ``train``. Called by all ranks. ``request.trace``: a folder
+    for TensorBoard's profiler."""
     require_precision(run.training.precision)
     device = use_one_gpu(world.local_rank)
     own_kernels = device is None and run.training.cpu_kernels
@@ -69,7 +70,7 @@ def profile(run: CosmoFlow, request: Request, world: World) -> Profile:
     work = list(_work(space, layers, request.steps))
     exchanged = exchange.exchange(request.steps) if exchange else None
     if exchanged and exchanged.exposed is not None:
-        # TensorFlow's trace has only the launch of Horovod's operation.
+        # TensorFlow's trace contains only the launch of Horovod's operation.
         work = [each for each in work if each.part != "communication"]
         work.append(Work("communication", "", "all-reduce", exchanged.exposed, 1))
     reading = feed.reading(request.steps)
@@ -113,7 +114,7 @@ def _exchange(world: World, on_host: bool) -> "HorovodTimes | None":
 def _traced(
     step: Callable[[Any, Any], Any], feed: Feed, request: Request, exchange: "HorovodTimes | None"
 ) -> tuple[Any, float]:
-    """TensorFlow's trace of the requested steps, and seconds of a step."""
+    """TensorFlow's trace of the requested steps, and the seconds per step."""
     folder = Path(tempfile.mkdtemp(prefix="mlhpc-profile-"))
     options = tf.profiler.experimental.ProfilerOptions(host_tracer_level=2, python_tracer_level=0)
     try:
@@ -137,8 +138,7 @@ def _traced(
 
 
 def _work(space: Any, layers: Sequence[str], steps: int) -> Iterator[Work]:
-    """Operations of the graph: on a GPU the kernels, by the operation that launched them, otherwise on the
-    host."""
+    """The work of the graph's operations: on a GPU, that of their kernels; otherwise, that on the host."""
     gpus = [plane for plane in space.planes if plane.name.startswith("/device:GPU")]
     seconds: defaultdict[tuple[Part, str, str], float] = defaultdict(float)
     calls: Counter[tuple[Part, str, str]] = Counter()
@@ -155,7 +155,7 @@ def _work(space: Any, layers: Sequence[str], steps: int) -> Iterator[Work]:
 
 
 def _operation(event: Any, plane: Any) -> str:
-    """``node:type`` of an event; empty for other events."""
+    """The ``node:type`` of an event that is an operation; empty for other events."""
     name = str(plane.event_metadata[event.metadata_id].name)
     if plane.name == "/host:CPU":
         return name if _OPERATION.fullmatch(name) else ""
@@ -166,7 +166,7 @@ def _operation(event: Any, plane: Any) -> str:
 
 
 def _own_times(events: Sequence[Any], plane: Any) -> Iterator[tuple[Any, int]]:
-    """Operations of one thread with their picoseconds, minus those of nested operations."""
+    """The operations of one thread, with their picoseconds excluding those of nested operations."""
     inside: list[tuple[Any, int]] = []
     for event in sorted(events, key=lambda e: (e.offset_ps, -e.duration_ps)):
         if not _operation(event, plane):
@@ -197,6 +197,7 @@ def _place(operation: str, layers: Sequence[str]) -> tuple[Part, str, str]:
 
 
 def _layer(scope: str, layers: Sequence[str]) -> str:
-    """The Keras layer of a scope, which is its name and, from the second call on, a number."""
+    """The Keras layer to which ``scope`` belongs: a scope is the layer's name, with a number from the second call
+    on."""
     called = re.sub(r"_\d+$", "", scope)
     return called if called in layers else scope if scope in layers else ""

@@ -1,4 +1,4 @@
-"""A run's weights, optimizer and random state: broadcast to all ranks, saved, and restored."""
+"""Broadcasts, saves and restores a run's weights, optimizer and random state."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from mlhpc.common.training import checkpoint
 
 
 def broadcast_weights(model: keras.Model, optimizer: keras.optimizers.Optimizer, world: World) -> None:
-    """Give every rank the weights and optimizer state of rank 0. Random states are not changed."""
+    """Copy the weights and optimizer state of rank 0 to every rank. Random states are not changed."""
     if world.size > 1:
         from mlhpc.common.ranks.horovod_world import broadcast_variables
 
@@ -38,7 +38,8 @@ def save(
 def restore(folder: Path, model: keras.Model, optimizer: keras.optimizers.Optimizer, world: World) -> int:
     """Restore the checkpoint in ``folder``; returns its epoch.
 
-    Raises UserError if it is missing, damaged or of another network, or was written by another number of ranks.
+    Raises UserError if it is missing, damaged, from a different network, or written by a different number of
+    ranks.
     """
     saved = checkpoint.load(folder)
     checkpoint.require_ranks(saved, folder, world.size)

@@ -1,4 +1,4 @@
-"""One training step and one evaluation step, compiled."""
+"""The training step and the evaluation step, compiled."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -23,20 +23,20 @@ class Steps(NamedTuple):
     evaluate: EvalStep
 
     def watched(self, events: LaunchEvents | None) -> "Steps":
-        """The same steps with their launches recorded by ``events``; unchanged for None."""
+        """The same steps, with their launches recorded by ``events``; unchanged if that is None."""
         return self if events is None else Steps(events.watch(self.train), events.watch(self.evaluate))
 
 
 def log_counts(x: Tensor) -> Tensor:
-    """log(x + 1) in float32 of int16 particle counts (the reference's preprocessing, rounds 1.0 on); ``x`` of
-    another type already is that logarithm (``loading.sample_dtype``). Of the same shape."""
+    """log(x + 1) of int16 particle counts in float32, of the same shape (the reference's preprocessing since round
+    1.0). ``x`` in another type already is that logarithm (``loading.sample_dtype``)."""
     return tf.math.log(tf.cast(x, tf.float32) + 1.0) if x.dtype == tf.int16 else tf.cast(x, tf.float32)
 
 
 def make_optimizer(hyperparameters: Hyperparameters, precision: str) -> keras.optimizers.Optimizer:
     """SGD with momentum, or Adam; with dynamic loss scaling if gradients are float16.
 
-    The caller sets ``optimizer.learning_rate`` when an epoch starts.
+    The caller must set ``optimizer.learning_rate`` when an epoch starts.
     """
     rate = hyperparameters.opt_base_learning_rate
     optimizer: keras.optimizers.Optimizer
@@ -67,11 +67,12 @@ def make_train_step(
     average_gradients: Callable[[list[Tensor]], list[Tensor]] | None = None,
     sample_dtype: str = "int16",
 ) -> TrainStep:
-    """A compiled ``(x [b, n, n, n, c] of sample_dtype, y float32 [b, targets]) -> loss`` that updates the weights.
+    """A compiled step ``(x [b, n, n, n, c] of sample_dtype, y float32 [b, targets]) -> loss`` that updates the
+    weights.
 
-    The loss (a float32 scalar, left on the device) is the mean square error over batch and targets plus the
-    model's L2 losses, of this rank's batch. ``average_gradients`` maps this rank's gradients to their mean
-    over ranks. Counts (int16) are transferred as stored, 2 bytes each, and converted to log(1 + x) on the device.
+    The loss (a float32 scalar, left on the device) is the mean square error over batch and targets, plus the
+    model's L2 losses, for this rank's batch. ``average_gradients``: maps this rank's gradients to their mean over
+    ranks. Counts (int16) are transferred as stored, with 2 bytes each, and converted to log(1 + x) on the device.
     """
     optimizer.build(model.trainable_variables)
     scaled = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
@@ -92,9 +93,9 @@ def make_train_step(
 
 
 def make_eval_step(model: keras.Model, sample_dtype: str = "int16") -> EvalStep:
-    """A compiled ``(x, y) -> (sum of absolute errors, their number)``, shapes as in ``make_train_step``.
+    """A compiled step ``(x, y) -> (sum of absolute errors, their number)``; shapes as in ``make_train_step``.
 
-    Sum and count run over batch and targets and are float64, so that the ratio of their sums over batches and
+    Sum and number are taken over batch and targets, in float64, so that the ratio of their sums over batches and
     ranks is the exact mean absolute error for any batch sizes.
     """
 
@@ -114,11 +115,11 @@ def warm_up(
     eval_batch_size: int,
     sample_dtype: str = "int16",
 ) -> None:
-    """Run both steps once on zeros, which compiles them, and restore everything they changed.
+    """Run both steps once on zeros, which compiles them, and restore everything that they have changed.
 
-    Weights, optimizer state and random state are restored bit for bit. No data set is accessed, so this is
-    allowed before the clock starts (MLPerf HPC training rules, initialisation). With several ranks all must
-    call it, because gradients are averaged.
+    Weights, optimizer state and random state are restored bit for bit. No data set is accessed, so this is allowed
+    before the clock starts (MLPerf HPC training rules, initialisation). Called by all ranks, because gradients are
+    averaged.
     """
     variables = [*model.variables, *optimizer.variables]
     before = [np.array(variable) for variable in variables]
@@ -130,6 +131,6 @@ def warm_up(
 
 
 def _signature(model: keras.Model, sample_dtype: str) -> list[tf.TensorSpec]:
-    """Input signature with any batch size, so that the smaller last batch of an evaluation needs no
+    """The input signature for any batch size, so that the last, smaller batch of an evaluation needs no
     recompilation."""
     return [tf.TensorSpec(model.input_shape, sample_dtype), tf.TensorSpec(model.output_shape, tf.float32)]

@@ -1,4 +1,4 @@
-"""CosmoFlow, trained to target. The clock runs inside ``with log.span("run", sync=True)`` and nowhere else."""
+"""Trains CosmoFlow to the target. The clock runs inside ``with log.span("run", sync=True)`` and nowhere else."""
 
 import math
 from contextlib import ExitStack, nullcontext
@@ -70,7 +70,7 @@ def train(
     hparams, training = run.hyperparameters, run.training
     local_batch_size = divide_batch(hparams.global_batch_size, world.size)
 
-    # Before the clock: network, optimizer, compilation on zeros. The data set is not touched.
+    # Before the clock starts: network, optimizer, compilation on zeros. The data set is not accessed.
     with log.span("init", sync=True):
         device = use_one_gpu(world.local_rank)
         log.ranges = device_ranges(device)
@@ -83,7 +83,7 @@ def train(
         steps = steps.watched(events)
         write = partial(save, log.out, load.dumps(run), seed)
 
-    # The clock: from the moment the last rank is ready until the slowest one has finished.
+    # The clock runs from the moment when the last rank is ready until the slowest rank has finished.
     with log.span("run", sync=True), ExitStack() as beside:
         with log.span("staging", sync=True) if staged else nullcontext():
             dataset = open_data(run, data, world)

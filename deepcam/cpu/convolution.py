@@ -1,12 +1,13 @@
 """Alternative implementations of convolutions whose gradients PyTorch's CPU library computes slowly, or wrongly.
 
-The functions are the same, up to rounding. Measured with oneDNN 3.11 (torch 2.12) on one core of an AMD EPYC 9004:
-the weight gradient of a dilated depthwise convolution (1536 channels, 48 x 72, batch 2) takes 600 ms where its
-forward pass takes 6; the input gradient of a depthwise one of stride 2 in bfloat16 takes 20 times its forward
-pass; the weight gradient of a deconvolution twice. The gradient of a 1 x 1 convolution of stride 2 writes out of
-bounds for some shapes in float32 (8 channels to 16, 5 samples of 16 x 24, channels last, two threads: the process
-aborts in free()). The weight gradient of a dilated convolution over all channels (2048 to 256, 48 x 72, dilations
-12 and 18) takes twice as long as the matrix products that it consists of.
+They compute the same functions, up to rounding. Measured with oneDNN 3.11 (torch 2.12) on one core of an AMD EPYC
+9004: the weight gradient of a dilated depthwise convolution (1536 channels, 48 x 72, batch 2) takes 600 ms, its
+forward pass 6 ms; the input gradient of a depthwise convolution with stride 2 in bfloat16 takes 20 times as long
+as its forward pass; the weight gradient of a deconvolution takes twice as long. The gradient of a 1 x 1
+convolution with stride 2 writes out of bounds for some shapes in float32 (8 channels to 16, 5 samples of 16 x 24,
+channels last, two threads: the process aborts in free()). The weight gradient of a dilated convolution over all
+channels (2048 to 256, 48 x 72, dilations 12 and 18) takes twice as long as the matrix products that make it
+up.
 """
 
 from typing import Any
@@ -24,7 +25,7 @@ Gradients = tuple[Tensor | None, Tensor | None]
 
 class CpuDepthwise(Depthwise):
     def forward(self, input: Tensor) -> Tensor:
-        """[b, channels, h, w] to [b, channels, h / stride, w / stride]."""
+        """Maps ``input`` [b, channels, h, w] to [b, channels, h / stride, w / stride]."""
         if self.stride == self.dilation == (1, 1):
             return super().forward(input)
         x, weight = _cast(input), _cast(self.weight)
@@ -36,11 +37,11 @@ class CpuDepthwise(Depthwise):
 
 
 class CpuSeparable(Separable):
-    """With ``stride`` 1, the activation between the two convolutions is not kept for the backward pass but
-    recomputed, which takes about as long as allocating fresh memory for it."""
+    """``Separable``. With ``stride`` 1, the activation between the two convolutions is not kept for the backward
+    pass but recomputed, which takes about as long as allocating fresh memory for it would."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """[b, inputs, h, w] to [b, outputs, h / stride, w / stride]."""
+        """Maps ``input`` [b, inputs, h, w] to [b, outputs, h / stride, w / stride]."""
         if self.stride > 1 or torch.compiler.is_compiling():
             return super().forward(input)  # type: ignore[no-any-return]
         of_depth, of_point = (_cast(weight) for weight in self.parameters())
@@ -49,39 +50,39 @@ class CpuSeparable(Separable):
 
 class CpuConv3x3(Conv3x3):
     def forward(self, input: Tensor) -> Tensor:
-        """[b, inputs, h, w] to [b, outputs, h, w]."""
+        """Maps ``input`` [b, inputs, h, w] to [b, outputs, h, w]."""
         if torch.compiler.is_compiling():
             return super().forward(input)
         x, weight = _cast(input), _cast(self.weight)
         if self.dilation != (1, 1):
             return _Dilated.apply(x, weight, self.dilation[0])  # type: ignore[no-any-return]
-        # Measured: from this size on it takes four fifths of the time, at full size half.
+        # Measured: from this size on, Winograd takes four fifths of the time, and at full size half.
         pays = min(self.in_channels, self.out_channels) >= 128 and x.shape[2] * x.shape[3] >= 48 * 72
         return winograd(x, weight) if pays and x.dtype != torch.bfloat16 else super().forward(input)
 
 
 class CpuPointwise(Pointwise):
     def forward(self, input: Tensor) -> Tensor:
-        """[b, inputs, h, w] to [b, outputs, h / stride, w / stride]."""
+        """Maps ``input`` [b, inputs, h, w] to [b, outputs, h / stride, w / stride]."""
         if self.stride == (1, 1):
             return super().forward(input)
-        # Sliced with channels last, so that the gradient has that layout too; and copied, since a view kept for
-        # the backward pass would keep the whole tensor.
+        # Slice with channels last, so that the gradient has that layout too; and copy, since a view that is kept
+        # for the backward pass would keep the whole tensor in memory.
         sliced = input.permute(0, 2, 3, 1)[:, :: self.stride[0], :: self.stride[1]].contiguous()
         return F.conv2d(sliced.permute(0, 3, 1, 2), self.weight)
 
 
 class CpuDeconvolution(Deconvolution):
     def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:
-        """[b, inputs, h, w] to [b, outputs, 2·h, 2·w]."""
+        """Maps ``input`` [b, inputs, h, w] to [b, outputs, 2·h, 2·w]."""
         if self.out_channels < 16:
             return super().forward(input, output_size)
         return _Upsampled.apply(_cast(input), _cast(self.weight))  # type: ignore[no-any-return]
 
 
 class _Downsampled(torch.autograd.Function):
-    """A depthwise convolution of stride 2. The gradient of its input is one of stride 1, over the gradient of
-    the output with zeros inserted."""
+    """A depthwise convolution with stride 2. Its input gradient is a depthwise convolution with stride 1, over the
+    output's gradient with zeros inserted."""
 
     @staticmethod
     def forward(ctx: FunctionCtx, x: Tensor, weight: Tensor) -> Tensor:
@@ -116,7 +117,7 @@ class _Downsampled(torch.autograd.Function):
 
 
 class _RecomputedSeparable(torch.autograd.Function):
-    """A depthwise convolution of stride 1 and a pointwise one; keeps only its input."""
+    """A depthwise convolution with stride 1 followed by a pointwise one; keeps only its input."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, of_depth: Tensor, of_point: Tensor, dilation: int) -> Tensor:
@@ -152,7 +153,7 @@ class _RecomputedSeparable(torch.autograd.Function):
 
 class _Dilated(torch.autograd.Function):
     """A dilated convolution over all channels. The gradient of a tap's weights is one matrix product of the input
-    with the output's gradient, over the pixels that the tap reads inside the image."""
+    and the output's gradient, over the pixels inside the image that the tap reads."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, dilation: int) -> Tensor:
@@ -177,7 +178,7 @@ def _dilated_taps(x: Tensor, gradient: Tensor, weight: Tensor, dilation: int) ->
     """The gradient of the weights [outputs, inputs, 3, 3] of a convolution with this dilation."""
     outputs, inputs = weight.shape[:2]
     rows, columns = x.shape[2:]
-    # Rows first, then samples: some rows of all samples are one block of memory.
+    # Rows first, then samples, so that a range of rows of all samples is one block of memory.
     x, gradient = x.permute(2, 0, 3, 1), gradient.permute(2, 0, 3, 1)
     taps = weight.new_empty(3, 3, outputs, inputs)
     for j in range(3):
@@ -192,7 +193,8 @@ def _dilated_taps(x: Tensor, gradient: Tensor, weight: Tensor, dilation: int) ->
 
 
 def _overlap(size: int, shift: int) -> tuple[slice, slice]:
-    """The parts of input and output, along a side of this size, that a tap with offset ``shift`` connects."""
+    """The parts of input and output, along a side of length ``size``, that a tap with the offset ``shift``
+    connects."""
     length = max(0, size - abs(shift))
     first = min(size, max(0, shift))
     other = min(size, max(0, -shift))
@@ -200,9 +202,9 @@ def _overlap(size: int, shift: int) -> tuple[slice, slice]:
 
 
 class _Upsampled(torch.autograd.Function):
-    """A deconvolution. Row i of the input contributes to rows 2i - 1, 2i and 2i + 1 of the output, and columns
-    likewise: the gradient of a tap's weights is one matrix product of the input with every other pixel of the
-    output's gradient. In row-major order with a border of zeros, the taps are constant shifts."""
+    """A deconvolution. Row i of the input contributes to rows 2i - 1, 2i and 2i + 1 of the output, and likewise
+    for columns, so the gradient of a tap's weights is one matrix product of the input and every other pixel of the
+    output's gradient. In row-major order with a border of zeros, taps are constant shifts."""
 
     @staticmethod
     def forward(ctx: FunctionCtx, x: Tensor, weight: Tensor) -> Tensor:
@@ -236,8 +238,8 @@ def _taps(x: Tensor, gradient: Tensor, weight: Tensor) -> Tensor:
 
 
 def _bordered(pixels: Tensor, below: int, right: int) -> Tensor:
-    """[b, h, w, c] with one row and one column of zeros: at the end where ``below`` or ``right`` is 1, at the
-    beginning if it is 0."""
+    """``pixels`` [b, h, w, c] with a row and a column of zeros added: at the end if ``below`` or ``right`` is 1,
+    and at the beginning if it is 0."""
     batch, rows, columns, channels = pixels.shape
     bordered = pixels.new_empty(batch, rows + 1, columns + 1, channels)
     bordered[:, rows if below else 0] = 0
@@ -254,8 +256,8 @@ def _depthwise(x: Tensor, weight: Tensor, dilation: int) -> Tensor:
 
 
 def _grids(x: Tensor, dilation: int) -> Tensor:
-    """[b, c, h, w] to [b dilation^2, c, h / dilation, w / dilation]: grids of every ``dilation``-th row
-    and column, on which a convolution of that dilation is a plain one."""
+    """``x`` [b, c, h, w] as grids of every ``dilation``-th row and column, on which a convolution with that
+    dilation is an undilated one: [b dilation^2, c, h / dilation, w / dilation]."""
     batch, channels, rows, columns = x.shape
     rows, columns = rows // dilation, columns // dilation
     grids = x.permute(0, 2, 3, 1).reshape(batch, rows, dilation, columns, dilation, channels)
@@ -272,5 +274,6 @@ def _from_grids(grids: Tensor, dilation: int) -> Tensor:
 
 
 def _cast(tensor: Tensor) -> Tensor:
-    """Cast like autocast does before a convolution, but not before a custom autograd function."""
+    """Cast ``tensor``, of any shape, as autocast does before a convolution but not before a custom autograd
+    function."""
     return tensor.to(torch.get_autocast_dtype("cpu")) if torch.is_autocast_enabled("cpu") else tensor

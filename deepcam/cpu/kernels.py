@@ -18,8 +18,8 @@ KERNELS: dict[type[nn.Module], type[nn.Module]] = {
 
 
 def use_cpu_kernels(model: nn.Module) -> None:
-    """Let every layer of ``model`` use its faster or leaner CPU kernel, if there is one. Weights, names and, up to
-    rounding, results do not change."""
+    """Make every layer of ``model`` use a CPU kernel that is faster or needs less memory, if there is one.
+    Weights, names and, up to rounding, results do not change."""
     for module in model.modules():
         if kernel := KERNELS.get(type(module)):
             module.__class__ = kernel  # only ``forward`` differs

@@ -9,9 +9,9 @@ from mlhpc.common.pytorch.batchnorm import recompute_output
 
 
 class RecomputeSequential(nn.Sequential):
-    """Modules in sequence that do not keep the output of a batch norm they get as input: the batch norm, which
-    keeps its own input anyway, recomputes it for the backward pass. The gradients are the same, bit for bit, and
-    one tensor is kept instead of two."""
+    """Modules in sequence. If their input is the output of a batch norm, they do not keep it: the batch norm,
+    which keeps its own input anyway, recomputes its output for the backward pass. The gradients are the same bit
+    for bit, and one tensor is kept instead of two."""
 
     def forward(self, input: Tensor) -> Tensor:
         """``input`` is [b, channels, h, w]."""
@@ -24,11 +24,12 @@ class RecomputeSequential(nn.Sequential):
 
 
 def _not_saving(output: Tensor) -> AbstractContextManager[object]:
-    """A context in which autograd saves, instead of ``output``, the batch norm of this suite that computed it."""
+    """Context manager in which autograd saves, instead of ``output``, the batch norm (of this suite) that computed
+    it."""
     node = output.grad_fn
     if not hasattr(node, "output"):
         return nullcontext()
-    its = _identity(output)  # not the output itself, since autograd keeps the closures
+    its = _identity(output)  # not the output itself, since autograd keeps closures alive
 
     def keep(tensor: Tensor) -> object:
         return node if _identity(tensor) == its else tensor
@@ -40,5 +41,6 @@ def _not_saving(output: Tensor) -> AbstractContextManager[object]:
 
 
 def _identity(tensor: Tensor) -> tuple[object, ...]:
-    """Equal for views of the same memory with the same layout, unless it was written to in between."""
+    """A value that is equal for views of the same memory with the same layout, unless it was written to in
+    between."""
     return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, tensor._version

@@ -1,10 +1,11 @@
 """A 3 x 3 convolution and its gradients with a quarter of the multiplications, by Winograd's minimal filtering.
 
 F(4 x 4, 3 x 3) of Lavin & Gray, "Fast Algorithms for Convolutional Neural Networks", CVPR 2016, section 4.3: a
-tile of 4 x 4 outputs comes from a window of 6 x 6 inputs by 36 products instead of 144. Over channels these are
-36 matrix products of [tiles, inputs] with [inputs, outputs]; before and after them are sums of few terms. Every
-step is linear, so the gradients are the same steps backwards. In float32 the rounding error is about three times
-that of the direct sum. In bfloat16 the smaller F(2 x 2, 3 x 3) was no faster, with 2.7 times the error.
+tile of 4 x 4 outputs is computed from a window of 6 x 6 inputs with 36 products instead of 144. Over channels
+these are 36 matrix products of [tiles, inputs] and [inputs, outputs], preceded and followed by sums of few terms.
+Every step is linear, so the gradients take the same steps backwards. In float32, the rounding error is about three
+times that of the direct sum. In bfloat16, even the smaller F(2 x 2, 3 x 3) was no faster, and had 2.7 times the
+error.
 """
 
 from math import ceil
@@ -16,7 +17,7 @@ from torch.autograd.function import once_differentiable
 
 Matrix = tuple[tuple[int, ...], ...]
 
-# Lavin & Gray 2016, equation 16: of the inputs, of the filter (times 24) and of the outputs.
+# The transforms of the inputs, of the filter (times 24) and of the outputs: Lavin & Gray 2016, equation 16.
 INPUT: Matrix = (
     (4, 0, -5, 0, 1, 0),
     (0, -4, -4, 1, 1, 0),
@@ -34,8 +35,8 @@ cache."""
 
 
 def winograd(x: Tensor, weight: Tensor) -> Tensor:
-    """``conv2d(x, weight, padding=1)`` of ``x`` [b, c, h, w] and ``weight`` [f, c, 3, 3], both float32 or
-    float64. The result is laid out with channels last."""
+    """``conv2d(x, weight, padding=1)`` for ``x`` [b, c, h, w] and ``weight`` [f, c, 3, 3], both float32 or
+    float64. The result, [b, f, h, w], has the memory layout channels last."""
     return _Winograd.apply(x, weight)  # type: ignore[no-any-return]
 
 
@@ -77,7 +78,7 @@ class _Winograd(torch.autograd.Function):
                     of_inputs = (of_products @ filters.mT).view(6, 6, -1)
                     values = _apply_2d(_transposed(INPUT), of_inputs).view(of_window.shape)
                     for i in range(6):
-                        for j in range(6):  # windows overlap: a single vectorised add would lose values
+                        for j in range(6):  # windows overlap, so a single vectorised add would lose values
                             of_window[i, j] += values[i, j]
             of_sample.copy_(of_padded[1 : 1 + rows, 1 : 1 + columns])
         taps = _apply_2d(_transposed(FILTER), of_filters.view(6, 6, -1)) / 24**2
@@ -86,13 +87,14 @@ class _Winograd(torch.autograd.Function):
 
 
 def _transform_filters(weight: Tensor) -> Tensor:
-    """[f, c, 3, 3] to [36, c, f]."""
+    """Transforms ``weight`` [f, c, 3, 3] to [36, c, f]."""
     outputs, inputs = weight.shape[:2]
     return _apply_2d(FILTER, weight.permute(2, 3, 1, 0) / 24**2).view(36, inputs, outputs)
 
 
 def _apply_2d(matrix: Matrix, values: Tensor) -> Tensor:
-    """``matrix`` over the first axis and over the second: [n, n, ...] to [m, m, product of the other axes]."""
+    """Applies ``matrix`` [m, n] along the first and the second axis: [n, n, ...] becomes [m, m, product of the
+    other axes]."""
     factors = values.new_tensor(matrix)
     m, n = factors.shape
     return (factors @ (factors @ values.reshape(n, n, -1)).view(n, -1)).view(m, m, -1)
@@ -103,12 +105,13 @@ def _transposed(matrix: Matrix) -> Matrix:
 
 
 def _covered(rows: int, columns: int) -> tuple[int, int]:
-    """The sides of the image when covered by whole tiles."""
+    """The sides of an image of ``rows`` x ``columns`` after rounding up to whole tiles."""
     return ceil(rows / 4) * 4, ceil(columns / 4) * 4
 
 
 def _zero_padded(sample: Tensor, rows: int, columns: int, border: int = 0) -> Tensor:
-    """[h, w, c] to [rows, columns, c], padded with zeros, with ``border`` rows and columns before it."""
+    """``sample`` [h, w, c] padded with zeros to [rows, columns, c], of which ``border`` rows and columns come
+    before it."""
     if sample.shape[:2] == (rows, columns):
         return sample.contiguous()
     grown = sample.new_zeros(rows, columns, sample.shape[2])
@@ -117,14 +120,14 @@ def _zero_padded(sample: Tensor, rows: int, columns: int, border: int = 0) -> Te
 
 
 def _padded(sample: Tensor) -> Tensor:
-    """[h, w, c] with the zeros around it that the windows of its tiles need."""
+    """``sample`` [h, w, c] with the zeros around it that the windows of its tiles need."""
     rows, columns = _covered(*sample.shape[:2])
     return _zero_padded(sample, rows + 2, columns + 2, 1)
 
 
 def _parts(padded: Tensor, covered: Tensor) -> list[tuple[Tensor, Tensor]]:
-    """Views of blocks of tiles: their windows [6, 6, down, across, c], which overlap, and the tiles,
-    [4, 4, down, across, f]."""
+    """Views of blocks of tiles: of their windows, [6, 6, down, across, c], which overlap, and of the tiles, [4, 4,
+    down, across, f]."""
     rows, columns, outputs = covered.shape
     down, across = rows // 4, columns // 4
     tiles = covered.view(down, 4, across, 4, outputs).permute(1, 3, 0, 2, 4)

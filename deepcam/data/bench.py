@@ -1,4 +1,4 @@
-"""One way to read a DeepCAM data set, measured (``mlhpc data bench``)."""
+"""Measures one combination of format and loader for DeepCAM (``mlhpc data bench``)."""
 
 from pathlib import Path
 
@@ -16,8 +16,8 @@ def files_of(data: Path, samples: int) -> list[Path]:
 
 
 def epoch(way: Way, samples: int) -> Figures:
-    """Read the first ``samples`` training samples. Raises UserError if the data set cannot be read, or not in
-    this way."""
+    """Measure reading the first ``samples`` training samples. Raises UserError if the data set cannot be read, or
+    cannot be read in this way."""
     from mlhpc.benchmarks.deepcam import Loading
     from mlhpc.common.pytorch.bench import DEVICE, measure_batches
     from mlhpc.deepcam.data.source import DeepCamSource

@@ -1,9 +1,9 @@
-"""The codecs of DeepCAM by name, and a sample as the bytes of a file: the field by its codec, the mask
-without loss.
+"""DeepCAM's codecs by name, and the encoding of a sample as the bytes of a file: the field by a codec, the mask
+losslessly.
 
-``delta`` keeps a bound that the user states, ``delta-small`` the same with the codes compressed once more, and
-``delta-paper`` is what Ibrahim and Oliker 2022 describes: no bound, and lines of which too many values are
-far off stay raw.
+``delta`` satisfies an error bound that the user sets, and so does ``delta-small``, which also compresses the
+codes. ``delta-paper`` is the codec that Ibrahim and Oliker 2022 describe: it has no bound, but lines with too many
+large errors are stored raw.
 """
 
 from collections.abc import Callable, Mapping
@@ -24,28 +24,28 @@ from mlhpc.errors import UserError
 
 Of = Literal["range", "value"]
 FAR = 0.10
-"""Relative error above which the paper counts a value as wrong (section V-A: "larger than 10% error")."""
-_MOST_FAR = 0.10  # share of such values in a line that delta-paper keeps; the paper states no rule
-_SIMILAR = 2.0**-11  # relative: half the last place of float16, in which the paper hands fields out
+"""Relative error above which the paper considers a value wrong (section V-A: "larger than 10% error")."""
+_MOST_FAR = 0.10  # share of such values that delta-paper accepts in a line; the paper states no rule
+_SIMILAR = 2.0**-11  # relative: half a unit in the last place of float16, the paper's output type
 _MASK_LEVEL = 1
 
 
 @dataclass(frozen=True)
 class Bound:
-    """The largest error that a decoded value may have: ``error`` times the ``ranges`` [channels] of its
-    channel over the training set, or times the value itself."""
+    """The largest error that a decoded value may have: ``error`` times the range of its channel over the training
+    set (``ranges`` [channels]), or times the value itself."""
 
     error: float
     of: Of
     ranges: npt.NDArray[np.float64]
 
     def facts(self) -> dict[str, Any]:
-        """For the manifest."""
+        """The facts about the bound for the manifest."""
         return {"max_error": self.error, "max_error_of": self.of}
 
     def allowed(self, values: npt.NDArray[Any], channels: npt.NDArray[np.intp]) -> npt.NDArray[np.float64]:
-        """The largest error of each of ``values``, whose first axis is lines of the given channels. ``values``
-        are [lines, ...], ``channels`` [lines]; returns the same shape as ``values``."""
+        """The largest error allowed for each of ``values`` [lines, ...], in the same shape; ``channels`` [lines]
+        are the channels of the lines."""
         per_line = self.error * self.ranges[channels]
         if self.of == "range":
             return np.broadcast_to(per_line.reshape(-1, *[1] * (values.ndim - 1)), values.shape)
@@ -53,8 +53,8 @@ class Bound:
 
 
 class Delta:
-    """``delta``, ``delta-small`` and ``delta-paper``. Only encoding asks for the ``bound``; without one it is
-    that of the paper."""
+    """The codecs ``delta``, ``delta-small`` and ``delta-paper``. The ``bound`` is used only for encoding; without
+    one, the paper's criterion applies."""
 
     lossy = True
 
@@ -66,8 +66,8 @@ class Delta:
         return self.bound.facts() if self.bound else {}
 
     def encode(self, array: npt.NDArray[np.float32]) -> Sections:
-        """The sections of ``delta.parse``; for delta-small ``codes`` and ``raw`` are compressed by zstd. What
-        leaves here has been decoded, and found to keep the bound. ``array`` is [rows, columns, channels]."""
+        """The sections, as ``delta.parse`` reads them, of ``array`` [rows, columns, channels]; delta-small
+        compresses ``codes`` and ``raw`` with zstd. The result has been decoded and satisfies the bound."""
         array = as_stored(array)
         bound, rows = self.bound, array.shape[0]
         if bound is None:
@@ -96,12 +96,12 @@ class Delta:
         delta.decode(self.lines(frame), out)
 
     def lines(self, frame: Frame) -> Lines:
-        """The lines of a frame. Raises UserError if it is malformed."""
+        """The lines of a frame. Raises UserError if the frame is malformed."""
         small = self.name == "delta-small"
         return delta.parse(library.inflated(frame, ("codes", "raw")) if small else frame)
 
     def finite_lines(self, frame: Frame) -> Lines:
-        """``lines``. Raises UserError also where a value is not finite."""
+        """As ``lines``, but also raises UserError if a value is not finite."""
         lines = self.lines(frame)
         if not np.isfinite(lines.raw).all():
             raise frame.error("contains a non-finite value", "raw")
@@ -131,9 +131,9 @@ def _as_the_paper(values: Any, decoded: Any, lines: Any) -> npt.NDArray[np.bool_
 
 
 class Planes:
-    """A library's codec with an absolute error bound, one channel at a time: the bound of the channel's range.
-    ``compress(plane, limit)`` encodes [rows, columns] for errors of at most ``limit``;
-    ``decompress(frame, section, shape, limit)`` is its inverse."""
+    """The codec of a library that supports an absolute error bound. Each channel is encoded separately, with the
+    bound that follows from the channel's range. ``compress(plane, limit)`` encodes a plane [rows, columns] with
+    errors of at most ``limit``; ``decompress(frame, section, shape, limit)`` is its inverse."""
 
     lossy = True
 
@@ -152,9 +152,9 @@ class Planes:
         return self.bound.facts() if self.bound else {}
 
     def encode(self, array: npt.NDArray[np.float32]) -> Sections:
-        """``limits`` (float64, the bound of each channel) and ``plane0``, ``plane1``… Raises UserError for
-        values that the library does not support, and where it does not keep the bound: what leaves here has been
-        decoded. ``array`` is [rows, columns, channels]."""
+        """The sections for ``array`` [rows, columns, channels]: ``limits`` (float64, the bound of each channel)
+        and ``plane0``, ``plane1``… The result has been decoded to verify the bound. Raises UserError for values
+        that the library does not support, and if it exceeds the bound."""
         assert self.bound
         array = as_stored(array)
         limits = self.bound.error * self.bound.ranges
@@ -186,7 +186,7 @@ def _take_plain(frame: Frame, section: str, out: npt.NDArray[Any]) -> None:
 
 
 PLAIN = library.Compressed("plain", lambda field: field.tobytes(), _take_plain)
-"""The field as it is, in one file with its mask."""
+"""The codec that stores the field as it is, in one file with its mask."""
 _BOUNDED: Mapping[str, Callable[[Bound], Codec]] = {
     "delta": partial(Delta, "delta"),
     "delta-small": partial(Delta, "delta-small"),
@@ -207,8 +207,8 @@ def encoder(
     minimum: npt.NDArray[Any],
     maximum: npt.NDArray[Any],
 ) -> Codec:
-    """The codec ``name`` with a bound relative to the channels' ranges from ``minimum`` to ``maximum``, or to
-    the values. Raises UserError for a bound that this codec cannot have. Both are [channels]."""
+    """The codec ``name``, with a bound relative to the values, or to the channels' ranges from ``minimum`` to
+    ``maximum``, both [channels]. Raises UserError for a bound that this codec does not support."""
     if name not in _BOUNDED:
         if max_error is not None or error_of is not None:
             raise UserError(f"--max-error: {name} has no bound (supported: {', '.join(_BOUNDED)})")
@@ -223,7 +223,7 @@ def encoder(
 
 
 def encode_sample(codec: Codec, field: npt.NDArray[np.float32], mask: npt.NDArray[np.uint8]) -> bytes:
-    """The file of a sample: ``field`` [rows, columns, channels], ``mask`` [rows, columns]."""
+    """The bytes of a sample's file, for ``field`` [rows, columns, channels] and ``mask`` [rows, columns]."""
     label = isal_zlib.compress(np.ascontiguousarray(mask), _MASK_LEVEL)
     return frame.pack(codec.name, "<f4", field.shape, {**codec.encode(field), "mask": label})
 
@@ -235,7 +235,7 @@ def decode_mask(frame: Frame, out: npt.NDArray[np.uint8]) -> None:
     stream = isal_zlib.decompressobj()
     try:
         content = stream.decompress(frame.sections["mask"], out.size + 1)
-    except Exception as error:  # its errors are of no class of its own
+    except Exception as error:  # the library has no error class of its own
         raise frame.error(f"not readable by zlib: {' '.join(str(error).split())[:160]}", "mask") from error
     if len(content) != out.size or not stream.eof:
         raise frame.error(f"is not a mask of {out.size} pixels", "mask")

@@ -1,7 +1,8 @@
-"""Samples to another format: .npy pairs (``data-*.npy`` with the field, ``label-*.npy`` with the mask), or
-``data-*.mlc``, encoded by a codec.
+"""Converts samples to another format: .npy pairs (``data-*.npy`` with the field, ``label-*.npy`` with the mask),
+or ``data-*.mlc``, encoded by a codec.
 
-A .npy file is read without a library, and its mask has one byte per pixel, where the published one has eight.
+A .npy file can be read without a library, and its mask has one byte per pixel, whereas the published one has
+eight.
 """
 
 import os
@@ -35,8 +36,8 @@ from mlhpc.quantities import bytes_text, count
 FOLDERS = ("train", "validation", "test")
 _REMEDY = "free some space or choose another folder"
 SETTINGS = ".conversion.json"
-"""Records how the files in its folder were converted, so that a restart never mixes formats. Hidden: not
-staged."""
+"""The file that records how the files in its folder were converted, so that a restart never mixes formats. Being
+hidden, it is not staged."""
 
 
 def convert(
@@ -53,19 +54,19 @@ def convert(
     ``archive``: the number of samples to pack into each file; without ``codec`` they are packed unchanged.
 
     "npy" (the default): fields keep their float32 values, masks become uint8. "npy-float16": fields are normalised
-    and rounded to float16 (physical values do not fit: pressure in Pa is beyond its largest, 65504), the
+    and rounded to float16 (physical values do not fit: pressure in Pa exceeds float16's largest value, 65504), the
     statistics become 0 and 1, and the manifest says so. This preprocessing differs from the reference's, so it is
-    for the open division only. Otherwise a codec of ``codec.CODECS``, with ``max_error`` and ``error_of`` if it
-    is lossy.
+    for the open division only. Otherwise ``codec`` is one of ``codec.CODECS``, with ``max_error`` and ``error_of``
+    if it is lossy.
 
-    The samples are divided among the ranks, with ``workers`` threads in each; the resulting files do not depend on
-    their number. Complete files are kept, so that an interrupted conversion can be resumed; source files with
-    a newer modification time are converted again. Each thread holds a sample in memory, 54 MiB at the published
-    size.
+    The samples are divided among the ranks, each of which uses ``workers`` threads; the resulting files do not
+    depend on the numbers of ranks and threads. Complete files are kept, so that an interrupted conversion can be
+    resumed; source files with a newer modification time are converted again. Each thread holds one sample in
+    memory, 54 MiB at the published size.
 
-    Called by all ranks. Raises UserError, the same on all ranks, if a sample or the statistics are not as
-    expected, or missing although the manifest of ``source`` lists them, or ``out`` cannot be written or holds
-    files of another kind, or normalised with other statistics.
+    Called by all ranks. Raises UserError, the same on all ranks, if a sample or the statistics are invalid, or
+    missing although the manifest of ``source`` lists them, or if ``out`` cannot be written or contains files in
+    another format or normalised with other statistics.
     """
     on_rank0(world, lambda: _require_folders(source, out))
     require_listed(source, world, workers, _is_read)
@@ -156,12 +157,12 @@ def _require_folders(source: Path, out: Path) -> None:
 
 
 def _is_read(name: str) -> bool:
-    """Whether a file of the source is a sample or the statistics, by its relative path."""
+    """Whether a file of the source is a sample or the statistics, judging by its relative path."""
     return name == "stats.h5" or name.startswith(tuple(f"{folder}/" for folder in FOLDERS))
 
 
 def _samples(source: Path, known: dict[str, Any], as_stored: bool) -> list[tuple[str, Path]]:
-    """Every sample to convert and its folder. Raises UserError for lossy samples unless ``as_stored``."""
+    """The folder and path of every sample to convert. Raises UserError for lossy samples unless ``as_stored``."""
     archives.require_unpacked(manifest.Manifest(source, manifest.Files.of(()), known))
     folders = [folder for folder in FOLDERS if (source / folder).is_dir()]
     if not folders:
@@ -244,15 +245,15 @@ def _read(
 
 
 def _is_kept(written: Path, size: int | None, modified_ns: int) -> bool:
-    """Whether a file exists, is complete (by ``size``; None: by its own header), and has the modification time of
-    its source."""
+    """Whether a file exists, is complete (judging by ``size``, or by its own header if that is None), and has its
+    source's modification time."""
     try:
         status = written.stat()
         if size is None and not frame.is_whole(written):
             return False
     except FileNotFoundError:
         return False
-    # Some file systems keep whole seconds.
+    # Some file systems store only whole seconds.
     second = modified_ns - modified_ns % 10**9
     return size in (None, status.st_size) and status.st_mtime_ns in (modified_ns, second)
 

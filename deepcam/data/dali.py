@@ -1,5 +1,5 @@
-"""Batches normalised by an NVIDIA DALI pipeline: on the GPU the field is transferred as stored and normalised
-there."""
+"""Batches normalised by an NVIDIA DALI pipeline. With a GPU, the field is transferred as stored and normalised on
+the GPU."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -22,7 +22,7 @@ class NormalisedByDali:
         self._shape, self._statistics, self._gpu = reader.shape, statistics, device != "cpu"
 
     def inputs(self, batch: tuple[TensorPair, int]) -> list[npt.NDArray[np.float32]]:
-        """A field [rows, columns · channels] for each sample."""
+        """The fields of the samples, each [rows, columns · channels]."""
         (x, _), _ = batch
         return [field.reshape(len(field), -1) for field in x.numpy()]  # a row is one axis
 
@@ -39,5 +39,6 @@ class NormalisedByDali:
         return (x.view(-1, *self._shape), y.to(x.device, non_blocking=True)), size
 
     def errors(self, in_use: Sequence[Any]) -> AbstractContextManager[None]:
-        """Samples are decoded before they enter the pipeline, so its errors never name one."""
+        """Does nothing: samples are decoded before they enter the pipeline, so none of them can cause its
+        errors."""
         return nullcontext()

@@ -1,8 +1,8 @@
-"""The differential codec of Ibrahim and Oliker 2022, section V-A: its format, and decoding it.
+"""The differential codec of Ibrahim and Oliker 2022, section V-A: its format and its decoding.
 
-A field float32 [rows, columns, channels] is taken apart into lines along the columns, the smoothest
-direction; line ``channel · rows + row``. Every line has a kind (uint8), and can be decoded without the
-others:
+A field, float32 [rows, columns, channels], is divided into lines along the columns, which is the smoothest
+direction; lines are numbered ``channel · rows + row``. Every line has a kind (uint8), and can be decoded
+independently of the others:
 
 ===== =====================================================================================================
 kind  line
@@ -14,11 +14,11 @@ kind  line
 2 s+1 the same with differences in the linear code
 ===== =====================================================================================================
 
-A logarithmic byte has 1 sign bit, 3 bits of exponent e and 4 of mantissa m: ±(16 + m)·2ᵉ units, and byte 0 is no
-difference. A linear one is a signed integer of units. Differences are integers, so that the sum of those up to a
-column does not depend on the order of adding: value = float32(pivot + float32(sum) · unit), rounded once, is the
-same from every decoder. The paper leaves open the length of segments, the code of zero, and which lines are
-kept raw.
+A logarithmic byte has 1 sign bit, 3 bits of exponent e and 4 bits of mantissa m, and stands for ±(16 + m)·2ᵉ
+units; byte 0 stands for no difference. A linear byte is a signed number of units. Differences are integers, so the
+sum of those up to a column does not depend on the order in which they are added: value = float32(pivot +
+float32(sum) · unit), rounded once, is the same in every decoder. The paper does not specify the length of
+segments, the code of zero, or which lines are stored raw.
 """
 
 from dataclasses import dataclass
@@ -31,24 +31,24 @@ from mlhpc.common.data.codecs import dtypes, native
 from mlhpc.common.data.codecs.frame import Frame
 
 CONSTANT, RAW = 0, 1
-LEAST_UNIT, MOST_UNIT = -126, 98  # sums stay below 2^28 units: no product is denormal, none above 2^126
-MOST_PIVOT = np.float32(2.0**126)  # nor is a sum with a pivot infinite
-LEAST_LOG2, MOST_LOG2 = 4, 16  # of the columns of a segment
+LEAST_UNIT, MOST_UNIT = -126, 98  # sums stay below 2^28 units, so no product is denormal or above 2^126
+MOST_PIVOT = np.float32(2.0**126)  # so no sum with a pivot is infinite
+LEAST_LOG2, MOST_LOG2 = 4, 16  # log2 of the columns in a segment
 _byte = np.arange(256)
 _magnitude = (16 + (_byte & 15)) << ((_byte >> 4) & 7)
 _logarithmic = np.where(_byte < 128, _magnitude, -_magnitude)
 _logarithmic[0] = 0
 DIFFERENCES: npt.NDArray[np.int32] = np.stack([_logarithmic, _byte.astype(np.int8)]).astype(np.int32)
-"""[2, 256]: values of the logarithmic and the linear bytes."""
+"""The values of all logarithmic and all linear bytes, [2, 256]."""
 
 
 @dataclass(frozen=True)
 class Lines:
-    """The sections of a frame, checked: everything that ``kinds`` asks for is there.
+    """The sections of a frame, which have been checked: everything that ``kinds`` requires is present.
 
-    ``kinds`` [channels, rows]; ``first`` and ``coded`` int64 [channels, rows]: the first pivot of a line, or the
-    row of its raw values, and the row of its codes. ``pivots``, ``units`` one a segment; ``codes`` [lines,
-    columns]; ``raw`` [lines, columns].
+    ``kinds``: [channels, rows]. ``first``, int64 [channels, rows]: the index of each line's first pivot, or the
+    row of its values in ``raw``; ``coded``, int64 [channels, rows]: the row of its codes in ``codes``. ``pivots``
+    and ``units``: one per segment. ``codes``: [coded lines, columns]; ``raw``: [raw lines, columns].
     """
 
     shape: tuple[int, int, int]
@@ -61,20 +61,20 @@ class Lines:
     raw: npt.NDArray[np.float32]
 
     def shares(self) -> dict[str, float]:
-        """The share of the lines that are of each kind, by its name."""
+        """The share of lines of each kind, by the kind's name."""
         kinds, counts = np.unique(self.kinds, return_counts=True)
         return {kind_name(int(k)): float(n) / self.kinds.size for k, n in zip(kinds, counts, strict=True)}
 
 
 def kind_name(kind: int) -> str:
-    """The name of a kind of line, as tables show it."""
+    """The name of a kind of line, for tables."""
     if kind < 2:
         return ("constant", "raw")[kind]
     return f"{'linear' if kind & 1 else 'logarithmic'} {1 << (kind >> 1)}"
 
 
 def segments_of(kinds: npt.NDArray[np.uint8], columns: int) -> npt.NDArray[np.int64]:
-    """How many pivots lines of these kinds have. Both are [lines]."""
+    """The number of pivots, [lines], of lines of these ``kinds`` [lines] with ``columns`` columns."""
     lengths = np.int64(1) << (kinds >> 1).astype(np.int64)
     return np.where(kinds == CONSTANT, 1, np.where(kinds == RAW, 0, -(-columns // lengths)))
 
@@ -94,7 +94,7 @@ def parse(frame: Frame) -> Lines:
     units: npt.NDArray[Any] = frame.array("units", "i1", int(segments.sum()))
     if len(units) and not LEAST_UNIT <= int(units.min()) <= int(units.max()) <= MOST_UNIT:
         raise frame.error(f"contains an exponent outside [{LEAST_UNIT}, {MOST_UNIT}]", "units")
-    if not (np.abs(pivots) < MOST_PIVOT).all():  # nor NaN
+    if not (np.abs(pivots) < MOST_PIVOT).all():  # also fails for NaN
         raise frame.error("contains a pivot that is not finite or too large", "pivots")
     codes: npt.NDArray[Any] = frame.array("codes", "u1", int(is_coded.sum()) * columns)
     raw: npt.NDArray[Any] = frame.array("raw", "<f4", int(is_raw.sum()) * columns)
@@ -113,7 +113,8 @@ def parse(frame: Frame) -> Lines:
 
 
 def decode_line(lines: Lines, channel: int, row: int) -> npt.NDArray[np.float32]:
-    """A line [columns], the slow and obvious way: the truth that other decoders are compared with."""
+    """A line [columns], decoded in the slow and obvious way: the reference with which other decoders are
+    compared."""
     kind, first, columns = int(lines.kinds[channel, row]), lines.first[channel, row], lines.shape[1]
     if kind == RAW:
         return np.array(lines.raw[first])
@@ -131,11 +132,12 @@ def decode_line(lines: Lines, channel: int, row: int) -> npt.NDArray[np.float32]
 
 
 Normalisation = tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]
-"""Shift and scale of each channel: (value - shift) · scale in float32, as the reference normalises."""
+"""Shift and scale of each channel, [channels]: values are normalised to (value - shift) · scale in float32, as in
+the reference."""
 
 
 def decode_slowly(lines: Lines, normalise: Normalisation | None = None) -> npt.NDArray[np.float32]:
-    """All lines, float32 [rows, columns, channels]."""
+    """All lines, decoded by ``decode_line``: float32 [rows, columns, channels]."""
     rows, columns, channels = lines.shape
     out = np.empty((rows, columns, channels), np.float32)
     for channel in range(channels):
@@ -155,10 +157,11 @@ def decode(
     sample_dtype: str = "float32",
     channels_first: bool = False,
 ) -> None:
-    """Fill ``out``, C-contiguous [rows, columns, channels] or [channels, rows, columns], of
-    ``dtypes.NUMPY[sample_dtype]``: decoded, normalised, rounded and transposed in one pass over a row.
+    """Fill ``out``, C-contiguous [rows, columns, channels] or [channels, rows, columns] in the type
+    ``dtypes.NUMPY[sample_dtype]``; values are decoded, normalised, rounded and transposed in one pass over each
+    row.
 
-    Runs without the interpreter's lock where the compiled decoder is there.
+    With the compiled decoder, this runs without holding the interpreter lock.
     """
     rows, columns, channels = lines.shape
     shape = (channels, rows, columns) if channels_first else lines.shape

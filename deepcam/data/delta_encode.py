@@ -1,5 +1,5 @@
-"""Encoding by the differential codec, in closed loop: each difference is taken to what the decoder will have, so
-that errors do not add up along a line. Which kind a line becomes is decided by decoding it.
+"""Encodes with the differential codec in a closed loop: each difference is taken from the value that the decoder
+will have, so that errors do not accumulate along a line. Lines are decoded to decide which kind they become.
 """
 
 from collections.abc import Callable, Iterator
@@ -12,19 +12,20 @@ from mlhpc.deepcam.data.delta import CONSTANT, DIFFERENCES, LEAST_LOG2, LEAST_UN
 
 Floats = npt.NDArray[np.float32]
 Accept = Callable[[Floats, Floats, npt.NDArray[np.intp]], npt.NDArray[np.bool_]]
-"""(values [lines, columns], decoded, line numbers) -> which lines satisfy the error bound."""
+"""(values [lines, columns], decoded [lines, columns], line numbers [lines]) -> whether each line satisfies the
+error bound, [lines]."""
 
-_LARGEST = {0: 31 << 7, 1: 127}  # difference of a code, units
-_SHORTER = (8, 6, LEAST_LOG2)  # log2 of the columns of a segment, where the whole line in one does not do
-_AT_ONCE = 1 << 21  # values that are worked on at once: about what caches hold
+_LARGEST = {0: 31 << 7, 1: 127}  # the largest difference of each code, in units
+_SHORTER = (8, 6, LEAST_LOG2)  # log2 of the columns in a segment, if one segment per line fails
+_AT_ONCE = 1 << 21  # values processed at a time, about as many as fit in the caches
 
 
 def encode(field: Floats, accept: Accept, linear_unit: Callable[..., Any] | None = None) -> dict[str, bytes]:
     """The sections of ``field`` [rows, columns, channels]. Every line gets the smallest kind that ``accept``
-    takes: constant, coded in one segment, in segments of 256, 64, 16 columns, else raw.
+    accepts: constant, coded in one segment, coded in segments of 256, 64 or 16 columns, or else raw.
 
-    ``linear_unit(values [lines, segments, columns], numbers of the lines)`` gives the largest unit (float64,
-    [lines, segments]) that the linear code may have; None: the logarithmic code only.
+    ``linear_unit(values [lines, segments, columns], line numbers)`` returns the largest unit (float64, [lines,
+    segments]) that the linear code may use; None: use only the logarithmic code.
     """
     columns = field.shape[1]
     lines = np.ascontiguousarray(field.transpose(2, 0, 1)).reshape(-1, columns)
@@ -35,7 +36,7 @@ def encode(field: Floats, accept: Accept, linear_unit: Callable[..., Any] | None
     units: list[Any] = [np.empty(0, np.int8)] * len(lines)
     codes: list[Any] = [None] * len(lines)
 
-    finite = (np.abs(lines) < MOST_PIVOT).all(axis=1)  # and no NaN
+    finite = (np.abs(lines) < MOST_PIVOT).all(axis=1)  # false for NaN
     left = np.flatnonzero(finite)
     constant = np.broadcast_to(lines[left, :1], (len(left), columns))
     taken = accept(lines[left], constant, left)
@@ -64,8 +65,8 @@ def encode(field: Floats, accept: Accept, linear_unit: Callable[..., Any] | None
 
 
 class _Coded:
-    """Lines coded with segments of one length: ``pivots``, ``units`` [lines, segments], ``codes`` and what they
-    decode to, ``decoded``, [lines, columns]."""
+    """Lines coded with segments of one length: ``pivots`` and ``units`` [lines, segments], ``codes`` [lines,
+    columns], and the values that these decode to, ``decoded`` [lines, columns]."""
 
     def __init__(self, pivots: Floats, units: Any, codes: Any, decoded: Floats) -> None:
         self.pivots, self.units, self.codes, self.decoded = pivots, units, codes, decoded
@@ -110,16 +111,16 @@ def _coded(lines: Floats, log2: int, code: int, linear_unit: Any, numbers: Any) 
 
 
 def _logarithmic(difference: npt.NDArray[np.float64]) -> npt.NDArray[np.uint8]:
-    """The byte nearest to each difference in units."""
+    """The logarithmic byte nearest to each difference, which is in units; of the same shape."""
     magnitude = np.minimum(np.abs(difference), _LARGEST[0])
     mantissa, exponent = np.frexp(
         np.maximum(magnitude, 16)
     )  # magnitude = mantissa · 2^exponent, 0.5 ≤ mantissa < 1
-    steps = np.rint(mantissa * 32).astype(np.int64)  # 16 to 32 sixteenths of the binade
-    code = (exponent - 5) * 16 + steps - 16  # 32 runs over into the next exponent by itself
+    steps = np.rint(mantissa * 32).astype(np.int64)  # 16 to 32, in sixteenths of the binade
+    code = (exponent - 5) * 16 + steps - 16  # 32 carries over into the next exponent
     code = np.where(
         magnitude < 8, 0, np.maximum(code, difference > 0)
-    )  # byte 0 is no difference: +16 becomes +17
+    )  # byte 0 means no difference, so +16 becomes +17
     return np.where((difference < 0) & (magnitude >= 8), code + 128, code).astype(np.uint8)
 
 

@@ -1,8 +1,9 @@
-"""The differential codec decoded on a GPU: the sections cross the bus, and a program takes a line of one channel.
+"""Decodes the differential codec on a GPU: the sections are transferred, and each program decodes one line of one
+channel.
 
-All kinds of lines go through one kernel without diverging inside a program; the sum along segments is a scan of
-integers, so that every value has the bits of ``delta.decode_line``. Triton's interpreter (``TRITON_INTERPRET=1``)
-runs it without a GPU.
+One kernel handles all kinds of lines without divergence inside a program. The sum along segments is a scan of
+integers, so every value is bit-identical to that of ``delta.decode_line``. Triton's interpreter
+(``TRITON_INTERPRET=1``) runs it without a GPU.
 """
 
 import math
@@ -45,8 +46,8 @@ def decode_line(
     BFLOAT16: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Program (row, channel) decodes its line into ``out``, whose strides are in elements; ``BLOCK`` is a power of
-    two of at least ``columns``. ``BFLOAT16``: ``out`` is its bits, int16."""
+    """Program (row, channel) decodes its line into ``out``, whose strides are in elements. ``BLOCK`` is a power of
+    two of at least ``columns``. With ``BFLOAT16``, ``out`` is int16 and gets the bits of bfloat16 values."""
     row = tl.program_id(0)
     channel = tl.program_id(1)
     line = channel * rows + row
@@ -81,7 +82,7 @@ def decode_line(
     target = (
         out + row.to(tl.int64) * row_stride + column.to(tl.int64) * column_stride + channel * channel_stride
     )
-    if BFLOAT16:  # rounded here, and not by a conversion, which Triton's interpreter truncates
+    if BFLOAT16:  # rounded here: in a conversion, Triton's interpreter would truncate
         bits = value.to(tl.uint32, bitcast=True)
         rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
         rounded = tl.where(value != value, (bits >> 16) | 0x40, rounded)
@@ -96,9 +97,9 @@ def decode(
     normalise: Normalisation | None = None,
     move: Callable[[torch.Tensor], torch.Tensor] | None = None,
 ) -> None:
-    """Fill ``out`` [rows, columns, channels] on a GPU, of any strides: a view of channels-first memory gives that
-    layout. float32, float16 or bfloat16. ``move`` brings the sections there (``devices.mover``: from page-locked
-    memory, during the step before); None: an ordinary copy."""
+    """Fill ``out`` [rows, columns, channels], float32, float16 or bfloat16, on a GPU. It may have any strides, so
+    that a view can fill channels-first memory. ``move`` transfers the sections (``devices.mover`` does so from
+    page-locked memory during the previous step); None: an ordinary copy."""
     rows, columns, channels = lines.shape
     assert tuple(out.shape) == lines.shape
     device = out.device
@@ -106,8 +107,8 @@ def decode(
     arrays: list[npt.NDArray[Any]] = [lines.kinds, lines.first, lines.coded]
     arrays += [lines.pivots, lines.units, lines.codes, lines.raw]
     arrays += normalise or (np.zeros(1, np.float32), np.ones(1, np.float32))
-    # In one copy. Each begins at a multiple of 16 bytes, for which Triton compiles, and has some of its own: a
-    # pointer to nothing is no pointer.
+    # All arrays go in one copy. Each begins at a multiple of 16 bytes, for which Triton compiles, and has some
+    # bytes even if it is empty, so that its pointer is valid.
     starts = np.cumsum([0, *(16 * (array.nbytes // 16 + 1) for array in arrays)]).tolist()
     host = torch.empty(starts[-1], dtype=torch.uint8, pin_memory=move is not None and device.type != "cpu")
     for start, array in zip(starts, arrays, strict=False):
@@ -130,12 +131,12 @@ def decode(
 
 
 def warm_up(shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> None:
-    """Compile the kernel for samples of ``shape`` by decoding one, all pivots, and page-lock memory for their
-    sections, before the clock starts."""
+    """Before the clock starts, compile the kernel for samples of ``shape`` by decoding one that has only constant
+    lines, and page-lock memory for the sections of samples."""
     lines, one = np.zeros((shape[2], shape[0]), np.int64), np.zeros(1, np.float32)
     sections = one, one.astype(np.int8), one.astype(np.uint8), one
     sample = Lines(shape, lines.astype(np.uint8), lines, lines, *sections)
     channel = np.zeros(shape[2], np.float32)
     decode(sample, torch.empty(shape, dtype=dtype, device=device), (channel, channel))
-    # Sections of up to a byte per value and a few per line; one is filled while another is copied.
+    # Sections take up to a byte per value and a few per line. One piece is filled while another is copied.
     page_lock(math.prod(shape) + 32 * lines.size, 3)

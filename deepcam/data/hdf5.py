@@ -1,7 +1,7 @@
-"""The published layout: ``climate/data`` and ``climate/labels_0`` in one HDF5 file per sample, and ``stats.h5``.
+"""The published layout: one HDF5 file per sample with ``climate/data`` and ``climate/labels_0``, and ``stats.h5``.
 
-The HDF5 library serialises threads, and its handles do not survive a fork. So it is used only to locate the two
-arrays, and the file is closed again; the arrays are then read by offset.
+The HDF5 library serialises threads, and its handles do not survive a fork. It is therefore used only to locate the
+two arrays, which are read by offset after the file has been closed.
 """
 
 import os
@@ -19,11 +19,11 @@ from mlhpc.common.formats.hdf5 import reading, require_own_values
 from mlhpc.errors import UserError
 
 DATA, LABELS = "climate/data", "climate/labels_0"
-_KEPT = 1 << 16  # bytes of metadata kept to recognise a layout; the published files have 2 KiB
+_KEPT = 1 << 16  # bytes of metadata kept to recognise a layout; published files have 2 KiB
 
 
 class Statistics(NamedTuple):
-    """Smallest and largest value of each channel ``[channels]``, over the training samples."""
+    """The smallest and largest values of the channels, ``[channels]``, over the training samples."""
 
     minimum: npt.NDArray[Any]
     maximum: npt.NDArray[Any]
@@ -31,10 +31,10 @@ class Statistics(NamedTuple):
 
 @dataclass(frozen=True)
 class Layout:
-    """Where the arrays of a file are, and what identifies it: its size and all its other bytes.
+    """The positions of a file's arrays, and what identifies this layout: the file's size and all its other bytes.
 
-    A file with the same size and the same bytes outside the arrays has the same layout, since HDF5 has no other
-    source for it.
+    A file with the same size and the same bytes outside the arrays has the same layout, since HDF5 stores it
+    nowhere else.
     """
 
     data: Extent
@@ -50,10 +50,10 @@ class Layout:
 
 
 def locate(path: Path) -> Layout | None:
-    """The layout of a sample; None if its arrays are chunked, compressed, in other files, or in a number
-    format that NumPy lacks.
+    """The layout of a sample; None if its arrays are chunked, compressed, in other files, or in a number format
+    that NumPy does not support.
 
-    Raises UserError naming the file when it is not an HDF5 file, is truncated, or lacks one of the two arrays.
+    Raises UserError naming the file if it is not an HDF5 file, is truncated, or lacks one of the two arrays.
     """
     with reading(path) as file:
         extents = [_extent(_dataset(file, path, name), path) for name in (DATA, LABELS)]
@@ -66,12 +66,12 @@ def locate(path: Path) -> Layout | None:
         gaps = [(0, first.offset), (first.end, last.offset), (last.end, size)]
         kept = sum(end - start for start, end in gaps) <= _KEPT
         metadata = tuple((start, os.pread(fd, end - start, start)) for start, end in gaps if kept)
-    # Size -1 matches no file, so that this layout is not used for the next one.
+    # Size -1 matches no file, so this layout is not used for the next one.
     return Layout(data, labels, size if kept else -1, metadata)
 
 
 def sample_shape(path: Path) -> tuple[int, int, int]:
-    """[rows, columns, channels] of a sample. Raises UserError like ``locate``."""
+    """The shape of a sample: rows, columns, channels. Raises UserError like ``locate``."""
     with reading(path) as file:
         shape: tuple[int, ...] = _dataset(file, path, DATA).shape
     if len(shape) != 3:
@@ -80,14 +80,14 @@ def sample_shape(path: Path) -> tuple[int, int, int]:
 
 
 def read(path: Path) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-    """Both arrays, read by the library: slower, for files without a layout (``locate``). The field is [rows,
-    columns, channels], the labels [rows, columns]."""
+    """The field [rows, columns, channels] and the labels [rows, columns], read by the library, which is slower.
+    For files for which ``locate`` returns None."""
     with reading(path) as file:
         return _dataset(file, path, DATA)[...], _dataset(file, path, LABELS)[...]
 
 
 def find_statistics(root: Path) -> Path:
-    """``stats.h5`` of a data set: at its root, as the public reference reads it, or in ``train/``.
+    """The path of ``stats.h5``: in the data set's root, where the public reference reads it, or in ``train/``.
 
     Raises UserError if there is none.
     """
@@ -100,8 +100,8 @@ def find_statistics(root: Path) -> Path:
 def read_statistics(root: Path, channels: int) -> Statistics:
     """The statistics of the data set at ``root``.
 
-    Raises UserError if ``stats.h5`` is missing or damaged, has another number of channels, or has values
-    that are useless for normalisation: not finite, or a maximum that is not above the minimum.
+    Raises UserError if ``stats.h5`` is missing or damaged, has a different number of channels, or has values that
+    cannot be used for normalisation: values that are not finite, or a maximum that is not above the minimum.
     """
     path = find_statistics(root)
     with reading(path) as file:
@@ -138,12 +138,13 @@ CHANNELS = (
 
 
 def channel_name(channel: int, channels: int) -> str:
-    """The name of a channel, counted from 0, in messages: with its published name if there are sixteen."""
+    """The name of ``channel``, counted from 0, for messages; it includes the published name if there are
+    sixteen."""
     return f"channel {channel}" + (f" ({CHANNELS[channel]})" if channels == len(CHANNELS) else "")
 
 
 def _extent(dataset: Any, path: Path) -> Extent | None:
-    # HDF5 has number formats that NumPy lacks (other mantissas, exponents, biases); dtype is the nearest one.
+    # HDF5 has number formats that NumPy lacks (other mantissas, exponents, biases); dtype is the nearest type.
     if not dataset.id.get_type().equal(h5py.h5t.py_create(dataset.dtype)):
         return None
     offset = dataset.id.get_offset()

@@ -1,8 +1,8 @@
-"""One sample from its files into the arrays of a batch: read, checked and normalised in one pass.
+"""Reads a sample from its files into the arrays of a batch, and checks and normalises it in the same pass.
 
-A sample has a field ``[rows, columns, channels]`` and a mask ``[rows, columns]`` of classes. If they are
-stored contiguously, a block of rows at a time is read, checked and normalised while it is in the processor's
-cache. All expensive operations release the interpreter lock, so that threads run in parallel.
+A sample consists of a field ``[rows, columns, channels]`` and a mask ``[rows, columns]`` of classes. If they are
+stored contiguously, a block of rows at a time is read, and checked and normalised while it is in the processor's
+cache. All expensive operations release the interpreter lock, so threads run in parallel.
 """
 
 import os
@@ -31,21 +31,22 @@ from mlhpc.errors import UserError
 _SUFFIXES = (".h5", ".npy", ".mlc")
 CLASSES = 3  # background, tropical cyclone, atmospheric river
 UNENCODED = ("hdf5", "npy", "npy-float16")
-"""Formats without a codec, by their names in manifests."""
+"""The formats without a codec, as manifests name them."""
 _NPY_MAGIC = b"\x93NUMPY"
-_BLOCK = 1 << 20  # bytes of a block of rows; two threads' blocks fit their cores' level-2 caches
+_BLOCK = 1 << 20  # bytes in a block of rows; the blocks of two threads fit in a core's level-2 cache
 
 
 def is_sample(path: str) -> bool:
-    """Whether a file of a data set stands for a sample: ``data-*.h5``, ``data-*.npy`` with its mask, or
-    ``data-*.mlc``, encoded by a codec."""
+    """Whether a file of a data set represents a sample: ``data-*.h5``, ``data-*.npy`` (which has a mask file), or
+    ``data-*.mlc``, which a codec has encoded."""
     return path.rpartition("/")[2].startswith("data-") and path.endswith(_SUFFIXES)
 
 
 def list_samples(folder: Path, expected: int | None = None) -> list[Sample]:
-    """The samples of ``folder`` sorted by name, files or members of its archives; indices refer to this list.
+    """The samples in ``folder``, which are files or members of archives, sorted by name; sample indices refer to
+    this list.
 
-    Raises ``UserError`` if there are none, fewer than ``expected``, or files of both layouts; those beyond
+    Raises ``UserError`` if there are none, fewer than ``expected``, or files of both layouts; samples beyond
     ``expected`` are left out.
     """
     kinds = "data-*.h5, .npy, .mlc or archived"
@@ -56,8 +57,8 @@ def list_samples(folder: Path, expected: int | None = None) -> list[Sample]:
 
 
 def require_layout(dataset: Manifest) -> None:
-    """Raise UserError for .npy files without a manifest that states their type: a sample is two of them; and
-    when a manifest names an unknown codec, or calls a lossy one lossless."""
+    """Raise UserError for .npy files, of which a sample has two, without a manifest that states their type; and if
+    a manifest names an unknown codec or calls a lossy codec lossless."""
     if dataset.facts.get("codec", "hdf5") not in UNENCODED:
         require(dataset.facts, CODECS, dataset.root / NAME)
     if "dtype" not in dataset.facts and any(file.path.endswith(".npy") for file in dataset.files):
@@ -65,7 +66,8 @@ def require_layout(dataset: Manifest) -> None:
 
 
 def sample_shape(path: Sample) -> tuple[int, int, int]:
-    """[rows, columns, channels] of a sample of any format. Raises UserError if the file is not a sample."""
+    """The shape of a sample in any format: rows, columns, channels. Raises UserError if the file is not a
+    sample."""
     if isinstance(path, Member):
         rows, columns, channels = frame.unpack(archive.read(path), path).shape
         return rows, columns, channels
@@ -85,9 +87,9 @@ def sample_shape(path: Sample) -> tuple[int, int, int]:
 def shift_and_scale(
     statistics: Statistics, columns: int
 ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
-    """Shift and scale that normalise a row of a field, [columns · channels]: (row - shift) · scale.
+    """The shift and scale, [columns · channels], that normalise a row of a field: (row - shift) · scale.
 
-    For a whole row, because a loop over 16 channels is too short to be efficient.
+    They are for a whole row because a loop over 16 channels is too short to be efficient.
     """
     scale = 1 / (statistics.maximum - statistics.minimum)
     shift, scale = (np.tile(values.astype(np.float32), columns) for values in (statistics.minimum, scale))
@@ -95,7 +97,7 @@ def shift_and_scale(
 
 
 def sample_bytes(sample_shape: Sequence[int], sample_dtype: str) -> int:
-    """Bytes of a sample in a batch."""
+    """Bytes that a sample takes in a batch."""
     rows, columns, channels = sample_shape
     return rows * columns * (dtypes.NUMPY[sample_dtype].itemsize * channels + 1)
 
@@ -109,8 +111,8 @@ class CachedReader:
         self._cache: dict[Sample, tuple[npt.NDArray[Any], npt.NDArray[np.uint8]]] = {}
 
     def read(self, path: Sample, x: npt.NDArray[Any], y: npt.NDArray[np.uint8]) -> int:
-        """Like ``Reader.read``; 0 bytes when the sample comes from memory. ``x`` is [rows, columns, channels],
-        ``y`` [rows, columns]."""
+        """Like ``Reader.read``, for ``x`` [rows, columns, channels] and ``y`` [rows, columns]; returns 0 if the
+        sample comes from memory."""
         if path in self._cache:
             x[...], y[...] = self._cache[path]
             return 0
@@ -122,10 +124,11 @@ class CachedReader:
 class Reader:
     """Reads samples of shape [rows, columns, channels]. Thread-safe.
 
-    With ``statistics``, fields come as (x - minimum) · (1 / (maximum - minimum)), in float32 and in the order
-    of the public reference (mlcommons/hpc, deepcam/src/deepCam/data/cam_hdf5_dataset.py), whose values they
-    equal bit for bit; without, as they are stored. They are rounded once, to ``sample_dtype`` of ``dtypes.NUMPY``.
-    ``codec``: the one in the data set's manifest; None: none.
+    With ``statistics``, fields are normalised to (x - minimum) · (1 / (maximum - minimum)), in float32 and in the
+    order of operations of the public reference (mlcommons/hpc, deepcam/src/deepCam/data/cam_hdf5_dataset.py), so
+    that values are equal bit for bit; without ``statistics``, they are returned as stored. They are rounded once,
+    to ``sample_dtype`` (a key of ``dtypes.NUMPY``). ``codec``: the codec in the data set's manifest; None: it
+    names none.
     """
 
     def __init__(
@@ -140,17 +143,17 @@ class Reader:
         self.sample_dtype = sample_dtype
         self.parts: Parts = (self.shape, sample_dtype), (self.shape[:2], "uint8")
         self._block_rows = max(1, _BLOCK // (4 * columns * channels))
-        self._layout: hdf5.Layout | None = None  # of the HDF5 file read last
+        self._layout: hdf5.Layout | None = None  # of the last HDF5 file read
         self._shift_and_scale = shift_and_scale(statistics, columns) if statistics else None
         self.normalisation = shift_and_scale(statistics, 1) if statistics else None
         self._codec = codec if isinstance(codec, str) and codec in CODECS else None
 
     def read(self, path: Sample, x: npt.NDArray[Any], y: npt.NDArray[np.uint8]) -> int:
-        """Read a sample into ``x`` [rows, columns, channels], of ``sample_dtype``, and ``y`` [rows, columns], both
-        contiguous. Return the size of its files in bytes.
+        """Read a sample into ``x`` [rows, columns, channels], of type ``sample_dtype``, and ``y`` [rows, columns],
+        both contiguous. Returns the size of its files in bytes.
 
-        Raises ``UserError`` naming the file when it is missing, truncated or damaged, its arrays are not of
-        this shape, a value is not finite, or a label is not a class.
+        Raises ``UserError`` naming the file if it is missing, truncated or damaged, its arrays have other shapes,
+        a value is not finite, or a label is not a class.
         """
         if isinstance(path, Member):
             return self._read_encoded(archive.read(path), path, x, y)
@@ -158,7 +161,7 @@ class Reader:
             head = os.pread(fd, 8, 0)
             if head == frame.MAGIC:
                 return self._read_encoded(_content(fd, path), path, x, y)
-            # The suffix decides only for a damaged file, so that its error is that of its format.
+            # The suffix matters only for a damaged file, so that the error is that of its format.
             if head.startswith(_NPY_MAGIC) or path.suffix == ".npy":
                 mask = npy.label_path(path)
                 with opened(mask) as labels:
@@ -182,14 +185,14 @@ class Reader:
             return os.fstat(fd).st_size
 
     def finish(self, arrays: Sequence[Any], results: list[int]) -> tuple[tuple[Any, Any], int]:
-        """``x`` [b, rows, columns, channels] and ``y`` [b, rows, columns] as laid out in memory, and the size of
-        their files in bytes."""
+        """``x`` [b, rows, columns, channels] and ``y`` [b, rows, columns] as laid out in memory, and the total
+        size of their files in bytes."""
         x, y = arrays
         return (x, y), sum(results)
 
     def read_lines(self, path: Sample, y: npt.NDArray[np.uint8]) -> tuple[Lines, int]:
-        """Read a sample of the differential codec without decoding its field: the lines, and the size of its
-        file in bytes; ``y`` as in ``read``. Raises UserError as ``read`` does. ``y`` is [rows, columns]."""
+        """Read a sample of the differential codec without decoding its field: returns the lines and the size of
+        its file in bytes, and fills ``y`` [rows, columns] as ``read`` does. Raises UserError like ``read``."""
         encoded, codec, size = self._unpack(archive.read(path), path, y)
         assert isinstance(codec, Delta)
         return codec.finite_lines(encoded), size
@@ -197,7 +200,7 @@ class Reader:
     def _unpack(
         self, content: memoryview, path: Sample, y: npt.NDArray[np.uint8]
     ) -> tuple[Frame, Codec, int]:
-        """An encoded sample, its codec and its size in bytes; its mask goes to ``y``."""
+        """An encoded sample, its codec and its size in bytes. Its mask is decoded into ``y`` [rows, columns]."""
         encoded = frame.unpack(content, path)
         codec = find_stated(encoded, CODECS, self._codec, path)
         encoded.require(codec.name, np.float32, self.shape)
@@ -219,8 +222,8 @@ class Reader:
         return size
 
     def _blocks(self, x: npt.NDArray[Any]) -> Iterator[tuple[slice, npt.NDArray[np.float32]]]:
-        """Blocks of rows of ``x`` that fit in the cache, and float32 memory for their stored values: scratch
-        memory if they are normalised or rounded, so that ``x`` is written once."""
+        """Blocks of rows of ``x`` that fit in the cache, each with float32 memory for its stored values. This is
+        scratch memory if values are normalised or rounded, so that ``x`` is written only once."""
         step = self._block_rows
         as_stored = self.sample_dtype == "float32" and not self._shift_and_scale
         scratch = None if as_stored else np.empty((step, *x.shape[1:]), np.float32)
@@ -243,14 +246,15 @@ class Reader:
     def _finish(
         self, block: npt.NDArray[np.float32], out: npt.NDArray[Any], path: Sample, name: str, first_row: int
     ) -> None:
-        """Check rows of the field, normalise them and round them to ``out``, which may be ``block``."""
+        """Check the rows of the field in ``block``, normalise them, and round them into ``out`` of the same shape,
+        which may be ``block`` itself."""
         flat, flat_out = block.reshape(len(block), -1), out.reshape(len(out), -1)
         bad = None
         if self._shift_and_scale:
             bad = native.normalise(flat, *self._shift_and_scale, flat_out, self.sample_dtype)
         if bad == -1:
             return
-        # NaN propagates to both, infinity to one of them. Faster than testing every value.
+        # NaN propagates to both maximum and minimum, infinity to one of them: faster than testing every value.
         if not (np.isfinite(block.max()) and np.isfinite(block.min())):
             row, column, channel = np.argwhere(~np.isfinite(block))[0]
             raise UserError(
@@ -294,18 +298,18 @@ def _content(fd: int, path: Path) -> memoryview:
 
 
 def _convert(stored: npt.NDArray[Any], out: npt.NDArray[Any], sample_dtype: str = "float32") -> None:
-    """Convert rows to ``out``, of ``sample_dtype``, rounding to nearest even."""
+    """Convert rows to ``out``, of the same shape and type ``sample_dtype``, rounding to nearest even."""
     halves = stored.dtype == np.float16 and stored.dtype.isnative
     if halves or sample_dtype != "float32":
-        # PyTorch uses vector instructions that numpy's loop does not: 30 times as fast. One row at a time is too
-        # little work for it to start threads of its own.
+        # PyTorch uses vector instructions that NumPy's loop does not, so it is 30 times as fast. A single row is
+        # too little work for it to start threads.
         import torch
 
         dtype = getattr(torch, sample_dtype)
         for row, target in zip(stored, out, strict=True):
             torch.from_numpy(target).view(dtype).copy_(torch.from_numpy(row))
     else:
-        with np.errstate(over="ignore"):  # values beyond float32 become infinity, which is detected
+        with np.errstate(over="ignore"):  # values beyond float32 become infinite, which is detected
             out[...] = stored
 
 

@@ -1,7 +1,7 @@
-"""The samples of a run as batches for the training step: the field normalised, channels last in memory, and the
+"""The samples of a run as batches for the training step: the normalised field, channels last in memory, and the
 mask.
 
-Every feed (``loading.loader``) gives the same samples in the same order.
+Every feed (``loading.loader``) delivers the same samples in the same order.
 """
 
 from collections.abc import Callable, Sequence
@@ -38,14 +38,15 @@ from mlhpc.quantities import bytes_text, count
 
 @dataclass
 class DeepCamSource(Source[TensorPair]):
-    """Batches of ``x`` ``[b, channels, rows, columns]`` of ``loading.sample_dtype``, channels last in memory,
-    normalised by ``statistics``, and ``y`` uint8 ``[b, rows, columns]``, classes 0 to 2.
+    """Batches of ``x`` ``[b, channels, rows, columns]`` in the type ``loading.sample_dtype``, channels last in
+    memory, normalised by ``statistics``, and ``y``, uint8 ``[b, rows, columns]``, with classes 0 to 2.
 
-    ``sample_shape`` is [rows, columns, channels], ``codec`` the one in the manifest. For a ``device`` other than
-    "cpu" batches are in page-locked memory, with DALI on the GPU. ``ranks_on_node`` is the number of ranks that
-    need memory at the same time. ``loading.cache`` keeps every sample in memory once read. Where ranks share a
-    pool, each eventually reads all of it; with a pool of its own, a rank keeps only its part. With
-    ``loading.decode`` "device", ``x`` is decoded on ``device`` when its batch is requested (``delta_triton``).
+    ``sample_shape``: rows, columns, channels. ``codec``: the codec in the manifest. For a ``device`` other than
+    "cpu", batches are in page-locked memory, or, with DALI, on the GPU. ``ranks_on_node``: number of ranks that
+    need memory at the same time. ``loading.cache`` keeps every sample in memory once it has been read. If ranks
+    share a pool, each rank eventually reads and keeps all of it; with a pool of its own, a rank keeps only its
+    part. If ``loading.decode`` is "device", ``x`` is decoded on ``device`` when its batch is requested
+    (``delta_triton``).
     """
 
     loading: Loading
@@ -68,7 +69,7 @@ class DeepCamSource(Source[TensorPair]):
 
     @classmethod
     def of(cls, run: DeepCam, dataset: Manifest, statistics: Statistics, device: str, world: World) -> Self:
-        """The source of a run on ``dataset``, for a ``device`` of this type."""
+        """The source of a run on ``dataset``. ``device``: type of the device."""
         loading = run.loading.resolved(gpu=device != "cpu", cores=cores_per_rank())
         codec = dataset.facts.get("codec")
         return cls(loading, run.data.sample_shape, statistics, codec, device, world.local_size)
@@ -76,7 +77,7 @@ class DeepCamSource(Source[TensorPair]):
     def assign(
         self, dataset: Manifest, staged: Path | None, mode: Mode, world: World, **sizes: Any
     ) -> RankSamples:
-        """As in ``Source``. Raises UserError also if ``loading.cache`` cannot keep them."""
+        """As in ``Source``. Also raises UserError if there is too little memory for ``loading.cache``."""
         samples = super().assign(dataset, staged, mode, world, **sizes, is_sample=is_sample)
         self.require_memory(samples)
         return samples
@@ -84,16 +85,17 @@ class DeepCamSource(Source[TensorPair]):
     def for_epoch(
         self, samples: Sequence[Sample], draw: Draw | None
     ) -> tuple[AnyReader, Callable[[int], Sample]]:
-        """As of ``loader.Source``; nothing is drawn."""
+        """As in ``loader.Source``; nothing is drawn."""
         return self._reader, samples.__getitem__
 
     def deliver(self, finished: tuple[TensorPair, int]) -> tuple[TensorPair, int]:
-        """Channels second, of ``sample_dtype``: DALI's are float32, others have the type already."""
+        """The batch with channels second, in the type ``sample_dtype`` (DALI yields float32; others already have
+        the type), and its bytes."""
         (x, y), size = finished
         return (x.permute(0, 3, 1, 2).to(dtype_of(self.loading.sample_dtype)), y), size
 
     def require_memory(self, samples: RankSamples) -> None:
-        """Raise UserError if ``loading.cache`` cannot keep all ``samples``."""
+        """Raise UserError if there is too little memory for ``loading.cache`` to keep all ``samples``."""
         pool = samples.eval_pool
         kept = samples.train_pool.samples + len(range(samples.pool_rank, pool.samples, pool.ranks))
         need = kept * self.ranks_on_node * sample_bytes(self.sample_shape, self.loading.sample_dtype)
@@ -106,7 +108,7 @@ class DeepCamSource(Source[TensorPair]):
 
 
 class _DecodedOnDevice:
-    """Reads samples of the differential codec, which are decoded on ``device`` when their batch is requested."""
+    """Reads samples of the differential codec that are decoded on ``device`` when their batch is requested."""
 
     def __init__(self, reader: Reader, device: str) -> None:
         from mlhpc.deepcam.data import delta_triton
@@ -129,7 +131,7 @@ class _DecodedOnDevice:
 
 
 def open_data(run: DeepCam, data: Path, world: World) -> tuple[Manifest, Statistics]:
-    """The part of the data set that the run needs, and its statistics, checked."""
+    """The part of the data set in ``data`` that the run needs, and its statistics, after checking both."""
     dataset = open_dataset(run, data, world, rules.enforce_on_data)
     require_layout(dataset)
     if run.loading.decode == "device":
@@ -138,7 +140,8 @@ def open_data(run: DeepCam, data: Path, world: World) -> tuple[Manifest, Statist
 
 
 def zeros_batch(samples: int, sample_shape: Sequence[int], dtype: torch.dtype = torch.float32) -> TensorPair:
-    """A batch of zeros for the warm-up."""
+    """A batch of zeros for the warm-up: ``x`` [samples, channels, rows, columns] and ``y`` [samples, rows,
+    columns]."""
     rows, columns, channels = sample_shape
     x = torch.zeros((samples, rows, columns, channels), dtype=dtype).permute(0, 3, 1, 2)
     return x, torch.zeros((samples, rows, columns), dtype=torch.uint8)

@@ -1,4 +1,4 @@
-"""The convolutions of the network, PyTorch's own."""
+"""The convolutions of the network, which are PyTorch's own."""
 
 from torch import nn
 
@@ -20,7 +20,7 @@ class Pointwise(nn.Conv2d):
 
 
 class Separable(nn.Sequential):
-    """A depthwise convolution, then a pointwise one."""
+    """A depthwise convolution followed by a pointwise one."""
 
     def __init__(self, inputs: int, outputs: int, *, stride: int = 1, dilation: int = 1) -> None:
         super().__init__(Depthwise(inputs, stride=stride, dilation=dilation), Pointwise(inputs, outputs))

@@ -1,4 +1,4 @@
-"""LAMB (You et al. 2020, arXiv:1904.00962) with the mathematics of NVIDIA Apex's FusedLAMB."""
+"""LAMB (You et al. 2020, arXiv:1904.00962), computed as in NVIDIA Apex's FusedLAMB."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
@@ -10,13 +10,13 @@ from torch import Tensor
 from mlhpc.common.pytorch.foreach import multiply_each, on_cpu
 
 CACHE = 2**20
-"""Weights updated at a time on a CPU, so that they, their gradients and state remain in its caches."""
+"""Number of weights that a CPU updates at a time, so that they, their gradients and state stay in its caches."""
 
 
 @dataclass(frozen=True)
 class Moments:
-    """How the gradients and their squares are averaged: the decay rates b1 and b2, bias correction, and whether
-    the average of the gradients weights a new one by 1 - b1."""
+    """How the gradients and their squares are averaged: the decay rates b1 and b2, whether there is bias
+    correction, and whether a new gradient has the weight 1 - b1 in the average."""
 
     betas: tuple[float, float] = (0.9, 0.999)
     bias_correction: bool = True
@@ -26,17 +26,17 @@ class Moments:
 class Lamb(torch.optim.Optimizer):
     """LAMB over the tensors of ``parameters``, which are on one device and in float32.
 
-    As in Apex (apex/optimizers/fused_lamb.py, csrc/multi_tensor_lamb.cu, ``adam_w_mode``, not ``use_nvlamb``):
-    with the gradients g divided by max(1, |g| / max_grad_norm), |g| being the norm over all tensors,
-    m = b1 m + b3 g and v = b2 v + (1 - b2) g^2, b3 being 1 - b1 with gradient averaging and 1 without it
-    (``moments``). With bias correction m' = m / (1 - b1^t) and v' = v / (1 - b2^t). The update of a tensor is
-    u = m' / (sqrt(v') + eps) + weight_decay w, and w = w - lr |w| / |u| u. Where a norm is zero, and
-    everywhere when ``weight_decay`` is zero, that ratio of norms is 1.
+    As in Apex (apex/optimizers/fused_lamb.py, csrc/multi_tensor_lamb.cu, ``adam_w_mode``, not ``use_nvlamb``), the
+    gradients g are divided by max(1, |g| / max_grad_norm), where |g| is the norm over all tensors. Then m = b1 m +
+    b3 g and v = b2 v + (1 - b2) g^2, where b3 is 1 - b1 with gradient averaging and 1 without it (``moments``).
+    With bias correction, m' = m / (1 - b1^t) and v' = v / (1 - b2^t). The update of a tensor is u = m' / (sqrt(v')
+    + eps) + weight_decay w, and w = w - lr |w| / |u| u. If a norm is zero, or ``weight_decay`` is zero, the ratio
+    |w| / |u| is replaced by 1.
 
-    ``step`` leaves the gradients overwritten, as Apex does, and never waits for a GPU: everything that depends
-    on values stays on the device, including loss scaling (``torch.amp.GradScaler``), where a step with non-finite
+    ``step`` overwrites the gradients, as Apex does, and never waits for a GPU: everything that depends on values
+    stays on the device, including loss scaling (``torch.amp.GradScaler``), with which a step with non-finite
     gradients changes nothing. A learning rate that is a tensor on the device may be changed in place, even with a
-    captured graph. With ``compiled`` the update is compiled (GPUs).
+    captured graph. With ``compiled``, the update is compiled (for GPUs).
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Lamb(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One update of the parameters; the loss, if there is a ``closure``."""
+        """Update the parameters once; returns the loss if there is a ``closure``."""
         result = None
         if closure is not None:
             with torch.enable_grad():
@@ -131,10 +131,10 @@ def update(
     weight_decay: float,
     finite: bool,
 ) -> None:
-    """One step of these tensors, in place; ``gradients`` are overwritten.
+    """One step for these tensors, of any shape, in place; ``gradients`` are overwritten.
 
-    ``factors`` are scalars: of the gradients (with b3 in it, for which ``square`` makes up), b1, b2, of
-    sqrt(v), added to it (both with the correction of m in them), and the rate.
+    ``factors`` are scalars: the factor on the gradients (which includes b3; ``square`` compensates for it), b1,
+    b2, the factor on sqrt(v), the term added to it (both include the bias correction of m), and the learning rate.
     """
     of_gradient, beta1, beta2, of_root, to_root, rate = factors
     torch._foreach_mul_(gradients, of_gradient)
@@ -164,8 +164,8 @@ def update(
 
 
 def _parts(parameters: list[Tensor], limit: int | None) -> Iterator[slice]:
-    """Slices of consecutive parameters with at most ``limit`` elements in total, or a single larger one; all of
-    them without a limit."""
+    """Slices of consecutive parameters that have at most ``limit`` elements in total; a larger parameter is a
+    slice by itself. Without a limit, one slice of all parameters."""
     begin, size = 0, 0
     for end, parameter in enumerate(parameters):
         size += parameter.numel()

@@ -13,11 +13,12 @@ from mlhpc.deepcam.optim.lamb import Lamb, Moments
 def make_optimizer(
     hyperparameters: Hyperparameters, parameters: Iterable[torch.nn.Parameter], *, compiled: bool = False
 ) -> torch.optim.Optimizer:
-    """The optimizer of ``opt_name`` over all of ``parameters``, in one group (weight decay for all, as in the
-    MLPerf HPC reference, utils/optimizer_helpers.py). Adam's weight decay is L2, the others' is decoupled.
+    """The optimizer that ``opt_name`` names, over all ``parameters`` in one group, so that weight decay applies to
+    all of them (MLPerf HPC reference, utils/optimizer_helpers.py). Adam's weight decay is L2, the others' is
+    decoupled.
 
-    The learning rate is a tensor on the parameters' device: set it with ``set_rate``.
-    ``compiled`` compiles LAMB's update; Adam and AdamW are PyTorch's fused ones.
+    The learning rate is a tensor on the parameters' device; set it with ``set_rate``. ``compiled``: compile LAMB's
+    update. Adam and AdamW are PyTorch's fused implementations.
     """
     parameters = list(parameters)
     facts = hyperparameters
@@ -32,7 +33,7 @@ def make_optimizer(
 
 
 def rate_at(hyperparameters: Hyperparameters, step: int) -> float:
-    """The learning rate of ``step``, counted from 0."""
+    """The learning rate in ``step``, counted from 0."""
     schedule = StepSchedule(
         base=hyperparameters.opt_lr,
         warmup_steps=hyperparameters.scheduler_lr_warmup_steps,

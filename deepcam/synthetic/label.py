@@ -1,10 +1,10 @@
-"""Which cells belong to a storm, by a heuristic on the fields alone, as the published masks were made.
+"""Determines which cells belong to a storm, by a heuristic that uses only the fields, as for the published masks.
 
-Cyclones: the criteria and default thresholds of TECA's detector (Prabhat et al. 2012, Procedia Computer
-Science 9, 866; teca_tc_candidates in its source), then the extent of the wind. Rivers: thresholds of water
-vapour (Ralph et al. 2004, Monthly Weather Review 132, 1721) and of its transport (Rutz et al. 2014, ibid.
-142, 905), then the geometry of Guan and Waliser 2015 (JGR Atmospheres 120, 12514). A planted storm that is
-too weak is not marked, and weather that happens to look like a river is.
+Cyclones: the criteria and default thresholds of TECA's detector (Prabhat et al. 2012, Procedia Computer Science 9,
+866; teca_tc_candidates in its source), then the extent of the wind. Rivers: thresholds for water vapour (Ralph et
+al. 2004, Monthly Weather Review 132, 1721) and for its transport (Rutz et al. 2014, ibid. 142, 905), then the
+geometry of Guan and Waliser 2015 (JGR Atmospheres 120, 12514). A planted storm that is too weak is not marked, but
+weather that happens to look like a river is.
 """
 
 import numpy as np
@@ -19,36 +19,36 @@ CLASSES = ("background", "tropical cyclone", "atmospheric river")
 BACKGROUND, CYCLONE, RIVER = range(3)
 
 MIN_VORTICITY = 1.6e-4
-"""Of a cyclone's centre at 850 hPa, 1/s, on grids of the published spacing."""
+"""Minimum vorticity of a cyclone's centre at 850 hPa, 1/s, on grids of the published spacing."""
 MIN_RISE = 400.0
-"""Of sea-level pressure from the centre to CORE_REACH, Pa."""
+"""Minimum rise of sea-level pressure from the centre to CORE_REACH, Pa."""
 MIN_WARM_CORE = 0.8
-"""Of the mean of T200 and T500, centre above surroundings, K."""
+"""Minimum by which the mean of T200 and T500 is higher in the centre than around it, K."""
 MIN_WARMER_THAN_SIDES = 0.0
-"""Of the same, above the mean to the east, west, north and south, K."""
+"""Minimum by which it is higher than the mean on each side (east, west, north and south), K."""
 MIN_WIND = 17.0
-"""Minimum of a cyclone's largest mean tangential wind at 850 hPa, and the wind at the edge of its mask, m/s:
-a gale."""
+"""Minimum of a cyclone's largest mean tangential wind at 850 hPa, and the wind at the edge of its mask, m/s (a
+gale)."""
 WINDOW = np.deg2rad(7.75)
-"""One cyclone in a window of this angle."""
+"""Angle of the window in which there can be only one cyclone."""
 CORE_REACH = np.deg2rad(5.0)
 CORE_RADIUS = np.deg2rad(2.0)
-"""Maximum distance of the pressure minimum from the vorticity maximum."""
+"""Maximum angular distance of the pressure minimum from the vorticity maximum."""
 TROPICS = np.deg2rad(40.0)
 """Cyclones are searched up to this latitude."""
 
 MIN_VAPOUR = 20.0
-"""Of a river's column, kg/m² (Ralph et al. 2004: 2 cm)."""
+"""Minimum column water vapour of a river, kg/m² (Ralph et al. 2004: 2 cm)."""
 MIN_ANOMALY = 1.25
-"""A river's water vapour over the mean of its latitude."""
+"""Minimum ratio of a river's water vapour to the mean at its latitude."""
 MIN_TRANSPORT = 250.0
-"""Water vapour times the wind at 850 hPa, kg/m/s (Rutz et al. 2014)."""
+"""Minimum transport: water vapour times the wind at 850 hPa, kg/m/s (Rutz et al. 2014)."""
 MIN_POLEWARD = 50.0
-"""Poleward part of the transport, mean of the river, kg/m/s."""
+"""Minimum poleward component of the transport, averaged over the river, kg/m/s."""
 MIN_LENGTH = 2.0e6
-"""Metres."""
+"""Minimum length of a river, metres."""
 MIN_ELONGATION = 2.0
-"""Length over width, width being area over length."""
+"""Minimum ratio of length to width, where width is area divided by length."""
 RIVER_LATITUDES = np.deg2rad((18.0, 65.0))
 
 _SIDES = ((1, 0), (-1, 0), (0, 1), (0, -1))
@@ -56,9 +56,10 @@ _COLUMN = {name: number for number, name in enumerate(CHANNELS)}
 
 
 def label(channels: Field, storm_size: float = 1.0) -> npt.NDArray[np.uint8]:
-    """The mask ``[rows, columns]`` of a sample ``[rows, columns, 16]``: 0, 1 cyclone, 2 river.
+    """The mask ``[rows, columns]`` of a sample ``[rows, columns, 16]``: 0 background, 1 cyclone, 2 river.
 
-    ``storm_size`` is that of the simulation; the length scales of the search for cyclones are proportional to it.
+    ``storm_size``: the simulation's setting, to which the length scales of the search for cyclones are
+    proportional.
     """
     grid = sphere.grid(*channels.shape[:2])
     mask = np.where(rivers(grid, channels), RIVER, BACKGROUND).astype(np.uint8)
@@ -69,14 +70,14 @@ def label(channels: Field, storm_size: float = 1.0) -> npt.NDArray[np.uint8]:
 
 
 def cyclones(grid: Grid, channels: Field, storm_size: float = 1.0) -> list[tuple[int, int, float]]:
-    """Row and column of each cyclone's pressure minimum and the radius of its gales in metres, strongest
-    vorticity first."""
+    """The row and column of each cyclone's pressure minimum, and the radius of its gales in metres, sorted by
+    vorticity with the strongest first. ``channels`` are [rows, columns, 16]."""
     tropics = slice(*np.searchsorted(grid.latitude[:, 0], (-TROPICS, TROPICS)))
     u, v, pressure = (channels[..., _COLUMN[name]] for name in ("U850", "V850", "PSL"))
     core = channels[..., _COLUMN["T200"]] + channels[..., _COLUMN["T500"]]
     core *= 0.5
     spin = grid.vorticity(u, v) * np.sign(grid.latitude)
-    # A coarse grid sees a wide vortex and less vorticity in it (Walsh et al. 2007).
+    # On a coarse grid, a vortex appears wider and has less vorticity (Walsh et al. 2007).
     coarse = max(storm_size, grid.spacing / 50e3, 1.0)
     spots, number = ndimage.label(spin[tropics] > MIN_VORTICITY / coarse)
     peaks = ndimage.maximum_position(spin[tropics], spots, range(1, number + 1))
@@ -99,7 +100,7 @@ def cyclones(grid: Grid, channels: Field, storm_size: float = 1.0) -> list[tuple
         middle = distance <= max(0.2 * reach, 0.75 * grid.spacing)
         if pressure[rows][around].mean() - pressure[row, column] < MIN_RISE:
             continue
-        # Warmer than the mean around it and, unlike a low on a front, than the air on every side.
+        # It must be warmer than the mean around it and, unlike a low on a front, than the air on every side.
         east, north = grid.offsets(float(grid.latitude[row, 0]), float(grid.longitude[0, column]), rows)
         sides = [core[rows][around & (east * x + north * y > 0.7 * distance)] for x, y in _SIDES]
         warmth = core[rows][middle].max()
@@ -114,7 +115,8 @@ def cyclones(grid: Grid, channels: Field, storm_size: float = 1.0) -> list[tuple
 
 
 def rivers(grid: Grid, channels: Field) -> npt.NDArray[np.bool_]:
-    """The cells of atmospheric rivers, ``[rows, columns]``."""
+    """Whether each cell belongs to an atmospheric river, ``[rows, columns]``. ``channels`` are [rows, columns,
+    16]."""
     vapour, u, v = (channels[..., _COLUMN[name]] for name in ("TMQ", "U850", "V850"))
     size = np.abs(grid.latitude)
     poleward = vapour * v * np.sign(grid.latitude)
@@ -131,7 +133,7 @@ def rivers(grid: Grid, channels: Field) -> npt.NDArray[np.bool_]:
     areas = np.bincount(parts.ravel(), np.broadcast_to(area, parts.shape).ravel(), number + 1)
     chosen = np.zeros(number + 1, np.bool_)
     for part, box in enumerate(ndimage.find_objects(parts), start=1):
-        # Most parts are specks, too small for a river a cell wide; joined parts have no box.
+        # Most parts are specks, too small even for a river that is one cell wide; joined parts have no box.
         if box is None or areas[part] < 0.2 * MIN_LENGTH * min(grid.spacing, 100e3):
             continue
         rows, columns = np.nonzero(parts[box] == part)
@@ -153,8 +155,9 @@ def _distance(grid: Grid, row: int, column: int, rows: slice) -> Field:
 
 
 def _gales(grid: Grid, row: int, column: int, u: Field, v: Field, farthest: float) -> float:
-    """The radius within which the tangential wind, averaged around the centre, reaches MIN_WIND; 0 if it
-    never does nearer than ``farthest``, metres, or does all the way to there: gales of an extratropical low."""
+    """The radius, in metres, up to which the tangential wind, averaged around the centre, reaches MIN_WIND. 0 if
+    it does not reach it within ``farthest`` metres, or if it does all the way to there, as in an extratropical
+    low. ``u`` and ``v`` are [rows, columns]."""
     latitude = float(grid.latitude[row, 0])
     rows = grid.reach(latitude, farthest)
     east, north = grid.offsets(latitude, float(grid.longitude[0, column]), rows)
@@ -162,7 +165,7 @@ def _gales(grid: Grid, row: int, column: int, u: Field, v: Field, farthest: floa
     near = distance < farthest
     east, north, distance = east[near], north[near], distance[near]
     tangential = np.sign(latitude) * (v[rows][near] * east - u[rows][near] * north) / np.maximum(distance, 1)
-    # Rings a cell wide, the first around the centre half as wide: none is empty.
+    # Rings are one cell wide, and the first one around the centre half as wide, so that none is empty.
     ring = (distance / grid.spacing + 0.5).astype(np.intp)
     wind = np.bincount(ring, tangential) / np.bincount(ring)
     strong = np.flatnonzero(wind >= MIN_WIND)
@@ -177,7 +180,7 @@ def _gales(grid: Grid, row: int, column: int, u: Field, v: Field, farthest: floa
 
 
 def _join(parts: npt.NDArray[np.int32]) -> None:
-    """Give parts that touch across longitude 0 the same number."""
+    """Give the same number to parts [rows, columns] that touch across longitude 0."""
     for step in (-1, 0, 1):
         west, east = parts[max(0, step) : parts.shape[0] + min(0, step), 0], parts[:, -1]
         east = east[max(0, -step) : parts.shape[0] - max(0, step)]
@@ -187,8 +190,8 @@ def _join(parts: npt.NDArray[np.int32]) -> None:
 
 
 def _length(grid: Grid, rows: npt.NDArray[np.intp], columns: npt.NDArray[np.intp]) -> float:
-    """The great-circle distance between the two ends of a set of cells, metres: from any cell to the farthest
-    from it, and from that to its farthest."""
+    """The great-circle distance in metres between the two ends of a set of cells at ``rows`` and ``columns``
+    [cells]. The cell farthest from any cell is one end, and the cell farthest from that end is the other."""
     latitude, longitude = grid.latitude[rows, 0], grid.longitude[0, columns]
     places = np.stack(
         (np.cos(latitude) * np.cos(longitude), np.cos(latitude) * np.sin(longitude), np.sin(latitude))

@@ -1,4 +1,4 @@
-"""A picture of one sample: its channels, and the storms that its mask marks in them."""
+"""Draws an image of one sample: its channels, and the storms that its mask marks."""
 
 from pathlib import Path
 from typing import Any
@@ -27,13 +27,13 @@ _MAPS = {
 
 
 def show(sample_file: Path, out_png: Path) -> None:
-    """Draw water vapour and sea-level pressure large and all channels small, with the outlines of the mask,
-    the range and mean of each channel and the share of each class.
+    """Draw water vapour and sea-level pressure at large size and all channels at small size, with the outlines of
+    the mask, the range and mean of each channel, and the share of each class.
 
-    ``sample_file`` is ``data-*.h5`` or ``data-*.npy``. Raises UserError if it is missing or damaged or has
-    not sixteen channels, and when the image cannot be written.
+    ``sample_file`` is ``data-*.h5`` or ``data-*.npy``. Raises UserError if it is missing or damaged or does not
+    have sixteen channels, and if the image cannot be written.
     """
-    # Not pyplot: it looks for a screen and keeps every figure.
+    # Not pyplot, which requires a display and keeps every figure.
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
@@ -69,8 +69,8 @@ def show(sample_file: Path, out_png: Path) -> None:
 
 
 def range_of(field: npt.NDArray[np.float32]) -> str:
-    """``least 0.8764, mean 19.4, largest 71.54``; a mean within the rounding errors of the values is 0. Any
-    shape."""
+    """A text such as ``least 0.8764, mean 19.4, largest 71.54`` for a field of any shape; a mean within the
+    rounding errors of the values is shown as 0."""
     low, mean, high = float(field.min()), field.mean(dtype=np.float64), float(field.max())
     if abs(mean) < np.finfo(np.float32).eps * max(abs(low), abs(high)):
         mean = 0.0
@@ -117,6 +117,6 @@ def _outline(axis: Any, mask: npt.NDArray[np.uint8], width: float) -> None:
 
 
 def _places(mask: npt.NDArray[np.uint8]) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """Longitudes and latitudes in degrees at which the picture has the middles of the cells."""
+    """The longitudes [columns] and latitudes [rows], in degrees, of the centres of the cells in the image."""
     rows, columns = mask.shape
     return (np.arange(columns) + 0.5) / columns * 360, ((np.arange(rows) + 0.5) / rows - 0.5) * 180

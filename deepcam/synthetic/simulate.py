@@ -1,7 +1,7 @@
-"""Data sets for DeepCAM: simulated weather and its masks, in files of the published layout.
+"""Generates data sets for DeepCAM: simulated weather and its masks, in files with the published layout.
 
 The published data set is CAM5 output labelled by TECA (Kurth et al. 2018; Farrell et al. 2021, section 2.2).
-This module makes samples of the same kind at any size: ``weather`` the channels, ``label`` the masks.
+This module generates samples of the same kind at any size: ``weather`` makes the channels, ``label`` the masks.
 """
 
 from collections.abc import Callable, Sequence
@@ -31,7 +31,7 @@ STATISTICS = "stats.h5"
 def simulate(
     simulation: Simulation, rows: int, columns: int, sample: int
 ) -> tuple[Field, npt.NDArray[np.uint8]]:
-    """The channels ``[rows, columns, 16]`` of a sample in physical units and its mask ``[rows, columns]``.
+    """The channels ``[rows, columns, 16]`` of a sample, in physical units, and its mask ``[rows, columns]``.
 
     The random numbers depend only on ``(simulation.seed, sample)``, so a sample is the same on any rank.
     """
@@ -40,16 +40,17 @@ def simulate(
 
 
 def make(data: Data, out: Path, world: World, workers: int) -> None:
-    """Make the data set of a preset under ``out``, its statistics and its manifest. Called by all ranks.
+    """Generate the data set of a preset under ``out``, with its statistics and its manifest. Called by all ranks.
 
-    Sample n is ``data-<n>.h5``: the first are ``train/``, the next ``validation/``, the last ``test/``.
-    ``stats.h5`` has the smallest and largest value of each channel over ``train/``.
+    Sample n is ``data-<n>.h5``; the first samples are in ``train/``, the next ones in ``validation/``, and the
+    last ones in ``test/``. ``stats.h5`` has the smallest and largest value of each channel over ``train/``.
 
-    The ranks share the samples, each with ``workers`` processes. Files appear complete or not at all; existing
-    ones are kept, so the same call resumes an interrupted one. The bytes do not depend on ranks or workers.
+    The ranks divide the samples among them, and each uses ``workers`` processes. Files appear complete or not at
+    all; existing files are kept, so that the same call resumes an interrupted one. The bytes do not depend on the
+    numbers of ranks and workers.
 
-    Raises UserError, the same on all ranks: settings that do not fit, a folder made with other settings,
-    a full disk, a worker that was killed.
+    Raises UserError, the same on all ranks, for inconsistent settings, a folder created with other settings, a
+    full disk, or a killed worker.
     """
     simulation = _checked(data)
     rows, columns, _ = data.sample_shape
@@ -93,10 +94,10 @@ def _write(simulation: Simulation, rows: int, columns: int, out: Path, task: tup
 
 
 def write_sample(path: Path, channels: Field, mask: npt.NDArray[np.uint8]) -> None:
-    """Write a sample as published: ``climate/data`` float32 ``[rows, columns, 16]`` and ``climate/labels_0``
-    int64 ``[rows, columns]``, each in one piece.
+    """Write a sample as published: ``climate/data``, float32 ``[rows, columns, 16]``, and ``climate/labels_0``,
+    int64 ``[rows, columns]``, each contiguously.
 
-    The file appears when it is complete. Raises OSError as the file system does.
+    The file appears when it is complete. Raises the file system's OSError.
     """
     import h5py
 
@@ -109,9 +110,9 @@ def write_statistics(
     root: Path, names: Sequence[str], world: World, workers: int, advance: Callable[[int], None]
 ) -> None:
     """Write ``root/stats.h5``: ``climate/minval`` and ``climate/maxval``, float32 ``[16]``, over the samples
-    ``names``. Called by all ranks; ``advance`` counts this rank's files.
+    ``names``. Called by all ranks; ``advance`` is called for each of this rank's files.
 
-    Raises UserError, the same on all ranks, if a sample cannot be read or the file not be written.
+    Raises UserError, the same on all ranks, if a sample cannot be read or the file cannot be written.
     """
     own_names = names[world.rank :: world.size]
     parts = on_all_ranks(
@@ -126,5 +127,5 @@ def write_statistics(
 
 def _extremes(root: Path, name: str) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
     channels, _ = hdf5.read(root / name)
-    # First axis first: NumPy reduces it in long rows, the second axis in short and slow ones.
+    # The first axis first: NumPy reduces it in long rows, but the second axis in short, slow ones.
     return channels.min(axis=0).min(axis=0), channels.max(axis=0).max(axis=0)

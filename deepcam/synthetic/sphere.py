@@ -1,7 +1,7 @@
-"""The planet's grid: positions, distances, derivatives, and random fields without a seam or a pole.
+"""The planet's grid: positions, distances, derivatives, and random fields without seams or special poles.
 
-Rows are latitudes from south to north, columns longitudes eastward from 0; a cell's position is its centre, so
-no row lies on a pole. All fields are float32 ``[rows, columns]``, lengths metres, angles radians.
+Rows are latitudes from south to north, columns longitudes eastward from 0; a cell's position is its centre, so no
+row lies on a pole. All fields are float32 ``[rows, columns]``, lengths are in metres, and angles in radians.
 """
 
 from dataclasses import dataclass
@@ -13,10 +13,10 @@ import numpy.typing as npt
 from scipy import fft
 
 RADIUS = 6.371e6
-"""Of the earth, metres."""
+"""Radius of the earth, metres."""
 
 ROTATION = 7.292e-5
-"""Of the earth, radians a second."""
+"""Angular velocity of the earth, radians per second."""
 
 Field = npt.NDArray[np.float32]
 T = TypeVar("T", float, Field)
@@ -27,24 +27,25 @@ class Grid:
     rows: int
     columns: int
     latitude: Field
-    """``[rows, 1]``"""
+    """Latitude of each row, ``[rows, 1]``"""
     longitude: Field
-    """``[1, columns]``"""
+    """Longitude of each column, ``[1, columns]``"""
 
     @property
     def spacing(self) -> float:
-        """The larger side of a cell at the equator, metres."""
+        """The larger side, in metres, of a cell at the equator."""
         return float(RADIUS * max(np.pi / self.rows, 2 * np.pi / self.columns))
 
     @property
     def weight(self) -> Field:
-        """The share of each row's cells in the planet's surface, ``[rows, 1]``; its mean is 1."""
+        """The area of each row's cells relative to the mean, ``[rows, 1]``."""
         cosine = np.cos(self.latitude)
         weight: Field = cosine / cosine.mean()
         return weight
 
     def gradient(self, field: Field) -> tuple[Field, Field]:
-        """The eastward and the northward derivative, per metre, by central differences; all [rows, columns]."""
+        """The eastward and the northward derivative of ``field``, per metre, by central differences; all are
+        [rows, columns]."""
         east = np.empty_like(field)
         np.subtract(field[:, 2:], field[:, :-2], out=east[:, 1:-1])
         np.subtract(field[:, 1], field[:, -1], out=east[:, 0])
@@ -59,8 +60,8 @@ class Grid:
         return east, north
 
     def vorticity(self, u: Field, v: Field) -> Field:
-        """The vertical component of the curl of the wind ``u`` eastward, ``v`` northward; 1/s. All are [rows,
-        columns]."""
+        """The vertical component, in 1/s, of the curl of the wind with eastward component ``u`` and northward
+        component ``v``; all are [rows, columns]."""
         cosine = np.cos(self.latitude)
         east, _ = self.gradient(v)
         _, north = self.gradient(u * cosine)
@@ -68,11 +69,11 @@ class Grid:
         return curl
 
     def offsets(self, latitude: float, longitude: float, rows: slice) -> tuple[Field, Field]:
-        """How far east and north of a place the cells of ``rows`` are: great-circle distance and bearing from
-        it, as components; metres. Each is [len(rows), columns]."""
+        """How far east and north, in metres, the cells of ``rows`` are from a place: the great-circle distance
+        from it along the bearing, split into components. Each is [len(rows), columns]."""
         row_latitude = self.latitude[rows]
         turn = self.longitude - np.float32(longitude)
-        # The unit vector of the cell in the frame east, north, up of the place.
+        # The cell's unit vector in the place's frame (east, north, up).
         east = np.cos(row_latitude) * np.sin(turn)
         along = np.cos(row_latitude) * np.cos(turn)
         north = np.sin(row_latitude) * np.cos(latitude) - along * np.sin(latitude)
@@ -88,13 +89,13 @@ class Grid:
 
 
 def coriolis(latitude: T) -> T:
-    """f = 2Ω sin φ, 1/s."""
+    """The Coriolis parameter f = 2Ω sin φ, 1/s."""
     return 2 * ROTATION * np.sin(latitude)  # type: ignore[no-any-return]
 
 
 @lru_cache(maxsize=4)
 def grid(rows: int, columns: int) -> Grid:
-    """The whole planet in ``rows`` by ``columns`` cells of equal angles."""
+    """A grid that covers the whole planet with ``rows`` by ``columns`` cells of equal angles."""
     latitude = ((np.arange(rows) + 0.5) / rows - 0.5) * np.pi
     longitude = np.arange(columns) / columns * 2 * np.pi
     return Grid(rows, columns, latitude.astype(np.float32)[:, None], longitude.astype(np.float32)[None])
@@ -102,10 +103,11 @@ def grid(rows: int, columns: int) -> Grid:
 
 @lru_cache(maxsize=4)
 def legendre(rows: int, degree: int) -> tuple[Field, ...]:
-    """Associated Legendre functions at northern latitudes: for each order m, ``[degree + 1 - m, rows / 2]``.
+    """Associated Legendre functions at northern latitudes, one array ``[degree + 1 - m, rows / 2]`` for each order
+    m.
 
-    Geodesy's normalisation: the mean over the sphere of (P cos mλ)² is 1. Recurrence in the degree after
-    Holmes and Featherstone 2002 (J. Geodesy 76, 279), equations 11 to 13.
+    They are normalised as in geodesy: the mean of (P cos mλ)² over the sphere is 1. The recurrence in the degree
+    follows Holmes and Featherstone 2002 (J. Geodesy 76, 279), equations 11 to 13.
     """
     latitude = ((np.arange(rows // 2, rows) + 0.5) / rows - 0.5) * np.pi
     sine, cosine = np.sin(latitude), np.cos(latitude)
@@ -131,8 +133,8 @@ def random_fields(
 ) -> Field:
     """Gaussian fields ``[fields, rows, columns]``, statistically homogeneous and isotropic on the sphere.
 
-    ``rows`` is even. ``spectra[field, n]`` is the variance that the waves of degree n (2π·RADIUS/n long) have
-    together; degrees that the grid cannot resolve are left out.
+    ``rows`` must be even. ``spectra[field, n]`` is the total variance of the waves of degree n (which are
+    2π·RADIUS/n long); degrees that the grid cannot resolve are left out.
     """
     degree = min(spectra.shape[1], rows // 2, columns // 2) - 1
     fields = len(spectra)
@@ -143,8 +145,8 @@ def random_fields(
         drawn = rng.standard_normal((2, fields, degree + 1 - m), np.float32) * size[:, m:]
         if m == 0:
             drawn[1] = 0
-        # P(-φ) = (-1)^(n-m) P(φ): the south comes with the north. einsum, not BLAS: a matrix product may
-        # round otherwise with another number of threads.
+        # P(-φ) = (-1)^(n-m) P(φ), so the south follows from the north. einsum rather than BLAS, because a matrix
+        # product may round differently with another number of threads.
         even = np.einsum("cfn,nr->cfr", drawn[..., ::2], functions[::2])
         odd = np.einsum("cfn,nr->cfr", drawn[..., 1::2], functions[1::2])
         north, south = even + odd, (even - odd)[..., ::-1]

@@ -1,4 +1,4 @@
-"""Storms drawn at random and planted in the weather: cyclones, atmospheric rivers, near misses of both."""
+"""Draws random storms and plants them in the weather: cyclones, atmospheric rivers, and near misses of both."""
 
 from dataclasses import dataclass, fields
 
@@ -8,7 +8,7 @@ from mlhpc.benchmarks.deepcam import Simulation
 from mlhpc.deepcam.synthetic.sphere import RADIUS, Field, Grid, coriolis
 
 DENSITY = 1.15
-"""Of the air near the sea, kg/m³."""
+"""Density of the air near the sea, kg/m³."""
 
 WARM_SEA = 299.5
 """Minimum water temperature for cyclones, K (26.5 °C: Gray 1968)."""
@@ -16,45 +16,46 @@ WARM_SEA = 299.5
 
 @dataclass(frozen=True)
 class Disturbance:
-    """What all storms of a sample add to the weather, ``[rows, columns]`` each."""
+    """What all storms of a sample together add to the weather; each field is ``[rows, columns]``."""
 
     pressure: Field
-    """Pa, of rivers: the wind along them follows by geostrophy."""
+    """Pressure of rivers, Pa; the wind along them follows by geostrophy."""
     depression: Field
-    """Pa, of cyclones: their wind is in ``u`` and ``v``, for so near the equator none follows."""
+    """Pressure of cyclones, Pa; their wind is in ``u`` and ``v``, because geostrophy yields none so near the
+    equator."""
     u: Field
     v: Field
-    """m/s"""
+    """Eastward and northward wind of cyclones, m/s."""
     warming: Field
-    """K, of the column from 1000 to 200 hPa"""
+    """Warming of the column from 1000 to 200 hPa, K."""
     moisture: Field
-    """Share of the column's deficit of water vapour that is added, 0 to 1."""
+    """Share of the column's deficit in water vapour that is added, 0 to 1."""
     rain: Field
-    """m/s"""
+    """Rain rate, m/s."""
 
 
 @dataclass(frozen=True)
 class Cyclone:
-    """A warm-core vortex after Holland 1980 (Monthly Weather Review 108, 1212)."""
+    """A vortex with a warm core, after Holland 1980 (Monthly Weather Review 108, 1212)."""
 
     latitude: float
     longitude: float
     wind: float
-    """Largest, m/s."""
+    """The largest wind, m/s."""
     radius: float
-    """Of the largest wind, metres."""
+    """Radius of the largest wind, metres."""
     shape: float
-    """Holland's B."""
+    """Holland's shape parameter B."""
     core: float = 1.0
-    """Factor on the warming associated with the wind; below 0 the core is cold."""
+    """Factor on the warming that goes with the wind; if it is below 0, the core is cold."""
     low: float = 1.0
-    """Share of the low pressure that balances the wind."""
+    """Share of the low pressure that would balance the wind."""
     through: float | None = None
-    """Direction, radians north of east, in which the air leaves on both sides if it flows through the low, as fast
-    as around a cyclone; none: it flows around."""
+    """If the air flows through the low, as fast as it would flow around a cyclone: the direction in which it
+    leaves on both sides, in radians north of east. None: it flows around the low."""
 
     def drop(self) -> float:
-        """The pressure deficit of the centre, Pa: V² = B Δp / (ρ e) (equation 8)."""
+        """The pressure deficit Δp of the centre, Pa, from V² = B Δp / (ρ e) (equation 8)."""
         return float(self.wind**2 * DENSITY * np.e / self.shape)
 
     def pressure(self, distance: Field) -> Field:
@@ -76,7 +77,7 @@ class Cyclone:
         east, north = grid.offsets(self.latitude, self.longitude, rows)
         distance = np.maximum(np.hypot(east, north), 0.02 * self.radius)
         near = distance / self.radius
-        # Holland's profile never ends; this one does.
+        # Holland's profile extends to infinity; this factor ends it.
         edge = np.exp(-((near / 8) ** 4))
         into.depression[rows] += self.low * edge * self.pressure(distance)
         spin = np.sign(self.latitude) * edge * self.speed(distance, coriolis(self.latitude)) / distance
@@ -89,7 +90,7 @@ class Cyclone:
             into.v[rows] += np.abs(spin) * (sine * east - cosine * north)
         into.warming[rows] += self.core * (1.2 + 0.075 * self.wind) * np.exp(-((near / 2.5) ** 2))
         into.moisture[rows] = np.maximum(into.moisture[rows], np.exp(-((near / 4.5) ** 2)))
-        # Rain in the wall of the eye and in two arms that spiral inward with the wind.
+        # It rains in the eyewall and in two arms that spiral inward with the wind.
         arms = 0.5 + 0.5 * np.cos(2 * (np.arctan2(north, east) * np.sign(self.latitude) + 1.8 * np.log(near)))
         wall = np.exp(-(((near - 1.1) / 0.6) ** 2)) + 0.35 * arms**2 * np.exp(-((near / 4) ** 2))
         into.rain[rows] += 2.5e-8 * self.wind * wall
@@ -97,26 +98,27 @@ class Cyclone:
 
 @dataclass(frozen=True)
 class River:
-    """A filament of moist air that flows poleward, a low on its western and a high on its eastern side."""
+    """A filament of moist air that flows poleward, with a low on its western and a high on its eastern side."""
 
     start: float
     end: float
-    """Latitudes, of one sign."""
+    """Latitudes of the start and the end, which have the same sign."""
     longitude: float
-    """Of the start."""
+    """Longitude of the start."""
     eastward: float
-    """How far east of the start the end is."""
+    """Longitude of the end relative to the start."""
     bow: float
-    """How far east of the straight line the middle is."""
+    """Longitude of the middle relative to a straight line from start to end."""
     width: float
-    """Standard deviation of its cross-section, metres."""
+    """Standard deviation of the cross-section, metres."""
     wind: float
-    """Largest, m/s."""
+    """The largest wind, m/s."""
     moisture: float
-    """How far the axis is filled, 0 to 1."""
+    """Share of the deficit in water vapour that is filled on the axis, 0 to 1."""
 
     def plant(self, grid: Grid, ruffle: Field, into: Disturbance) -> None:
-        """``ruffle`` displaces the cells across the river, in units of its width, against straight stripes."""
+        """Add the river to ``into``. So that it is not a straight stripe, ``ruffle`` [rows, columns] displaces the
+        cells across the river, in units of its width."""
         low, high = sorted((self.start, self.end))
         margin = 0.12 * (high - low)
         rows = slice(*np.searchsorted(grid.latitude[:, 0], (low - margin, high + margin)))
@@ -144,11 +146,11 @@ def plant(
     ruffle: Field,
     rng: np.random.Generator,
 ) -> Disturbance:
-    """Draw the storms of a sample and add them up.
+    """Draw the storms of a sample, and return their sum.
 
-    ``season`` is 1 in the northern summer and -1 in the southern, ``sea`` the sea's temperature in K and
-    ``land`` the share of land. Storms are at least about a cell in size, as in a climate model on
-    that grid, which cannot resolve smaller ones.
+    ``season``: 1 in the northern summer and -1 in the southern. ``sea``: temperature of the sea in K; ``land``:
+    share of land; both [rows, columns]. ``ruffle``: see ``River.plant``. Storms are at least about one cell in
+    size, as in a climate model on this grid, which cannot resolve smaller ones.
     """
     into = Disturbance(*(np.zeros((grid.rows, grid.columns), np.float32) for _ in fields(Disturbance)))
     for _ in range(_number(simulation.rivers, rng)):
@@ -179,7 +181,7 @@ def plant(
 
 
 def _river(grid: Grid, simulation: Simulation, season: float, rng: np.random.Generator) -> River:
-    # More in the winter hemisphere, where the storm tracks are stronger.
+    # There are more in the winter hemisphere, where the storm tracks are stronger.
     side = 1 if rng.uniform() < 0.5 - 0.2 * season else -1
     start, end = np.deg2rad((rng.uniform(15, 25), rng.uniform(42, 60)))
     return River(
@@ -195,7 +197,7 @@ def _river(grid: Grid, simulation: Simulation, season: float, rng: np.random.Gen
 
 
 def _near_cyclone(grid: Grid, simulation: Simulation, rng: np.random.Generator) -> Cyclone:
-    """A vortex that lacks one property of a tropical cyclone: strength, the warm core, or a closed low."""
+    """A vortex that lacks one property of a tropical cyclone: strength, a warm core, or a closed low."""
     side = 1 if rng.uniform() < 0.5 else -1
     kind = rng.integers(3)
     weak, cold, open_wave = kind == 0, kind == 1, kind == 2
@@ -231,7 +233,8 @@ def _near_river(grid: Grid, simulation: Simulation, rng: np.random.Generator) ->
 
 
 def _number(mean: float, rng: np.random.Generator) -> int:
-    """At least one, since a sample without storms teaches nothing about them; Poisson beyond that."""
+    """A random number of storms: at least one, since a sample without storms teaches nothing about them, plus a
+    Poisson number."""
     return 1 + int(rng.poisson(max(mean - 1, 0))) if mean > 0 else 0
 
 

@@ -2,7 +2,7 @@
 
 Nothing is integrated in time. The zonal structure is prescribed; Gaussian waves on the sphere perturb sea-level
 pressure, temperature, moisture and the thickness of the troposphere; hydrostatic and geostrophic balance and
-saturation determine the rest. Storms are planted in pressure, wind, temperature and moisture (``storms``). A
+saturation determine the rest. Storms are planted in pressure, wind, temperature and moisture (``storms``). Each
 seed has its own planet, whose continents are the same in all samples.
 """
 
@@ -36,20 +36,21 @@ UNITS = {
     "Z200": "m",
     "ZBOT": "m",
 }
-"""Of the channels: column water vapour; wind at 850 hPa and at the lowest
-level; specific humidity, pressure and sea-level pressure; temperature at 200 and 500 hPa; precipitation;
-temperature of the surface and at 2 m; heights of 1000 hPa, 200 hPa and the lowest level."""
+"""The units of the channels, which are column water vapour; wind at 850 hPa and at the lowest level; specific
+humidity, pressure and sea-level pressure; temperature at 200 and 500 hPa; precipitation; temperature of the
+surface and at 2 m; heights of 1000 hPa, 200 hPa and the lowest level."""
 
 GRAVITY = 9.80665
 GAS = 287.05
-"""Of dry air, J/kg/K."""
+"""Gas constant of dry air, J/kg/K."""
 SCALE = GAS / GRAVITY
-"""Metres that a layer is thick per kelvin, where pressure falls by a factor e (hypsometric equation)."""
+"""Thickness in metres, per kelvin, of a layer in which pressure falls by a factor e (hypsometric equation)."""
 
 
 @dataclass(frozen=True)
 class Spectrum:
-    """Variance by degree: rises to ``peak``, falls with the exponent ``tail``, from ``bend`` on with ``fine``."""
+    """The variance as a function of degree: it rises up to ``peak``, then falls with the exponent ``tail``, and
+    from ``bend`` on with the exponent ``fine``."""
 
     peak: float
     tail: float
@@ -57,7 +58,7 @@ class Spectrum:
     fine: float = 0
 
     def shares(self, degrees: int) -> npt.NDArray[np.float64]:
-        """Variances of the degrees below ``degrees``; 1 in all, [degrees]."""
+        """The variances of the degrees below ``degrees``, which add up to 1, [degrees]."""
         n = np.arange(degrees)
         shares: npt.NDArray[np.float64] = n / self.peak / (1 + (n / self.peak) ** (self.tail + 1))
         if math.isfinite(self.bend):
@@ -66,8 +67,8 @@ class Spectrum:
         return shares
 
 
-# Kinetic energy and temperature have n^-3 below 1000 km and n^-5/3 below some 400 km (Nastrom and Gage 1985). The
-# wind is the gradient of a height, whose exponents are therefore larger by 2. Rain is red noise.
+# Kinetic energy and temperature follow n^-3 below 1000 km and n^-5/3 below about 400 km (Nastrom and Gage 1985).
+# The wind is the gradient of a height, whose exponents are therefore larger by 2. Rain is red noise.
 _WAVES = {
     "pressure": Spectrum(8, 5, 70, 11 / 3),
     "aloft": Spectrum(7, 5, 70, 11 / 3),
@@ -83,12 +84,12 @@ class Planet:
     land: Field
     """Share of a cell that is land, 0 to 1."""
     height: Field
-    """Of the ground above the sea, metres, at least 0."""
+    """Height of the ground above the sea, metres, at least 0."""
 
 
 @lru_cache(maxsize=4)
 def planet(seed: int, rows: int, columns: int) -> Planet:
-    """The continents of a seed, about three tenths of the surface, and their mountains."""
+    """The planet of a seed: its continents, which cover about three tenths of the surface, and their mountains."""
     rng = np.random.default_rng([seed, 0])
     shape, relief = _random_fields(rows, columns, (Spectrum(3, 3.2), Spectrum(16, 2.4)), rng)
     weight = np.broadcast_to(sphere.grid(rows, columns).weight, shape.shape).ravel()
@@ -112,7 +113,7 @@ def weather(simulation: Simulation, rows: int, columns: int, sample: int) -> Fie
     waves["pressure"] -= 0.1 * (waves["pressure"] ** 2 - 1)  # lows are deeper than highs are high
     degrees = np.rad2deg(grid.latitude)
     thermal = np.deg2rad(degrees - 6 * season)  # latitude from the thermal equator
-    winter = 1 - 0.25 * season * np.sin(grid.latitude)  # of the hemisphere: more than 1 in winter
+    winter = 1 - 0.25 * season * np.sin(grid.latitude)  # more than 1 in the winter hemisphere
 
     # Pressure and thickness.
     def belt(latitude: float, width: float) -> Field:
@@ -122,16 +123,16 @@ def weather(simulation: Simulation, rows: int, columns: int, sample: int) -> Fie
     tracks = (0.15 + belt(50, 18) + belt(-52, 18)) * winter
     pressure = 101_050 + 850 * (belt(33, 12) + belt(-33, 12)) - 3600 * belt(-64, 14) - 500 * belt(60, 12)
     pressure = pressure + 1150 * tracks * waves["pressure"]
-    # Growing waves tilt westward with height: a quarter of a wave of degree 8 is 11°.
+    # Growing waves tilt westward with height; a quarter of a wave of degree 8 is 11°.
     leaning = np.roll(waves["pressure"], -columns // 32, axis=1)
     cold = np.sin(thermal) ** 2
     column = 259 - 32 * cold**1.15 * winter  # mean temperature between 1000 and 200 hPa
     thickness = SCALE * np.log(5) * column + np.zeros_like(pressure)
     disturbed = tracks * (120 * leaning + 105 * waves["aloft"])
 
-    # The surface without weather: sea, land.
+    # The surface without weather: sea and land.
     sea = np.maximum(301 - 31 * cold**1.3 + 0.9 * waves["sea"], 271.4)
-    # Sea ice insulates: above it the air is far colder than water can be, most of all in winter.
+    # Sea ice insulates, so the air above it is far colder than water can be, especially in winter.
     ice = np.clip((np.abs(np.rad2deg(thermal)) - 58) / 22, 0, 1)
     surface_of_sea = sea - ice * (25 - 14 * season * np.sin(grid.latitude))
     land = 304 - 62 * cold**1.3 + 15 * season * np.sin(grid.latitude)
@@ -142,7 +143,7 @@ def weather(simulation: Simulation, rows: int, columns: int, sample: int) -> Fie
     warmer = disturbed / (SCALE * np.log(5)) + 0.9 * (0.4 + tracks) * waves["heat"]
     air = level + (0.4 + 0.7 * ground.land) * warmer - 0.0065 * ground.height
 
-    # Heights, and the wind that balances them: at 850 hPa, a tenth of the way up to 200 in log pressure.
+    # Heights and the wind that balances them; 850 hPa is a tenth of the way up to 200 hPa in log pressure.
     low = SCALE * level * np.log(pressure / 1e5)
     east, north = grid.gradient(low + 0.1 * (thickness + disturbed))
     f = sphere.coriolis(grid.latitude)
@@ -151,7 +152,7 @@ def weather(simulation: Simulation, rows: int, columns: int, sample: int) -> Fie
     trades = -3.5 * np.exp(-((near_equator / 1.4) ** 2))
     hadley = -2.5 * near_equator * np.exp(0.5 - 0.5 * near_equator**2)
     u, v = -turning * north + trades + storm.u, turning * east + 0.3 * hadley + storm.v
-    # Friction slows the lowest wind and turns it towards the low: more over land.
+    # Friction slows the lowest wind and turns it towards the low, more so over land.
     east, north = grid.gradient(low)
     u_free, v_free = -turning * north + trades + storm.u, turning * east + hadley + storm.v
     angle = np.deg2rad(15 + 15 * ground.land) * np.tanh(degrees / 8)
@@ -173,7 +174,7 @@ def weather(simulation: Simulation, rows: int, columns: int, sample: int) -> Fie
     saturated = saturation(air, surface)
     humid = 0.80 - 0.22 * ground.land + 0.05 * waves["moisture"]
     near = saturated * np.clip(humid + 0.3 * storm.moisture * (1 - humid), 0.1, 1)
-    # Water vapour falls off over 2.4 km.
+    # Water vapour decreases with a scale height of 2.4 km.
     full = 1.2 * 2400 * saturation(level, pressure) * np.exp(-ground.height / 2400)
     poleward = np.tanh(v * np.sign(grid.latitude) / 14)
     humidity = 0.44 + 0.36 * np.exp(-((near_equator / 0.9) ** 2)) + 0.16 * np.abs(np.sin(grid.latitude)) ** 2
@@ -181,13 +182,13 @@ def weather(simulation: Simulation, rows: int, columns: int, sample: int) -> Fie
     humidity = np.minimum(humidity + storm.moisture * np.maximum(1.05 - humidity, 0), 1.1)
     vapour = full * humidity
     wet = np.maximum((humidity - 0.6) / 0.2, 0) ** 1.5 * (vapour / 30)
-    # Most of the rain falls in little of the area; a climate model drizzles on nearly all the rest.
+    # Most rain falls in a small part of the area; a climate model has drizzle in nearly all the rest.
     drizzle = 1.5e-9 * np.minimum(humidity, 1) ** 3 * (vapour / 20)
     rain = (1.2e-7 * wet + drizzle) * np.exp(0.85 * waves["rain"] - 0.4) + storm.rain * np.exp(
         0.4 * waves["rain"]
     )
 
-    lowest = SCALE * np.log(1 / 0.9926) * air  # of CAM5's 30 levels, at 0.9926 of the surface pressure
+    lowest = SCALE * np.log(1 / 0.9926) * air  # CAM5's lowest level, at 0.9926 of the surface pressure
 
     fields = {
         "TMQ": vapour,
@@ -215,13 +216,14 @@ def weather(simulation: Simulation, rows: int, columns: int, sample: int) -> Fie
 
 
 def saturation(temperature: Field, pressure: Field) -> Field:
-    """Specific humidity of saturated air, kg/kg, of temperature in K and pressure in Pa (Bolton 1980,
-    equation 10)."""
+    """Specific humidity of saturated air, kg/kg, at a temperature in K and a pressure in Pa, all of one shape
+    (Bolton 1980, equation 10)."""
     vapour = 611.2 * np.exp(17.67 * (temperature - 273.15) / (temperature - 29.65))
     return (0.622 * vapour / (pressure - 0.378 * vapour)).astype(np.float32)
 
 
 def _random_fields(rows: int, columns: int, spectra: tuple[Spectrum, ...], rng: np.random.Generator) -> Field:
-    """A field ``[rows, columns]`` of unit variance for each spectrum, up to the degree that the grid resolves."""
+    """For each spectrum, a field ``[rows, columns]`` of unit variance, with degrees up to the grid's
+    resolution."""
     degrees = min(rows, columns) // 2
     return sphere.random_fields(rows, columns, np.array([s.shares(degrees) for s in spectra]), rng)

@@ -1,10 +1,10 @@
-"""Crop and size of an image: a random view in training, the central one in evaluation.
+"""Crops and resizes an image: to a random view in training, to the central one in evaluation.
 
-This is torchvision's standard preprocessing; closed runs use that of the MLPerf reference (``mlperf.py``).
+This is torchvision's standard preprocessing; closed runs use the MLPerf reference's (``mlperf.py``).
 
-Random resized crop: Szegedy et al. 2015 (arXiv:1409.4842, section 6): 8% to 100% of the area at an aspect
-ratio from 3/4 to 4/3. Evaluation: the shorter side resized to 256, then the central 224 x 224 (He et al. 2016,
-arXiv:1512.03385, section 3.4, only the centre crop of "10-crop"), in proportion for other sizes.
+Random resized crop (Szegedy et al. 2015, arXiv:1409.4842, section 6): 8% to 100% of the area, with an aspect ratio
+from 3/4 to 4/3. Evaluation: the shorter side is resized to 256, then the central 224 x 224 pixels are used (He et
+al. 2016, arXiv:1512.03385, section 3.4, only the centre crop of "10-crop"); other sizes are in proportion.
 """
 
 import math
@@ -15,19 +15,20 @@ import numpy.typing as npt
 import torch
 from torchvision.transforms.v2 import functional
 
-# Of RGB in [0, 1] over the ImageNet training set, as used for all published networks (torchvision).
+# Mean and standard deviation of RGB in [0, 1] over the ImageNet training set, as in torchvision's networks.
 MEAN = (0.485, 0.456, 0.406)
 STD = (0.229, 0.224, 0.225)
 AREA = (0.08, 1.0)
 RATIO = (3 / 4, 4 / 3)
 _TRIES = 10
-# Of bytes: x = byte · _SCALE - _SHIFT
+# For bytes: x = byte · _SCALE - _SHIFT
 _SCALE = tuple(np.float32(1 / (255 * std)) for std in STD)
 _SHIFT = tuple(np.float32(mean / std) for mean, std in zip(MEAN, STD, strict=True))
 
 
 class View(NamedTuple):
-    """The box of an image that is resized to ``rows x columns``, and the position of the crop in the result."""
+    """The box of an image that is resized to ``rows x columns``, the position of the crop in the result, and
+    whether it is mirrored."""
 
     top: int
     left: int
@@ -41,8 +42,9 @@ class View(NamedTuple):
 
 
 def training_view(height: int, width: int, size: int, rng: np.random.Generator) -> View:
-    """A random box resized to ``size x size``, mirrored half the time. If no box of the drawn shapes fits in ten
-    tries, it is the largest central box of an allowed ratio, as in torchvision's RandomResizedCrop."""
+    """A random box that is resized to ``size x size``, and mirrored with probability 1/2. If none of ten boxes
+    drawn fits into the image, it is the largest central box with an allowed ratio, as in torchvision's
+    RandomResizedCrop."""
     mirrored = bool(rng.random() < 0.5)
     for _ in range(_TRIES):
         area = height * width * rng.uniform(*AREA)
@@ -56,7 +58,7 @@ def training_view(height: int, width: int, size: int, rng: np.random.Generator) 
 
 
 def evaluation_view(height: int, width: int, size: int) -> View:
-    """The whole image, its shorter side resized to 256/224 of ``size``, and its centre."""
+    """The centre of the whole image after its shorter side has been resized to 256/224 of ``size``."""
     short = round(size * 256 / 224)
     if height <= width:
         rows, columns = short, int(short * width / height)
@@ -66,8 +68,8 @@ def evaluation_view(height: int, width: int, size: int) -> View:
 
 
 def crop_resize(pixels: torch.Tensor, view: View, size: int) -> torch.Tensor:
-    """The ``view``, uint8 ``[3, size, size]`` and not mirrored, of an image uint8 ``[3, height, width]``: bilinear
-    with antialiasing, as in Pillow.
+    """The ``view``, uint8 ``[3, size, size]``, of an image uint8 ``[3, height, width]``, not yet mirrored.
+    Interpolation is bilinear with antialiasing, as in Pillow.
     """
     box = functional.resized_crop(
         pixels, view.top, view.left, view.height, view.width, [view.rows, view.columns], antialias=True
@@ -77,14 +79,14 @@ def crop_resize(pixels: torch.Tensor, view: View, size: int) -> torch.Tensor:
 
 
 def render(pixels: torch.Tensor, view: View, size: int, x: npt.NDArray[np.float32]) -> None:
-    """Write the ``view`` of an image uint8 ``[3, height, width]`` into ``x`` float32 ``[size, size, 3]``,
-    normalised."""
+    """Write the ``view`` of an image, uint8 ``[3, height, width]``, normalised, into ``x``, float32 ``[size, size,
+    3]``."""
     normalise(crop_resize(pixels, view, size).numpy(), view.mirrored, x)
 
 
 def normalise(pixels: npt.NDArray[np.uint8], mirrored: bool, x: npt.NDArray[np.float32]) -> None:
-    """Write ``pixels`` uint8 ``[3, size, size]`` into ``x`` float32 ``[size, size, 3]``: (byte / 255 - mean)
-    / standard deviation."""
+    """Write (byte / 255 - mean) / standard deviation of ``pixels``, uint8 ``[3, size, size]``, into ``x``, float32
+    ``[size, size, 3]``, mirrored if ``mirrored``."""
     for channel in range(3):
         plane = pixels[channel, :, ::-1] if mirrored else pixels[channel]
         values = plane * _SCALE[channel]

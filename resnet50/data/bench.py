@@ -13,13 +13,13 @@ SIDE = 224
 
 
 def files_of(data: Path, samples: int) -> list[Path]:
-    """The files of ``samples`` training images. Raises UserError."""
+    """The files that contain the first ``samples`` training images. Raises UserError."""
     return _chosen(data, samples)[1]
 
 
 def epoch(way: Way, samples: int) -> Figures:
-    """Read ``samples`` training images. Raises UserError if the data set cannot be read, or cannot be read with
-    this loader."""
+    """Measure reading the first ``samples`` training images. Raises UserError if the data set cannot be read, or
+    cannot be read with this loader."""
     from mlhpc.benchmarks.resnet50 import Loading
     from mlhpc.common.pytorch.bench import DEVICE, measure_batches
     from mlhpc.resnet50.data.source import ResNet50Source
@@ -31,7 +31,8 @@ def epoch(way: Way, samples: int) -> Figures:
 
 
 def _chosen(data: Path, samples: int) -> tuple[Images, list[Path]]:
-    """The first ``samples`` training images, which are the same in every format; and the files they are in."""
+    """The first ``samples`` training images, which are the same in every format, and the files that contain
+    them."""
     dataset = describe(data, Solo())
     images = open_splits(dataset, Solo())[0]["train"]
     if not isinstance(images, Files):

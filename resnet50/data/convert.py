@@ -1,7 +1,7 @@
-"""Packs a data set of many small files into few: TFRecord shards, LMDB, or decoded pixels.
+"""Packs a data set of many small files into few large ones: TFRecord shards, LMDB, or decoded pixels.
 
-Image bytes are copied, not re-encoded, and images keep their order, so a run reads the same batches, bit for bit,
-from every format.
+Image bytes are copied, not re-encoded, and images keep their order, so a run reads bit-identical batches from
+every format.
 """
 
 import errno
@@ -36,23 +36,23 @@ from mlhpc.resnet50.data.image import BrokenImage, decode, size_of
 Target = Literal["tfrecord", "lmdb", "raw"]
 T = TypeVar("T")
 
-# ImageNet's images in its 1024 and 128 shards (tensorflow/models, build_imagenet_data.py).
+# Images per shard in ImageNet's 1024 and 128 shards (tensorflow/models, build_imagenet_data.py).
 _IN_A_SHARD = {"train": 1252, "validation": 391}
-_FEWEST_SHARDS = 16  # enough to divide among nodes and workers
+_FEWEST_SHARDS = 16  # enough for dividing them among nodes and workers
 _PAGE = 4096
 
 
 def convert(source: Path, out: Path, codec: Target, world: World, workers: int) -> None:
-    """Write the data set at ``source`` to ``out`` in the format ``codec``, with a manifest, and print the
-    time. Called by all ranks.
+    """Write the data set at ``source`` to ``out`` in the format ``codec``, with a manifest, and print the time
+    taken. Called by all ranks.
 
-    TFRecord shards are divided among the ranks, with ``workers`` threads in each; LMDB and pixels are written by
-    rank 0, and read by its threads. Complete files are kept, so that an interrupted conversion can be
-    resumed.
+    TFRecord shards are divided among the ranks, each of which uses ``workers`` threads; LMDB and pixel files are
+    written by rank 0, whose threads read the images. Complete files are kept, so that an interrupted conversion
+    can be resumed.
 
-    Raises UserError, the same on all ranks, if the source is not a data set, lacks a file of its manifest or
-    has only pixels, if an image has no readable size (for "raw": cannot be decoded), or ``out`` cannot be
-    written or contains other files.
+    Raises UserError, the same on all ranks, if the source is not a data set, lacks a file listed in its manifest
+    or has only pixels, if the size of an image cannot be read (for "raw": if it cannot be decoded), or if ``out``
+    cannot be written or contains other files.
     """
     started = time.perf_counter()
     generate.require_outside(source, out)
@@ -64,7 +64,7 @@ def convert(source: Path, out: Path, codec: Target, world: World, workers: int) 
     require_listed(source, world, workers, set(chain.from_iterable(read)).__contains__)
     splits, names = open_splits(dataset, world)
     sums = checksums(source, world)
-    whole = (LMDB, PIXELS, INDEX)  # single files, without checksums of their own
+    whole = (LMDB, PIXELS, INDEX)  # single files that contain no checksums
     for path in (source / name for name in chain.from_iterable(read) if PurePath(name).name in whole):
         on_rank0(world, partial(require_checksum, path, sums))
     splits = {split: _Verified(images, sums) for split, images in splits.items()}
@@ -106,8 +106,8 @@ def convert(source: Path, out: Path, codec: Target, world: World, workers: int) 
 
 
 class _Verified:
-    """``images``, whose files are verified against the checksums ``sums`` before use if they contain one image
-    each. TFRecord has its own checksums."""
+    """``images``, whose files, if they contain one image each, are verified against the checksums ``sums`` before
+    use. TFRecord files contain checksums."""
 
     def __init__(self, images: Images, sums: Mapping[Path, int]) -> None:
         self._images, self._sums, self.classes = images, sums, images.classes
@@ -130,15 +130,15 @@ def _make_folder(folder: Path) -> None:
 
 
 class Shard(NamedTuple):
-    """A TFRecord file by its name in the data set, and its images of the split."""
+    """A TFRecord file: its name in the data set, and the indices of its images in the split."""
 
     name: str
     images: range
 
 
 def shards_of(split: Split, images: int) -> list[Shard]:
-    """The shards of a split with this number of images. Image n is record n // shards of shard n % shards, so
-    that each contains images of every class."""
+    """The shards for a split with this number of images. Image n is record n // shards of shard n % shards, so
+    that each shard contains images of every class."""
     shards = max(-(-images // _IN_A_SHARD[split]), min(_FEWEST_SHARDS, images))
     return [
         Shard(f"{split}/{split}-{n:05d}-of-{shards:05d}", range(n, images, shards)) for n in range(shards)
@@ -148,9 +148,9 @@ def shards_of(split: Split, images: int) -> list[Shard]:
 def write_shard(
     images: Images, names: Sequence[str] | None, root: Path, advance: Callable[[int], None], shard: Shard
 ) -> None:
-    """Write a shard of ``images`` below ``root``, unless it exists; ``names`` are those of the classes.
+    """Write a shard of ``images`` under ``root``, unless it exists. ``names``: the names of the classes.
 
-    Raises UserError if an image cannot be read or has no size, and OSError.
+    Raises UserError if an image or its size cannot be read, and OSError.
     """
     path = root / shard.name
     if not path.exists():
@@ -194,13 +194,13 @@ def _write_lmdb(images: Images, folder: Path, workers: int, advance: Callable[[i
         shape = b"".join(number_field(n, value) for n, value in ((1, 3), (2, height), (3, width)))
         return shape + field(4, data.tobytes()) + number_field(5, label) + number_field(7, 1)
 
-    # The map has the maximum size of the file; it takes no space until used.
+    # The map size is the maximum size of the file; it takes no space until it is used.
     size, room = 64 << 20, 0
     try:
         with lmdb.open(os.fspath(part), map_size=size, subdir=False, lock=False, sync=False) as environment:
             transaction = environment.begin(write=True)
             for index, value in enumerate(_ahead(datum, len(images), workers)):
-                # A value has its own pages, and its key is in another page.
+                # A value has pages of its own, and its key is in another page.
                 room += len(value) + 3 * _PAGE
                 if room > size // 2:
                     transaction.commit()
@@ -253,7 +253,8 @@ def _naming_image(images: Images, index: int, work: Callable[[], T]) -> T:
 
 
 def _ahead(work: Callable[[int], T], count: int, workers: int) -> Iterator[T]:
-    """``work`` of 0 to ``count``, in order, by ``workers`` threads, a few items ahead of the consumer."""
+    """The results of ``work`` for 0 to ``count - 1``, in order, computed by ``workers`` threads a few items ahead
+    of the consumer."""
     window = 4 * max(1, workers)
     waiting: list[Future[T]] = []
     with ThreadPoolExecutor(max(1, workers)) as pool:

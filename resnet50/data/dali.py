@@ -1,5 +1,5 @@
-"""Batches made by an NVIDIA DALI pipeline. The images are read, and their views drawn, as for the other loaders;
-DALI decodes only the box of the view."""
+"""Batches made by an NVIDIA DALI pipeline. Images are read, and their views drawn, as for the other loaders; DALI
+decodes only the box of the view."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -16,7 +16,7 @@ from mlhpc.resnet50.data.formats import Bytes
 from mlhpc.resnet50.data.image import BrokenImage, decode
 from mlhpc.resnet50.data.reader import Batch, Reader, Sample
 
-_END = b"\xff\xd9"  # of a JPEG
+_END = b"\xff\xd9"  # of a JPEG file
 
 
 class _Source(NamedTuple):
@@ -29,7 +29,7 @@ class _Source(NamedTuple):
 
 
 class DecodedByDali:
-    """A ``common.pytorch.dali.Pipeline`` over ``reader``, which decodes on the ``gpu`` if there is one."""
+    """A ``common.pytorch.dali.Pipeline`` over ``reader`` that decodes on the GPU if ``gpu``."""
 
     parts: Parts = ()
 
@@ -40,7 +40,7 @@ class DecodedByDali:
         """The image as stored. Raises UserError naming it."""
         data, label = self._reader.images.read(index)
         try:
-            # DALI silently fills the missing part of a truncated image.
+            # DALI would silently fill the missing part of a truncated image.
             if data.ndim == 1 and _END not in data[-1024:].tobytes():
                 decode(data)
             return _Source(index, data, self._reader.view(index, data), label)
@@ -48,11 +48,11 @@ class DecodedByDali:
             raise self._reader.named(index, error) from error
 
     def finish(self, arrays: Sequence[Any], results: list[_Source]) -> list[_Source]:
-        """The sources themselves: DALI decodes them."""
+        """The batch is the sources themselves, since DALI decodes them."""
         return results
 
     def inputs(self, batch: list[_Source]) -> tuple[list[Any], ...]:
-        """For each image: its bytes; top left corner and extent of the box to decode; and the results of
+        """For each image: its bytes; the top left corner and the extent of the box to decode; and the results of
         ``_geometry`` for its view."""
         views = [source.view for source in batch]
         return (
@@ -63,7 +63,7 @@ class DecodedByDali:
         )
 
     def outputs(self, fn: Any, types: Any, feed: Callable[[], Any], key: int) -> Any:
-        """As of ``dali.Pipeline``: the decoded and resized images."""
+        """As in ``dali.Pipeline``; the output is the decoded and resized images."""
         encoded = self._reader.images.read(key)[0].ndim == 1
         data, start, shape, *where = fn.external_source(
             source=feed,
@@ -80,14 +80,15 @@ class DecodedByDali:
         return _render(self._reader, fn, types, pixels, where)
 
     def collect(self, x: torch.Tensor, batch: list[_Source]) -> Batch:
-        """``x`` is [b, 3, size, size]."""
+        """The batch of ``x`` [b, 3, size, size] and its labels."""
         samples = [Sample(source.label, source.data.nbytes) for source in batch]
         _, y, total, _ = self._reader.finish((x,), samples)
         return x, y.to(x.device, non_blocking=True), total, ()
 
     @contextmanager
     def errors(self, in_use: Sequence[list[_Source]]) -> Iterator[None]:
-        """Raise an error naming the image that DALI could not decode, if the suite's decoder also fails on it."""
+        """Raises an error that names the image that DALI could not decode, if the suite's decoder also fails on
+        it."""
         try:
             yield
         except RuntimeError:
@@ -100,7 +101,8 @@ class DecodedByDali:
 
 
 def _geometry(reader: Reader) -> list[tuple[Callable[[View], Any], int]]:
-    """DALI's inputs for each view besides its box: a function of the view, and its number of dimensions."""
+    """DALI's inputs for each view in addition to its box: pairs of a function of the view and the number of
+    dimensions of its result."""
     size = reader.size
     if reader.preprocessing == "mlperf":
         return [(partial(_pixels_seen, size=size), 2)]
@@ -113,8 +115,8 @@ def _geometry(reader: Reader) -> list[tuple[Callable[[View], Any], int]]:
 
 
 def _pixels_seen(view: View, size: int) -> list[list[float]]:
-    """The affine map from output to box, columns before rows, with the sampling points of ``mlperf.render``.
-    DALI's coordinates refer to a pixel's corner, half a pixel before its centre."""
+    """The affine map from output to box (columns before rows) that yields the sampling points of
+    ``mlperf.render``. DALI's coordinates refer to a pixel's corner, which is half a pixel before its centre."""
     rows, columns = view.height / view.rows, view.width / view.columns
     right = columns * (view.right - 0.5) + 0.5
     across = [-columns, 0, view.width - right] if view.mirrored else [columns, 0, right]
@@ -122,11 +124,11 @@ def _pixels_seen(view: View, size: int) -> list[list[float]]:
 
 
 def _render(reader: Reader, fn: Any, types: Any, box: Any, where: list[Any]) -> Any:
-    """The operators from a box's pixels to the network's input."""
+    """The operators that turn a box's pixels into the network's input."""
     side = reader.size
     if reader.preprocessing == "mlperf":
         (matrix,) = where
-        # Beyond the centre of the last pixel the edge is repeated, as in TensorFlow.
+        # Beyond the centre of the last pixel, the edge is repeated as in TensorFlow.
         resized = fn.warp_affine(
             box,
             matrix=matrix,

@@ -1,7 +1,7 @@
-"""From the files of a data set to the images of its two splits, for all formats.
+"""Finds the images of a data set's two splits in its files, for all formats.
 
-``train/`` and ``validation/`` (or ``val/``) contain one of: a folder of images for each class; TFRecord shards,
-which may also share one folder; ``data.mdb``; ``pixels.raw`` with ``index.npy``.
+``train/`` and ``validation/`` (or ``val/``) contain one of these: a folder of images for each class; TFRecord
+shards, which may also be in one folder for both splits; ``data.mdb``; ``pixels.raw`` with ``index.npy``.
 """
 
 from collections import Counter
@@ -34,11 +34,12 @@ _SWITCH = {"train": "data.train_samples", "validation": "data.eval_samples"}
 
 
 def select(dataset: Manifest, data: Data) -> Manifest:
-    """The part of a data set that a run needs: the files of its two splits, which must contain exactly the number
-    of images in ``data``, because a part would contain only the first classes.
+    """The part of a data set that a run needs: the files of its two splits. They must contain exactly the number
+    of images in ``data``, because a smaller number of files would contain only the first classes.
 
-    Raises UserError if a split is missing, mixed or has another number of images according to names
-    and facts (TFRecord, LMDB and raw arrays without a count in the manifest are counted by ``assign_samples``).
+    Raises UserError if a split is missing, has mixed formats, or has a different number of images according to
+    names and facts (TFRecord, LMDB and raw arrays without a count in the manifest are counted by
+    ``assign_samples``).
     """
     selected = []
     for split, expected in zip(SPLITS, (data.train_samples, data.eval_samples), strict=True):
@@ -57,7 +58,7 @@ def select(dataset: Manifest, data: Data) -> Manifest:
 
 
 def files_of(dataset: Manifest, split: Split) -> list[str]:
-    """The files of a split, sorted. Raises UserError if it has none, or two folders."""
+    """The files of a split, sorted. Raises UserError if the split has no files, or has two folders."""
     folders = {folder: [file.path for file in dataset.folder(folder)] for folder in _FOLDERS[split]}
     folders_with_files = [folder for folder, names in folders.items() if names]
     if len(folders_with_files) > 1:
@@ -72,7 +73,7 @@ def files_of(dataset: Manifest, split: Split) -> list[str]:
 
 
 def format_of(dataset: Manifest, names: Sequence[str]) -> Format:
-    """The format of the files of a split. Raises UserError if there is none, or more than one."""
+    """The format of a split's files ``names``. Raises UserError if they have no known format or more than one."""
     strangers = [name for name in names if not name.lower().endswith(SUFFIXES) or name.count("/") < 2]
     if not strangers:
         return "jpeg"
@@ -103,11 +104,11 @@ def assign_samples(
     train_samples: int,
     eval_samples: int,
 ) -> RankSamples:
-    """This rank's part, ``Images``, of the data set returned by ``select``; ``staged`` is the folder that it was
-    staged to in ``mode``, None: all ranks read it in place. Called by all ranks.
+    """This rank's part, as ``Images``, of the data set that ``select`` has returned. ``staged``: the folder that
+    it was staged to in ``mode``; None: all ranks read it in place. Called by all ranks.
 
-    Raises UserError, the same on all ranks, if a file cannot be read, or if the number of images or classes
-    differs from the run's samples or ``classes``.
+    Raises UserError, the same on all ranks, if a file cannot be read, or if the number of images differs from the
+    run's, or the number of classes from ``classes``.
     """
     mode = mode if staged else "replicate"
     root = staged or dataset.root
@@ -118,7 +119,7 @@ def assign_samples(
     splits, _ = open_splits(dataset, world, classes, root, here, mode)
     for split, expected in zip(SPLITS, (train_samples, eval_samples), strict=True):
         n_images = len(splits[split])
-        if mode == "shard":  # ranks of a node read the same files, which count once
+        if mode == "shard":  # the ranks of a node read the same files: count them once
             n_images = int(world.sum(n_images if mesh.data_rank == 0 else 0))
         _require_count(dataset.root, split, n_images, expected)
     train, evaluation = (splits[split] for split in SPLITS)
@@ -134,9 +135,10 @@ def open_splits(
     here: Container[str] | None = None,
     mode: Mode = "replicate",
 ) -> tuple[dict[Split, Images], list[str] | None]:
-    """The images of both splits, and the names of the classes if known. Images are under ``root`` (None: the data
-    set's), limited to the files in ``here`` (None: all), staged in ``mode``. With ``classes`` None, their number
-    is not checked. Called by all ranks. Raises UserError like ``assign_samples``.
+    """The images of both splits, and the names of the classes if known. Images are read from ``root`` (None: the
+    data set's root), to which they were staged in ``mode``, and limited to the files in ``here`` (None: all). If
+    ``classes`` is None, the number of classes is not checked. Called by all ranks. Raises UserError like
+    ``assign_samples``.
     """
     names = {split: files_of(dataset, split) for split in SPLITS}
     kinds = {split: format_of(dataset, names[split]) for split in SPLITS}
@@ -173,8 +175,8 @@ def _open_one(kind: Format, folder: Path, classes: int) -> Images:
 
 
 def _classes(dataset: Manifest, names: dict[Split, list[str]]) -> list[str]:
-    """The classes of folders of images, sorted; a label is an index into them. Each split must have images of
-    each."""
+    """The names of the classes, which are those of the folders, sorted; a label is an index into them. Raises
+    UserError unless each split has images of every class."""
     in_split = {split: {_class(name) for name in names[split]} for split in names}
     class_names = set().union(dataset.facts.get("classes", ()) if in_split else (), *in_split.values())
     for split in in_split:
@@ -184,8 +186,8 @@ def _classes(dataset: Manifest, names: dict[Split, list[str]]) -> list[str]:
 
 
 def _extents(root: Path, names: Sequence[str], mode: Mode, world: World) -> dict[Path, npt.NDArray[np.int64]]:
-    """The records of every shard under ``root``, which may differ between nodes; ranks that read the same shards
-    divide the reading of headers."""
+    """The extents of the records in every shard under ``root``. Nodes may have different shards; ranks that read
+    the same shards divide the reading of their headers."""
     ranks, pool_rank = (world.local_size, world.local_rank) if mode == "shard" else (world.size, world.rank)
     own_names = names[pool_rank::ranks]
     parts = on_all_ranks(world, lambda: [(name, record_extents(root / name)) for name in own_names])

@@ -1,6 +1,7 @@
-"""Formats of images: JPEG files by class, TFRecord shards, LMDB, raw arrays. Each has a reader class.
+"""The formats of images: JPEG files in a folder per class, TFRecord shards, LMDB, raw arrays. Each has a reader
+class.
 
-Labels start at 0. ``read`` returns the same bytes of an image for every format.
+Labels start at 0. For an image, ``read`` returns the same bytes in every format except raw arrays.
 """
 
 import re
@@ -37,15 +38,15 @@ class Images(Protocol):
     def __len__(self) -> int: ...
 
     def read(self, index: int) -> tuple[Bytes, int]:
-        """An image in a separate writable buffer, uint8 [bytes] encoded or [rows, columns, 3] decoded, and its
-        label. Raises UserError naming the image."""
+        """An image in a separate writable buffer, uint8, [bytes] if encoded or [rows, columns, 3] if decoded, and
+        its label. Raises UserError naming the image."""
 
     def name(self, index: int) -> str:
-        """The file and the position in it, for messages."""
+        """The image's file and its position there, for messages."""
 
 
 class Files:
-    """One file per image; ``labels`` int ``[images]``."""
+    """One file per image; ``labels`` are int ``[images]``."""
 
     def __init__(self, paths: Sequence[str], labels: Sequence[int], classes: int) -> None:
         self.paths, self.labels, self.classes = paths, labels, classes
@@ -54,7 +55,7 @@ class Files:
         return len(self.paths)
 
     def read(self, index: int) -> tuple[Bytes, int]:
-        """The file, uint8 [bytes], and its label."""
+        """The image, uint8 [bytes], and its label."""
         path = Path(self.paths[index])
         with opened(path) as fd:  # in one read: np.fromfile first seeks to the end, and reads twice
             data = np.empty(size_to_read(fd), np.uint8)
@@ -67,11 +68,11 @@ class Files:
 
 
 class Shards:
-    """TFRecord files in TensorFlow's ImageNet layout: ``image/encoded`` and ``image/class/label``, which
-    starts at 1. ``extents``: those of ``tfrecord.record_extents``, by file.
+    """TFRecord files in TensorFlow's ImageNet layout: ``image/encoded``, and ``image/class/label``, which starts
+    at 1. ``extents``: the results of ``tfrecord.record_extents``, by file.
 
-    The first images of all files come first, then the second ones, and so on: ``convert`` distributes images this
-    way, so this restores their order.
+    The first images of all files come first, then the second ones, and so on. ``convert`` distributes images in
+    this way, so this restores their original order.
     """
 
     def __init__(self, extents: dict[Path, npt.NDArray[np.int64]], classes: int) -> None:
@@ -87,7 +88,7 @@ class Shards:
         return len(self._extents)
 
     def read(self, index: int) -> tuple[Bytes, int]:
-        """The file, uint8 [bytes], and its label."""
+        """The image, uint8 [bytes], and its label."""
         offset, length = map(int, self._extents[index])
         record = tfrecord.read_record(self._file(index), offset, length)
         try:
@@ -113,7 +114,7 @@ _MAX_SIDE = 1 << 20  # pixels
 
 
 class Lmdb:
-    """An LMDB of Caffe's Datum messages (caffe.proto: data = 4, label = 5, encoded = 7), in order of key."""
+    """An LMDB of Caffe's Datum messages (caffe.proto: data = 4, label = 5, encoded = 7), in key order."""
 
     def __init__(self, folder: Path, classes: int) -> None:
         self.path, self.classes = folder / LMDB, classes
@@ -123,7 +124,7 @@ class Lmdb:
         return len(self._file)
 
     def read(self, index: int) -> tuple[Bytes, int]:
-        """The record, uint8 [bytes], and its label."""
+        """The image, uint8 [bytes], and its label."""
         value = self._file.value(index)
         datum: dict[int, memoryview] = {}
         try:
@@ -143,15 +144,15 @@ class Lmdb:
 
 
 class Raw:
-    """Decoded pixels one after another in ``pixels.raw``; ``index.npy`` int64 ``[images, 4]``: offset,
-    height, width, label. For small sets: about ten times the size of JPEG."""
+    """Decoded pixels, one image after another in ``pixels.raw``, and ``index.npy``, int64 ``[images, 4]``, with
+    offset, height, width and label. For small data sets, since it takes about ten times as much space as JPEG."""
 
     def __init__(self, folder: Path, classes: int) -> None:
         self.path, self.classes = folder / PIXELS, classes
         try:
             self.index = np.load(folder / INDEX, allow_pickle=False)
             size = self.path.stat().st_size
-        except Exception as error:  # numpy's parser raises almost any exception for a damaged header
+        except Exception as error:  # NumPy's parser raises almost any exception for a damaged header
             reason = " ".join(str(error).split())[:200]
             raise UserError(f"{folder}: {PIXELS} or {INDEX} cannot be read ({reason}); {_REMEDY}") from error
         if not isinstance(self.index, np.ndarray):
@@ -171,7 +172,7 @@ class Raw:
         return len(self.index)
 
     def read(self, index: int) -> tuple[Bytes, int]:
-        """The pixels, uint8 [rows, columns, 3], and its label."""
+        """The image, uint8 [rows, columns, 3], and its label."""
         offset, height, width, label = map(int, self.index[index])
         try:
             pixels = np.fromfile(self.path, np.uint8, 3 * height * width, offset=offset)

@@ -15,23 +15,24 @@ _JPEG = b"\xff\xd8"
 # Frame headers (ITU-T T.81, table B.1): SOF0 to SOF15 except DHT, JPG and DAC.
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _BARE = frozenset({0x00, 0x01, *range(0xD0, 0xDA)})
-"""Markers without a segment, which no header needs; the decoder skips some of them."""
+"""Markers that have no segment. No header needs them, and the decoder skips some of them."""
 
 FORMATS = ("PNG", "GIF", "BMP", "WEBP")
 """Formats read besides JPEG, under any file name. Pillow supports many more, but passes EPS to Ghostscript."""
 MAX_PIXELS = 2 * (Image.MAX_IMAGE_PIXELS or 1 << 27)
-"""Pillow's limit for decompression bombs, used also for JPEGs that Pillow does not decode."""
+"""Pillow's limit against decompression bombs, also used for JPEGs, which Pillow does not decode."""
 
 
 class BrokenImage(UserError):
-    """An image that cannot be decoded, and may be skipped with ``loading.broken_images``."""
+    """An image cannot be decoded. With ``loading.broken_images`` it may be skipped."""
 
 
 def decode(data: Bytes) -> torch.Tensor:
-    """RGB pixels uint8 ``[3, height, width]`` from the bytes of a JPEG or another of ``FORMATS``; for pixels, a
-    view. Greyscale and CMYK are converted to RGB. The orientation of EXIF is ignored, as in ImageNet training.
+    """RGB pixels, uint8 ``[3, height, width]``, decoded from the bytes of a JPEG or another of ``FORMATS``; for
+    data that already is pixels, a view. Greyscale and CMYK are converted to RGB. The EXIF orientation is ignored,
+    as in ImageNet training.
 
-    Raises BrokenImage, without the file's name, when it cannot be decoded or is truncated.
+    Raises BrokenImage, without the file's name, if the image cannot be decoded or is truncated.
     """
     if data.ndim == 3:
         return torch.from_numpy(data).permute(2, 0, 1)
@@ -42,7 +43,7 @@ def decode(data: Bytes) -> torch.Tensor:
             return pixels
         with Image.open(io.BytesIO(data.data), formats=FORMATS) as opened:
             image: Image.Image = opened
-            if image.mode.startswith("I"):  # 16 bits, which Pillow would clip to 8
+            if image.mode.startswith("I"):  # 16 bits, which Pillow would clip to 8 bits
                 image = Image.fromarray((np.array(image) >> 8).astype(np.uint8))
             return torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1)
     except (RuntimeError, OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
@@ -62,8 +63,8 @@ def size_of(data: Bytes) -> tuple[int, int]:
 
 def _require_plausible(data: Bytes) -> None:
     """Raise BrokenImage, before memory is allocated, for a JPEG whose header claims more pixels than its bytes can
-    encode, or has stray bytes, after which the decoder might see another size. The cheapest block of 64 pixels
-    takes one bit (ITU-T T.81, annex F.1.2), so a byte encodes at most 512 pixels."""
+    encode, or contains stray bytes, after which the decoder might find a different size. A block of 64 pixels
+    takes at least one bit (ITU-T T.81, annex F.1.2), so a byte encodes at most 512 pixels."""
     height, width = size_of(data)
     pixels = height * width
     if pixels > MAX_PIXELS or pixels > 4096 + 1024 * len(data):
@@ -71,7 +72,8 @@ def _require_plausible(data: Bytes) -> None:
 
 
 def _frame_size(data: Bytes) -> tuple[int, int] | None:
-    """Height and width in the frame header of a JPEG; None without one, or with stray bytes before it."""
+    """Height and width in the frame header of a JPEG; None without a frame header, or with stray bytes before
+    it."""
     at, head = 2, data.data
     try:
         while head[at] == 0xFF:
@@ -91,7 +93,7 @@ def _frame_size(data: Bytes) -> tuple[int, int] | None:
 
 
 def _reason(error: Exception) -> str:
-    """The message of torchvision or Pillow, without memory addresses and source lines."""
+    """The error message of torchvision or Pillow, without memory addresses and source lines."""
     if isinstance(error, UnidentifiedImageError):
         return "unknown format"
     return re.sub(r"^\w+, \S+:\d+, ", "", " ".join(str(error).split())) or type(error).__name__

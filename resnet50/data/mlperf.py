@@ -1,7 +1,7 @@
-"""The MLPerf reference's preprocessing of an image (crop, resize, mean subtraction), which closed runs use.
+"""The MLPerf reference's preprocessing of images (crop, resize, mean subtraction), which closed runs use.
 
 Source: mlcommons/training, image_classification/tensorflow2/imagenet_preprocessing.py, and the TensorFlow 2.4
-operators that it calls. Outputs and the distribution of boxes recorded from it:
+operators that it calls. Its outputs and its distribution of boxes were recorded in
 tests/data/reference/resnet50_preprocessing.json.
 """
 
@@ -14,22 +14,23 @@ import torch
 from mlhpc.resnet50.data.augment import View
 
 MEAN = (123.68, 116.78, 103.94)
-"""Mean of the bytes, subtracted; there is no division."""
+"""The mean of the bytes of each colour, which is subtracted; nothing is divided."""
 
 _AREA = (0.05, 1.0)
 _RATIO = (0.75, 1.33)
-# The data set has no bounding boxes of objects, so the whole image counts as the object, of which a box has
-# to cover a tenth: effectively the smallest area is 10%, not 5%.
+# The data set has no bounding boxes of objects, so the whole image counts as the object. A box has to cover a
+# tenth of it, so the smallest area is effectively 10%, not 5%.
 _COVERED = 0.1
 _TRIES = 100
 
 
 def training_view(height: int, width: int, size: int, rng: np.random.Generator) -> View:
-    """A random box resized to ``size x size``, mirrored half the time; the whole image if no box fits.
+    """A random box that is resized to ``size x size``, and mirrored with probability 1/2; the whole image if no
+    box fits.
 
-    The aspect ratio is uniform; then the height is uniform over the integers that ratio and area allow. So
-    lengths, not areas, are uniform, and small boxes are more frequent than in torchvision's RandomResizedCrop. The
-    last row and column of positions are never drawn.
+    The aspect ratio is drawn uniformly, and then the height, uniformly from the integers that ratio and area
+    allow. So lengths, not areas, are uniformly distributed, and small boxes are more frequent than in
+    torchvision's RandomResizedCrop. The last row and the last column of positions are never drawn.
     """
     mirrored = bool(rng.random() < 0.5)
     for _ in range(_TRIES):
@@ -47,27 +48,28 @@ def training_view(height: int, width: int, size: int, rng: np.random.Generator) 
 
 def evaluation_view(height: int, width: int, size: int) -> View:
     """The whole image, its shorter side resized to 256/224 of ``size``, and its centre."""
-    # In float32, as in the reference: occasionally the shorter side comes out one pixel smaller.
+    # In float32, as in the reference, where the shorter side is occasionally one pixel smaller.
     scale = np.float32(round(size * 256 / 224)) / np.float32(min(height, width))
     rows, columns = int(np.float32(height) * scale), int(np.float32(width) * scale)
     return View(0, 0, height, width, rows, columns, (rows - size) // 2, (columns - size) // 2)
 
 
 def render(pixels: torch.Tensor, view: View, size: int, x: npt.NDArray[np.float32]) -> None:
-    """Write the ``view`` of an image uint8 ``[3, height, width]`` into ``x`` float32 ``[size, size, 3]``: bytes as
-    floats, minus ``MEAN``.
+    """Write the ``view`` of an image, uint8 ``[3, height, width]``, into ``x``, float32 ``[size, size, 3]``: the
+    bytes as floats, minus ``MEAN``.
 
-    Bilinear, without antialiasing and without rounding. Output pixel i is sampled at i · input / output, so the
-    first pixels of image and output coincide (TensorFlow 1's resize). Mirroring happens before resizing.
+    Interpolation is bilinear, without antialiasing and without rounding. Output pixel i is sampled at i · input /
+    output, so the first pixels of image and output coincide (TensorFlow 1's resize). Mirroring happens before
+    resizing.
     """
     above, below, down = _neighbours(view.down, size, view.height, view.rows)
     before, after, right = _neighbours(view.right, size, view.width, view.columns)
     if view.mirrored:
         before, after = view.width - 1 - before, view.width - 1 - after
-    # A JPEG is decoded to rows of interleaved colours, so interpolate along rows first.
+    # JPEGs are decoded to rows of interleaved colours, so interpolate along rows first.
     image = pixels.permute(1, 2, 0)
     box = image[view.top : view.top + view.height, view.left : view.left + view.width]
-    if view.height <= 2 * size:  # each row of the box once
+    if view.height <= 2 * size:  # interpolate each row of the box once
         box = box[int(above[0]) : int(below[-1]) + 1]
         above, below = above - above[0], below - above[0]
     else:  # only the rows that are needed
@@ -81,8 +83,8 @@ def render(pixels: torch.Tensor, view: View, size: int, x: npt.NDArray[np.float3
 def _neighbours(
     first: int, count: int, inputs: int, outputs: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """For ``count`` output pixels from ``first`` on: the input pixel at or before each, the one after it, and how
-    far the output lies between them, in [0, 1)."""
+    """For each of ``count`` output pixels from ``first`` on: the input pixel at or before it, the input pixel
+    after that, and the position between the two, in [0, 1). All are [count]."""
     scale = np.float32(inputs) / np.float32(outputs)
     place = np.arange(first, first + count, dtype=np.float32) * scale
     lower = np.floor(place)
@@ -91,6 +93,6 @@ def _neighbours(
 
 
 def _between(first: torch.Tensor, second: torch.Tensor, fraction: torch.Tensor) -> torch.Tensor:
-    """first + (second - first) · fraction, in this order of float32 operations."""
+    """first + (second - first) · fraction, with float32 operations in this order; shapes broadcast."""
     first = first.float()
     return second.float().sub_(first).mul_(fraction).add_(first)

@@ -1,9 +1,9 @@
-"""Packs JPEG files into TFRecord shards while staging, so that few files are written instead of many.
+"""Packs JPEG files into TFRecord shards during staging, so that few files are written instead of many.
 
-Packing is inside the clock, in every run. Each node reads every image once and writes the shards that ``mlhpc data
-convert resnet50 --codec tfrecord`` would, so a run reads the same batches, bit for bit. Target locks, the check of
-free space, and the removal after the run are shared with staging. A shard is complete or absent, but interrupted
-packing is not resumed: the next run starts over.
+Packing takes place while the clock runs, in every run. Each node reads every image once and writes the shards that
+``mlhpc data convert resnet50 --codec tfrecord`` would write, so a run reads bit-identical batches. Target locks,
+the check of free space, and the removal after the run are those of staging. A shard is either complete or absent,
+but interrupted packing is not resumed; the next run starts over.
 """
 
 import os
@@ -41,13 +41,13 @@ from mlhpc.resnet50.data.dataset import SPLITS, Split, open_splits
 from mlhpc.resnet50.data.formats import Bytes, Files
 
 _MODE = "packed"  # in the target's manifest, in place of the staging mode
-# Upper bound for a record's framing and features besides the image, with names of 255 bytes.
+# Upper bound, in bytes, for a record's framing and its features besides the image, with names of 255 bytes.
 _RECORD_OVERHEAD = 1024
 
 
 class _Checked(Files):
-    """Images that are checked against the data set's manifest as they are read. Each thread reuses its memory for
-    the next image, because allocating fresh pages costs more than reading."""
+    """Images that are verified against the data set's manifest as they are read. Each thread reuses its memory for
+    the next image, because allocating fresh pages takes longer than reading."""
 
     def __init__(self, images: Files, files: Sequence[File], root: Path) -> None:
         super().__init__(images.paths, images.labels, images.classes)
@@ -77,14 +77,14 @@ class _Checked(Files):
 def pack(
     dataset: Manifest, target: Path, world: World, classes: int, workers: int
 ) -> tuple[Manifest, StagingReport]:
-    """Stage the JPEG files of ``dataset`` to ``target`` on every node as TFRecord shards, divided among the
-    ranks of the node, ``workers`` at a time in each rank. Returns the manifest of ``target``, and the report,
-    which counts the images.
+    """Stage the JPEG files of ``dataset`` to ``target`` on every node as TFRecord shards. The ranks of a node
+    divide the shards among them, and each writes ``workers`` at a time. Returns the manifest of ``target`` and the
+    report, whose files are the images.
 
-    Called by all ranks. Raises UserError, the same on all ranks, if the data set is packed already or does
-    not have ``classes`` classes, an image differs from the manifest or has no readable size, or the target
-    cannot be written, is too small (checked before the first byte if possible) or contains other files.
-    If an image or the target fails, packed files are removed.
+    Called by all ranks. Raises UserError, the same on all ranks, if the data set is already packed or does not
+    have ``classes`` classes, if an image differs from the manifest or its size cannot be read, or if the target
+    cannot be written, is too small (checked before the first byte if possible) or contains other files. If an
+    image cannot be read or the target cannot be written, packed files are removed.
     """
     started = time.monotonic()
     images, names = _open(dataset, world, classes)
@@ -97,7 +97,7 @@ def pack(
     sources = [images[split].files[index] for split, shard in own_shards for index in shard.images]
     size = sum(file.size for file in sources)
 
-    # For a million files: only once, and only on ranks that record it.
+    # Computed only once, and only on ranks that record it, since there may be a million files.
     of = identity(dataset) if team.leads else ""
 
     def need() -> Need:
@@ -120,7 +120,7 @@ def pack(
         with exclusive(target, world, team) as in_use:
             ready = on_all_ranks(world, lambda: _clear_target(packed, of, team, in_use))[team.members[0]]
             check_room(on_all_ranks(world, need))
-            # First, so that all files named in it are ours.
+            # The record is written first, so that all files named in it are ours.
             on_all_ranks(world, lambda: None if ready else _record(packed, of, team))
             written, error = attempt(write)
             world.barrier()
@@ -128,7 +128,7 @@ def pack(
             outcomes = gather_or_raise(world, written, error)
             on_all_ranks(world, lambda: _record(_measured(packed), of, team))
     except UserError:
-        if ended and team.leads:  # earlier, other ranks of this node may still be writing
+        if ended and team.leads:  # before, other ranks of this node may still be writing
             remove(target)
         if team.leads:
             remove_made_folder(target)
@@ -146,13 +146,13 @@ def _open(dataset: Manifest, world: World, classes: int) -> tuple[dict[Split, _C
         if not isinstance(images, Files):
             raise UserError(f"{dataset.root} is already packed; omit staging.pack")
         opened[split] = _Checked(images, [by_name[path] for path in images.paths], dataset.root)
-    assert names  # the names of the folders
+    assert names  # those of the folders
     return opened, names
 
 
 def _clear_target(packed: Manifest, of: str, team: StagingGroup, in_use: bool) -> bool:
-    """Called by the first rank of a team: whether another run has packed this data set there and is using it.
-    Files of an interrupted run, packed or not, are removed; anything else is refused."""
+    """Whether another run has packed this data set in the target and is using it; False except on the first rank
+    of a team. Removes files of an interrupted run, packed or not; refuses anything else."""
     if not team.leads:
         return False
     target = packed.root
@@ -181,8 +181,7 @@ def _clear_target(packed: Manifest, of: str, team: StagingGroup, in_use: bool) -
 
 
 def _record(packed: Manifest, of: str, team: StagingGroup) -> None:
-    """Called by the first rank of a team: write the manifest of the target, which identifies it to
-    ``staging.remove``."""
+    """On the first rank of a team: write the manifest of the target, by which ``staging.remove`` recognises it."""
     if not team.leads:
         return
     staged = {"of": of, "mode": _MODE}

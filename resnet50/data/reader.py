@@ -1,4 +1,4 @@
-"""One image from storage into a row of a batch: decoded, cropped, mirrored, normalised."""
+"""Reads an image from storage into a row of a batch: decodes, crops, mirrors and normalises it."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ LEFT_OUT = -1
 
 
 class Preprocessing(NamedTuple):
-    """The functions from an image to the network's input; arguments as in ``augment`` and ``mlperf``."""
+    """The functions that turn an image into the network's input; arguments as in ``augment`` and ``mlperf``."""
 
     training_view: Callable[[int, int, int, np.random.Generator], View]
     evaluation_view: Callable[[int, int, int], View]
@@ -33,7 +33,7 @@ PREPROCESSING = {
 
 
 class Sample(NamedTuple):
-    """The result of reading one image: its label, or LEFT_OUT; the bytes read; the images skipped, with the
+    """The result of reading one image: its label, or LEFT_OUT; the bytes read; and the images skipped, with the
     reasons."""
 
     label: int
@@ -42,17 +42,18 @@ class Sample(NamedTuple):
 
 
 Batch = tuple[torch.Tensor, torch.Tensor, int, tuple[str, ...]]
-"""``x`` [b, size, size, 3] and ``y`` [b] as laid out in memory; the bytes read; the images skipped, and why."""
+"""``x`` [b, size, size, 3] and ``y`` [b], as laid out in memory; the bytes read; the images skipped, with the
+reasons."""
 
 
 @dataclass(frozen=True)
 class Reader:
-    """Reads images of one epoch, ``size x size`` as the network's input. Thread-safe.
+    """Reads the images of one epoch as the network's input, ``size x size``. Thread-safe.
 
-    ``draw`` is (seed, pool, epoch), or None for the views of evaluation; the view of image i depends only on it
-    and i, so that it is the same for any number of ranks and workers. With ``broken`` "skip", an image that cannot
-    be decoded is skipped: training uses the next one, evaluation none. Labels are in page-locked memory if
-    ``pinned``.
+    ``draw``: (seed, pool, epoch), or None for the views of an evaluation. The view of image i depends only on
+    ``draw`` and i, so it is the same for any number of ranks and workers. If ``broken`` is "skip", an image that
+    cannot be decoded is skipped: training uses the next image instead, evaluation uses none. ``pinned``: labels
+    are in page-locked memory.
     """
 
     images: Images
@@ -64,11 +65,11 @@ class Reader:
 
     @property
     def parts(self) -> Parts:
-        """An image in float32, of shape (size, size, 3)."""
+        """A sample has one part, an image in float32 of shape (size, size, 3)."""
         return (((self.size, self.size, 3), "float32"),)
 
     def finish(self, arrays: Sequence[torch.Tensor], results: Sequence[Sample]) -> Batch:
-        """The batch whose images are ``arrays``, [b, size, size, 3]."""
+        """The batch with the images in ``arrays``, one array [b, size, size, 3]."""
         y = torch.tensor([sample.label for sample in results], dtype=torch.int64, pin_memory=self.pinned)
         broken = tuple(message for sample in results for message in sample.broken)
         return arrays[0], y, sum(sample.size for sample in results), broken
@@ -80,8 +81,8 @@ class Reader:
     def read(self, index: int, x: npt.NDArray[np.float32]) -> Sample:
         """Read image ``index`` into ``x`` float32 ``[size, size, 3]``.
 
-        Raises UserError naming the image when it cannot be read, BrokenImage when it cannot be decoded and
-        must not be skipped, or no other image can be read.
+        Raises UserError naming the image if it cannot be read, and BrokenImage if it cannot be decoded and must
+        not be skipped, or if no other image can be decoded in its place.
         """
         broken: list[str] = []
         total = 0
@@ -104,7 +105,7 @@ class Reader:
                 index = (index + 1) % len(self.images)
 
     def named(self, index: int, error: Exception) -> BrokenImage:
-        """``error`` with the image's name and what to do."""
+        """``error`` as a BrokenImage with the image's name and the remedy."""
         return BrokenImage(
             f"{self.images.name(index)}: {error}; fix it, or set loading.broken_images=skip to continue without it"
         )

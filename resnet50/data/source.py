@@ -1,7 +1,8 @@
 """The images of a run as batches for the training step: cropped and normalised, channels last in memory.
 
 Every feed (``loading.loader``) delivers the same views of the same images in the same order. "threads" and
-"workers" use torchvision and agree bit for bit; the decoder and resampling of "dali" differ by a few grey levels.
+"workers" use torchvision and agree bit for bit; with the decoder and resampling of "dali", pixels differ by a few
+grey levels.
 """
 
 import sys
@@ -32,16 +33,16 @@ from mlhpc.resnet50.data.reader import Batch, Reader
 
 @dataclass
 class ResNet50Source(Source[TensorPair]):
-    """Batches of ``x`` float32 ``[b, 3, side, side]``, channels last in memory, and ``y`` int64 ``[b]``.
+    """Batches of ``x``, float32 ``[b, 3, side, side]``, channels last in memory, and ``y``, int64 ``[b]``.
 
-    With ``preprocessing`` "torchvision", ``x`` is normalised with ImageNet's mean and standard deviation; with
-    "mlperf" it is the bytes minus the reference's means. Crops and resizing differ too (``mlperf.py``). For a
-    ``device`` other than "cpu" batches are in page-locked memory, with DALI on the GPU. ``ranks_on_node`` is the
-    number of ranks that need memory at the same time.
+    If ``preprocessing`` is "torchvision", ``x`` is normalised with ImageNet's mean and standard deviation; if it
+    is "mlperf", ``x`` is the bytes minus the reference's means. Crops and resizing also differ (``mlperf.py``).
+    For a ``device`` other than "cpu", batches are in page-locked memory, or, with DALI, on the GPU.
+    ``ranks_on_node``: number of ranks that need memory at the same time.
 
-    An image that cannot be decoded stops the run. With ``loading.broken_images`` "skip" it is reported once on
-    standard error, and recorded in ``skipped`` with its name and error. In training the next image takes its
-    place; in evaluation the batch is smaller.
+    An image that cannot be decoded stops the run. If ``loading.broken_images`` is "skip", it is reported once on
+    standard error instead, and recorded in ``skipped`` with its name and error. In training the next image takes
+    its place; in evaluation the batch is smaller.
     """
 
     loading: Loading
@@ -57,7 +58,7 @@ class ResNet50Source(Source[TensorPair]):
 
     @classmethod
     def of(cls, run: ResNet50, device: str, ranks_on_node: int) -> Self:
-        """The source of a run on a ``device`` of this type."""
+        """The source of ``run``. ``device``: type of the device."""
         loading = run.loading.resolved(gpu=device != "cpu", cores=cores_per_rank())
         side, preprocessing = run.data.sample_shape[0], run.training.preprocessing
         return cls(loading, side, preprocessing, device, ranks_on_node, run.network.classes)
@@ -65,7 +66,7 @@ class ResNet50Source(Source[TensorPair]):
     def assign(
         self, dataset: Manifest, staged: Path | None, mode: Mode, world: World, **sizes: Any
     ) -> RankSamples:
-        """This rank's images: see ``dataset.assign_samples``."""
+        """This rank's images, from ``dataset.assign_samples``."""
         assert self.classes
         train, evaluation = sizes["train_samples"], sizes["eval_samples"]
         return assign_samples(
@@ -73,14 +74,14 @@ class ResNet50Source(Source[TensorPair]):
         )
 
     def for_epoch(self, samples: Images, draw: Draw | None) -> tuple[loader.Reader, Callable[[int], int]]:
-        """As of ``loader.Source``; DALI's reader decodes the images itself."""
+        """As in ``loader.Source``; DALI's reader decodes the images itself."""
         gpu, loading = self.device != "cpu", self.loading
         pinned = gpu and loading.loader != "workers"
         reader = Reader(samples, self.side, draw, loading.broken_images, self.preprocessing, pinned)
         return DecodedByDali(reader, gpu) if loading.loader == "dali" else reader, int
 
     def deliver(self, finished: Batch) -> tuple[TensorPair, int]:
-        """Channels second, without skipped images."""
+        """The batch with channels second and without skipped images, and its bytes."""
         x, y, size, broken = finished
         for message in broken:
             if message not in self.skipped:
@@ -91,15 +92,15 @@ class ResNet50Source(Source[TensorPair]):
         return (x.permute(0, 3, 1, 2), y), size
 
     def name(self, samples: Images, index: int) -> str:
-        """The name of an image in messages."""
+        """The name of an image, for messages."""
         return samples.name(index)
 
 
 def open_data(run: ResNet50, data: Path, world: World) -> Manifest:
-    """The part of the data set that the run needs, checked."""
+    """The part of the data set in ``data`` that the run needs, after checking it."""
     return open_dataset(run, data, world, rules.enforce_on_data, select)
 
 
 def zeros_batch(images: int, sample_shape: Sequence[int]) -> TensorPair:
-    """A batch of zeros for the warm-up."""
+    """A batch of zeros for the warm-up: ``x`` [images, 3, side, side] and ``y`` [images]."""
     return torch.zeros((images, *sample_shape)).permute(0, 3, 1, 2), torch.zeros(images, dtype=torch.int64)

@@ -1,4 +1,4 @@
-"""LARS (You et al. 2017, arXiv:1708.03888) with the mathematics of the MLPerf reference."""
+"""LARS (You et al. 2017, arXiv:1708.03888), computed as in the MLPerf reference."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -10,16 +10,17 @@ from mlhpc.common.pytorch.foreach import momentum_step, multiply_each, unscale
 
 
 class Lars(torch.optim.Optimizer):
-    """SGD with momentum and, for groups with ``adapt``, a separate rate for every tensor.
+    """SGD with momentum and, in groups with ``adapt``, a separate learning rate for every tensor.
 
-    With the gradient g of a tensor of weights w, its rate is lr t |w| / (|g| + weight_decay |w| + eps), with
-    ``trust_coefficient`` t; it is lr if a norm is zero, and for groups without ``adapt``. The momentum is
-    v = momentum v + rate (g + weight_decay w), and w = w - v (algorithm 1 of the paper; mlcommons/training,
-    image_classification/tensorflow2/lars_optimizer.py): a change of the learning rate does not rescale v.
-    Norms are over the whole tensor. For groups without ``adapt`` the reference omits weight decay too: pass
+    The rate of a tensor with weights w and gradient g is lr t |w| / (|g| + weight_decay |w| + eps), where t is
+    ``trust_coefficient``; it is lr if a norm is zero, and in groups without ``adapt``. Then v = momentum v + rate
+    (g + weight_decay w) and w = w - v (algorithm 1 of the paper; mlcommons/training,
+    image_classification/tensorflow2/lars_optimizer.py), so a change of the learning rate does not rescale v. Norms
+    are over the whole tensor. In groups without ``adapt``, the reference also omits weight decay: pass
     ``weight_decay`` 0.
 
-    Nothing waits for a GPU: a GradScaler leaves skipping a step to this class. The gradients are overwritten.
+    This class never waits for a GPU: a GradScaler leaves it to this class to skip a step. The gradients are
+    overwritten.
     """
 
     def __init__(

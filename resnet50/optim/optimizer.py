@@ -12,21 +12,22 @@ from mlhpc.resnet50.optim.lars import Lars
 
 Group = dict[str, Any]
 
-_KERAS_EPSILON = 1e-7  # used by the reference for an epsilon of 0, which it logs and the rules require
+_KERAS_EPSILON = 1e-7  # what the reference uses for an epsilon of 0, which it logs and the rules require
 
 
 def make_optimizer(
     hyperparameters: Hyperparameters, model: nn.Module, sgd: Literal["mlperf", "pytorch"] = "pytorch"
 ) -> torch.optim.Optimizer:
-    """The optimizer of ``opt_name`` over ``model``. The learning rate is a tensor on its device: set it with
-    ``set_rate``.
+    """The optimizer that ``opt_name`` names, for ``model``. The learning rate is a tensor on its device; set it
+    with ``set_rate``.
 
-    LARS and SGD of ``sgd`` "pytorch" (v = momentum v + g, w = w - lr v) apply weight decay, and LARS its trust
-    ratio, only to weights of more than one dimension: neither to biases nor to batch norm's parameters.
+    LARS, and SGD if ``sgd`` is "pytorch" (v = momentum v + g, w = w - lr v), apply weight decay, and LARS its
+    trust ratio, only to weights with more than one dimension, and neither to biases nor to batch norm's
+    parameters.
 
-    SGD of ``sgd`` "mlperf" is the reference's (mlcommons/training, image_classification/tensorflow2): v =
-    momentum v + lr g, w = w - v, and a loss of weight_decay · w² over all weights except batch norm's, with
-    the dense layer's bias; so the gradient of weight decay is 2 · weight_decay · w.
+    If ``sgd`` is "mlperf", SGD is the reference's (mlcommons/training, image_classification/tensorflow2): v =
+    momentum v + lr g, w = w - v, with a loss of weight_decay · w² over all weights except batch norm's, but
+    including the dense layer's bias. So the gradient of weight decay is 2 · weight_decay · w.
     """
     facts = hyperparameters
     parameters = list(model.parameters())
@@ -47,7 +48,7 @@ def make_optimizer(
         norm_ids = set(map(id, norms))
         decayed = {"params": [p for p in parameters if id(p) not in norm_ids]}
         rest = {"params": norms, "weight_decay": 0.0}
-        # LARS without a trust ratio is that update.
+        # LARS without a trust ratio is this update.
         decay = 2 * facts.sgd_opt_weight_decay
         return Lars([decayed, rest], rate, momentum=momentum, weight_decay=decay, adapt=False)
     decay = facts.sgd_opt_weight_decay
@@ -55,7 +56,7 @@ def make_optimizer(
 
 
 def rate_at(hyperparameters: Hyperparameters, step: int, steps_per_epoch: int) -> float:
-    """The learning rate of ``step``, counted from 0, by the schedule of the optimizer in use."""
+    """The learning rate in ``step``, counted from 0, by the schedule of the chosen optimizer."""
     facts = hyperparameters
     rate = partial(polynomial_learning_rate, step)
     if facts.opt_name == "lars":

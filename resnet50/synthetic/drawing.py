@@ -1,10 +1,11 @@
-"""Images of classes that differ in arrangement, outline, texture and colour, on cluttered backgrounds.
+"""Draws images whose classes differ in arrangement, outline, texture and colour, on cluttered backgrounds.
 
-A class is a look: an outline (a circle with a few waves around it), a texture inside it (stripes, checks, dots,
-rings, blotches or none, at some scale) and the hues of its rim and of its core. Classes come in pairs that differ
-only in the order of the two hues, so statistics of a whole image (colours, spectra, textures) identify the pair
-but not the class; a network has to see what surrounds what. An image shows one object of its class, randomly
-placed, rotated, scaled and lit, on a mottled background among smaller objects of other classes.
+Each class has a look: an outline (a circle with a few waves around it), a texture inside it (stripes, checks,
+dots, rings, blotches or none, at some scale), and the hues of its rim and of its core. Classes come in pairs that
+differ only in the order of the two hues. Statistics of a whole image (colours, spectra, textures) therefore
+identify the pair but not the class, and a network has to see what surrounds what. An image shows one object of its
+class, with random position, rotation, scale and lighting, on a mottled background among smaller objects of other
+classes.
 """
 
 import colorsys
@@ -24,12 +25,12 @@ _OFTEN = (0.47, 0.16, 0.17, 0.07, 0.13)
 _STRAY = 0.15  # share of images with arbitrary dimensions
 _GREY = 1 / 64
 _HUES = 4
-_OTHERS = 72  # classes of the smaller objects: all pairs of hues with all textures
+_OTHERS = 72  # number of classes for the smaller objects: all pairs of hues with all textures
 
 
 class Look(NamedTuple):
-    """The common properties of the images of a class. Hues are from 0 to 1; ``waves`` are (number around,
-    height, phase)."""
+    """The properties that the images of a class share. Hues range from 0 to 1; ``waves`` are tuples of (number
+    around the circle, height, phase)."""
 
     waves: tuple[tuple[int, float, float], ...]
     texture: str
@@ -39,8 +40,8 @@ class Look(NamedTuple):
 
 
 def class_look(seed: int, number: int) -> Look:
-    """The look of class ``number`` of the data set ``seed``. Classes 2n and 2n + 1 differ only in the order of
-    their hues: the rim of one is the core of the other."""
+    """The look of class ``number`` in the data set with this ``seed``. Classes 2n and 2n + 1 differ only in the
+    order of their hues: the rim of one has the hue of the other's core."""
     pair, swapped = divmod(number, 2)
     rng = np.random.default_rng([seed, 1, pair])
     start = np.random.default_rng([seed, 2]).random()
@@ -54,7 +55,8 @@ def class_look(seed: int, number: int) -> Look:
 
 
 def draw(seed: int, number: int, sample: int, side: int) -> bytes:
-    """The JPEG of image ``sample``, of class ``number``; its longer side is mostly ``side``.
+    """The JPEG bytes of image ``sample``, which belongs to class ``number``; its longer side is usually ``side``
+    pixels.
 
     The random numbers of an image depend only on ``(seed, sample)``, those of its class on ``(seed, number)``.
     """
@@ -73,7 +75,7 @@ def draw(seed: int, number: int, sample: int, side: int) -> bytes:
 
 
 def _ground(rng: np.random.Generator, rows: int, columns: int) -> Picture:
-    """Background: mottles of three sizes around a colour of low saturation."""
+    """A background, [rows, columns, 3], with mottles of three sizes around a colour of low saturation."""
     base = np.array(colorsys.hsv_to_rgb(rng.random(), rng.uniform(0, 0.45), rng.uniform(0.25, 0.8)))
     picture = np.full((rows, columns, 3), base * 255, np.float32)
     for cells, height in ((3, 45), (9, 28), (30, 16)):
@@ -86,7 +88,8 @@ def _ground(rng: np.random.Generator, rows: int, columns: int) -> Picture:
 def _paint(
     rng: np.random.Generator, picture: Picture, look: Look, radius: float, at: npt.NDArray[np.float64]
 ) -> None:
-    """Paint an object of ``radius`` pixels over the middle ``at`` (shares of height and width)."""
+    """Paint an object with a radius of ``radius`` pixels and its centre ``at`` [2] (as shares of height and width)
+    over ``picture`` [rows, columns, 3]."""
     rows, columns, _ = picture.shape
     reach = int(radius * 1.6) + 2
     row, column = int(at[0] * rows), int(at[1] * columns)
@@ -103,7 +106,7 @@ def _paint(
         np.float32(height) * np.cos(n * angle + np.float32(phase)) for n, height, phase in look.waves
     )
     inside, core = (
-        np.clip((share * outline - distance) * np.float32(radius / 1.5), 0, 1)  # soft over a pixel or two
+        np.clip((share * outline - distance) * np.float32(radius / 1.5), 0, 1)  # soft edge of a pixel or two
         for share in (1, np.float32(rng.uniform(0.55, 0.85)))
     )
     weave = _weave(rng, look, u, v, distance)
@@ -125,7 +128,7 @@ def _paint(
 
 
 def _weave(rng: np.random.Generator, look: Look, u: Picture, v: Picture, distance: Picture) -> Picture:
-    """How dark the texture is, 0 to 1."""
+    """How dark the texture is at each pixel, 0 to 1, of the shape of ``u``."""
     scale = np.float32(2 * np.pi / (look.scale * rng.uniform(0.85, 1.15)))
     phase = np.float32(rng.uniform(0, 2 * np.pi))
     if look.texture == "stripes":
@@ -151,7 +154,8 @@ def _weave(rng: np.random.Generator, look: Look, u: Picture, v: Picture, distanc
 
 
 def _photograph(rng: np.random.Generator, picture: Picture) -> bytes:
-    """Exposure, grain, and JPEG at quality 92 to 97, most of ImageNet's being 96; one in 64 in grey."""
+    """``picture`` as JPEG bytes, after adding exposure and grain. The quality is 92 to 97 (96 in most of
+    ImageNet), and one image in 64 is grey."""
     rows, columns, _ = picture.shape
     slope = rng.uniform(-0.25, 0.25, 2)
     light = (

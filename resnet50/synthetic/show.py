@@ -1,4 +1,4 @@
-"""An overview image of a data set: sampled images with class and size."""
+"""Draws an overview of a data set: some of its images, with class and size."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Data sets for ResNet-50: synthetic images (``drawing``) in the folder layout of ImageNet-1k:
+"""Generates data sets for ResNet-50: synthetic images (``drawing``) in the folder layout of ImageNet-1k,
 ``train/<class>/*.JPEG`` and ``validation/<class>/*.JPEG``.
 """
 
@@ -17,14 +17,15 @@ from mlhpc.resnet50.synthetic.drawing import draw
 def make(data: Data, out: Path, world: World, workers: int) -> None:
     """Generate the data set of a preset under ``out``, with its manifest. Called by all ranks.
 
-    Image n is of class n modulo the number of classes, so that class sizes differ by at most one: the
-    first images are ``train/``, the next ``validation/``.
+    Image n belongs to class n modulo the number of classes, so that class sizes differ by at most one. The first
+    images are in ``train/``, the next ones in ``validation/``.
 
-    The ranks divide the images, each with ``workers`` processes. Files appear complete or not at all; existing
-    ones are kept, so the same call resumes an interrupted one. The bytes do not depend on ranks or workers.
+    The ranks divide the images among them, and each uses ``workers`` processes. Files appear complete or not at
+    all; existing files are kept, so that the same call resumes an interrupted one. The bytes do not depend on the
+    numbers of ranks and workers.
 
-    Raises UserError, the same on all ranks: inconsistent settings, a folder created with other settings, a
-    full disk, a killed worker.
+    Raises UserError, the same on all ranks, for inconsistent settings, a folder created with other settings, a
+    full disk, or a killed worker.
     """
     simulation = _checked(data)
     counts = {"train": data.train_samples, "validation": data.eval_samples}

@@ -28,27 +28,27 @@ class Codec(Protocol):
         ...
 
     def decode(self, frame: Frame, out: npt.NDArray[Any]) -> None:
-        """Fill ``out``, C-contiguous, of the frame's shape and type. Raises UserError for a malformed frame,
-        ValueError for an array of another order."""
+        """Fill ``out``, which is C-contiguous and has the frame's shape and type. Raises UserError for a malformed
+        frame, ValueError for an array in another memory order."""
         ...
 
 
 def as_stored(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """``array`` in the order of frames: axes in C order, bytes little-endian. Codecs encode such arrays, since
-    they take the bytes as they are in memory. Any shape."""
+    """``array``, of any shape, in the memory order of frames: axes in C order, bytes little-endian. Codecs encode
+    such arrays because they take the bytes as they are in memory."""
     return np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
 
 
 def require_order(out: npt.NDArray[Any]) -> None:
-    """Raise ValueError unless ``out``, of any shape, has the order of frames: otherwise a decoder would fill a
-    copy of it."""
+    """Raise ValueError unless ``out``, of any shape, has the memory order of frames; otherwise a decoder would
+    fill a copy of it."""
     if not out.flags.c_contiguous or out.dtype != out.dtype.newbyteorder("<"):
         raise ValueError("samples are decoded into C-contiguous little-endian arrays")
 
 
 def facts(codec: Codec) -> dict[str, Any]:
-    """The facts in the manifest of a data set encoded by ``codec``: its name, and whether it is lossy. Codecs with
-    an error bound add the bound."""
+    """The facts that the manifest of a data set encoded by ``codec`` contains: the codec's name, whether it is
+    lossy, and its error bound, if it has one."""
     more: dict[str, Any] = getattr(codec, "facts", lambda: {})()
     return {"codec": codec.name, "lossy": codec.lossy} | more
 
@@ -61,8 +61,8 @@ def find(name: str, codecs: Mapping[str, Codec], where: object) -> Codec:
 
 
 def find_stated(encoded: Frame, codecs: Mapping[str, Codec], stated: str | None, where: object) -> Codec:
-    """The codec of the sample ``encoded`` in ``where``. Raises UserError unless it is one of ``codecs``, and the
-    one that the data set's manifest states (None: none)."""
+    """The codec of the sample ``encoded`` in ``where``. Raises UserError unless it is one of ``codecs`` and is the
+    ``stated`` one, which the data set's manifest names (None: the manifest names none)."""
     codec = find(encoded.codec, codecs, where)
     if codec.name != stated:
         by = f"by {stated!r}" if stated else "by no codec"
@@ -72,7 +72,7 @@ def find_stated(encoded: Frame, codecs: Mapping[str, Codec], stated: str | None,
 
 def require(stated: Mapping[str, Any], codecs: Mapping[str, Codec], where: Path) -> None:
     """Raise UserError unless the facts ``stated`` in the manifest ``where`` name one of ``codecs`` and match it,
-    so that an edited file cannot make a run count as closed."""
+    so that a run with an edited manifest cannot count as one of the closed division."""
     codec = find(str(stated.get("codec")), codecs, where)
     if stated.get("lossy") is not codec.lossy:
         raise UserError(

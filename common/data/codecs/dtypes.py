@@ -16,8 +16,8 @@ NUMPY: Mapping[str, np.dtype[Any]] = {
 
 
 def cast(values: npt.NDArray[np.float32], sample_dtype: str) -> npt.NDArray[Any]:
-    """``values`` rounded to nearest even, as an array of ``NUMPY[sample_dtype]``; beyond the largest they become
-    infinite, and NaN stays NaN."""
+    """``values``, of any shape, rounded to nearest even, as an array of ``NUMPY[sample_dtype]``. Values beyond the
+    type's largest become infinite, and NaN stays NaN."""
     if sample_dtype == "float32":
         return values
     if sample_dtype == "float16":
@@ -31,7 +31,7 @@ def cast(values: npt.NDArray[np.float32], sample_dtype: str) -> npt.NDArray[Any]
 
 
 def as_float32(values: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
-    """An exact float32 copy, of the same shape, of delivered samples of any type."""
+    """An exact float32 copy, of the same shape, of samples as a loader delivers them in any of the types."""
     if values.dtype == NUMPY["bfloat16"]:
         return (values.astype(np.uint32) << 16).view(np.float32)
     return values.astype(np.float32)

@@ -5,21 +5,21 @@ Little-endian throughout:
 ====== ===== ==================================================================
 offset bytes
 ====== ===== ==================================================================
-0      8     ``89 4D 4C 43 0D 0A 1A 0A``: no text, and damaged by text-mode transfers
+0      8     ``89 4D 4C 43 0D 0A 1A 0A``: not valid text, and damaged by text-mode transfers
 8      2     version, 1
 10     1     number of axes of the array, 1 to 4
 11     1     number of sections, at most 64
 12     16    name of the codec, ASCII, padded with NUL
 28     4     type of the array as NumPy writes it (``<i2``), padded with NUL
 32     16    shape, 4 × uint32, unused axes 0
-48     4     CRC-32 of all the header but these 4 bytes
+48     4     CRC-32 of the header without these 4 bytes
 52     12    zero
 64     32·n  sections: name (8 bytes, ASCII, padded with NUL), offset in the file and length (uint64 each),
              CRC-32 of the content, 4 bytes zero
 ====== ===== ==================================================================
 
-Sections follow each other in order, each at the next multiple of 64 bytes, padded with zeros, so that decoders
-read them in place; the file ends with the last one. Headers are checked against the file's bytes before
+Sections follow each other in order, each at the next multiple of 64 bytes after zero padding, so that decoders
+can read them in place; the file ends with the last one. Headers are checked against the file's size before
 anything is allocated.
 """
 
@@ -43,7 +43,7 @@ HEAD_BYTES = 64
 _SECTION = struct.Struct("<8sQQI4x")
 _ALIGNED = 64
 _MOST_SECTIONS = 64
-_MOST_BYTES = 1 << 40  # of a decoded array: far above any sample, far below overflow
+_MOST_BYTES = 1 << 40  # of a decoded array: far larger than any sample, and far below overflow
 _DTYPES = ("<i2", "<f4", "|u1")
 _REMEDY = "copy or convert the file again"
 
@@ -69,8 +69,8 @@ class Frame:
         return UserError(f"{self.where}: {name}{problem}; {_REMEDY}")
 
     def array(self, section: str, dtype: npt.DTypeLike, length: int | None = None) -> npt.NDArray[np.generic]:
-        """A section as a one-dimensional array without copying, of ``length`` items if given. Raises UserError if
-        the size does not match."""
+        """A section as a one-dimensional array, without copying. Raises UserError if its size is not a multiple of
+        the type's, or is not that of ``length`` items (if given)."""
         kind = np.dtype(dtype)
         if section not in self.sections:
             raise self.error(f"section {section!r} is missing")
@@ -81,7 +81,7 @@ class Frame:
         return np.frombuffer(data, kind)
 
     def require(self, codec: str, dtype: npt.DTypeLike, shape: tuple[int, ...]) -> None:
-        """Raise UserError unless this is a sample of ``codec`` with this array."""
+        """Raise UserError unless this sample was encoded by ``codec`` from an array of this type and shape."""
         if self.codec != codec:
             raise UserError(f"{self.where}: encoded by {self.codec!r}, expected {codec!r}")
         if self.dtype != np.dtype(dtype) or self.shape != shape:
@@ -117,8 +117,8 @@ def pack(
 def unpack(data: bytes | memoryview, where: object = "encoded sample", checksums: bool = True) -> Frame:
     """Read a frame; the sections are views of ``data``.
 
-    Raises UserError naming ``where`` if it is not a frame, or is truncated or damaged; without ``checksums``
-    only the header's is verified.
+    Raises UserError naming ``where`` if ``data`` is not a frame, or is truncated or damaged. Without
+    ``checksums``, only the header's checksum is verified.
     """
     view, name = memoryview(data).cast("B"), str(where)
 
@@ -137,7 +137,7 @@ def unpack(data: bytes | memoryview, where: object = "encoded sample", checksums
         raise refuse(f"truncated in the list of {count} sections", min(len(view), end))
     if isal_zlib.crc32(bytes(view[:48]) + bytes(view[52:end])) != struct.unpack_from("<I", view, 48)[0]:
         raise refuse("wrong checksum of the header", 48)
-    # The following is reached only by malicious files or defective writers.
+    # The checks below fail only for malicious files or defective writers.
     kind, shape = dtype.rstrip(b"\0").decode("latin-1"), tuple(extents[:axes])
     if kind not in _DTYPES or not 1 <= axes <= 4 or prod(shape) * 4 > _MOST_BYTES:
         raise refuse(f"impossible array {kind!r} {list(shape)}", 28)
@@ -171,8 +171,7 @@ def _sections(
 
 
 def peek(head: bytes) -> tuple[str, tuple[int, ...]] | None:
-    """Codec and shape from the first ``HEAD_BYTES`` of a frame, unchecked; None if they are not those of a
-    frame."""
+    """Codec and shape, unchecked, from the first ``HEAD_BYTES`` of a file; None if it is not a frame."""
     if len(head) < HEAD_BYTES or head[:8] != MAGIC:
         return None
     _, _, axes, _, codec, _, *extents = _HEAD.unpack_from(head)
@@ -180,8 +179,8 @@ def peek(head: bytes) -> tuple[str, tuple[int, ...]] | None:
 
 
 def is_whole(path: Path) -> bool:
-    """Whether a file is a frame of complete length. Only the header and the list of sections are read. A file
-    truncated by a power cut is not complete. Raises OSError."""
+    """Whether a file is a frame of full length, which a file truncated by a power cut is not. Only the header and
+    the list of sections are read. Raises OSError."""
     with path.open("rb") as file:
         head = file.read(HEAD_BYTES + _SECTION.size * _MOST_SECTIONS)
         size = os.fstat(file.fileno()).st_size

@@ -1,6 +1,6 @@
-"""Codecs of other libraries (the extra ``codecs``), and checked access to them.
+"""Checked access to the compression libraries of the extra ``codecs``.
 
-They are imported on use: data sets in other formats do not need them.
+They are imported when used, since data sets in other formats do not need them.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,7 +22,7 @@ ZSTD_LEVEL = 3
 
 
 def load(name: str, distribution: str) -> Any:
-    """A library's module. Raises UserError if it is not installed."""
+    """The module ``name`` of a library. Raises UserError if ``distribution`` is not installed."""
     try:
         return import_module(name)
     except ImportError as error:
@@ -30,18 +30,18 @@ def load(name: str, distribution: str) -> Any:
 
 
 def pco_compress(array: npt.NDArray[Any]) -> bytes:
-    """A one-dimensional array of 16- or 32-bit numbers, compressed by pcodec; no bytes for an empty array."""
+    """A one-dimensional array of 16- or 32-bit numbers, compressed by pcodec; an empty array yields no bytes."""
     pco = load("pcodec", "pcodec")
     if not array.size:
         return b""
     config = pco.ChunkConfig(compression_level=_PCO_LEVEL)
-    aligned = np.require(array, requirements="A")  # arrays in a TFRecord begin at any byte
+    aligned = np.require(array, requirements="A")  # arrays in a TFRecord may begin at any byte
     compressed: bytes = pco.standalone.simple_compress(aligned, config)
     return compressed
 
 
 def pco_decompress(frame: Frame, section: str, dtype: npt.DTypeLike, length: int) -> npt.NDArray[Any]:
-    """The values of ``section``, [length]. Raises UserError if it contains another number of values."""
+    """The values of ``section``, [length]. Raises UserError if it contains a different number of values."""
     out = np.empty(length, dtype)
     pco_decompress_into(frame, section, out)
     return out
@@ -57,7 +57,7 @@ def pco_decompress_into(frame: Frame, section: str, out: npt.NDArray[Any]) -> No
         progress = pco.standalone.simple_decompress_into(bytes(data), out)
     except Exception as error:
         raise frame.error(f"not readable by pcodec: {_reason(error)}", section) from error
-    except BaseException as error:  # its panics are not Exceptions
+    except BaseException as error:  # pcodec's panics are no Exceptions
         if type(error).__name__ != "PanicException":
             raise
         raise frame.error(f"not readable by pcodec: {_reason(error)}", section) from error
@@ -79,8 +79,9 @@ def _reason(error: BaseException) -> str:
 
 
 class Compressed:
-    """An array as one section, ``data``: compressed by ``compress``, and filled by ``fill(frame, section, out)``,
-    which gets the array as one axis and raises UserError when the section does not fill it exactly."""
+    """A codec with one section, ``data``, which ``compress`` makes from an array. ``fill(frame, section, out)``
+    decompresses it into ``out``, the array flattened to one axis, and raises UserError if the section does not
+    fill it exactly."""
 
     def __init__(
         self,
@@ -92,11 +93,11 @@ class Compressed:
         self._compress, self._fill = compress, fill
 
     def encode(self, array: npt.NDArray[Any]) -> Sections:
-        """One section of all the bytes; any shape."""
+        """One section with the whole ``array``, which may have any shape."""
         return {"data": self._compress(as_stored(array).reshape(-1)) if array.size else b""}
 
     def decode(self, frame: Frame, out: npt.NDArray[Any]) -> None:
-        """``out`` of the frame's shape."""
+        """Fill ``out``, which has the frame's shape."""
         require_order(out)
         frame.require(self.name, out.dtype, out.shape)
         _content(frame, "data", empty=not out.size)
@@ -135,7 +136,7 @@ def _zstd_decompress(frame: Frame, section: str, most: int) -> bytes:
 
 
 def inflated(frame: Frame, sections: Sequence[str]) -> Frame:
-    """The frame with its ``sections``, compressed by zstd, decompressed. Raises UserError if one is missing,
+    """The frame with its ``sections``, which zstd compressed, decompressed. Raises UserError if one is missing,
     damaged, or larger than the frame's whole array."""
     most = frame.dtype.itemsize * prod(frame.shape)
     parts = {}
@@ -146,9 +147,9 @@ def inflated(frame: Frame, sections: Sequence[str]) -> Frame:
 
 
 def zfp_compress(plane: npt.NDArray[np.float32], tolerance: float) -> bytes:
-    """Compress the finite float32 values of ``plane`` [rows, columns] with an error of at most ``tolerance``; for
-    0, in zfp's lossless mode. zfp does not keep every tolerance (values of 1e-29 lose more), so the caller must
-    verify it. Raises UserError for other values."""
+    """Compress the finite float32 values of ``plane`` [rows, columns] with an error of at most ``tolerance``, or
+    in zfp's lossless mode if it is 0. zfp exceeds some tolerances (for instance with values of 1e-29), so the
+    caller must verify the error. Raises UserError for other values."""
     if not np.isfinite(plane).all():
         raise UserError("zfp supports only finite values; use another codec")
     zfp = load("zfpy", "zfpy")
@@ -160,9 +161,9 @@ def zfp_compress(plane: npt.NDArray[np.float32], tolerance: float) -> bytes:
 def zfp_decompress(
     frame: Frame, section: str, shape: tuple[int, ...], tolerance: float
 ) -> npt.NDArray[np.float32]:
-    """Inverse of ``zfp_compress``. Raises UserError if the section is missing or empty. zfp itself does not
-    validate: a damaged stream yields wrong values, and zfp reads beyond the end of a short one. Returns ``shape``,
-    [rows, columns]."""
+    """Inverse of ``zfp_compress``; returns an array of ``shape``, [rows, columns]. Raises UserError if the section
+    is missing or empty. zfp itself validates nothing: it turns a damaged stream into wrong values, and reads
+    beyond the end of a short one."""
     if not 0 <= tolerance < np.inf:
         raise frame.error("contains an invalid tolerance", "limits")
     data = _content(frame, section, empty=False)
@@ -193,14 +194,14 @@ def sz3_compress(plane: npt.NDArray[np.float32], tolerance: float) -> bytes:
 def sz3_decompress(
     frame: Frame, section: str, shape: tuple[int, ...], tolerance: float
 ) -> npt.NDArray[np.float32]:
-    """Inverse of ``sz3_compress``. The stream itself has the ``tolerance``, which therefore is not used. Raises
-    UserError if the section is missing, or SZ3 refuses it. Returns ``shape``, [rows, columns]."""
+    """Inverse of ``sz3_compress``; returns an array of ``shape``, [rows, columns]. ``tolerance`` is not used,
+    since the stream contains it. Raises UserError if the section is missing or SZ3 refuses it."""
     data = np.frombuffer(_content(frame, section, empty=False), np.uint8)
     pysz = load("pysz", "pysz")
     try:
         out: npt.NDArray[np.float32]
         out, _ = pysz.sz.decompress(data, np.float32, shape)
-    except (RuntimeError, ValueError, IndexError, MemoryError) as error:  # C++ exceptions by Cython's table
+    except (RuntimeError, ValueError, IndexError, MemoryError) as error:  # made by Cython from C++'s
         raise frame.error(f"not readable by SZ3: {_reason(error)}", section) from error
     if out.shape != shape:
         raise frame.error(f"holds a plane of {out.shape}, expected {shape}", section)
@@ -215,7 +216,7 @@ def _blosc2_compress(array: npt.NDArray[Any]) -> bytes:
         clevel=_BLOSC2_LEVEL,
         filters=[blosc2.Filter.BITSHUFFLE],
         typesize=array.itemsize,
-        nthreads=1,  # and the same bytes for any number of threads
+        nthreads=1,  # so that the bytes are the same for any number of threads
     )
     return compressed
 

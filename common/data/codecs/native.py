@@ -1,4 +1,5 @@
-"""The compiled decoders and passes over samples (``_decode.c``), if available, without the interpreter lock."""
+"""The compiled decoding and normalisation of samples (``_decode.c``), if available; they run without holding the
+interpreter lock."""
 
 import ctypes
 from functools import cache
@@ -10,11 +11,11 @@ import numpy.typing as npt
 from mlhpc.common.files.compiled import compiled_library
 
 KINDS = {"float32": 0, "float16": 1, "bfloat16": 2}
-"""Types of samples by their numbers in ``_decode.c``."""
+"""The number of each sample type in ``_decode.c``."""
 
 
 class Delta(ctypes.Structure):
-    """``delta`` of ``_decode.c``."""
+    """The struct ``delta`` of ``_decode.c``."""
 
     _fields_ = [
         *((name, ctypes.c_int64) for name in ("rows", "columns", "channels")),
@@ -29,7 +30,7 @@ class Delta(ctypes.Structure):
 
 @cache
 def library() -> Any:
-    """The library; None if it was not compiled and NumPy decodes."""
+    """The compiled library; None if it was not compiled, in which case NumPy decodes."""
     compiled = compiled_library(__file__, "_decode")
     if compiled is not None:
         compiled.mlhpc_gather.restype = ctypes.c_int64
@@ -77,7 +78,7 @@ def gather(keys: npt.NDArray[Any], table: npt.NDArray[Any], out: npt.NDArray[Any
 
 
 def gather_numpy(keys: npt.NDArray[Any], table: npt.NDArray[Any], out: npt.NDArray[Any]) -> int | None:
-    """``gather`` in NumPy, the reference for the compiled version. ``keys`` are [n], ``table`` [groups, values],
+    """``gather`` in NumPy, the reference for the compiled version. ``keys`` [n], ``table`` [groups, values],
     ``out`` [n, values]."""
     if len(keys) and int(keys.max()) >= len(table):
         return int(np.argmax(keys >= len(table)))
@@ -95,8 +96,8 @@ def normalise(
     """``out = (rows - shift) * scale``, rounded to ``sample_dtype``: ``rows`` and ``out`` contiguous [rows, n],
     which may share memory if both are float32, ``shift`` and ``scale`` float32 [n].
 
-    Returns -1, or the first row with a value that is not finite: it is unchanged, as are those after it. None:
-    nothing was done, for want of the library.
+    Returns -1, or the index of the first row with a value that is not finite; that row and all later ones are left
+    unchanged. Returns None, with nothing done, if the library was not compiled.
     """
     compiled = library()
     if compiled is None:
