@@ -15,8 +15,8 @@ from typing import Any, Literal
 from mlhpc.common.energy.counters import widest
 from mlhpc.common.intervals import half_width, student
 from mlhpc.errors import UserError, few
-from mlhpc.history.rows import PARTS
 from mlhpc.quantities import count
+from mlhpc.record.breakdown import PARTS
 
 METRICS = ("time_to_train_s", "epochs", "epoch_s", "time_to_train_without_staging_s", "samples_per_s",
            "joules", "joules_per_sample")  # fmt: skip

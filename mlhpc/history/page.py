@@ -20,18 +20,17 @@ from mlhpc.history.changes import FEWEST, Change, changes, smallest_step
 from mlhpc.history.index import opened
 from mlhpc.history.store import content_of
 from mlhpc.quantities import count, digits, duration_text
+from mlhpc.record.breakdown import PARTS
 from mlhpc.record.differences import Difference, between, value_text
 from mlhpc.record.environment import Environment
 from mlhpc.record.result import Result
 from mlhpc.record.run_directory import RunDirectory
-from mlhpc.submission.report import summary
 
 Row = dict[str, Any]
 ALARMING = {"time_to_train_s": "time to train", "samples_per_s": "throughput"}
 """Only these raise alarms: parts show the cause."""
 SHOWN = 200
 """Runs in a figure, the newest ones."""
-PARTS = {part: title for part, (title, _) in summary.PARTS.items()}
 
 
 @dataclass(frozen=True)
@@ -124,7 +123,7 @@ def _times(line: Line, notes: Sequence[Row]) -> charts.Figure:
     numbered = list(enumerate(line.rows))[-SHOWN:]
     rows, marks = [], []
     for n, row in numbered:
-        for part, title in PARTS.items():
+        for part, (title, _) in PARTS.items():
             if (seconds := row.get(f"{part}_s")) and seconds > 0:
                 says = f"{row['name'][:12]}, {row['when']}, {title}, {duration_text(seconds)}"
                 rows.append({"x": _label(n, row), "y": seconds, "part": title, "says": says})
@@ -137,7 +136,7 @@ def _times(line: Line, notes: Sequence[Row]) -> charts.Figure:
     level = statistics.fmean(row["time_to_train_s"] for row in before)
     marks += plots.limits([(level, "baseline")], alt.Y("y:Q"))
     drawn = {row["part"] for row in rows}
-    colours = {title: charts.PARTS[part][0] for part, title in PARTS.items() if title in drawn}
+    colours = {title: charts.PARTS[part][0] for part, (title, _) in PARTS.items() if title in drawn}
     what = f"Time to train of {count(len(numbered), 'run')} by part, {count(len(changed), 'change')}"
     axes = ("run", "seconds")
     return plots.columns(rows, what, titles=axes, colours=colours, over=marks, title="Time to train")
