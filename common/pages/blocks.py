@@ -26,7 +26,7 @@ page may contain thousands of rows."""
 class Cell:
     """A cell of a table: its text, small lines below it, and its value in downloads (default: the text), to
     twelve digits. ``swatch``: the part of a run whose colour is shown before the text. ``tone``: error,
-    warning or expected."""
+    warning or expected. ``link``: where the text leads on a page, relative to the page."""
 
     text: str = ""
     notes: tuple[str, ...] = ()
@@ -34,6 +34,7 @@ class Cell:
     swatch: str = ""
     tone: str = ""
     bold: str = ""
+    link: str = ""
 
     @property
     def raw(self) -> Any:

@@ -212,8 +212,8 @@ def _normalised(
 
 
 def group_batchnorm(model: nn.Module, world: World, group_size: int) -> None:
-    """Let every ``group_size`` neighbouring ranks share batch-norm statistics; a single rank has no neighbours. All
-    ranks call it."""
+    """Let every ``group_size`` neighbouring ranks share batch-norm statistics; a single rank has none. All ranks
+    call it."""
     if 1 in (group_size, world.size):
         return
     assert isinstance(world, TorchWorld), "ranks that share statistics are connected by torch.distributed"

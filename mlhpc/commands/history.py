@@ -184,7 +184,7 @@ def _page(options: argparse.Namespace) -> int:
     from mlhpc.common.pages.html import write
     from mlhpc.history.page import page
 
-    html, alarms = page(_store(options), options.system, _where(options))
+    html, alarms = page(_store(options), options.system, _where(options), options.out.parent)
     write(options.out, html)
     print(*alarms, options.out, sep="\n")
     return 1 if alarms else 0

@@ -1,12 +1,14 @@
 """The history of a system as one self-contained HTML page: time lines with parts, changes, and what changed."""
 
 import json
+import os
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import altair as alt
 import tomli_w
@@ -68,11 +70,14 @@ class Line:
         return tuple(sorted(found, key=lambda alarm: alarm.first_bad["when"] or ""))
 
 
-def page(store: Path, system: str, where: Sequence[str]) -> tuple[str, list[str]]:
-    """The HTML text, and a line for each change. Raises UserError if the system has no runs."""
+def page(store: Path, system: str, where: Sequence[str], folder: Path) -> tuple[str, list[str]]:
+    """The HTML text of a page in ``folder``, and a line for each change. Raises UserError if the system has no
+    runs."""
     with opened(store) as index:
         chosen = ["kind=run", f"system={system}", *where]
-        lines = _lines([json.loads(row) for row in index.rows(chosen)])
+        rows = [json.loads(row) for row in index.rows(chosen)]
+        records = quote(os.path.relpath(store, folder))
+        lines = _lines([{**row, "link": f"{records}/{row['name']}.json"} for row in rows])
         notes = [note for note in index.notes("annotation") if note["system"] == system]
     if not lines:
         raise UserError(f"no run of system {system!r} in this store; mlhpc history list shows the systems")
@@ -182,7 +187,7 @@ def _alarm_table(line: Line) -> Table:
 
 
 def _record(row: Row) -> Cell:
-    return Cell(row["name"][:12], value=row["name"])
+    return Cell(row["name"][:12], value=row["name"], link=row["link"])
 
 
 def _when(row: Row) -> str:
