@@ -5,7 +5,7 @@ from typing import Any
 
 from rich.console import Console
 
-from mlhpc.common.pages.blocks import Cell, number, table
+from mlhpc.common.pages.blocks import Cell, Columns, number, table
 from mlhpc.common.pages.terminal import print_table, say
 from mlhpc.history.gate import Gate, Ratio, Test
 from mlhpc.quantities import count, digits, duration_text
@@ -42,7 +42,7 @@ _TONES = {"slower": "error", "undecided": "warning"}
 
 def print_gate(gate: Gate, console: Console) -> None:
     """The tests, the part that moved, what else differs, and the verdict."""
-    columns = {
+    columns: Columns[Test] = {
         "figure": lambda test: " ".join(filter(None, (test.node, test.metric, _noted(test)))),
         "baseline": lambda test: _mean(test.baseline),
         "new": lambda test: _mean(test.new),
