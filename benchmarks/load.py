@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import tomli_w
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from mlhpc.benchmarks import registry
 from mlhpc.benchmarks.schema import Run, Target
-from mlhpc.benchmarks.toml_lines import parse_toml, parse_value, read_toml, toml_lines
+from mlhpc.benchmarks.toml_lines import parse_toml, parse_value, read_toml, setting_problem, toml_lines
 from mlhpc.errors import UserError, did_you_mean, shown
 
 
@@ -182,7 +182,8 @@ def _validated(tables: dict[str, Any], settings: Iterable[str]) -> Run:
     try:
         return chosen(**_with_framework(tables))
     except ValidationError as error:
-        raise _first_problem(error, chosen) from None
+        keys, problem = setting_problem(error, chosen)
+        raise BadSetting(problem, ".".join(keys)) from None
 
 
 def run_class(benchmark: str) -> type[Run]:
@@ -221,33 +222,3 @@ def _parse(setting: str) -> dict[str, Any]:
     for part in reversed(key.strip().split(".")):
         value = {part: value}
     return dict(value)
-
-
-def _first_problem(error: ValidationError, model: type[Run]) -> BadSetting:
-    problems = error.errors()
-    # An unknown key is reported before a missing one, since it may be a misspelling of the missing key.
-    problem = next((each for each in problems if each["type"] == "extra_forbidden"), problems[0])
-    place = ".".join(str(part) for part in problem["loc"])
-    if problem["type"] == "extra_forbidden":
-        table = problem["input"]
-        while isinstance(table, dict) and table:  # an unknown table: its first key shows what was meant
-            key, table = next(iter(table.items()))
-            place += f".{key}"
-        return BadSetting(f"unknown key {place!r}; {did_you_mean(place, _keys(model))}", place)
-    message = problem["msg"].removeprefix("Value error, ")
-    got = "" if isinstance(problem["input"], dict) else f"; got {shown(problem['input'])}"
-    # A message about several tables has no position and names its keys itself.
-    return BadSetting(f"{place}: {message}{got}" if place else message, place)
-
-
-def _keys(model: type[BaseModel], prefix: str = "") -> list[str]:
-    """The dotted names of all settings of ``model``."""
-    keys = []
-    for name, field in model.model_fields.items():
-        inner = [t for t in (field.annotation, *getattr(field.annotation, "__args__", ())) if _is_model(t)]
-        keys += _keys(inner[0], f"{prefix}{name}.") if inner else [prefix + name]
-    return keys
-
-
-def _is_model(annotation: Any) -> bool:
-    return isinstance(annotation, type) and issubclass(annotation, BaseModel)

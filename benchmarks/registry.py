@@ -41,16 +41,13 @@ class Framework:
 
 @dataclass(frozen=True)
 class Option:
-    """An option of ``mlhpc data make`` or ``mlhpc data convert`` for one benchmark, passed on as ``name`` if the
-    user sets it. With the ``type`` bool it is a flag; an int below 1 and a float that is not finite are refused.
-    ``codec``: if set, the option is an older form of ``--codec`` with this value, or, if that is empty, with the
-    option's value."""
+    """An option of ``mlhpc data make`` or ``mlhpc data convert`` for one benchmark, passed on as ``name`` if
+    the user sets it. A ``type`` of bool is a flag; an int is refused below 1, a float that is not finite."""
 
     name: str
     help: str
     type: type = str
     choices: tuple[str, ...] = ()
-    codec: str | None = None
 
     @property
     def key(self) -> str:
@@ -170,7 +167,6 @@ COSMOFLOW = Benchmark(
         "raw HDF5 universes, or samples of any format",
         (
             Option("sample", "voxels along a side of a sample of a raw universe (default: 128)", int),
-            Option("plain", "the same as --codec plain", bool, codec="plain"),
             Option(
                 "packer",
                 "of gzip files: zlib as in the official preparation (default), or isal, 25 times faster",
@@ -215,7 +211,6 @@ DEEPCAM = Benchmark(
         "mlhpc.deepcam.data.convert:convert",
         "HDF5 samples",
         (
-            Option("float16", "the same as --codec npy-float16", bool, codec="npy-float16"),
             Option("max-error", "bound of a lossy codec (default: 1e-3)", float),
             Option(
                 "error-of",
@@ -272,7 +267,6 @@ RESNET50 = Benchmark(
     convert=DataTool(
         "mlhpc.resnet50.data.convert:convert",
         "folders of JPEG files, into TFRecord shards, LMDB, or decoded pixels",
-        (Option("to", "the same as --codec", choices=("tfrecord", "lmdb", "raw"), codec=""),),
         codecs=("tfrecord", "lmdb", "raw"),
         default_codec=False,
     ),

@@ -7,7 +7,9 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from mlhpc.errors import UserError
+from pydantic import BaseModel, ValidationError
+
+from mlhpc.errors import UserError, did_you_mean, shown
 from mlhpc.quantities import binary_text
 
 LARGEST = 2**20
@@ -71,6 +73,42 @@ def toml_lines(text: str) -> dict[str, int]:
         elif key := _KEY.match(line):
             lines[f"{table}.{_bare(key[1])}" if table else _bare(key[1])] = number
     return lines
+
+
+def setting_problem(
+    error: ValidationError, model: type[BaseModel], short: type[BaseModel] | None = None
+) -> tuple[tuple[str, ...], str]:
+    """The key of the first problem with the settings of a ``model``, and the problem in one line. An unknown key
+    is reported before a missing one: it may be a misspelling of it. ``short``: as of :func:`setting_names`."""
+    problem = min(error.errors(), key=lambda each: each["type"] != "extra_forbidden")
+    keys, value = [str(part) for part in problem["loc"]], problem["input"]
+    if problem["type"] == "extra_forbidden":
+        while isinstance(value, dict) and value:  # an unknown table: its first key says what was meant
+            key, value = next(iter(value.items()))
+            keys.append(str(key))
+        place = ".".join(keys)
+        return tuple(keys), f"unknown key {place!r}; {did_you_mean(place, setting_names(model, short))}"
+    message = problem["msg"].removeprefix("Value error, ")
+    got = "" if isinstance(value, dict | BaseModel) else f"; got {shown(value)}"
+    # A message about several tables has no position, and names its keys itself.
+    return tuple(keys), f"{'.'.join(keys)}: {message}{got}" if keys else message
+
+
+def setting_names(
+    model: type[BaseModel], short: type[BaseModel] | None = None, prefix: str = ""
+) -> list[str]:
+    """Dotted names of all settings of a ``model``. A ``short`` one in it is also written as a single value, and is
+    one setting."""
+    names = []
+    for name, field in model.model_fields.items():
+        inner = [t for t in (field.annotation, *getattr(field.annotation, "__args__", ())) if _is_model(t)]
+        is_table = inner and inner[0] is not short
+        names += setting_names(inner[0], short, f"{prefix}{name}.") if is_table else [prefix + name]
+    return names
+
+
+def _is_model(annotation: Any) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, BaseModel)
 
 
 def _bare(dotted: str) -> str:

@@ -5,19 +5,17 @@ from itertools import repeat
 import torch
 
 from mlhpc.benchmarks.deepcam import DeepCam
-from mlhpc.common.host.malloc import keep_memory
-from mlhpc.common.pytorch.batchnorm import group_batchnorm
-from mlhpc.common.pytorch.devices import oom_as_user_error, pick_device, place
+from mlhpc.common.pytorch.devices import oom_as_user_error, pick_device
 from mlhpc.common.pytorch.feeds import prepare
 from mlhpc.common.pytorch.profile import modules_in_order, profile_training
 from mlhpc.common.ranks.world import World
 from mlhpc.common.timing.profile import Feed, Profile, Request
 from mlhpc.common.training.dataset import open_loader
-from mlhpc.deepcam.cpu.kernels import use_cpu_kernels
 from mlhpc.deepcam.data.source import DeepCamSource, open_data, zeros_batch
 from mlhpc.deepcam.metric import weighted_cross_entropy
 from mlhpc.deepcam.model import build_model
 from mlhpc.deepcam.optim.optimizer import make_optimizer
+from mlhpc.deepcam.train import network
 
 
 @oom_as_user_error()
@@ -25,14 +23,7 @@ def profile(run: DeepCam, request: Request, world: World) -> Profile:
     """Profile the requested steps, which are those of ``train`` but not compiled. Called by all ranks."""
     training, channels = run.training, run.data.sample_shape[-1]
     device = pick_device(training.device, world.local_rank)
-    model = build_model(run.network, channels)
-    if device.type == "cpu":
-        keep_memory()
-        if training.cpu_kernels:
-            use_cpu_kernels(model)
-    if world.size > 1:
-        group_batchnorm(model, world, run.hyperparameters.batchnorm_group_size)
-    place(model, device, channels_last=training.channels_last)
+    model = network(run, device, world)
     with torch.device("meta"):
         order = modules_in_order(build_model(run.network, channels), torch.empty(2, channels, 64, 64))
     optimizer = make_optimizer(run.hyperparameters, model.parameters())

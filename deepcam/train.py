@@ -91,7 +91,7 @@ def train(
         device = pick_device(training.device, world.local_rank)
         log.ranges = device_ranges(device)
         torch.manual_seed(seed)
-        model = _network(run, device, world)
+        model = network(run, device, world)
         optimizer = make_optimizer(hparams, model.parameters(), compiled=training.compile)
         scaler = make_scaler(training.precision, device)
         state = (model, optimizer, scaler, world)
@@ -158,7 +158,7 @@ def train(
         log.finish("success" if met else "failed", peak_memory(device), named(run, loader))
 
 
-def _network(run: DeepCam, device: torch.device, world: World) -> DeepLab:
+def network(run: DeepCam, device: torch.device, world: World) -> DeepLab:
     """The network with its initial weights, on ``device``."""
     model = build_model(run.network, channels=run.data.sample_shape[-1])
     if device.type == "cpu":

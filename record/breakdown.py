@@ -20,6 +20,20 @@ from typing import Any
 VERSION = 1
 """Version of the definitions of the parts, incremented when a definition changes, since results of different
 versions are not comparable."""
+PARTS = {
+    "staging": ("Staging", "copying the data set to node-local storage"),
+    "exchange": ("Exchange", "nodes exchanging their shards between epochs"),
+    "first_epoch_excess": (
+        "First-epoch excess",
+        "time of the first epoch and evaluation above the median of others",
+    ),
+    "data_wait": ("Data wait", "training waiting for its next batch, in each step for the slowest rank"),
+    "step": ("Training steps", "forward, backward, all-reduce, update"),
+    "training": ("Training", "data wait and steps, where a log does not tell them apart"),
+    "evaluation": ("Evaluation", "the quality metric over the whole evaluation set, its data wait included"),
+    "rest": ("Rest", "everything else inside the clock"),
+}
+"""Label and meaning of each part, in the order of reports."""
 
 
 @dataclass(frozen=True)

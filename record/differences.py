@@ -159,6 +159,8 @@ def _facts(run: RunDirectory) -> Iterator[tuple[tuple[Kind, str], Any]]:
         for key in ("files", "bytes", "mode", "target_filesystem", "target_is_ram"):
             yield ("data", f"staging.{key}"), getattr(staging, key) if staging else None
         yield ("data", "source_evicted"), result.source_evicted
+        for what, number in (result.versions or {}).items():
+            yield ("data", f"versions.{what}"), number
 
 
 def value_text(value: Any) -> str:

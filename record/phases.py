@@ -14,24 +14,7 @@ from dataclasses import dataclass
 from mlhpc.record.breakdown import first_epoch_excess, whole_epochs
 from mlhpc.record.mllog import Log, Record
 
-PARTS = {
-    "staging": ("Staging", "between staging_start and staging_stop"),
-    "first_epoch_excess": (
-        "First-epoch excess",
-        "time by which the first epoch and evaluation exceed the median of the later ones",
-    ),
-    "training": ("Training", "inside the epochs, without evaluation and checkpoints"),
-    "evaluation": (
-        "Evaluation",
-        "between eval_start and eval_stop, but for what the next epoch trains meanwhile",
-    ),
-    "rest": (
-        "Rest",
-        "everything else inside the clock: set-up after run_start, checkpoints, shards exchanged between epochs",
-    ),
-}
-
-# Time belongs to the first of these intervals that is open, the innermost one.
+# Time belongs to the first of these intervals that is open, which is the innermost one.
 _OWNERS = {"eval": "evaluation", "save": "rest", "staging": "staging", "epoch": "training"}
 
 
@@ -68,7 +51,7 @@ class Phases:
         return sum(self.parts().values())
 
     def parts(self) -> dict[str, float]:
-        """The parts in the order of ``PARTS``, in seconds; an unknown excess counts as zero."""
+        """The parts in the order of ``breakdown.PARTS``, in seconds; an unknown excess counts as zero."""
         return {
             "staging": self.staging,
             "first_epoch_excess": self.first_epoch_excess or 0.0,

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from mlhpc.common.energy.counters import Spent, named_once
-from mlhpc.common.host.accelerators import output_of
+from mlhpc.common.host.probe import output
 from mlhpc.quantities import duration_text
 
 _WHOLE_NODE = ("ipmi", "xcc", "pm_counters")
@@ -37,7 +37,7 @@ class Sample(NamedTuple):
 
 def plugin() -> str:
     """The plugin that samples the nodes' energy, such as ``ipmi``; empty without Slurm or without a plugin."""
-    config = output_of("scontrol", "show", "config") or ""
+    config = output("scontrol", "show", "config")
     setting = re.search(r"^AcctGatherEnergyType\s*=\s*(?:acct_gather_energy/)?(\S+)", config, re.MULTILINE)
     return setting[1] if setting and setting[1] not in ("none", "(null)") else ""
 
@@ -93,9 +93,9 @@ class SlurmNodes:
 def samples(names: Sequence[str]) -> dict[str, Sample] | None:
     """The latest sample of each node; nodes that Slurm does not show or that have no sample are left out. None if
     scontrol prints no JSON."""
-    asked, answer = set(names), output_of("scontrol", "--json", "show", "nodes", ",".join(names))
+    asked, answer = set(names), output("scontrol", "--json", "show", "nodes", ",".join(names))
     try:
-        nodes = json.loads(answer or "").get("nodes", ())
+        nodes = json.loads(answer).get("nodes", ())
         by_node = {str(node.get("name")): _sample(node.get("energy")) for node in nodes}
     except (ValueError, AttributeError, TypeError):  # another program's output
         return None

@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 
 from mlhpc.common.energy.counters import Counters, Measured, Read, answering, reading
+from mlhpc.common.host.probe import text
 
 _ZONE = re.compile(r"intel-rapl:[0-9a-f]+(?P<part>:[0-9a-f]+)?")
 """powercap numbers zones in hexadecimal digits (Linux, drivers/powercap/powercap_sys.c, "%s:%x")."""
@@ -53,10 +54,10 @@ def _zones(folder: Path, one_per_package: bool) -> tuple[dict[str, Path], str]:
     dies of a package are the same counter."""
     zones: dict[str, Path] = {}
     for zone in sorted(folder.glob("*")):
-        number, name = _ZONE.fullmatch(zone.name), _text(zone / "name")
+        number, name = _ZONE.fullmatch(zone.name), text(zone / "name")
         if number and number["part"] and name == "dram":
             package = zone.with_name(zone.name.removesuffix(number["part"]))
-            name = f"dram of {_text(package / 'name')}"
+            name = f"dram of {text(package / 'name')}"
         elif not number or number["part"] or not name.startswith("package"):
             continue
         if one_per_package:
@@ -70,7 +71,7 @@ def _zones(folder: Path, one_per_package: bool) -> tuple[dict[str, Path], str]:
 def _is_amd(root: Path) -> bool:
     """Whether the processors are made by AMD, or by Hygon to the same design."""
     return (
-        re.search(r"^vendor_id\s*:\s*(AuthenticAMD|HygonGenuine)$", _text(root / "proc/cpuinfo"), re.M)
+        re.search(r"^vendor_id\s*:\s*(AuthenticAMD|HygonGenuine)$", text(root / "proc/cpuinfo"), re.M)
         is not None
     )
 
@@ -83,13 +84,6 @@ def _is_denied(path: Path) -> bool:
     except OSError:
         return False
     return False
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text().strip()
-    except OSError:
-        return ""
 
 
 def _joules(path: Path) -> float:
@@ -120,8 +114,8 @@ def _cray_files(measured: Measured, folder: Path) -> list[Path]:
 
 
 def _cray_figure(path: Path) -> float:
-    text = path.read_text()
-    value = re.match(r"(\d+) [JW]\b", text)
+    shown = path.read_text()
+    value = re.match(r"(\d+) [JW]\b", shown)
     if not value:
-        raise ValueError(f"{text.strip()!r} is not in joules or watts")
+        raise ValueError(f"{shown.strip()!r} is not in joules or watts")
     return float(value[1])

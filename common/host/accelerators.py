@@ -7,11 +7,11 @@ rank: a GPU, one of the two dies (GCDs) of an MI250X, or a tile of a Data Center
 import json
 import os
 import re
-import shutil
-import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
+
+from mlhpc.common.host.probe import output
 
 Vendor = Literal["nvidia", "amd", "intel"]
 
@@ -48,6 +48,12 @@ def installed() -> list[Accelerator]:
     return []
 
 
+def driver_version() -> str | None:
+    """The version of the NVIDIA driver, such as 580.65.06; None without one."""
+    lines = output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader").split()
+    return lines[0] if lines and re.fullmatch(r"[\d.]+", lines[0]) else None
+
+
 def visible_variable(vendor: Vendor, env: Mapping[str, str] = os.environ) -> str:
     """The environment variable that hides accelerators of ``vendor`` from a process: the one that is set, or else
     the usual one."""
@@ -55,8 +61,7 @@ def visible_variable(vendor: Vendor, env: Mapping[str, str] = os.environ) -> str
 
 
 def _nvidia() -> list[Accelerator]:
-    answer = output_of("nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits")
-    if answer is not None:
+    if answer := output("nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"):
         rows = [line.rpartition(",") for line in answer.splitlines() if line.strip()]
         return [Accelerator("nvidia", name.strip(), _number(memory)) for name, _, memory in rows]
     models = []
@@ -114,7 +119,7 @@ def _xpu_smi(answer: Any) -> Iterator[Accelerator]:
 
 def _parsed(parse: Callable[[Any], Iterator[Any]], *command: str) -> Iterator[Any]:
     """What ``parse`` makes of the JSON that ``command`` prints; nothing if its structure is unexpected."""
-    answer = output_of(*command)
+    answer = output(*command)
     try:
         yield from list(parse(json.loads(answer))) if answer else ()
     except (ValueError, KeyError, TypeError, AttributeError):
@@ -124,16 +129,3 @@ def _parsed(parse: Callable[[Any], Iterator[Any]], *command: str) -> Iterator[An
 def _number(value: Any) -> int | None:
     match = re.match(r"\s*(\d+)", str(value))
     return int(match[1]) if match else None
-
-
-def output_of(*command: str) -> str | None:
-    """The output of ``command``; None if the command is missing, fails, or runs for more than 30 s."""
-    if not shutil.which(command[0]):
-        return None
-    try:
-        completed = subprocess.run(
-            command, capture_output=True, text=True, errors="replace", timeout=30, check=True
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return completed.stdout

@@ -16,7 +16,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from mlhpc.common.host.accelerators import accelerators, output_of
+from mlhpc.common.host.accelerators import accelerators
+from mlhpc.common.host.probe import output, text
 from mlhpc.common.ranks.environment import BOUND
 from mlhpc.errors import EXTRAS
 
@@ -67,7 +68,7 @@ def machine() -> dict[str, Any]:
     """This node: processor, cores this process may use, memory, accelerators, operating system."""
     return {
         "hostname": socket.gethostname(),
-        "cpu": _cpu_model(),
+        "cpu": cpu_model(),
         "cores": len(os.sched_getaffinity(0)),
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 3),
         "accelerators": accelerators(),
@@ -75,16 +76,24 @@ def machine() -> dict[str, Any]:
     }
 
 
+def cpu_model(root: Path = Path("/")) -> str | None:
+    """The model of the processors; ``root`` replaces / in the path of /proc. ARM has none there, but lscpu
+    translates its numbers."""
+    model = re.search(r"^model name\s*:\s*(.+)$", text(root / "proc/cpuinfo"), re.MULTILINE)
+    model = model or re.search(r"^Model name:\s*(.+)$", output("lscpu"), re.MULTILINE)
+    return " ".join(model[1].split()) if model else None
+
+
 def binding() -> dict[str, Any]:
     """The cores and NUMA nodes that this process may use, in Linux's list format (``0-3,8``), and its threads
     per core. Recorded because runs that differ in these must be distinguishable."""
-    status = _text(Path("/proc/self/status")) or ""
+    status = text(Path("/proc/self/status"))
     allowed = {
         key: match[1] if (match := re.search(rf"^{name}:\s*(\S+)$", status, re.MULTILINE)) else None
         for key, name in (("cores", "Cpus_allowed_list"), ("numa_nodes", "Mems_allowed_list"))
     }
-    smt = _text(Path("/sys/devices/system/cpu/smt/active"))
-    return {**allowed, "simultaneous_multithreading": None if smt is None else smt.strip() == "1"}
+    smt = text(Path("/sys/devices/system/cpu/smt/active"))
+    return {**allowed, "simultaneous_multithreading": smt == "1" if smt else None}
 
 
 def batch_job(env: Mapping[str, str]) -> dict[str, str] | None:
@@ -112,18 +121,15 @@ def variables(env: Mapping[str, str]) -> dict[str, str]:
 def drivers() -> dict[str, str | None]:
     """Versions of the layers below the packages: GPU drivers, the newest CUDA that the driver supports, ROCm,
     MPI."""
-    nvidia = re.search(r"(\d+\.\d[\d.]*)", _text(_NVIDIA / "version") or "")
-    amd = _text(Path("/sys/module/amdgpu/version"))
-    intel = _text(Path("/sys/module/i915/version")) or _text(Path("/sys/module/xe/version"))
-    rocm = _text(Path("/opt/rocm/.info/version"))
-    mpi = output_of("mpirun", "--version")
+    nvidia = re.search(r"(\d+\.\d[\d.]*)", text(_NVIDIA / "version"))
+    mpi = output("mpirun", "--version").strip()
     return {
         "nvidia": nvidia[1] if nvidia else None,
         "cuda": _cuda_of_driver(),
-        "amdgpu": amd.strip() if amd else None,
-        "intel": intel.strip() if intel else None,
-        "rocm": rocm.strip() if rocm else None,
-        "mpi": mpi.strip().splitlines()[0] if mpi and mpi.strip() else None,
+        "amdgpu": text(Path("/sys/module/amdgpu/version")) or None,
+        "intel": text(Path("/sys/module/i915/version")) or text(Path("/sys/module/xe/version")) or None,
+        "rocm": text(Path("/opt/rocm/.info/version")) or None,
+        "mpi": mpi.splitlines()[0] if mpi else None,
     }
 
 
@@ -185,20 +191,6 @@ def _cuda_of_driver() -> str | None:
     except (OSError, AttributeError):
         return None
     return f"{version.value // 1000}.{version.value % 1000 // 10}"
-
-
-def _text(path: Path) -> str | None:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return None
-
-
-def _cpu_model() -> str | None:
-    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.processor() or None
 
 
 def _os_name() -> str:

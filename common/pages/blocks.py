@@ -24,9 +24,9 @@ a page may contain thousands of rows."""
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell of a table: its text, small lines below it, and its value in downloads (default: the text), rounded
-    to twelve digits. ``swatch``: the part of a run whose colour is shown before the text. ``tone``: error,
-    warning, expected or good."""
+    """A cell of a table: its text, small lines below it, and its value in downloads (default: the text), to
+    twelve digits. ``swatch``: the part of a run whose colour is shown before the text. ``tone``: error,
+    warning or expected. ``link``: where the text leads on a page, relative to the page."""
 
     text: str = ""
     notes: tuple[str, ...] = ()
@@ -34,6 +34,7 @@ class Cell:
     swatch: str = ""
     tone: str = ""
     bold: str = ""
+    link: str = ""
 
     @property
     def raw(self) -> Any:

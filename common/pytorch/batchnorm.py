@@ -213,8 +213,9 @@ def _normalised(
 
 
 def group_batchnorm(model: nn.Module, world: World, group_size: int) -> None:
-    """Make each group of ``group_size`` neighbouring ranks share batch-norm statistics. Called by all ranks."""
-    if group_size == 1:
+    """Let every ``group_size`` neighbouring ranks share batch-norm statistics; a single rank has none. All ranks
+    call it."""
+    if 1 in (group_size, world.size):
         return
     assert isinstance(world, TorchWorld), "ranks that share statistics are connected by torch.distributed"
     group = world.neighbours(group_size)

@@ -14,7 +14,6 @@ from itertools import repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import keras
 import numpy as np
 import tensorflow as tf
 from tensorflow.tsl.profiler.protobuf.xplane_pb2 import XSpace
@@ -23,12 +22,12 @@ from mlhpc.benchmarks.cosmoflow import CosmoFlow
 from mlhpc.common.ranks.world import World
 from mlhpc.common.timing.profile import Feed, Part, Profile, Request, Work, plain_seconds
 from mlhpc.common.training.dataset import open_loader
-from mlhpc.cosmoflow.cpu.convolution import MinimalConv3D, start_xla
 from mlhpc.cosmoflow.data.source import CosmoFlowSource, open_data
 from mlhpc.cosmoflow.tf.batches import as_tensors
 from mlhpc.cosmoflow.tf.device import to_device, use_one_gpu
-from mlhpc.cosmoflow.tf.model import build_model, require_precision
+from mlhpc.cosmoflow.tf.model import require_precision
 from mlhpc.cosmoflow.tf.step import make_optimizer, make_train_step
+from mlhpc.cosmoflow.tf.train import network
 
 if TYPE_CHECKING:
     from mlhpc.cosmoflow.tf.exchange import HorovodTimes
@@ -44,21 +43,10 @@ def profile(run: CosmoFlow, request: Request, world: World) -> Profile:
     for TensorBoard's profiler."""
     require_precision(run.training.precision)
     device = use_one_gpu(world.local_rank)
-    own_kernels = device is None and run.training.cpu_kernels
-    if own_kernels:
-        start_xla()
-    hparams = run.hyperparameters
-    model = build_model(
-        run.network,
-        run.data.sample_shape,
-        dropout=hparams.dropout,
-        weight_decay=hparams.opt_weight_decay,
-        precision=run.training.precision,
-        conv3d=MinimalConv3D if own_kernels else keras.layers.Conv3D,
-    )
+    model = network(run, device, 1, world)
     exchange = _exchange(world, on_host=device is None)
     average = exchange.average if exchange else None
-    optimizer = make_optimizer(hparams, run.training.precision)
+    optimizer = make_optimizer(run.hyperparameters, run.training.precision)
     step = make_train_step(model, optimizer, average, run.loading.sample_dtype)
     feed = _feed(run, request, world, device)
     step(*feed.next()).numpy()

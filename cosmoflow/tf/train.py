@@ -74,7 +74,7 @@ def train(
     with log.span("init", sync=True):
         device = use_one_gpu(world.local_rank)
         log.ranges = device_ranges(device)
-        model = _network(run, device, seed, world)
+        model = network(run, device, seed, world)
         optimizer = make_optimizer(hparams, training.precision)
         steps = _steps(run, model, optimizer, world, local_batch_size)
         last_epoch = restore(resume, model, optimizer, world) if resume else 0
@@ -131,8 +131,8 @@ def train(
         log.finish("success" if met else "failed", peak_memory(device), named(run, loader))
 
 
-def _network(run: CosmoFlow, device: str | None, seed: int, world: World) -> keras.Model:
-    """The network with its initial weights, on ``device``."""
+def network(run: CosmoFlow, device: str | None, seed: int, world: World) -> keras.Model:
+    """The network with its initial weights, on ``device`` (None: the CPU)."""
     cpu_kernels = device is None and run.training.cpu_kernels
     if cpu_kernels:
         start_xla()

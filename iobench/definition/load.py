@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import tomli_w
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
-from mlhpc.benchmarks.toml_lines import parse_toml, parse_value, toml_lines
+from mlhpc.benchmarks.toml_lines import parse_toml, parse_value, setting_names, setting_problem, toml_lines
 from mlhpc.common.files.untrusted import read_text
-from mlhpc.errors import UserError, did_you_mean, install, shown
+from mlhpc.errors import UserError, did_you_mean, install
 from mlhpc.iobench.definition import dlio
 from mlhpc.iobench.definition.dlio_keys import NO_EFFECT, USED
+from mlhpc.iobench.definition.fields import Duration
 from mlhpc.iobench.definition.schema import Workload
 from mlhpc.quantities import binary_text
 
@@ -143,7 +144,7 @@ def _validated(tables: dict[str, Any], settings: Iterable[str], where: str, line
     try:
         return Workload(**tables), changed
     except ValidationError as error:
-        keys, message = _first_problem(error)
+        keys, message = setting_problem(error, Workload, Duration)
         if any(keys[: len(each)] == each for each in changed):
             raise UserError(f"--set {'.'.join(keys)}: {message}") from None
         line = line_of(keys)
@@ -154,7 +155,9 @@ def _is_dlio(setting: str) -> bool:
     """Whether ``setting`` is DLIO's: it begins with "++", or its key occurs only in DLIO's files."""
     table, _, key = setting.partition("=")[0].strip().partition(".")
     known = USED.get(table, set()) | NO_EFFECT.get(table, set())
-    return setting.startswith("++") or (key in known and f"{table}.{key}" not in _names(Workload))
+    return setting.startswith("++") or (
+        key in known and f"{table}.{key}" not in setting_names(Workload, Duration)
+    )
 
 
 def _with_setting(
@@ -172,31 +175,6 @@ def _with_setting(
         inner = inner[part]
     inner[keys[-1]] = value
     return merged, keys
-
-
-def _first_problem(error: ValidationError) -> tuple[tuple[str, ...], str]:
-    # Report unknown keys first: a misspelt key also makes the correct key missing.
-    problem = min(error.errors(), key=lambda each: each["type"] != "extra_forbidden")
-    keys = tuple(str(part) for part in problem["loc"])
-    place = ".".join(keys)
-    if problem["type"] == "extra_forbidden":
-        return keys, f"unknown key {place!r}; {did_you_mean(place, _names(Workload))}"
-    message = problem["msg"].removeprefix("Value error, ")
-    given = "" if isinstance(problem["input"], dict | BaseModel) else f"; got {shown(problem['input'])}"
-    return keys, f"{place}: {message}{given}" if place else message
-
-
-def _names(model: type[BaseModel], prefix: str = "") -> list[str]:
-    keys = []
-    for name, field in model.model_fields.items():
-        inner = [t for t in (field.annotation, *getattr(field.annotation, "__args__", ())) if _is_model(t)]
-        deeper = _names(inner[0], f"{prefix}{name}.") if inner and inner[0].__name__ != "Duration" else []
-        keys += deeper or [prefix + name]
-    return keys
-
-
-def _is_model(annotation: Any) -> bool:
-    return isinstance(annotation, type) and issubclass(annotation, BaseModel)
 
 
 def _load_yaml(text: str) -> tuple[Any, Any]:

@@ -116,22 +116,12 @@ def _given(options: argparse.Namespace, benchmark: registry.Benchmark, tool: str
     return given
 
 
-def _take_codec(given: dict[str, Any], codec: str | None, tool: registry.DataTool, benchmark: str) -> None:
-    """Put the codec into the options ``given``, replacing older options for it. Raises UserError if a codec is
-    passed twice, is not supported by the tool, or is missing but required."""
-    named = {"--codec": codec} if codec else {}
-    for option in tool.options:
-        if option.codec is not None and (value := given.pop(option.key, None)):
-            named[f"--{option.name}"] = option.codec or value
-    if len(set(named.values())) > 1:
-        raise UserError(f"{' and '.join(named)} name different codecs; choose one of them")
-    codec = next(iter(named.values()), None)
+def _require_codec(codec: str | None, tool: registry.DataTool, benchmark: str) -> None:
+    """Raises UserError if the tool does not support the codec, or requires one."""
     known = ", ".join(tool.codecs)
     if codec and codec not in tool.codecs:
         raise UserError(f"--codec {codec}: {benchmark} has {known}")
-    if codec:
-        given["codec"] = codec
-    elif tool.codecs and not tool.default_codec:
+    if not codec and tool.codecs and not tool.default_codec:
         raise UserError(f"{benchmark} needs --codec {known}: {tool.help}")
 
 
@@ -165,7 +155,9 @@ def _data_convert(options: argparse.Namespace) -> int:
     if benchmark.convert is None:
         raise UserError(f"{benchmark.name} has no other format to convert to")
     given = _given(options, benchmark, "convert")
-    _take_codec(given, options.codec, benchmark.convert, benchmark.name)
+    _require_codec(options.codec, benchmark.convert, benchmark.name)
+    if options.codec:
+        given["codec"] = options.codec
     if options.archive is not None:
         if not benchmark.convert.archives:
             raise UserError(f"--archive: {benchmark.name} has no archives; see docs/guide/data.md")

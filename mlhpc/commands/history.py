@@ -164,20 +164,15 @@ def _gate(options: argparse.Namespace) -> int:
     from rich.console import Console
 
     from mlhpc.history import gating, tables
-    from mlhpc.history.gate import status_of
 
+    store = _store(options)
     if options.nodes:
-        nodes = gating.gate_nodes(_store(options), gating.tolerance_of(options.tolerance))
-        status = status_of(node.verdict for node in nodes)
-        if options.json:
-            print_json("history gate", {"status": status, "nodes": [asdict(node) for node in nodes]})
-        else:
-            tables.print_nodes(nodes, Console())
-        return status
-    if not options.runs or not options.baseline:
+        result = gating.gate_nodes(store, gating.tolerance_of(options.tolerance))
+    elif options.runs and options.baseline:
+        rules = gating.rules_of(options.rules, options.tolerance)
+        result = gating.gate_runs(store, options.runs, options.baseline, rules, options.system)
+    else:
         raise UserError("what against what? pass runs and --baseline, or --nodes")
-    rules = gating.rules_of(options.rules, options.tolerance)
-    result = gating.gate_runs(_store(options), options.runs, options.baseline, rules, options.system)
     if options.json:
         print_json("history gate", {"status": result.status, **asdict(result), "moved": dict(result.moved)})
     else:
@@ -189,7 +184,7 @@ def _page(options: argparse.Namespace) -> int:
     from mlhpc.common.pages.html import write
     from mlhpc.history.page import page
 
-    html, alarms = page(_store(options), options.system, _where(options))
+    html, alarms = page(_store(options), options.system, _where(options), options.out.parent)
     write(options.out, html)
     print(*alarms, options.out, sep="\n")
     return 1 if alarms else 0

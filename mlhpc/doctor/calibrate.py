@@ -15,6 +15,7 @@ from rich.console import Console
 from mlhpc.common.files.atomic import write_bytes
 from mlhpc.common.files.filesystem import as_user_error, require_new
 from mlhpc.common.host import speed
+from mlhpc.common.host.provenance import cpu_model
 from mlhpc.errors import UserError
 from mlhpc.perf.machines import parse, written
 
@@ -47,8 +48,8 @@ def _measured(place: Path) -> dict[str, Any]:
     def figure(key: str, value: float, how: str) -> dict[str, str]:
         return {"value": written(key, value), "source": f"measured {when}: {how}"}
 
-    gpu = _gpu()
-    model = str(gpu["model"]) if gpu else _processor()
+    gpu, processor = _gpu(), cpu_model() or platform.machine()
+    model = str(gpu["model"]) if gpu else processor
     accelerator: dict[str, Any] = {"model": model, "family": model, "per_node": gpu["count"] if gpu else 1}
     links = {}
     if gpu:
@@ -67,7 +68,7 @@ def _measured(place: Path) -> dict[str, Any]:
         accelerator["bandwidth"] = figure(
             "accelerator.bandwidth", speed.memory_copy(), "copy, reads and writes"
         )
-    host: dict[str, Any] = {"processor": _processor(), "cores": cores}
+    host: dict[str, Any] = {"processor": processor, "cores": cores}
     if gpu:
         host["memory"] = figure("host.memory", memory, "as reported by the kernel")
         host["memory_bandwidth"] = figure(
@@ -97,9 +98,3 @@ def _gpu() -> dict[str, Any] | None:
     from mlhpc.doctor.gpu_speed import gpu_speed
 
     return gpu_speed()
-
-
-def _processor() -> str:
-    with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
-        names = (line.partition(":")[2].strip() for line in file if line.startswith("model name"))
-        return next(names, "") or platform.machine()

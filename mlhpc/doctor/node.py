@@ -23,14 +23,13 @@ from mlhpc.common.data import manifest
 from mlhpc.common.energy.meter import counters_of_node
 from mlhpc.common.energy.slurm import plugin
 from mlhpc.common.files.filesystem import SHARED_TYPES, filesystem_of
-from mlhpc.common.host.accelerators import accelerators
+from mlhpc.common.host.accelerators import accelerators, driver_version
 from mlhpc.common.host.binding import numa_nodes
 from mlhpc.common.host.provenance import commit, compiled_parts, extras, packages
 from mlhpc.common.ranks.environment import RankInfo
 from mlhpc.common.ranks.launch import Framework
 from mlhpc.errors import UserError
 from mlhpc.quantities import seconds_text
-from mlhpc.submission.system.probe import output
 
 EXAMINE_S = 300.0  # loading a framework from a slow file system takes minutes
 
@@ -91,12 +90,6 @@ def clock_synchronised() -> bool | None:
         return None
     # After modes, padding and the longs offset, freq, maxerror and esterror, the int status is at byte 40.
     return None if state < 0 else state != 5 and not timex[10] & 0x40
-
-
-def driver_version() -> str | None:
-    """The version of the NVIDIA driver, such as 580.65.06; None without one."""
-    lines = output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader").split()
-    return lines[0] if lines else None
 
 
 def _energy() -> list[dict[str, Any]]:

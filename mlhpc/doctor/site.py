@@ -17,10 +17,10 @@ from mlhpc.common.files import atomic
 from mlhpc.common.files.filesystem import SHARED_TYPES, as_user_error, filesystem_of
 from mlhpc.common.host.accelerators import accelerators
 from mlhpc.common.host.binding import Cores, beside, numa_nodes, ranges
+from mlhpc.common.host.probe import output, text
 from mlhpc.common.pages.terminal import say
 from mlhpc.errors import UserError, few
 from mlhpc.quantities import bytes_text, count
-from mlhpc.submission.system.probe import output, text
 
 SITES = Path("run_scripts/sites")
 LOCAL_VARIABLES = ("SLURM_TMPDIR", "LOCAL_SCRATCH", "TMPDIR")

@@ -8,19 +8,23 @@ its own and is assumed to have that of the other group.
 import math
 import statistics
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from mlhpc.common.energy.counters import widest
 from mlhpc.common.intervals import half_width, student
 from mlhpc.errors import UserError, few
-from mlhpc.history.rows import PARTS
 from mlhpc.quantities import count
+from mlhpc.record.breakdown import PARTS
 
 METRICS = ("time_to_train_s", "epochs", "epoch_s", "time_to_train_without_staging_s", "samples_per_s",
            "joules", "joules_per_sample")  # fmt: skip
-HIGHER_IS_BETTER = frozenset({"samples_per_s"})
+RATES = ("accelerator.float32", "accelerator.tf32", "accelerator.bfloat16", "accelerator.float16",
+         "accelerator.bandwidth", "links.host", "host.memory_bandwidth", "storage.local_read",
+         "storage.local_write", "network.bandwidth")  # fmt: skip
+"""Figures of a node that are measured; sizes of memories and disks are not."""
+HIGHER_IS_BETTER = frozenset({"samples_per_s", *RATES})
 TO_TARGET = frozenset({"time_to_train_s", "epochs", "time_to_train_without_staging_s", "joules"})
 """Figures that only runs that reached the target have."""
 TESTED = ("time_to_train_s", "epochs", "epoch_s")
@@ -42,10 +46,10 @@ Ratio = tuple[float, float, float]
 
 @dataclass(frozen=True)
 class Test:
-    """The test of one metric. ``ratio``: new over baseline, or for rates baseline over new, so that values above 1
-    are worse, with its 95% interval; None if either has no figures. ``further``: number of new runs needed to
-    decide, 0 if decided, None if the baseline has too few runs or varies too much. ``counts``: False for metrics
-    that are only shown."""
+    """``ratio``: new over baseline, or baseline over new for rates, so that above 1 is worse, with its 95%
+    interval; None where one of the two has no figures. ``further``: runs needed to decide, 0 if it is decided,
+    None if the baseline has too few runs or varies too much. ``counts``: False for quantities that are only shown.
+    ``node``, ``when``: of a figure of one node, and the time of the new one."""
 
     metric: str
     new: Values
@@ -55,6 +59,8 @@ class Test:
     verdict: Verdict
     further: int | None
     counts: bool
+    node: str = ""
+    when: str = ""
 
 
 @dataclass(frozen=True)
@@ -69,7 +75,8 @@ class Gate:
     @property
     def status(self) -> int:
         """The exit status: 0 passed, 1 slower, 3 undecided."""
-        return status_of(test.verdict for test in self.tests if test.counts)
+        verdicts = (test.verdict for test in self.tests if test.counts)
+        return STATUS[max(verdicts, key=badness, default="pass")]
 
 
 def badness(verdict: Verdict) -> int:
@@ -77,16 +84,11 @@ def badness(verdict: Verdict) -> int:
     return list(STATUS).index(verdict)
 
 
-def status_of(verdicts: Iterable[Verdict]) -> int:
-    """The exit status of the worst of ``verdicts``."""
-    return STATUS[max(verdicts, key=badness, default="pass")]
-
-
 def gate(new: Sequence[Measured], baseline: Sequence[Measured], rules: Rules) -> Gate:
     """Test ``new`` against ``baseline``. Raises UserError if either is empty, or if they cannot be compared."""
     require_comparable(new, baseline)
     shown = dict.fromkeys((*TESTED, *rules))
-    tests = [_test(metric, _figures(new, metric), _figures(baseline, metric), rules) for metric in shown]
+    tests = [tested(metric, _figures(new, metric), _figures(baseline, metric), rules) for metric in shown]
     known = tuple(test for test in tests if test.counts or test.ratio)
     return Gate(known, _moved(new, baseline), tuple(_marks(new, baseline)))
 
@@ -125,21 +127,19 @@ def _figures(rows: Sequence[Measured], metric: str) -> Values:
     return tuple(values)
 
 
-def _test(metric: str, new: Values, baseline: Values, rules: Rules) -> Test:
-    allowed = rules.get(metric, next(iter(rules.values())))
+def tested(metric: str, new: Values, baseline: Values, rules: Rules) -> Test:
+    """The verdict on one figure: slower when all of the interval is above 1 + tolerance, passed when all of it is
+    below."""
+    allowed, counts = rules.get(metric, next(iter(rules.values()))), metric in rules
     worse = (baseline, new) if metric in HIGHER_IS_BETTER else (new, baseline)
     ratio = ratio_interval(*worse)
-    verdict = verdict_of(ratio, allowed)
-    further = 0 if verdict != "undecided" else _further(*worse, allowed, new is worse[0])
-    return Test(metric, new, baseline, ratio, allowed, verdict, further, metric in rules)
-
-
-def verdict_of(ratio: Ratio | None, tolerance: float) -> Verdict:
-    """The verdict from the interval of a ratio: "slower" if the whole interval is above 1 + ``tolerance``, "pass"
-    if it is below, otherwise "undecided"."""
-    if ratio is None or not ratio[1] <= ratio[0] <= ratio[2]:
-        return "undecided"
-    return "slower" if ratio[1] > 1 + tolerance else "pass" if ratio[2] < 1 + tolerance else "undecided"
+    if ratio and ratio[1] <= ratio[0] <= ratio[2]:
+        if ratio[2] < 1 + allowed:
+            return Test(metric, new, baseline, ratio, allowed, "pass", 0, counts)
+        if ratio[1] > 1 + allowed:
+            return Test(metric, new, baseline, ratio, allowed, "slower", 0, counts)
+    further = _further(*worse, allowed, new is worse[0])
+    return Test(metric, new, baseline, ratio, allowed, "undecided", further, counts)
 
 
 def ratio_interval(above: Sequence[float], below: Sequence[float]) -> Ratio | None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from mlhpc.benchmarks.toml_lines import read_toml
 from mlhpc.errors import UserError, did_you_mean
 from mlhpc.history.gate import METRICS, Gate, Measured, Rules, gate
-from mlhpc.history.health import Health, health
+from mlhpc.history.health import health
 from mlhpc.history.index import Index, conditions, opened
 from mlhpc.quantities import parse_quantity
 
@@ -53,7 +53,7 @@ def gate_runs(store: Path, new: Sequence[str], baseline: str, rules: Rules, syst
         return gate(chosen, baseline_of(index, baseline, chosen), rules)
 
 
-def gate_nodes(store: Path, tolerance: float) -> list[Health]:
+def gate_nodes(store: Path, tolerance: float) -> Gate:
     """The verdict on each node. Raises UserError."""
     with opened(store) as index:
         return health(index.measured(["kind=node"]), tolerance)

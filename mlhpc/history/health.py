@@ -3,34 +3,18 @@
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 
 from mlhpc.errors import UserError
-from mlhpc.history.gate import Measured, Ratio, Verdict, badness, ratio_interval, verdict_of
+from mlhpc.history.gate import RATES, Gate, Measured, Test, badness, tested
 
-RATES = ("accelerator.float32", "accelerator.tf32", "accelerator.bfloat16", "accelerator.float16",
-         "accelerator.bandwidth", "links.host", "host.memory_bandwidth", "storage.local_read",
-         "storage.local_write", "network.bandwidth")  # fmt: skip
-"""Figures for which larger is better. Memory and disk sizes are excluded, because they are not measured."""
 FEWEST = 3
 """Minimum number of earlier figures from nodes of the same model for a verdict."""
 
 
-@dataclass(frozen=True)
-class Health:
-    """The newest ``figure`` of a node compared with all earlier ones of its model. ``ratio``: their geometric mean
-    over the newest figure, so that values above 1 are slower, with its 95% interval; None if there are too few."""
-
-    node: str
-    when: str
-    figure: str
-    value: float
-    ratio: Ratio | None
-    verdict: Verdict
-
-
-def health(rows: Sequence[Measured], tolerance: float) -> list[Health]:
-    """The worst figure of each node. Raises UserError if no node has been measured."""
+def health(rows: Sequence[Measured], tolerance: float) -> Gate:
+    """The worst figure of each node, the newest against all earlier ones of its model. Raises UserError if no node
+    has been measured."""
     found: dict[tuple[str, str], list[tuple[str, str, float]]] = defaultdict(list)
     for row, _ in rows:
         for figure in RATES:
@@ -39,19 +23,19 @@ def health(rows: Sequence[Measured], tolerance: float) -> list[Health]:
                 found[str(row["machine"]), figure].append((row["when"] or "", str(row["node"]), float(value)))
     if not found:
         raise UserError("no node in this store; add files of mlhpc doctor --calibrate --out FILE.toml")
-    worst: dict[str, Health] = {}
+    worst: dict[str, Test] = {}
     for (_, figure), values in found.items():
         # Of two figures with the same time, the worse counts as the newest.
         ordered = sorted(values, key=lambda each: (each[0], -each[2]))
         newest = {node: number for number, (_, node, _) in enumerate(ordered)}
         for node, number in newest.items():
             when, _, value = ordered[number]
-            others = [each[2] for each in (*ordered[:number], *ordered[number + 1 :])]
-            ratio = ratio_interval(others, [value]) if len(others) >= FEWEST else None
-            own = Health(node, when, figure, value, ratio, verdict_of(ratio, tolerance))
+            others = tuple(each[2] for each in (*ordered[:number], *ordered[number + 1 :]))
+            test = tested(figure, (value,), others if len(others) >= FEWEST else (), {figure: tolerance})
+            own = replace(test, node=node, when=when)
             worst[node] = max(worst.get(node, own), own, key=_badness)
-    return [worst[node] for node in sorted(worst)]
+    return Gate(tuple(worst[node] for node in sorted(worst)), (), ())
 
 
-def _badness(health: Health) -> tuple[int, float]:
-    return badness(health.verdict), health.ratio[0] if health.ratio else 0.0
+def _badness(test: Test) -> tuple[int, float]:
+    return badness(test.verdict), test.ratio[0] if test.ratio else 0.0

@@ -1,12 +1,14 @@
 """The history of a system as one self-contained HTML page: time lines with parts, changes, and what changed."""
 
 import json
+import os
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import altair as alt
 import tomli_w
@@ -20,18 +22,17 @@ from mlhpc.history.changes import FEWEST, Change, changes, smallest_step
 from mlhpc.history.index import opened
 from mlhpc.history.store import content_of
 from mlhpc.quantities import count, digits, duration_text
+from mlhpc.record.breakdown import PARTS
 from mlhpc.record.differences import Difference, between, value_text
 from mlhpc.record.environment import Environment
 from mlhpc.record.result import Result
 from mlhpc.record.run_directory import RunDirectory
-from mlhpc.submission.report import summary
 
 Row = dict[str, Any]
 ALARMING = {"time_to_train_s": "time to train", "samples_per_s": "throughput"}
 """The figures that raise alarms; parts only show the cause."""
 SHOWN = 200
 """Maximum number of runs in a figure, the newest ones."""
-PARTS = {part: title for part, (title, _) in summary.PARTS.items()}
 
 
 @dataclass(frozen=True)
@@ -69,11 +70,14 @@ class Line:
         return tuple(sorted(found, key=lambda alarm: alarm.first_bad["when"] or ""))
 
 
-def page(store: Path, system: str, where: Sequence[str]) -> tuple[str, list[str]]:
-    """The HTML text, and a line for each change. Raises UserError if the system has no runs."""
+def page(store: Path, system: str, where: Sequence[str], folder: Path) -> tuple[str, list[str]]:
+    """The HTML text of a page in ``folder``, and a line for each change. Raises UserError if the system has no
+    runs."""
     with opened(store) as index:
         chosen = ["kind=run", f"system={system}", *where]
-        lines = _lines([json.loads(row) for row in index.rows(chosen)])
+        rows = [json.loads(row) for row in index.rows(chosen)]
+        records = quote(os.path.relpath(store, folder))
+        lines = _lines([{**row, "link": f"{records}/{row['name']}.json"} for row in rows])
         notes = [note for note in index.notes("annotation") if note["system"] == system]
     if not lines:
         raise UserError(f"no run of system {system!r} in this store; mlhpc history list shows the systems")
@@ -124,7 +128,7 @@ def _times(line: Line, notes: Sequence[Row]) -> charts.Figure:
     numbered = list(enumerate(line.rows))[-SHOWN:]
     rows, marks = [], []
     for n, row in numbered:
-        for part, title in PARTS.items():
+        for part, (title, _) in PARTS.items():
             if (seconds := row.get(f"{part}_s")) and seconds > 0:
                 says = f"{row['name'][:12]}, {row['when']}, {title}, {duration_text(seconds)}"
                 rows.append({"x": _label(n, row), "y": seconds, "part": title, "says": says})
@@ -137,7 +141,7 @@ def _times(line: Line, notes: Sequence[Row]) -> charts.Figure:
     level = statistics.fmean(row["time_to_train_s"] for row in before)
     marks += plots.limits([(level, "baseline")], alt.Y("y:Q"))
     drawn = {row["part"] for row in rows}
-    colours = {title: charts.PARTS[part][0] for part, title in PARTS.items() if title in drawn}
+    colours = {title: charts.PARTS[part][0] for part, (title, _) in PARTS.items() if title in drawn}
     what = f"Time to train of {count(len(numbered), 'run')} by part, {count(len(changed), 'change')}"
     axes = ("run", "seconds")
     return plots.columns(rows, what, titles=axes, colours=colours, over=marks, title="Time to train")
@@ -183,7 +187,7 @@ def _alarm_table(line: Line) -> Table:
 
 
 def _record(row: Row) -> Cell:
-    return Cell(row["name"][:12], value=row["name"])
+    return Cell(row["name"][:12], value=row["name"], link=row["link"])
 
 
 def _when(row: Row) -> str:

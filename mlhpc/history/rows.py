@@ -5,11 +5,11 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from mlhpc.common.energy.counters import widest
+from mlhpc.record.breakdown import PARTS
 
 if TYPE_CHECKING:
     from mlhpc.record.history import HistoryRecord
 
-PARTS = ("staging", "exchange", "first_epoch_excess", "data_wait", "step", "training", "evaluation", "rest")
 ROW = ("name", "when", "kind", "benchmark", "preset", "division", "framework", "system", "org", "machine", "node",
        "status", "mlhpc", "commit", "settings", "versions", "ranks", "nodes", "accelerators", "global_batch_size",
        "number_of_runs", "time_to_train_s", "time_to_train_without_staging_s", "epochs", "epoch_s",

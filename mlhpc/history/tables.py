@@ -5,10 +5,9 @@ from typing import Any
 
 from rich.console import Console
 
-from mlhpc.common.pages.blocks import Cell, number, table
+from mlhpc.common.pages.blocks import Cell, Columns, number, table
 from mlhpc.common.pages.terminal import print_table, say
 from mlhpc.history.gate import Gate, Ratio, Test
-from mlhpc.history.health import Health
 from mlhpc.quantities import count, digits, duration_text
 
 Row = dict[str, Any]
@@ -38,14 +37,13 @@ def _unusual(status: str | None) -> str:
     return "" if status in (None, "success", "pass", "scored") else status
 
 
-_HEALTH = {"pass": "healthy"}
 _TONES = {"slower": "error", "undecided": "warning"}
 
 
 def print_gate(gate: Gate, console: Console) -> None:
     """Print the tests, the part that changed most, what else differs, and the verdict."""
-    columns = {
-        "figure": lambda test: test.metric if test.counts else f"{test.metric} (shown)",
+    columns: Columns[Test] = {
+        "figure": lambda test: " ".join(filter(None, (test.node, test.metric, _noted(test)))),
         "baseline": lambda test: _mean(test.baseline),
         "new": lambda test: _mean(test.new),
         "worse by": lambda test: ratio_text(test.ratio),
@@ -57,6 +55,11 @@ def print_gate(gate: Gate, console: Console) -> None:
         say(console, line)
 
 
+def _noted(test: Test) -> str:
+    note = test.when[:10] if test.counts else "shown"
+    return f"({note})" if note else ""
+
+
 def gate_lines(gate: Gate) -> list[str]:
     """Sentences on the part that changed most, the further runs needed, differences, and the verdict."""
     lines = []
@@ -64,7 +67,7 @@ def gate_lines(gate: Gate) -> list[str]:
         part, change = gate.moved[0]
         lines.append(f"moved most: {part.replace('_', ' ')}, {change:+.3g} s of {total:+.3g} s per run")
     for test in gate.tests:
-        if test.counts and test.verdict == "undecided":
+        if test.counts and not test.node and test.verdict == "undecided":
             lines.append(f"{test.metric}: {_needed(test)}")
     lines += [f"differs: {mark}" for mark in gate.marks]
     words = {0: "passed", 1: "slower than allowed", 3: "undecided"}
@@ -91,17 +94,3 @@ def ratio_text(ratio: Ratio | None) -> str:
 def _mean(values: Sequence[float]) -> Cell:
     mean = sum(values) / len(values) if values else None
     return number(mean, digits, f"of {count(len(values), 'run')}", none="none")
-
-
-def print_nodes(nodes: Sequence[Health], console: Console) -> None:
-    """Print the worst figure of each node."""
-    columns = {
-        "node": lambda node: node.node,
-        "measured": lambda node: node.when[:10],
-        "worst figure": lambda node: node.figure,
-        "slower by": lambda node: ratio_text(node.ratio),
-        "verdict": lambda node: Cell(
-            _HEALTH.get(node.verdict, node.verdict), tone=_TONES.get(node.verdict, "")
-        ),
-    }
-    print_table(table("nodes", nodes, columns, text_columns=3, prose=(3, 4)), console)

@@ -29,6 +29,7 @@ from mlhpc.perf.machines import COPIES, Machine, ceilings_of
 from mlhpc.perf.networks.layer import Kind
 from mlhpc.perf.networks.registry import network_of
 from mlhpc.perf.prediction.accelerator import roofline as roofline_figure
+from mlhpc.perf.profile.ranks import ms
 from mlhpc.perf.published import Published, published
 from mlhpc.perf.scaling import Triple
 from mlhpc.quantities import digits, seconds_text
@@ -175,10 +176,6 @@ def _evidence(machine: Machine, floors: Sequence[Floor]) -> str:
     )
 
 
-def _ms(seconds: float | None) -> Any:
-    return number(None if seconds is None else 1e3 * seconds, digits)
-
-
 def _by_batch(floors: Sequence[Floor]) -> Table:
     def ends(floor: Floor) -> str:
         if floor.predicted is None:
@@ -216,7 +213,7 @@ def _by_operation(floor: Floor, most: int | None = None) -> Table:
             "launches": lambda each: number(each.calls * each.launch.kernels, str),
             "GFLOP": lambda each: number(each.point.flops / 1e9, digits),
             "MB": lambda each: number(each.point.bytes / 1e6, digits),
-            "least, ms": lambda each: _ms(each.point.seconds),
+            "least, ms": lambda each: ms(each.point.seconds),
             "share": lambda each: number(each.point.seconds / floor.device, "{:.1%}".format),
         },
         text_columns=3,

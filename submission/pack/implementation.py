@@ -10,13 +10,13 @@ import json
 import re
 import shlex
 import shutil
-import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import mlhpc
 from mlhpc.benchmarks import registry
 from mlhpc.benchmarks.load import dumps
+from mlhpc.common.host.probe import output
 from mlhpc.record.run_directory import RunDirectory
 
 LEFT_OUT = ("tests", "build", "dist")
@@ -126,15 +126,8 @@ def _write_project(to: Path) -> None:
 
 
 def _in_git(top: Path) -> list[Path]:
-    if not (top / ".git").exists():
-        return []
-    try:
-        completed = subprocess.run(
-            ["git", "-C", str(top), "ls-files", "-z"], capture_output=True, text=True, timeout=60, check=True
-        )
-    except (OSError, subprocess.SubprocessError):
-        return []
-    return [Path(line) for line in completed.stdout.split("\0") if line]
+    listed = output("git", "-C", str(top), "ls-files", "-z") if (top / ".git").exists() else ""
+    return [Path(line) for line in listed.split("\0") if line]
 
 
 def write_scripts(to: Path, benchmark: str, system: str, runs: Sequence[RunDirectory]) -> None:

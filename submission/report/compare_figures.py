@@ -17,14 +17,14 @@ from mlhpc.common.pages.charts import CARD, INK, SOFT, Figure
 from mlhpc.common.pages.plots import LogAxis
 from mlhpc.errors import few
 from mlhpc.quantities import digits, duration_text, plain, seconds_text, time_unit, whole
-from mlhpc.record.phases import PARTS
+from mlhpc.record.breakdown import PARTS
 from mlhpc.submission.report.compare import DETAILED, references
 from mlhpc.submission.report.entry import Entry
 from mlhpc.submission.report.spread import Spread
 
 BARS = 24
 """Maximum number of sets in one bar chart; the others are only in the table."""
-_LABELS = {key: label for key, (label, _) in PARTS.items()}
+_LABELS = {key: PARTS[key][0] for key in ("staging", "first_epoch_excess", "training", "evaluation", "rest")}
 _WHISKERS = "bars: ± standard deviation"
 _LETTERS = 8
 """Maximum number of letters in the label of overlapping marks."""

@@ -12,9 +12,10 @@ from mlhpc.perf.scaling import Triple, added
 from mlhpc.perf.staging import staging_seconds
 from mlhpc.perf.what_if import WhatIf
 from mlhpc.quantities import digits, duration_text
+from mlhpc.record.breakdown import PARTS
 from mlhpc.record.result import Result
 from mlhpc.record.run_directory import RunDirectory
-from mlhpc.submission.report.summary import PARTS, parts
+from mlhpc.submission.report.summary import parts
 
 _SLOWED = 0.05
 """Share of data wait in the training time above which the input path is reported as the limit."""

@@ -19,6 +19,7 @@ from mlhpc.quantities import (
     size_unit,
     time_unit,
 )
+from mlhpc.record.breakdown import PARTS
 from mlhpc.record.rank_table import RankTable
 from mlhpc.record.result import Epoch
 from mlhpc.record.run_directory import RunDirectory
@@ -163,7 +164,7 @@ def learning_curve(run: RunDirectory) -> Figure | None:
 
 def epoch_times(epochs: Sequence[Epoch]) -> Figure | None:
     """Seconds of each epoch, by part."""
-    names = {key: summary.PARTS[key][0] for key in ("data_wait", "step", "evaluation")}
+    names = {key: PARTS[key][0] for key in ("data_wait", "step", "evaluation")}
     rows = []
     for e in epochs:
         parts = zip(names.values(), (e.data_wait_s, e.step_s, e.eval_s), strict=True)

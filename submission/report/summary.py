@@ -11,27 +11,13 @@ from mlhpc.benchmarks.findings import Finding
 from mlhpc.common.energy.counters import NAMES as MEASURED
 from mlhpc.errors import few
 from mlhpc.quantities import bytes_text, count, digits, duration_text, joules_text, seconds_text, watts_text
-from mlhpc.record.breakdown import whole_epochs
+from mlhpc.record.breakdown import PARTS, whole_epochs
 from mlhpc.record.environment import Environment
-from mlhpc.record.phases import PARTS as LOG_PARTS
 from mlhpc.record.phases import phases
 from mlhpc.record.progress import Progress
 from mlhpc.record.result import Epoch, Target
 from mlhpc.record.run_directory import RunDirectory, running
 from mlhpc.submission.check.rulesets import rules_of_run
-
-PARTS = {
-    "staging": ("Staging", "copying the data set to node-local storage"),
-    "exchange": ("Exchange", "nodes exchanging their shards between epochs"),
-    "first_epoch_excess": (
-        "First-epoch excess",
-        "time by which the first epoch and evaluation exceed the median of the others",
-    ),
-    "data_wait": ("Data wait", "training waiting for its next batch, in each step for the slowest rank"),
-    "step": ("Training steps", "forward, backward, all-reduce, update"),
-    "evaluation": ("Evaluation", "the quality metric over the whole evaluation set, its data wait included"),
-    "rest": ("Rest", "everything else inside the clock"),
-}
 
 
 @dataclass(frozen=True)
@@ -57,13 +43,12 @@ def parts(run: RunDirectory) -> list[Part]:
     seconds = {
         key: value for key, value in ((run.result and run.result.breakdown_s) or {}).items() if key in PARTS
     }
-    names = PARTS
     if not seconds and run.log and (log_phases := phases(run.log)):
-        seconds, names = dict(log_phases.parts()), {**PARTS, **LOG_PARTS}
+        seconds = dict(log_phases.parts())
     positive = {key: _positive(value) for key, value in seconds.items()}
     total = sum(value or 0.0 for value in positive.values())
     return [
-        Part(key, *names[key], value, value / total if value and total else 0.0)
+        Part(key, *PARTS[key], value, value / total if value and total else 0.0)
         for key, value in positive.items()
     ]
 

@@ -12,9 +12,10 @@ from typing import Any
 from mlhpc.common.files.filesystem import SHARED_TYPES, mounts
 from mlhpc.common.host import accelerators
 from mlhpc.common.host.accelerators import Accelerator
+from mlhpc.common.host.probe import output, text
+from mlhpc.common.host.provenance import cpu_model
 from mlhpc.submission.system import software
 from mlhpc.submission.system.description import ORDER
-from mlhpc.submission.system.probe import output, text
 
 
 def node_facts(env: Mapping[str, str] = os.environ, root: Path = Path("/")) -> dict[str, Any]:
@@ -76,20 +77,13 @@ def _processors(root: Path) -> dict[str, str]:
                 fields[key] = str(count // sockets)
         if sockets == 1:
             fields["host_processor_interconnect"] = "N/A"
-    if model := _processor_model(root):
+    if model := cpu_model(root):
         fields["host_processor_model_name"] = model
     if frequency := _frequency(root, model or ""):
         fields["host_processor_frequency"] = frequency
     if caches := _caches(root / "sys/devices/system/cpu/cpu0/cache"):
         fields["host_processor_caches"] = caches
     return fields
-
-
-def _processor_model(root: Path) -> str | None:
-    match = re.search(r"^model name\s*:\s*(.+)$", text(root / "proc/cpuinfo"), re.MULTILINE)
-    if not match:  # ARM has no such line, but lscpu translates ARM's numbers into names
-        match = re.search(r"^Model name:\s*(.+)$", output("lscpu"), re.MULTILINE)
-    return " ".join(match[1].split()) if match else None
 
 
 def _frequency(root: Path, model: str) -> str | None:

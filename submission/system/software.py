@@ -3,11 +3,11 @@
 import platform
 import re
 from collections.abc import Mapping
-from importlib import metadata
 from pathlib import Path
 
-from mlhpc.common.host.provenance import commit
-from mlhpc.submission.system.probe import output, text
+from mlhpc.common.host.accelerators import driver_version
+from mlhpc.common.host.probe import output, text
+from mlhpc.common.host.provenance import commit, packages
 
 SOFTWARE = {
     "Horovod": "horovod", "Keras": "keras", "NumPy": "numpy", "h5py": "h5py",
@@ -24,26 +24,23 @@ too."""
 
 def frameworks() -> list[str]:
     """The installed frameworks, each with its version."""
-    candidates = (("TensorFlow", ("tensorflow", "tensorflow-cpu")), ("PyTorch", ("torch",)))
-    return [
-        f"{name} {v}"
-        for name, packages in candidates
-        if (v := next(filter(None, map(_version, packages)), None))
-    ]
+    installed = packages()
+    known = {"tensorflow": "TensorFlow", "tensorflow-cpu": "TensorFlow", "torch": "PyTorch"}
+    versions = {name: installed[package] for package, name in known.items() if package in installed}
+    return [f"{name} {version}" for name, version in versions.items()]
 
 
 def stack(env: Mapping[str, str], root: Path) -> dict[str, str]:
     """Versions of installed packages and of the machine's tools, by name. ``root`` replaces / in the path of
     /proc.
     """
-    installed = {d.name.lower(): d.version for d in metadata.distributions() if d.name}
+    installed = packages()
     versions = {"Python": platform.python_version()}
-    driver = output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader").splitlines()
-    packages = SOFTWARE
-    if driver and re.fullmatch(r"[\d.]+", driver[0].strip()):
-        versions["CUDA driver"] = driver[0].strip()
-        packages = SOFTWARE | CUDA_SOFTWARE
-    for name, package in packages.items():
+    wanted = SOFTWARE
+    if driver := driver_version():
+        versions["CUDA driver"] = driver
+        wanted = SOFTWARE | CUDA_SOFTWARE
+    for name, package in wanted.items():
         matches = [v for n, v in sorted(installed.items()) if re.fullmatch(package, n)]
         if matches:
             versions[name] = matches[0]
@@ -63,10 +60,3 @@ def stack(env: Mapping[str, str], root: Path) -> dict[str, str]:
     if kernel := text(root / "proc/sys/kernel/osrelease"):
         versions["Kernel"] = kernel
     return versions
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None

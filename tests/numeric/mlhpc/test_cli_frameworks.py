@@ -9,7 +9,7 @@ from mlhpc import cli
     "argv",
     [
         ["data", "show", "resnet50", "nowhere"],
-        ["data", "convert", "resnet50", "nowhere", "out", "--to", "lmdb"],
+        ["data", "convert", "resnet50", "nowhere", "out", "--codec", "lmdb"],
         ["data", "bench", "resnet50", "nowhere"],
     ],
 )

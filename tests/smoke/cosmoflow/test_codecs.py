@@ -83,7 +83,7 @@ def test_a_set_goes_there_and_back(tiny_data: Path, tmp_path: Path) -> None:
         done = mlhpc("data", "convert", "cosmoflow", last, tmp_path / codec, "--codec", codec)
         assert done.returncode == 0, done.stderr
         last = tmp_path / codec
-    done = mlhpc("data", "convert", "cosmoflow", tiny_data, tmp_path / "straight", "--plain")
+    done = mlhpc("data", "convert", "cosmoflow", tiny_data, tmp_path / "straight", "--codec", "plain")
     assert done.returncode == 0, done.stderr
     one, other = (manifest.load(tmp_path / name).files for name in ("plain", "straight"))
     assert one == other

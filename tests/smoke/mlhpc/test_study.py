@@ -70,7 +70,7 @@ def test_deepcam_on_two_ranks_over_loaders(climate, tmp_path):
 def test_resnet50_over_networks_and_formats(tmp_path):
     made = mlhpc("data", "make", "resnet50", "--out", tmp_path / "jpeg", *image_settings())
     assert made.returncode == 0, made.stderr
-    converted = mlhpc("data", "convert", "resnet50", tmp_path / "jpeg", tmp_path / "lmdb", "--to", "lmdb")
+    converted = mlhpc("data", "convert", "resnet50", tmp_path / "jpeg", tmp_path / "lmdb", "--codec", "lmdb")
     assert converted.returncode == 0, converted.stderr
     done = mlhpc(
         "study", "resnet50", "--vary", f"data={tmp_path / 'jpeg'},{tmp_path / 'lmdb'}",

@@ -36,8 +36,8 @@ OPTIONS = {
     ],
     "data make": ["--preset", "--set", "--out", "--workers", "--raw"],
     "data convert": [
-        *("--codec", "--archive", "--workers", "--sample", "--plain", "--packer", "--validation"),
-        *("--float16", "--max-error", "--error-of", "--to"),
+        *("--codec", "--archive", "--workers", "--sample", "--packer", "--validation"),
+        *("--max-error", "--error-of"),
     ],
     "data bench": [
         "--samples",
@@ -201,8 +201,10 @@ def test_the_command_line_has_exactly_these_options():
         (["data", "convert", "cosmoflow", "nowhere", "out"], "nowhere"),
         (["data", "convert", "deepcam", "nowhere", "out"], "nowhere"),
         (["data", "convert", "deepcam", "nowhere", "out", "--sample", "32"], "--sample is for cosmoflow"),
-        (["data", "convert", "cosmoflow", "nowhere", "out", "--float16"], "--float16 is for deepcam"),
-        (["data", "convert", "deepcam", "nowhere", "out", "--to", "lmdb"], "--to is for resnet50"),
+        (
+            ["data", "convert", "cosmoflow", "nowhere", "out", "--max-error", "1"],
+            "--max-error is for deepcam",
+        ),
         (["data", "convert", "resnet50", "nowhere", "out"], "needs --codec tfrecord, lmdb, raw"),
         (["data", "make", "resnet50", "--preset", "closed"], "ImageNet"),
         (["data", "bench", "cosmoflow", "nowhere"], "nowhere"),

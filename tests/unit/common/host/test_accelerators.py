@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mlhpc.common.host import accelerators
+from mlhpc.common.host import accelerators, probe
 from mlhpc.common.host.accelerators import Accelerator
 
 RECORDED = Path(__file__).parents[3] / "data/accelerators"
@@ -24,8 +24,8 @@ def tools(monkeypatch, tmp_path):
             raise subprocess.CalledProcessError(1, command)
         return subprocess.CompletedProcess(command, 0, stdout=answer)
 
-    monkeypatch.setattr(accelerators.shutil, "which", lambda name: any(name in start for start in outputs))
-    monkeypatch.setattr(accelerators.subprocess, "run", run)
+    monkeypatch.setattr(probe.shutil, "which", lambda name: any(name in start for start in outputs))
+    monkeypatch.setattr(probe.subprocess, "run", run)
     monkeypatch.setattr(accelerators, "_NVIDIA", tmp_path)
     monkeypatch.delenv("ZE_FLAT_DEVICE_HIERARCHY", raising=False)
     return outputs

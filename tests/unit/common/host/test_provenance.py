@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mlhpc.common.host import accelerators, provenance
+from mlhpc.common.host import accelerators, probe, provenance
 
 SLURM = {
     "SLURM_JOB_ID": "4711",
@@ -114,7 +114,7 @@ def test_a_hanging_nvidia_smi_does_not_end_a_run(monkeypatch: pytest.MonkeyPatch
         raise subprocess.TimeoutExpired(command, timeout)
 
     monkeypatch.setattr(subprocess, "run", hang)
-    monkeypatch.setattr(accelerators.shutil, "which", lambda name: f"/usr/bin/{name}")
+    monkeypatch.setattr(probe.shutil, "which", lambda name: f"/usr/bin/{name}")
     monkeypatch.setattr(provenance, "_NVIDIA", tmp_path)
     monkeypatch.setattr(accelerators, "_NVIDIA", tmp_path)
     assert accelerators.accelerators() == []

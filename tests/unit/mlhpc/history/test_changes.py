@@ -99,6 +99,8 @@ def test_the_page_shows_the_change_and_what_differs(store: Path, tmp_path: Path,
     page = out.read_text()
     assert "packages.numpy" in page and "2.1.0" in page and "new &lt;b&gt;driver" in page
     assert "can show steps of" in page and "<script src" not in page
+    links = set(re.findall(r'href="(store/\w+\.json)"', page))
+    assert len(links) == 60 and all((tmp_path / link).is_file() for link in links)
 
 
 def test_without_a_change_the_status_is_0(store: Path, tmp_path: Path) -> None:

@@ -163,9 +163,9 @@ def test_a_slow_node_is_found(store: Path, capsys) -> None:
             put(store, HistoryRecord(kind="node", node=f"n{node}", machine="A100", system="n", figures=figures,
                                      when=f"2026-01-0{day}T00:00:00Z"))  # fmt: skip
     assert cli.main(["history", "gate", "--nodes", "--tolerance", "10%", "--json"]) == 1
-    nodes = {node["node"]: node for node in json.loads(capsys.readouterr().out)["nodes"]}
+    nodes = {test["node"]: test for test in json.loads(capsys.readouterr().out)["tests"]}
     assert [name for name, node in nodes.items() if node["verdict"] == "slower"] == ["n2"]
-    assert nodes["n2"]["figure"] == "storage.local_read" and nodes["n2"]["ratio"][0] == pytest.approx(
+    assert nodes["n2"]["metric"] == "storage.local_read" and nodes["n2"]["ratio"][0] == pytest.approx(
         1 / 0.7, abs=0.1
     )
 
@@ -187,8 +187,8 @@ def test_of_two_figures_of_a_node_on_one_day_the_worse_one_counts() -> None:
 
     (found,) = health(
         [*(node(100.0 + n / 10, f"0{n}") for n in range(1, 6)), node(100, "09"), node(50, "09")], 0.05
-    )
-    assert (found.value, found.verdict) == (50, "slower")
+    ).tests
+    assert (found.new, found.verdict) == ((50,), "slower")
 
 
 def test_a_baseline_by_name_and_a_run_added_for_another_system(store: Path, tmp_path: Path, capsys) -> None:

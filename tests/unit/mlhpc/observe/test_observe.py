@@ -380,6 +380,14 @@ def test_diff_names_settings_environment_and_machine(tmp_path: Path, capsys) -> 
     assert all(f"{row['key']}" in printed and str(row["b"]) in printed for row in rows)
 
 
+def test_diff_names_versions_across_which_results_are_not_comparable(tmp_path: Path) -> None:
+    for name, version in (("a", 1), ("b", 2)):
+        versions = {"data": version, "parts": 1}
+        make_run(tmp_path / name, result=lambda result, own=versions: result.update(versions=own))
+    (row,) = differences(tmp_path / "a", tmp_path / "b")
+    assert row == ("data", "versions.data", 1, 2)
+
+
 def test_diff_leaves_out_what_a_launcher_sets_for_every_launch(tmp_path: Path) -> None:
     for name, port, timeout in (("a", "4711", "30"), ("b", "4712", "60")):
         variables = {

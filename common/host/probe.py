@@ -15,12 +15,14 @@ def text(path: Path) -> str:
 
 
 def output(*command: str) -> str:
-    """The output of a command; empty if it is missing, fails or hangs."""
+    """The output of a command; empty if it is missing, fails, or runs for more than 30 s."""
     if not shutil.which(command[0]):
         return ""
     env = os.environ | {"LC_ALL": "C"}
     try:
-        completed = subprocess.run(command, capture_output=True, text=True, timeout=30, env=env, check=False)
-    except (OSError, subprocess.TimeoutExpired):
+        completed = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", timeout=30, env=env, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
         return ""
-    return completed.stdout if completed.returncode == 0 else ""
+    return completed.stdout
