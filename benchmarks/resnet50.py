@@ -38,8 +38,8 @@ class Network(schema.Network):
 
     name: Literal["resnet50", "resnet101", "alexnet", "lenet"] = "resnet50"
     classes: PositiveInt = 1000
-    width: PositiveFloat = setting(1.0, "ResNets: factor on the filters inside blocks", le=2)
-    blocks: tuple[PositiveInt, ...] = setting((), "ResNets: blocks in each stage; []: the standard")
+    width: PositiveFloat = setting(1.0, "ResNets: factor for the number of filters inside blocks", le=2)
+    blocks: tuple[PositiveInt, ...] = setting((), "ResNets: blocks per stage; []: the standard numbers")
 
     @model_validator(mode="after")
     def _stages(self) -> "Network":

@@ -42,7 +42,7 @@ def steps_per_epoch(pools: Sequence[Pool], local_batch_size: int) -> int:
     for pool in pools:
         if pool.samples < pool.ranks * local_batch_size:
             raise UserError(
-                f"{count(pool.samples, 'training sample')} cannot fill a step of "
+                f"{count(pool.samples, 'training sample')} cannot fill one step of "
                 f"{count(local_batch_size, 'sample')} on each of {count(pool.ranks, 'rank')}; use a smaller batch "
                 "or fewer ranks"
             )

@@ -264,7 +264,7 @@ def test_a_dry_run_on_a_login_node_says_that_it_lacks_the_cores_of_a_sites_lists
     monkeypatch.setenv("MLHPC_BIND", "60000:60001")
     words = ["run", "cosmoflow", "--preset", "smoke", "--dry-run"]
     assert cli.main(words) == 0
-    line = "MLHPC_BIND=60000:60001: local rank 0 cannot have core 60000"
+    line = "MLHPC_BIND=60000:60001: local rank 0 cannot use core 60000"
     output = " ".join(capsys.readouterr().out.split())
     assert f"binding not on this machine: {line}" in output and "dry run: nothing was started" in output
     assert cli.main([*words, "--json"]) == 0

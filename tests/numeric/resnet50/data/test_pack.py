@@ -306,7 +306,7 @@ def test_foreign_files_are_refused_and_kept(pictures, own, target):
     before = files_below(own)
     with pytest.raises(UserError, match="contains a data set not written by staging"):
         packed(pictures, own)
-    with pytest.raises(UserError, match="inside the data set itself"):
+    with pytest.raises(UserError, match="inside the data set to be staged"):
         packed(pictures, pictures / "stage")
     assert files_below(own) == before
 

@@ -92,10 +92,10 @@ def test_jsrun_is_read() -> None:
 @pytest.mark.parametrize(
     ("env", "said"),
     [
-        (JOB, "a single rank in a job of 5 tasks (SLURM_NTASKS); start it with srun"),
+        (JOB, "only one rank in a job of 5 tasks (SLURM_NTASKS); start with srun"),
         (
             {"LSB_DJOB_NUMPROC": "8"},
-            "a single rank in a job of 8 tasks (LSB_DJOB_NUMPROC); start it with jsrun",
+            "only one rank in a job of 8 tasks (LSB_DJOB_NUMPROC); start with jsrun",
         ),
         (STEP, ""),
         (JOB | OPEN_MPI, ""),
@@ -331,7 +331,7 @@ def test_ctrl_c_and_sigterm_end_every_rank(number, tmp_path):
 def test_ranks_inside_another_launcher_are_refused(monkeypatch):
     for name, value in OPEN_MPI.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(UserError, match="omit --ranks"):
+    with pytest.raises(UserError, match="--ranks 2 cannot be used under"):
         run_local(2, python(""))
 
 

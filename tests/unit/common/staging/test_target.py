@@ -80,7 +80,7 @@ def test_a_target_that_others_could_replace_is_refused(
     parent.mkdir()
     parent.chmod(mode)
     if refused:
-        with pytest.raises(UserError, match="put a folder of theirs in its place"):
+        with pytest.raises(UserError, match="replace this folder with their own"):
             stage(source, parent / "stage", Solo(), "replicate")
         assert list(parent.iterdir()) == []
     else:

@@ -178,9 +178,9 @@ def test_a_sample_of_another_shape_or_codec_is_refused(tmp_path) -> None:  # typ
         (
             Reader("lut-small"),
             x.shape,
-            "encoded by 'lut', by the manifest by 'lut-small'",
+            "encoded by 'lut', but the manifest states codec 'lut-small'",
         ),
-        (Reader(None), x.shape, "by no codec; convert it again"),
+        (Reader(None), x.shape, "states no codec; convert it again"),
         (Reader("lut"), (4, 16, 8, 4), "the preset's data.sample_shape"),
     ):
         with pytest.raises(UserError, match=words):
@@ -211,8 +211,8 @@ def test_a_file_is_read_by_its_bytes(tmp_path, name: str, symmetry: int) -> None
 @pytest.mark.parametrize(
     ("facts", "words"),
     [
-        ({"codec": "lut", "lossy": True}, "lossy is True, which is not codec lut's"),
-        ({"codec": "lut"}, "lossy is None, which is not codec lut's"),
+        ({"codec": "lut", "lossy": True}, "lossy=True does not match codec lut"),
+        ({"codec": "lut"}, "lossy=None does not match codec lut"),
         ({"codec": "mystery", "lossy": False}, "encoded by 'mystery', an unknown codec"),
         ({"codec": ["lut"]}, "an unknown codec"),
     ],

@@ -198,7 +198,7 @@ def test_a_full_disk_that_names_no_file_names_the_folder(
     with pytest.raises(UserError, match=f"^{re.escape(wanted)}"):
         make(small(), tmp_path / "d", Solo(), workers=1)
     (tmp_path / "file").write_text("no folder")
-    with pytest.raises(UserError, match=r"^[^:]*: Not a directory; fix that or choose another folder$"):
+    with pytest.raises(UserError, match=r"^[^:]*: Not a directory; correct this or choose another folder$"):
         make(small(), tmp_path / "file/d", Solo(), workers=1)
 
 

@@ -200,7 +200,7 @@ def test_a_login_node_is_examined_although_it_lacks_the_cores_of_a_sites_lists(b
     monkeypatch.setenv("MLHPC_BIND", "60000:60001")
     assert cli.main(["doctor"]) == 1
     output = " ".join(capsys.readouterr().out.split())
-    assert "fail binding MLHPC_BIND=60000:60001: local rank 0 cannot have core 60000" in output
+    assert "fail binding MLHPC_BIND=60000:60001: local rank 0 cannot use core 60000" in output
     assert "Python" in output and "not ready for a run" in output
 
 
@@ -211,7 +211,7 @@ def test_ranks_that_cannot_be_bound_are_examined_too(bare, monkeypatch, capsys):
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("MLHPC_BOUND", raising=False)
     assert cli.main(["doctor"]) == 1
-    assert "local rank 0 cannot have core 60000" in capsys.readouterr().out
+    assert "local rank 0 cannot use core 60000" in capsys.readouterr().out
     monkeypatch.setenv("MLHPC_BOUND", "1")
     cli.main(["doctor"])
     assert "60000" not in capsys.readouterr().out
