@@ -154,8 +154,8 @@ def test_a_key_beyond_its_table_is_one_line() -> None:
     ("section", "content", "words"),
     [
         ("blocks", b"", "blocks of 0 voxels"),
-        ("blocks", np.array([2**32 - 1, 5], "<u4").tobytes(), "do not make up"),
-        ("blocks", np.array([4096, 2**32 - 1], "<u4").tobytes(), "do not make up"),
+        ("blocks", np.array([2**32 - 1, 5], "<u4").tobytes(), "do not add up to"),
+        ("blocks", np.array([4096, 2**32 - 1], "<u4").tobytes(), "do not add up to"),
         ("blocks", np.array([4096, 65536], "<u4").tobytes(), "tables of 65536 groups for 4096 voxels"),
         ("blocks", np.array([4096, 300, 0, 4000], "<u4").tobytes(), "tables of 4300 groups"),
         ("blocks", b"123", "expected a multiple of 8"),

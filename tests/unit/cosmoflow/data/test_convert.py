@@ -226,7 +226,7 @@ def test_an_impossible_conversion_is_a_one_line_error(raw: Path, tmp_path: Path)
         convert(raw, out, Solo(), 1, sample=5, validation=0.25)
     with pytest.raises(UserError, match=r"--validation 1\.0 must be at least 0"):
         convert(raw, out, Solo(), 1, sample=SAMPLE, validation=1.0)
-    with pytest.raises(UserError, match="--packer requires --codec gzip; omit it"):
+    with pytest.raises(UserError, match="--packer requires --codec gzip; add it"):
         convert(raw, out, Solo(), 1, codec="lut", packer="isal")
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match="empty contains no raw universes"):

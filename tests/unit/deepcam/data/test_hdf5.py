@@ -220,7 +220,7 @@ one = np.ones(16, np.float32)
 @pytest.mark.parametrize(
     "make, words",
     [
-        (lambda p: None, "missing, also in train/"),
+        (lambda p: None, "missing, and is not in train/"),
         (lambda p: p.write_bytes(b"x" * 600), "cannot be read"),
         (lambda p: write_statistics(p, names=("minval", "max")), "has no dataset climate/maxval"),
         (lambda p: write_statistics(p, one[:4], 2 * one[:4]), r"float32 \[4\], expected 16"),
