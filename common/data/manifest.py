@@ -412,7 +412,7 @@ def take(manifest: Manifest, **samples: int) -> Manifest:
         available, number = manifest.samples(folder), len(manifest.folder(folder))
         if available < needed:
             raise UserError(
-                f"{manifest.root / folder}: {count(available, 'sample')} found, but {needed:,} "
+                f"{manifest.root / folder}: {count(available, 'sample')}, but {needed:,} "
                 f"{'is' if needed == 1 else 'are'} needed; choose a smaller preset, or make or download more data"
             )
         each = 1 if available == number else manifest.facts.get("samples_per_archive")

@@ -102,6 +102,6 @@ def require_checksum(path: Path, expected: Mapping[Path, int]) -> None:
         _, crc = checksum(path)
     if crc != expected[path]:
         raise UserError(
-            f"{path}: checksum {crc:08x}, expected {expected[path]:08x}; copy the file again, or run "
+            f"{path}: checksum {crc:08x}, not {expected[path]:08x}; copy the file again, or run "
             "mlhpc data index if the change is intended"
         )

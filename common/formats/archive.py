@@ -88,9 +88,7 @@ def list_samples(
     ]
     samples = samples or [folder / name for name in names if is_sample(name)]
     if len(samples) < (1 if expected is None else expected):
-        raise UserError(
-            f"{folder}: expected {expected or 'at least 1'} {kinds} samples, found {len(samples)}"
-        )
+        raise UserError(f"{folder}: {len(samples)} {kinds} samples instead of {expected or 'at least one'}")
     return samples[:expected]
 
 

@@ -112,7 +112,7 @@ def read_statistics(root: Path, channels: int) -> Statistics:
             if values.shape != (channels,) or values.dtype.kind != "f":
                 raise UserError(
                     f"{path}: {values.name[1:]} is {values.dtype} {list(values.shape)}, expected "
-                    f"one floating-point value for each of {channels} channels"
+                    f"{channels} floating-point channels"
                 )
         minimum, maximum = (values[...] for values in datasets)
     for channel, (low, high) in enumerate(zip(minimum, maximum, strict=True)):
@@ -120,7 +120,7 @@ def read_statistics(root: Path, channels: int) -> Statistics:
             scale = np.float32(1 / (high - low))
         if not (high > low and 0 < scale < np.inf):
             raise UserError(
-                f"{path}: {channel_name(channel, channels)}, from {low} to {high}, cannot be "
+                f"{path}: {channel_name(channel, channels)} from {low} to {high} cannot be "
                 "normalised; recompute the statistics from the training samples"
             )
     return Statistics(minimum, maximum)

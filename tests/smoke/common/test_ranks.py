@@ -137,7 +137,7 @@ def test_collectives_by_mpi_need_ranks_of_mpi():
 
 def test_an_unknown_engine_of_collectives_is_refused():
     done = run_locally("well", framework="torch", MLHPC_COLLECTIVES="nccl")
-    assert done.returncode == 2 and "MLHPC_COLLECTIVES=nccl: set it to mpi, or unset it" in done.stderr
+    assert done.returncode == 2 and "MLHPC_COLLECTIVES=nccl is not supported; set it to mpi" in done.stderr
 
 
 @FRAMEWORKS

@@ -59,7 +59,7 @@ def test_settings_that_exclude_each_other_are_refused(benchmark, settings, messa
             "cosmoflow",
             ["training.framework=pytorch", "training.spatial=[2,1,1]"],
             6,
-            "global_batch_size 16 must be a multiple of the 3 groups of 2 ranks",
+            "global_batch_size 16 must be a multiple of 3, the number of groups of 2 ranks",
         ),
         (
             "cosmoflow",

@@ -243,7 +243,7 @@ def test_the_command_line_has_exactly_these_options():
         (["data", "convert", "cosmoflow", "here", "there", "--workers", "-3"], "-3 is not a whole number"),
         (["data", "verify", "here", "--workers", "two"], "two is not a whole number"),
         (["run", "cosmoflow", "--hyperparameters-from", "nowhere"], "nowhere cannot be read: No such file"),
-        (["run", "cosmoflow", "--ranks", "2", "--bind", "0"], "cores for 1 rank, and 2 ranks"),
+        (["run", "cosmoflow", "--ranks", "2", "--bind", "0"], "cores for 1 rank, not for the 2 on"),
         (["run", "cosmoflow", "--bind", "near"], "'near' is not a core"),
         (["--debug", "run"], "BENCHMARK"),
     ],
@@ -271,7 +271,7 @@ def test_a_dry_run_on_a_login_node_says_that_it_lacks_the_cores_of_a_sites_lists
     facts = json.loads(capsys.readouterr().out)
     assert facts["binding_problem"].startswith(line) and facts["cores_of_ranks"] is None
     assert cli.main([*words, "--bind", "60001"]) == 2, "an option is for this machine"
-    assert "--bind 60001: local rank 0 cannot have" in capsys.readouterr().err
+    assert "--bind 60001: local rank 0 cannot use" in capsys.readouterr().err
 
 
 def test_debug_shows_the_traceback():

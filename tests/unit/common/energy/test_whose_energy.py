@@ -100,7 +100,7 @@ def test_accelerators_that_the_reading_rank_cannot_see_are_said_to_be_missing(mo
     one_each = [[f"GPU-{rank}"] for rank in range(4)]
     energy, [warning] = seen_by_ranks(monkeypatch, tmp_path, one_each)
     assert energy["accelerators"]["counters"] == 1
-    assert energy["accelerators"]["problems"][0].startswith("counters of 1 of 4 devices: ")
+    assert energy["accelerators"]["problems"][0].startswith("only 1 of 4 devices counted: ")
     assert "covers only 1 counter: counters of 1 of 4 devices" in warning
 
 

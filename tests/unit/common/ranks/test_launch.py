@@ -160,7 +160,7 @@ def test_all_ranks_of_a_step_agree_on_leader_ports_and_token():
         ({"MP_CHILD": "3", "MP_PROCS": "6"}, "rank 3 of 6"),
         (STEP | {"SLURM_STEP_NODELIST": "n[08-09]"}, "SLURM_STEP_NODELIST"),
         (STEP | {"SLURM_STEP_NODELIST": "n[08-"}, "n[08-"),
-        (STEP | {"SLURM_LOCALID": "2"}, "2 of 2 on its node"),
+        (STEP | {"SLURM_LOCALID": "2"}, "local rank 2 of 2"),
         ({"OMPI_COMM_WORLD_RANK": "0"}, "OMPI_COMM_WORLD_SIZE"),
         ({"HOROVOD_RANK": "0"}, "HOROVOD_SIZE"),
         (MLHPC | {"MLHPC_SIZE": "1"}, "rank 1 of 1"),

@@ -146,7 +146,9 @@ def test_a_real_full_disk(source: Manifest, target: Path, monkeypatch: pytest.Mo
         pytest.skip("only root may mount")
     try:
         assert filesystem_of(target).type == "tmpfs"
-        with pytest.raises(UserError, match=r"staging needs 14\.7 MB, tmpfs on .*target has 4\.19 MB free"):
+        with pytest.raises(
+            UserError, match=r"staging needs 14\.7 MB, but tmpfs on .*target has only 4\.19 MB free"
+        ):
             stage(source, target, Solo(), "replicate")
         assert contents(target) == {}
         roomy = FileSystem("tmpfs", target, True, 10**12)

@@ -277,7 +277,7 @@ def test_show_draws_a_sample(tmp_path: Path) -> None:
     tfrecord.write_records(
         tmp_path / "odd", [tf_example.encode_example(np.zeros(9, np.int16), np.zeros(4))], False
     )
-    with pytest.raises(UserError, match="not n³ voxels"):
+    with pytest.raises(UserError, match="not a sample of n³ voxels"):
         show(tmp_path / "odd", tmp_path / "odd.png")
 
 

@@ -264,7 +264,7 @@ def test_every_bounded_codec_is_proved_by_decoding(monkeypatch: pytest.MonkeyPat
                 return plane
 
             monkeypatch.setattr(codec, "_decompress", decompress_wrongly)
-            with pytest.raises(UserError, match=f"^{name} exceeds"):
+            with pytest.raises(UserError, match=f"^{name}: error exceeds"):
                 codec.encode(x)
 
 
@@ -279,7 +279,7 @@ def test_a_bound_is_kept_or_refused(name: str, scale: float) -> None:
         sections = codec.encode(field)
     except UserError as refused:
         assert name == "zfp" and scale < 1e-28, "only zfp, and no value of a real channel"
-        assert str(refused).startswith("zfp exceeds")
+        assert str(refused).startswith("zfp: error exceeds")
         return
     CODECS[name].decode(frame.unpack(frame.pack(name, "<f4", field.shape, sections)), out)
     assert (np.abs(out.astype(np.float64) - field) <= 1e-3 * np.ptp(field.astype(np.float64))).all()
