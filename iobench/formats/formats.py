@@ -130,7 +130,9 @@ _FORMATS = {
 def equal_sizes(file: CountedFile, samples: int) -> Sizes:
     """Bytes of each part of a file that consists of ``samples`` equal ones, [samples]. Raises UserError."""
     if not file.size or file.size % samples:
-        raise UserError(f"{file.path}: {file.size} bytes are not {samples} equal samples; regenerate it")
+        raise UserError(
+            f"{file.path}: {file.size} bytes cannot be {samples} samples of equal size; regenerate it"
+        )
     return np.full(samples, file.size // samples, np.int64)
 
 

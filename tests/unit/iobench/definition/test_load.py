@@ -55,7 +55,7 @@ def test_settings_lie_over_the_file(tmp_path):
         ('"1 KiB"', '"1 kilo"', r"w\.toml:6: dataset\.sample_bytes: '1 kilo': 'kilo' is not a unit"),
         ('format = "npz"', 'format = "bmp"', r"w\.toml:4: dataset\.format: .*got 'bmp'"),
         ("files = 4", "files = 4\ntotal_bytes = '1 MB'",
-         r"w\.toml:3: dataset: contradictory sizes: .* sample_bytes is 4\.1 kB, total_bytes 1 MB"),
+         r"w\.toml:3: dataset: contradictory sizes: .* sample_bytes is 4\.1 kB, but total_bytes is 1 MB"),
         ("batch_size = 2", "batch_size = 5", r"w\.toml: a batch of 5 from 4 samples"),
         ("files = 4", "files = 4\nsample_bytes_stdev = 2000", r"w\.toml:3: dataset: sample_bytes_stdev must be"),
         ("stdev = 0.01", "typ = 1", r"w\.toml:12: unknown key 'train\.computation\.typ'"),
@@ -81,7 +81,7 @@ def test_a_stated_total_does_not_hinder_a_smaller_data_set(tmp_path):
 def test_a_bad_setting_is_named_as_such(tmp_path):
     with pytest.raises(UserError, match=r"--set dataset\.files: .*got -1"):
         load.load(write(tmp_path, GOOD), ["dataset.files=-1"])
-    with pytest.raises(UserError, match=r"is not of the form table\.key=value"):
+    with pytest.raises(UserError, match=r"must have the form table\.key=value"):
         load.load(write(tmp_path, GOOD), ["dataset.files"])
 
 

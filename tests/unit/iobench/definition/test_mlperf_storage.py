@@ -29,9 +29,9 @@ def test_runs_below_the_utilisation_or_too_few_are_found():
     workload = load.load("mlperf_cosmoflow")
     violations = mlperf_storage.findings(workload, 10**9, 1, 1, [71.0, 69.9, None, 80.0])
     assert violations == [
-        "4 runs, 5 are required",
-        "run 2: utilisation 69.9%, 70% is required",
-        "run 3: utilisation none, 70% is required",
+        "4 runs, but 5 are required",
+        "run 2: utilisation 69.9%, but 70% is required",
+        "run 3: utilisation none, but 70% is required",
     ]
 
 
@@ -84,19 +84,19 @@ def test_retinanet_is_the_rounds_own_and_held_to_its_rules(tmp_path):
             "5 runs, 5 after one warm-up run are required"
         ]
         assert mlperf_storage.findings(workload, 64 * gib, 64, 1, [85.0, 84.9, *[85.0] * 4]) == [
-            "run 2: utilisation 84.9%, 85% is required"
+            "run 2: utilisation 84.9%, but 85% is required"
         ]
 
 
 @pytest.mark.parametrize(
     ("name", "settings", "finding"),
     [
-        ("mlperf_retinanet", ["train.epochs=5"], "5 epochs, 8 whole ones are required"),
+        ("mlperf_retinanet", ["train.epochs=5"], "5 epochs, but 8 whole epochs are required"),
         ("mlperf_retinanet", ["dataset.sample_bytes=153600"],
          "dataset.sample_bytes is 153600, 322957 in retinanet of v3.0"),
         ("mlperf_retinanet", ["train.computation=0.1"], "steps of 24 samples in 100 ms match no accelerator of "
          "retinanet: B200 (24 in 47.55 ms, v3.0), MI355 (32 in 63.4 ms, v3.0)"),
-        ("mlperf_unet3d", ["metric.au_percent=50", "train.epochs=4"], "4 epochs, 5 whole ones are required"),
+        ("mlperf_unet3d", ["metric.au_percent=50", "train.epochs=4"], "4 epochs, but 5 whole epochs are required"),
         ("mlperf_unet3d", ["reader.load_all=true"], "reader.load_all is true, false in unet3d of v2.0"),
         ("mlperf_unet3d", ["train.barrier=false"], "train.barrier is false, true in unet3d of v2.0"),
         ("mlperf_unet3d", ["reader.partition=false"], "reader.partition is false, true in unet3d of v2.0"),
