@@ -256,8 +256,8 @@ def _check_stage(stage: Path | None) -> None:
         return
     above = next(path for path in stage.absolute().parents if os.path.lexists(path))
     if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
-        why = "may not be written" if above.is_dir() else "is not a folder"
-        raise UserError(f"{stage} cannot be created, because {above} {why}; {remedy}")
+        why = "is not writable" if above.is_dir() else "is not a folder"
+        raise UserError(f"{stage} cannot be created: {above} {why}; {remedy}")
 
 
 def _warn_of_memory(run: Run, world: World) -> None:

@@ -31,7 +31,7 @@ def print_rows(rows: Sequence[Row], total: int, console: Console) -> None:
     }
     print_table(table("history", rows, columns, text_columns=5), console)
     if total > len(rows):
-        say(console, f"the newest {len(rows)} of {count(total, 'record')}; all: --csv or --json")
+        say(console, f"only the newest {len(rows)} of {count(total, 'record')}; --csv or --json lists all")
 
 
 def _unusual(status: str | None) -> str:

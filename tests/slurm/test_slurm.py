@@ -69,7 +69,7 @@ def test_ranks_bind_themselves_to_the_lists_of_a_site(slurm, climate, tmp_path):
     done = slurm.run(
         *srun, "doctor", "--stage", tmp_path / "s", "--out", tmp_path / "r", **site, COLUMNS="300"
     )
-    assert f"own cores for each rank: {two} : {one}" in done.stdout, done.stdout + done.stderr
+    assert f"each rank has its own cores: {two} : {one}" in done.stdout, done.stdout + done.stderr
     done = slurm.run(*srun, *words, MLHPC_BIND="0:99999")
     assert done.returncode == 2
     assert done.stderr.count("mlhpc: MLHPC_BIND=0:99999") == 2, "told once per node"

@@ -183,7 +183,7 @@ def test_the_command_line_has_exactly_these_options():
         (["tune", "cosmflow"], "did you mean 'cosmoflow'"),
         (
             ["tune", "cosmoflow", "--batch", "99999"],
-            "--batch 99999: a batch of 99999 is larger than the 16384",
+            "--batch 99999: a batch of 99999 exceeds the 16384",
         ),
         (["rules", "cosmoflo"], "did you mean 'cosmoflow'"),
         (["rules", "cosmoflow", "--ruleset", "0.7.0"], "choose from 1.0.0, 2.0.0, 3.0.0"),

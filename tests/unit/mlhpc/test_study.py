@@ -193,7 +193,7 @@ def test_a_task_of_a_job_array_starts_only_its_run(site):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--vary", "batch"], "does not have the form KEY=A,B"),
+        (["--vary", "batch"], "must have the form KEY=A,B"),
         (["--vary", "bach=8"], "did you mean 'batch'"),
         (["--vary", "network.wdth=1,2"], "did you mean 'network.width'"),
         (["--vary", "batch=8", "--vary", "batch=16"], "twice"),
@@ -216,14 +216,14 @@ def test_a_task_of_a_job_array_starts_only_its_run(site):
         (["--vary", "batch=4,8", "--repeats", "2", "--number", "5"], "numbered 1 to 4"),
         (["--vary", "batch=true"], "whole numbers of at least 1"),
         (["--vary", "batch=,"], "has no value"),
-        (["--vary", "study.steps=0"], "study.steps=0 means a run to the target"),
-        (["--vary", "parameter_servers=0,1"], "cosmoflow does not support it; only resnet50"),
-        (["--vary", "parameter_servers=two"], "whole numbers of at least 0 (an all-reduce)"),
+        (["--vary", "study.steps=0"], "study.steps=0 trains to the target"),
+        (["--vary", "parameter_servers=0,1"], "is not supported for cosmoflow (supported: resnet50"),
+        (["--vary", "parameter_servers=two"], "whole numbers of at least 0 (0: an all-reduce)"),
         (["--vary", "updates=synchronous"], "add --vary parameter_servers=0,1,2,4"),
         (["--vary", "parameter_servers=1", "--vary", "updates=async"], "did you mean 'asynchronous'"),
         (
             ["--vary", "batch=4", "--vary", "hyperparameters.global_batch_size=8,16"],
-            "each determines the other",
+            "determine each other",
         ),
     ],
 )

@@ -32,7 +32,7 @@ def test_slurms_counter_is_used_if_it_is_of_whole_nodes():
     }
     assert details == {
         "ipmi": "Slurm, ipmi",
-        "rapl": "Slurm's energy (rapl) is not used, since it does not cover whole nodes",
+        "rapl": "Slurm's energy (rapl) is not used, because it does not cover whole nodes",
     }
 
 

@@ -121,7 +121,7 @@ def test_the_preset_is_the_winner_and_the_rules_read_it(site, capsys):
     assert tuned == expected
     capsys.readouterr()
     assert cli.main(["rules", "cosmoflow", "--config", str(preset)]) == 0
-    assert "open division: none of these rules apply" in capsys.readouterr().out
+    assert "these rules do not apply to the open division" in capsys.readouterr().out
 
 
 def test_no_data_set_is_one_line_and_no_folder(tmp_path, capsys):

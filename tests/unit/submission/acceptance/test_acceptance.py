@@ -289,7 +289,7 @@ def test_a_wrong_tender_is_one_line(tmp_path, capsys, old, new, message):
 
 
 @pytest.mark.parametrize(("words", "message"), [
-    ([], "which results?"),
+    ([], "no results named;"),
     (["--out", "x"], "require --acceptance"),
     (["--acceptance", "missing.toml"], "No such file"),
     (["--acceptance", "missing.tar.gz"], "no such archive"),
