@@ -81,7 +81,7 @@ def parse(text: str) -> Change:
         raise UserError(f"--what-if {text}: all values must be above 0")
     if values.get("storage", 1.0) < 1:
         raise UserError(
-            f"--what-if {text}: storage must be at least 1x: reading hidden by steps is not measured"
+            f"--what-if {text}: storage must be at least 1x, because reads hidden behind steps were not measured"
         )
     ranks = values.get("ranks")
     return Change(
@@ -94,9 +94,9 @@ def what_if(run: RunDirectory, change: Change) -> WhatIf:
     many ranks."""
     result, config = run.result, run.config
     if result is None or config is None or not result.breakdown_s or not result.epochs:
-        raise UserError(f"{run.path}: --what-if needs a finished run, with its result.json and config.toml")
+        raise UserError(f"{run.path}: --what-if requires a finished run with result.json and config.toml")
     if result.staging and result.staging.overlapped:
-        raise UserError(f"{run.path}: --what-if cannot separate staging from the training beside it")
+        raise UserError(f"{run.path}: --what-if cannot separate staging from the training that it overlaps")
     config.require_startable(change.ranks or result.ranks, staged=result.staging is not None)
     measured = Recomputed("this run", dict(result.breakdown_s))
     cases = {"what if": change}

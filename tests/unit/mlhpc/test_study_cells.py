@@ -157,9 +157,9 @@ def test_storage_may_be_several_folders_to_stage_to(site, capsys):
     assert read(site.out).values("storage") == ["shared", "staged in nvme", "staged in shm"]
     words = ["--vary", "parameter_servers=1", "--vary"]
     assert site.study(*words, "storage=[1,2]", benchmark="resnet50") == 2
-    assert "omit --stage and storage" in capsys.readouterr().err
+    assert "omit --stage and --vary storage" in capsys.readouterr().err
     assert site.study(*words, f"storage={disk}", benchmark="resnet50") == 2
-    assert "omit --stage and storage" in capsys.readouterr().err
+    assert "omit --stage and --vary storage" in capsys.readouterr().err
     assert site.study(*words, "study.earlier_epochs=1", benchmark="resnet50") == 2
     assert "cannot be combined with parameter_servers" in capsys.readouterr().err
 

@@ -181,7 +181,7 @@ def test_a_copy_that_does_not_fit_the_only_machine_there_is_is_refused():
     """Without a shared file system the data set is on the machine, or nowhere."""
     alone = cluster(nodes=1, shared=None, local="250 GB")
     alone = replace(alone, figures={k: v for k, v in alone.figures.items() if "shared" not in k})
-    with pytest.raises(UserError, match=r"262 GB per node on 1 node,.*take a smaller data set"):
+    with pytest.raises(UserError, match=r"262 GB per node on 1 node,.*use a smaller data set"):
         predict(alone, REPLICATE, 1)
     roomy = replace(alone, figures={**alone.figures, "storage.local": 263e9})
     prediction = predict(roomy, REPLICATE, 1)

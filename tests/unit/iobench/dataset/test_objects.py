@@ -71,7 +71,7 @@ def test_ranks_share_the_work_and_a_restart_writes_what_is_missing(store, server
     assert len(server.seen("PUT", f"{store.url.removeprefix('s3:/')}/train/")) == 7
     before = digests(store, SMALL)
     filesystem_of(store).rm_file(f"{store.url}/train/00003.tfrecord")
-    with pytest.raises(UserError, match="train: 1 of 7 missing; generate it with"):
+    with pytest.raises(UserError, match="train: 1 of 7 files are missing; generate it with"):
         require_data(SMALL, store)
     assert generate(SMALL, store, Solo(), 1).made == 1
     assert len(server.seen("PUT", f"{store.url.removeprefix('s3:/')}/train/")) == 8

@@ -56,7 +56,7 @@ def test_settings_lie_over_the_file(tmp_path):
         ('format = "npz"', 'format = "bmp"', r"w\.toml:4: dataset\.format: .*got 'bmp'"),
         ("files = 4", "files = 4\ntotal_bytes = '1 MB'",
          r"w\.toml:3: dataset: contradictory sizes: .* sample_bytes is 4\.1 kB, but total_bytes is 1 MB"),
-        ("batch_size = 2", "batch_size = 5", r"w\.toml: a batch of 5 from 4 samples"),
+        ("batch_size = 2", "batch_size = 5", r"w\.toml: reader\.batch_size 5 exceeds the 4 samples"),
         ("files = 4", "files = 4\nsample_bytes_stdev = 2000", r"w\.toml:3: dataset: sample_bytes_stdev must be"),
         ("stdev = 0.01", "typ = 1", r"w\.toml:12: unknown key 'train\.computation\.typ'"),
         ("[reader]", "[reader", r"w\.toml: invalid TOML: .*line 8"),

@@ -99,7 +99,7 @@ def test_a_foreign_journal_is_refused(whole, tmp_path, capsys):
         ("not a journal\n", "tune.journal, line 1: not an entry of an Optuna journal"),
         ("".join([*lines[:9], lines[9][:20] + "\n", *lines[10:]]), "tune.journal, line 10: not an entry of"),
         ('{"op_code": 0}\n[]\n', "line 2: not an entry of an Optuna journal"),
-        ("".join(lines[1:]), "has another study in it; choose another --out"),
+        ("".join(lines[1:]), "contains another study; choose another --out"),
         ('{"op_code": 0}\n', "cannot be replayed"),
     ):
         out = tmp_path / "out"
@@ -121,7 +121,7 @@ def test_another_study_of_optuna_is_refused(tmp_path, capsys):
     out.mkdir()
     storage = optuna.storages.journal.JournalFileBackend(str(out / "tune.journal"))
     optuna.create_study(storage=optuna.storages.JournalStorage(storage), study_name="mine")
-    assert "has another study in it; choose another --out" in refused(out, capsys)
+    assert "contains another study; choose another --out" in refused(out, capsys)
 
 
 @pytest.mark.parametrize(
