@@ -182,4 +182,6 @@ class DeepCam(schema.Run):
             raise UserError("loading.cache and staging.exchange cannot be combined; omit one of them")
         group = self.hyperparameters.batchnorm_group_size
         if ranks % group:
-            raise UserError(f"hyperparameters.batchnorm_group_size {group} must divide the {ranks} ranks")
+            raise UserError(
+                f"hyperparameters.batchnorm_group_size {group} must divide the number of ranks, {ranks}"
+            )

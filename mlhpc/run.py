@@ -328,7 +328,11 @@ def _evict(run: Run, paths: RunPaths, world: World) -> Eviction:
         line = (
             f"evicted {count(done.files, 'file')}, {bytes_text(done.bytes)}, from the page cache of {nodes} in "
             f"{seconds_text(done.seconds)}"
-            + (f"; {done.kept} of them are still in memory: in use, or not yours" if done.kept else "")
+            + (
+                f"; {done.kept} of them are still in memory, in use or owned by another user"
+                if done.kept
+                else ""
+            )
         )
     if world.rank == 0:
         sys.stderr.write(f"mlhpc: {line}\n")

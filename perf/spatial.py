@@ -73,7 +73,9 @@ def divide(batch: int, accelerators: int, plan: SlabPlan | None = None) -> tuple
         return plan.size, batch // groups
     if batch >= accelerators:
         if batch % accelerators:
-            raise UserError(f"a global batch of {batch} must be a multiple of {accelerators} accelerators")
+            raise UserError(
+                f"a global batch of {batch} must be a multiple of the {accelerators} accelerators"
+            )
         return 1, batch // accelerators
     together = accelerators // batch
     if accelerators % batch or together > _MOST_PARTS or together & (together - 1):

@@ -181,14 +181,14 @@ def _notes(result: Result, change: Change, cases: Sequence[Recomputed]) -> Itera
         if case.hidden_s > 0.01 * case.total_s:
             yield f"{case.title}: up to {duration_text(case.hidden_s)} more if steps hid much reading"
     if change.storage != 1:
-        yield "extrapolated: all of reading and staging is the storage's; decoding does not get faster with it"
+        yield "extrapolated: all reading and staging time is attributed to storage; decoding does not get faster"
     if change.ranks not in (None, result.ranks):
         if result.emulation:
             yield "steps are emulated, so they take the same time on any number of ranks"
         else:
             yield (
-                "extrapolated: a step takes as much less time as a rank has fewer samples; small batches and the "
+                "extrapolated: step time is proportional to samples per rank; small batches and the "
                 "all-reduce make it longer (mlhpc predict models both)"
             )
-        yield "storage keeps up: each rank reads as fast as before; shared: all of them together do"
+        yield "storage keeps up: each rank reads as fast as before; shared: all ranks together do"
     yield "the same epochs; checkpoints and the time between epochs as measured"

@@ -342,7 +342,7 @@ def describe(root: Path, world: World, benchmark: str | None = None, workers: in
 
     def checked() -> Manifest:
         if benchmark and (of := manifest.facts.get("benchmark", benchmark)) != benchmark:
-            raise UserError(f"{root} is a data set of {of}; pass one of {benchmark} with --data")
+            raise UserError(f"{root} is a data set for {of}; pass one for {benchmark} with --data")
         return manifest
 
     return on_each_rank(world, checked)

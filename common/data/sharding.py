@@ -30,7 +30,9 @@ class Pool:
 def divide_batch(global_batch_size: int, ranks: int) -> int:
     """Samples per rank and step. Raises ``UserError`` if the ranks cannot share a batch equally."""
     if global_batch_size % ranks:
-        raise UserError(f"a global batch of {global_batch_size} must be a multiple of the {ranks} ranks")
+        raise UserError(
+            f"a global batch of {global_batch_size} must be a multiple of the number of ranks, {ranks}"
+        )
     return global_batch_size // ranks
 
 

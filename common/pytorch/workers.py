@@ -105,7 +105,7 @@ def _read(iterator: Any, started: float) -> Generator[Any, None, None]:
     except (RuntimeError, ConnectionError, EOFError, FileNotFoundError) as error:
         reason = " ".join(str(error).split()) or "no message"
         raise UserError(
-            f"a worker process was lost: {reason}; most likely out of memory: lower loading.workers or "
+            f"a worker process was lost ({reason}), most likely out of memory; lower loading.workers or "
             "loading.prefetch, or set loading.loader=threads"
         ) from error
     finally:

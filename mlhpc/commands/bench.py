@@ -25,10 +25,13 @@ def add(actions: Commands) -> None:
     bench.add_count("--samples", f"training samples to read (default: {samples})")
     bench.add_argument("--batch", type=positives, help=f"local batch sizes, such as 1,4 (default: {batches})")
     bench.add_argument(
-        "--workers", type=positives, default=str(CORES), help="a list, such as 1,2 (default: %(default)s)"
+        "--workers",
+        type=positives,
+        default=str(CORES),
+        help="numbers of threads or processes, such as 1,2 (default: %(default)s)",
     )
-    bench.add_argument("--loader", help="a list such as threads,workers (default: all of the benchmark)")
-    bench.add_argument("--sample-dtype", help="a list such as float32,float16 (default: the benchmark's)")
+    bench.add_argument("--loader", help="loaders, such as threads,workers (default: all)")
+    bench.add_argument("--sample-dtype", help="types, such as float32,float16 (default: the benchmark's)")
     bench.add_count("--rounds", "rounds per combination (default: 3)", default=3)
     bench.add_argument("--step-ms", type=quantity, help="time of a training step, to name bottlenecks")
     add_json(bench)

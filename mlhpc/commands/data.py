@@ -244,7 +244,7 @@ def _data_plan(options: argparse.Namespace) -> int:
 def _data_show(options: argparse.Namespace) -> int:
     show = registry.find(options.benchmark).show
     if show is None:
-        raise UserError(f"{options.benchmark} has no pictures of its samples")
+        raise UserError(f"{options.benchmark} samples cannot be shown as images")
     from mlhpc.common.files.filesystem import require_new
 
     require_new(options.out)

@@ -214,9 +214,9 @@ def _marks(new: Sequence[Measured], baseline: Sequence[Measured]) -> list[str]:
             marks.append(f"{key}: {' against '.join(shown)}")
     unstated = sum(not row["versions"] for row, _ in (*new, *baseline))
     if unstated:
-        marks.append(f"{count(unstated, 'record')} without versions: may not be comparable")
+        marks.append(f"{count(unstated, 'record')} without versions may not be comparable")
     of_targets = [runs for row, runs in new if row["kind"] in ("run", "campaign")]
     missed = sum(not run.get("reached") for runs in of_targets for run in runs)
     if missed:
-        marks.append(f"{count(missed, 'new run')} missed the target: only their epochs' times count")
+        marks.append(f"{count(missed, 'new run')} missed the target, so only their epoch times count")
     return marks

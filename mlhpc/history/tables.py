@@ -76,8 +76,8 @@ def _needed(test: Test) -> str:
         which = "run of the baseline" if test.new else "new run"
         return f"no {which} has this figure (runs that missed the target have none)"
     if test.further is None:
-        return "undecided for any number of new runs: the baseline needs more runs, or the deviation is too large"
-    return f"about {count(test.further, 'further new run')} would decide, if they are like these"
+        return "undecided for any number of new runs: the baseline has too few runs, or the deviation is too large"
+    return f"about {count(test.further, 'further new run')} would decide, if they resemble these"
 
 
 def ratio_text(ratio: Ratio | None) -> str:

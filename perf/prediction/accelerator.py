@@ -40,7 +40,7 @@ def accelerator(model: Model, tier: Tier) -> list[Section]:
     optimizer = str(getattr(run.hyperparameters, "opt_name", "none")).lower()
     update = update_of(network, optimizer)
     limits = (
-        f"Lower limit of a training sample: {seconds_text(seconds)}, of which "
+        f"Lower limit per training sample: {seconds_text(seconds)}, of which "
         + ", ".join(f"{share:.0%} bound by {BOUNDS[bound]}" for bound, share in shares.items() if share)
         + ". Every layer reads its inputs and writes its outputs once in each pass, and runs at the peaks: "
         f"real steps take longer. The update of all weights ({optimizer}) is added once per step: "

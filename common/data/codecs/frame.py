@@ -87,7 +87,7 @@ class Frame:
         if self.dtype != np.dtype(dtype) or self.shape != shape:
             raise UserError(
                 f"{self.where}: holds {self.dtype.name} {list(self.shape)}, expected {np.dtype(dtype).name} "
-                f"{list(shape)}; the preset's data.sample_shape is not that of this data set"
+                f"{list(shape)}; the preset's data.sample_shape does not match this data set"
             )
 
 

@@ -87,7 +87,7 @@ def test_a_recommendation_is_applied_to_a_run_of_the_suite(tmp_path, stand_ins):
         foreign = made(tmp_path, {"reader.threads": ["8"], key: ["none"]}, "deepcam")
         with pytest.raises(UserError, match=f"no counterpart of {key}=none"):
             require_counterparts(foreign, tmp_path / "data")
-    with pytest.raises(UserError, match="no counterpart of the workload"):
+    with pytest.raises(UserError, match="no counterpart of workload"):
         require_counterparts(made(tmp_path, {}), tmp_path / "data")
 
 

@@ -201,7 +201,7 @@ def test_a_task_of_a_job_array_starts_only_its_run(site):
         (["--vary", "ranks=two"], "whole numbers of at least 1"),
         (
             ["--vary", "ranks=3"],
-            "ranks=3: a global batch of 16 must be a multiple of the 3 ranks",
+            "ranks=3: a global batch of 16 must be a multiple of the number of ranks, 3",
         ),
         (["--vary", "storage=sharde"], "did you mean 'shared'"),
         (["--vary", "storage=staged"], "pass --stage"),

@@ -85,7 +85,7 @@ def test_sections_render_as_a_page_with_their_tables():
     blocks = accelerator(model, model.at(1).tier)
     page = render(heading="h", blocks=blocks, foot="f")
     assert re.search(r"The largest power of two that fits is \d+, excluding 1.07 GB of libraries", page)
-    assert re.search(r"Lower limit of a training sample: [\d.]+ ms", page)
+    assert re.search(r"Lower limit per training sample: [\d.]+ ms", page)
     (table,) = (block for block in blocks[-2].blocks if block.kind == "table")
     flops = sum(record["GFLOP"] for record in table.records)
     assert 1e9 * flops == pytest.approx(sum(p.flops for p in points(model.network, V100, "mixed_float16")))

@@ -167,7 +167,7 @@ def test_a_copy_that_no_node_has_room_for_is_not_staged_and_one_line_says_what_f
     assert predict(small, SHARD, 2).moved is not None
     assert not any("staging.mode" in note for note in predict(small, SHARD, 2).notes)
     (note,) = (n for n in predict(cluster(local="20 GB", memory="20 GB"), REPLICATE, 1).notes if "fits" in n)
-    assert note.endswith("staging.mode=shard does not fit either, on any number of its nodes")
+    assert note.endswith("staging.mode=shard does not fit on any number of its nodes either")
 
 
 def test_a_table_over_nodes_says_on_which_of_them_a_note_holds():
@@ -207,7 +207,7 @@ def test_the_official_data_set_on_nodes_of_2_tb_is_a_terabyte_and_a_half_for_eac
     assert prediction.moved.held == pytest.approx(1.6683e12, rel=1e-4)
     assert prediction.moved.source == 64 * prediction.moved.held
     says = prediction.facts["staging"]
-    assert says == "replicate: 1.67 TB to each node, 107 TB off the shared file system"
+    assert says == "replicate: 1.67 TB to each node, 107 TB read from the shared file system"
     once = predict(
         machine("dgx-a100"), load("cosmoflow", "closed-512", ["staging.read_once=true", *MIXED]), 64
     )
