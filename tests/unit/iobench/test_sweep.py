@@ -114,8 +114,8 @@ def test_a_recommended_compression_is_that_of_the_files_that_the_run_reads(tmp_p
     [
         ("{}", None),  # the published files: GZIP, and mlhpc data index found no more
         ('{"codec": "gzip", "gzip": true}', None),
-        ('{"gzip": false}', "must have GZIP TFRecord"),
-        ('{"codec": "lut"}', "must have GZIP TFRecord"),
+        ('{"gzip": false}', "must contain GZIP TFRecord"),
+        ('{"codec": "lut"}', "must contain GZIP TFRecord"),
         ('{"gzip": true, "samples_per_archive": 4}', "in archives"),
     ],
 )
