@@ -411,7 +411,7 @@ class Run(FrozenModel):
         if batch % (ranks * passes):
             accumulated = f" with {passes} backward passes" if passes > 1 else ""
             raise UserError(
-                f"hyperparameters.global_batch_size {batch} must be a multiple of {ranks * passes}, for "
+                f"hyperparameters.global_batch_size {batch} must be a multiple of {ranks * passes} for "
                 f"{count(ranks, 'rank')}{accumulated}"
             )
         if self.study.earlier_epochs and not self.study.steps:

@@ -67,7 +67,7 @@ def claim_folder(out: Path, settings: dict[str, object], name: str = SETTINGS) -
         keys = recorded.keys() | requested.keys()
         differ = sorted(key for key in keys if recorded.get(key) != requested.get(key))
         raise UserError(
-            f"{out}: has a data set made with another {', '.join(differ)}; remove it, or choose another folder"
+            f"{out} has a data set made with another {', '.join(differ)}; remove it, or choose another folder"
         )
 
 

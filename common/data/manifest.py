@@ -225,7 +225,7 @@ def load(root: Path) -> Manifest:
         version = content["version"]
         if version not in (1, _VERSION):
             raise UserError(
-                f"{path}: version {version!r:.80}, expected 1 or {_VERSION}; index the data set again"
+                f"{path}: manifest version {version!r:.80}, expected 1 or {_VERSION}; index the data set again"
             )
         columns = content["files"]
         if version == 1:

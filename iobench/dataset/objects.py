@@ -124,7 +124,7 @@ class ObjectStore:
             differ = sorted(
                 key for key in present.keys() | wanted.keys() if present.get(key) != wanted.get(key)
             )
-            raise UserError(f"{self}: has a data set made with another {', '.join(differ)}; remove it")
+            raise UserError(f"{self} has a data set made with another {', '.join(differ)}; remove it")
 
     def missing(self, names: Sequence[str], is_whole: Callable[[Path, str], bool]) -> list[str]:
         """The files among ``names`` that do not exist: objects are written as a whole."""

@@ -45,7 +45,7 @@ def make(campaign: Campaign, number: int | None, console: Console) -> int:
         line = f"{warning.severity}: {rules.sentence(warning)}"
         say(console, Text(line, style="yellow"))
     if bind_environment(campaign, os.environ):
-        say(console, "MLHPC_BIND lists the cores of a whole node: instances that share a node run unbound")
+        say(console, "MLHPC_BIND lists the cores of a whole node, so instances that share a node run unbound")
     names = campaign.names if number is None else [campaign.names[number - 1]]
     with locked(campaign.out, names[0] if number else None, "campaign") as lock_fds:
         check_settings(campaign)
