@@ -88,7 +88,7 @@ class Training(schema.DdpTraining):
         "mlperf: as in the MLPerf reference; torchvision: antialiased, by mean and standard deviation",
     )
     sgd: Literal["mlperf", "pytorch"] = setting(
-        "mlperf", "mlperf: weight decay of biases too, as in the reference; pytorch: torch.optim.SGD"
+        "mlperf", "mlperf: biases decay too, as in the reference; pytorch: torch.optim.SGD"
     )
     label_smoothing: float = Field(0.1, ge=0, lt=1)
     epochs_between_evals: PositiveInt = setting(4, "epochs between evaluations")

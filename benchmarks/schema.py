@@ -153,7 +153,7 @@ class DdpTraining(Training):
 
     cuda_graphs: CudaGraphs = setting(
         "off",
-        "replay whole steps as CUDA graphs (NVIDIA); auto: if a trial gives the same as eager steps",
+        "replay whole steps as CUDA graphs (NVIDIA); auto: if a trial matches eager steps",
         only_in="pytorch",
     )
     bucket_cap_mib: float | None = setting(
@@ -296,7 +296,7 @@ class Study(FrozenModel):
     warmup_steps: NonNegativeInt = setting(0, "steps before the measured ones")
     steps: NonNegativeInt = setting(0, "steps to measure; 0: train to the target")
     earlier_epochs: NonNegativeInt = setting(
-        0, "epochs that are read but not computed before the steps, to fill caches"
+        0, "epochs to read without computing before the steps, to fill caches"
     )
 
     def cut(self, steps: int) -> int:

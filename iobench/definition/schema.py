@@ -116,7 +116,7 @@ class Storage(FrozenModel):
 
     url: str = Field("", description="s3://bucket/prefix; --data overrides it")
     endpoints: Annotated[tuple[str, ...], BeforeValidator(_split)] = Field(
-        (), description="server URLs, separated by commas; rank r uses number r modulo their count"
+        (), description="server URLs, separated by commas; rank r uses URL number r modulo their count"
     )
     region: str = ""
     path_style: bool | None = Field(

@@ -66,8 +66,8 @@ _BYTES: Sequence[tuple[str, float]] = (
 
 COUNTERS_NOTE = (
     "Counted by the hardware, beside the model of the same step; the model's bytes are the least that its layers "
-    "move. Kernels that were not counted are left out; a layer is shown if all its kernels were, and no other "
-    "layer calls them. Rates are of the profiled step."
+    "move. Kernels without counts are left out; a layer is shown if all its kernels have counts and no other "
+    "layer calls them. Rates are those of the profiled step."
 )
 
 

@@ -84,7 +84,7 @@ def test_sections_render_as_a_page_with_their_tables():
     model = Model(machine("cori-gpu"), run_of("cosmoflow"))
     blocks = accelerator(model, model.at(1).tier)
     page = render(heading="h", blocks=blocks, foot="f")
-    assert re.search(r"The largest power of two that fits is \d+, excluding 1.07 GB of libraries", page)
+    assert re.search(r"The largest power of two that fits is \d+, excluding 1.07 GB for libraries", page)
     assert re.search(r"Lower limit per training sample: [\d.]+ ms", page)
     (table,) = (block for block in blocks[-2].blocks if block.kind == "table")
     flops = sum(record["GFLOP"] for record in table.records)
