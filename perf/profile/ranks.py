@@ -56,8 +56,8 @@ def reading_table(ranks: Sequence[Profile]) -> Table:
 
 
 EXCHANGE_NOTE = (
-    "Not hidden: all-reduce without concurrent computation, including waits for late ranks. GB/s: a rank's gradients "
-    "over the time in which at least one message is under way (Horovod: from rank 0's timeline, without "
+    "Not hidden: all-reduce without concurrent computation, including waits for late ranks. GB/s: a rank's "
+    "gradients over the time in which at least one message is under way (Horovod: from rank 0's timeline, without "
     "waiting and copying); by size: a message's bytes over its own time, which other messages may share."
 )
 _READING_NOTE = (
