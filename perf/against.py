@@ -113,7 +113,9 @@ def against(options: argparse.Namespace) -> int:
     "published", of one benchmark or of all. Raises UserError."""
     given = machine(options.machine) if options.machine else None
     if options.out:
-        raise UserError("--out writes the page of a prediction: omit --against")
+        raise UserError(
+            "--out writes a prediction page and cannot be combined with --against; omit one of them"
+        )
     sets = published() if str(options.against) == "published" else read(options.against)
     compared = compare(sets, given)
     if options.benchmark:

@@ -210,7 +210,9 @@ def make_folders(target: Path, folders: Iterable[str]) -> None:
             with contextlib.suppress(FileExistsError):
                 path.mkdir()
             if not stat.S_ISDIR(path.lstat().st_mode):
-                raise UserError(f"{path}: not a folder, or a symbolic link to one; choose another --stage")
+                raise UserError(
+                    f"{path} must be a folder, not a symbolic link to one; choose another --stage"
+                )
 
 
 def _prefixes(path: str) -> Iterator[list[str]]:

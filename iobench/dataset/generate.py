@@ -103,7 +103,7 @@ def _require_dlios_own(layout: Layout) -> None:
             other = sorted(set(there) - set(layout.new_dlio_names(split)))
             if other:
                 raise UserError(
-                    f"{place} has {other[0]}, which is not one of its {count(layout.files(split), 'file')}; "
+                    f"{place} has {other[0]}, not one of the workload's {count(layout.files(split), 'file')}; "
                     "choose another folder"
                 )
         first = next((file for file in range(layout.files(split)) if layout.name(split, file) in there), None)

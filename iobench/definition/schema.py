@@ -39,7 +39,9 @@ class Dataset(FrozenModel):
     )
     eval_files: CountOrNone = 0
     compressibility: float = Field(1.0, ge=1, description="raw size / compressed size; 1: incompressible")
-    compression: Literal["none", "gzip", "lzf"] = Field("none", description="HDF5: any; TFRecord: gzip")
+    compression: Literal["none", "gzip", "lzf"] = Field(
+        "none", description="HDF5: any of these; TFRecord: gzip only"
+    )
     compression_level: int = Field(4, ge=1, le=9)
     chunk_bytes: BytesOrNone = Field(
         0, description="chunk size of HDF5; 0: contiguous, or one sample if compressed"

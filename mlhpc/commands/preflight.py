@@ -124,7 +124,7 @@ def _rules_json(options: argparse.Namespace) -> int:
     from mlhpc.submission.findings import passes, verdict
 
     if options.benchmark is None:
-        raise UserError("--json needs a benchmark: mlhpc rules BENCHMARK --json")
+        raise UserError("--json requires a benchmark: mlhpc rules BENCHMARK --json")
     if options.preset is None and options.config is None:
         print_json("rules", rules_content(options.benchmark, options.ruleset))
         return 0

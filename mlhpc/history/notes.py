@@ -31,7 +31,7 @@ def annotate(store: Path, system: str, text: str, when: str | None) -> str:
     at = time_text(when or datetime.now(UTC).isoformat())
     if at is None:
         raise UserError(
-            f"--when {when}is not a date; write one such as 2026-11-26 or 2026-11-26T14:30:00+01:00"
+            f"--when {when} is not a date; write one such as 2026-11-26 or 2026-11-26T14:30:00+01:00"
         )
     name, _ = put(store, HistoryRecord(kind="annotation", system=system, text=text, when=at))
     return f"{name[:12]} {at} {system}: {text}"
