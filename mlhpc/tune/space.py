@@ -164,11 +164,11 @@ class Space:
             if config.schedule not in self.points:
                 known = ", ".join(self.points) or "no preset"
                 raise UserError(
-                    f"{config.schedule} is neither a factor, such as 0.7, nor a published preset ({known})"
+                    f"neither a factor, such as 0.7, nor a published preset of this network ({known})"
                 )
             source, stretch = self.points[config.schedule], 1.0
         if not 0.01 <= stretch <= 100:
-            raise UserError(f"factor {stretch} must be from 0.01 to 100")
+            raise UserError("factors must be from 0.01 to 100")
         theirs = source.hyperparameters.model_dump(mode="json")
         steps = stretch * theirs["global_batch_size"] / config.batch
         own = self.run.hyperparameters.model_dump(mode="json")

@@ -306,6 +306,9 @@ def test_a_workload_that_generates_data_runs_in_an_empty_folder(tmp_path):
         assert done.returncode == 0, done.stderr
         assert ("data/io-tiny: generating 6 files, about" in done.stderr) is generated
         assert (
-            done.stderr.count("without effect here: framework, reader.batchsize (DLIO has no such key") == 1
+            done.stderr.count(
+                "these keys have no effect here: framework, reader.batchsize (DLIO has no such key"
+            )
+            == 1
         )
         assert json.loads((tmp_path / f"out{number}/result.json").read_text())["samples"] == 6

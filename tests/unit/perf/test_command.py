@@ -166,7 +166,7 @@ def test_the_page_shows_every_picture_and_the_papers_points(capsys, tmp_path):
     assert "Ibrahim et al. 2021: sample from NVMe" in specs and "corigpu_n64_tf1.15.0" in specs
     # Figure 4: samples bind at every batch, and what a V100 at its peak would take; figure 8: its two ratios.
     assert (
-        "The highest is the bottleneck: samples from a batch of 1 on. At its peak an accelerator would handle"
+        "The highest cost is the bottleneck: samples from a batch of 1 on. At its peak an accelerator would handle"
         in shown.text
     )
     assert "Ibrahim et al. 2021: not staged, 1 node, 2 times as long as staged" in specs

@@ -48,7 +48,7 @@ def test_the_examined_nodes_are_named():
     results = [
         line.detail for line in check_nodes(two[:1], mpirun, None, "none", {}) if line.name == "launcher"
     ]
-    assert results == ["mpirun: 4 ranks, only n0 examined"]
+    assert results == ["mpirun: 4 ranks; only n0 examined"]
 
 
 def test_nodes_that_cannot_connect_are_not_described_together(monkeypatch, capsys, tmp_path):

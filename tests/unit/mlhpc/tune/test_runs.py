@@ -86,7 +86,7 @@ def test_a_default_that_cannot_run_ends_the_search_with_its_reason(site, capsys)
     site.will(**{"run-001": "aborted"})
     assert tune(site) == 2
     error = capsys.readouterr().err
-    assert error.startswith("mlhpc: the default cannot be run: ") and error.count("\n") == 1
+    assert error.startswith("mlhpc: the default configuration failed: ") and error.count("\n") == 1
     site.will()
     assert tune(site) == 0  # it continues
 
