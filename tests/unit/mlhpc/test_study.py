@@ -196,7 +196,7 @@ def test_a_task_of_a_job_array_starts_only_its_run(site):
         (["--vary", "batch"], "must have the form KEY=A,B"),
         (["--vary", "bach=8"], "did you mean 'batch'"),
         (["--vary", "network.wdth=1,2"], "did you mean 'network.width'"),
-        (["--vary", "batch=8", "--vary", "batch=16"], "twice"),
+        (["--vary", "batch=8", "--vary", "batch=16"], "repeated"),
         (["--vary", "batch=0"], "whole numbers of at least 1"),
         (["--vary", "ranks=two"], "whole numbers of at least 1"),
         (

@@ -90,7 +90,7 @@ def test_a_table_says_why_it_ends_before_the_machine_does(capsys, tmp_path):
     file = tmp_path / "two.toml"
     file.write_text(WITHOUT_NETWORK)
     out = output(capsys, "deepcam", "--preset", "open", "--batch", "8", "--machine", str(file))
-    assert re.search(r"note: not on 2 nodes: \S+two.toml, line \d+: no network.bandwidth", out)
+    assert re.search(r"note: not on 2 nodes: \S+two.toml, line \d+: network.bandwidth is missing", out)
     out = output(capsys, "deepcam", "--preset", "closed-2048", "--machine", "perlmutter")
     assert "note: not on 32 nodes: systems/perlmutter.toml, line" in out
     assert out.count("note: not on") == 1  # 2048 of them would be more than there are

@@ -155,7 +155,7 @@ def test_a_source_in_somebodys_configuration_writes_only_text_to_the_terminal(
 
 def test_a_batch_that_may_be_that_of_one_backward_pass_is_refused(tmp_path: Path) -> None:
     log = written(tmp_path, DEEPCAM | {"gradient_accumulation_frequency": 4})
-    with pytest.raises(UserError, match="global_batch_size 2048: per backward pass"):
+    with pytest.raises(UserError, match=r"global_batch_size 2048 is ambiguous \(per backward pass"):
         load_run("deepcam", "closed", [], log=log)
     one_pass = ["hyperparameters.gradient_accumulation_frequency=1"]
     with pytest.raises(UserError, match="global_batch_size 2048"):

@@ -73,7 +73,7 @@ def test_a_data_set_with_more_files_serves_as_a_smaller_one(tmp_path):
     generate(evaluated, tmp_path / "evaluated", Solo(), 1)
     require_data(evaluated.model_copy(update={"eval_files": 1}), tmp_path / "evaluated")
     for other in ({"files": 2, "eval_files": 2}, {"files": 4}, {"sample_bytes": 999}):
-        with pytest.raises(UserError, match="bytes, not the workload's"):
+        with pytest.raises(UserError, match="data for another workload"):
             require_data(evaluated.model_copy(update=other), tmp_path / "evaluated")
 
 

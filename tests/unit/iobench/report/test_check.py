@@ -74,7 +74,7 @@ def test_the_tools_utilisation_decides(tmp_path, text, tool, passes):
     assert (failure in found) is not passes
     said = " ".join(summary_lines(read_result(run)))
     assert (
-        f"{text}% by the text of MLPerf Storage's rules, {tool}% as its tool computes it (70% required)"
+        f"{text}% by the wording of MLPerf Storage's rules, {tool}% as its tool computes it (70% required)"
         in said
     )
 

@@ -94,7 +94,7 @@ def test_a_default_that_cannot_run_ends_the_search_with_its_reason(site, capsys)
 def test_a_search_without_a_run_that_reaches_the_target_says_so(site, capsys):
     site.will(**{f"run-{n:03}": "missed-3" for n in range(1, 40)})
     assert tune(site) == 3
-    assert "no choice reached the target" in capsys.readouterr().out
+    assert "no configuration reached the target" in capsys.readouterr().out
     assert not (site.out / "best.toml").exists()
 
 

@@ -274,7 +274,7 @@ def test_only_evidence_is_archived_and_no_link_is_followed(results, tmp_path, ca
     ('offered = "20 min"', "offered = 20", "'20' is not a number with a unit"),
     ('"50%"', '"150%"', "jobs.universe.fraction: Input should be less than or equal to 1"),
     ('fraction = "50%"', 'fraction = "50%"\nnodes = 2', "set either nodes or fraction"),
-    ('fraction = "50%"', "nodes = 5", "5 of 4 nodes"),
+    ('fraction = "50%"', "nodes = 5", "exceeds the system's 4 nodes"),
     ("corigpu_n64_tf1.15.0", "corigpu_n46", "did you mean 'v0.7 LBNL corigpu_n64_tf1.15.0'?"),
     ('"v0.7 LBNL corigpu_n64_tf1.15.0"', '"v1.0 LBNL perlmutter_10x128x4_ngc21.09_mxnet"', "no published set"),
     ('benchmark = "deepcam"', 'benchmark = "deepcm"', "did you mean 'deepcam'"),
