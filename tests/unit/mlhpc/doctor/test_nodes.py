@@ -88,7 +88,7 @@ def test_differing_clocks_are_reported_with_their_node(offset, status):
 
 def test_a_clock_is_never_compared_with_itself():
     [line] = clocks([NODE, spoiled(host="n1", offset_s=0.0)])
-    assert line.detail == f"n1's clock is 0 s from that of {NODE['host']}"
+    assert line.detail == f"the clock of n1 differs by 0 s from that of {NODE['host']}"
 
 
 def test_a_clock_that_is_ahead_is_measured():
