@@ -237,7 +237,7 @@ def test_the_size_of_the_data_set_comes_from_its_manifest(tmp_path):
         (["doctor", "cosmoflw"], "cosmoflow"),
         (["doctor", "--ranks", "-1"], "--ranks: -1 is not"),
         (["doctor", "--set", "cooling=Air"], "--system"),
-        (["doctor", "--data", ""], "--data: is empty"),
+        (["doctor", "--data", ""], "--data: it is empty"),
         (["doctor", "--site", "../mine"], "--site '../mine'"),
         (["doctor", "--system", "--set", "coling=Air"], "did you mean 'cooling'"),
         (["doctor", "--system", "--set", "cooling"], "FIELD=VALUE"),
@@ -281,7 +281,7 @@ def test_an_incomplete_system_description_is_not_written_and_the_repeat_with_set
     out = tmp_path / "system.json"
     assert cli.main(["doctor", "--system", "--out", str(out)]) == 1
     error = capsys.readouterr().err
-    assert "required: --set submitter=" in error and f"{out} not written" in error
+    assert "required: --set submitter=" in error and f"{out} was not written" in error
     assert not out.exists()
     settings = [word for name, value in REQUIRED.items() for word in ("--set", f"{name}={value}")]
     assert cli.main(["doctor", "--system", "--out", str(out), *settings]) == 0
