@@ -49,7 +49,9 @@ def test_the_doctor_examines_both_nodes_and_starts_the_framework_on_them(slurm, 
     done = slurm.run(*doctor, COLUMNS="300")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "srun: 2 ranks on 2 nodes: n0, n1" in done.stdout
-    assert "identical on 2 nodes" in done.stdout and "the clock of n1 differs" in done.stdout  # versions, clocks
+    assert (
+        "identical on 2 nodes" in done.stdout and "the clock of n1 differs" in done.stdout
+    )  # versions, clocks
     assert "torch counts 2 ranks on 2 nodes" in done.stdout
     assert done.stdout.count("launcher") == 1, "rank 0 reports for all"
 
