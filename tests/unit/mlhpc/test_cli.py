@@ -203,7 +203,7 @@ def test_the_command_line_has_exactly_these_options():
         (["data", "convert", "deepcam", "nowhere", "out", "--sample", "32"], "--sample is for cosmoflow"),
         (["data", "convert", "cosmoflow", "nowhere", "out", "--float16"], "--float16 is for deepcam"),
         (["data", "convert", "deepcam", "nowhere", "out", "--to", "lmdb"], "--to is for resnet50"),
-        (["data", "convert", "resnet50", "nowhere", "out"], "needs --codec tfrecord, lmdb, raw"),
+        (["data", "convert", "resnet50", "nowhere", "out"], "requires --codec tfrecord, lmdb, raw"),
         (["data", "make", "resnet50", "--preset", "closed"], "ImageNet"),
         (["data", "bench", "cosmoflow", "nowhere"], "nowhere"),
         (["data", "bench", "cosmoflow", ".", "--loader", "thread"], "did you mean 'threads'"),
